@@ -1,0 +1,46 @@
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-slow check bench docs clean
+
+help: ## list what make can do
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(INSTALLED) ## see regard at work
+	$(BIN)/python -m regard.demo
+
+test: $(INSTALLED) ## run the tests, the docstrings' examples and the documents' code
+	$(BIN)/python -m pytest
+
+test-slow: $(INSTALLED) ## run the tests that take minutes
+	@# pytest's exit status 5 means that no test is marked slow
+	$(BIN)/python -m pytest -m slow --timeout 3600 || test $$? -eq 5
+
+check: $(INSTALLED) ## lint, formatting, types, and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_imports.py
+
+bench: $(INSTALLED) ## measure regard beside its peers
+	$(BIN)/python -m benchmarks
+
+docs: ## say where the guide is
+	@echo "The guide is in docs/; every python block in it is run by 'make test'."
+
+clean: ## remove the environment, build products and caches
+	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# -c does not reach the environment in which pip builds the package: older pips read the first variable there,
+# newer ones the second.
+$(INSTALLED): export PIP_CONSTRAINT = constraints.txt
+$(INSTALLED): export PIP_BUILD_CONSTRAINT = constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -c constraints.txt torch numpy
+	$(BIN)/python -m pip install -c constraints.txt -e ".[test,dev]"
+	touch $@

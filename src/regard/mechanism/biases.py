@@ -1,0 +1,164 @@
+"""Biases: what is added to the scores before they are normalized.
+
+A dense bias is a tensor that broadcasts to (…, h, q, k). A *relative* bias depends on the distance
+key − query alone: one vector per head, so its memory is linear, and so is its gradient's.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError, ShapeError
+
+
+class RelativeBias(nn.Module):
+    """Base of biases that depend on the distance key − query alone; the last query stands at the last key.
+
+    Subclasses give `forward(distance)`: the bias at these distances, (l) → (h, l), or (l) for all heads.
+    """
+
+    def line(self, queries: int, keys: int, device: torch.device | str) -> Tensor:
+        """The bias at every distance, from the farthest left to the farthest right: (…, q + k − 1)."""
+        distance = torch.arange(max(queries + keys - 1, 0), device=device) - (keys - 1)
+        return self(distance)
+
+    def dense(self, queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
+        """The bias as a matrix (…, queries, keys)."""
+        return spread(self.line(queries, keys, device), queries, keys)
+
+
+class Relative(RelativeBias):
+    """One vector per head, indexed by distance: entry r is distance 0, and the ends serve all beyond them.
+
+    `vector` is (h, 2r + 1), or (2r + 1) for all heads alike; it receives gradients if it requires them.
+    Clipped at r like the relative positions of Shaw et al. 2018, eq. 6.
+
+    >>> import torch, regard
+    >>> bias = regard.Relative(torch.tensor([0.0, 1.0, 2.0]))  # to the left, here, to the right
+    >>> bias.dense(2, 3)
+    tensor([[0., 1., 2.],
+            [0., 0., 1.]])
+    """
+
+    vector: Tensor
+
+    def __init__(self, vector: Tensor) -> None:
+        super().__init__()
+        if vector.dim() not in (1, 2) or vector.shape[-1] % 2 != 1:
+            raise ShapeError(
+                f"Relative got a vector of shape {tuple(vector.shape)}; it needs an odd length 2r + 1 in its "
+                "last axis, the middle being distance 0, and at most one axis of heads before it."
+            )
+        if isinstance(vector, nn.Parameter):
+            self.vector = vector
+        else:
+            self.register_buffer("vector", vector)
+
+    def forward(self, distance: Tensor) -> Tensor:
+        reach = self.vector.shape[-1] // 2
+        return self.vector[..., distance.clamp(-reach, reach) + reach]
+
+    def extra_repr(self) -> str:
+        return f"vector={tuple(self.vector.shape)}"
+
+
+class ALiBi(RelativeBias):
+    """−slope · |distance|, with slopes 2^(−8/h), 2^(−16/h), …: Press et al. 2022, section 3.
+
+    Nothing is learned. For a number of heads that is no power of two, the slopes of the next smaller
+    power are filled up with every other slope of the next larger one, as the authors do.
+
+    >>> import torch, regard
+    >>> regard.ALiBi(2).slopes
+    tensor([0.0625, 0.0039])
+    >>> x = torch.randn(2, 5, 4)
+    >>> regard.attention(x, x, x, mask=regard.Causal(), bias=regard.ALiBi(2)).shape
+    torch.Size([2, 5, 4])
+    """
+
+    slopes: Tensor
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        if heads < 1:
+            raise ArgumentError(f"ALiBi got heads={heads}; it needs at least 1.")
+        self.register_buffer("slopes", torch.tensor(_slopes(heads)), persistent=False)
+
+    def forward(self, distance: Tensor) -> Tensor:
+        return -self.slopes[:, None].to(distance.device) * distance.abs()
+
+    def extra_repr(self) -> str:
+        return f"heads={len(self.slopes)}"
+
+
+def _slopes(heads: int) -> list[float]:
+    power = 2 ** int(math.log2(heads))
+    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    return slopes if power == heads else slopes + _slopes(2 * power)[0::2][: heads - power]
+
+
+class T5(RelativeBias):
+    """A learned number per head and bucket of distances: Raffel et al. 2020, section 2.1.
+
+    Half the buckets hold one distance each, the others grow logarithmically up to `reach`, beyond which
+    all share the last one. With `bidirectional` left and right have half the buckets each; without it,
+    all keys to the right share the bucket of distance 0.
+
+    >>> import torch, regard
+    >>> bias = regard.T5(heads=8)
+    >>> bias.bucket(torch.tensor([-200, -1, 0, 1, 200]))
+    tensor([15,  1,  0, 17, 31])
+    >>> x = torch.randn(8, 5, 4)
+    >>> regard.attention(x, x, x, bias=bias).sum().backward()
+    >>> bias.table.grad.shape
+    torch.Size([32, 8])
+    """
+
+    def __init__(self, heads: int, buckets: int = 32, reach: int = 128, bidirectional: bool = True) -> None:
+        super().__init__()
+        per_side = buckets // 2 if bidirectional else buckets
+        if heads < 1 or per_side < 2 or reach <= per_side // 2:
+            raise ArgumentError(
+                f"T5 got heads={heads}, buckets={buckets}, reach={reach}; it needs a head, at least "
+                f"{4 if bidirectional else 2} buckets, and a reach above the {per_side // 2} exact distances."
+            )
+        self.buckets, self.reach, self.bidirectional = buckets, reach, bidirectional
+        self.table = nn.Parameter(torch.randn(buckets, heads) * 0.1)
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """The bucket of each key − query distance."""
+        buckets, base = self.buckets, torch.zeros_like(distance)
+        if self.bidirectional:
+            buckets //= 2
+            base = (distance > 0) * buckets
+            far = distance.abs()
+        else:
+            far = (-distance).clamp(min=0)
+        exact = buckets // 2
+        growth = torch.log(far.clamp(min=1).float() / exact) / math.log(self.reach / exact)
+        coarse = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
+        return base + torch.where(far < exact, far, coarse)
+
+    def forward(self, distance: Tensor) -> Tensor:
+        return self.table[self.bucket(distance)].mT  # l h -> h l
+
+    def extra_repr(self) -> str:
+        return f"heads={self.table.shape[1]}, buckets={self.buckets}, reach={self.reach}"
+
+
+def spread(line: Tensor, queries: int, keys: int) -> Tensor:
+    """A line over distances as the matrix it stands for: entry (i, j) is line[j − i + queries − 1]."""
+    rows = torch.arange(queries - 1, -1, -1, device=line.device)[:, None]
+    return line[..., torch.arange(keys, device=line.device) + rows]
+
+
+def gather_diagonals(matrix: Tensor) -> Tensor:
+    """The sum along each diagonal, (…, q, k) → (…, q + k − 1): the transpose of `spread`.
+
+    Each row is shifted one to the right of the row below it, by reading a padded matrix with another
+    row length; the columns of what results are the diagonals.
+    """
+    queries, keys = matrix.shape[-2:]
+    wide = nn.functional.pad(matrix.flip(-2), (0, queries)).flatten(-2)
+    return wide[..., : queries * (queries + keys - 1)].unflatten(-1, (queries, queries + keys - 1)).sum(-2)

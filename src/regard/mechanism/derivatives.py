@@ -1,0 +1,148 @@
+"""What torch must know of an implementation: its gradient, its batching rule, and how to compile it.
+
+`run` calls an implementation so that gradients are computed over tiles again. In compiled graphs it
+appears as one opaque operator. Derivatives of derivatives are taken of the formula for the gradients,
+on the whole problem at once; forward-mode derivatives and other transformations that no rule here
+covers go to the reference, whose every operation torch can differentiate.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.mechanism import reference, tiled
+from regard.mechanism.normalizers import spell, unspell
+from regard.mechanism.problem import DIFFERENTIABLE, Problem, Rules, kind
+
+
+def run(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The output and τ over tiles, differentiable."""
+    tensors = list(problem.tensors.values())
+    names = tuple(problem.tensors)
+    wanted = tuple(kind(name) in DIFFERENTIABLE and t.requires_grad for name, t in problem.tensors.items())
+    if torch.compiler.is_compiling():
+        return _forward(tensors, _write(problem.rules, names), list(wanted))
+    if not (torch.is_grad_enabled() and any(wanted)) and not torch._C._are_functorch_transforms_active():
+        return tiled.forward(problem)
+    output, tau = _Tiled.apply(problem.rules, names, *tensors)  # type: ignore[no-untyped-call]
+    return output, tau
+
+
+class _Tiled(torch.autograd.Function):
+    """`tiled.forward` with its gradient and its batching rule, for eager torch and `torch.func`."""
+
+    @staticmethod
+    def forward(rules: Rules, names: tuple[str, ...], *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        return tiled.forward(_problem(rules, names, tensors))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.rules, ctx.names, *tensors = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        *tensors, tau = ctx.saved_tensors
+        needed = ctx.needs_input_grad[2:]
+        wanted = {name for name, need in zip(ctx.names, needed, strict=True) if need}
+        if grad is None or not wanted:
+            return (None,) * (2 + len(tensors))
+        problem = _problem(ctx.rules, ctx.names, tensors)
+        if reference.differentiates(grad) or torch.is_grad_enabled():
+            found = _gradients(problem, grad, wanted)
+        else:
+            found = tiled.backward(problem, tau, grad, wanted)
+        return (None, None, *(found.get(name) for name in ctx.names))
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], rules: Rules, names: tuple[str, ...], *tensors: Tensor
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        batched = [
+            tensor.unsqueeze(0) if at is None else tensor.movedim(at, 0)
+            for tensor, at in zip(tensors, in_dims[2:], strict=True)
+        ]
+        return _Tiled.apply(rules, names, *batched), (0, 0)  # type: ignore[no-untyped-call]
+
+
+def _problem(rules: Rules, names: Sequence[str], tensors: Sequence[Tensor]) -> Problem:
+    return Problem(rules, dict(zip(names, tensors, strict=True)))
+
+
+def _gradients(problem: Problem, grad: Tensor, wanted: set[str]) -> dict[str, Tensor]:
+    """The gradients in one piece, made of operations that can be differentiated again."""
+    problem = problem.with_rules(careful=True)
+    tau = reference.tau(problem, reference.scores(problem))
+    found = tiled.gradients(problem, tau, grad, wanted)
+    return {name: part.sum_to_size(problem[name].shape) for name, part in found.items()}
+
+
+@torch.library.custom_op("regard::attention", mutates_args=())
+def _forward(tensors: Sequence[Tensor], rules: str, wanted: Sequence[bool]) -> tuple[Tensor, Tensor]:
+    """`tiled.forward` as one node of a graph; the text says what the tensors are."""
+    return tiled.forward(_read(rules, tensors))
+
+
+@_forward.register_fake
+def _(tensors: Sequence[Tensor], rules: str, wanted: Sequence[bool]) -> tuple[Tensor, Tensor]:
+    problem = _read(rules, tensors)
+    like, lead = problem["query"], problem.lead()
+    output = like.new_empty(*lead, problem.queries, problem["value"].shape[-1])
+    return output, like.new_empty(*lead, problem.queries, 2)
+
+
+@torch.library.custom_op("regard::attention_backward", mutates_args=())
+def _backward(
+    tensors: Sequence[Tensor], tau: Tensor, grad: Tensor, rules: str, wanted: Sequence[bool]
+) -> list[Tensor]:
+    problem = _read(rules, tensors)
+    names = [name for name, want in zip(problem.tensors, wanted, strict=True) if want]
+    found = tiled.backward(problem, tau, grad, set(names))
+    return [found[name] for name in names]
+
+
+@_backward.register_fake
+def _(
+    tensors: Sequence[Tensor], tau: Tensor, grad: Tensor, rules: str, wanted: Sequence[bool]
+) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor, want in zip(tensors, wanted, strict=True) if want]
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    tensors, ctx.rules, ctx.wanted = inputs
+    ctx.save_for_backward(*tensors, output[1])
+
+
+def _backward_of_forward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, None, None]:
+    *tensors, tau = ctx.saved_tensors
+    found = iter(_backward(tensors, tau, grad, ctx.rules, ctx.wanted))
+    return [next(found) if want else None for want in ctx.wanted], None, None
+
+
+_forward.register_autograd(_backward_of_forward, setup_context=_keep_for_backward)
+
+
+def _write(rules: Rules, names: tuple[str, ...]) -> str:
+    """Rules and names as text, which a compiled graph can carry."""
+    softcap = "" if rules.softcap is None else float(rules.softcap).hex()
+    dropout = float(rules.dropout).hex()
+    return f"{spell(rules.normalize)}|{rules.family}|{softcap}|{dropout}|{rules.terms}|{','.join(names)}"
+
+
+@lru_cache(maxsize=256)
+def _parse(text: str) -> tuple[Rules, tuple[str, ...]]:
+    normalize, family, softcap, dropout, terms, names = text.split("|")
+    cap = float.fromhex(softcap) if softcap else None
+    rules = Rules(unspell(normalize), family, cap, float.fromhex(dropout), int(terms))
+    return rules, tuple(names.split(","))
+
+
+def _read(text: str, tensors: Sequence[Tensor]) -> Problem:
+    rules, names = _parse(text)
+    problem = _problem(rules, names, tensors)
+    return problem.with_rules(queries=problem.queries)

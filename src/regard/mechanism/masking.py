@@ -1,0 +1,235 @@
+"""What masks are made of: intervals of keys per query row, united and intersected.
+
+A mask is a union of `Term`s. A term says for each query row which interval of keys it may read,
+start ≤ key < stop, and where intervals do not say it all, a dense boolean tensor stands beside them.
+True means *may look*. `&` intersects two masks, `|` unites them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import DTypeError, MaskError
+
+
+class Scene(NamedTuple):
+    """What a mask must know of a call: its leading axes (batch, heads) and the number of queries and keys."""
+
+    lead: tuple[int, ...]
+    queries: int
+    keys: int
+    device: torch.device
+
+
+class Term(NamedTuple):
+    """Keys in [start, stop), and allowed: tensors that broadcast to (lead, q, 1) and (lead, q, k)."""
+
+    start: Tensor | None = None
+    stop: Tensor | None = None
+    allowed: Tensor | None = None
+
+    def meet(self, other: "Term") -> "Term":
+        """What both terms let through."""
+
+        def both(mine: Tensor | None, theirs: Tensor | None, combine: str) -> Tensor | None:
+            if mine is None or theirs is None:
+                return theirs if mine is None else mine
+            return getattr(torch, combine)(mine, theirs)
+
+        return Term(
+            both(self.start, other.start, "maximum"),
+            both(self.stop, other.stop, "minimum"),
+            both(self.allowed, other.allowed, "logical_and"),
+        )
+
+    def visible(self, keys: Tensor) -> Tensor | None:
+        """A boolean tensor over the given key numbers, or None if the term lets everything through."""
+        seen = self.allowed
+        if self.start is not None:
+            seen = keys >= self.start if seen is None else seen & (keys >= self.start)
+        if self.stop is not None:
+            seen = keys < self.stop if seen is None else seen & (keys < self.stop)
+        return seen
+
+
+class Mask:
+    """Base of all masks; combine them with `&` and `|`, also with boolean tensors.
+
+    >>> import regard
+    >>> print(regard.Causal() & regard.Window(3))
+    Causal() & Window(3)
+    ■·······
+    ■■······
+    ■■■·····
+    ·■■■····
+    ··■■■···
+    ···■■■··
+    ····■■■·
+    ·····■■■
+    """
+
+    def terms(self, scene: Scene) -> tuple[Term, ...]:
+        """The mask as a union of terms."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method terms(scene)")
+
+    def alignments(self) -> set[str]:
+        """Which ends the rules about positions in this mask count from."""
+        align = getattr(self, "align", None)
+        return set() if align is None else {align}
+
+    def size(self) -> tuple[int, int]:
+        """The number of queries and keys that a small drawing needs."""
+        return 8, 8
+
+    def __and__(self, other: "Mask | Tensor") -> "Mask":
+        return _All(self, as_mask(other))
+
+    def __rand__(self, other: "Mask | Tensor") -> "Mask":
+        return _All(as_mask(other), self)
+
+    def __or__(self, other: "Mask | Tensor") -> "Mask":
+        return _Any(self, as_mask(other))
+
+    def __ror__(self, other: "Mask | Tensor") -> "Mask":
+        return _Any(as_mask(other), self)
+
+    def dense(self, queries: int, keys: int | None = None, lead: Sequence[int] = ()) -> Tensor:
+        """The mask as a boolean tensor of shape (*lead, queries, keys).
+
+        >>> import regard
+        >>> regard.Causal().dense(2, 3)
+        tensor([[ True,  True, False],
+                [ True,  True,  True]])
+        """
+        keys = queries if keys is None else keys
+        scene = Scene(tuple(lead), queries, keys, torch.device("cpu"))
+        shape = (*scene.lead, queries, keys)
+        columns = torch.arange(keys)
+        seen = torch.zeros(shape, dtype=torch.bool)
+        for term in self.terms(scene):
+            visible = term.visible(columns)
+            seen = seen | (torch.ones((), dtype=torch.bool) if visible is None else visible)
+        return seen
+
+    def draw(self, queries: int | None = None, keys: int | None = None, lead: Sequence[int] = ()) -> str:
+        """The mask in text, a row per query, at most 32 × 64 cells: ■ all in sight, ▪ some, · none.
+
+        >>> import regard
+        >>> print(regard.Prefix(2).draw(4))
+        ■■··
+        ■■··
+        ■■■·
+        ■■■■
+        """
+        least_queries, least_keys = self.size()
+        if queries is None:
+            queries, keys = least_queries, least_keys if keys is None else keys
+        seen = self.dense(queries, keys, lead)
+        while seen.dim() > 2:
+            seen = seen[0]
+        return "\n".join(
+            "".join("■" if cell.all() else "▪" if cell.any() else "·" for cell in row)
+            for row in _cells(seen, 32, 64)
+        )
+
+    def __str__(self) -> str:
+        try:
+            return f"{self!r}\n{self.draw()}"
+        except MaskError:  # it only fits a batch or a length of its own
+            return repr(self)
+
+
+def _cells(seen: Tensor, rows: int, columns: int) -> Iterator[list[Tensor]]:
+    """The tensor cut into at most rows × columns cells."""
+    for row in seen.tensor_split(min(rows, max(len(seen), 1))):
+        yield list(row.tensor_split(min(columns, max(seen.shape[1], 1)), dim=1)) if seen.shape[1] else []
+
+
+def as_mask(mask: "Mask | Tensor") -> Mask:
+    """A mask as it is; a boolean tensor as a mask."""
+    if isinstance(mask, Mask):
+        return mask
+    if isinstance(mask, type) and issubclass(mask, Mask):
+        raise DTypeError(f"mask is the class {mask.__name__}; pass an instance: mask={mask.__name__}(…).")
+    if not isinstance(mask, Tensor):
+        raise DTypeError(f"mask is a {type(mask).__name__}; pass a regard mask or a boolean tensor.")
+    return _Dense(mask)
+
+
+@dataclass(frozen=True, eq=False)
+class _Dense(Mask):
+    tensor: Tensor
+
+    def __post_init__(self) -> None:
+        if self.tensor.dtype is not torch.bool:
+            raise DTypeError(
+                f"mask is a tensor of {self.tensor.dtype}; it must be torch.bool, True = may look. "
+                "Numbers to add to the scores go to bias=."
+            )
+
+    def terms(self, scene: Scene) -> tuple[Term, ...]:
+        whole = (*scene.lead, scene.queries, scene.keys)
+        if not broadcasts(self.tensor.shape, whole):
+            raise MaskError(
+                f"mask has shape {tuple(self.tensor.shape)}, which does not broadcast to the weights' "
+                f"shape {whole}. Add axes of size 1 where it is the same for all."
+            )
+        return (Term(allowed=torch.atleast_2d(self.tensor)),)
+
+    def size(self) -> tuple[int, int]:
+        shape = (8, 8, *self.tensor.shape)
+        return shape[-2], shape[-1]
+
+    def __repr__(self) -> str:
+        return f"mask{tuple(self.tensor.shape)}"
+
+
+def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether a tensor of one shape expands to another without changing it."""
+    return len(shape) <= len(to) and all(
+        mine == 1 or mine == theirs for mine, theirs in zip(reversed(shape), reversed(to), strict=False)
+    )
+
+
+class _Pair(Mask):
+    symbol = "?"
+
+    def __init__(self, first: Mask, second: Mask) -> None:
+        self.first, self.second = first, second
+        if len(self.alignments()) > 1:
+            raise MaskError(
+                f"{first!r} and {second!r} count positions from different ends: one is aligned to the "
+                "start (top-left) and one to the end. Give both the same align= ('end' or 'start')."
+            )
+
+    def alignments(self) -> set[str]:
+        return self.first.alignments() | self.second.alignments()
+
+    def size(self) -> tuple[int, int]:
+        return max(self.first.size(), self.second.size())
+
+    def __repr__(self) -> str:
+        return f"{self.first!r} {self.symbol} {self.second!r}"
+
+
+class _All(_Pair):
+    symbol = "&"
+
+    def terms(self, scene: Scene) -> tuple[Term, ...]:
+        return tuple(a.meet(b) for a in self.first.terms(scene) for b in self.second.terms(scene))
+
+    def __repr__(self) -> str:
+        sides = (
+            f"({side!r})" if isinstance(side, _Any) else repr(side) for side in (self.first, self.second)
+        )
+        return " & ".join(sides)
+
+
+class _Any(_Pair):
+    symbol = "|"
+
+    def terms(self, scene: Scene) -> tuple[Term, ...]:
+        return self.first.terms(scene) + self.second.terms(scene)

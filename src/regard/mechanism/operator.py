@@ -1,0 +1,254 @@
+"""The operator: one formula for every attention.
+
+scores  = score(query, key)                    … h q k
+weights = normalize(mask(scores + bias))       … h q k
+output  = weights · value                      … h q e
+"""
+
+import math
+import os
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from regard.mechanism import derivatives, reference
+from regard.mechanism.layout import Layout
+from regard.mechanism.masking import Mask
+from regard.mechanism.normalizers import Normalizer, Sink, Softmax, spell
+from regard.mechanism.prepare import Bias, prepare
+from regard.mechanism.problem import Problem
+from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
+from regard.mechanism.weights import Weights
+
+IMPLEMENTATIONS = ("reference", "tiled")
+_FROM_ENVIRONMENT = os.environ.get("REGARD_IMPLEMENTATION") or None
+if _FROM_ENVIRONMENT not in (None, *IMPLEMENTATIONS):
+    raise ArgumentError(
+        f"the environment variable REGARD_IMPLEMENTATION is {_FROM_ENVIRONMENT!r}; "
+        f"there are {' and '.join(IMPLEMENTATIONS)}."
+    )
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    score: Score | ScoreFunction = ScaledDot(),  # noqa: B008 (a frozen value)
+    mask: Mask | Tensor | None = None,
+    bias: Bias | None = None,
+    normalize: Normalizer | Sink = Softmax(),  # noqa: B008
+    dropout: float = 0.0,
+    generator: torch.Generator | None = None,
+    implementation: str | None = None,
+) -> Tensor:
+    """The weighted sum of the values, (…, h, q, d), (…, g, k, d), (…, g, k, e) → (…, h, q, e).
+
+    Leading axes broadcast; the last of them counts the heads, of which the query may have more than key
+    and value (h divisible by g: consecutive query heads share a key head).
+
+    score: a regard score, or any function (query, key) → (…, q, k), which is computed as a dense matrix.
+    mask: who may look at whom; a regard mask or a boolean tensor, True = may look.
+    bias: added to the scores; a tensor that broadcasts to (…, h, q, k), a relative bias, or several.
+    normalize: from scores to weights.
+    dropout: the share of weights to drop, in every call; pass 0 in evaluation. Drawn from `generator`.
+    implementation: "reference" or "tiled"; by default `explain` says which. The environment variable
+        REGARD_IMPLEMENTATION sets it for the whole process.
+
+    >>> import torch, regard
+    >>> query, key, value = torch.randn(2, 8, 5, 16), torch.randn(2, 4, 7, 16), torch.randn(2, 4, 7, 3)
+    >>> regard.attention(query, key, value, mask=regard.Causal(), normalize=regard.Entmax(1.5)).shape
+    torch.Size([2, 8, 5, 3])
+    """
+    output, _, _ = _run(query, key, value, score, mask, bias, normalize, dropout, generator, implementation)
+    return output
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    score: Score | ScoreFunction = ScaledDot(),  # noqa: B008
+    mask: Mask | Tensor | None = None,
+    bias: Bias | None = None,
+    normalize: Normalizer | Sink = Softmax(),  # noqa: B008
+    dropout: float = 0.0,
+    generator: torch.Generator | None = None,
+    implementation: str | None = None,
+) -> tuple[Tensor, Weights]:
+    """`attention`, and beside the output the weights it was made with, as a lazy matrix (…, h, q, k).
+
+    >>> import torch, regard
+    >>> x = torch.eye(3)
+    >>> output, weights = regard.attend(x, x, x, mask=regard.Causal())
+    >>> weights[2]
+    tensor([0.2645, 0.2645, 0.4711])
+    >>> torch.allclose(weights @ x, output)
+    True
+    """
+    output, problem, tau = _run(
+        query, key, value, score, mask, bias, normalize, dropout, generator, implementation
+    )
+    return output, Weights(problem.without("value"), tau, output.shape[:-2])
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `attention` and `attend`."""
+
+    score: Score | ScoreFunction
+    mask: Mask | Tensor | None
+    bias: Bias | None
+    normalize: Normalizer | Sink
+    dropout: float
+    generator: torch.Generator | None
+    implementation: str | None
+
+
+def self_attention(x: Tensor, **options: Unpack[Options]) -> Tensor:
+    """`attention` of a sequence to itself: query, key and value are all x.
+
+    >>> import torch, regard
+    >>> regard.self_attention(torch.randn(5, 4), mask=regard.Causal()).shape
+    torch.Size([5, 4])
+    """
+    return attention(x, x, x, **options)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which implementation a call takes, why, and what it would hold in memory."""
+
+    implementation: str
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([self.implementation, *(f"  {reason}" for reason in self.reasons)])
+
+    __repr__ = __str__
+
+
+def explain(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options]) -> Explanation:
+    """Which implementation `attention` would take with the same arguments, and why. Nothing is computed.
+
+    >>> import torch, regard
+    >>> x = torch.empty(8, 65536, 64, device="meta")
+    >>> regard.explain(x, x, x, mask=regard.Causal())
+    tiled
+      blocks of query rows with the keys that they see, in linear memory
+      the dense weights would take 137.4 GB
+    """
+    _check_inputs(query, key, value)
+    layout = Layout.of(query, key, value)
+    normalize = _normalizer(options.get("normalize", Softmax()))
+    chosen, why = _choose(normalize, options.get("implementation"))
+    pairs = math.prod(layout.lead) * query.shape[-2] * key.shape[-2]
+    size = f"{pairs * max(query.element_size(), 4) / 1e9:.1f} GB"
+    reasons = [why, f"the dense weights {'' if chosen == 'reference' else 'would '}take {size}"]
+    score = options.get("score", ScaledDot())
+    if not isinstance(score, Score):
+        name = getattr(score, "__name__", type(score).__name__)
+        reasons.append(f"the score is a function, {name}, so its scores are a dense matrix of {size}")
+    return Explanation(chosen, tuple(reasons))
+
+
+def _choose(normalize: Normalizer, asked: str | None) -> tuple[str, str]:
+    """The implementation, and the reason."""
+    asked = asked or _FROM_ENVIRONMENT
+    if asked is not None and asked not in IMPLEMENTATIONS:
+        raise ArgumentError(f"implementation is {asked!r}; there are {' and '.join(IMPLEMENTATIONS)}.")
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "reference", "forward-mode derivatives are taken of the dense formula"
+    if asked is not None:
+        return asked, "asked for by name"
+    if torch.compiler.is_compiling() and spell(normalize) is None:
+        return (
+            "reference",
+            f"{type(normalize).__name__} is not built in, so torch.compile reads the dense formula",
+        )
+    if isinstance(normalize, nn.Module) and any(p.requires_grad for p in normalize.parameters()):
+        return "reference", f"{type(normalize).__name__} learns, which the dense formula differentiates"
+    return "tiled", "blocks of query rows with the keys that they see, in linear memory"
+
+
+def _run(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score: Score | ScoreFunction,
+    mask: Mask | Tensor | None,
+    bias: Bias | None,
+    normalize: Normalizer | Sink,
+    dropout: float,
+    generator: torch.Generator | None,
+    implementation: str | None,
+) -> tuple[Tensor, Problem, Tensor]:
+    """Make the call ready, choose an implementation and run it: the output, the problem and its τ."""
+    normalizer = _normalizer(normalize)
+    chosen, _ = _choose(normalizer, implementation)
+    device = query.device.type if isinstance(query, Tensor) else "cpu"
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    if autocast:
+        query, key, value = (_autocast(tensor) for tensor in (query, key, value))
+    with torch.autocast(device, enabled=False) if autocast else nullcontext():
+        _check_inputs(query, key, value)
+        layout = Layout.of(query, key, value)
+        problem = prepare(query, key, value, layout, score, mask, bias, normalizer, dropout, generator)
+        output, tau = (
+            reference.attention(problem.checked()) if chosen == "reference" else derivatives.run(problem)
+        )
+        return layout.merge(output).to(query.dtype), problem, tau.detach()
+
+
+def _autocast(tensor: Tensor) -> Tensor:
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dtype is torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
+
+
+def _normalizer(normalize: Normalizer | Sink) -> Normalizer:
+    if isinstance(normalize, Sink):
+        return normalize()
+    if isinstance(normalize, Normalizer):
+        return normalize
+    name = getattr(normalize, "__name__", type(normalize).__name__)
+    cure = (
+        f"normalize={name}()"
+        if isinstance(normalize, type)
+        else "normalize=Softmax(), or derive from Normalizer"
+    )
+    raise DTypeError(f"normalize is {name}, which is no normalizer; pass an instance of one: {cure}.")
+
+
+def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise DTypeError(
+                f"{name} is a {type(tensor).__name__}; pass a torch.Tensor, torch.as_tensor({name})."
+            )
+        if tensor.dim() < 2:
+            raise ShapeError(
+                f"{name} has shape {tuple(tensor.shape)}; it needs at least 2 axes, (tokens, features). "
+                f"For a single vector use {name}[None]."
+            )
+        if not tensor.is_floating_point():
+            raise DTypeError(f"{name} is of {tensor.dtype}; attention needs floating point: {name}.float().")
+        if tensor.dtype != query.dtype:
+            raise DTypeError(
+                f"query is of {query.dtype} and {name} of {tensor.dtype}; they need one dtype: "
+                f"{name}.to(query.dtype)."
+            )
+        if tensor.device != query.device:
+            raise DeviceError(
+                f"query is on {query.device} and {name} on {tensor.device}; bring them together: "
+                f"{name}.to(query.device)."
+            )
+    if key.shape[-2] != value.shape[-2]:
+        raise ShapeError(
+            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; each key needs its value, "
+            "so the second axes from the right must be equal."
+        )

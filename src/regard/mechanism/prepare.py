@@ -1,0 +1,155 @@
+"""From the arguments of a call to a `Problem`: everything checked, and laid out alike."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from regard.mechanism.biases import RelativeBias
+from regard.mechanism.dropout import draw_seed
+from regard.mechanism.layout import Layout
+from regard.mechanism.masking import Mask, Scene, as_mask, broadcasts
+from regard.mechanism.normalizers import Normalizer
+from regard.mechanism.problem import Problem, Rules
+from regard.mechanism.scores import Prepared, Score, ScoreFunction
+
+Bias = Tensor | RelativeBias | Sequence[Tensor | RelativeBias]
+
+
+def prepare(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    score: Score | ScoreFunction,
+    mask: Mask | Tensor | None,
+    bias: Bias | None,
+    normalize: Normalizer,
+    dropout: float,
+    generator: torch.Generator | None,
+) -> Problem:
+    """The problem that a call stands for."""
+    if not 0 <= dropout < 1:
+        raise ArgumentError(f"dropout is {dropout}; it is a share of the weights, at least 0 and below 1.")
+    scene = Scene(layout.lead, query.shape[-2], key.shape[-2], query.device)
+    precise = torch.float64 if query.dtype is torch.float64 else torch.float32
+    prepared, function_scores = _score(score, query, key, layout, precise)
+    tensors = {
+        "query": prepared.query,
+        "key": prepared.key,
+        "value": layout.per_key(value.to(precise)),
+    }
+    if prepared.vector is not None:
+        tensors["vector"] = layout.per_query(prepared.vector[None])
+
+    biases = [*prepared.biases, *function_scores]
+    for part in _parts(bias):
+        if isinstance(part, RelativeBias):
+            number = sum(name.startswith("line") for name in tensors)
+            tensors[f"line{number}"] = _line(part, layout, scene, precise)
+        else:
+            biases.append(layout.per_query(_dense(part, scene, precise)))
+    tensors.update({f"bias{number}": term for number, term in enumerate(biases)})
+
+    terms = () if mask is None else as_mask(mask).terms(scene)
+    for number, term in enumerate(terms):
+        for name, tensor in term._asdict().items():
+            if tensor is not None:
+                _same_device("mask", tensor, scene)
+                tensors[f"{name}{number}"] = layout.per_query(tensor)
+
+    sink = normalize.sink()
+    if sink is not None:
+        tensors["sink"] = _sink(sink, layout, scene, precise)
+    if dropout or any(name.startswith("line") for name in tensors):
+        tensors["row"] = layout.per_query(torch.arange(scene.queries, device=scene.device)[:, None])
+    if dropout:
+        heads = torch.arange(math.prod((*layout.batch, layout.heads)), device=scene.device)
+        tensors["head"] = layout.per_query(heads.reshape(*layout.batch, layout.heads, 1, 1))
+        tensors["seed"] = layout.per_head(draw_seed(scene.device, generator))
+    rules = Rules(normalize, prepared.family, prepared.softcap, dropout, len(terms), scene.queries)
+    return Problem(rules, tensors)
+
+
+def _score(
+    score: Score | ScoreFunction, query: Tensor, key: Tensor, layout: Layout, precise: torch.dtype
+) -> tuple[Prepared, list[Tensor]]:
+    """The prepared score; and the scores themselves where they come from a function."""
+    if isinstance(score, type):
+        raise DTypeError(f"score is the class {score.__name__}; pass an instance: score={score.__name__}(…).")
+    if isinstance(score, Score):
+        return score.prepare(layout.per_query(query.to(precise)), layout.per_key(key.to(precise))), []
+    if not callable(score):
+        raise DTypeError(
+            f"score is a {type(score).__name__}; pass a regard score or a function of (query, key)."
+        )
+    every = key.repeat_interleave(layout.per_group, -3) if layout.per_group > 1 and key.shape[-3] > 1 else key
+    scores = score(query, every)
+    whole = (*layout.lead, query.shape[-2], key.shape[-2])
+    if not isinstance(scores, Tensor) or not broadcasts(scores.shape, whole):
+        seen = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ShapeError(
+            f"score returned {seen} for query {tuple(query.shape)} and key {tuple(every.shape)}; "
+            f"it must return scores of shape {whole}."
+        )
+    # what is left to match is empty: the scores stand beside it as a bias
+    nothing = Prepared(layout.per_query(query[..., :0].to(precise)), layout.per_key(key[..., :0].to(precise)))
+    return nothing, [layout.per_query(torch.atleast_2d(scores.to(precise)))]
+
+
+def _parts(bias: Bias | None) -> Sequence[Tensor | RelativeBias]:
+    if bias is None:
+        return ()
+    return (bias,) if isinstance(bias, Tensor | RelativeBias) else tuple(bias)
+
+
+def _dense(bias: Tensor, scene: Scene, precise: torch.dtype) -> Tensor:
+    if not isinstance(bias, Tensor):
+        raise DTypeError(
+            f"bias is a {type(bias).__name__}; pass a tensor, a relative bias, or several in a list."
+        )
+    if not bias.is_floating_point():
+        cure = (
+            "A boolean tensor, True = may look, goes to mask=."
+            if bias.dtype is torch.bool
+            else "bias.float()."
+        )
+        raise DTypeError(
+            f"bias is of {bias.dtype}; it is added to the scores, so it needs floating point. {cure}"
+        )
+    whole = (*scene.lead, scene.queries, scene.keys)
+    if not broadcasts(bias.shape, whole):
+        raise ShapeError(
+            f"bias has shape {tuple(bias.shape)}, which does not broadcast to the scores' shape {whole}. "
+            "Add axes of size 1 where it is the same for all."
+        )
+    _same_device("bias", bias, scene)
+    return torch.atleast_2d(bias.to(precise))
+
+
+def _line(bias: RelativeBias, layout: Layout, scene: Scene, precise: torch.dtype) -> Tensor:
+    line = torch.atleast_2d(bias.line(scene.queries, scene.keys, scene.device).to(precise))
+    if line.shape[-2] != 1 and line.shape[-2] != layout.heads:
+        raise ShapeError(
+            f"{bias} has {line.shape[-2]} heads and the call has {layout.heads}; a relative bias needs one "
+            "vector per head, or one for all."
+        )
+    return layout.per_query(line.unsqueeze(-2))  # h l -> h 1 l
+
+
+def _sink(sink: Tensor | float, layout: Layout, scene: Scene, precise: torch.dtype) -> Tensor:
+    tensor = torch.as_tensor(sink, device=None if isinstance(sink, Tensor) else scene.device)
+    if tensor.dim() > 1 or (tensor.numel() != 1 and tensor.numel() != layout.heads):
+        raise ShapeError(
+            f"the sink has shape {tuple(tensor.shape)} and the call has {layout.heads} heads; "
+            "it needs one number per head, or one for all."
+        )
+    _same_device("the sink", tensor, scene)
+    return layout.per_head(tensor.to(precise))
+
+
+def _same_device(name: str, tensor: Tensor, scene: Scene) -> None:
+    if tensor.device != scene.device:
+        raise DeviceError(f"query is on {scene.device} and {name} on {tensor.device}; bring them together.")

@@ -1,0 +1,151 @@
+"""The specification: attention in plain, dense torch.
+
+    scores  = score(query, key) + biases           … g r q k, −inf where masked
+    weights = φ(scores − τ) / divisor              τ: one number per row
+    output  = (weights ∘ dropout) · value          … g r q e
+
+Every operation is one that torch can differentiate, backward and forward, as often as it likes. The
+other implementations are measured against this one. Two rules hold everywhere:
+
+- a key that is masked, or whose score is −inf, has weight zero; a row without keys is a row of zeros;
+- a weight of zero reads nothing, not even a NaN, forward or backward.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from regard.mechanism.dropout import keep
+from regard.mechanism.problem import Problem
+
+
+def attention(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The output, (…, g, r, q, e), and the row statistic τ, (…, g, r, q, 2)."""
+    s = scores(problem)
+    statistic = tau(problem, s)
+    output = product(weights(problem, s, statistic), problem["value"], careful=problem.rules.careful)
+    lead = problem.lead()
+    return output.expand(*lead, *output.shape[-2:]), statistic.expand(*lead, *statistic.shape[-2:])
+
+
+def weights(problem: Problem, scores: Tensor, tau: Tensor) -> Tensor:
+    """The weights, (…, g, r, q, k), that the output is made of: after dropout."""
+    before = weigh(problem, scores, tau)
+    return before if problem.rules.dropout == 0 else before * keep(problem, before.dtype)
+
+
+def scores(problem: Problem) -> Tensor:
+    """The scores with their biases, −inf where the mask hides a key."""
+    s, visible = match(problem), problem.visible()
+    if problem.rules.softcap is not None:
+        s = s if visible is None else torch.where(visible, s, 0.0)
+        s = softcap(s, problem.rules.softcap)
+    for bias in problem.all("bias"):
+        s = s + bias
+    for line in problem.all("line"):
+        s = s + along_diagonals(problem, line)
+    return s if visible is None else torch.where(visible, s, -math.inf)
+
+
+def match(problem: Problem) -> Tensor:
+    """query · key, or vectorᵀ act(query + key), for each pair: (…, g, r, q, k)."""
+    query, key, vector = problem["query"], problem["key"], problem.get("vector")
+    plain = _match(query, key, vector, problem.rules.family)
+    if not problem.rules.careful:
+        return plain
+    # the derivative of a masked pair is zero, and zero times NaN must not reach the others
+    clean = _match(query.nan_to_num(), key.nan_to_num(), vector, problem.rules.family)
+    return clean + torch.where(torch.isfinite(plain), 0.0, plain).detach()
+
+
+def _match(query: Tensor, key: Tensor, vector: Tensor | None, family: str) -> Tensor:
+    if vector is None:
+        return unfold(fold(query) @ key.mT, query)
+    hidden = activate(query.unsqueeze(-2) + key.unsqueeze(-3), family)  # … q k d
+    return (hidden * vector.unsqueeze(-2)).sum(-1)
+
+
+def activate(x: Tensor, family: str) -> Tensor:
+    return torch.tanh(x) if family == "tanh" else torch.relu(x)
+
+
+def softcap(s: Tensor, cap: float) -> Tensor:
+    return cap * torch.tanh(s / cap)
+
+
+def along_diagonals(problem: Problem, line: Tensor) -> Tensor:
+    """A relative bias as a matrix: entry (i, j) is the line's at distance j − i."""
+    distance = problem.key_numbers() + (problem.rules.queries - 1 - problem["row"].flatten()[:, None])
+    return line.squeeze(-2)[..., distance]
+
+
+def tau(problem: Problem, scores: Tensor) -> Tensor:
+    """The row statistic, (…, q, 2): τ is the sum of the two numbers.
+
+    For rows that sum to one the first is the row's maximum, so that a large offset of the scores costs no
+    digits. The second is differentiable whatever `Normalizer.tau` does: two steps of Newton's method for
+    Σ φ(scores − τ) = 1, which change nothing but carry all derivatives up to the third.
+    """
+    normalize, sink = problem.rules.normalize, problem.get("sink")
+    row = scores if sink is None else torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], -1)
+    if not row.shape[-1]:
+        return row.new_zeros(*row.shape[:-1], 2)
+    top = torch.zeros_like(row[..., :1])
+    if normalize.sums_to_one:
+        top = row.detach().amax(-1, keepdim=True)
+        top = torch.where(top == -math.inf, 0.0, top)  # nothing in sight
+        row = row - top
+    rest = normalize.tau(row.detach())
+    rest = torch.where((row.detach() == -math.inf).all(-1, keepdim=True), 0.0, rest)  # no key, any τ will do
+    if normalize.sums_to_one and differentiates(row):
+        for _ in range(2):
+            excess = normalize.phi(row - rest).sum(-1, keepdim=True) - 1
+            slope = normalize.slope(row - rest).sum(-1, keepdim=True)
+            rest = rest + torch.where(slope > 0, excess / torch.where(slope > 0, slope, 1.0), 0.0)
+    return torch.cat([top, rest], -1)
+
+
+def differentiates(x: Tensor) -> bool:
+    """Whether torch is recording, or carrying along, derivatives with respect to x."""
+    if torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        return True
+    return x.requires_grad and torch.is_grad_enabled()
+
+
+def weigh(problem: Problem, scores: Tensor, tau: Tensor) -> Tensor:
+    """φ(scores − τ) / divisor, zero where nothing is in sight."""
+    visible = scores != -math.inf
+    x = centered(scores, tau, visible)
+    divisor = problem.rules.normalize.divisor(x.detach().masked_fill(~visible, -math.inf), visible)
+    phi = torch.where(visible, problem.rules.normalize.phi(x), 0.0)
+    return phi if divisor is None else phi / divisor
+
+
+def centered(scores: Tensor, tau: Tensor, visible: Tensor) -> Tensor:
+    """scores − τ where visible; 0 elsewhere, where φ would be safe but is not asked."""
+    return (torch.where(visible, scores, tau[..., :1]) - tau[..., :1]) - tau[..., 1:]
+
+
+def product(weights: Tensor, x: Tensor, *, careful: bool) -> Tensor:
+    """weights · x, (… g r q k), (… g 1 k e) → (… g r q e), without repeating x for each query head."""
+    return unfold(read(fold(weights), x, careful=careful), weights)
+
+
+def read(weights: Tensor, x: Tensor, *, careful: bool) -> Tensor:
+    """weights · x, where a zero weight reads nothing."""
+    if not careful:
+        return weights @ x
+    touches = (weights != 0).to(x.dtype) @ (~torch.isfinite(x)).to(x.dtype)
+    poison = torch.where(touches > 0, weights.detach() @ x.detach(), 0.0)
+    return weights @ x.nan_to_num() + poison
+
+
+def fold(x: Tensor) -> Tensor:
+    """The query heads of a key head as rows of one matrix: … g r q d -> … g 1 (r q) d."""
+    return x if x.shape[-3] == 1 else x.flatten(-3, -2).unsqueeze(-3)
+
+
+def unfold(x: Tensor, like: Tensor) -> Tensor:
+    """The way back: … g 1 (r q) d -> … g r q d."""
+    return x if like.shape[-3] == 1 else x.squeeze(-3).unflatten(-2, like.shape[-3:-1])

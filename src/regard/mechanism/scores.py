@@ -1,0 +1,245 @@
+"""Scores: how well a query fits a key, before mask and normalizer.
+
+Two families reach the implementations. The *dot* family is a plain dot product once query and key have
+been transformed: Dot, ScaledDot, General, Cosine, Gaussian. The *additive* family is vᵀ act(query + key)
+on transformed queries and keys: Additive (tanh) and Concat (relu). Any other function of (query, key)
+is computed at once, as a dense matrix.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError, ShapeError
+
+ScoreFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+class Prepared(NamedTuple):
+    """A score made ready: the family's inputs, and dense biases (…, q, 1) or (…, 1, k) that belong to it."""
+
+    query: Tensor
+    key: Tensor
+    family: str = "dot"
+    vector: Tensor | None = None
+    softcap: float | None = None
+    biases: tuple[Tensor, ...] = ()
+
+
+class Score:
+    """Base of the scores that need no dense matrix."""
+
+    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
+        """Transform (…, q, d) and (…, k, d) into what the family computes with."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method prepare(query, key)")
+
+
+def _same_width(query: Tensor, key: Tensor) -> None:
+    if query.shape[-1] != key.shape[-1]:
+        raise ShapeError(
+            f"query has {query.shape[-1]} features and key has {key.shape[-1]}; their dot product needs "
+            f"equal widths. Use score=General({query.shape[-1]}, {key.shape[-1]}), or project one of them."
+        )
+
+
+def _widths(score: str, query: Tensor, key: Tensor, query_width: int, key_width: int) -> None:
+    if (query.shape[-1], key.shape[-1]) != (query_width, key_width):
+        raise ShapeError(
+            f"query has {query.shape[-1]} features and key has {key.shape[-1]}, and the score is "
+            f"{score}({query_width}, {key_width}). Make it {score}({query.shape[-1]}, {key.shape[-1]})."
+        )
+
+
+def _check_softcap(softcap: float | None) -> None:
+    if softcap is not None and not softcap > 0:
+        raise ArgumentError(f"softcap is {softcap}; it must be above 0, or None for no cap.")
+
+
+@dataclass(frozen=True)
+class Dot(Score):
+    """query · key (Luong et al. 2015, eq. 8, "dot").
+
+    `softcap` c bounds the scores to (−c, c) by c · tanh(score / c).
+
+    >>> import torch, regard
+    >>> query, key = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])
+    >>> regard.attend(query, key, key, score=regard.Dot())[1].scores()
+    tensor([[11.]])
+    """
+
+    softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_softcap(self.softcap)
+
+    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
+        _same_width(query, key)
+        return Prepared(query, key, softcap=self.softcap)
+
+
+@dataclass(frozen=True)
+class ScaledDot(Score):
+    """query · key / √d, or times `scale` (Vaswani et al. 2017, eq. 1): the default.
+
+    >>> import torch, regard
+    >>> query, key = torch.ones(1, 4), torch.ones(1, 4)
+    >>> regard.attend(query, key, key, score=regard.ScaledDot())[1].scores()
+    tensor([[2.]])
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_softcap(self.softcap)
+
+    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
+        _same_width(query, key)
+        scale = 1 / math.sqrt(max(query.shape[-1], 1)) if self.scale is None else self.scale
+        return Prepared(query * scale, key, softcap=self.softcap)
+
+
+@dataclass(frozen=True)
+class Cosine(Score):
+    """scale · cos(query, key): the dot product of directions.
+
+    >>> import torch, regard
+    >>> query, key = torch.tensor([[2.0, 0.0]]), torch.tensor([[3.0, 3.0]])
+    >>> regard.attend(query, key, key, score=regard.Cosine())[1].scores()
+    tensor([[0.7071]])
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_softcap(self.softcap)
+
+    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
+        _same_width(query, key)
+        normalize = nn.functional.normalize
+        return Prepared(normalize(query, dim=-1) * self.scale, normalize(key, dim=-1), softcap=self.softcap)
+
+
+@dataclass(frozen=True)
+class Gaussian(Score):
+    """−‖query − key‖² / 2σ²: softmax of it is Nadaraya-Watson regression (Watson 1964).
+
+    Computed as query · key / σ², plus one number per key and one per query.
+
+    >>> import torch, regard
+    >>> query, key = torch.tensor([[1.0]]), torch.tensor([[3.0]])
+    >>> regard.attend(query, key, key, score=regard.Gaussian(sigma=2.0))[1].scores()
+    tensor([[-0.5000]])
+    """
+
+    sigma: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.sigma > 0:
+            raise ArgumentError(f"Gaussian got sigma={self.sigma}; a width is above 0.")
+
+    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
+        _same_width(query, key)
+        precision = 1 / self.sigma**2
+        per_query = query.square().sum(-1, keepdim=True) * (-precision / 2)
+        per_key = (key.square().sum(-1, keepdim=True) * (-precision / 2)).mT
+        return Prepared(query * precision, key, biases=(per_key, per_query))
+
+
+class General(nn.Module, Score):
+    """queryᵀ W key (Luong et al. 2015, eq. 8, "general"): bilinear, and the widths may differ.
+
+    >>> import torch, regard
+    >>> score = regard.General(3, 5)
+    >>> regard.attention(torch.randn(2, 3), torch.randn(4, 5), torch.randn(4, 7), score=score).shape
+    torch.Size([2, 7])
+    """
+
+    def __init__(self, query_width: int, key_width: int, softcap: float | None = None) -> None:
+        super().__init__()
+        _check_softcap(softcap)
+        self.softcap = softcap
+        self.weight = nn.Parameter(torch.empty(query_width, key_width))
+        nn.init.xavier_uniform_(self.weight)
+
+    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
+        _widths("General", query, key, self.weight.shape[0], self.weight.shape[1])
+        return Prepared(query @ self.weight.to(query.dtype), key, softcap=self.softcap)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, {self.weight.shape[1]}"
+
+
+class Additive(nn.Module, Score):
+    """vᵀ tanh(W query + U key) (Bahdanau et al. 2015, appendix A.1.2; their α is our weights).
+
+    `width` is the length of v, by default the key's width.
+
+    >>> import torch, regard
+    >>> score = regard.Additive(3, 5, width=16)
+    >>> regard.attention(torch.randn(2, 3), torch.randn(4, 5), torch.randn(4, 7), score=score).shape
+    torch.Size([2, 7])
+    """
+
+    def __init__(self, query_width: int, key_width: int, width: int | None = None) -> None:
+        super().__init__()
+        width = key_width if width is None else width
+        self.query_map = nn.Parameter(torch.empty(width, query_width))
+        self.key_map = nn.Parameter(torch.empty(width, key_width))
+        self.vector = nn.Parameter(torch.empty(width))
+        nn.init.xavier_uniform_(self.query_map)
+        nn.init.xavier_uniform_(self.key_map)
+        nn.init.uniform_(self.vector, -1 / math.sqrt(max(width, 1)), 1 / math.sqrt(max(width, 1)))
+
+    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
+        _widths("Additive", query, key, self.query_map.shape[1], self.key_map.shape[1])
+        return _added(self.query_map, self.key_map, self.vector, query, key, "tanh")
+
+    def extra_repr(self) -> str:
+        return f"{self.query_map.shape[1]}, {self.key_map.shape[1]}, width={len(self.vector)}"
+
+
+class Concat(nn.Module, Score):
+    """relu(wᵀ [query; key]) (Wang et al. 2018, eq. 6, "concatenation").
+
+    With a `width` above 1, several such units are added with learned weights: vᵀ relu(W query + U key).
+
+    >>> import torch, regard
+    >>> score = regard.Concat(3, 5)
+    >>> x, y = torch.randn(2, 3), torch.randn(4, 5)
+    >>> regard.attention(x, y, y, score=score, normalize=regard.Mean()).shape
+    torch.Size([2, 5])
+    """
+
+    vector: Tensor
+
+    def __init__(self, query_width: int, key_width: int, width: int = 1) -> None:
+        super().__init__()
+        self.query_map = nn.Parameter(torch.empty(width, query_width))
+        self.key_map = nn.Parameter(torch.empty(width, key_width))
+        nn.init.xavier_uniform_(self.query_map)
+        nn.init.xavier_uniform_(self.key_map)
+        ones = torch.full((width,), 1 / max(width, 1))
+        if width == 1:
+            self.register_buffer("vector", ones, persistent=False)
+        else:
+            self.vector = nn.Parameter(ones)
+
+    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
+        _widths("Concat", query, key, self.query_map.shape[1], self.key_map.shape[1])
+        return _added(self.query_map, self.key_map, self.vector, query, key, "relu")
+
+    def extra_repr(self) -> str:
+        return f"{self.query_map.shape[1]}, {self.key_map.shape[1]}, width={len(self.vector)}"
+
+
+def _added(
+    query_map: Tensor, key_map: Tensor, vector: Tensor, query: Tensor, key: Tensor, family: str
+) -> Prepared:
+    dtype = query.dtype
+    return Prepared(query @ query_map.to(dtype).mT, key @ key_map.to(dtype).mT, family, vector.to(dtype))

@@ -1,0 +1,506 @@
+"""Lazy weights: the matrix (…, q, k) that an attention used, held in linear memory.
+
+A `Weights` holds query, key, score, mask and the rows' statistic τ, from which any part of the matrix is
+computed again, exactly, when somebody looks. It is a linear operator: `weights @ x` is attention itself.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.errors import ArgumentError, ShapeError, StaleError
+from regard.mechanism import reference, tiled
+from regard.mechanism.files import write_whole
+from regard.mechanism.masking import broadcasts
+from regard.mechanism.normalizers import spell, unspell
+from regard.mechanism.problem import Problem, Rules, Tile, kind, tiles
+from regard.mechanism.selection import Index, as_slice, plain_index, some_heads, some_rows
+
+
+class Top(NamedTuple):
+    """The largest weights of each row and the keys they belong to; −1 where a row sees no more keys."""
+
+    values: Tensor
+    keys: Tensor
+
+
+class Weights:
+    """The weights of an attention: a lazy matrix of shape (…, q, k) in linear memory.
+
+    >>> import torch, regard
+    >>> x = torch.eye(4)
+    >>> output, weights = regard.attend(x, x, x, mask=regard.Causal())
+    >>> weights
+    Weights(4 × 4, float32: Softmax(temperature=1.0), dot; holds 0.2 kB, dense 0.1 kB)
+    >>> weights[1]
+    tensor([0.3775, 0.6225, 0.0000, 0.0000])
+    >>> weights.top(2).keys
+    tensor([[ 0, -1],
+            [ 1,  0],
+            [ 2,  1],
+            [ 3,  2]])
+    """
+
+    def __init__(
+        self, problem: Problem, tau: Tensor | None, lead: Sequence[int], *, averaged: bool = False
+    ) -> None:
+        tensors = dict(problem.tensors) if tau is None else {**problem.tensors, "tau": tau}
+        self._problem = problem.with_tensors(tensors)
+        self._lead = tuple(lead)
+        self._averaged = averaged  # over the heads
+        self._versions = {name: _version(tensor) for name, tensor in tensors.items()}
+
+    # What it is
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self._lead, self._problem.queries, self._problem.keys))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._problem["query"].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._problem["query"].device
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def dim(self) -> int:
+        """The number of axes."""
+        return self.ndim
+
+    def size(self, axis: int | None = None) -> Any:
+        """The shape, or one number of it, as a tensor would tell."""
+        return self.shape if axis is None else self.shape[axis]
+
+    def numel(self) -> int:
+        """The number of weights."""
+        return math.prod(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        held = sum(t.untyped_storage().nbytes() for t in self._problem.tensors.values())
+        dense = self.numel() * self.dtype.itemsize
+        mean = ", mean of the heads" if self._averaged else ""
+        rules = self._problem.rules
+        return (
+            f"Weights({' × '.join(map(str, self.shape))}, {str(self.dtype).removeprefix('torch.')}: "
+            f"{rules.normalize!r}, {rules.family}{mean}; holds {_bytes(held)}, dense {_bytes(dense)})"
+        )
+
+    # Parts of it
+
+    def __getitem__(self, index: Index) -> Tensor:
+        """Any part of the matrix, indexed as a tensor would be."""
+        parts = plain_index(index, self.ndim)
+        if parts is None:
+            return self._pick(index)
+        *lead, rows, columns = (as_slice(i, n) for i, n in zip(parts, self.shape, strict=True))
+        result = self._part(lead, rows)._collect(columns)
+        return result[tuple(0 if isinstance(i, int) else slice(None) for i in parts)]
+
+    def dense(self) -> Tensor:
+        """All of it, as an ordinary tensor: n_q × n_k numbers per head."""
+        return self._collect(slice(None))
+
+    def scores(self) -> Tensor:
+        """The scores before the normalizer, with their biases, −inf where masked: dense.
+
+        >>> import torch, regard
+        >>> x = torch.eye(2)
+        >>> regard.attend(x, x, x, score=regard.Dot(), mask=regard.Causal())[1].scores()
+        tensor([[1., -inf],
+                [0., 1.]])
+        """
+        self._check()
+        if self._averaged:
+            raise ArgumentError("the mean of several heads has no scores; take them before mean('heads').")
+        found = reference.scores(self._problem)
+        return self._merge(found.expand(*self._problem.lead(), *found.shape[-2:]))
+
+    def heads(self, index: int | slice | Sequence[int]) -> "Weights":
+        """The weights of some heads only, still lazy: `heads(3)`, `heads([0, 2])`, `heads(slice(4))`.
+
+        >>> import torch, regard
+        >>> x = torch.randn(8, 5, 4)
+        >>> weights = regard.attend(x, x, x)[1]
+        >>> weights.heads(3).shape, weights.heads([0, 2]).shape
+        (torch.Size([5, 5]), torch.Size([2, 5, 5]))
+        """
+        self._needs_heads("heads")
+        *batch, heads = self._lead
+        chosen = as_slice(index, heads) if isinstance(index, int | slice) else index
+        problem = some_heads(self._problem, [slice(None)] * len(batch), chosen)
+        count = torch.arange(heads)[chosen].numel()
+        return self._like(problem, batch if isinstance(index, int) else (*batch, count))
+
+    def mean(self, over: str) -> "Weights":
+        """The mean over the heads, still lazy: `mean("heads")`.
+
+        >>> import torch, regard
+        >>> x = torch.randn(8, 5, 4)
+        >>> weights = regard.attend(x, x, x)[1]
+        >>> torch.allclose(weights.mean("heads").dense(), weights.dense().mean(0))
+        True
+        """
+        if over != "heads":
+            raise ArgumentError(f"mean got {over!r}; lazy weights can be averaged over 'heads'.")
+        self._needs_heads("mean('heads')")
+        return self._like(self._problem, self._lead[:-1], averaged=True)
+
+    # What it says, a row or a column at a time
+
+    def top(self, n: int) -> Top:
+        """The n largest weights of each row, and their keys: (values, keys), each (…, q, n).
+
+        There are fewer where there are fewer keys. A row that sees less than n of them is filled up with
+        weight 0 and key −1.
+
+        >>> import torch, regard
+        >>> x = torch.eye(3)
+        >>> values, keys = regard.attend(x, x, x, score=regard.Dot())[1].top(1)
+        >>> keys.squeeze(-1)
+        tensor([0, 1, 2])
+        """
+        if n < 1:
+            raise ArgumentError(f"top got n={n}; it needs at least 1.")
+        n = min(n, self.shape[-1])
+        values, keys = self._rows_of(n, self.dtype, 0), self._rows_of(n, torch.long, -1)
+        for at, block, visible in self._blocks():
+            count = min(n, block.shape[-1])
+            best = block.masked_fill(~visible, -math.inf).topk(count, -1)
+            seen = visible.gather(-1, best.indices)
+            values[at.rows_index][..., :count] = torch.where(seen, best.values, 0.0)
+            keys[at.rows_index][..., :count] = torch.where(seen, best.indices + at.keys.start, -1)
+        return Top(self._merge(values), self._merge(keys))
+
+    def aligned(self) -> Tensor:
+        """The key with the largest weight, for each row: (…, q); −1 for a row that sees none.
+
+        >>> import torch, regard
+        >>> x = torch.eye(3)
+        >>> regard.attend(x, x.flip(0), x)[1].aligned()
+        tensor([2, 1, 0])
+        """
+        if not self.shape[-1]:
+            return torch.full(self.shape[:-1], -1, device=self.device)
+        return self.top(1).keys[..., 0]
+
+    def entropy(self) -> Tensor:
+        """−Σ w log w of each row, in nats, of the weights as they are: (…, q).
+
+        0 for a row that looks at one key, log n for one that looks at n keys equally.
+
+        >>> import torch, regard
+        >>> x = torch.zeros(4, 2)
+        >>> regard.attend(x, x, x)[1].entropy().exp()
+        tensor([4.0000, 4.0000, 4.0000, 4.0000])
+        """
+        found = self._rows_of(1, self.dtype, 0)
+        for at, block, _ in self._blocks():
+            found[at.rows_index] = torch.special.entr(block).sum(-1, keepdim=True)
+        return self._merge(found)[..., 0]
+
+    def received(self) -> Tensor:
+        """How much each key is looked at, summed over the queries: (…, k).
+
+        >>> import torch, regard
+        >>> x = torch.zeros(4, 2)
+        >>> regard.attend(x, x, x, mask=regard.Causal())[1].received()
+        tensor([2.0833, 1.0833, 0.5833, 0.2500])
+        """
+        return (self.T @ torch.ones(self.shape[-2], 1, dtype=self.dtype, device=self.device))[..., 0]
+
+    def pool(self, rows: int, columns: int) -> Tensor:
+        """A small map of the matrix, (…, rows, columns): the mean weight of each block.
+
+        The blocks are as equal as can be, and there are no more of them than queries and keys.
+
+        >>> import torch, regard
+        >>> x = torch.zeros(6, 2)
+        >>> regard.attend(x, x, x, mask=regard.Causal())[1].pool(2, 2)
+        tensor([[0.3333, 0.0000],
+                [0.2056, 0.1278]])
+        """
+        if rows < 1 or columns < 1:
+            raise ArgumentError(
+                f"pool got {rows} rows and {columns} columns; a map needs at least 1 of each."
+            )
+        row_edges, column_edges = (
+            _edges(n, m) for n, m in zip(self.shape[-2:], (rows, columns), strict=True)
+        )
+        sums = self._new(self.shape[-1], len(row_edges) - 1)  # … k rows: columns come last
+        for at, block, _ in self._blocks():
+            first = int(np.searchsorted(row_edges, at.rows.start, "right")) - 1
+            for band in range(first, len(row_edges) - 1):
+                low, high = (
+                    min(max(edge - at.rows.start, 0), block.shape[-2]) for edge in row_edges[band : band + 2]
+                )
+                if low < high:
+                    sums[at.keys_index][..., band] += block[..., low:high, :].sum(-2)
+        bands = [part.sum(-2) for part in sums.split(np.diff(column_edges).tolist(), -2)]
+        pooled = torch.stack(bands, -1)
+        cells = np.outer(np.diff(row_edges), np.diff(column_edges))
+        return self._merge(pooled / torch.from_numpy(cells).to(pooled))
+
+    # A linear operator
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """weights · x for x of (k) or (…, k, e), whose leading axes broadcast to those of the weights."""
+        columns, vector = self._operand(x, self.shape[-1])
+        careful = not bool(torch.isfinite(columns).all())
+        result = self._rows_of(columns.shape[-1], self.dtype, 0)
+        for at, block, _ in self._blocks():
+            part = columns[at.keys_index]
+            result[at.rows_index] = reference.read(block, part, careful=careful)
+        return self._merge(result)[..., 0] if vector else self._merge(result)
+
+    @property
+    def T(self) -> "TransposedWeights":
+        """The transpose, (…, k, q), as an operator: `weights.T @ x`."""
+        return TransposedWeights(self)
+
+    mT = T
+
+    def _transposed_product(self, x: Tensor) -> Tensor:
+        columns, vector = self._operand(x, self.shape[-2])
+        careful = not bool(torch.isfinite(columns).all())
+        result = self._new(self.shape[-1], columns.shape[-1])
+        for at, block, _ in self._blocks():
+            part = reference.read(block.mT, columns[at.rows_index], careful=careful)
+            result[at.keys_index] += part
+        return self._merge(result)[..., 0] if vector else self._merge(result)
+
+    # Keeping it
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the lazy weights to a safetensors file, whole or not at all.
+
+        >>> import torch, regard, tempfile
+        >>> x = torch.eye(3)
+        >>> weights = regard.attend(x, x, x)[1]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     again = regard.Weights.load(weights.save(f"{folder}/weights.safetensors"))
+        >>> torch.equal(again.dense(), weights.dense())
+        True
+        """
+        from safetensors.torch import save
+
+        self._check()
+        rules = self._problem.rules
+        if spell(rules.normalize) is None:
+            raise ArgumentError(
+                f"{type(rules.normalize).__name__} is somebody's own normalizer, which a file cannot hold; "
+                "save weights.dense() instead."
+            )
+        described = {
+            "normalize": spell(rules.normalize),
+            **{name: getattr(rules, name) for name in ("family", "softcap", "dropout", "terms", "queries")},
+            "lead": self._lead,
+            "averaged": self._averaged,
+        }
+        tensors = {name: t.detach().cpu().contiguous() for name, t in self._problem.tensors.items()}
+        return write_whole(path, save(tensors, {"regard": json.dumps({"format": "weights 1", **described})}))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Weights":
+        """Read what `save` wrote."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, "pt") as file:
+                described = json.loads((file.metadata() or {}).get("regard", "{}"))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, json.JSONDecodeError) as error:
+            raise ArgumentError(f"{path} holds no lazy weights that can be read ({error}).") from None
+        if described.pop("format", None) != "weights 1":
+            raise ArgumentError(f"{path} holds no lazy weights; such a file is written by Weights.save.")
+        lead, averaged = described.pop("lead"), described.pop("averaged")
+        rules = Rules(unspell(described.pop("normalize")), **described)
+        return cls(Problem(rules, tensors), None, lead, averaged=averaged)
+
+    def detach(self) -> "Weights":
+        """The same weights, cut off from the graph that query and key came from."""
+        return self._like(self._problem.map(lambda _, tensor: tensor.detach()), self._lead)
+
+    def to(self, device: torch.device | str) -> "Weights":
+        """The same weights on another device."""
+        return self._like(self._problem.map(lambda _, tensor: tensor.to(device)), self._lead)
+
+    def numpy(self) -> NDArray[Any]:
+        """All of it, as a numpy array."""
+        return self.dense().detach().cpu().numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return self.numpy() if dtype is None else self.numpy().astype(dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        still = self.detach()
+        return _rebuild, (still._problem, still._lead, still._averaged)
+
+    # How it works
+
+    def _like(self, problem: Problem, lead: Sequence[int], averaged: bool | None = None) -> "Weights":
+        self._check()
+        return Weights(problem, None, lead, averaged=self._averaged if averaged is None else averaged)
+
+    def _check(self) -> None:
+        for name, tensor in self._problem.tensors.items():
+            if self._versions[name] not in (None, _version(tensor)):
+                raise StaleError(
+                    f"the {kind(name)} that these weights were made of was changed in place afterwards, so "
+                    "they can no longer be told. Look before changing it, or attend to a copy: x.clone()."
+                )
+
+    def _needs_heads(self, what: str) -> None:
+        if not self._lead or self._averaged:
+            raise ArgumentError(
+                f"{what} needs weights with an axis of heads, and these are {tuple(self.shape)}."
+            )
+
+    def _blocks(self) -> Iterator[tuple[Tile, Tensor, Tensor]]:
+        """Tile after tile: where it stands, its weights, and which of them are in sight."""
+        self._check()
+        problem = self._problem.checked()
+        recorded = torch.is_grad_enabled() and any(t.requires_grad for t in problem.tensors.values())
+        for at in tiles(problem, tiled.budget(problem), all_heads=self._averaged):
+            part = problem.part(at)
+            scores = reference.scores(part)
+            tau = part.get("tau")
+            if tau is None or recorded:
+                tau = reference.tau(part, scores)  # with its derivative
+            block, visible = reference.weights(part, scores, tau), scores != -math.inf
+            size = (*part.lead(), *block.shape[-2:])
+            block, visible = block.expand(size), visible.expand(size)
+            if self._averaged:
+                at = at._replace(lead=at.lead[:-1])
+                block, visible = block.mean((-4, -3)), visible.any(-3).any(-3)
+            yield at, block, visible
+
+    def _inner_lead(self) -> tuple[int, ...]:
+        """The leading axes of a block: (…, g, r), or those of the batch where heads are averaged."""
+        lead = self._problem.lead()
+        return lead[:-2] if self._averaged else lead
+
+    def _new(self, *size: int) -> Tensor:
+        return torch.zeros(*self._inner_lead(), *size, dtype=self.dtype, device=self.device)
+
+    def _rows_of(self, width: int, dtype: torch.dtype, fill: float) -> Tensor:
+        size = (*self._inner_lead(), self.shape[-2], width)
+        return torch.full(size, fill, dtype=dtype, device=self.device)
+
+    def _merge(self, x: Tensor) -> Tensor:
+        """… g r · · -> the weights' own leading axes."""
+        return x.reshape(*self._lead, *x.shape[len(self._inner_lead()) :])
+
+    def _operand(self, x: Tensor, size: int) -> tuple[Tensor, bool]:
+        """x as a stack of columns in the blocks' layout, and whether it was a single vector."""
+        columns = x[:, None] if x.dim() == 1 else x
+        if columns.shape[-2] != size or not broadcasts(columns.shape[:-2], self._lead):
+            raise ShapeError(
+                f"weights of shape {tuple(self.shape)} meet a tensor of shape {tuple(x.shape)}; it needs "
+                f"{size} rows and leading axes that broadcast to {self._lead}."
+            )
+        columns = columns.to(self.dtype).expand(*self._lead, *columns.shape[-2:])
+        return columns.reshape(*self._inner_lead(), *columns.shape[-2:]), x.dim() == 1
+
+    def _collect(self, columns: slice) -> Tensor:
+        """The dense matrix of some columns."""
+        chosen = range(self.shape[-1])[columns]
+        found = self._rows_of(len(chosen), self.dtype, 0)
+        for at, block, _ in self._blocks():
+            whole = torch.nn.functional.pad(block, (at.keys.start, self.shape[-1] - at.keys.stop))
+            found[at.rows_index] = whole[..., columns]
+        return self._merge(found)
+
+    def _part(self, lead: Sequence[slice], rows: slice | Tensor) -> "Weights":
+        """Some leading indices and some query rows, still lazy."""
+        problem = some_rows(self._problem, rows)
+        if lead:
+            batch, heads = (lead, slice(None)) if self._averaged else (lead[:-1], lead[-1])
+            problem = some_heads(problem, batch, heads)
+        return self._like(problem, [len(range(n)[i]) for n, i in zip(self._lead, lead, strict=True)])
+
+    def _pick(self, index: Index) -> Tensor:
+        """Indexing with arrays: which row and which column each result comes from, then row by row."""
+        *lead, queries, keys = self.shape
+        row_numbers = torch.arange(math.prod(lead) * queries).reshape(*lead, queries, 1)
+        rows = row_numbers.expand(self.shape)[index]
+        columns = torch.arange(keys).expand(self.shape)[index]
+        result = torch.zeros(rows.shape, dtype=self.dtype, device=self.device)
+        for head in torch.unique(rows // queries).tolist():
+            at = [slice(int(i), int(i) + 1) for i in np.unravel_index(head, lead)] if lead else []
+            mine = rows // queries == head
+            wanted, where = torch.unique(rows[mine] % queries, return_inverse=True)
+            found = self._part(at, wanted.to(self.device)).dense().reshape(len(wanted), keys)
+            result[mine.to(self.device)] = found[where.to(self.device), columns[mine].to(self.device)]
+        return result
+
+
+class TransposedWeights:
+    """The transpose of lazy weights, (…, k, q): an operator to multiply with.
+
+    >>> import torch, regard
+    >>> x = torch.randn(3, 4)
+    >>> weights = regard.attend(x, x, x)[1]
+    >>> torch.allclose(weights.T @ x, weights.dense().T @ x, atol=1e-6)
+    True
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    @property
+    def shape(self) -> torch.Size:
+        *lead, queries, keys = self._weights.shape
+        return torch.Size((*lead, keys, queries))
+
+    @property
+    def T(self) -> Weights:
+        return self._weights
+
+    mT = T
+
+    def dense(self) -> Tensor:
+        """All of it, as an ordinary tensor."""
+        return self._weights.dense().mT
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        return self._weights._transposed_product(x)
+
+    def __repr__(self) -> str:
+        return f"transpose of {self._weights!r}"
+
+
+def _rebuild(problem: Problem, lead: tuple[int, ...], averaged: bool) -> Weights:
+    return Weights(problem, None, lead, averaged=averaged)
+
+
+def _version(tensor: Tensor) -> int | None:
+    if torch.compiler.is_compiling() or tensor.is_inference():
+        return None  # nobody counts
+    return tensor._version
+
+
+def _bytes(count: float) -> str:
+    unit = next(unit for unit in (1e9, 1e6, 1e3) if count >= unit or unit == 1e3)
+    return f"{count / unit:.1f} { {1e9: 'GB', 1e6: 'MB', 1e3: 'kB'}[unit] }"
+
+
+def _edges(size: int, parts: int) -> NDArray[np.int64]:
+    """Where to cut `size` into at most `parts` nearly equal parts."""
+    parts = max(min(parts, size), 1)
+    return np.arange(parts + 1) * size // parts
