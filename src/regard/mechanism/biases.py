@@ -32,7 +32,7 @@ class Relative(RelativeBias):
     """One vector per head, indexed by distance: entry r is distance 0, and the ends serve all beyond them.
 
     `vector` is (h, 2r + 1), or (2r + 1) for all heads alike; it receives gradients if it requires them.
-    Clipped at r like the relative positions of Shaw et al. 2018, eq. 6.
+    Clipped at r like the relative positions of Shaw et al. 2018, section 3.2.
 
     >>> import torch, regard
     >>> bias = regard.Relative(torch.tensor([0.0, 1.0, 2.0]))  # to the left, here, to the right

@@ -130,7 +130,7 @@ class Window(Rule):
 class Prefix(Rule):
     """Everybody sees the first `length` keys, and beyond them no query looks ahead.
 
-    The mask of a prefix language model (Raffel et al. 2020, figure 4). The same as
+    The mask of a prefix language model (Raffel et al. 2020, figure 3). The same as
     `Causal() | Padding(length)`, in one interval.
 
     >>> import regard

@@ -20,7 +20,7 @@ from regard.mechanism.concrete import concrete
 class Normalizer:
     """Base of all normalizers: give φ, its derivative and τ, and the operator does the rest.
 
-    Scores of −inf are masked keys: `phi` and `slope` must be zero there, or are set to zero.
+    Scores of −inf are masked keys, where `phi` and `slope` are not asked.
 
     >>> import torch, regard
     >>> class Squares(regard.Normalizer):  # weights proportional to nothing but the squared distance to τ
@@ -86,7 +86,7 @@ class Softmax(Normalizer):
             )
 
     def tau(self, scores: Tensor) -> Tensor:
-        return self.temperature * torch.logsumexp(scores / self.temperature, -1, keepdim=True)
+        return self.temperature * self.phi(scores).sum(-1, keepdim=True).log()
 
     def phi(self, x: Tensor) -> Tensor:
         return torch.exp(x if self.temperature == 1.0 else x / self.temperature)
@@ -111,7 +111,7 @@ class Softmax1(Normalizer):
     score: float | Tensor = 0.0
 
     def tau(self, scores: Tensor) -> Tensor:
-        return torch.logsumexp(scores, -1, keepdim=True)
+        return torch.exp(scores).sum(-1, keepdim=True).log()
 
     def phi(self, x: Tensor) -> Tensor:
         return torch.exp(x)
@@ -300,7 +300,7 @@ class Relu(_Unnormalized):
 
 @dataclass(frozen=True)
 class Sigmoid(_Unnormalized):
-    """1 / (1 + exp(−s − bias)), bias = −log n by default: Ramapuram et al. 2024, eq. 3.
+    """1 / (1 + exp(−s − bias)), bias = −log n by default: Ramapuram et al. 2024, section 2.
 
     n is the number of keys in sight, so that a row of equal scores still sums to about one.
 

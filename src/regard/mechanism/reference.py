@@ -91,14 +91,15 @@ def tau(problem: Problem, scores: Tensor) -> Tensor:
     row = scores if sink is None else torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], -1)
     if not row.shape[-1]:
         return row.new_zeros(*row.shape[:-1], 2)
-    top = torch.zeros_like(row[..., :1])
-    if normalize.sums_to_one:
-        top = row.detach().amax(-1, keepdim=True)
-        top = torch.where(top == -math.inf, 0.0, top)  # nothing in sight
-        row = row - top
-    rest = normalize.tau(row.detach())
-    rest = torch.where((row.detach() == -math.inf).all(-1, keepdim=True), 0.0, rest)  # no key, any τ will do
-    if normalize.sums_to_one and differentiates(row):
+    if not normalize.sums_to_one:
+        rest = normalize.tau(row.detach())
+        return torch.cat([torch.zeros_like(rest), rest], -1)
+    top = row.detach().amax(-1, keepdim=True)
+    empty = top == -math.inf  # no key in sight: any τ will do
+    top = torch.where(empty, 0.0, top)
+    row = row - top
+    rest = torch.where(empty, 0.0, normalize.tau(row.detach()))
+    if differentiates(row):
         for _ in range(2):
             excess = normalize.phi(row - rest).sum(-1, keepdim=True) - 1
             slope = normalize.slope(row - rest).sum(-1, keepdim=True)
@@ -115,16 +116,15 @@ def differentiates(x: Tensor) -> bool:
 
 def weigh(problem: Problem, scores: Tensor, tau: Tensor) -> Tensor:
     """φ(scores − τ) / divisor, zero where nothing is in sight."""
-    visible = scores != -math.inf
-    x = centered(scores, tau, visible)
-    divisor = problem.rules.normalize.divisor(x.detach().masked_fill(~visible, -math.inf), visible)
+    visible, x = scores != -math.inf, center(scores, tau)
     phi = torch.where(visible, problem.rules.normalize.phi(x), 0.0)
+    divisor = problem.rules.normalize.divisor(x.detach(), visible)
     return phi if divisor is None else phi / divisor
 
 
-def centered(scores: Tensor, tau: Tensor, visible: Tensor) -> Tensor:
-    """scores − τ where visible; 0 elsewhere, where φ would be safe but is not asked."""
-    return (torch.where(visible, scores, tau[..., :1]) - tau[..., :1]) - tau[..., 1:]
+def center(scores: Tensor, tau: Tensor) -> Tensor:
+    """scores − τ, −inf where masked."""
+    return (scores - tau[..., :1]) - tau[..., 1:]
 
 
 def product(weights: Tensor, x: Tensor, *, careful: bool) -> Tensor:

@@ -205,7 +205,7 @@ class Additive(nn.Module, Score):
 
 
 class Concat(nn.Module, Score):
-    """relu(wᵀ [query; key]) (Wang et al. 2018, eq. 6, "concatenation").
+    """relu(wᵀ [query; key]) (Wang et al. 2018, eq. 5, "concatenation").
 
     With a `width` above 1, several such units are added with learned weights: vᵀ relu(W query + U key).
 

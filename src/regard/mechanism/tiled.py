@@ -78,9 +78,9 @@ def gradients(tile: Problem, tau: Tensor, grad: Tensor, wanted: set[str]) -> dic
 
     dP = reference.unfold(reference.fold(grad) @ tile["value"].mT, grad)
     dP = torch.where(visible, dP if kept is None else dP * kept, 0.0)
-    x = reference.centered(scores, tau, visible)
+    x = reference.center(scores, tau)
     g = torch.where(visible, normalize.slope(x), 0.0)
-    divisor = normalize.divisor(x.masked_fill(~visible, -math.inf), visible)
+    divisor = normalize.divisor(x, visible)
     g = g if divisor is None else g / divisor
     if normalize.sums_to_one:
         total, sink = g.sum(-1, keepdim=True), tile.get("sink")

@@ -1,0 +1,141 @@
+"""`make demo`: attention from the dictionary lookup to 32,768 tokens, computed and drawn."""
+
+import io
+import resource
+import time
+
+import torch
+from torch import Tensor
+
+import regard
+from regard.mechanism.files import write_whole
+from regard.view.pictures import PALETTE, heatmap
+
+PICTURE = "demo.png"
+TOKENS = 32_768
+NORMALIZERS: dict[str, regard.Normalizer] = {
+    "Softmax(temperature=3)": regard.Softmax(temperature=3),
+    "Softmax()": regard.Softmax(),
+    "Entmax(1.5)": regard.Entmax(1.5),
+    "Sparsemax()": regard.Sparsemax(),
+    "Softmax(temperature=0.1)": regard.Softmax(temperature=0.1),
+    "Hard()": regard.Hard(),
+}
+
+
+def main() -> None:
+    """Run the demonstration and write its picture."""
+    torch.manual_seed(0)
+    show("A dictionary is attention that looks at one key")
+    lookup()
+    show("The worked example: three inputs, projected to queries, keys and values")
+    example = worked_example()
+    show("One row of scores, six normalizers, from soft to hard")
+    rows = normalizers()
+    show(f"{TOKENS:,} tokens, and every weight can still be looked at")
+    long_map = long_text()
+    draw(example, rows, long_map)
+    print(f"\nThe picture is in {PICTURE}.")
+
+
+def show(title: str) -> None:
+    print(f"\n\033[1m{title}\033[0m")
+
+
+def lookup() -> None:
+    """Hard attention over one-hot keys is `dict[key]`; softmax at a low temperature comes close."""
+    entries = {"Name": "Ada", "Date of birth": "May 5th 2000", "City": "Turin"}
+    keys, values = torch.eye(3), torch.eye(3)
+    query = keys[list(entries).index("Date of birth")][None]
+    for normalize in (regard.Hard(), regard.Softmax(temperature=0.1), regard.Softmax()):
+        _, weights = regard.attend(query, keys, values, score=regard.Dot(), normalize=normalize)
+        mixed = " + ".join(
+            f"{w:.2f} · {value!r}" for w, value in zip(weights[0].tolist(), entries.values(), strict=True)
+        )
+        print(f"  {normalize!s:26} 'Date of birth' → {mixed}")
+
+
+def worked_example() -> regard.Weights:
+    """The numbers of the first lecture, with plain dot products."""
+    x = torch.tensor([[1.0, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]])
+    to_key = torch.tensor([[0.0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]])
+    to_query = torch.tensor([[1.0, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]])
+    to_value = torch.tensor([[0.0, 2, 0], [0, 3, 0], [1, 0, 3], [1, 1, 0]])
+    query, key, value = x @ to_query, x @ to_key, x @ to_value
+    output, weights = regard.attend(query, key, value, score=regard.Dot())
+    columns = {
+        "query": query,
+        "key": key,
+        "value": value,
+        "scores": weights.scores(),
+        "weights": weights.dense(),
+        "output": output,
+    }
+    print("  " + "".join(f"{name:>22}" for name in columns))
+    for row in range(len(x)):
+        cells = (" ".join(f"{number:6.2f}" for number in column[row]) for column in columns.values())
+        print("  " + "".join(f"{cell:>22}" for cell in cells))
+    return weights
+
+
+def normalizers() -> Tensor:
+    """The same scores through each normalizer: a row each."""
+    scores = torch.tensor([[0.0, 0.5, 1.0, 2.0, 2.2]])
+    rows = []
+    for name, normalize in NORMALIZERS.items():
+        keys = values = torch.eye(5)
+        _, weights = regard.attend(scores, keys, values, score=regard.Dot(), normalize=normalize)
+        rows.append(weights[0])
+        print(f"  {name:26}" + " ".join(f"{weight:6.3f}" for weight in weights[0]))
+    return torch.stack(rows)
+
+
+def long_text() -> Tensor:
+    """A map of the weights of a long text that keeps coming back to a few subjects."""
+    subjects = torch.randn(9, 64)
+    lengths = torch.randint(500, 3000, (60,))
+    subject = torch.randint(9, (60,)).repeat_interleave(lengths)[:TOKENS]
+    x = subjects[subject] + torch.randn(TOKENS, 64)
+    before, begun = memory(), time.perf_counter()
+    _, weights = regard.attend(x, x, x, mask=regard.Causal())
+    values, keys = weights.top(3)
+    entropy, received = weights.entropy(), weights.received()
+    pooled = weights.pool(256, 256)
+    spent, held = time.perf_counter() - begun, memory() - before
+    best = ", ".join(f"{key:,} ({weight:.3f})" for key, weight in zip(keys[-1], values[-1], strict=True))
+    print(f"  {weights}")
+    print(f"  The last token looks most at tokens {best}.")
+    spread = entropy.exp().median()
+    print(f"  A row spreads over {spread:,.0f} tokens; token {received.argmax():,} is read most.")
+    print(f"  Attention, top, entropy, received and a map took {spent:.0f} s and {held:.0f} MB.")
+    return pooled
+
+
+def memory() -> float:
+    """The most memory this process has held, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def draw(example: regard.Weights, rows: Tensor, long_map: Tensor) -> None:
+    """The three results side by side."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 4), layout="constrained")
+    left, middle, right = figure.subplots(1, 3, width_ratios=[1, 1.5, 1.2])
+    names = ["input 1", "input 2", "input 3"]
+    heatmap(left, example, queries=names, keys=names, title="the worked example")
+    tokens = [f"key {i + 1}" for i in range(rows.shape[1])]
+    heatmap(middle, rows, queries=list(NORMALIZERS), keys=tokens, title="one row of scores, six normalizers")
+    box = (0, TOKENS, TOKENS, 0)
+    right.imshow(long_map.clamp(min=1e-8), cmap=PALETTE, norm=LogNorm(1e-6), extent=box, aspect="auto")
+    ticks = range(0, TOKENS + 1, TOKENS // 2)
+    right.set(xticks=ticks, yticks=ticks, xlabel="keys", ylabel="queries")
+    right.set_title(f"a map of {TOKENS:,} × {TOKENS:,} weights")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    write_whole(PICTURE, buffer.getvalue())
+
+
+if __name__ == "__main__":
+    main()
