@@ -9,7 +9,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import DTypeError, ShapeError
+from regard.mechanism.checks import count
 
 
 class RelativeBias(nn.Module):
@@ -45,6 +46,11 @@ class Relative(RelativeBias):
 
     def __init__(self, vector: Tensor) -> None:
         super().__init__()
+        if not isinstance(vector, Tensor) or not vector.is_floating_point():
+            kind = vector.dtype if isinstance(vector, Tensor) else type(vector).__name__
+            raise DTypeError(
+                f"Relative got a vector of {kind}; pass a floating-point tensor, torch.tensor(…)."
+            )
         if vector.dim() not in (1, 2) or vector.shape[-1] % 2 != 1:
             raise ShapeError(
                 f"Relative got a vector of shape {tuple(vector.shape)}; it needs an odd length 2r + 1 in its "
@@ -81,12 +87,11 @@ class ALiBi(RelativeBias):
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        if heads < 1:
-            raise ArgumentError(f"ALiBi got heads={heads}; it needs at least 1.")
+        count("ALiBi got heads", heads, least=1)
         self.register_buffer("slopes", torch.tensor(_slopes(heads)), persistent=False)
 
     def forward(self, distance: Tensor) -> Tensor:
-        return -self.slopes[:, None].to(distance.device) * distance.abs()
+        return -self.slopes[:, None] * distance.abs()
 
     def extra_repr(self) -> str:
         return f"heads={len(self.slopes)}"
@@ -117,12 +122,10 @@ class T5(RelativeBias):
 
     def __init__(self, heads: int, buckets: int = 32, reach: int = 128, bidirectional: bool = True) -> None:
         super().__init__()
-        per_side = buckets // 2 if bidirectional else buckets
-        if heads < 1 or per_side < 2 or reach <= per_side // 2:
-            raise ArgumentError(
-                f"T5 got heads={heads}, buckets={buckets}, reach={reach}; it needs a head, at least "
-                f"{4 if bidirectional else 2} buckets, and a reach above the {per_side // 2} exact distances."
-            )
+        count("T5 got heads", heads, least=1)
+        count("T5 got buckets", buckets, least=4 if bidirectional else 2)
+        exact = buckets // 4 if bidirectional else buckets // 2
+        count("T5 got reach", reach, least=exact + 1, why=f", above the {exact} exact distances")
         self.buckets, self.reach, self.bidirectional = buckets, reach, bidirectional
         self.table = nn.Parameter(torch.randn(buckets, heads) * 0.1)
 
@@ -144,7 +147,8 @@ class T5(RelativeBias):
         return self.table[self.bucket(distance)].mT  # l h -> h l
 
     def extra_repr(self) -> str:
-        return f"heads={self.table.shape[1]}, buckets={self.buckets}, reach={self.reach}"
+        one = "" if self.bidirectional else ", bidirectional=False"
+        return f"heads={self.table.shape[1]}, buckets={self.buckets}, reach={self.reach}{one}"
 
 
 def spread(line: Tensor, queries: int, keys: int) -> Tensor:
@@ -160,5 +164,7 @@ def gather_diagonals(matrix: Tensor) -> Tensor:
     row length; the columns of what results are the diagonals.
     """
     queries, keys = matrix.shape[-2:]
+    if queries == 0:
+        return matrix.new_zeros(*matrix.shape[:-2], max(keys - 1, 0))
     wide = nn.functional.pad(matrix.flip(-2), (0, queries)).flatten(-2)
     return wide[..., : queries * (queries + keys - 1)].unflatten(-1, (queries, queries + keys - 1)).sum(-2)

@@ -1,11 +1,23 @@
 """Leading axes: how batch and heads of query, key, value and of everything per pair fit together."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
+
+
+def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
+    """The shape that these broadcast to, or None. (torch's own function takes longer than a small call.)"""
+    axes = max(map(len, shapes))
+    found = [1] * axes
+    for shape in shapes:
+        for at, size in enumerate(shape, axes - len(shape)):
+            if size != 1 and found[at] != 1 and found[at] != size:
+                return None
+            found[at] = size if size != 1 else found[at]
+    return tuple(found)
 
 
 class Layout(NamedTuple):
@@ -32,15 +44,14 @@ class Layout(NamedTuple):
                 f"query has {heads} heads and key has {groups}; the query's heads must be a multiple of the "
                 "key's, so that equally many share each. Heads are the third axis from the right."
             )
-        try:
-            batch = torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value)))
-        except RuntimeError:
+        batch = _broadcast([t.shape[:-3] for t in (query, key, value)])
+        if batch is None:
             raise ShapeError(
                 f"the batch axes of query {tuple(query.shape)}, key {tuple(key.shape)} and value "
                 f"{tuple(value.shape)} do not broadcast; all before the last three must be equal or 1."
-            ) from None
+            )
         has_heads = max(query.dim(), key.dim(), value.dim()) > 2
-        return cls(tuple(batch), groups, heads // groups if groups else 1, has_heads)
+        return cls(batch, groups, heads // groups if groups else 1, has_heads)
 
     @property
     def heads(self) -> int:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import DTypeError, MaskError
+from regard.errors import DeviceError, DTypeError, MaskError
+from regard.mechanism.checks import ordinary, same_device
 
 
 class Scene(NamedTuple):
@@ -80,9 +81,9 @@ class Mask:
         align = getattr(self, "align", None)
         return set() if align is None else {align}
 
-    def size(self) -> tuple[int, int]:
-        """The number of queries and keys that a small drawing needs."""
-        return 8, 8
+    def size(self) -> tuple[int, int] | None:
+        """The number of queries and keys that this mask is for, if it is for some in particular."""
+        return None
 
     def __and__(self, other: "Mask | Tensor") -> "Mask":
         return _All(self, as_mask(other))
@@ -124,28 +125,33 @@ class Mask:
         ■■■·
         ■■■■
         """
-        least_queries, least_keys = self.size()
         if queries is None:
-            queries, keys = least_queries, least_keys if keys is None else keys
+            queries, own_keys = self.size() or (8, 8)
+            keys = own_keys if keys is None else keys
         seen = self.dense(queries, keys, lead)
-        while seen.dim() > 2:
+        while seen.dim() > 2 and len(seen):
             seen = seen[0]
+        if seen.dim() > 2:
+            return ""  # an empty batch
         return "\n".join(
             "".join("■" if cell.all() else "▪" if cell.any() else "·" for cell in row)
             for row in _cells(seen, 32, 64)
         )
 
     def __str__(self) -> str:
+        queries, keys = self.size() or (8, 8)
+        if queries * keys > 2**22:
+            return repr(self)  # a large mask is not made dense for being printed
         try:
             return f"{self!r}\n{self.draw()}"
-        except MaskError:  # it only fits a batch or a length of its own
+        except (MaskError, DeviceError):  # it only fits a batch of its own, or has no values
             return repr(self)
 
 
 def _cells(seen: Tensor, rows: int, columns: int) -> Iterator[list[Tensor]]:
     """The tensor cut into at most rows × columns cells."""
-    for row in seen.tensor_split(min(rows, max(len(seen), 1))):
-        yield list(row.tensor_split(min(columns, max(seen.shape[1], 1)), dim=1)) if seen.shape[1] else []
+    for row in seen.tensor_split(min(rows, len(seen))) if len(seen) else ():
+        yield list(row.tensor_split(min(columns, seen.shape[1]), dim=1)) if seen.shape[1] else []
 
 
 def as_mask(mask: "Mask | Tensor") -> Mask:
@@ -156,6 +162,7 @@ def as_mask(mask: "Mask | Tensor") -> Mask:
         raise DTypeError(f"mask is the class {mask.__name__}; pass an instance: mask={mask.__name__}(…).")
     if not isinstance(mask, Tensor):
         raise DTypeError(f"mask is a {type(mask).__name__}; pass a regard mask or a boolean tensor.")
+    ordinary("mask", mask)
     return _Dense(mask)
 
 
@@ -172,6 +179,7 @@ class _Dense(Mask):
 
     def terms(self, scene: Scene) -> tuple[Term, ...]:
         whole = (*scene.lead, scene.queries, scene.keys)
+        same_device("mask", self.tensor, scene.device)
         if not broadcasts(self.tensor.shape, whole):
             raise MaskError(
                 f"mask has shape {tuple(self.tensor.shape)}, which does not broadcast to the weights' "
@@ -179,9 +187,9 @@ class _Dense(Mask):
             )
         return (Term(allowed=torch.atleast_2d(self.tensor)),)
 
-    def size(self) -> tuple[int, int]:
-        shape = (8, 8, *self.tensor.shape)
-        return shape[-2], shape[-1]
+    def size(self) -> tuple[int, int] | None:
+        queries, keys = torch.atleast_2d(self.tensor).shape[-2:]
+        return (8 if queries == 1 else queries), (8 if keys == 1 else keys)
 
     def __repr__(self) -> str:
         return f"mask{tuple(self.tensor.shape)}"
@@ -208,8 +216,9 @@ class _Pair(Mask):
     def alignments(self) -> set[str]:
         return self.first.alignments() | self.second.alignments()
 
-    def size(self) -> tuple[int, int]:
-        return max(self.first.size(), self.second.size())
+    def size(self) -> tuple[int, int] | None:
+        first, second = self.first.size(), self.second.size()
+        return (second or first) if isinstance(self.second, _Dense) or first is None else first
 
     def __repr__(self) -> str:
         return f"{self.first!r} {self.symbol} {self.second!r}"

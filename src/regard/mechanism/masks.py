@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError, DTypeError, MaskError
+from regard.errors import ArgumentError, DeviceError, DTypeError, MaskError
+from regard.mechanism.checks import count
 from regard.mechanism.concrete import concrete
 from regard.mechanism.masking import Mask, Scene, Term, broadcasts
 
@@ -106,12 +107,11 @@ class Window(Rule):
                 "Window(4), or the sides, Window(left=3, right=0)."
             )
         if keys is not None:
-            if keys < 1:
-                raise ArgumentError(f"Window({keys}) keeps no key; it needs at least 1, the query's own.")
+            count("Window got keys", keys, least=1, why=", the query's own")
             left, right = keys - 1, 0
         for side, reach in (("left", left), ("right", right)):
-            if reach is not None and reach < 0:
-                raise ArgumentError(f"Window got {side}={reach}; a side is a number of keys, at least 0.")
+            if reach is not None:
+                count(f"Window got {side}", reach)
         self.left, self.right, self.align = left, right, align
 
     def ranges(self, position: Tensor, keys: int | Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -147,8 +147,7 @@ class Prefix(Rule):
 
     def __post_init__(self) -> None:
         _check_align("Prefix", self.align)
-        if self.length < 0:
-            raise ArgumentError(f"Prefix got length={self.length}; a number of keys is at least 0.")
+        count("Prefix got length", self.length)
 
     def ranges(self, position: Tensor, keys: int | Tensor) -> tuple[Tensor | None, Tensor | None]:
         return None, (position + 1).clamp(min=self.length)
@@ -177,7 +176,7 @@ class Padding(Mask):
         self.lengths, self.side = _integers("Padding", lengths), side
 
     def terms(self, scene: Scene) -> tuple[Term, ...]:
-        lengths = self.lengths.to(scene.device)
+        lengths = _to(self.lengths, scene.device)
         if not broadcasts(lengths.shape, scene.lead[: lengths.dim()]) or lengths.dim() > len(scene.lead):
             raise MaskError(
                 f"Padding has lengths of shape {tuple(lengths.shape)} and the call has leading axes "
@@ -188,8 +187,9 @@ class Padding(Mask):
             return (Term(start=scene.keys - lengths),)
         return (Term(stop=lengths),)
 
-    def size(self) -> tuple[int, int]:
-        return (8, max(8, int(self.lengths.max()))) if self.lengths.numel() else (8, 8)
+    def size(self) -> tuple[int, int] | None:
+        longest = int(self.lengths.max()) if concrete(self.lengths) and self.lengths.numel() else 0
+        return None if longest <= 8 else (8, longest)
 
     def __repr__(self) -> str:
         side = "" if self.side == "right" else ", side='left'"
@@ -238,7 +238,7 @@ class Documents(Mask):
             )
 
     def terms(self, scene: Scene) -> tuple[Term, ...]:
-        queries, keys = self.queries.to(scene.device), self.keys.to(scene.device)
+        queries, keys = _to(self.queries, scene.device), _to(self.keys, scene.device)
         self._check(scene)
         row = torch.arange(scene.queries, device=scene.device)
         ends = queries.cumsum(0)
@@ -269,7 +269,9 @@ class Documents(Mask):
                     "the lengths must add up to the packed length."
                 )
 
-    def size(self) -> tuple[int, int]:
+    def size(self) -> tuple[int, int] | None:
+        if not concrete(self.queries, self.keys):
+            return None
         return int(self.queries.sum()), int(self.keys.sum())
 
     def __repr__(self) -> str:
@@ -279,14 +281,28 @@ class Documents(Mask):
 
 
 def _integers(mask: str, lengths: Sequence[int] | Tensor | int) -> Tensor:
-    tensor = lengths if isinstance(lengths, Tensor) else torch.as_tensor(lengths)
+    try:
+        tensor = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError):
+        raise DTypeError(
+            f"{mask} got lengths {lengths!r}; it needs integers, in a list or a tensor."
+        ) from None
     if not tensor.numel():
         return tensor.long()  # an empty list has no dtype of its own
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
         raise DTypeError(f"{mask} got lengths of {tensor.dtype}; a length is an integer.")
+    tensor = tensor.long()
     if concrete(tensor) and int(tensor.min()) < 0:
         raise MaskError(f"{mask} got a length of {int(tensor.min())}; a length is at least 0.")
-    return tensor.long()
+    return tensor
+
+
+def _to(lengths: Tensor, device: torch.device) -> Tensor:
+    if lengths.is_meta and device.type != "meta":
+        raise DeviceError(
+            f"query is on {device} and the mask's lengths on meta; give lengths that have values."
+        )
+    return lengths.to(device)
 
 
 def _short(lengths: Tensor) -> str:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, DTypeError
+from regard.mechanism.checks import count, number
 from regard.mechanism.concrete import concrete
 
 
@@ -79,11 +80,9 @@ class Softmax(Normalizer):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ArgumentError(
-                f"Softmax got temperature={self.temperature}; it must be above 0. "
-                "For the limit of temperature 0 use normalize=Hard()."
-            )
+        cure = "For the limit of temperature 0 use Hard()."
+        number("Softmax got temperature", self.temperature, above=0, cure=cure)
+        number("Softmax got temperature", self.temperature, least=1e-30, below=1e31, cure=cure)  # in float32
 
     def tau(self, scores: Tensor) -> Tensor:
         return self.temperature * self.phi(scores).sum(-1, keepdim=True).log()
@@ -109,6 +108,15 @@ class Softmax1(Normalizer):
     """
 
     score: float | Tensor = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.score, Tensor):
+            if not self.score.is_floating_point():
+                raise DTypeError(
+                    f"the sink is of {self.score.dtype}; a score is floating point: score.float()."
+                )
+        elif self.score != -math.inf:  # which no key can lose against
+            number("the sink of Softmax1 got score", self.score)
 
     def tau(self, scores: Tensor) -> Tensor:
         return torch.exp(scores).sum(-1, keepdim=True).log()
@@ -136,7 +144,9 @@ class Sink(nn.Module):
 
     def __init__(self, heads: int, start: float = 0.0) -> None:
         super().__init__()
-        self.score = nn.Parameter(torch.full((heads,), start))
+        count("Sink got heads", heads, least=1)
+        number("Sink got start", start)
+        self.score = nn.Parameter(torch.full((heads,), float(start)))
 
     def extra_repr(self) -> str:
         return f"heads={len(self.score)}"
@@ -161,11 +171,9 @@ class Entmax(Normalizer):
     alpha: float = 1.5
 
     def __post_init__(self) -> None:
-        if not self.alpha > 1 or math.isinf(self.alpha):
-            raise ArgumentError(
-                f"Entmax got alpha={self.alpha}; it must lie above 1. "
-                "alpha = 1 is Softmax(), and alpha → ∞ is Hard()."
-            )
+        # beyond these bounds float32 cannot tell the weights from those of the limits
+        cure = "alpha = 1 is Softmax(), and alpha → ∞ is Hard()."
+        number("Entmax got alpha", self.alpha, least=1.01, below=8.01, cure=cure)
 
     def tau(self, scores: Tensor) -> Tensor:
         x = scores.detach() * (self.alpha - 1)  # the row's maximum is 0, so τ lies in [−1, 0)
@@ -226,16 +234,16 @@ def _root(x: Tensor, p: float, steps: int = 60) -> Tensor:
 
     For p ≥ 1 the norm ‖max(x − τ, 0)‖ₚ is convex and falls with τ, so Newton's method started at −1, left
     of the root, climbs to it and never passes it: in a few steps, and exactly for p = 1. For p < 1 it is
-    not convex, and the interval is halved instead.
+    not convex, and the interval between −1 and −n^(−1/p) is halved, in the logarithm: −τ may be tiny.
     """
     tau = torch.full_like(x[..., :1], -1.0)
     if p < 1:
-        upper = torch.zeros_like(tau)
+        lower, upper = torch.zeros_like(tau), torch.full_like(tau, -math.log(x.shape[-1]) / p)
         for _ in range(steps):
-            middle = (tau + upper) / 2
-            above = _power(x - middle, p).sum(-1, keepdim=True) >= 1
-            tau, upper = torch.where(above, middle, tau), torch.where(above, upper, middle)
-        return tau
+            middle = (lower + upper) / 2
+            above = _power(x + middle.exp(), p).sum(-1, keepdim=True) >= 1
+            lower, upper = torch.where(above, middle, lower), torch.where(above, upper, middle)
+        return -lower.exp()
     for _ in range(steps):
         gap = x - tau
         norm = _power(gap, p).sum(-1, keepdim=True) ** (1 / p)
@@ -312,6 +320,10 @@ class Sigmoid(_Unnormalized):
     """
 
     bias: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.bias is not None:
+            number("Sigmoid got bias", self.bias)
 
     def tau(self, scores: Tensor) -> Tensor:
         if self.bias is not None:

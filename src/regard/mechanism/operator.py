@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from regard.mechanism import derivatives, reference
+from regard.mechanism.checks import ordinary
 from regard.mechanism.layout import Layout
 from regard.mechanism.masking import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax, spell
-from regard.mechanism.prepare import Bias, prepare
+from regard.mechanism.prepare import Bias, check_score, prepare
 from regard.mechanism.problem import Problem
 from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
 from regard.mechanism.weights import Weights
@@ -142,6 +143,9 @@ def explain(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options
       blocks of query rows with the keys that they see, in linear memory
       the dense weights would take 137.4 GB
     """
+    unknown = options.keys() - Options.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"explain got {', '.join(sorted(unknown))}; it takes the arguments of attention.")
     _check_inputs(query, key, value)
     layout = Layout.of(query, key, value)
     normalize = _normalizer(options.get("normalize", Softmax()))
@@ -150,6 +154,7 @@ def explain(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options
     size = f"{pairs * max(query.element_size(), 4) / 1e9:.1f} GB"
     reasons = [why, f"the dense weights {'' if chosen == 'reference' else 'would '}take {size}"]
     score = options.get("score", ScaledDot())
+    check_score(score)
     if not isinstance(score, Score):
         name = getattr(score, "__name__", type(score).__name__)
         reasons.append(f"the score is a function, {name}, so its scores are a dense matrix of {size}")
@@ -158,7 +163,7 @@ def explain(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options
 
 def _choose(normalize: Normalizer, asked: str | None) -> tuple[str, str]:
     """The implementation, and the reason."""
-    asked = asked or _FROM_ENVIRONMENT
+    asked = _FROM_ENVIRONMENT if asked is None else asked
     if asked is not None and asked not in IMPLEMENTATIONS:
         raise ArgumentError(f"implementation is {asked!r}; there are {' and '.join(IMPLEMENTATIONS)}.")
     if torch.autograd.forward_ad._current_level >= 0:
@@ -230,6 +235,7 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise DTypeError(
                 f"{name} is a {type(tensor).__name__}; pass a torch.Tensor, torch.as_tensor({name})."
             )
+        ordinary(name, tensor)
         if tensor.dim() < 2:
             raise ShapeError(
                 f"{name} has shape {tuple(tensor.shape)}; it needs at least 2 axes, (tokens, features). "

@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from regard.errors import DTypeError, ShapeError
 from regard.mechanism.biases import RelativeBias
+from regard.mechanism.checks import number, ordinary, same_device
 from regard.mechanism.dropout import draw_seed
 from regard.mechanism.layout import Layout
 from regard.mechanism.masking import Mask, Scene, as_mask, broadcasts
@@ -15,7 +16,7 @@ from regard.mechanism.normalizers import Normalizer
 from regard.mechanism.problem import Problem, Rules
 from regard.mechanism.scores import Prepared, Score, ScoreFunction
 
-Bias = Tensor | RelativeBias | Sequence[Tensor | RelativeBias]
+Bias = Tensor | RelativeBias | list[Tensor | RelativeBias] | tuple[Tensor | RelativeBias, ...]
 
 
 def prepare(
@@ -31,8 +32,7 @@ def prepare(
     generator: torch.Generator | None,
 ) -> Problem:
     """The problem that a call stands for."""
-    if not 0 <= dropout < 1:
-        raise ArgumentError(f"dropout is {dropout}; it is a share of the weights, at least 0 and below 1.")
+    _check_dropout(dropout, generator)
     scene = Scene(layout.lead, query.shape[-2], key.shape[-2], query.device)
     precise = torch.float64 if query.dtype is torch.float64 else torch.float32
     prepared, function_scores = _score(score, query, key, layout, precise)
@@ -57,7 +57,6 @@ def prepare(
     for number, term in enumerate(terms):
         for name, tensor in term._asdict().items():
             if tensor is not None:
-                _same_device("mask", tensor, scene)
                 tensors[f"{name}{number}"] = layout.per_query(tensor)
 
     sink = normalize.sink()
@@ -77,15 +76,13 @@ def _score(
     score: Score | ScoreFunction, query: Tensor, key: Tensor, layout: Layout, precise: torch.dtype
 ) -> tuple[Prepared, list[Tensor]]:
     """The prepared score; and the scores themselves where they come from a function."""
-    if isinstance(score, type):
-        raise DTypeError(f"score is the class {score.__name__}; pass an instance: score={score.__name__}(…).")
+    check_score(score)
+    if isinstance(score, nn.Module):
+        same_device("the score", score, query.device)
     if isinstance(score, Score):
         return score.prepare(layout.per_query(query.to(precise)), layout.per_key(key.to(precise))), []
-    if not callable(score):
-        raise DTypeError(
-            f"score is a {type(score).__name__}; pass a regard score or a function of (query, key)."
-        )
-    every = key.repeat_interleave(layout.per_group, -3) if layout.per_group > 1 and key.shape[-3] > 1 else key
+    grouped = layout.per_group > 1 and key.dim() > 2 and key.shape[-3] > 1
+    every = key.repeat_interleave(layout.per_group, -3) if grouped else key
     scores = score(query, every)
     whole = (*layout.lead, query.shape[-2], key.shape[-2])
     if not isinstance(scores, Tensor) or not broadcasts(scores.shape, whole):
@@ -94,6 +91,11 @@ def _score(
             f"score returned {seen} for query {tuple(query.shape)} and key {tuple(every.shape)}; "
             f"it must return scores of shape {whole}."
         )
+    if not scores.is_floating_point():
+        raise DTypeError(
+            f"score returned scores of {scores.dtype}; they must be floating point: scores.float()."
+        )
+    same_device("the score's result", scores, query.device)
     # what is left to match is empty: the scores stand beside it as a bias
     nothing = Prepared(layout.per_query(query[..., :0].to(precise)), layout.per_key(key[..., :0].to(precise)))
     return nothing, [layout.per_query(torch.atleast_2d(scores.to(precise)))]
@@ -102,14 +104,18 @@ def _score(
 def _parts(bias: Bias | None) -> Sequence[Tensor | RelativeBias]:
     if bias is None:
         return ()
-    return (bias,) if isinstance(bias, Tensor | RelativeBias) else tuple(bias)
+    return tuple(bias) if isinstance(bias, list | tuple) else (bias,)
 
 
 def _dense(bias: Tensor, scene: Scene, precise: torch.dtype) -> Tensor:
     if not isinstance(bias, Tensor):
-        raise DTypeError(
-            f"bias is a {type(bias).__name__}; pass a tensor, a relative bias, or several in a list."
-        )
+        name = bias.__name__ if isinstance(bias, type) else type(bias).__name__
+        cure = "pass a tensor, a relative bias, or a list of them"
+        if isinstance(bias, type):
+            cure = f"pass an instance, {name}(…)"
+        elif isinstance(bias, Mask):
+            cure = "a mask goes to mask="
+        raise DTypeError(f"bias is {name}, which cannot be added to scores; {cure}.")
     if not bias.is_floating_point():
         cure = (
             "A boolean tensor, True = may look, goes to mask=."
@@ -125,12 +131,22 @@ def _dense(bias: Tensor, scene: Scene, precise: torch.dtype) -> Tensor:
             f"bias has shape {tuple(bias.shape)}, which does not broadcast to the scores' shape {whole}. "
             "Add axes of size 1 where it is the same for all."
         )
-    _same_device("bias", bias, scene)
+    ordinary("bias", bias)
+    same_device("bias", bias, scene.device)
     return torch.atleast_2d(bias.to(precise))
 
 
 def _line(bias: RelativeBias, layout: Layout, scene: Scene, precise: torch.dtype) -> Tensor:
-    line = torch.atleast_2d(bias.line(scene.queries, scene.keys, scene.device).to(precise))
+    same_device("bias", bias, scene.device)
+    line, length = bias.line(scene.queries, scene.keys, scene.device), max(scene.queries + scene.keys - 1, 0)
+    if not isinstance(line, Tensor):
+        raise DTypeError(f"{bias} gave a {type(line).__name__}; its forward(distance) must return a tensor.")
+    if not 1 <= line.dim() <= 2 or line.shape[-1] != length:
+        raise ShapeError(
+            f"{bias} gave {tuple(line.shape)} for {length} distances; it must give a tensor of shape "
+            f"({layout.heads}, {length}), or ({length},) for all heads."
+        )
+    line = torch.atleast_2d(line.to(precise))
     if line.shape[-2] != 1 and line.shape[-2] != layout.heads:
         raise ShapeError(
             f"{bias} has {line.shape[-2]} heads and the call has {layout.heads}; a relative bias needs one "
@@ -140,16 +156,30 @@ def _line(bias: RelativeBias, layout: Layout, scene: Scene, precise: torch.dtype
 
 
 def _sink(sink: Tensor | float, layout: Layout, scene: Scene, precise: torch.dtype) -> Tensor:
-    tensor = torch.as_tensor(sink, device=None if isinstance(sink, Tensor) else scene.device)
+    tensor = sink if isinstance(sink, Tensor) else torch.tensor(sink, dtype=precise, device=scene.device)
     if tensor.dim() > 1 or (tensor.numel() != 1 and tensor.numel() != layout.heads):
         raise ShapeError(
             f"the sink has shape {tuple(tensor.shape)} and the call has {layout.heads} heads; "
             "it needs one number per head, or one for all."
         )
-    _same_device("the sink", tensor, scene)
+    same_device("the sink", tensor, scene.device)
     return layout.per_head(tensor.to(precise))
 
 
-def _same_device(name: str, tensor: Tensor, scene: Scene) -> None:
-    if tensor.device != scene.device:
-        raise DeviceError(f"query is on {scene.device} and {name} on {tensor.device}; bring them together.")
+def check_score(score: object) -> None:
+    """A regard score, or a function."""
+    if isinstance(score, type):
+        raise DTypeError(f"score is the class {score.__name__}; pass an instance: score={score.__name__}(…).")
+    if not isinstance(score, Score) and not callable(score):
+        raise DTypeError(
+            f"score is a {type(score).__name__}; pass a regard score, such as Dot(), "
+            "or a function of (query, key)."
+        )
+
+
+def _check_dropout(dropout: float, generator: torch.Generator | None) -> None:
+    number("attention got dropout", dropout, least=0, below=1, cure="It is the share of weights to drop.")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise DTypeError(
+            f"generator is {generator!r}; pass a torch.Generator: torch.Generator().manual_seed(0)."
+        )

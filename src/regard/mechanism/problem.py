@@ -27,6 +27,7 @@ from regard.mechanism.normalizers import Normalizer
 
 QUERY_AXIS = {"query": -2, "bias": -2, "allowed": -2, "start": -2, "stop": -2, "row": -2, "tau": -2}
 KEY_AXIS = {"key": -2, "value": -2, "bias": -1, "allowed": -1}
+WHOLE = 2**15  # scores of a problem that is solved in one piece, without looking at its intervals first
 DIFFERENTIABLE = ("query", "key", "value", "vector", "bias", "line", "sink")
 
 
@@ -76,7 +77,8 @@ class Problem:
 
     def lead(self) -> tuple[int, ...]:
         """(…, g, r): the leading axes that all tensors together have."""
-        return tuple(torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in self.tensors.values())))
+        shapes = zip(*(tensor.shape[:-2] for tensor in self.tensors.values()), strict=True)
+        return tuple(next((size for size in sizes if size != 1), 1) for sizes in shapes)
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Problem":
         return replace(self, tensors=dict(tensors))
@@ -168,19 +170,23 @@ def tiles(problem: Problem, budget: int, *, all_heads: bool = False) -> Iterator
     Many rows of few heads rather than few rows of many; with `all_heads`, no tile divides the heads.
     """
     *batch, groups, per_group = problem.lead()
-    if torch.compiler.is_compiling():  # a graph has no loops, and a size no value yet
-        yield Tile(
-            tuple(slice(0, n) for n in (*batch, groups)), slice(0, problem.queries), slice(0, problem.keys)
-        )
+    every_row, every_key = slice(0, problem.queries), slice(0, problem.keys)
+    # a graph has no loops, and its sizes may have no values yet; a small problem is not worth cutting
+    if torch.compiler.is_compiling() or _pairs(problem) <= min(budget, WHOLE):
+        yield Tile(tuple(slice(0, n) for n in (*batch, groups)), every_row, every_key)
         return
     sizes = tuple(batch) if all_heads else (*batch, groups)
     rest = (slice(0, groups),) if all_heads else ()
     width = max(problem.keys, 1) * per_group * (max(groups, 1) if all_heads else 1)
     rows = min(max(budget // width, 1), max(problem.queries, 1))
     for lead in _lead_slices(sizes, max(budget // (rows * width), 1)):
-        box = problem.part(Tile((*lead, *rest), slice(0, problem.queries), slice(0, problem.keys)))
+        box = problem.part(Tile((*lead, *rest), every_row, every_key))
         for row_block, key_block in _row_blocks(box, max(budget // max(math.prod(box.lead()), 1), 1)):
             yield Tile((*lead, *rest), row_block, key_block)
+
+
+def _pairs(problem: Problem) -> int:
+    return math.prod(problem.lead()) * problem.queries * problem.keys
 
 
 def _lead_slices(sizes: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
@@ -198,18 +204,20 @@ def _lead_slices(sizes: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...
 def _row_blocks(problem: Problem, budget: int) -> Iterator[tuple[slice, slice]]:
     """Blocks of query rows with the interval of keys that they see: at most `budget` pairs, little waste."""
     starts, stops = _bounds(problem)
+    widths = (stops - starts).clip(min=0)
     begin, count = 0, len(starts)
     while begin < len(starts):
         count = min(2 * count, len(starts) - begin)
         while True:
-            low, high = int(starts[begin : begin + count].min()), int(stops[begin : begin + count].max())
-            seen = int((stops - starts)[begin : begin + count].clip(min=0).sum())
+            rows = slice(begin, begin + count)
+            low, high = int(starts[rows].min()), int(stops[rows].max())
+            seen = int(widths[rows].sum())
             pairs = count * max(high - low, 0)
             # a large block of rows that see different keys wastes time on pairs that nobody sees
             if count == 1 or (pairs <= budget and (count <= 32 or pairs <= 2 * seen + 32 * count)):
                 break
             count = (count + 1) // 2
-        yield slice(begin, begin + count), slice(low, max(low, high))
+        yield rows, slice(low, max(low, high))
         begin += count
 
 

@@ -100,9 +100,11 @@ def tau(problem: Problem, scores: Tensor) -> Tensor:
     row = row - top
     rest = torch.where(empty, 0.0, normalize.tau(row.detach()))
     if differentiates(row):
+        visible = row != -math.inf
         for _ in range(2):
-            excess = normalize.phi(row - rest).sum(-1, keepdim=True) - 1
-            slope = normalize.slope(row - rest).sum(-1, keepdim=True)
+            x = torch.where(visible, row - rest, 0.0)
+            excess = torch.where(visible, normalize.phi(x), 0.0).sum(-1, keepdim=True) - 1
+            slope = torch.where(visible, normalize.slope(x), 0.0).sum(-1, keepdim=True)
             rest = rest + torch.where(slope > 0, excess / torch.where(slope > 0, slope, 1.0), 0.0)
     return torch.cat([top, rest], -1)
 
@@ -117,8 +119,10 @@ def differentiates(x: Tensor) -> bool:
 def weigh(problem: Problem, scores: Tensor, tau: Tensor) -> Tensor:
     """φ(scores − τ) / divisor, zero where nothing is in sight."""
     visible, x = scores != -math.inf, center(scores, tau)
-    phi = torch.where(visible, problem.rules.normalize.phi(x), 0.0)
     divisor = problem.rules.normalize.divisor(x.detach(), visible)
+    if differentiates(x):
+        x = torch.where(visible, x, 0.0)  # zero times what φ' is at −inf might be NaN
+    phi = torch.where(visible, problem.rules.normalize.phi(x), 0.0)
     return phi if divisor is None else phi / divisor
 
 

@@ -10,7 +10,7 @@ from regard.mechanism.weights import Weights
 
 
 def rollout(
-    layers: Sequence[Weights], queries: int | Sequence[int] | None = None, *, residual: float = 0.5
+    layers: Sequence[Weights], queries: int | Sequence[int] | Tensor | None = None, *, residual: float = 0.5
 ) -> Tensor:
     """How much each input token contributes to positions of the last layer: Abnar & Zuidema 2020, eq. 1.
 
@@ -40,9 +40,16 @@ def rollout(
     if queries is None:
         mixed = torch.full((size, 1), 1 / max(size, 1), dtype=start.dtype, device=start.device)
     else:
-        chosen = torch.as_tensor(queries, device=start.device).reshape(-1) % max(size, 1)
-        mixed = torch.nn.functional.one_hot(chosen, size).to(start.dtype).mT  # n m
+        chosen = torch.as_tensor(queries, dtype=torch.long, device=start.device)
+        outside = chosen[(chosen < -size) | (chosen >= size)]
+        if outside.numel():
+            raise ArgumentError(
+                f"rollout got the query {int(outside[0])} and the layers have {size} tokens; "
+                f"it must lie between {-size} and {size - 1}."
+            )
+        mixed = torch.zeros(size, chosen.numel(), dtype=start.dtype, device=start.device)
+        mixed[chosen.flatten(), torch.arange(chosen.numel(), device=start.device)] = 1  # a column per query
     for layer in reversed(layers):
-        averaged = layer.mean("heads") if layer.ndim > 2 else layer
+        averaged = layer.mean("heads") if layer.has_heads else layer
         mixed = residual * mixed + (1 - residual) * (averaged.T @ mixed)
-    return mixed.mT if isinstance(queries, Sequence) else mixed[..., 0]
+    return mixed[..., 0] if queries is None or chosen.dim() == 0 else mixed.mT

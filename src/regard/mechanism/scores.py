@@ -14,7 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ShapeError
+from regard.mechanism.checks import count, number
+from regard.mechanism.concrete import concrete
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -54,9 +56,25 @@ def _widths(score: str, query: Tensor, key: Tensor, query_width: int, key_width:
         )
 
 
+def _check_widths(score: str, query_width: int, key_width: int, width: int = 1) -> None:
+    for name, value in (("query_width", query_width), ("key_width", key_width), ("width", width)):
+        count(f"{score} got {name}", value, least=1)
+
+
 def _check_softcap(softcap: float | None) -> None:
-    if softcap is not None and not softcap > 0:
-        raise ArgumentError(f"softcap is {softcap}; it must be above 0, or None for no cap.")
+    if softcap is not None:
+        number("the score got softcap", softcap, above=0, cure="None is no cap.")
+
+
+def _by_rows(change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """change(x), where a row that holds NaN or infinity becomes NaN and receives no gradient.
+
+    Otherwise zero times NaN would reach the gradients of parameters, even from keys that are masked.
+    """
+    if concrete(x) and math.isfinite(x.sum().item()):
+        return change(x)
+    bad = ~torch.isfinite(x).all(-1, keepdim=True)
+    return torch.where(bad, math.nan, change(torch.where(bad, 0.0, x)))
 
 
 @dataclass(frozen=True)
@@ -96,6 +114,8 @@ class ScaledDot(Score):
 
     def __post_init__(self) -> None:
         _check_softcap(self.softcap)
+        if self.scale is not None:
+            number("ScaledDot got scale", self.scale)
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _same_width(query, key)
@@ -118,18 +138,20 @@ class Cosine(Score):
 
     def __post_init__(self) -> None:
         _check_softcap(self.softcap)
+        number("Cosine got scale", self.scale)
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _same_width(query, key)
-        normalize = nn.functional.normalize
-        return Prepared(normalize(query, dim=-1) * self.scale, normalize(key, dim=-1), softcap=self.softcap)
+        query, key = _by_rows(_direction, query), _by_rows(_direction, key)
+        return Prepared(query * self.scale, key, softcap=self.softcap)
 
 
 @dataclass(frozen=True)
 class Gaussian(Score):
     """−‖query − key‖² / 2σ²: softmax of it is Nadaraya-Watson regression (Watson 1964).
 
-    Computed as query · key / σ², plus one number per key and one per query.
+    Computed as query · key / σ², plus one number per key and one per query. The median of the queries
+    serves as origin, so that no digits are lost where everything lies far from zero.
 
     >>> import torch, regard
     >>> query, key = torch.tensor([[1.0]]), torch.tensor([[3.0]])
@@ -140,15 +162,34 @@ class Gaussian(Score):
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.sigma > 0:
-            raise ArgumentError(f"Gaussian got sigma={self.sigma}; a width is above 0.")
+        number("Gaussian got sigma", self.sigma, above=0)
+        number("Gaussian got sigma", self.sigma, least=1e-15, below=1e16)  # 1 / σ² in float32
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _same_width(query, key)
+        origin = _median(query)
+        query, key = query - origin, key - origin
         precision = 1 / self.sigma**2
-        per_query = query.square().sum(-1, keepdim=True) * (-precision / 2)
-        per_key = (key.square().sum(-1, keepdim=True) * (-precision / 2)).mT
-        return Prepared(query * precision, key, biases=(per_key, per_query))
+
+        def fall(x: Tensor) -> Tensor:
+            return x.square().sum(-1, keepdim=True) * (-precision / 2)
+
+        return Prepared(query * precision, key, biases=(_by_rows(fall, key).mT, _by_rows(fall, query)))
+
+
+def _direction(x: Tensor) -> Tensor:
+    """x / ‖x‖, and 0 for 0."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / torch.where(length == 0, 1.0, length)
+
+
+def _median(query: Tensor) -> Tensor:
+    """The median of the queries of a key head, … g r q d -> … g 1 1 d; 0 where there is none."""
+    rows = query.detach().flatten(-3, -2)
+    if not rows.shape[-2]:
+        return rows.new_zeros(*rows.shape[:-2], 1, 1, rows.shape[-1])
+    middle = rows.nanmedian(-2).values.unsqueeze(-2).unsqueeze(-2)
+    return torch.where(torch.isfinite(middle), middle, 0.0)
 
 
 class General(nn.Module, Score):
@@ -162,6 +203,7 @@ class General(nn.Module, Score):
 
     def __init__(self, query_width: int, key_width: int, softcap: float | None = None) -> None:
         super().__init__()
+        _check_widths("General", query_width, key_width)
         _check_softcap(softcap)
         self.softcap = softcap
         self.weight = nn.Parameter(torch.empty(query_width, key_width))
@@ -169,10 +211,12 @@ class General(nn.Module, Score):
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _widths("General", query, key, self.weight.shape[0], self.weight.shape[1])
-        return Prepared(query @ self.weight.to(query.dtype), key, softcap=self.softcap)
+        projected = _by_rows(lambda x: x @ self.weight.to(x.dtype), query)
+        return Prepared(projected, key, softcap=self.softcap)
 
     def extra_repr(self) -> str:
-        return f"{self.weight.shape[0]}, {self.weight.shape[1]}"
+        softcap = "" if self.softcap is None else f", softcap={self.softcap}"
+        return f"{self.weight.shape[0]}, {self.weight.shape[1]}{softcap}"
 
 
 class Additive(nn.Module, Score):
@@ -189,6 +233,7 @@ class Additive(nn.Module, Score):
     def __init__(self, query_width: int, key_width: int, width: int | None = None) -> None:
         super().__init__()
         width = key_width if width is None else width
+        _check_widths("Additive", query_width, key_width, width)
         self.query_map = nn.Parameter(torch.empty(width, query_width))
         self.key_map = nn.Parameter(torch.empty(width, key_width))
         self.vector = nn.Parameter(torch.empty(width))
@@ -220,6 +265,7 @@ class Concat(nn.Module, Score):
 
     def __init__(self, query_width: int, key_width: int, width: int = 1) -> None:
         super().__init__()
+        _check_widths("Concat", query_width, key_width, width)
         self.query_map = nn.Parameter(torch.empty(width, query_width))
         self.key_map = nn.Parameter(torch.empty(width, key_width))
         nn.init.xavier_uniform_(self.query_map)
@@ -242,4 +288,6 @@ def _added(
     query_map: Tensor, key_map: Tensor, vector: Tensor, query: Tensor, key: Tensor, family: str
 ) -> Prepared:
     dtype = query.dtype
-    return Prepared(query @ query_map.to(dtype).mT, key @ key_map.to(dtype).mT, family, vector.to(dtype))
+    query = _by_rows(lambda x: x @ query_map.to(dtype).mT, query)
+    key = _by_rows(lambda x: x @ key_map.to(dtype).mT, key)
+    return Prepared(query, key, family, vector.to(dtype))

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from regard.mechanism.masking import broadcasts
 from regard.mechanism.normalizers import spell, unspell
 from regard.mechanism.problem import Problem, Rules, Tile, kind, tiles
 from regard.mechanism.selection import Index, as_slice, plain_index, some_heads, some_rows
+
+# Whether the last leading axis counts the heads, there is but one head, or the mean of all is meant.
+Heads = Literal["axis", "one", "mean"]
 
 
 class Top(NamedTuple):
@@ -50,12 +53,12 @@ class Weights:
     """
 
     def __init__(
-        self, problem: Problem, tau: Tensor | None, lead: Sequence[int], *, averaged: bool = False
+        self, problem: Problem, tau: Tensor | None, lead: Sequence[int], heads: Heads | None = None
     ) -> None:
         tensors = dict(problem.tensors) if tau is None else {**problem.tensors, "tau": tau}
         self._problem = problem.with_tensors(tensors)
         self._lead = tuple(lead)
-        self._averaged = averaged  # over the heads
+        self._heads: Heads = ("axis" if self._lead else "one") if heads is None else heads
         self._versions = {name: _version(tensor) for name, tensor in tensors.items()}
 
     # What it is
@@ -84,6 +87,11 @@ class Weights:
         """The shape, or one number of it, as a tensor would tell."""
         return self.shape if axis is None else self.shape[axis]
 
+    @property
+    def has_heads(self) -> bool:
+        """Whether the last axis before queries and keys counts the heads."""
+        return self._heads == "axis"
+
     def numel(self) -> int:
         """The number of weights."""
         return math.prod(self.shape)
@@ -94,7 +102,7 @@ class Weights:
     def __repr__(self) -> str:
         held = sum(t.untyped_storage().nbytes() for t in self._problem.tensors.values())
         dense = self.numel() * self.dtype.itemsize
-        mean = ", mean of the heads" if self._averaged else ""
+        mean = ", mean of the heads" if self._heads == "mean" else ""
         rules = self._problem.rules
         return (
             f"Weights({' × '.join(map(str, self.shape))}, {str(self.dtype).removeprefix('torch.')}: "
@@ -126,7 +134,7 @@ class Weights:
                 [0., 1.]])
         """
         self._check()
-        if self._averaged:
+        if self._heads == "mean":
             raise ArgumentError("the mean of several heads has no scores; take them before mean('heads').")
         found = reference.scores(self._problem)
         return self._merge(found.expand(*self._problem.lead(), *found.shape[-2:]))
@@ -145,7 +153,9 @@ class Weights:
         chosen = as_slice(index, heads) if isinstance(index, int | slice) else index
         problem = some_heads(self._problem, [slice(None)] * len(batch), chosen)
         count = torch.arange(heads)[chosen].numel()
-        return self._like(problem, batch if isinstance(index, int) else (*batch, count))
+        if isinstance(index, int):
+            return self._like(problem, batch, "one")
+        return self._like(problem, (*batch, count))
 
     def mean(self, over: str) -> "Weights":
         """The mean over the heads, still lazy: `mean("heads")`.
@@ -159,7 +169,7 @@ class Weights:
         if over != "heads":
             raise ArgumentError(f"mean got {over!r}; lazy weights can be averaged over 'heads'.")
         self._needs_heads("mean('heads')")
-        return self._like(self._problem, self._lead[:-1], averaged=True)
+        return self._like(self._problem, self._lead[:-1], "mean")
 
     # What it says, a row or a column at a time
 
@@ -310,7 +320,7 @@ class Weights:
             "normalize": spell(rules.normalize),
             **{name: getattr(rules, name) for name in ("family", "softcap", "dropout", "terms", "queries")},
             "lead": self._lead,
-            "averaged": self._averaged,
+            "heads": self._heads,
         }
         tensors = {name: t.detach().cpu().contiguous() for name, t in self._problem.tensors.items()}
         return write_whole(path, save(tensors, {"regard": json.dumps({"format": "weights 1", **described})}))
@@ -328,9 +338,9 @@ class Weights:
             raise ArgumentError(f"{path} holds no lazy weights that can be read ({error}).") from None
         if described.pop("format", None) != "weights 1":
             raise ArgumentError(f"{path} holds no lazy weights; such a file is written by Weights.save.")
-        lead, averaged = described.pop("lead"), described.pop("averaged")
+        lead, heads = described.pop("lead"), described.pop("heads")
         rules = Rules(unspell(described.pop("normalize")), **described)
-        return cls(Problem(rules, tensors), None, lead, averaged=averaged)
+        return cls(Problem(rules, tensors), None, lead, heads)
 
     def detach(self) -> "Weights":
         """The same weights, cut off from the graph that query and key came from."""
@@ -349,13 +359,13 @@ class Weights:
 
     def __reduce__(self) -> tuple[Any, ...]:
         still = self.detach()
-        return _rebuild, (still._problem, still._lead, still._averaged)
+        return Weights, (still._problem, None, still._lead, still._heads)
 
     # How it works
 
-    def _like(self, problem: Problem, lead: Sequence[int], averaged: bool | None = None) -> "Weights":
+    def _like(self, problem: Problem, lead: Sequence[int], heads: Heads | None = None) -> "Weights":
         self._check()
-        return Weights(problem, None, lead, averaged=self._averaged if averaged is None else averaged)
+        return Weights(problem, None, lead, self._heads if heads is None else heads)
 
     def _check(self) -> None:
         for name, tensor in self._problem.tensors.items():
@@ -366,9 +376,10 @@ class Weights:
                 )
 
     def _needs_heads(self, what: str) -> None:
-        if not self._lead or self._averaged:
+        if not self.has_heads:
             raise ArgumentError(
-                f"{what} needs weights with an axis of heads, and these are {tuple(self.shape)}."
+                f"{what} needs weights with an axis of heads, and these are {tuple(self.shape)}; "
+                "they are of one head, or the mean of several, already."
             )
 
     def _blocks(self) -> Iterator[tuple[Tile, Tensor, Tensor]]:
@@ -376,7 +387,7 @@ class Weights:
         self._check()
         problem = self._problem.checked()
         recorded = torch.is_grad_enabled() and any(t.requires_grad for t in problem.tensors.values())
-        for at in tiles(problem, tiled.budget(problem), all_heads=self._averaged):
+        for at in tiles(problem, tiled.budget(problem), all_heads=self._heads == "mean"):
             part = problem.part(at)
             scores = reference.scores(part)
             tau = part.get("tau")
@@ -385,7 +396,7 @@ class Weights:
             block, visible = reference.weights(part, scores, tau), scores != -math.inf
             size = (*part.lead(), *block.shape[-2:])
             block, visible = block.expand(size), visible.expand(size)
-            if self._averaged:
+            if self._heads == "mean":
                 at = at._replace(lead=at.lead[:-1])
                 block, visible = block.mean((-4, -3)), visible.any(-3).any(-3)
             yield at, block, visible
@@ -393,7 +404,7 @@ class Weights:
     def _inner_lead(self) -> tuple[int, ...]:
         """The leading axes of a block: (…, g, r), or those of the batch where heads are averaged."""
         lead = self._problem.lead()
-        return lead[:-2] if self._averaged else lead
+        return lead[:-2] if self._heads == "mean" else lead
 
     def _new(self, *size: int) -> Tensor:
         return torch.zeros(*self._inner_lead(), *size, dtype=self.dtype, device=self.device)
@@ -430,7 +441,7 @@ class Weights:
         """Some leading indices and some query rows, still lazy."""
         problem = some_rows(self._problem, rows)
         if lead:
-            batch, heads = (lead, slice(None)) if self._averaged else (lead[:-1], lead[-1])
+            batch, heads = (lead[:-1], lead[-1]) if self.has_heads else (lead, slice(None))
             problem = some_heads(problem, batch, heads)
         return self._like(problem, [len(range(n)[i]) for n, i in zip(self._lead, lead, strict=True)])
 
@@ -483,10 +494,6 @@ class TransposedWeights:
 
     def __repr__(self) -> str:
         return f"transpose of {self._weights!r}"
-
-
-def _rebuild(problem: Problem, lead: tuple[int, ...], averaged: bool) -> Weights:
-    return Weights(problem, None, lead, averaged=averaged)
 
 
 def _version(tensor: Tensor) -> int | None:
