@@ -22,11 +22,22 @@ from regard.mechanism.problem import Problem
 
 def attention(problem: Problem) -> tuple[Tensor, Tensor]:
     """The output, (…, g, r, q, e), and the row statistic τ, (…, g, r, q, 2)."""
+    careful = problem.rules.careful
     s = scores(problem)
+    broken = broken_rows(s) if careful else None
+    if broken is not None:
+        s = torch.where(broken & (s != -math.inf), 0.0, s)
     statistic = tau(problem, s)
-    output = product(weights(problem, s, statistic), problem["value"], careful=problem.rules.careful)
+    output = product(weights(problem, s, statistic), problem["value"], careful=careful)
+    if broken is not None:  # only now, so that no derivative of NaN can reach another row
+        output = output + torch.where(broken, math.nan, 0.0)
     lead = problem.lead()
     return output.expand(*lead, *output.shape[-2:]), statistic.expand(*lead, *statistic.shape[-2:])
+
+
+def broken_rows(scores: Tensor) -> Tensor:
+    """The rows, (…, q, 1), that see a score of NaN or +inf."""
+    return (scores.isnan() | (scores == math.inf)).any(-1, keepdim=True)
 
 
 def weights(problem: Problem, scores: Tensor, tau: Tensor) -> Tensor:

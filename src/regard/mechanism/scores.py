@@ -62,8 +62,12 @@ def _check_widths(score: str, query_width: int, key_width: int, width: int = 1) 
 
 
 def _check_softcap(softcap: float | None) -> None:
-    if softcap is not None:
+    if softcap is not None and softcap != math.inf:
         number("the score got softcap", softcap, above=0, cure="None is no cap.")
+
+
+def _cap(softcap: float | None) -> float | None:
+    return None if softcap == math.inf else softcap
 
 
 def _by_rows(change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -96,7 +100,7 @@ class Dot(Score):
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _same_width(query, key)
-        return Prepared(query, key, softcap=self.softcap)
+        return Prepared(query, key, softcap=_cap(self.softcap))
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class ScaledDot(Score):
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _same_width(query, key)
         scale = 1 / math.sqrt(max(query.shape[-1], 1)) if self.scale is None else self.scale
-        return Prepared(query * scale, key, softcap=self.softcap)
+        return Prepared(query * scale, key, softcap=_cap(self.softcap))
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ class Cosine(Score):
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _same_width(query, key)
         query, key = _by_rows(_direction, query), _by_rows(_direction, key)
-        return Prepared(query * self.scale, key, softcap=self.softcap)
+        return Prepared(query * self.scale, key, softcap=_cap(self.softcap))
 
 
 @dataclass(frozen=True)
@@ -212,7 +216,7 @@ class General(nn.Module, Score):
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _widths("General", query, key, self.weight.shape[0], self.weight.shape[1])
         projected = _by_rows(lambda x: x @ self.weight.to(x.dtype), query)
-        return Prepared(projected, key, softcap=self.softcap)
+        return Prepared(projected, key, softcap=_cap(self.softcap))
 
     def extra_repr(self) -> str:
         softcap = "" if self.softcap is None else f", softcap={self.softcap}"

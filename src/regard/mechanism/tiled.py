@@ -71,17 +71,22 @@ def gradients(tile: Problem, tau: Tensor, grad: Tensor, wanted: set[str]) -> dic
     visible = scores != -math.inf
     kept = keep(tile, scores.dtype) if tile.rules.dropout else None
 
+    if careful:  # a row that has become NaN has no say if nobody asks for its output
+        silent = (grad == 0).all(-1, keepdim=True) & reference.broken_rows(scores)
+        scores, visible = torch.where(silent, -math.inf, scores), visible & ~silent
+        tau = torch.where(silent, 0.0, tau)
     if "value" in wanted:
         found["value"] = _transposed(reference.weights(tile, scores, tau), grad, careful)
     if wanted == {"value"}:
         return found
 
-    dP = reference.unfold(reference.fold(grad) @ tile["value"].mT, grad)
-    dP = torch.where(visible, dP if kept is None else dP * kept, 0.0)
     x = reference.center(scores, tau)
     g = torch.where(visible, normalize.slope(x), 0.0)
     divisor = normalize.divisor(x, visible)
     g = g if divisor is None else g / divisor
+    dP = reference.product(grad, tile["value"].mT, careful=careful)
+    reads = g != 0 if kept is None else (g != 0) & (kept != 0)
+    dP = torch.where(reads, dP if kept is None else dP * kept, 0.0)
     if normalize.sums_to_one:
         total, sink = g.sum(-1, keepdim=True), tile.get("sink")
         if sink is not None:
@@ -90,8 +95,8 @@ def gradients(tile: Problem, tau: Tensor, grad: Tensor, wanted: set[str]) -> dic
         c = (g * dP).sum(-1, keepdim=True) / torch.where(total == 0, 1.0, total)
         if sink is not None and "sink" in wanted:
             found["sink"] = -(at_sink * c).sum(-2, keepdim=True)
-        dP = torch.where(visible, dP - c, 0.0)
-    dS = g * dP
+        dP = dP - c
+    dS = torch.where(g != 0, g * dP, 0.0)
 
     for name in wanted:
         if kind(name) == "bias":
