@@ -1,6 +1,7 @@
 """Checks of what callers give; each message names the value and the cure."""
 
 import math
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -19,12 +20,13 @@ def number(
     cure: str = "",
 ) -> None:
     """A real number within bounds; `what` is who got it, and its name: "Softmax got temperature"."""
-    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat | torch.SymInt):
+    if isinstance(value, bool) or not isinstance(value, Real | torch.SymFloat | torch.SymInt):
         raise DTypeError(
             f"{what}={_shown(value)}; it must be a number, and this is a {type(value).__name__}."
         )
-    enough = value > (-math.inf if above is None else above) and (least is None or value >= least)
-    if not enough or not value < below:
+    plain: Any = value
+    enough = plain > (-math.inf if above is None else above) and (least is None or plain >= least)
+    if not enough or not plain < below:
         bounds = [
             *([] if above is None else [f"above {above:g}"]),
             *([] if least is None else [f"at least {least:g}"]),
@@ -35,7 +37,7 @@ def number(
 
 def count(what: str, value: Any, *, least: int = 0, why: str = "") -> None:
     """A whole number that is not too small."""
-    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
+    if isinstance(value, bool) or not isinstance(value, Integral | torch.SymInt):
         raise DTypeError(f"{what}={_shown(value)}; it must be a whole number, at least {least}.")
     if value < least:
         raise ArgumentError(f"{what}={value}; it must be at least {least}{why}.")
@@ -59,7 +61,7 @@ def same_device(what: str, thing: Tensor | nn.Module, device: torch.device) -> N
         if tensor.device != device:
             raise DeviceError(
                 f"query is on {device} and {what} on {tensor.device}; bring them together: "
-                f".to({str(device)!r})."
+                f"{what.removeprefix('the ')}.to({str(device)!r})."
             )
 
 

@@ -5,10 +5,12 @@ start ≤ key < stop, and where intervals do not say it all, a dense boolean ten
 True means *may look*. `&` intersects two masks, `|` unites them.
 """
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -108,12 +110,7 @@ class Mask:
         keys = queries if keys is None else keys
         scene = Scene(tuple(lead), queries, keys, torch.device("cpu"))
         shape = (*scene.lead, queries, keys)
-        columns = torch.arange(keys)
-        seen = torch.zeros(shape, dtype=torch.bool)
-        for term in self.terms(scene):
-            visible = term.visible(columns)
-            seen = seen | (torch.ones((), dtype=torch.bool) if visible is None else visible)
-        return seen
+        return _visible(self.terms(scene), torch.arange(keys)).expand(shape).clone()
 
     def draw(self, queries: int | None = None, keys: int | None = None, lead: Sequence[int] = ()) -> str:
         """The mask in text, a row per query, at most 32 × 64 cells: ■ all in sight, ▪ some, · none.
@@ -128,30 +125,50 @@ class Mask:
         if queries is None:
             queries, own_keys = self.size() or (8, 8)
             keys = own_keys if keys is None else keys
-        seen = self.dense(queries, keys, lead)
-        while seen.dim() > 2 and len(seen):
-            seen = seen[0]
-        if seen.dim() > 2:
+        keys = queries if keys is None else keys
+        if 0 in lead:
             return ""  # an empty batch
-        return "\n".join(
-            "".join("■" if cell.all() else "▪" if cell.any() else "·" for cell in row)
-            for row in _cells(seen, 32, 64)
-        )
+        terms = self.terms(Scene(tuple(lead), queries, keys, torch.device("cpu")))
+        bands = (np.arange(33) * queries // 32).tolist() if queries > 32 else list(range(queries + 1))
+        return "\n".join(_draw_rows(terms, rows, keys) for rows in itertools.pairwise(bands))
 
     def __str__(self) -> str:
         queries, keys = self.size() or (8, 8)
-        if queries * keys > 2**22:
-            return repr(self)  # a large mask is not made dense for being printed
+        if queries * keys > 2**26:
+            return repr(self)  # printing should not take seconds
         try:
             return f"{self!r}\n{self.draw()}"
         except (MaskError, DeviceError):  # it only fits a batch of its own, or has no values
             return repr(self)
 
 
-def _cells(seen: Tensor, rows: int, columns: int) -> Iterator[list[Tensor]]:
-    """The tensor cut into at most rows × columns cells."""
-    for row in seen.tensor_split(min(rows, len(seen))) if len(seen) else ():
-        yield list(row.tensor_split(min(columns, seen.shape[1]), dim=1)) if seen.shape[1] else []
+def _visible(terms: Sequence[Term], keys: Tensor) -> Tensor:
+    """What a union of terms lets through, of these keys."""
+    parts = [term.visible(keys) for term in terms]
+    seen = torch.zeros((), dtype=torch.bool)
+    for part in parts:
+        seen = seen | (torch.ones((), dtype=torch.bool) if part is None else part)
+    return seen
+
+
+def _draw_rows(terms: Sequence[Term], rows: tuple[int, int], keys: int) -> str:
+    """One line of a drawing, for a band of query rows; never more than some rows at a time are dense."""
+    cells = min(keys, 64)
+    some = torch.zeros(cells, dtype=torch.bool)
+    every = torch.ones(cells, dtype=torch.bool)
+    step = max(2**22 // max(keys, 1), 1)
+    for begin in range(*rows, step):
+        part = slice(begin, min(begin + step, rows[1]))
+        cut = [
+            Term(*(t if t is None or t.shape[-2] == 1 else t[..., part, :] for t in term)) for term in terms
+        ]
+        seen = _visible(cut, torch.arange(keys))
+        while seen.dim() > 2:
+            seen = seen[0]
+        seen = seen.expand(part.stop - part.start, keys)
+        some |= torch.stack([cell.any() for cell in seen.any(0).tensor_split(cells)]) if cells else some
+        every &= torch.stack([cell.all() for cell in seen.all(0).tensor_split(cells)]) if cells else every
+    return "".join("■" if a else "▪" if b else "·" for a, b in zip(every, some, strict=True))
 
 
 def as_mask(mask: "Mask | Tensor") -> Mask:
@@ -161,7 +178,10 @@ def as_mask(mask: "Mask | Tensor") -> Mask:
     if isinstance(mask, type) and issubclass(mask, Mask):
         raise DTypeError(f"mask is the class {mask.__name__}; pass an instance: mask={mask.__name__}(…).")
     if not isinstance(mask, Tensor):
-        raise DTypeError(f"mask is a {type(mask).__name__}; pass a regard mask or a boolean tensor.")
+        kind = type(mask).__name__
+        raise DTypeError(
+            f"mask is of type {kind}; pass a regard mask or a boolean tensor, torch.as_tensor(mask)."
+        )
     ordinary("mask", mask)
     return _Dense(mask)
 

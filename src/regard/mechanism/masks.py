@@ -114,6 +114,12 @@ class Window(Rule):
                 count(f"Window got {side}", reach)
         self.left, self.right, self.align = left, right, align
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Window) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((self.left, self.right, self.align))
+
     def ranges(self, position: Tensor, keys: int | Tensor) -> tuple[Tensor | None, Tensor | None]:
         start = None if self.left is None else position - self.left
         stop = None if self.right is None else position + self.right + 1
@@ -232,8 +238,9 @@ class Documents(Mask):
                 f"{tuple(self.keys.shape)}; give one list each, with one number per document."
             )
         if within is not None and not isinstance(within, Rule):
+            name = f"the class {within.__name__}" if isinstance(within, type) else repr(within)
             raise MaskError(
-                f"Documents got within={within!r}; a rule about positions is needed, "
+                f"Documents got within={name}; a rule about positions is needed, "
                 "such as Causal() or Window(4). Combine other masks with &."
             )
 

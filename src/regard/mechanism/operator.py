@@ -220,13 +220,14 @@ def _normalizer(normalize: Normalizer | Sink) -> Normalizer:
         return normalize()
     if isinstance(normalize, Normalizer):
         return normalize
-    name = getattr(normalize, "__name__", type(normalize).__name__)
-    cure = (
-        f"normalize={name}()"
-        if isinstance(normalize, type)
-        else "normalize=Softmax(), or derive from Normalizer"
+    if isinstance(normalize, type) and issubclass(normalize, Normalizer | Sink):
+        name = normalize.__name__
+        raise DTypeError(f"normalize is the class {name}; pass an instance: normalize={name}().")
+    name = f"{type(normalize).__module__}.{type(normalize).__qualname__}"
+    raise DTypeError(
+        f"normalize is {normalize!r} of type {name}, which is no normalizer; "
+        "pass one of regard's, normalize=Softmax(), or derive from Normalizer."
     )
-    raise DTypeError(f"normalize is {name}, which is no normalizer; pass an instance of one: {cure}.")
 
 
 def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -239,7 +240,7 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
         if tensor.dim() < 2:
             raise ShapeError(
                 f"{name} has shape {tuple(tensor.shape)}; it needs at least 2 axes, (tokens, features). "
-                f"For a single vector use {name}[None]."
+                f"For a single vector use {name}[None, :]."
             )
         if not tensor.is_floating_point():
             raise DTypeError(f"{name} is of {tensor.dtype}; attention needs floating point: {name}.float().")

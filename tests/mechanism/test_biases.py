@@ -1,0 +1,419 @@
+"""Biases: the papers' rules pair by pair, and relative biases against the matrices they stand for."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import regard
+from regard import T5, ALiBi, Causal, Padding, Relative, RelativeBias, Window
+from regard.mechanism import tiled
+from regard.mechanism.biases import gather_diagonals, spread
+
+few = settings(max_examples=40)
+SIZES = [(5, 5), (3, 7), (7, 3), (1, 6)]
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@contextmanager
+def tile_of(scores: int) -> Iterator[None]:
+    """Tiles of so many scores, for a while."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiled, "TILE", scores)
+        yield
+
+
+def matrix(queries: int, keys: int, at: Callable[[int], float]) -> Tensor:
+    """The bias of each pair, by its distance key − query; the last query stands at the last key."""
+    rows = [[at(j - (i + keys - queries)) for j in range(keys)] for i in range(queries)]
+    return torch.tensor(rows, dtype=torch.float64).reshape(queries, keys)
+
+
+def plain(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """softmax(query · key / √d + bias) · value, with nothing of regard's."""
+    scores = query @ key.mT / math.sqrt(query.shape[-1]) + bias
+    return scores.softmax(-1) @ value
+
+
+def inputs(*lead: int, queries: int, keys: int, width: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    make = torch.Generator().manual_seed(7)
+    shapes = ((*lead, queries, width), (*lead, keys, width), (*lead, keys, 3))
+    query, key, value = (torch.randn(s, generator=make, dtype=torch.float64) for s in shapes)
+    return query.requires_grad_(), key.requires_grad_(), value.requires_grad_()
+
+
+# ALiBi
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 8, 16, 32])
+def test_alibi_slopes_are_the_papers_geometric_sequence(heads):
+    """Press et al. 2022, section 3: it starts at 2^(−8/n) and uses that same value as its ratio."""
+    ratio = 2 ** (-8 / heads)
+    expected = [ratio ** (head + 1) for head in range(heads)]
+    torch.testing.assert_close(ALiBi(heads).slopes, torch.tensor(expected))
+
+
+def test_alibi_slopes_that_the_paper_prints():
+    """For 8 heads: 1/2, 1/4, …, 1/256; for 16 heads: 2^−0.5, 2^−1, 2^−1.5, …, 2^−8."""
+    assert ALiBi(8).slopes.tolist() == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
+    torch.testing.assert_close(ALiBi(16).slopes, 2.0 ** -(torch.arange(1, 17) / 2))
+
+
+def test_alibi_slopes_of_12_heads_as_the_authors_do():
+    """8 heads' slopes, then the 1st, 3rd, 5th and 7th of those of 16 heads."""
+    expected = [2.0**-n for n in range(1, 9)] + [2.0**-n for n in (0.5, 1.5, 2.5, 3.5)]
+    torch.testing.assert_close(ALiBi(12).slopes, torch.tensor(expected))
+
+
+@given(st.integers(1, 70))
+@few
+def test_alibi_has_a_slope_of_its_own_per_head(heads):
+    slopes = ALiBi(heads).slopes.tolist()
+    assert len(slopes) == len(set(slopes)) == heads
+    assert all(0 < slope < 1 for slope in slopes)
+
+
+@pytest.mark.parametrize(("queries", "keys"), SIZES)
+def test_alibi_falls_with_the_distance(queries, keys):
+    bias = ALiBi(3)
+    expected = torch.stack([matrix(queries, keys, lambda r, m=m: -m * abs(r)) for m in bias.slopes.tolist()])
+    torch.testing.assert_close(bias.dense(queries, keys).double(), expected)
+
+
+def test_alibi_learns_nothing_and_saves_nothing():
+    assert not list(ALiBi(4).parameters())
+    assert not ALiBi(4).state_dict()
+    assert repr(ALiBi(4)) == "ALiBi(heads=4)"
+
+
+# T5
+
+
+def bucket(distance: int, buckets: int, reach: int, bidirectional: bool) -> int:
+    """Raffel et al. 2020 and their code, in whole numbers only.
+
+    Beyond the first half of a side's buckets, bucket number exact + m is that with
+    m = ⌊log(far / exact) / log(reach / exact) · rest⌋: the largest m with (reach/exact)^m ≤ (far/exact)^rest.
+    """
+    base = 0
+    if bidirectional:
+        buckets //= 2
+        base = buckets if distance > 0 else 0
+        far = abs(distance)
+    else:
+        far = max(-distance, 0)
+    exact = buckets // 2
+    if far < exact:
+        return base + far
+    rest, m = buckets - exact, 0
+    while m < rest - 1 and reach ** (m + 1) * exact ** (rest - m - 1) <= far**rest:
+        m += 1
+    return base + exact + m
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(
+    ("buckets", "reach"), [(32, 128), (32, 64), (16, 100), (64, 256), (8, 20), (4, 300), (10, 40), (15, 50)]
+)
+def test_t5_buckets_pair_by_pair(buckets, reach, bidirectional):
+    distances = list(range(-300, 301))
+    expected = [bucket(d, buckets, reach, bidirectional) for d in distances]
+    found = T5(2, buckets, reach, bidirectional).bucket(torch.tensor(distances)).tolist()
+    wrong = {d: (f, e) for d, f, e in zip(distances, found, expected, strict=True) if f != e}
+    assert not wrong, "distance: (found, expected)"
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_t5_buckets_are_all_used_and_grow_outwards(bidirectional):
+    bias = T5(2, bidirectional=bidirectional)
+    found = bias.bucket(torch.arange(-300, 301))
+    used = set(range(32)) - {16} if bidirectional else set(range(32))  # 16 would be a positive distance of 0
+    assert set(found.tolist()) == used
+    assert (found[:301].diff() <= 0).all()
+    assert (found[301:].diff() >= 0).all()
+    if not bidirectional:
+        assert (found[300:] == 0).all()
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("queries", "keys"), SIZES)
+def test_t5_reads_its_table(queries, keys, bidirectional):
+    bias = T5(3, 8, 20, bidirectional)
+    table = bias.table.tolist()
+    expected = torch.stack(
+        [matrix(queries, keys, lambda r, h=h: table[bucket(r, 8, 20, bidirectional)][h]) for h in range(3)]
+    )
+    torch.testing.assert_close(bias.dense(queries, keys).double(), expected)
+
+
+def test_t5_table_is_learned_and_saved():
+    bias = T5(heads=2, buckets=8, reach=20)
+    assert list(bias.state_dict()) == ["table"]
+    assert bias.table.shape == (8, 2)  # as Hugging Face keeps it: buckets × heads
+    assert repr(bias) == "T5(heads=2, buckets=8, reach=20)"
+
+
+def test_what_t5_prints_tells_one_direction_from_two():
+    assert repr(T5(2, bidirectional=False)) != repr(T5(2))
+
+
+# Relative
+
+
+@given(st.integers(0, 3), st.integers(0, 8), st.integers(0, 8), st.booleans())
+@few
+def test_relative_is_clipped_at_its_ends(reach, queries, keys, per_head):
+    vector = torch.randn((2, 2 * reach + 1) if per_head else (2 * reach + 1,), dtype=torch.float64)
+    found = Relative(vector).dense(queries, keys)
+    for head, line in enumerate(vector if per_head else [vector]):
+        expected = matrix(queries, keys, lambda r, line=line: float(line[max(-reach, min(r, reach)) + reach]))
+        assert torch.equal(found[head] if per_head else found, expected)
+
+
+def test_relative_keeps_a_parameter_as_one():
+    learned = nn.Parameter(torch.zeros(3))
+    assert list(Relative(learned).parameters()) == [learned]
+    assert not list(Relative(torch.zeros(3)).parameters())
+    assert list(Relative(torch.zeros(3)).state_dict()) == ["vector"]
+    assert repr(Relative(torch.zeros(2, 5))) == "Relative(vector=(2, 5))"
+
+
+# Lines and matrices
+
+
+@given(st.integers(0, 7), st.integers(0, 7))
+@few
+def test_spread_puts_the_line_on_the_diagonals(queries, keys):
+    line = torch.randn(2, max(queries + keys - 1, 0))
+    found = spread(line, queries, keys)
+    assert found.shape == (2, queries, keys)
+    for i in range(queries):
+        for j in range(keys):
+            assert torch.equal(found[:, i, j], line[:, j - i + queries - 1])
+
+
+@given(st.integers(0, 7), st.integers(0, 7))
+@few
+def test_gather_diagonals_is_the_transpose_of_spread(queries, keys):
+    """⟨spread(line), matrix⟩ = ⟨line, gather_diagonals(matrix)⟩, for all lines and matrices."""
+    line = torch.randn(2, max(queries + keys - 1, 0), dtype=torch.float64)
+    other = torch.randn(2, queries, keys, dtype=torch.float64)
+    gathered = gather_diagonals(other)
+    assert gathered.shape == line.shape
+    torch.testing.assert_close((spread(line, queries, keys) * other).sum(), (line * gathered).sum())
+
+
+def test_the_dot_product_test_can_fail():
+    line, other = torch.randn(6, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(
+            (spread(line, 3, 4) * other).sum(), (line * gather_diagonals(other.flip(0))).sum()
+        )
+
+
+@pytest.mark.parametrize(
+    "bias", [ALiBi(2), T5(2, 8, 20), Relative(torch.randn(2, 5)), Relative(torch.randn(5))], ids=str
+)
+@pytest.mark.parametrize(("queries", "keys"), [*SIZES, (0, 4), (4, 0), (0, 0)])
+def test_dense_is_the_line_spread_out(bias, queries, keys):
+    line = bias.line(queries, keys, "cpu")
+    assert line.shape[-1] == max(queries + keys - 1, 0)
+    assert torch.equal(bias.dense(queries, keys), spread(line, queries, keys))
+
+
+# In attention
+
+
+class Parabola(RelativeBias):
+    """Somebody's own: −c · distance², with a learned c per head."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.steepness = nn.Parameter(torch.linspace(0.1, 0.4, heads))
+
+    def forward(self, distance: Tensor) -> Tensor:
+        return -self.steepness[:, None] * distance.square()
+
+
+MAKE = {
+    "ALiBi": lambda: ALiBi(2),
+    "T5": lambda: T5(2, 8, 20),
+    "T5 to the left": lambda: T5(2, 8, 20, bidirectional=False),
+    "Relative": lambda: Relative(nn.Parameter(torch.linspace(-1, 1, 10).reshape(2, 5))),
+    "Relative for all heads": lambda: Relative(nn.Parameter(torch.tensor([0.5, -1.0, 2.0]))),
+    "somebody's own": lambda: Parabola(2),
+}
+
+
+@pytest.mark.parametrize("implementation", ["reference", "tiled 7", "tiled 64"])
+@pytest.mark.parametrize(("queries", "keys"), SIZES)
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+def test_a_relative_bias_equals_its_matrix(make, queries, keys, implementation):
+    bias = make().double()
+    query, key, value = inputs(3, 2, queries=queries, keys=keys)
+    learned = [query, key, value, *bias.parameters()]
+    grad = torch.randn(3, 2, queries, 3, dtype=torch.float64)
+    expected = plain(query, key, value, bias.dense(queries, keys))
+    expected_grads = torch.autograd.grad(expected, learned, grad)
+
+    name, _, size = implementation.partition(" ")
+    with tile_of(int(size or 1)):
+        found = regard.attention(query, key, value, bias=bias, implementation=name)
+        grads = torch.autograd.grad(found, learned, grad)
+        dense = regard.attention(query, key, value, bias=bias.dense(queries, keys), implementation=name)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(dense, expected)
+    torch.testing.assert_close(grads, expected_grads)
+
+
+@pytest.mark.parametrize(
+    "mask", [Causal(), Window(3), Padding([2, 5, 7]), Causal() & Padding([2, 5, 7])], ids=repr
+)
+def test_a_relative_bias_under_a_mask_equals_its_matrix(mask):
+    """Tiles that begin at other keys and rows must still find their distances."""
+    bias, (query, key, value) = T5(2, 8, 20).double(), inputs(3, 2, queries=5, keys=7)
+    learned = [query, key, value, bias.table]
+    grad = torch.randn(3, 2, 5, 3, dtype=torch.float64)
+    visible = mask.dense(5, 7, [3, 2])
+    expected = plain(query, key, value, bias.dense(5, 7).masked_fill(~visible, -math.inf))
+    with tile_of(6):
+        found = regard.attention(query, key, value, bias=bias, mask=mask)
+        grads = torch.autograd.grad(found, learned, grad)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(grads, torch.autograd.grad(expected, learned, grad))
+
+
+def test_a_relative_bias_with_grouped_heads():
+    """Each query head has its own vector, though key heads are shared."""
+    bias = T5(4, 8, 20).double()
+    query = inputs(3, 4, queries=5, keys=7)[0]
+    _, key, value = inputs(3, 2, queries=5, keys=7)
+    expected = plain(query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), bias.dense(5, 7))
+    torch.testing.assert_close(regard.attention(query, key, value, bias=bias), expected)
+
+
+def test_without_heads_one_vector_serves():
+    query, key, value = inputs(queries=5, keys=7)
+    for bias in (ALiBi(1), T5(1), Relative(torch.randn(5))):
+        expected = plain(query, key, value, bias.dense(5, 7).double().reshape(5, 7))
+        torch.testing.assert_close(regard.attention(query, key, value, bias=bias), expected)
+
+
+def test_a_vector_that_is_no_parameter_may_still_want_a_gradient():
+    vector = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    query, key, value = inputs(queries=5, keys=7)
+    bias = Relative(vector)
+    found = torch.autograd.grad(regard.attention(query, key, value, bias=bias).square().sum(), vector)
+    dense = torch.autograd.grad(plain(query, key, value, bias.dense(5, 7)).square().sum(), vector)
+    torch.testing.assert_close(found, dense)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "tiled"])
+def test_several_biases_add_up(implementation):
+    """Two relative ones and two dense ones, each with its gradient."""
+    one, two = T5(2, 8, 20).double(), Relative(nn.Parameter(torch.randn(2, 5, dtype=torch.float64)))
+    three = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
+    four = torch.randn(3, 1, 1, 7, dtype=torch.float64, requires_grad=True)
+    query, key, value = inputs(3, 2, queries=5, keys=7)
+    learned = [query, key, value, one.table, two.vector, three, four]
+    expected = plain(query, key, value, one.dense(5, 7) + two.dense(5, 7) + three + four)
+    with tile_of(16):
+        found = regard.attention(
+            query, key, value, bias=[one, three, two, four], implementation=implementation
+        )
+        grads = torch.autograd.grad(found.square().sum(), learned)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(grads, torch.autograd.grad(expected.square().sum(), learned))
+    torch.testing.assert_close(
+        regard.attention(query, key, value, bias=()), regard.attention(query, key, value)
+    )
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(), (1,), (7,), (5, 1), (1, 7), (5, 7), (2, 1, 1), (2, 5, 7), (3, 1, 1, 7), (1, 2, 5, 1), (3, 2, 5, 7)],
+)
+@pytest.mark.parametrize("implementation", ["reference", "tiled"])
+def test_a_dense_bias_broadcasts_and_its_gradient_adds_up(shape, implementation):
+    bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    query, key, value = inputs(3, 2, queries=5, keys=7)
+    expected = plain(query, key, value, bias)
+    with tile_of(9):
+        found = regard.attention(query, key, value, bias=bias, implementation=implementation)
+        (grad,) = torch.autograd.grad(found.square().sum(), bias)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(grad, torch.autograd.grad(expected.square().sum(), bias)[0])
+    assert grad.shape == bias.shape
+
+
+def test_minus_infinity_in_a_bias_hides_a_key():
+    query, key, value = inputs(queries=5, keys=7)
+    bias = torch.where(torch.arange(7) < 4, 0.0, -math.inf).double()
+    found = regard.attention(query, key, value, bias=bias)
+    torch.testing.assert_close(found, regard.attention(query, key, value, mask=Padding(4)))
+
+
+def test_the_comparison_can_fail():
+    """A bias that counts distances from the other end is not the same."""
+
+    class FromTheStart(T5):
+        def line(self, queries, keys, device):
+            return self(torch.arange(max(queries + keys - 1, 0)) - (queries - 1))
+
+    torch.manual_seed(0)
+    wrong = FromTheStart(2, 8, 20).double()
+    right = T5(2, 8, 20).double()
+    right.load_state_dict(wrong.state_dict())
+    query, key, value = inputs(3, 2, queries=3, keys=7)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(
+            regard.attention(query, key, value, bias=wrong), plain(query, key, value, right.dense(3, 7))
+        )
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        made = [t.numel() for t in tree_leaves(result) if isinstance(t, Tensor)]
+        self.numel = max(self.numel, *made) if made else self.numel
+        return result
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: ALiBi(2), lambda: T5(2), lambda: Relative(nn.Parameter(torch.zeros(2, 9)))]
+)
+def test_a_relative_bias_takes_linear_memory_forward_and_backward(make):
+    n = 256
+    bias, x = make(), torch.zeros(2, n, 4, requires_grad=True)
+    with tile_of(2**10), Largest() as largest:
+        regard.attention(x, x, x, bias=bias, implementation="tiled").sum().backward()
+    assert largest.numel <= 32 * n < 2 * n * n / 10
+    with Largest() as largest:  # which does notice
+        regard.attention(x, x, x, bias=bias, implementation="reference")
+    assert largest.numel >= n * n
+
+
+def test_a_relative_bias_in_half_precision():
+    query, key, value = (t.detach().to(torch.bfloat16) for t in inputs(3, 2, queries=5, keys=7))
+    bias = T5(2, 8, 20)
+    expected = plain(query.float(), key.float(), value.float(), bias.dense(5, 7))
+    found = regard.attention(query, key, value, bias=bias)
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, atol=0.02, rtol=0.02)

@@ -1,0 +1,745 @@
+"""Normalizers: φ, φ' and τ, the laws that rows of weights obey, and the `entmax` package beside ours."""
+
+import math
+from collections.abc import Callable
+
+import entmax
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import regard
+from regard import (
+    Dot,
+    Entmax,
+    Entmax15,
+    Hard,
+    Mean,
+    Normalizer,
+    Relu,
+    Sigmoid,
+    Sink,
+    Softmax,
+    Softmax1,
+    Sparsemax,
+)
+from regard.mechanism.normalizers import spell, unspell
+
+few = settings(max_examples=20)
+implementations = pytest.mark.parametrize("implementation", ["reference", "tiled"])
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def weights_of(rows: Tensor, normalize: Normalizer, implementation: str | None = None) -> Tensor:
+    """The weights that the operator makes of these scores, (…, q, k), −inf for a key that is not there."""
+    query = torch.zeros(*rows.shape[:-1], 1, dtype=rows.dtype)
+    key = torch.zeros(*rows.shape[:-2], rows.shape[-1], 1, dtype=rows.dtype)
+    options = {"score": Dot(), "bias": rows, "normalize": normalize, "implementation": implementation}
+    return regard.attend(query, key, key, **options)[1].dense()
+
+
+def row(*scores: float, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.tensor([scores], dtype=dtype)
+
+
+SUM_TO_ONE = [
+    Softmax(),
+    Softmax(temperature=0.3),
+    Softmax(temperature=7.0),
+    Sparsemax(),
+    Entmax15(),
+    Entmax(1.5),
+    Entmax(2.0),
+    Entmax(1.1),
+    Entmax(1.3),
+    Entmax(1.75),
+    Entmax(2.5),
+    Entmax(4.0),
+    Hard(),
+]
+OTHERS = [Softmax1(), Softmax1(1.5), Mean(), Relu(), Sigmoid(), Sigmoid(bias=0.5)]
+ALL = SUM_TO_ONE + OTHERS
+every = pytest.mark.parametrize("normalize", ALL, ids=repr)
+summing = pytest.mark.parametrize("normalize", SUM_TO_ONE, ids=repr)
+
+
+def rows(*, bound: float = 50.0) -> st.SearchStrategy[Tensor]:
+    """Several rows of scores: small and large, with ties, and with −inf where a key is masked."""
+    plain = st.floats(-bound, bound, width=32)
+    tied = st.sampled_from([-1.0, 0.0, 0.0, 0.5, 1.0])
+    number = plain | tied | st.just(-math.inf)
+    sizes = st.tuples(st.integers(1, 4), st.integers(1, 6))
+    return sizes.flatmap(
+        lambda size: st.lists(number, min_size=math.prod(size), max_size=math.prod(size)).map(
+            lambda scores: torch.tensor(scores, dtype=torch.float64).reshape(size)
+        )
+    )
+
+
+def close(found: Tensor, expected: Tensor, normalize: Normalizer, times: float = 1) -> None:
+    atol = times * tolerance(normalize)
+    torch.testing.assert_close(found, expected, atol=atol, rtol=1e-9, msg=lambda m: f"{normalize!r}: {m}")
+
+
+def tolerance(normalize: Normalizer) -> float:
+    """How exact a weight can be. Where α > 2, φ' is infinite at the edge of the support: an error of one
+    bit in x becomes its 1 / (α − 1)-th power there."""
+    alpha = normalize.alpha if isinstance(normalize, Entmax) else 1.0
+    return 1e-9 if alpha <= 2 else 100 * 2.0 ** (-52 / (alpha - 1))
+
+
+# φ, φ' and τ
+
+
+@every
+def test_the_slope_is_the_derivative_of_phi(normalize):
+    x = torch.linspace(-3, 3, 61, dtype=torch.float64) + 0.0123  # beside the corners at 0
+    h = 1e-6
+    numeric = (normalize.phi(x + h) - normalize.phi(x - h)) / (2 * h)
+    torch.testing.assert_close(normalize.slope(x), numeric, atol=1e-7, rtol=1e-6)
+
+
+def test_finite_differences_can_fail():
+    class Wrong(Softmax):
+        def slope(self, x):
+            return self.phi(x) * 1.001
+
+    with pytest.raises(AssertionError):
+        test_the_slope_is_the_derivative_of_phi(Wrong())
+
+
+@given(rows())
+@few
+def test_tau_solves_the_row_sum(scores):
+    """Σ φ(scores − τ) = 1, for rows whose maximum is 0."""
+    top = scores.amax(-1, keepdim=True)
+    scores = torch.where(top == -math.inf, 0.0, scores - top)
+    visible = scores != -math.inf
+    for normalize in SUM_TO_ONE:
+        x = scores - normalize.tau(scores)
+        phi = torch.where(visible, normalize.phi(torch.where(visible, x, 0.0)), 0.0)
+        divisor = normalize.divisor(x, visible)
+        total = (phi if divisor is None else phi / divisor).sum(-1)
+        close(total, torch.ones_like(total), normalize, times=6)
+
+
+def test_phi_and_tau_by_their_formulas():
+    scores = row(0.3, -0.2, 0.0, -1.4)
+    n = scores.shape[-1]
+    formulas: list[tuple[Normalizer, Tensor]] = [
+        (Softmax(), scores.exp() / scores.exp().sum()),
+        (Softmax(2.0), (scores / 2).exp() / (scores / 2).exp().sum()),
+        (Softmax1(), scores.exp() / (1 + scores.exp().sum())),
+        (Softmax1(0.7), scores.exp() / (math.exp(0.7) + scores.exp().sum())),
+        (Mean(), scores / n),
+        (Relu(), scores.clamp(min=0) / n),
+        (Sigmoid(), 1 / (1 + (-(scores - math.log(n))).exp())),
+        (Sigmoid(bias=0.5), 1 / (1 + (-(scores + 0.5)).exp())),
+        (Hard(), row(1, 0, 0, 0)),
+    ]
+    for normalize, expected in formulas:
+        torch.testing.assert_close(weights_of(scores, normalize), expected)
+
+
+def test_the_count_is_of_keys_in_sight():
+    """n is the number of keys that a row may look at, not the number of keys."""
+    scores, hidden = row(1.0, 2.0), row(1.0, -math.inf, 2.0, -math.inf)
+    for normalize in (Mean(), Relu(), Sigmoid()):
+        assert torch.equal(weights_of(hidden, normalize)[:, [0, 2]], weights_of(scores, normalize))
+
+
+# Laws
+
+
+@given(rows())
+@few
+def test_rows_sum_to_one(scores):
+    expected = (scores != -math.inf).any(-1).double()
+    for normalize in SUM_TO_ONE:
+        close(weights_of(scores, normalize).sum(-1), expected, normalize, times=6)
+
+
+@given(rows(), st.floats(-60, 60))
+@few
+def test_rows_with_a_sink_sum_to_what_the_sink_leaves(scores, sink):
+    total = weights_of(scores, Softmax1(sink)).sum(-1)
+    left = torch.nn.functional.pad(scores, (0, 1), value=sink).softmax(-1)[:, :-1].sum(-1)
+    torch.testing.assert_close(total, left)
+
+
+@given(rows(), st.integers(1, 3))
+@few
+def test_a_masked_key_is_a_removed_key(scores, more):
+    hidden = torch.nn.functional.pad(scores, (more, 1), value=-math.inf)
+    for normalize in ALL:
+        weights = weights_of(hidden, normalize)
+        close(weights[:, more:-1], weights_of(scores, normalize), normalize)
+        assert (weights[hidden == -math.inf] == 0).all(), normalize
+
+
+@given(rows(), st.data())
+@few
+def test_the_order_of_keys_is_irrelevant(scores, data):
+    order = data.draw(st.permutations(range(scores.shape[-1])))
+    for normalize in ALL:
+        close(weights_of(scores[:, order], normalize), weights_of(scores, normalize)[:, order], normalize)
+
+
+@given(rows())
+@few
+def test_better_keys_weigh_no_less_and_equal_keys_weigh_the_same(scores):
+    ordered = scores.sort(-1).values
+    seen = ordered[:, :-1] != -math.inf  # under Mean a key in sight may weigh less than nothing
+    for normalize in ALL:
+        step = weights_of(ordered, normalize).diff(dim=-1)
+        assert (step[seen] >= 0).all(), normalize
+        assert (step[seen & (ordered[:, 1:] == ordered[:, :-1])] == 0).all(), normalize
+
+
+@given(rows())
+@few
+def test_weights_are_shares_where_they_are_not_means(scores):
+    for normalize in ALL:
+        weights = weights_of(scores, normalize)
+        if not isinstance(normalize, Mean):
+            assert (weights >= 0).all(), normalize
+        if not isinstance(normalize, Mean | Relu):
+            assert (weights <= 1 + 1e-12).all(), normalize
+
+
+@given(rows(bound=4), st.sampled_from([-(2.0**20), -3.0, 2.0, 2.0**20]))
+@few
+def test_an_offset_of_the_row_changes_nothing(scores, offset):
+    scores = (scores * 2**10).round() / 2**10  # so that the sum is exact, and ties stay ties
+    for normalize in SUM_TO_ONE:
+        close(weights_of(scores + offset, normalize), weights_of(scores, normalize), normalize)
+
+
+def test_the_laws_can_fail():
+    """Rows that sum to a little more than one, or to whatever they like, are noticed."""
+
+    class Loud(Softmax):
+        def tau(self, scores):
+            return super().tau(scores) - 1e-6
+
+    class Absolute(Softmax):
+        def tau(self, scores):
+            return torch.zeros_like(scores[..., :1])
+
+    scores = row(0.5, -1.0, 0.0)
+    for wrong in (Loud(), Absolute()):
+        with pytest.raises(AssertionError, match="temperature"):
+            close(weights_of(scores, wrong).sum(-1), torch.ones(1, dtype=torch.float64), wrong)
+
+
+@every
+def test_nothing_in_sight_gives_zeros(normalize):
+    scores = torch.full((3, 4), -math.inf, dtype=torch.float64, requires_grad=True)
+    for implementation in ("reference", "tiled"):
+        weights = weights_of(scores, normalize, implementation)
+        assert torch.equal(weights, torch.zeros(3, 4, dtype=torch.float64))
+    output = regard.attention(
+        torch.zeros(3, 1), torch.zeros(4, 1), torch.ones(4, 1), bias=scores, normalize=normalize
+    )
+    output.sum().backward()
+    assert torch.equal(output, torch.zeros(3, 1))
+    assert torch.equal(scores.grad, torch.zeros(3, 4, dtype=torch.float64))
+
+
+@every
+def test_no_keys_at_all_give_zeros(normalize):
+    x = torch.zeros(3, 2)
+    output = regard.attention(x, x[:0], torch.zeros(0, 5), normalize=normalize)
+    assert torch.equal(output, torch.zeros(3, 5))
+
+
+@summing
+@pytest.mark.parametrize("score", [-1e30, -50.0, 0.0, 1e-30, 50.0, 1e30])
+def test_a_single_key_gets_everything(normalize, score):
+    assert weights_of(row(score), normalize).tolist() == [[1.0]]
+    assert weights_of(row(score, -math.inf), normalize).tolist() == [[1.0, 0.0]]
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "scores",
+    [
+        (1e4, -1e4, 0.0),
+        (-1e4, -1e4 - 1, -1e4 + 0.5),
+        (3e38, -3e38, 0.0),
+        (-3e38, -3e38, -3e38),
+        (1e30, 1e30, -math.inf),
+        (1e-40, -1e-40, 0.0),
+    ],
+)
+def test_huge_scores_stay_finite(normalize, dtype, scores):
+    scores = row(*scores, dtype=dtype).requires_grad_()
+    weights = weights_of(scores, normalize)
+    assert torch.isfinite(weights).all()
+    if normalize.sums_to_one and not isinstance(normalize, Softmax1):
+        assert weights.sum().item() == pytest.approx(1, abs=1e-5)
+    value = torch.tensor([[0.1], [0.2], [0.3]], dtype=dtype)
+    zeros = torch.zeros(3, 1, dtype=dtype)
+    output = regard.attention(zeros[:1], zeros, value, bias=scores, normalize=normalize)
+    output.sum().backward()
+    assert torch.isfinite(output).all()
+    assert torch.isfinite(scores.grad).all()
+
+
+@every
+@implementations
+def test_weights_and_gradients_are_those_of_the_definition(normalize, implementation):
+    """gradcheck: the backward formula, against finite differences of the forward one."""
+    make = torch.Generator().manual_seed(5)
+    query, key, value = (
+        torch.randn(n, 2, generator=make, dtype=torch.float64, requires_grad=True) for n in (2, 3, 3)
+    )
+    assert torch.autograd.gradcheck(
+        lambda *inputs: regard.attention(*inputs, normalize=normalize, implementation=implementation),
+        (query, key, value),
+    )
+
+
+@every
+def test_rows_do_not_depend_on_each_other(normalize):
+    scores = torch.randn(5, 6, dtype=torch.float64)
+    alone = torch.cat([weights_of(scores[i : i + 1], normalize) for i in range(5)])
+    torch.testing.assert_close(weights_of(scores, normalize), alone, atol=1e-14, rtol=1e-12)
+
+
+# Sparsemax and Entmax, and the package of their authors
+
+PECULIAR = {
+    "ties": row(1, 1, 1, 0, 0),
+    "all equal": row(2, 2, 2, 2),
+    "ties at the edge": row(1, 0, 0, -1, -1),
+    "one wins": row(100, 0, -5),
+    "large offset": row(1000.25, 1000, 999.5, 990),
+    "tiny differences": row(1e-9, 0, -1e-9),
+    "extreme": row(1e30, -1e30, 0),
+    "one key": row(3),
+}
+
+
+def theirs(alpha: float) -> Callable[[Tensor], Tensor]:
+    if alpha == 1.5:
+        return lambda x: entmax.entmax15(x, dim=-1)
+    if alpha == 2:
+        return lambda x: entmax.sparsemax(x, dim=-1)
+    return lambda x: entmax.entmax_bisect(x, alpha=alpha, dim=-1, n_iter=100)
+
+
+def ours(alpha: float) -> Normalizer:
+    return {1.5: Entmax15(), 2.0: Sparsemax()}.get(alpha, Entmax(alpha))
+
+
+alphas = pytest.mark.parametrize("alpha", [1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 5.0])
+
+
+@alphas
+@implementations
+@pytest.mark.parametrize("spread", [0.1, 1.0, 10.0])
+def test_entmax_agrees_with_the_package(alpha, spread, implementation):
+    """Weights and gradients, on random rows."""
+    make = torch.Generator().manual_seed(1)
+    scores = spread * torch.randn(20, 13, generator=make, dtype=torch.float64)
+    found = scores.clone().requires_grad_()
+    weights = weights_of(scores, ours(alpha), implementation)
+    atol = max(1e-9, tolerance(ours(alpha)))
+    torch.testing.assert_close(weights, theirs(alpha)(scores), atol=atol, rtol=1e-7)
+    if alpha > 2:  # φ' is infinite at the edge, where no two implementations agree
+        return
+    value = torch.randn(13, 2, generator=make, dtype=torch.float64)
+    expected = scores.clone().requires_grad_()
+    (theirs(alpha)(expected) @ value).square().sum().backward()
+    zeros = torch.zeros(20, 1, dtype=torch.float64)
+    options = {"score": Dot(), "normalize": ours(alpha), "implementation": implementation}
+    regard.attention(zeros, zeros[:13], value, bias=found, **options).square().sum().backward()
+    torch.testing.assert_close(found.grad, expected.grad, atol=1e-6, rtol=1e-5)
+
+
+@alphas
+@pytest.mark.parametrize("name", PECULIAR)
+def test_entmax_agrees_with_the_package_on_peculiar_rows(alpha, name):
+    scores = PECULIAR[name]
+    if name == "extreme" and alpha not in (1.5, 2.0):
+        return  # their bisection overflows
+    atol = max(1e-7, tolerance(ours(alpha)))
+    torch.testing.assert_close(weights_of(scores, ours(alpha)), theirs(alpha)(scores), atol=atol, rtol=1e-6)
+
+
+def test_the_comparison_with_the_package_can_fail():
+    scores = torch.randn(20, 13, dtype=torch.float64)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(
+            weights_of(scores, Entmax(1.51)), theirs(1.5)(scores), atol=1e-4, rtol=1e-4
+        )
+
+
+def test_names_of_one_alpha_mean_the_same():
+    scores = torch.randn(4, 9, dtype=torch.float64)
+    assert torch.equal(weights_of(scores, Entmax15()), weights_of(scores, Entmax(1.5)))
+    assert torch.equal(weights_of(scores, Sparsemax()), weights_of(scores, Entmax(2)))
+    assert (Entmax15().alpha, Sparsemax().alpha) == (1.5, 2.0)
+    assert (repr(Entmax15()), repr(Sparsemax()), repr(Entmax(1.2))) == (
+        "Entmax15()",
+        "Sparsemax()",
+        "Entmax(alpha=1.2)",
+    )
+    assert Entmax(1.2) == Entmax(1.2) != Entmax(1.3)
+
+
+def test_sparsemax_is_the_nearest_point_of_the_simplex():
+    scores = torch.randn(1, 6, dtype=torch.float64)
+    nearest = (weights_of(scores, Sparsemax()) - scores).square().sum()
+    others = torch.distributions.Dirichlet(torch.ones(6, dtype=torch.float64)).sample((500,))
+    assert ((others - scores).square().sum(-1) >= nearest).all()
+
+
+def accepted(alpha: float) -> Normalizer | None:
+    """`Entmax(alpha)`; an alpha too near a limit may be refused, which is better than a wrong sum."""
+    try:
+        return Entmax(alpha)
+    except regard.ArgumentError:
+        assert not 1.02 < alpha < 8, "an alpha in common use"
+        return None
+
+
+def test_entmax_with_alpha_near_one_tends_to_softmax():
+    scores = torch.randn(5, 9, dtype=torch.float64)
+    gaps = [gap for gap in (0.3, 0.1, 0.03, 1e-2, 1e-3, 1e-4) if accepted(1 + gap)]
+    errors = [(weights_of(scores, Entmax(1 + gap)) - scores.softmax(-1)).abs().max().item() for gap in gaps]
+    assert all(error < 5 * gap for gap, error in zip(gaps, errors, strict=True))
+    assert errors == sorted(errors, reverse=True)
+
+
+@pytest.mark.parametrize("gap", [0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-5])
+def test_entmax_with_alpha_near_one_still_sums_to_one_in_float32(gap):
+    normalize = accepted(1 + gap)
+    if normalize is not None:
+        total = weights_of(torch.randn(5, 9), normalize).sum(-1)
+        torch.testing.assert_close(total, torch.ones(5), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("alpha", [5.0, 7.5, 20.0, 100.0, 1000.0])
+def test_entmax_with_a_large_alpha_tends_to_hard(alpha):
+    """From where (α − 1) times the lead of the best key is 1, it is `Hard`."""
+    normalize, scores = accepted(alpha), row(0.3, 1.0, -2.0, 0.74)
+    if normalize is not None:
+        torch.testing.assert_close(
+            weights_of(scores, normalize), weights_of(scores, Hard()), atol=1e-6, rtol=0
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("alpha", "keys"),
+    [(3.0, 1000), (5.0, 1000), (7.5, 10), (7.5, 1000), (10.0, 100), (10.0, 1000), (50.0, 10), (1000.0, 2)],
+)
+def test_equal_scores_share_equally_whatever_alpha(alpha, keys, dtype):
+    """Queries that are zero, as padding or at the start of a training, score every key alike."""
+    normalize = accepted(alpha)
+    if normalize is not None:
+        weights = weights_of(torch.zeros(1, keys, dtype=dtype), normalize)
+        torch.testing.assert_close(weights.sum().item(), 1.0, atol=1e-4, rtol=0)
+        torch.testing.assert_close(weights, torch.full((1, keys), 1 / keys, dtype=dtype))
+
+
+def test_entmax_is_sparser_with_a_larger_alpha():
+    scores = torch.randn(50, 20, dtype=torch.float64)
+    seen = [(weights_of(scores, Entmax(a)) > 0).sum().item() for a in (1.05, 1.5, 2.0, 3.0, 6.0)]
+    assert seen == sorted(seen, reverse=True)
+    assert seen[0] == 1000 or seen[0] > seen[-1]
+
+
+# Softmax and its temperature
+
+
+@given(rows(), st.floats(1e-3, 1e3))
+@few
+def test_temperature_divides_the_scores(scores, temperature):
+    expected = (scores / temperature).softmax(-1).nan_to_num()  # zeros where nothing is in sight
+    torch.testing.assert_close(weights_of(scores, Softmax(temperature)), expected, atol=1e-9, rtol=1e-9)
+
+
+def test_a_low_temperature_tends_to_hard_and_a_high_one_to_the_mean():
+    scores = row(0.3, 1.0, -2.0, 1.0)
+    torch.testing.assert_close(weights_of(scores, Softmax(1e-3)), weights_of(scores, Hard()))
+    assert weights_of(scores, Hard()).tolist() == [[0, 0.5, 0, 0.5]]
+    torch.testing.assert_close(weights_of(scores, Softmax(1e9)), torch.full((1, 4), 0.25).double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("temperature", [1e-46, 1e-30, 1e30, 3e38, math.inf])
+def test_an_extreme_temperature_is_refused_or_gives_shares(temperature, dtype):
+    scores = row(0.3, 1.0, -2.0, 1.0, dtype=dtype).expand(1, 4).repeat(1, 50)
+    try:
+        weights = weights_of(scores, Softmax(temperature))
+    except regard.ArgumentError:
+        return
+    assert torch.isfinite(weights).all()
+    assert weights.sum().item() == pytest.approx(1, abs=1e-4)
+
+
+# Sinks
+
+
+@given(rows())
+@few
+def test_a_sink_far_below_is_no_sink(scores):
+    expected = weights_of(scores, Softmax())
+    for sink in (-1e3, -1e30, -math.inf):
+        torch.testing.assert_close(weights_of(scores, Softmax1(sink)), expected)
+
+
+def test_an_infinite_sink_is_refused_or_takes_everything():
+    try:
+        weights = weights_of(row(1.0, 2.0), Softmax1(math.inf))
+    except regard.ArgumentError:
+        return
+    assert weights.tolist() == [[0.0, 0.0]]
+
+
+def test_a_sink_has_the_precision_of_the_call():
+    weights = weights_of(row(0.0), Softmax1(0.1))
+    assert weights.item() == pytest.approx(1 / (1 + math.exp(0.1)), rel=1e-14)
+
+
+def test_a_sink_is_one_more_key_whose_value_is_zero():
+    query, key, value = torch.randn(3, 2, 5, 4, dtype=torch.float64).unbind()
+    scores = query @ key.mT / 2
+    sink = torch.tensor([0.3, -1.2], dtype=torch.float64)
+    more = torch.cat([scores, sink[:, None, None].expand(2, 5, 1)], -1).softmax(-1)[..., :-1]
+    torch.testing.assert_close(regard.attention(query, key, value, normalize=Softmax1(sink)), more @ value)
+
+
+@implementations
+@pytest.mark.parametrize("lead", [(2,), (3, 2)])
+def test_the_gradient_of_a_sink(lead, implementation):
+    make = torch.Generator().manual_seed(2)
+    query, key, value = (torch.randn(*lead, 5, 4, generator=make, dtype=torch.float64) for _ in range(3))
+    query.requires_grad_()
+    normalize = Sink(heads=2, start=0.3).double()
+    sink = normalize.score
+    scores = torch.cat([query @ key.mT / 2, sink[:, None, None].expand(*lead, 5, 1)], -1)
+    expected = scores.softmax(-1)[..., :-1] @ value
+    found = regard.attention(query, key, value, normalize=normalize, implementation=implementation)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.square().sum(), [sink, query]),
+        torch.autograd.grad(expected.square().sum(), [sink, query]),
+    )
+
+
+def test_a_sink_of_one_number_serves_all_heads():
+    x = torch.randn(2, 3, 5, 4)
+    alike = regard.attention(x, x, x, normalize=Softmax1(torch.full((3,), 0.7)))
+    torch.testing.assert_close(regard.attention(x, x, x, normalize=Softmax1(0.7)), alike)
+    torch.testing.assert_close(regard.attention(x, x, x, normalize=Softmax1(torch.tensor(0.7))), alike)
+
+
+def test_a_learned_sink_is_a_module():
+    sink = Sink(heads=3, start=-1.0)
+    assert [(name, p.tolist()) for name, p in sink.named_parameters()] == [("score", [-1.0, -1.0, -1.0])]
+    assert isinstance(sink(), Softmax1)
+    assert repr(sink) == "Sink(heads=3)"
+
+
+def test_a_row_that_sees_nothing_gives_its_sink_no_gradient():
+    normalize = Sink(heads=1)
+    x = torch.randn(1, 3, 4)
+    regard.attention(x, x, x, mask=regard.Padding(0), normalize=normalize).sum().backward()
+    assert normalize.score.grad.tolist() == [0.0]
+
+
+# Written down and read again
+
+
+@given(
+    st.floats(1e-30, 1e30).map(Softmax)
+    | st.floats(1.02, 8).map(Entmax)
+    | st.floats(allow_nan=False, allow_infinity=False).map(Sigmoid)
+    | st.sampled_from([Softmax(), Sparsemax(), Entmax15(), Mean(), Relu(), Sigmoid(), Hard()])
+)
+def test_spelling_loses_nothing(normalize):
+    again = unspell(spell(normalize))
+    assert type(again) is type(normalize)
+    assert again == normalize
+    assert spell(again) == spell(normalize)
+
+
+def test_a_sinks_score_is_not_spelled():
+    """It may be a tensor; it is kept beside the text."""
+    assert spell(Softmax1(3.0)) == "Softmax1"
+    assert isinstance(unspell("Softmax1"), Softmax1)
+
+
+def test_somebodys_own_normalizer_has_no_spelling():
+    class Mine(Softmax):
+        pass
+
+    impostor = type("Softmax", (Softmax,), {})
+    assert spell(Mine()) is None
+    assert spell(impostor()) is None
+
+
+@pytest.mark.parametrize("text", ["Softplus", "", "softmax 0x1p+0", "Sink"])
+def test_an_unknown_spelling_is_refused(text):
+    with pytest.raises(regard.ArgumentError, match="no normalizer"):
+        unspell(text)
+
+
+# One's own
+
+
+class Squares(Normalizer):
+    """The example of the guide: max(s, 0)², which sums to nothing in particular."""
+
+    sums_to_one = False
+
+    def tau(self, scores):
+        return torch.zeros_like(scores[..., :1])
+
+    def phi(self, x):
+        return x.clamp(min=0) ** 2
+
+    def slope(self, x):
+        return 2 * x.clamp(min=0)
+
+
+class Cubes(Normalizer):
+    """max(s − τ, 0)³, τ by bisection: Entmax(4/3) up to scaling."""
+
+    def tau(self, scores):
+        low, high = torch.full_like(scores[..., :1], -1.0), torch.zeros_like(scores[..., :1])
+        for _ in range(60):
+            middle = (low + high) / 2
+            above = self.phi(scores - middle).sum(-1, keepdim=True) >= 1
+            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+        return low
+
+    def phi(self, x):
+        return x.clamp(min=0) ** 3
+
+    def slope(self, x):
+        return 3 * x.clamp(min=0) ** 2
+
+
+@implementations
+@pytest.mark.parametrize("normalize", [Squares(), Cubes()], ids=["Squares", "Cubes"])
+def test_ones_own_normalizer_needs_phi_slope_and_tau(normalize, implementation):
+    make = torch.Generator().manual_seed(4)
+    query, key, value = (
+        torch.randn(2, n, 3, generator=make, dtype=torch.float64, requires_grad=True) for n in (3, 4, 4)
+    )
+    mask = regard.Causal()
+    weights = regard.attend(query, key, value, normalize=normalize, mask=mask)[1]
+    scores = weights.scores()
+    if isinstance(normalize, Squares):
+        expected = scores.clamp(min=0) ** 2
+    else:
+        expected = weights_of(scores * 3, Entmax(4 / 3))  # ((α − 1) 3 s)^3 = s^3
+    torch.testing.assert_close(weights.dense(), expected)
+    assert torch.autograd.gradcheck(
+        lambda *x: regard.attention(*x, normalize=normalize, mask=mask, implementation=implementation),
+        (query, key, value),
+    )
+
+
+def test_ones_own_normalizer_may_learn():
+    """A temperature as a parameter: its gradient is that of softmax(s / t)."""
+
+    class Learned(nn.Module, Normalizer):
+        def __init__(self):
+            super().__init__()
+            self.temperature = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+
+        def tau(self, scores):
+            return self.temperature * torch.logsumexp(scores / self.temperature, -1, keepdim=True)
+
+        def phi(self, x):
+            return torch.exp(x / self.temperature)
+
+        def slope(self, x):
+            return self.phi(x) / self.temperature
+
+    normalize = Learned()
+    query, key, value = torch.randn(3, 2, 5, 4, dtype=torch.float64).unbind()
+    found = regard.attention(query, key, value, normalize=normalize)
+    expected = (query @ key.mT / 2 / normalize.temperature).softmax(-1) @ value
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.square().sum(), normalize.temperature),
+        torch.autograd.grad(expected.square().sum(), normalize.temperature),
+    )
+
+
+class Squareplus(Normalizer):
+    """(x + √(x² + 4)) / 2, a soft relu: NaN at −inf, where nobody must ask it."""
+
+    sums_to_one = False
+
+    def tau(self, scores):
+        return torch.zeros_like(scores[..., :1])
+
+    def phi(self, x):
+        return (x + (x.square() + 4).sqrt()) / 2
+
+    def slope(self, x):
+        return (1 + x / (x.square() + 4).sqrt()) / 2
+
+
+class SharedSquareplus(Squareplus):
+    """The same with rows that sum to one."""
+
+    sums_to_one = True
+
+    def tau(self, scores):
+        low, high = (torch.full_like(scores[..., :1], bound) for bound in (-1e4, 1e4))
+        visible = scores != -math.inf
+        for _ in range(80):
+            middle = (low + high) / 2
+            total = torch.where(visible, self.phi(torch.where(visible, scores - middle, 0.0)), 0.0).sum(
+                -1, True
+            )
+            low, high = torch.where(total >= 1, middle, low), torch.where(total >= 1, high, middle)
+        return low
+
+
+@implementations
+@pytest.mark.parametrize("normalize", [Squareplus(), SharedSquareplus()], ids=["Squareplus", "shared"])
+def test_ones_own_phi_has_no_say_where_a_key_is_masked(normalize, implementation):
+    make = torch.Generator().manual_seed(6)
+    query, key, value = (
+        torch.randn(n, 3, generator=make, dtype=torch.float64, requires_grad=True) for n in (3, 5, 5)
+    )
+    options = {"normalize": normalize, "implementation": implementation}
+    found = regard.attention(query, key, value, mask=regard.Padding(2), **options)
+    expected = regard.attention(query, key[:2], value[:2], **options)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.square().sum(), [query, key, value]),
+        torch.autograd.grad(expected.square().sum(), [query, key, value]),
+    )
+
+
+def test_an_unfinished_normalizer_says_what_it_lacks():
+    class Half(Normalizer):
+        def tau(self, scores):
+            return scores[..., :1]
+
+    x = torch.randn(3, 2)
+    with pytest.raises(NotImplementedError, match=r"Half needs a method phi"):
+        regard.attention(x, x, x, normalize=Half())
+
+
+def test_normalizers_are_values():
+    assert Softmax() == Softmax(1.0) != Softmax(2.0)
+    assert len({Softmax(), Softmax(), Hard(), Hard(), Mean(), Relu(), Sigmoid(), Sigmoid(1.0)}) == 6

@@ -1,0 +1,552 @@
+"""Scores: each formula written out by hand, pair by pair, and its derivatives."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+from regard import (
+    Additive,
+    Concat,
+    Cosine,
+    Dot,
+    Gaussian,
+    General,
+    Mean,
+    Padding,
+    Relu,
+    ScaledDot,
+    Score,
+    Sigmoid,
+    Softmax,
+)
+from regard.mechanism.scores import Prepared
+
+QUERIES, KEYS, WIDTH, KEY_WIDTH = 3, 5, 7, 11
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def inputs(*lead: int, key_width: int = WIDTH, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    make = torch.Generator().manual_seed(seed)
+    shapes = ((*lead, QUERIES, WIDTH), (*lead, KEYS, key_width), (*lead, KEYS, 2))
+    query, key, value = (torch.randn(s, generator=make, dtype=torch.float64) for s in shapes)
+    return query, key, value
+
+
+def scores_of(score, query: Tensor, key: Tensor, **options) -> Tensor:
+    """The scores that the operator used."""
+    value = key[..., :1]
+    return regard.attend(query, key, value, score=score, **options)[1].scores()
+
+
+def by_hand(score, query: Tensor, key: Tensor) -> Tensor:
+    """The papers' formulas, one pair at a time."""
+
+    def pair(q: Tensor, k: Tensor) -> Tensor:
+        if isinstance(score, Dot):
+            s = (q * k).sum()
+        elif isinstance(score, ScaledDot):
+            s = (q * k).sum() * (len(q) ** -0.5 if score.scale is None else score.scale)
+        elif isinstance(score, Cosine):
+            s = score.scale * (q * k).sum() / (q.norm() * k.norm())
+        elif isinstance(score, Gaussian):
+            s = -((q - k) ** 2).sum() / (2 * score.sigma**2)
+        elif isinstance(score, General):
+            s = sum(q[a] * score.weight[a, b] * k[b] for a in range(len(q)) for b in range(len(k)))
+        elif isinstance(score, Additive):
+            s = (score.vector * torch.tanh(score.query_map @ q + score.key_map @ k)).sum()
+        elif isinstance(score, Concat):
+            both = torch.cat([score.query_map, score.key_map], -1)  # [query; key] as one vector
+            s = (score.vector * torch.relu(both @ torch.cat([q, k]))).sum()
+        cap = getattr(score, "softcap", None)
+        return s if cap is None else cap * torch.tanh(s / cap)
+
+    rows = [torch.stack([pair(q, k) for k in key]) for q in query]
+    return torch.stack(rows)
+
+
+def make(name: str) -> Score:
+    torch.manual_seed(3)
+    score = {
+        "Dot": lambda: Dot(),
+        "Dot softcap": lambda: Dot(softcap=1.5),
+        "ScaledDot": lambda: ScaledDot(),
+        "ScaledDot scale": lambda: ScaledDot(scale=-0.3),
+        "ScaledDot softcap": lambda: ScaledDot(softcap=0.7),
+        "Cosine": lambda: Cosine(),
+        "Cosine scale softcap": lambda: Cosine(scale=5.0, softcap=2.0),
+        "Gaussian": lambda: Gaussian(),
+        "Gaussian sigma": lambda: Gaussian(sigma=0.6),
+        "General": lambda: General(WIDTH, WIDTH),
+        "General softcap": lambda: General(WIDTH, WIDTH, softcap=0.8),
+        "Additive": lambda: Additive(WIDTH, WIDTH),
+        "Additive width": lambda: Additive(WIDTH, WIDTH, width=4),
+        "Concat": lambda: Concat(WIDTH, WIDTH),
+        "Concat width": lambda: Concat(WIDTH, WIDTH, width=4),
+    }[name]()
+    return score.double() if isinstance(score, nn.Module) else score
+
+
+FIXED = ["Dot", "Dot softcap", "ScaledDot", "ScaledDot scale", "ScaledDot softcap"]
+FIXED += ["Cosine", "Cosine scale softcap", "Gaussian", "Gaussian sigma"]
+LEARNED = ["General", "General softcap", "Additive", "Additive width", "Concat", "Concat width"]
+EVERY_SCORE = FIXED + LEARNED
+implementations = pytest.mark.parametrize("implementation", ["reference", "tiled"])
+
+
+@pytest.mark.parametrize("name", EVERY_SCORE)
+def test_the_formula_by_hand(name):
+    query, key, _ = inputs()
+    torch.testing.assert_close(scores_of(make(name), query, key), by_hand(make(name), query, key))
+
+
+def test_the_formula_by_hand_can_fail():
+    query, key, _ = inputs()
+    for wrong, right in ((Dot(), ScaledDot()), (Dot(softcap=2.0), Dot()), (Gaussian(), Gaussian(sigma=1.01))):
+        with pytest.raises(AssertionError):
+            torch.testing.assert_close(scores_of(wrong, query, key), by_hand(right, query, key))
+
+
+@implementations
+@pytest.mark.parametrize("name", EVERY_SCORE)
+def test_attention_is_the_softmax_of_the_formula_with_its_gradients(name, implementation):
+    score = make(name)
+    leaves = [t.requires_grad_() for t in inputs()]
+    learned = [*leaves, *(score.parameters() if isinstance(score, nn.Module) else ())]
+    expected = by_hand(score, *leaves[:2]).softmax(-1) @ leaves[2]
+    found = regard.attention(*leaves, score=score, implementation=implementation)
+    torch.testing.assert_close(found, expected)
+    weight = torch.randn_like(found)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, learned, weight), torch.autograd.grad(expected, learned, weight)
+    )
+
+
+@pytest.mark.parametrize("name", EVERY_SCORE)
+def test_batches_and_shared_key_heads_score_each_on_its_own(name):
+    score, query, (_, key, _) = make(name), inputs(2, 4)[0], inputs(2, 2)
+    found = scores_of(score, query, key)
+    assert found.shape == (2, 4, QUERIES, KEYS)
+    for b in range(2):
+        for h in range(4):
+            torch.testing.assert_close(found[b, h], by_hand(score, query[b, h], key[b, h // 2]))
+
+
+# Widths
+
+
+@pytest.mark.parametrize("kind", [General, Additive, Concat])
+@implementations
+def test_widths_may_differ_where_the_score_allows_it(kind, implementation):
+    score = kind(WIDTH, KEY_WIDTH).double()
+    query, key, value = inputs(key_width=KEY_WIDTH)
+    expected = by_hand(score, query, key)
+    torch.testing.assert_close(scores_of(score, query, key), expected)
+    found = regard.attention(query, key, value, score=score, implementation=implementation)
+    torch.testing.assert_close(found, expected.softmax(-1) @ value)
+
+
+def test_additive_is_as_wide_as_the_key_unless_told():
+    assert Additive(WIDTH, KEY_WIDTH).vector.shape == (KEY_WIDTH,)
+    assert Additive(WIDTH, KEY_WIDTH, width=13).query_map.shape == (13, WIDTH)
+    assert Additive(WIDTH, KEY_WIDTH, width=13).key_map.shape == (13, KEY_WIDTH)
+
+
+def test_vectors_without_features_score_zero():
+    query, key, value = torch.zeros(3, 0), torch.zeros(5, 0), torch.randn(5, 2)
+    for score in (Dot(), ScaledDot(), Cosine(), Gaussian()):
+        torch.testing.assert_close(
+            regard.attention(query, key, value, score=score), value.mean(0).expand(3, 2)
+        )
+
+
+# Softcap
+
+
+@pytest.mark.parametrize("kind", [Dot, ScaledDot, Cosine, lambda softcap: General(WIDTH, WIDTH, softcap)])
+def test_softcap_bounds_the_scores_and_leaves_small_ones(kind):
+    query, key, _ = (t.float() for t in inputs())
+    torch.manual_seed(0)
+    capped = kind(softcap=0.25)
+    torch.manual_seed(0)
+    free = kind(softcap=None)
+    assert scores_of(capped, query * 1e6, key).abs().max() <= 0.25
+    if not isinstance(free, Cosine):
+        small = query * 1e-3
+        found, expected = scores_of(capped, small, key), scores_of(free, small, key)
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-4)
+
+
+def test_biases_are_added_after_the_softcap():
+    query, key, _ = inputs()
+    bias = torch.full((QUERIES, KEYS), 100.0, dtype=torch.float64)
+    found = scores_of(Dot(softcap=1.0), query, key, bias=bias)
+    torch.testing.assert_close(found, by_hand(Dot(softcap=1.0), query, key) + 100)
+
+
+def test_an_infinite_softcap_is_refused_or_no_cap():
+    query, key, _ = inputs()
+    try:
+        score = Dot(softcap=math.inf)
+    except regard.ArgumentError:
+        return
+    torch.testing.assert_close(scores_of(score, query, key), by_hand(Dot(), query, key))
+
+
+# Cosine
+
+
+def test_a_zero_vector_has_cosine_zero():
+    query, key, value = (t.clone() for t in inputs())
+    query[1], key[2] = 0, 0
+    found = scores_of(Cosine(), query, key)
+    assert (found[1] == 0).all()
+    assert (found[:, 2] == 0).all()
+    assert torch.isfinite(found).all()
+    torch.testing.assert_close(
+        regard.attention(query, key, value, score=Cosine())[1], value.mean(0), msg="all keys alike"
+    )
+
+
+def test_a_zero_vector_has_a_finite_gradient():
+    query, key, value = (t.clone() for t in inputs())
+    query[1], key[2] = 0, 0
+    leaves = [t.requires_grad_() for t in (query, key, value)]
+    regard.attention(*leaves, score=Cosine()).square().sum().backward()
+    assert all(torch.isfinite(t.grad).all() for t in leaves)
+
+
+def test_a_zero_vector_does_not_explode_its_gradient():
+    """A padding row of zeros must not blow up the norm by which gradients are clipped."""
+    query, key, value = (t.clone() for t in inputs())
+    query[1] = 0
+    query.requires_grad_()
+    regard.attention(query, key, value, score=Cosine()).square().sum().backward()
+    assert query.grad.abs().max() < 1e6
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e-9, 1e-3, 1e3, 1e9, 1e15])
+def test_cosine_does_not_depend_on_the_length(scale):
+    query, key, _ = (t.float() for t in inputs())
+    torch.testing.assert_close(scores_of(Cosine(), query * scale, key), scores_of(Cosine(), query, key))
+    torch.testing.assert_close(scores_of(Cosine(), query, key * scale), scores_of(Cosine(), query, key))
+
+
+# Gaussian
+
+
+def gauss(query: Tensor, key: Tensor, sigma: float) -> Tensor:
+    return -(query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1) / (2 * sigma**2)
+
+
+@implementations
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize(
+    ("normalize", "formula"),
+    [
+        (Softmax(), lambda s: s.softmax(-1)),
+        (Sigmoid(), lambda s: torch.sigmoid(s - math.log(KEYS))),
+        (Sigmoid(bias=3.0), lambda s: torch.sigmoid(s + 3)),
+        (Mean(), lambda s: s / KEYS),
+        (Relu(), lambda s: torch.relu(s) / KEYS),
+    ],
+    ids=["Softmax", "Sigmoid", "Sigmoid bias", "Mean", "Relu"],
+)
+def test_gaussian_is_the_squared_distance_even_where_offsets_count(normalize, formula, sigma, implementation):
+    """One number per query falls out of a softmax, and of nothing else."""
+    leaves = [t.requires_grad_() for t in inputs(2)]
+    expected = formula(gauss(leaves[0], leaves[1], sigma)) @ leaves[2]
+    found = regard.attention(
+        *leaves, score=Gaussian(sigma), normalize=normalize, implementation=implementation
+    )
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.square().sum(), leaves),
+        torch.autograd.grad(expected.square().sum(), leaves),
+    )
+
+
+def test_gaussian_attention_is_nadaraya_watson_regression():
+    x, at = torch.linspace(0, 6, 20)[:, None], torch.linspace(0, 6, 7)[:, None]
+    y = torch.sin(x)
+    kernel = torch.exp(-((at - x.T) ** 2) / (2 * 0.5**2))
+    expected = kernel @ y / kernel.sum(-1, keepdim=True)
+    torch.testing.assert_close(regard.attention(at, x, y, score=Gaussian(sigma=0.5)), expected)
+
+
+@pytest.mark.parametrize("offset", [10.0, 100.0, 1000.0])
+def test_gaussian_does_not_depend_on_where_the_origin_is(offset):
+    """In float32: the distance of two near points far away is as exact as the points themselves."""
+    query, key, _ = (t.float() + offset for t in inputs())
+    expected = gauss(query.double(), key.double(), 1.0).float()
+    torch.testing.assert_close(scores_of(Gaussian(), query, key), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_tiny_sigma_is_refused_or_finite():
+    query, key, value = inputs()
+    try:
+        output = regard.attention(query, key, value, score=Gaussian(sigma=1e-200))
+    except regard.ArgumentError:
+        return
+    assert torch.isfinite(output).all()
+
+
+# Concat and Additive
+
+
+def test_concat_of_width_one_is_the_papers():
+    """Wang et al. 2018, "concatenation": relu(wᵀ [θ(x); φ(y)])."""
+    score = Concat(WIDTH, KEY_WIDTH).double()
+    query, key, _ = inputs(key_width=KEY_WIDTH)
+    w = torch.cat([score.query_map, score.key_map], -1)[0]
+    for i in range(QUERIES):
+        for j in range(KEYS):
+            expected = torch.relu(w @ torch.cat([query[i], key[j]]))
+            torch.testing.assert_close(scores_of(score, query, key)[i, j], expected)
+    assert len(list(score.parameters())) == 2  # wᵀ and nothing else
+    assert (scores_of(score, query, key) >= 0).all()
+
+
+def test_concat_of_several_units_learns_how_to_add_them():
+    names = [name for name, _ in Concat(WIDTH, KEY_WIDTH, width=4).named_parameters()]
+    assert sorted(names) == ["key_map", "query_map", "vector"]
+
+
+# Parameters
+
+
+@implementations
+@pytest.mark.parametrize("name", LEARNED)
+def test_every_parameter_gets_a_gradient(name, implementation):
+    score, (query, key, value) = make(name), inputs(2, 3)
+    regard.attention(query, key, value, score=score, implementation=implementation).square().sum().backward()
+    for parameter in score.parameters():
+        assert parameter.grad.shape == parameter.shape
+        assert torch.isfinite(parameter.grad).all()
+        assert parameter.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_score_is_saved_and_copied_whole(name):
+    score, (query, key, _) = make(name), inputs()
+    expected = scores_of(score, query, key)
+    again = make(name)
+    with torch.no_grad():
+        for parameter in again.parameters():
+            parameter.zero_()
+    again.load_state_dict(score.state_dict())
+    torch.testing.assert_close(scores_of(again, query, key), expected)
+    torch.testing.assert_close(scores_of(copy.deepcopy(score), query, key), expected)
+
+
+def test_the_names_in_a_state_dict():
+    assert set(General(2, 3).state_dict()) == {"weight"}
+    assert set(Additive(2, 3).state_dict()) == {"query_map", "key_map", "vector"}
+    assert set(Concat(2, 3).state_dict()) == {"query_map", "key_map"}
+    assert set(Concat(2, 3, width=2).state_dict()) == {"query_map", "key_map", "vector"}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_parameters_of_another_precision_serve_any_call(name, dtype):
+    score = make(name).float()
+    query, key, value = (t.to(dtype) for t in inputs())
+    output = regard.attention(query, key, value, score=score)
+    assert output.dtype is dtype
+    expected = by_hand(score, query.float(), key.float()).softmax(-1) @ value.float()
+    torch.testing.assert_close(output.float(), expected, atol=2e-2, rtol=2e-2)
+
+
+def test_a_score_moves_and_trains_inside_a_model():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.score = Additive(WIDTH, WIDTH)
+
+        def forward(self, x):
+            return regard.attention(x, x, x, score=self.score)
+
+    model = Model()
+    assert len(list(model.parameters())) == 3
+    step = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = copy.deepcopy(model.state_dict())
+    model(torch.randn(4, WIDTH)).square().sum().backward()
+    step.step()
+    assert all(not torch.equal(before[name], now) for name, now in model.state_dict().items())
+
+
+# What is masked has no say, not even NaN
+
+
+@implementations
+@pytest.mark.parametrize("hidden", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "name", ["Dot", "Dot softcap", "Cosine", "Gaussian", "General", "Additive", "Concat", "Concat width"]
+)
+def test_a_masked_key_never_leaks(name, hidden, implementation):
+    """Neither into the output, nor into any gradient, that of the parameters included."""
+    query, key, value = inputs(2)
+    visible = 3
+
+    def run(key, value, mask):
+        score = make(name)
+        leaves = [t.clone().requires_grad_() for t in (query, key, value)]
+        learned = [*leaves, *(score.parameters() if isinstance(score, nn.Module) else ())]
+        output = regard.attention(*leaves, score=score, mask=mask, implementation=implementation)
+        return output, list(torch.autograd.grad(output.square().sum(), learned))
+
+    bad_key, bad_value = key.clone(), value.clone()
+    bad_key[:, visible:], bad_value[:, visible:] = hidden, hidden
+    output, grads = run(bad_key, bad_value, Padding(visible))
+    expected, expected_grads = run(key[:, :visible], value[:, :visible], None)
+    torch.testing.assert_close(output, expected)
+    for at in (1, 2):
+        assert (grads[at][:, visible:] == 0).all(), "a masked key has a gradient"
+        grads[at] = grads[at][:, :visible]
+    torch.testing.assert_close(grads, expected_grads)
+
+
+# Functions
+
+
+def minkowski(query: Tensor, key: Tensor) -> Tensor:
+    """−Σ |q − k|, which is no dot product."""
+    return -(query.unsqueeze(-2) - key.unsqueeze(-3)).abs().sum(-1)
+
+
+@implementations
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
+def test_any_function_is_a_score(lead, implementation):
+    leaves = [t.requires_grad_() for t in inputs(*lead)]
+    expected = minkowski(leaves[0], leaves[1]).softmax(-1) @ leaves[2]
+    found = regard.attention(*leaves, score=minkowski, implementation=implementation)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.square().sum(), leaves),
+        torch.autograd.grad(expected.square().sum(), leaves),
+    )
+    torch.testing.assert_close(scores_of(minkowski, leaves[0], leaves[1]), minkowski(leaves[0], leaves[1]))
+
+
+@implementations
+@pytest.mark.parametrize("key_lead", [(2, 2), (2, 1), (1, 2), (1, 1), (2,), (1,), ()], ids=str)
+def test_a_function_with_grouped_heads(key_lead, implementation):
+    """Consecutive query heads share a key head, whatever the number of axes that key has."""
+    query, (_, key, value) = inputs(2, 4)[0], inputs(*key_lead)
+
+    def every(x: Tensor) -> Tensor:
+        x = x[(None,) * (4 - x.dim())]
+        return x.repeat_interleave(4 // x.shape[1], 1)
+
+    expected = minkowski(query, every(key)).softmax(-1) @ every(value)
+    found = regard.attention(query, key, value, score=minkowski, implementation=implementation)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_function_equals_the_score_it_computes():
+    query, key, value = inputs(2, 3)
+    mask = Padding([2, 5])
+    torch.testing.assert_close(
+        regard.attention(query, key, value, score=lambda q, k: q @ k.mT / math.sqrt(WIDTH), mask=mask),
+        regard.attention(query, key, value, mask=mask),
+    )
+
+
+def test_a_function_may_take_widths_that_differ():
+    query, key, value = inputs(key_width=KEY_WIDTH)
+    found = regard.attention(query, key, value, score=lambda q, k: q.sum(-1, keepdim=True) * k.sum(-1)[None])
+    expected = (query.sum(-1)[:, None] * key.sum(-1)).softmax(-1) @ value
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_function_may_return_less_than_all_axes():
+    query, key, value = inputs(2, 3)
+    table = torch.randn(QUERIES, KEYS, dtype=torch.float64)
+    found = regard.attention(query, key, value, score=lambda q, k: table)
+    torch.testing.assert_close(found, table.softmax(-1) @ value)
+
+
+def test_a_function_sees_what_the_caller_gave():
+    seen = []
+
+    def score(query, key):
+        seen.append((query.dtype, query.shape, key.shape))
+        return query @ key.mT
+
+    query, key, value = (t.to(torch.bfloat16) for t in inputs(2, 3))
+    assert regard.attention(query, key, value, score=score).dtype is torch.bfloat16
+    assert seen == [(torch.bfloat16, query.shape, key.shape)]
+
+
+class Network(nn.Module):
+    """A score that is a network of its own: a module, but no regard score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(2 * WIDTH, 4)
+        self.last = nn.Linear(4, 1, bias=False)
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        q, k = query.unsqueeze(-2), key.unsqueeze(-3)
+        pair = torch.cat(
+            [q.expand(*q.shape[:-2], k.shape[-2], -1), k.expand(*k.shape[:-3], q.shape[-3], -1, -1)], -1
+        )
+        return self.last(torch.tanh(self.hidden(pair))).squeeze(-1)
+
+
+@implementations
+def test_a_module_is_a_score_and_learns(implementation):
+    torch.manual_seed(0)
+    score, (query, key, value) = Network().double(), inputs(2, 3)
+    learned = list(score.parameters())
+    found = regard.attention(query, key, value, score=score, implementation=implementation)
+    expected = score(query, key).softmax(-1) @ value
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.square().sum(), learned),
+        torch.autograd.grad(expected.square().sum(), learned),
+    )
+
+
+def test_a_score_of_ones_own_without_a_dense_matrix():
+    class Half(Score):
+        def prepare(self, query, key):
+            return Prepared(query / 2, key, softcap=3.0)
+
+    query, key, _ = inputs()
+    torch.testing.assert_close(scores_of(Half(), query, key), 3 * torch.tanh(query @ key.mT / 6))
+
+
+def test_explain_says_that_a_function_is_dense():
+    query, key, value = inputs()
+    assert "minkowski" in str(regard.explain(query, key, value, score=minkowski))
+    assert "minkowski" not in str(regard.explain(query, key, value))
+
+
+# How they are written
+
+
+def test_how_scores_are_written():
+    assert repr(Dot()) == "Dot(softcap=None)"
+    assert repr(ScaledDot(scale=0.5)) == "ScaledDot(scale=0.5, softcap=None)"
+    assert repr(Cosine()) == "Cosine(scale=1.0, softcap=None)"
+    assert repr(Gaussian(2.0)) == "Gaussian(sigma=2.0)"
+    assert repr(General(3, 5)) == "General(3, 5)"
+    assert repr(Additive(3, 5)) == "Additive(3, 5, width=5)"
+    assert repr(Concat(3, 5)) == "Concat(3, 5, width=1)"
+
+
+def test_what_general_prints_tells_its_softcap():
+    assert "softcap=2.0" in repr(General(3, 5, softcap=2.0))
+
+
+def test_scores_without_parameters_are_values():
+    assert Dot() == Dot() != Dot(softcap=1.0)
+    assert len({Dot(), Dot(), ScaledDot(), Cosine(), Gaussian(), Gaussian(2.0)}) == 5
