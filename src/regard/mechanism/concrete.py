@@ -2,10 +2,21 @@
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def concrete(*tensors: Tensor) -> bool:
     """Whether Python may branch on the values of these tensors."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    return all(type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta for tensor in tensors)
+    return all(type(t) in (Tensor, nn.Parameter) and not t.is_meta and not batched(t) for t in tensors)
+
+
+def subclassed(*tensors: Tensor) -> bool:
+    """Whether a tensor is of somebody's own kind, for which only plain operations can be counted on."""
+    return any(type(t) not in (Tensor, nn.Parameter, nn.Buffer, FakeTensor) for t in tensors)
+
+
+def batched(tensor: Tensor) -> bool:
+    """Whether torch's older vmap, which `is_grads_batched` uses, has wrapped this tensor."""
+    return torch._C._functorch.is_legacy_batchedtensor(tensor)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.mechanism import reference, tiled
+from regard.mechanism.concrete import batched, subclassed
 from regard.mechanism.normalizers import spell, unspell
 from regard.mechanism.problem import DIFFERENTIABLE, Problem, Rules, kind
 
@@ -53,7 +54,7 @@ class _Tiled(torch.autograd.Function):
         if grad is None or not wanted:
             return (None,) * (2 + len(tensors))
         problem = _problem(ctx.rules, ctx.names, tensors)
-        if reference.differentiates(grad) or torch.is_grad_enabled():
+        if reference.differentiates(grad) or torch.is_grad_enabled() or batched(grad) or subclassed(grad):
             found = _gradients(problem, grad, wanted)
         else:
             found = tiled.backward(problem, tau, grad, wanted)
@@ -76,7 +77,7 @@ def _problem(rules: Rules, names: Sequence[str], tensors: Sequence[Tensor]) -> P
 
 def _gradients(problem: Problem, grad: Tensor, wanted: set[str]) -> dict[str, Tensor]:
     """The gradients in one piece, made of operations that can be differentiated again."""
-    problem = problem.with_rules(careful=True)
+    problem = problem.checked()
     tau = reference.tau(problem, reference.scores(problem))
     found = tiled.gradients(problem, tau, grad, wanted)
     return {name: part.sum_to_size(problem[name].shape) for name, part in found.items()}
@@ -90,10 +91,7 @@ def _forward(tensors: Sequence[Tensor], rules: str, wanted: Sequence[bool]) -> t
 
 @_forward.register_fake
 def _(tensors: Sequence[Tensor], rules: str, wanted: Sequence[bool]) -> tuple[Tensor, Tensor]:
-    problem = _read(rules, tensors)
-    like, lead = problem["query"], problem.lead()
-    output = like.new_empty(*lead, problem.queries, problem["value"].shape[-1])
-    return output, like.new_empty(*lead, problem.queries, 2)
+    return tiled.empty(_read(rules, tensors))
 
 
 @torch.library.custom_op("regard::attention_backward", mutates_args=())

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from regard.mechanism import derivatives, reference
 from regard.mechanism.checks import ordinary
+from regard.mechanism.concrete import subclassed
 from regard.mechanism.layout import Layout
 from regard.mechanism.masking import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax, spell
@@ -149,7 +150,7 @@ def explain(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options
     _check_inputs(query, key, value)
     layout = Layout.of(query, key, value)
     normalize = _normalizer(options.get("normalize", Softmax()))
-    chosen, why = _choose(normalize, options.get("implementation"))
+    chosen, why = _choose(normalize, options.get("implementation"), subclassed(query, key, value))
     pairs = math.prod(layout.lead) * query.shape[-2] * key.shape[-2]
     size = f"{pairs * max(query.element_size(), 4) / 1e9:.1f} GB"
     reasons = [why, f"the dense weights {'' if chosen == 'reference' else 'would '}take {size}"]
@@ -161,13 +162,15 @@ def explain(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options
     return Explanation(chosen, tuple(reasons))
 
 
-def _choose(normalize: Normalizer, asked: str | None) -> tuple[str, str]:
+def _choose(normalize: Normalizer, asked: str | None, subclass: bool) -> tuple[str, str]:
     """The implementation, and the reason."""
     asked = _FROM_ENVIRONMENT if asked is None else asked
     if asked is not None and asked not in IMPLEMENTATIONS:
         raise ArgumentError(f"implementation is {asked!r}; there are {' and '.join(IMPLEMENTATIONS)}.")
     if torch.autograd.forward_ad._current_level >= 0:
         return "reference", "forward-mode derivatives are taken of the dense formula"
+    if subclass:
+        return "reference", "the tensors are of a subclass, which plain operations leave in peace"
     if asked is not None:
         return asked, "asked for by name"
     if torch.compiler.is_compiling() and spell(normalize) is None:
@@ -194,7 +197,6 @@ def _run(
 ) -> tuple[Tensor, Problem, Tensor]:
     """Make the call ready, choose an implementation and run it: the output, the problem and its τ."""
     normalizer = _normalizer(normalize)
-    chosen, _ = _choose(normalizer, implementation)
     device = query.device.type if isinstance(query, Tensor) else "cpu"
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     if autocast:
@@ -203,9 +205,9 @@ def _run(
         _check_inputs(query, key, value)
         layout = Layout.of(query, key, value)
         problem = prepare(query, key, value, layout, score, mask, bias, normalizer, dropout, generator)
-        output, tau = (
-            reference.attention(problem.checked()) if chosen == "reference" else derivatives.run(problem)
-        )
+        chosen, _ = _choose(normalizer, implementation, subclassed(*problem.tensors.values()))
+        run = reference.attention if chosen == "reference" else derivatives.run
+        output, tau = run(problem.checked())
         return layout.merge(output).to(query.dtype), problem, tau.detach()
 
 
@@ -240,7 +242,7 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
         if tensor.dim() < 2:
             raise ShapeError(
                 f"{name} has shape {tuple(tensor.shape)}; it needs at least 2 axes, (tokens, features). "
-                f"For a single vector use {name}[None, :]."
+                f"For a single vector use {name}[None]."
             )
         if not tensor.is_floating_point():
             raise DTypeError(f"{name} is of {tensor.dtype}; attention needs floating point: {name}.float().")

@@ -12,7 +12,7 @@ from regard.mechanism.checks import number, ordinary, same_device
 from regard.mechanism.dropout import draw_seed
 from regard.mechanism.layout import Layout
 from regard.mechanism.masking import Mask, Scene, as_mask, broadcasts
-from regard.mechanism.normalizers import Normalizer
+from regard.mechanism.normalizers import Normalizer, Softmax1
 from regard.mechanism.problem import Problem, Rules
 from regard.mechanism.scores import Prepared, Score, ScoreFunction
 
@@ -62,6 +62,7 @@ def prepare(
     sink = normalize.sink()
     if sink is not None:
         tensors["sink"] = _sink(sink, layout, scene, precise)
+        normalize = Softmax1() if isinstance(normalize, Softmax1) else normalize  # its score is kept once
     if dropout or any(name.startswith("line") for name in tensors):
         tensors["row"] = layout.per_query(torch.arange(scene.queries, device=scene.device)[:, None])
     if dropout:

@@ -90,7 +90,8 @@ class Problem:
         """The same problem, careful only if it must be: where the inputs, or others, hold NaN or infinity."""
         inputs = [t for name, t in self.tensors.items() if kind(name) in ("query", "key", "value", "vector")]
         # a sum may also overflow; then being careful costs time and nothing else
-        calm = concrete(*inputs) and all(math.isfinite(t.sum().item()) for t in (*inputs, *others))
+        every = (*inputs, *others)
+        calm = concrete(*every) and all(math.isfinite(t.sum().item()) for t in every)
         return self.with_rules(careful=not calm)
 
     def map(self, change: Callable[[str, Tensor], Tensor]) -> "Problem":

@@ -1,12 +1,15 @@
 """torch's `scaled_dot_product_attention`, by regard's operator: one assignment replaces it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn.attention.bias import CausalBias, CausalVariant
-from torch.overrides import has_torch_function
+from torch.overrides import handle_torch_function, has_torch_function
 
+from regard.errors import ArgumentError, ShapeError
+from regard.mechanism.checks import same_device
 from regard.mechanism.masking import Mask, broadcasts
 from regard.mechanism.masks import Causal
 from regard.mechanism.operator import attention
@@ -22,6 +25,7 @@ def scaled_dot_product_attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
@@ -38,12 +42,60 @@ def scaled_dot_product_attention(
     >>> torch.allclose(ours, theirs, atol=1e-6)
     True
     """
-    if dropout_p == 0 and _regard_can(query, key, value, attn_mask, is_causal, enable_gqa):
+    tensors: tuple[Tensor | None, ...] = (query, key, value, attn_mask)
+    if isinstance(attn_mask, CausalBias):
+        if is_causal:
+            raise ArgumentError("CausalBias should not be used with causal=True")
+        tensors = tensors[:3]
+    if has_torch_function(tensors):
+        # a subclass knows torch's function by its place there, whatever stands in that place now
+        here = scaled_dot_product_attention
+        known_as = torch.nn.functional.scaled_dot_product_attention if _any_subclass(tensors) else here
+        return handle_torch_function(
+            known_as,
+            tensors,
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
+    usual = _of_their_types(dropout_p, is_causal, scale, enable_gqa) and dropout_p == 0
+    if usual and _regard_can(query, key, value, attn_mask, is_causal, enable_gqa):
         mask, bias = _mask_and_bias(attn_mask, is_causal)
-        return attention(query, key, value, score=ScaledDot(scale), mask=mask, bias=bias)
+        score = ScaledDot(None if scale is None else float(scale))
+        return attention(query, key, value, score=score, mask=mask, bias=bias)
+    _refuse_what_torch_overlooks(query, key, value, attn_mask)
+    if isinstance(attn_mask, CausalBias):  # torch only knows it in its own function's place
+        attn_mask = attn_mask._materialize(query.device)
     return _torch_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
+
+
+def _any_subclass(tensors: Sequence[object]) -> bool:
+    return any(hasattr(t, "__torch_function__") and type(t) not in (Tensor, Parameter) for t in tensors)
+
+
+def _of_their_types(dropout_p: object, is_causal: object, scale: object, enable_gqa: object) -> bool:
+    flags = type(is_causal) is bool and type(enable_gqa) is bool
+    return flags and isinstance(dropout_p, int | float) and isinstance(scale, int | float | None)
+
+
+def _refuse_what_torch_overlooks(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) -> None:
+    """Two mistakes for which torch's CPU kernel reads memory that is not there."""
+    inputs = (query, key, value)
+    if not all(isinstance(t, Tensor) and not t.is_nested and t.dim() > 1 for t in inputs):
+        return
+    if key.dim() == value.dim() == 4 and key.shape[-2] < value.shape[-2]:
+        raise ShapeError(
+            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; each value needs its key."
+        )
+    if isinstance(attn_mask, Tensor):
+        same_device("attn_mask", attn_mask, query.device)
 
 
 def _mask_and_bias(attn_mask: Tensor | None, is_causal: bool) -> tuple[Mask | Tensor | None, Tensor | None]:
@@ -62,13 +114,11 @@ def _regard_can(
 ) -> bool:
     """Whether this is a call that torch would accept and that regard computes."""
     inputs = (query, key, value)
-    if has_torch_function(inputs) or not all(
-        isinstance(t, Tensor) and t.layout is torch.strided for t in inputs
-    ):
+    if not all(isinstance(t, Tensor) and not t.is_nested and t.layout is torch.strided for t in inputs):
         return False
     return (
         query.device.type in ("cpu", "meta")
-        and query.is_floating_point()
+        and query.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
         and all(t.dtype == query.dtype and t.device == query.device for t in inputs)
         and query.dim() == key.dim() == value.dim() >= 2
         and query.shape[-1] == key.shape[-1]
@@ -87,6 +137,8 @@ _KERNELS: tuple[Callable[[], bool], ...] = (
 
 
 def _lead_fits(query: torch.Size, key: torch.Size, value: torch.Size, enable_gqa: bool) -> bool:
+    if enable_gqa and not query:
+        return False
     if query == key == value:
         return True
     if enable_gqa:
@@ -103,15 +155,16 @@ def _lead_fits(query: torch.Size, key: torch.Size, value: torch.Size, enable_gqa
 def _mask_fits(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool) -> bool:
     if attn_mask is None:
         return True
-    if is_causal or attn_mask.is_nested or attn_mask.device != query.device:
+    if is_causal or not isinstance(attn_mask, Tensor) or attn_mask.device != query.device:
+        return False
+    if attn_mask.is_nested or attn_mask.layout is not torch.strided:
         return False
     if isinstance(attn_mask, CausalBias):
         return (attn_mask.seq_len_q, attn_mask.seq_len_kv) == (query.shape[-2], key.shape[-2])
     whole = (*query.shape[:-2], query.shape[-2], key.shape[-2])
     known = attn_mask.dtype is torch.bool or attn_mask.dtype == query.dtype
-    return (
-        known
-        and not has_torch_function((attn_mask,))
-        and attn_mask.dim() >= 2
-        and broadcasts(attn_mask.shape, whole)
-    )
+    return known and attn_mask.dim() >= 2 and broadcasts(attn_mask.shape, whole)
+
+
+# TorchScript cannot read the function above; in scripted modules its name stands for torch's own operator
+torch.jit._builtins._register_builtin(scaled_dot_product_attention, "aten::scaled_dot_product_attention")

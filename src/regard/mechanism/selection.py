@@ -56,8 +56,10 @@ def some_heads(problem: Problem, batch: Sequence[slice], heads: slice | Sequence
     every = isinstance(heads, slice) and len(chosen) == groups * per_group
 
     def cut(name: str, tensor: Tensor) -> Tensor:
-        tensor = tensor[tuple(i if n > 1 else slice(None) for i, n in zip(batch, tensor.shape, strict=False))]
-        if every:
+        # an axis of size 1 serves every batch, but τ has all of them and may be cut to none
+        cuts = zip(batch, tensor.shape, strict=False)
+        tensor = tensor[tuple(i if n > 1 or name == "tau" else slice(None) for i, n in cuts)]
+        if every or (tensor.shape[-4:-2] == (1, 1) and name != "tau"):
             return tensor
         spread = tensor.expand(*tensor.shape[:-4], groups, per_group, *tensor.shape[-2:])
         return spread[..., chosen // per_group, chosen % per_group, :, :].unsqueeze(-3)

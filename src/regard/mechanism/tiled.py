@@ -28,12 +28,22 @@ def budget(problem: Problem) -> int:
     return max(TILE // width, 1)
 
 
+def empty(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Room for output and τ. Like torch's, the output has its heads inside the tokens where the query has."""
+    query, (*batch, groups, per_group) = problem["query"], problem.lead()
+    tokens, width = problem.queries, problem["value"].shape[-1]
+    sizes = zip(query.shape[-4:-2], query.stride()[-4:-2], strict=True)
+    if groups * per_group > 1 and all(n == 1 or n * step <= query.stride(-2) for n, step in sizes):
+        output = query.new_empty(*batch, tokens, groups, per_group, width).movedim(-4, -2)
+    else:
+        output = query.new_empty(*batch, groups, per_group, tokens, width)
+    return output, query.new_empty(*batch, groups, per_group, tokens, 2)
+
+
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """The output (…, g, r, q, e) and the row statistic τ (…, g, r, q, 2)."""
     problem = problem.checked()
-    like, lead = problem["query"], problem.lead()
-    output = like.new_empty(*lead, problem.queries, problem["value"].shape[-1])
-    statistic = like.new_empty(*lead, problem.queries, 2)
+    output, statistic = empty(problem)
     for at in tiles(problem, budget(problem)):
         tile = problem.part(at)
         scores = reference.scores(tile)

@@ -4,28 +4,25 @@ A `Weights` holds query, key, score, mask and the rows' statistic τ, from which
 computed again, exactly, when somebody looks. It is a linear operator: `weights @ x` is attention itself.
 """
 
-import json
 import math
+import operator
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.errors import ArgumentError, ShapeError, StaleError
-from regard.mechanism import reference, tiled
-from regard.mechanism.files import write_whole
+from regard.errors import ArgumentError, DTypeError, ShapeError, StaleError
+from regard.mechanism import records, reference, tiled
 from regard.mechanism.masking import broadcasts
-from regard.mechanism.normalizers import spell, unspell
-from regard.mechanism.problem import Problem, Rules, Tile, kind, tiles
+from regard.mechanism.problem import Problem, Tile, kind, tiles
+from regard.mechanism.records import Heads
 from regard.mechanism.selection import Index, as_slice, plain_index, some_heads, some_rows
-
-# Whether the last leading axis counts the heads, there is but one head, or the mean of all is meant.
-Heads = Literal["axis", "one", "mean"]
 
 
 class Top(NamedTuple):
@@ -100,7 +97,8 @@ class Weights:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        held = sum(t.untyped_storage().nbytes() for t in self._problem.tensors.values())
+        storages = {t.untyped_storage()._cdata: t for t in self._problem.tensors.values()}
+        held = sum(t.untyped_storage().nbytes() for t in storages.values())
         dense = self.numel() * self.dtype.itemsize
         mean = ", mean of the heads" if self._heads == "mean" else ""
         rules = self._problem.rules
@@ -150,6 +148,8 @@ class Weights:
         """
         self._needs_heads("heads")
         *batch, heads = self._lead
+        with suppress(TypeError):
+            index = operator.index(index)  # type: ignore[arg-type]  # numpy's and torch's integers too
         chosen = as_slice(index, heads) if isinstance(index, int | slice) else index
         problem = some_heads(self._problem, [slice(None)] * len(batch), chosen)
         count = torch.arange(heads)[chosen].numel()
@@ -221,7 +221,9 @@ class Weights:
         """
         found = self._rows_of(1, self.dtype, 0)
         for at, block, _ in self._blocks():
-            found[at.rows_index] = torch.special.entr(block).sum(-1, keepdim=True)
+            zero = block == 0  # where the derivative would be infinite
+            parts = torch.where(zero, 0.0, torch.special.entr(torch.where(zero, 1.0, block)))
+            found[at.rows_index] = parts.sum(-1, keepdim=True)
         return self._merge(found)[..., 0]
 
     def received(self) -> Tensor:
@@ -262,14 +264,17 @@ class Weights:
                 if low < high:
                     sums[at.keys_index][..., band] += block[..., low:high, :].sum(-2)
         bands = [part.sum(-2) for part in sums.split(np.diff(column_edges).tolist(), -2)]
-        pooled = torch.stack(bands, -1)
+        pooled = torch.stack(bands, -1) if self.shape[-1] else sums.mT
         cells = np.outer(np.diff(row_edges), np.diff(column_edges))
         return self._merge(pooled / torch.from_numpy(cells).to(pooled))
 
     # A linear operator
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        """weights · x for x of (k) or (…, k, e), whose leading axes broadcast to those of the weights."""
+        """weights · x for x of (k) or (…, k, e), whose leading axes broadcast to those of the weights.
+
+        Where query heads share a key head, x may have as many heads as the keys, like `value`.
+        """
         columns, vector = self._operand(x, self.shape[-1])
         careful = not bool(torch.isfinite(columns).all())
         result = self._rows_of(columns.shape[-1], self.dtype, 0)
@@ -307,40 +312,14 @@ class Weights:
         >>> torch.equal(again.dense(), weights.dense())
         True
         """
-        from safetensors.torch import save
-
         self._check()
-        rules = self._problem.rules
-        if spell(rules.normalize) is None:
-            raise ArgumentError(
-                f"{type(rules.normalize).__name__} is somebody's own normalizer, which a file cannot hold; "
-                "save weights.dense() instead."
-            )
-        described = {
-            "normalize": spell(rules.normalize),
-            **{name: getattr(rules, name) for name in ("family", "softcap", "dropout", "terms", "queries")},
-            "lead": self._lead,
-            "heads": self._heads,
-        }
-        tensors = {name: t.detach().cpu().contiguous() for name, t in self._problem.tensors.items()}
-        return write_whole(path, save(tensors, {"regard": json.dumps({"format": "weights 1", **described})}))
+        return records.write(path, self._problem, self._lead, self._heads)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Weights":
         """Read what `save` wrote."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, "pt") as file:
-                described = json.loads((file.metadata() or {}).get("regard", "{}"))
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, json.JSONDecodeError) as error:
-            raise ArgumentError(f"{path} holds no lazy weights that can be read ({error}).") from None
-        if described.pop("format", None) != "weights 1":
-            raise ArgumentError(f"{path} holds no lazy weights; such a file is written by Weights.save.")
-        lead, heads = described.pop("lead"), described.pop("heads")
-        rules = Rules(unspell(described.pop("normalize")), **described)
-        return cls(Problem(rules, tensors), None, lead, heads)
+        problem, lead, heads = records.read(path)
+        return cls(problem, None, lead, heads)
 
     def detach(self) -> "Weights":
         """The same weights, cut off from the graph that query and key came from."""
@@ -348,6 +327,10 @@ class Weights:
 
     def to(self, device: torch.device | str) -> "Weights":
         """The same weights on another device."""
+        if isinstance(device, torch.dtype):
+            raise ArgumentError(
+                f"weights.to got {device}; it takes a device. For another dtype: weights.dense().to(…)."
+            )
         return self._like(self._problem.map(lambda _, tensor: tensor.to(device)), self._lead)
 
     def numpy(self) -> NDArray[Any]:
@@ -372,7 +355,8 @@ class Weights:
             if self._versions[name] not in (None, _version(tensor)):
                 raise StaleError(
                     f"the {kind(name)} that these weights were made of was changed in place afterwards, so "
-                    "they can no longer be told. Look before changing it, or attend to a copy: x.clone()."
+                    "they can no longer be told. Look before changing it, or what it is a view of, such as a "
+                    "cache; or attend to a copy: x.clone()."
                 )
 
     def _needs_heads(self, what: str) -> None:
@@ -419,22 +403,39 @@ class Weights:
 
     def _operand(self, x: Tensor, size: int) -> tuple[Tensor, bool]:
         """x as a stack of columns in the blocks' layout, and whether it was a single vector."""
+        if not isinstance(x, Tensor):
+            raise DTypeError(f"weights meet a {type(x).__name__}; multiply them with a torch.Tensor.")
         columns = x[:, None] if x.dim() == 1 else x
-        if columns.shape[-2] != size or not broadcasts(columns.shape[:-2], self._lead):
+        grouped = self._grouped(columns)
+        fits = grouped is not None or broadcasts(columns.shape[:-2], self._lead)
+        if x.dim() == 0 or columns.shape[-2] != size or not fits:
             raise ShapeError(
                 f"weights of shape {tuple(self.shape)} meet a tensor of shape {tuple(x.shape)}; it needs "
                 f"{size} rows and leading axes that broadcast to {self._lead}."
             )
+        if grouped is not None:
+            return grouped.to(self.dtype), False
         columns = columns.to(self.dtype).expand(*self._lead, *columns.shape[-2:])
         return columns.reshape(*self._inner_lead(), *columns.shape[-2:]), x.dim() == 1
 
+    def _grouped(self, x: Tensor) -> Tensor | None:
+        """Values that several query heads share, … g k e -> … g r k e, if that is what x is."""
+        *batch, groups, per_group = self._problem.lead()
+        shared = self.has_heads and per_group > 1 and x.dim() > 2 and x.shape[-3] == groups > 1
+        if not shared or not broadcasts(x.shape[:-3], batch):
+            return None
+        return x.unsqueeze(-3).expand(*batch, groups, per_group, *x.shape[-2:])
+
     def _collect(self, columns: slice) -> Tensor:
         """The dense matrix of some columns."""
-        chosen = range(self.shape[-1])[columns]
+        chosen = torch.arange(self.shape[-1], device=self.device)[columns]
         found = self._rows_of(len(chosen), self.dtype, 0)
         for at, block, _ in self._blocks():
-            whole = torch.nn.functional.pad(block, (at.keys.start, self.shape[-1] - at.keys.stop))
-            found[at.rows_index] = whole[..., columns]
+            if block.shape[-1] == len(chosen):
+                found[at.rows_index] = block
+                continue
+            here = (chosen >= at.keys.start) & (chosen < at.keys.stop)
+            found[at.rows_index][..., here] = block[..., chosen[here] - at.keys.start]
         return self._merge(found)
 
     def _part(self, lead: Sequence[slice], rows: slice | Tensor) -> "Weights":
@@ -509,5 +510,5 @@ def _bytes(count: float) -> str:
 
 def _edges(size: int, parts: int) -> NDArray[np.int64]:
     """Where to cut `size` into at most `parts` nearly equal parts."""
-    parts = max(min(parts, size), 1)
-    return np.arange(parts + 1) * size // parts
+    parts = min(parts, size)
+    return np.arange(parts + 1) * size // max(parts, 1)

@@ -1,0 +1,483 @@
+"""The operator against the formulas: every implementation, forward and backward, over the table of cases."""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import entmax
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd import gradcheck
+
+import regard
+from regard.mechanism import operator, tiled
+from tests import naive
+from tests.cases import BIASES, MASKS, NORMALIZERS, SCORES, TABLE, Case, Shape, leaves, pairs, product
+
+IMPLEMENTATIONS = ("reference", "tiled")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """The problems here are tiny: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@contextmanager
+def tiles_of(scores: int) -> Iterator[None]:
+    """Tiles so small that a small problem has many."""
+    with patch.object(tiled, "TILE", scores):
+        yield
+
+
+def upstream(output: Tensor) -> Tensor:
+    """A gradient from above, with no pattern."""
+    return (
+        torch.cos(torch.arange(output.numel(), dtype=torch.float64) ** 1.5).reshape(output.shape).to(output)
+    )
+
+
+def derived(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+    """The output, and the gradients of the inputs; zeros for those that it does not depend on."""
+    output = function()
+    return [output.detach(), *torch.autograd.grad(output, inputs, upstream(output), materialize_grads=True)]
+
+
+def close(found: Tensor, wanted: Tensor, within: float = 1e-10) -> None:
+    torch.testing.assert_close(found, wanted, rtol=within, atol=within)
+
+
+# Against the formulas
+
+
+@pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
+def test_implementations_agree_with_the_formulas(case):
+    query, key, value = case.tensors(requires_grad=True)
+    options = case.options()
+    wanted, weights = naive.attention(query, key, value, **options)
+    inputs = (query, key, value, *leaves(options))
+    found = {}
+    with tiles_of(64):
+        for name in IMPLEMENTATIONS:
+            output, lazy = regard.attend(query, key, value, implementation=name, **options)
+            assert output.shape == wanted.shape
+            close(output.detach(), wanted)
+            close(lazy.dense().detach(), weights)
+            found[name] = torch.autograd.grad(output, inputs, upstream(output), materialize_grads=True)
+    for one, other in zip(*found.values(), strict=True):
+        close(one, other)
+
+
+def test_the_formulas_agree_with_dense_torch():
+    # two independent ways to write it down, of which the next test uses the second
+    sizes = Shape((2, 4, 5, 3), (2, 2, 7, 3), (2, 2, 7, 2))
+    for case in pairs(("grouped",), masks=("no mask", "tensor"), biases=("no bias", "dense"), sizes=sizes):
+        options = case.options()
+        wanted, _ = naive.attention(*case.tensors(), **options)
+        options["seen"], options["bias"] = (
+            options.pop("mask"),
+            options["bias"] if case.bias == "dense" else 0.0,
+        )
+        close(naive.eager(*case.tensors(), **options).detach(), wanted, 1e-9)
+
+
+LONGER = Shape((4, 37, 16), (2, 67, 16), (2, 67, 8))
+
+
+@pytest.mark.parametrize("normalize", NORMALIZERS)
+def test_float32_error_is_at_most_twice_that_of_dense_torch(normalize):
+    seen = regard.Causal().dense(LONGER.queries, LONGER.keys)
+    for score in SCORES:
+        case = Case("grouped", score, normalize, "causal", "dense", sizes=LONGER)
+
+        def run(
+            how: Callable[..., Tensor], dtype: torch.dtype, case: Case = case, **more: Any
+        ) -> list[Tensor]:
+            tensors = case.tensors(dtype, rounded=torch.float32, requires_grad=True)
+            options = {**case.options(dtype, rounded=torch.float32), **more}
+            options = {name: option for name, option in options.items() if option is not None}
+            return derived(lambda: how(*tensors, **options), *tensors)
+
+        exact = run(regard.attention, torch.float64, implementation="reference")
+        dense = run(naive.eager, torch.float32, mask=None, seen=seen)
+        # the slope of Entmax above 2 has no bound at the edge of its support: one unlucky pair decides all
+        parts = 1 if normalize == "entmax 2.5" else len(exact)
+        with tiles_of(2048):
+            for name in IMPLEMENTATIONS:
+                ours = run(regard.attention, torch.float32, implementation=name)
+                for part in range(parts):
+                    error, allowed = ((x[part] - exact[part]).abs().max().item() for x in (ours, dense))
+                    tiny = 4 * torch.finfo(torch.float32).eps * exact[part].abs().max().item()
+                    assert error <= 2 * allowed + tiny, (
+                        case.name,
+                        name,
+                        ("output", "query", "key", "value")[part],
+                    )
+
+
+# Tiles
+
+
+@settings(max_examples=80)
+@given(
+    tile=st.sampled_from([1, 7, 64]),
+    batch=st.sampled_from([(), (2,), (2, 3)]),
+    groups=st.integers(1, 3),
+    per_group=st.integers(1, 3),
+    queries=st.sampled_from([1, 2, 6, 7, 8, 63, 64, 65]),
+    keys=st.sampled_from([1, 2, 6, 7, 8, 63, 64, 65]),
+    score=st.sampled_from(sorted(SCORES)),
+    normalize=st.sampled_from(sorted(NORMALIZERS)),
+    mask=st.sampled_from(sorted(MASKS)),
+    bias=st.sampled_from(sorted(BIASES)),
+)
+def test_tiles_of_any_size_change_nothing(
+    tile, batch, groups, per_group, queries, keys, score, normalize, mask, bias
+):
+    if queries * keys * math.prod(batch) * groups * per_group // tile > 500:
+        tile = 64
+        batch = ()
+    heads = groups * per_group
+    sizes = Shape((*batch, heads, queries, 3), (*batch, groups, keys, 3), (*batch, groups, keys, 2))
+    case = Case("heads", score, normalize, mask, bias, sizes=sizes)
+    tensors, options = case.tensors(requires_grad=True), case.options()
+    inputs = (*tensors, *leaves(options))
+    with tiles_of(tile):
+        small = derived(lambda: regard.attention(*tensors, implementation="tiled", **options), *inputs)
+    whole = derived(lambda: regard.attention(*tensors, implementation="reference", **options), *inputs)
+    for one, other in zip(small, whole, strict=True):
+        close(one, other, 1e-9)
+
+
+def test_small_tiles_are_many():
+    # or else the tests above would show nothing
+    x = torch.randn(2, 9, 4)
+    with patch.object(tiled.reference, "scores", wraps=tiled.reference.scores) as counted:
+        for size, least in ((1, 18), (7, 18), (64, 3), (2**20, 1)):
+            counted.reset_mock()
+            with tiles_of(size):
+                regard.attention(x, x, x, implementation="tiled")
+            assert counted.call_count >= least
+    assert counted.call_count == 1
+
+
+# Gradients
+
+TINY = Shape((4, 3, 2), (2, 5, 2), (2, 5, 3))
+
+
+def check_gradients(case: Case) -> None:
+    tensors, options = case.tensors(requires_grad=True), case.options()
+
+    def attention(*_: Tensor) -> Tensor:  # gradcheck changes its inputs in place, the parameters too
+        return regard.attention(*tensors, implementation="tiled", **options)
+
+    with tiles_of(20):
+        assert gradcheck(attention, (*tensors, *leaves(options)), fast_mode=True, rtol=1e-5, atol=1e-7)
+
+
+# Masks that differ only in where they count from have the same gradient.
+DIFFERENT = [name for name in MASKS if not name.endswith((" start", " left", " right", " window"))]
+
+
+@pytest.mark.parametrize("case", pairs(("grouped",), masks=DIFFERENT, sizes=TINY), ids=lambda case: case.name)
+def test_gradients_are_those_of_finite_differences(case):
+    check_gradients(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("normalize", NORMALIZERS)
+@pytest.mark.parametrize("score", SCORES)
+def test_gradients_over_the_whole_product(score, normalize, bias):
+    for case in product(("grouped",), (score,), (normalize,), biases=(bias,), sizes=TINY):
+        try:
+            check_gradients(case)
+        except Exception as error:
+            raise AssertionError(case.name) from error
+
+
+# Normalizers
+
+
+def weights_of(scores: Tensor, normalize: regard.Normalizer, **options: Any) -> Tensor:
+    """The weights of these scores, by reading values that form a unit matrix."""
+    *lead, queries, keys = scores.shape
+    nothing = scores.new_zeros(*lead, 1, 1)
+    return regard.attention(
+        nothing.expand(*lead, queries, 1),
+        nothing.expand(*lead, keys, 1),
+        torch.eye(keys, dtype=scores.dtype).expand(*lead, keys, keys),
+        score=lambda query, key: scores,
+        normalize=normalize,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("spread", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize(
+    ("normalize", "theirs"),
+    [
+        (regard.Sparsemax(), entmax.sparsemax),
+        (regard.Entmax(2.0), entmax.sparsemax),
+        (regard.Entmax15(), entmax.entmax15),
+        (regard.Entmax(1.5), entmax.entmax15),
+        (regard.Entmax(1.1), lambda x, dim: entmax.entmax_bisect(x, 1.1, dim, n_iter=100)),
+        (regard.Entmax(1.3), lambda x, dim: entmax.entmax_bisect(x, 1.3, dim, n_iter=100)),
+        (regard.Entmax(2.5), lambda x, dim: entmax.entmax_bisect(x, 2.5, dim, n_iter=100)),
+    ],
+    ids=["Sparsemax", "Entmax 2", "Entmax15", "Entmax 1.5", "Entmax 1.1", "Entmax 1.3", "Entmax 2.5"],
+)
+def test_entmax_agrees_with_its_authors_package(normalize, theirs, spread, implementation):
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randn(3, 5, 29, dtype=torch.float64, generator=generator) * spread
+    scores.requires_grad_()
+    ours = derived(lambda: weights_of(scores, normalize, implementation=implementation), scores)
+    wanted = derived(lambda: theirs(scores, dim=-1), scores)
+    close(ours[0], wanted[0], 1e-9)
+    close(ours[1], wanted[1], 1e-6 if normalize.alpha > 2 else 1e-8)
+
+
+class OwnSoftmax(regard.Normalizer):
+    def tau(self, scores):
+        return scores.logsumexp(-1, keepdim=True)
+
+    def phi(self, x):
+        return x.exp()
+
+    def slope(self, x):
+        return x.exp()
+
+
+class OwnSparsemax(regard.Normalizer):
+    """τ from sorted scores, not from Newton's method."""
+
+    def tau(self, scores):
+        ranked = scores.sort(-1, descending=True).values.masked_fill_(
+            scores.sort(-1)[0].flip(-1).isinf(), -1e9
+        )
+        number = torch.arange(1, scores.shape[-1] + 1, dtype=scores.dtype)
+        sums = ranked.cumsum(-1)
+        support = (1 + number * ranked > sums).sum(-1, keepdim=True).clamp(min=1)
+        return (sums.gather(-1, support - 1) - 1) / support
+
+    def phi(self, x):
+        return x.clamp(min=0)
+
+    def slope(self, x):
+        return (x > 0).to(x.dtype)
+
+
+class OwnSigmoid(regard.Normalizer):
+    sums_to_one = False
+
+    def tau(self, scores):
+        return (scores > -math.inf).sum(-1, keepdim=True).to(scores.dtype).clamp(min=1).log()
+
+    def phi(self, x):
+        return 1 / (1 + torch.exp(-x))
+
+    def slope(self, x):
+        return torch.sigmoid(x) * (1 - torch.sigmoid(x))
+
+
+class OwnMean(regard.Normalizer):
+    sums_to_one = False
+
+    def tau(self, scores):
+        return torch.zeros_like(scores[..., :1])
+
+    def phi(self, x):
+        return x
+
+    def slope(self, x):
+        return torch.ones_like(x)
+
+    def divisor(self, x, visible):
+        return visible.sum(-1, keepdim=True).clamp(min=1).to(x.dtype)
+
+
+class OwnSoftmax1(OwnSoftmax):
+    def sink(self):
+        return 0.5
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("mask", ["no mask", "causal", "tensor"])
+@pytest.mark.parametrize(
+    ("own", "built_in"),
+    [
+        (OwnSoftmax(), regard.Softmax()),
+        (OwnSparsemax(), regard.Sparsemax()),
+        (OwnSigmoid(), regard.Sigmoid()),
+        (OwnMean(), regard.Mean()),
+        (OwnSoftmax1(), regard.Softmax1(0.5)),
+    ],
+    ids=lambda normalize: type(normalize).__name__,
+)
+def test_a_normalizer_of_ones_own_equals_the_built_in_one(own, built_in, mask, implementation):
+    case = Case("more queries", mask=mask, bias="relative")
+    tensors, options = case.tensors(requires_grad=True), case.options()
+    inputs = (*tensors, *leaves(options))
+    with tiles_of(64):
+        for one, other in zip(
+            *(
+                derived(
+                    lambda normalize=normalize: regard.attention(
+                        *tensors, **{**options, "normalize": normalize}, implementation=implementation
+                    ),
+                    *inputs,
+                )
+                for normalize in (own, built_in)
+            ),
+            strict=True,
+        ):
+            close(one, other)
+
+
+class Squares(regard.Normalizer):
+    """φ is infinite at −inf, where masked keys are."""
+
+    sums_to_one = False
+
+    def tau(self, scores):
+        return torch.zeros_like(scores[..., :1])
+
+    def phi(self, x):
+        return x * x
+
+    def slope(self, x):
+        return 2 * x
+
+
+class Slow(regard.Normalizer):
+    """φ is infinity times zero at −inf; τ comes from halving an interval."""
+
+    def phi(self, x):
+        return (1 + x * x) * torch.exp(x)
+
+    def slope(self, x):
+        return (1 + x) ** 2 * torch.exp(x)
+
+    def tau(self, scores):
+        low, high = torch.full_like(scores[..., :1], -1.0), torch.full_like(scores[..., :1], 30.0)
+        for _ in range(80):
+            middle = (low + high) / 2
+            above = self.phi(scores - middle).masked_fill(scores == -math.inf, 0).sum(-1, keepdim=True) > 1
+            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+        return low
+
+
+@pytest.mark.parametrize("normalize", [Squares(), Slow()], ids=["Squares", "Slow"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_masked_key_has_no_weight_and_no_gradient_whatever_phi_says(implementation, normalize):
+    tensors = Case("square", sizes=Shape((4, 3, 2), (2, 3, 2), (2, 3, 2))).tensors(requires_grad=True)
+    options = {"normalize": normalize, "mask": regard.Causal(), "implementation": implementation}
+    output, weights = regard.attend(*tensors, **options)
+    assert (weights.dense().triu(1) == 0).all()
+    if normalize.sums_to_one:
+        close(weights.dense().sum(-1).detach(), torch.ones(4, 3, dtype=torch.float64))
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(output.sum(), tensors))
+    with tiles_of(20):
+        assert gradcheck(lambda *x: regard.attention(*x, **options), tensors, fast_mode=True)
+
+
+# Which implementation
+
+
+def run_python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True
+    )
+
+
+def test_an_environment_variable_forces_an_implementation():
+    program = (
+        "import torch, regard\n"
+        "x = torch.eye(3)\n"
+        "regard.mechanism.tiled.forward = None\n"
+        "print(regard.explain(x, x, x).implementation, regard.attention(x, x, x).shape)\n"
+        "print(regard.explain(x, x, x, implementation='tiled').implementation)\n"
+    )
+    done = run_python(program, REGARD_IMPLEMENTATION="reference")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "reference torch.Size([3, 3])\ntiled\n"
+
+
+def test_a_wrong_environment_variable_fails_loudly():
+    done = run_python("import regard", REGARD_IMPLEMENTATION="quick")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "ArgumentError" in last
+    assert "REGARD_IMPLEMENTATION is 'quick'" in last
+    assert "reference and tiled" in last
+
+
+def test_a_wrong_name_is_refused_with_the_right_ones():
+    x = torch.eye(3)
+    for call in (regard.attention, regard.attend, regard.explain):
+        with pytest.raises(regard.ArgumentError, match="'quick'; there are reference and tiled"):
+            call(x, x, x, implementation="quick")
+
+
+class Learned(torch.nn.Module, OwnSoftmax):
+    def __init__(self):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(()))
+
+
+class TestExplain:
+    @pytest.fixture(autouse=True)
+    def _free_choice(self, monkeypatch):
+        monkeypatch.setattr(operator, "_FROM_ENVIRONMENT", None)
+
+    def test_it_computes_nothing(self):
+        x = torch.empty(8, 65536, 64, device="meta")
+        text = str(regard.explain(x, x, x, mask=regard.Causal()))
+        assert text.startswith("tiled\n")
+        assert "137.4 GB" in text
+
+    @pytest.mark.parametrize("name", IMPLEMENTATIONS)
+    def test_it_knows_what_was_asked_for(self, name):
+        x = torch.eye(3)
+        explanation = regard.explain(x, x, x, implementation=name)
+        assert explanation.implementation == name
+        assert "asked for by name" in explanation.reasons
+
+    def test_it_says_that_a_function_is_dense(self):
+        x = torch.eye(3)
+
+        def my_score(query, key):
+            return query @ key.mT
+
+        assert "my_score" in str(regard.explain(x, x, x, score=my_score))
+        assert "my_score" not in str(regard.explain(x, x, x))
+
+    def test_it_says_why_a_learned_normalizer_is_dense(self):
+        x = torch.eye(3)
+        explanation = regard.explain(x, x, x, normalize=Learned())
+        assert explanation.implementation == "reference"
+        assert "Learned learns" in str(explanation)
+
+    def test_it_tells_what_is_then_done(self):
+        x = torch.eye(3)
+        for options in ({}, {"implementation": "reference"}, {"normalize": Learned()}):
+            with patch.object(tiled, "forward", wraps=tiled.forward) as ran:
+                regard.attention(x, x, x, **options)
+            assert ran.called == (regard.explain(x, x, x, **options).implementation == "tiled")
+
+    def test_it_refuses_what_attention_refuses(self):
+        with pytest.raises(regard.ShapeError, match="4 tokens and value has 5"):
+            regard.explain(torch.ones(3, 2), torch.ones(4, 2), torch.ones(5, 2))

@@ -1,0 +1,1332 @@
+"""regard.scaled_dot_product_attention is torch's function: the same results, gradients and refusals.
+
+Almost every test calls both functions with the same arguments and compares what happens. PyTorch's own
+tests are meant to pass with the one in the place of the other, so this file goes where they go: masks
+of every kind, zero sizes, bias objects, kernel contexts, OpInfo samples, and the modules of torch.nn.
+"""
+
+import contextlib
+import itertools
+import math
+import re
+import subprocess
+import sys
+import types
+import unittest
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.overrides import TorchFunctionMode
+
+import regard
+
+theirs = F.scaled_dot_product_attention
+ours = regard.scaled_dot_product_attention
+
+# torch loads its forward-mode rules through torch.jit, which it warns of itself
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+B, H, Q, K, D, E = 2, 3, 5, 7, 8, 11
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, dtype=dtype)
+
+
+def qkv(*lead: int, q: int = Q, k: int = K, d: int = D, e: int = D) -> tuple[Tensor, Tensor, Tensor]:
+    return draw(*lead, q, d), draw(*lead, k, d), draw(*lead, k, e)
+
+
+def boolean(*shape: int) -> Tensor:
+    """A boolean mask in which every row sees its first key."""
+    mask = torch.rand(shape) > 0.4
+    mask[..., 0] = True
+    return mask
+
+
+def minus_infinity(*shape: int) -> Tensor:
+    """The same as numbers: something to add, −inf for what is out of sight."""
+    return draw(*shape).masked_fill(~boolean(*shape), -math.inf)
+
+
+def no_key_for_row(row: int, kind: str) -> Tensor:
+    mask = torch.ones(B, 1, Q, K, dtype=torch.bool)
+    mask[0, 0, row] = False
+    return mask if kind == "bool" else torch.zeros(mask.shape).double().masked_fill(~mask, -math.inf)
+
+
+MASK_SHAPES = [
+    (Q, K),
+    (1, K),
+    (Q, 1),
+    (1, 1),
+    (H, Q, K),
+    (1, 1, K),
+    (B, 1, Q, K),
+    (1, H, Q, K),
+    (B, H, 1, K),
+    (B, H, Q, 1),
+    (B, 1, 1, K),
+    (B, H, Q, K),
+]
+
+CASES: dict[str, Callable[[], Call]] = {
+    "2-D": lambda: (qkv(), {}),
+    "3-D": lambda: (qkv(H), {}),
+    "4-D": lambda: (qkv(B, H), {}),
+    "5-D": lambda: (qkv(2, B, H), {}),
+    "values of another width": lambda: (qkv(B, H, e=E), {}),
+    "values of another width, 2-D": lambda: (qkv(e=E), {}),
+    "one query": lambda: (qkv(B, H, q=1), {}),
+    "one key": lambda: (qkv(B, H, k=1), {}),
+    "one feature": lambda: (qkv(B, H, d=1, e=1), {}),
+    "long": lambda: (qkv(1, 1, q=515, k=601), {}),
+    "keys for every batch": lambda: ((draw(B, H, Q, D), draw(1, H, K, D), draw(1, H, K, D)), {}),
+    "keys for every head": lambda: ((draw(B, H, Q, D), draw(B, 1, K, D), draw(B, 1, K, D)), {}),
+    "query for every batch": lambda: ((draw(1, H, Q, D), draw(B, H, K, D), draw(B, H, K, D)), {}),
+    "query of fewer axes": lambda: ((draw(H, Q, D), draw(B, H, K, D), draw(B, H, K, D)), {}),
+    "keys of fewer axes": lambda: ((draw(B, H, Q, D), draw(H, K, D), draw(H, K, D)), {}),
+    # causal: top-left
+    "causal": lambda: (qkv(B, H, q=K), {"is_causal": True}),
+    "causal, more keys": lambda: (qkv(B, H), {"is_causal": True}),
+    "causal, more queries": lambda: (qkv(B, H, q=9, k=4), {"is_causal": True}),
+    "causal, 2-D": lambda: (qkv(), {"is_causal": True}),
+    "causal, 3-D": lambda: (qkv(H), {"is_causal": True}),
+    "causal, 5-D": lambda: (qkv(2, B, H), {"is_causal": True}),
+    "causal, long": lambda: (qkv(1, 1, q=601, k=515), {"is_causal": True}),
+    "causal, values of another width": lambda: (qkv(B, H, e=E), {"is_causal": True}),
+    # masks
+    "mask, 2-D": lambda: (qkv(), {"attn_mask": boolean(Q, K)}),
+    "mask, 3-D": lambda: (qkv(H), {"attn_mask": boolean(H, Q, K)}),
+    "mask, 5-D": lambda: (qkv(2, B, H), {"attn_mask": boolean(2, 1, H, Q, K)}),
+    "bias, 2-D": lambda: (qkv(), {"attn_mask": draw(Q, K)}),
+    "bias, 3-D": lambda: (qkv(H), {"attn_mask": draw(1, Q, K)}),
+    "bias, 5-D": lambda: (qkv(2, B, H), {"attn_mask": minus_infinity(2, 1, H, Q, K)}),
+    "transposed mask": lambda: (qkv(B, H), {"attn_mask": boolean(K, Q).mT}),
+    "transposed bias": lambda: (qkv(B, H), {"attn_mask": minus_infinity(B, H, K, Q).mT}),
+    "expanded mask": lambda: (qkv(B, H), {"attn_mask": boolean(B, 1, 1, K).expand(B, H, Q, K)}),
+    "expanded bias": lambda: (qkv(B, H), {"attn_mask": draw(1, K).expand(Q, K)}),
+    "every second column": lambda: (qkv(B, H), {"attn_mask": draw(Q, 2 * K)[:, ::2]}),
+    "mask without a key": lambda: (qkv(B, H), {"attn_mask": no_key_for_row(2, "bool")}),
+    "bias without a key": lambda: (qkv(B, H), {"attn_mask": no_key_for_row(2, "float")}),
+    "mask without a key, 3-D": lambda: (qkv(B), {"attn_mask": no_key_for_row(2, "bool")[:, 0]}),
+    "no key at all": lambda: (qkv(B, H), {"attn_mask": torch.zeros(Q, K, dtype=torch.bool)}),
+    # shared heads
+    "gqa, two each": lambda: ((draw(B, 6, Q, D), draw(B, 3, K, D), draw(B, 3, K, D)), {"enable_gqa": True}),
+    "gqa, one for all": lambda: (
+        (draw(B, 6, Q, D), draw(B, 1, K, D), draw(B, 1, K, D)),
+        {"enable_gqa": True},
+    ),
+    "gqa, no sharing": lambda: (qkv(B, H), {"enable_gqa": True}),
+    "gqa, 3-D": lambda: ((draw(6, Q, D), draw(3, K, D), draw(3, K, D)), {"enable_gqa": True}),
+    "gqa, 5-D": lambda: (
+        (draw(2, B, 6, Q, D), draw(2, B, 3, K, D), draw(2, B, 3, K, D)),
+        {"enable_gqa": True},
+    ),
+    "gqa, causal": lambda: (
+        (draw(B, 6, Q, D), draw(B, 2, K, D), draw(B, 2, K, E)),
+        {"enable_gqa": True, "is_causal": True},
+    ),
+    "gqa, mask": lambda: (
+        (draw(B, 6, Q, D), draw(B, 2, K, D), draw(B, 2, K, D)),
+        {"enable_gqa": True, "attn_mask": boolean(B, 6, Q, K)},
+    ),
+    "gqa, heads of value": lambda: (
+        (draw(B, 6, Q, D), draw(B, 3, K, D), draw(B, 2, K, D)),
+        {"enable_gqa": True},
+    ),
+    # scale
+    **{
+        f"scale {scale}": lambda scale=scale: (qkv(B, H), {"scale": scale})
+        for scale in (None, 0.5, -1.5, 0.0, 3, 1e-30, True, np.float32(0.3))
+    },
+    "scale, 3-D, negative": lambda: (qkv(H), {"scale": -0.7, "is_causal": True}),
+    # nothing there
+    "no batch": lambda: (qkv(0, H), {}),
+    "no heads": lambda: (qkv(B, 0), {}),
+    "no queries": lambda: (qkv(B, H, q=0), {}),
+    "no keys": lambda: (qkv(B, H, k=0), {}),
+    "no keys, causal": lambda: (qkv(B, H, k=0), {"is_causal": True}),
+    "no keys, mask": lambda: (qkv(B, H, k=0), {"attn_mask": torch.ones(Q, 0, dtype=torch.bool)}),
+    "no tokens": lambda: (qkv(B, H, q=0, k=0), {}),
+    "no tokens, 3-D": lambda: (qkv(H, q=0, k=0), {"is_causal": True}),
+    "no features": lambda: (qkv(B, H, d=0, e=0), {}),
+    "no features, 3-D": lambda: (qkv(H, d=0, e=E), {}),
+    "no value features": lambda: (qkv(B, H, e=0), {}),
+    "no batch, mask": lambda: (qkv(0, H), {"attn_mask": boolean(0, 1, Q, K)}),
+    "no heads, gqa": lambda: ((draw(B, 0, Q, D), draw(B, 3, K, D), draw(B, 3, K, D)), {"enable_gqa": True}),
+}
+CASES |= {f"mask {shape}": lambda s=shape: (qkv(B, H), {"attn_mask": boolean(*s)}) for shape in MASK_SHAPES}
+CASES |= {f"bias {shape}": lambda s=shape: (qkv(B, H), {"attn_mask": draw(*s)}) for shape in MASK_SHAPES}
+CASES |= {
+    f"−inf {shape}": lambda s=shape: (qkv(B, H), {"attn_mask": minus_infinity(*s)})
+    for shape in ((Q, K), (B, 1, Q, K), (B, H, Q, K))
+}
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(20)
+
+
+def run(function: Callable[..., Tensor], args: Any, options: Any, mask_learns: bool = False) -> list[Tensor]:
+    """The output, and the gradients of everything that can have one, for a fixed cotangent."""
+    args = [t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in args]
+    leaves = list(args)
+    mask = options.get("attn_mask")
+    if mask_learns and mask is not None and mask.is_floating_point():
+        options = {**options, "attn_mask": mask.detach().requires_grad_()}
+        leaves.append(options["attn_mask"])
+    output = function(*args, **options)
+    direction = torch.arange(output.numel(), dtype=output.dtype).remainder(7).sub(2.5).reshape(output.shape)
+    return [output, *torch.autograd.grad(output, leaves, direction)]
+
+
+def assert_alike(
+    args: Any,
+    options: Any,
+    mask_learns: bool = False,
+    function: Callable[..., Tensor] = ours,
+    **tolerance: float,
+) -> None:
+    mine = run(function, args, options, mask_learns)
+    expected = run(theirs, args, options, mask_learns)
+    for a, b in zip(mine, expected, strict=True):
+        assert (a.shape, a.dtype, a.device, type(a)) == (b.shape, b.dtype, b.device, type(b))
+        torch.testing.assert_close(a, b, **tolerance)
+
+
+# What it computes
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_output_and_gradients_are_torchs(name: str) -> None:
+    args, options = CASES[name]()
+    assert_alike(args, options, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "bias" in name or "−inf" in name])
+def test_a_mask_that_requires_grad_gets_torchs_gradient(name: str) -> None:
+    args, options = CASES[name]()
+    assert_alike(args, options, mask_learns=True, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda *args, **options: ours(*args, **options) * (1 + 1e-6),
+        lambda *args, **options: ours(*args, **options).float(),
+        lambda query, key, value, **options: ours(query, key.detach() + 0 * key, value, **options),
+        lambda query, key, value, **options: ours(query, key.flip(-2), value, **options),
+    ],
+    ids=["inexact", "another dtype", "no gradient of key", "other keys"],
+)
+def test_the_comparison_can_fail(wrong: Callable[..., Tensor]) -> None:
+    with pytest.raises(AssertionError):
+        assert_alike(qkv(B, H), {"is_causal": True}, rtol=1e-9, atol=1e-10, function=wrong)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(B, H), (H,)], ids=["4-D", "3-D"])
+def test_no_less_exact_than_torch(dtype: torch.dtype, causal: bool, shape: tuple[int, ...]) -> None:
+    args = [t.to(dtype) for t in qkv(*shape, q=67, k=129, d=16, e=16)]
+    exact = run(theirs, [t.double() for t in args], {"is_causal": causal})
+    mine = run(ours, args, {"is_causal": causal})
+    torchs = run(theirs, args, {"is_causal": causal})
+    for a, b, true in zip(mine, torchs, exact, strict=True):
+        assert a.dtype is dtype
+        floor = torch.finfo(dtype).eps * true.abs().max()
+        assert (a - true).abs().max() <= 2 * (b - true).abs().max() + floor
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["bool", "float", "wide float"])
+def test_masks_for_every_dtype(dtype: torch.dtype, kind: str) -> None:
+    args = [t.to(dtype) for t in qkv(B, H)]
+    mask = boolean(B, 1, Q, K)
+    if kind == "float":
+        mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -math.inf)
+    if kind == "wide float":  # torch takes float32 beside half precision
+        mask = torch.zeros(mask.shape, dtype=torch.float32).masked_fill(~mask, -math.inf)
+    tolerance = 1e-5 if dtype is torch.float32 else 5e-2
+    assert_alike(args, {"attn_mask": mask}, rtol=tolerance, atol=tolerance)
+
+
+def test_causal_is_top_left() -> None:
+    query, key, value = qkv(B, H)
+    output = ours(query, key, value, is_causal=True)
+    torch.testing.assert_close(output[:, :, 0], value[:, :, 0])  # the first query sees the first key alone
+    lower = torch.ones(Q, K, dtype=torch.bool).tril()
+    torch.testing.assert_close(output, ours(query, key, value, attn_mask=lower))
+
+
+def test_a_causal_scale_of_zero_is_the_mean_of_the_past() -> None:
+    # torch's fused kernel multiplies −inf by the scale and returns NaN
+    query, key, value = qkv(B, H, q=K)
+    past = value.cumsum(-2) / torch.arange(1, K + 1)[:, None]
+    torch.testing.assert_close(ours(query, key, value, is_causal=True, scale=0.0), past)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_masked_cannot_leak(value: float) -> None:
+    # beyond torch: there 0 · NaN reaches the output
+    args = qkv(B, H)
+    mask = torch.ones(Q, K, dtype=torch.bool)
+    mask[:, -1] = False
+    expected = ours(args[0], args[1][..., :-1, :], args[2][..., :-1, :])
+    args[1][..., -1, :] = args[2][..., -1, :] = value
+    torch.testing.assert_close(ours(*args, attn_mask=mask), expected)
+
+
+def test_nan_in_sight_is_seen() -> None:
+    args = qkv(B, H)
+    args[1][0, 0, 3, 2] = math.nan
+    assert ours(*args)[0, 0].isnan().all()
+    assert not ours(*args)[1].isnan().any()
+
+
+# Layouts
+
+
+def _strided(kind: str) -> tuple[Tensor, Tensor, Tensor]:
+    if kind == "heads inside":  # what nearly every model passes: (b, n, h, d) with two axes swapped
+        return tuple(draw(B, n, H, D).transpose(1, 2) for n in (Q, K, K))
+    if kind == "packed":
+        return draw(B, Q, 3 * H * D).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4).unbind(0)
+    if kind == "features outside":
+        return tuple(draw(B, H, D, n).mT for n in (Q, K, K))
+    if kind == "every second":
+        return tuple(draw(B, H, 2 * n, 2 * D)[..., ::2, ::2] for n in (Q, K, K))
+    if kind == "expanded":
+        return tuple(draw(B, 1, n, D).expand(B, H, n, D) for n in (Q, K, K))
+    if kind == "a row for all":
+        return tuple(draw(1, 1, n, 1).expand(B, H, n, D) for n in (Q, K, K))
+    raise AssertionError(kind)
+
+
+LAYOUTS = ["heads inside", "packed", "features outside", "every second", "expanded", "a row for all"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_any_layout(kind: str, causal: bool) -> None:
+    assert_alike(_strided(kind), {"is_causal": causal}, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", LAYOUTS[:2])
+def test_the_output_is_laid_out_like_the_query(kind: str) -> None:
+    args = _strided(kind)
+    assert theirs(*args).stride() == args[0].stride() or kind == "packed"
+    assert ours(*args).stride() == theirs(*args).stride()
+
+
+def test_heads_merge_without_a_copy_as_in_torchs_tutorial() -> None:
+    # torch's SDPA tutorial ends with y.transpose(1, 2).view(batch, n, heads * width)
+    query, key, value = _strided("heads inside")
+    for function in (theirs, ours):
+        merged = function(query, key, value).transpose(1, 2).view(B, Q, H * D)
+        assert merged.shape == (B, Q, H * D)
+
+
+def test_gradients_of_a_strided_cotangent() -> None:
+    args = [t.requires_grad_() for t in qkv(B, H)]
+    direction = draw(B, Q, H, 2 * D).transpose(1, 2)[..., ::2]
+    found = torch.autograd.grad(ours(*args), args, direction)
+    expected = torch.autograd.grad(theirs(*args), args, direction)
+    torch.testing.assert_close(found, expected)
+    summed = torch.autograd.grad(ours(*args).sum(), args)  # an expanded cotangent
+    torch.testing.assert_close(summed, torch.autograd.grad(theirs(*args).sum(), args))
+
+
+def test_negative_views() -> None:
+    args = tuple(torch._neg_view(t) for t in qkv(B, H))
+    torch.testing.assert_close(ours(*args), theirs(*args))
+
+
+def test_lazy_clones_stay_lazy() -> None:
+    """Reading must not copy what copy-on-write tensors share; OpInfo tests check that of torch's own."""
+    args = [torch._lazy_clone(t).requires_grad_() for t in qkv(B, H)]
+    mask = torch._lazy_clone(draw(Q, K))
+    output = ours(*args, attn_mask=mask)
+    torch.autograd.grad(output.sum(), args)
+    assert all(torch._C._is_cow_tensor(t) for t in (*args, mask))
+
+
+def test_inputs_are_left_alone() -> None:
+    args = qkv(B, H)
+    before, mask = [t.clone() for t in args], boolean(Q, K)
+    kept = mask.clone()
+    ours(*args, attn_mask=mask)
+    assert all(torch.equal(a, b) for a, b in zip((*args, mask), (*before, kept), strict=True))
+    assert [t._version for t in args] == [0, 0, 0]
+
+
+# Gradients only where they are wanted
+
+
+@pytest.mark.parametrize("which", list(itertools.product([False, True], repeat=3)), ids=str)
+def test_requires_grad_follows_the_inputs(which: tuple[bool, ...]) -> None:
+    args = [t.requires_grad_(need) for t, need in zip(qkv(B, H), which, strict=True)]
+    mine, expected = ours(*args), theirs(*args)
+    assert mine.requires_grad == expected.requires_grad == any(which)
+    leaves = [t for t in args if t.requires_grad]
+    if leaves:
+        found = torch.autograd.grad(mine.sum(), leaves)
+        torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), leaves))
+
+
+def test_no_graph_without_grad() -> None:
+    args = [t.requires_grad_() for t in qkv(B, H)]
+    with torch.no_grad():
+        assert not ours(*args).requires_grad
+    with torch.inference_mode():
+        assert ours(*args).is_inference()
+
+
+@pytest.mark.parametrize("name", ["4-D", "3-D", "causal, more keys", "gqa, two each", "bias (5, 7)"])
+def test_gradcheck(name: str) -> None:
+    args, options = CASES[name]()
+    leaves = [t.requires_grad_() for t in (*args, *([options.pop("attn_mask")] if "bias" in name else []))]
+    assert gradcheck(lambda *a: ours(*a, **options), leaves, fast_mode=True, check_forward_ad=True)
+    assert gradgradcheck(lambda *a: ours(*a, **options), leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_batched_gradients(causal: bool) -> None:
+    """Many cotangents at once, as torch.autograd.functional.jacobian(vectorize=True) asks."""
+    args = [t.requires_grad_() for t in qkv(B, H)]
+    directions = draw(3, B, H, Q, D)
+
+    def batched(function: Callable[..., Tensor]) -> Any:
+        return torch.autograd.grad(function(*args, is_causal=causal), args, directions, is_grads_batched=True)
+
+    torch.testing.assert_close(batched(ours), batched(theirs))
+
+
+def test_vectorized_jacobian() -> None:
+    query, key, value = qkv(H, q=2, k=3)
+    found = torch.autograd.functional.jacobian(lambda q: ours(q, key, value), query, vectorize=True)
+    torch.testing.assert_close(
+        found, torch.autograd.functional.jacobian(lambda q: ours(q, key, value), query)
+    )
+
+
+# torch.func
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # of torch's own
+@pytest.mark.parametrize("in_dims", [(0, 0, 0), (0, None, None), (None, 1, 1), (2, -1, 0), (None, None, 0)])
+def test_vmap(in_dims: tuple[int | None, ...]) -> None:
+    args = [
+        t if at is None else torch.stack([t, t.flip(-1), t + 1], at)
+        for t, at in zip(qkv(B, H), in_dims, strict=True)
+    ]
+    for options in ({}, {"is_causal": True}, {"attn_mask": boolean(Q, K)}):
+        found = torch.vmap(lambda *a, o=options: ours(*a, **o), in_dims)(*args)
+        expected = torch.vmap(lambda *a, o=options: theirs(*a, **o), in_dims)(*args)
+        torch.testing.assert_close(found, expected)
+
+
+def test_vmap_over_masks() -> None:
+    query, key, value = qkv(B, H)
+    for masks in (torch.stack([boolean(Q, K) for _ in range(3)]), draw(3, Q, K)):
+        found = torch.vmap(lambda m: ours(query, key, value, attn_mask=m))(masks)
+        expected = torch.stack([theirs(query, key, value, attn_mask=m) for m in masks])
+        torch.testing.assert_close(found, expected)
+
+
+def test_functional_derivatives() -> None:
+    args, tangents = qkv(H, q=2, k=3), qkv(H, q=2, k=3)
+
+    def loss(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
+        return function(*args, is_causal=True).square().sum()
+
+    with sdpa_kernel(SDPBackend.MATH):  # torch's fused kernel has no forward-mode derivative
+        expected = torch.func.jvp(lambda *a: theirs(*a), args, tangents)
+        gradient = torch.func.grad(lambda *a: loss(theirs, *a), (0, 1, 2))(*args)
+        hessian = torch.func.hessian(lambda q: loss(theirs, q, *args[1:]))(args[0])
+    torch.testing.assert_close(torch.func.jvp(lambda *a: ours(*a), args, tangents), expected)
+    torch.testing.assert_close(torch.func.grad(lambda *a: loss(ours, *a), (0, 1, 2))(*args), gradient)
+    torch.testing.assert_close(torch.func.hessian(lambda q: loss(ours, q, *args[1:]))(args[0]), hessian)
+
+
+# Dropout
+
+
+@pytest.mark.parametrize("dropout", [0.2, 0.9, 1.0])
+@pytest.mark.parametrize("name", ["4-D", "3-D", "causal", "mask (5, 7)", "gqa, two each"])
+def test_dropout_draws_torchs_numbers(name: str, dropout: float) -> None:
+    args, options = CASES[name]()
+    results = []
+    for function in (ours, theirs):
+        torch.manual_seed(7)
+        results.append([*run(function, args, {**options, "dropout_p": dropout}), torch.rand(3)])
+    torch.testing.assert_close(*results)
+
+
+def test_dropout_differs_from_call_to_call() -> None:
+    args = qkv(B, H)
+    assert not torch.equal(ours(*args, dropout_p=0.5), ours(*args, dropout_p=0.5))
+
+
+@pytest.mark.parametrize("nothing", [0, 0.0, False])
+def test_without_dropout_no_random_number_is_drawn(nothing: float) -> None:
+    state = torch.get_rng_state()
+    args = qkv(B, H)
+    torch.set_rng_state(state)
+    ours(*args, dropout_p=nothing)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# Causal bias objects
+
+
+@pytest.mark.filterwarnings("ignore:Lower right causal bias:UserWarning")  # of rows without a key
+@pytest.mark.parametrize("build", [causal_upper_left, causal_lower_right])
+@pytest.mark.parametrize("sizes", [(5, 7), (7, 7), (7, 5), (1, 7), (7, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_bias_objects(build: Callable[..., Tensor], sizes: tuple[int, int], dtype: torch.dtype) -> None:
+    args = [t.to(dtype) for t in qkv(B, H, q=sizes[0], k=sizes[1])]
+    bias = build(*sizes)
+    tolerance = {"rtol": 5e-3, "atol": 5e-3} if dtype is torch.float16 else {}
+    dense = run(theirs, args, {"attn_mask": bias._materialize("cpu")})
+    found = run(ours, args, {"attn_mask": bias})
+    for a, b in zip(found, dense, strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+    if build is causal_upper_left:
+        torch.testing.assert_close(found[0], ours(*args, is_causal=True))
+
+
+def test_bias_objects_with_dropout_scale_and_shared_heads() -> None:
+    query, key, value = draw(B, 6, Q, D), draw(B, 3, K, D), draw(B, 3, K, D)
+    bias = causal_lower_right(Q, K)
+    found = ours(query, key, value, bias, scale=0.3, enable_gqa=True)
+    expected = theirs(query, key, value, bias._materialize("cpu"), scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(found, expected)
+    results = []
+    for function in (ours, theirs):
+        torch.manual_seed(3)
+        results.append(function(*qkv(B, H), attn_mask=bias, dropout_p=0.4))
+    torch.testing.assert_close(*results)
+
+
+def test_a_bias_object_and_is_causal_are_refused() -> None:
+    with pytest.raises(ValueError, match="CausalBias should not be used with causal=True"):
+        ours(*qkv(B, H), attn_mask=causal_upper_left(Q, K), is_causal=True)
+
+
+# Kernel contexts
+
+BACKENDS = {
+    "math": [SDPBackend.MATH],
+    "flash": [SDPBackend.FLASH_ATTENTION],
+    "efficient": [SDPBackend.EFFICIENT_ATTENTION],
+    "cudnn": [SDPBackend.CUDNN_ATTENTION],
+    "fused": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION],
+    "flash or math": [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH],
+    "all": [
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+        SDPBackend.CUDNN_ATTENTION,
+    ],
+}
+
+
+@pytest.mark.parametrize("kernels", BACKENDS)
+@pytest.mark.parametrize("name", ["4-D", "3-D", "causal", "bias (5, 7)"])
+@pytest.mark.filterwarnings("ignore")  # torch says why it has no kernel
+def test_inside_a_kernel_context(name: str, kernels: str) -> None:
+    args, options = CASES[name]()
+    with sdpa_kernel(BACKENDS[kernels]):
+        assert_same_outcome(args, options)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_kernel_at_all() -> None:
+    with sdpa_kernel([SDPBackend.ERROR]):
+        assert_same_outcome(qkv(B, H), {})
+
+
+@pytest.mark.parametrize("kernels", ["math", "flash", "efficient"])
+@pytest.mark.filterwarnings("ignore")
+def test_contexts_do_not_change_what_is_refused(kernels: str) -> None:
+    single, half = draw(1, 4, 8, 16, dtype=torch.float32), draw(1, 4, 8, 16, dtype=torch.float16)
+    with sdpa_kernel(BACKENDS[kernels]):
+        assert_same_outcome((single, half, half), {}, refused=True)
+        assert_same_outcome((half[0, 0, 0], half, half), {}, refused=True)
+
+
+def test_large_negative_scale_in_the_math_context() -> None:
+    x = draw(1, 3, 64, 64, dtype=torch.float32)
+    expected = ((x @ x.mT) / -0.0001).softmax(-1) @ x
+    with sdpa_kernel(SDPBackend.MATH):
+        torch.testing.assert_close(ours(x, x, x, scale=-1 / 0.0001), expected)
+
+
+def test_a_mask_with_whole_blocks_of_minus_infinity() -> None:
+    full = torch.full((600, 600), -math.inf)
+    band = full.triu(1) + full.tril(-10)
+    args = [draw(1, 2, 600, 8, dtype=torch.float32) for _ in range(3)]
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = theirs(*args, attn_mask=band)
+    torch.testing.assert_close(ours(*args, attn_mask=band), expected)
+
+
+# Refusals
+
+
+def outcome(function: Callable[..., Any], args: Any, options: Any) -> Any:
+    """What a call does: the tensor it returns, or the type and the text of what it raises."""
+    try:
+        return function(*args, **options)
+    except Exception as error:
+        # torch counts positions only of what came by position
+        return type(error), re.sub(r" \(position \d+\)", "", str(error))
+
+
+def assert_same_outcome(
+    args: Any, options: Any, refused: bool | None = None, function: Callable[..., Any] = ours
+) -> None:
+    expected, found = outcome(theirs, args, options), outcome(function, args, options)
+    if refused is not None:
+        assert isinstance(expected, tuple) == refused, "the case is not what it says it is"
+    if isinstance(expected, tuple):
+        assert isinstance(found, tuple), f"torch refuses: {expected}"
+        assert found == expected
+    else:
+        assert isinstance(found, Tensor), f"torch accepts, regard says {found}"
+        assert (found.shape, found.dtype, found.layout) == (expected.shape, expected.dtype, expected.layout)
+        if not found.is_meta:
+            torch.testing.assert_close(found, expected)
+
+
+x = torch.linspace(-1, 1, B * H * Q * D).reshape(B, H, Q, D)  # float32, the same for all three
+
+REFUSED: dict[str, Call] = {
+    # shapes
+    "0-D": ((x[0, 0, 0, 0],) * 3, {}),
+    "1-D": ((x[0, 0, 0],) * 3, {}),
+    "1-D query": ((x[0, 0, 0], x, x), {}),
+    "1-D key": ((x, x[0, 0, 0], x), {}),
+    "1-D value": ((x, x, x[0, 0, 0]), {}),
+    "widths": ((x, x[..., :3], x), {}),
+    "widths, 3-D": ((x[0], x[0, ..., :3], x[0]), {}),
+    "widths, 2-D": ((x[0, 0], x[0, 0, :, :3], x[0, 0]), {}),
+    "a width of zero": ((x, x[..., :0], x), {}),
+    "more keys than values, 3-D": ((x[0], x[0], x[0, :, :3]), {}),
+    "more values than keys, 3-D": ((x[0], x[0, :, :3], x[0]), {}),
+    "more keys than values, 2-D": ((x[0, 0], x[0, 0], x[0, 0, :3]), {}),
+    "heads": ((x, x[:, :2], x[:, :2]), {}),
+    "heads of key": ((x, x[:, :2], x), {}),
+    "heads of value": ((x, x, x[:, :2]), {}),
+    "batches": ((x, x.repeat(3, 1, 1, 1)[:3], x), {}),
+    "heads, 3-D": ((x[0], x[0, :2], x[0, :2]), {}),
+    "gqa that does not divide": ((x, x[:, :2], x[:, :2]), {"enable_gqa": True}),
+    "gqa with more key heads": ((x[:, :1], x[:, :2], x[:, :2]), {"enable_gqa": True}),
+    "gqa, 2-D": ((x[0, 0],) * 3, {"enable_gqa": True}),
+    # dtypes, devices, layouts
+    "half keys": ((x, x.half(), x), {}),
+    "half query": ((x.half(), x, x), {}),
+    "double value": ((x, x, x.double()), {}),
+    "double value, 3-D": ((x[0], x[0], x[0].double()), {}),
+    "integers": ((x.long(),) * 3, {}),
+    "integers, 3-D": ((x[0].int(),) * 3, {}),
+    "booleans": ((x > 0,) * 3, {}),
+    "bytes": ((x.to(torch.uint8),) * 3, {}),
+    "float8": ((x.to(torch.float8_e4m3fn),) * 3, {}),
+    "float8, 3-D": ((x[0].to(torch.float8_e5m2),) * 3, {}),
+    "complex, 3-D": ((x[0].cfloat(),) * 3, {}),
+    "complex": ((x.cfloat(),) * 3, {}),
+    "one meta": ((x, x.to("meta"), x), {}),
+    "meta query": ((x.to("meta"), x, x), {}),
+    "meta value, 3-D": ((x[0], x[0], x[0].to("meta")), {}),
+    "sparse": ((x.to_sparse(),) * 3, {}),
+    "sparse key": ((x, x.to_sparse(), x), {}),
+    # masks
+    "mask too wide": ((x, x, x), {"attn_mask": torch.ones(Q, Q + 1, dtype=torch.bool)}),
+    "bias too wide": ((x, x, x), {"attn_mask": torch.zeros(Q, Q + 1)}),
+    "mask too long": ((x, x, x), {"attn_mask": torch.ones(Q + 1, Q, dtype=torch.bool)}),
+    "mask of other heads": ((x, x, x), {"attn_mask": torch.ones(B, 2, Q, Q, dtype=torch.bool)}),
+    "mask of another batch": ((x, x, x), {"attn_mask": torch.zeros(3, 1, Q, Q)}),
+    "mask too wide, 3-D": ((x[0], x[0], x[0]), {"attn_mask": torch.ones(Q, Q + 1, dtype=torch.bool)}),
+    "bias too wide, 3-D": ((x[0], x[0], x[0]), {"attn_mask": torch.zeros(Q, Q + 1)}),
+    "bytes for a mask": ((x, x, x), {"attn_mask": torch.ones(Q, Q, dtype=torch.uint8)}),
+    "integers for a mask": ((x, x, x), {"attn_mask": torch.ones(Q, Q, dtype=torch.long)}),
+    "doubles beside floats": ((x, x, x), {"attn_mask": torch.zeros(Q, Q, dtype=torch.float64)}),
+    "halves beside floats": ((x, x, x), {"attn_mask": torch.zeros(Q, Q, dtype=torch.float16)}),
+    "halves beside floats, 3-D": ((x[0], x[0], x[0]), {"attn_mask": torch.zeros(Q, Q, dtype=torch.float16)}),
+    "complex for a mask": ((x, x, x), {"attn_mask": torch.zeros(Q, Q, dtype=torch.cfloat)}),
+    "mask and causal, 3-D": ((x[0],) * 3, {"attn_mask": torch.zeros(Q, Q), "is_causal": True}),
+    "mask and causal, 2-D": ((x[0, 0],) * 3, {"attn_mask": torch.ones(Q, Q).bool(), "is_causal": True}),
+    "mask and causal, values of another width": (
+        (x, x, x[..., :3]),
+        {"attn_mask": torch.zeros(Q, Q), "is_causal": True},
+    ),
+    "a sparse mask": ((x, x, x), {"attn_mask": torch.ones(Q, Q).to_sparse()}),
+    # not what the argument is
+    "list for query": (([[1.0]], x, x), {}),
+    "None for query": ((None, x, x), {}),
+    "number for key": ((x, 1.0, x), {}),
+    "array for value": ((x, x, x.numpy()), {}),
+    "list for mask": ((x, x, x), {"attn_mask": [[True]]}),
+    "array for mask": ((x, x, x), {"attn_mask": np.ones((Q, Q), bool)}),
+    "text for mask": ((x, x, x), {"attn_mask": "causal"}),
+    "False for mask": ((x, x, x), {"attn_mask": False}),
+    "dropout None": ((x, x, x), {"dropout_p": None}),
+    "dropout text": ((x, x, x), {"dropout_p": "a"}),
+    "dropout complex": ((x, x, x), {"dropout_p": 0j}),
+    "dropout vector": ((x, x, x), {"dropout_p": torch.zeros(2)}),
+    "dropout vector of one": ((x, x, x), {"dropout_p": torch.zeros(1)}),
+    "dropout below 0": ((x, x, x), {"dropout_p": -0.1}),
+    "dropout above 1": ((x, x, x), {"dropout_p": 1.5}),
+    "dropout nan": ((x, x, x), {"dropout_p": math.nan}),
+    **{
+        f"{name} {value!r}": ((x, x, x), {name: value})
+        for name in ("is_causal", "enable_gqa")
+        for value in (None, 0, 1, "yes", "", np.True_, torch.tensor(True))
+    },
+    "scale text": ((x, x, x), {"scale": "x"}),
+    "scale complex": ((x, x, x), {"scale": 1j}),
+    "scale vector": ((x, x, x), {"scale": torch.ones(D)}),
+    "scale vector of one": ((x, x, x), {"scale": torch.ones(1)}),
+    "scale that learns": ((x, x, x), {"scale": torch.tensor(0.5, requires_grad=True)}),
+    "scale by position": ((x, x, x, None, 0.0, False, 0.5), {}),
+    "all by position": ((x, x, x, None, 0.0, False, 0.5, False), {}),
+    "unknown option": ((x, x, x), {"mask": None}),
+    "query twice": ((x, x, x), {"query": x}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore")  # torch explains some refusals in warnings first
+def test_refuses_what_torch_refuses_in_its_words(name: str) -> None:
+    args, options = REFUSED[name]
+    assert_same_outcome(args, options, refused=True)
+
+
+def test_another_refusal_is_noticed() -> None:
+    def otherwise(*args: Any, **options: Any) -> Tensor:
+        try:
+            return ours(*args, **options)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}!") from None
+
+    args, options = REFUSED["heads"]
+    with pytest.raises(AssertionError):
+        assert_same_outcome(args, options, function=otherwise)
+    with pytest.raises(AssertionError, match="torch refuses"):
+        assert_same_outcome(args, options, function=lambda *_: x)
+    with pytest.raises(AssertionError, match="not what it says"):
+        assert_same_outcome((x, x, x), {}, refused=True)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_missing_arguments(count: int) -> None:
+    with pytest.raises(TypeError, match="missing"):
+        ours(*(x, x, x)[:count])
+
+
+ACCEPTED: dict[str, Call] = {
+    "0-D mask": ((x, x, x), {"attn_mask": torch.tensor(True)}),
+    "1-D mask": ((x, x, x), {"attn_mask": torch.ones(Q, dtype=torch.bool)}),
+    "1-D mask, 3-D": ((x[0],) * 3, {"attn_mask": torch.ones(Q, dtype=torch.bool)}),
+    "1-D bias": ((x, x, x), {"attn_mask": torch.zeros(Q)}),
+    "3-D mask": ((x, x, x), {"attn_mask": torch.zeros(H, Q, Q)}),
+    "5-D mask": ((x, x, x), {"attn_mask": torch.zeros(1, B, H, Q, Q)}),
+    "4-D mask, 3-D": ((x[0],) * 3, {"attn_mask": torch.zeros(B, H, Q, Q)}),
+    "mask and causal": ((x, x, x), {"attn_mask": torch.zeros(Q, Q), "is_causal": True}),
+    "floats beside bfloat16": ((x.bfloat16(),) * 3, {"attn_mask": torch.zeros(Q, Q)}),
+    "floats beside bfloat16, 3-D": ((x[0].bfloat16(),) * 3, {"attn_mask": torch.zeros(Q, Q)}),
+    "bfloat16 beside floats": ((x, x, x), {"attn_mask": torch.zeros(Q, Q, dtype=torch.bfloat16)}),
+    "dropout of a tensor": ((x, x, x), {"dropout_p": torch.tensor(0.0)}),
+    "dropout of numpy": ((x, x, x), {"dropout_p": np.float64(0)}),
+    "scale of a tensor": ((x, x, x), {"scale": torch.tensor(0.5)}),
+    "by keyword": ((), {"value": x, "key": x, "query": x, "attn_mask": None}),
+    "mask by position": ((x, x, x, boolean(Q, Q), 0.0, False), {}),
+    "meta": ((x.to("meta"),) * 3, {}),
+    "meta, 3-D, causal": ((x[0].to("meta"),) * 3, {"is_causal": True}),
+    "parameters": (tuple(nn.Parameter(x) for _ in range(3)), {}),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+@pytest.mark.filterwarnings("ignore")
+def test_does_with_odd_arguments_what_torch_does(name: str) -> None:
+    assert_same_outcome(*ACCEPTED[name])
+
+
+# Calls that torch takes and must not be given: it answers with what happens to stand in memory.
+
+
+@pytest.mark.parametrize("longer", ["key", "value"])
+def test_each_key_needs_its_value(longer: str) -> None:
+    # torch's fused kernel asks only the key for its length: it reads, and backward writes, beyond the others
+    key, value = (x, x[..., :3, :]) if longer == "key" else (x[..., :3, :], x)
+    with pytest.raises((RuntimeError, ValueError)):
+        ours(x, key, value)
+
+
+def test_a_mask_on_another_device_is_refused() -> None:
+    # torch returns memory that nobody wrote
+    with pytest.raises((RuntimeError, ValueError)):
+        ours(x, x, x, attn_mask=torch.zeros(Q, Q, device="meta"))
+
+
+@pytest.mark.slow
+def test_shared_heads_of_which_there_are_none_do_not_kill_the_process() -> None:
+    # torch divides by the number of key heads: SIGFPE
+    program = (
+        "import torch, regard\n"
+        "x, none = torch.ones(1, 2, 3, 4), torch.ones(1, 0, 3, 4)\n"
+        "try:\n    regard.scaled_dot_product_attention(x, none, x, enable_gqa=True)\n"
+        "except (RuntimeError, ValueError):\n    pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# Nested tensors, subclasses, modes
+
+
+@pytest.mark.filterwarnings("ignore")  # nested tensors are a prototype, says torch
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensors(layout: torch.layout) -> None:
+    parts = [draw(H, n, D) for n in (3, 5, 2)]
+    if layout is torch.strided:
+        nested = torch.nested.nested_tensor(parts, layout=layout)
+    else:  # only the axis behind the batch's may be ragged
+        turned = [part.transpose(0, 1) for part in parts]
+        nested = torch.nested.nested_tensor(turned, layout=layout).transpose(1, 2)
+    found, expected = ours(nested, nested, nested), theirs(nested, nested, nested)
+    assert found.is_nested
+    for a, b, part in zip(found.unbind(), expected.unbind(), parts, strict=True):
+        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, ours(part, part, part))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nested_and_dense_mixed_are_refused_alike() -> None:
+    nested = torch.nested.nested_tensor([draw(n, H, D) for n in (3, 5)]).transpose(1, 2)
+    dense = draw(2, H, 4, D)
+    for args in ((nested, dense, dense), (dense, nested, nested)):
+        expected, found = outcome(theirs, args, {}), outcome(ours, args, {})
+        assert isinstance(expected, tuple) == isinstance(found, tuple)
+        if isinstance(expected, tuple):
+            assert found == expected
+    assert_same_outcome((dense, dense, dense), {"attn_mask": nested}, refused=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nested_tensors_with_options() -> None:
+    parts = [draw(n, H, D) for n in (3, 5, 2)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
+    for options in ({"is_causal": True}, {"scale": 0.3}, {"attn_mask": boolean(5, 5)}):
+        expected, found = outcome(theirs, (nested,) * 3, options), outcome(ours, (nested,) * 3, options)
+        if isinstance(expected, tuple):
+            assert found == expected
+        else:
+            torch.testing.assert_close(found.values(), expected.values())
+
+
+class _Noted(Tensor):
+    """A tensor that writes down which torch functions it meets."""
+
+    seen: list[Any] = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(function)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+class _Duck:
+    """No tensor at all, but it answers for one."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return "quack" if function is F.scaled_dot_product_attention else NotImplemented
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_a_subclass_sees_one_call_of_the_function(place: int) -> None:
+    args: list[Tensor] = [*qkv(B, H), draw(Q, K)]
+    expected = theirs(*args)
+    args[place] = args[place].as_subclass(_Noted)
+    _Noted.seen.clear()
+    output = ours(*args)
+    assert sum(function in (theirs, ours) for function in _Noted.seen) == 1
+    assert isinstance(output, _Noted)
+    torch.testing.assert_close(output.as_subclass(Tensor), expected)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("place", range(4))
+def test_what_overrides_torchs_function_overrides_regards(
+    monkeypatch: pytest.MonkeyPatch, place: int, swapped: bool
+) -> None:
+    # whoever overrides compares with F.scaled_dot_product_attention, whatever that is at the time
+    args: list[Any] = [*qkv(B, H), draw(Q, K)]
+    args[place] = _Duck()
+    assert theirs(*args) == "quack"
+    if swapped:
+        monkeypatch.setattr(F, "scaled_dot_product_attention", ours)
+    assert ours(*args) == "quack"
+
+
+def test_a_mode_sees_one_call_of_the_function() -> None:
+    seen = []
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    args = qkv(B, H)
+    expected = theirs(*args)
+    with Watching():
+        output = ours(*args)
+    assert sum(function in (theirs, ours) for function in seen) == 1
+    torch.testing.assert_close(output, expected)
+
+
+def test_a_default_device_changes_nothing() -> None:
+    """`with torch.device(…)` is a mode, too, and it is still regard's function that is called."""
+    query, key, value = qkv(B, H)
+    value[..., -1, :] = math.nan
+    mask = torch.arange(K) < K - 1
+    expected = ours(query, key, value, attn_mask=mask[None])
+    with torch.device("cpu"):
+        found = ours(query, key, value, attn_mask=mask[None])
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_parameters_are_no_obstacle(learns: bool) -> None:
+    args = [nn.Parameter(t, requires_grad=learns) for t in qkv(B, H)]
+    output = ours(*args)
+    assert type(output) is Tensor
+    assert output.requires_grad == learns
+
+
+# Autocast
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [
+        (torch.float32, torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16, torch.bfloat16),
+        (torch.float64, torch.float64, torch.float64),
+        (torch.float64, torch.float32, torch.float32),
+    ],
+    ids=str,
+)
+def test_autocast(dtype: torch.dtype, given: tuple[torch.dtype, ...]) -> None:
+    args = [t.to(d) for t, d in zip(qkv(B, H), given, strict=True)]
+    with torch.autocast("cpu", dtype=dtype):
+        expected, found = outcome(theirs, args, {}), outcome(ours, args, {})
+    if isinstance(expected, tuple):
+        assert found == expected
+        return
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_autocast_with_a_mask(mask_dtype: torch.dtype) -> None:
+    args = [t.float().requires_grad_() for t in qkv(B, H)]
+    mask = boolean(Q, K) if mask_dtype is torch.bool else draw(Q, K, dtype=mask_dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected, found = (outcome(f, args, {"attn_mask": mask}) for f in (theirs, ours))
+    if isinstance(expected, tuple):
+        assert found == expected
+        return
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)
+    for a, b in zip(
+        torch.autograd.grad(found.sum(), args), torch.autograd.grad(expected.sum(), args), strict=True
+    ):
+        assert a.dtype is torch.float32
+        torch.testing.assert_close(a, b, rtol=5e-2, atol=5e-2)
+
+
+# torch.compile
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["4-D", "3-D", "causal, more keys", "mask (5, 7)", "bias (2, 1, 5, 7)", "gqa, two each", "scale 0.5"],
+)
+def test_compiles_into_one_graph(name: str) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    args, options = CASES[name]()
+    found = run(torch.compile(ours, backend=counter, fullgraph=True), args, options)
+    assert counter.frame_count == 1
+    torch.testing.assert_close(found, run(ours, args, options))
+
+
+@pytest.mark.parametrize("build", [causal_upper_left, causal_lower_right])
+def test_bias_objects_compile_into_one_graph(build: Callable[..., Tensor]) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    args = [t.half() for t in qkv(1, 1, q=23, k=56, d=15, e=15)]
+    bias = build(23, 56)
+    with sdpa_kernel(BACKENDS["all"]):
+        found = run(torch.compile(ours, backend=counter), args, {"attn_mask": bias})
+    assert counter.frame_count == 1
+    for a, b in zip(found, run(theirs, args, {"attn_mask": bias}), strict=True):
+        torch.testing.assert_close(a, b, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("kernels", ["math", "flash"])
+def test_compiles_inside_a_kernel_context(kernels: str) -> None:
+    torch._dynamo.reset()
+    args = qkv(B, H)
+
+    def call(*args: Tensor) -> Tensor:
+        with sdpa_kernel(BACKENDS[kernels]):
+            return ours(*args, is_causal=True)
+
+    found = torch.compile(call, backend="aot_eager", fullgraph=True)(*args)
+    torch.testing.assert_close(found, theirs(*args, is_causal=True))
+
+
+def test_dropout_compiles() -> None:
+    torch._dynamo.reset()
+    args = qkv(B, H)
+    compiled = torch.compile(lambda *a: ours(*a, dropout_p=0.5), backend="aot_eager", fullgraph=True)
+    torch.manual_seed(5)
+    found = compiled(*args)
+    torch.manual_seed(5)
+    torch.testing.assert_close(found, theirs(*args, dropout_p=0.5))
+
+
+# OpInfo: the samples that torch tests its own function with
+
+
+@pytest.fixture(scope="module")
+def info() -> Any:
+    """torch's OpInfo of the function; torch.testing imports expecttest, of which it needs one name."""
+    if "expecttest" not in sys.modules:
+        try:
+            import expecttest  # noqa: F401
+        except ImportError:
+            stand_in = types.ModuleType("expecttest")
+            stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+            sys.modules["expecttest"] = stand_in
+    flag = "__allow_nonbracketed_mutation_flag"  # importing torch.testing freezes torch.backends' settings
+    allowed = getattr(torch.backends, flag)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+    setattr(torch.backends, flag, allowed)
+    (found,) = (op for op in op_db if op.name == "nn.functional.scaled_dot_product_attention")
+    return found
+
+
+def samples(info: Any, dtype: torch.dtype, dropout: bool | None = None, learn: bool = True) -> Iterator[Call]:
+    for sample in info.sample_inputs("cpu", dtype, requires_grad=learn):
+        if dropout is None or (sample.kwargs["dropout_p"] > 0) == dropout:
+            yield (sample.input, *sample.args), sample.kwargs
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_opinfo_samples(info: Any, dtype: torch.dtype) -> None:
+    tolerance = {torch.float64: 1e-9, torch.float32: 3e-4}.get(dtype, 0.3)  # the samples reach ±9
+    for args, options in samples(info, dtype):
+        results = []
+        for function in (ours, theirs):
+            torch.manual_seed(11)
+            results.append(run(function, args, options, mask_learns=True))
+        torch.testing.assert_close(*results, rtol=tolerance, atol=tolerance)
+        assert results[0][0].stride() == results[1][0].stride()
+
+
+def test_opinfo_gradcheck(info: Any) -> None:
+    for args, options in samples(info, torch.float64, dropout=False):
+        assert gradcheck(lambda *a, o=options: ours(*a, **o), args, fast_mode=True)
+        assert gradgradcheck(lambda *a, o=options: ours(*a, **o), args, fast_mode=True)
+
+
+def test_opinfo_forward_mode(info: Any) -> None:
+    # torch's own has none on the fused path; a query of fewer axes goes to torch
+    for args, options in samples(info, torch.float64, dropout=False):
+        if args[0].dim() == args[1].dim():
+            assert gradcheck(
+                lambda *a, o=options: ours(*a, **o),
+                args,
+                fast_mode=True,
+                check_forward_ad=True,
+                check_backward_ad=False,
+                check_batched_grad=False,
+                check_undefined_grad=False,
+                check_batched_forward_grad=True,
+            )
+
+
+def test_opinfo_batched_gradcheck(info: Any) -> None:
+    """OpInfo asks for check_batched_grad, and so do torch's gradient tests."""
+    for args, options in samples(info, torch.float64, dropout=False):
+        assert gradcheck(lambda *a, o=options: ours(*a, **o), args, fast_mode=True, check_batched_grad=True)
+
+
+def test_opinfo_composite_compliance(info: Any) -> None:
+    """Every combination of plain tensors and a wrapper subclass, which nobody may look into."""
+    from torch.testing._internal import composite_compliance
+
+    for args, options in itertools.islice(
+        samples(info, torch.float32, dropout=False, learn=False), 0, None, 3
+    ):
+        composite_compliance.check_with_mode(ours, args, options, torch.testing.assert_close)
+        with composite_compliance_errors():
+            composite_compliance.check_all_permutations(ours, args, options, torch.testing.assert_close)
+
+
+def test_opinfo_composite_compliance_of_the_gradient(info: Any) -> None:
+    from torch.testing._internal import composite_compliance
+
+    for args, options in itertools.islice(samples(info, torch.float32, dropout=False), 0, None, 3):
+        with composite_compliance_errors():
+            composite_compliance.check_backward_formula(
+                ours, args, options, assert_equal_fn=torch.testing.assert_close
+            )
+
+
+@contextlib.contextmanager
+def composite_compliance_errors() -> Iterator[None]:
+    """torch's checker buries what went wrong under advice to its own developers."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise AssertionError(f"{error.__cause__!r}\n{error}"[:1500]) from error
+
+
+# In the place of torch's
+
+
+@pytest.fixture
+def swap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """Put regard's function in the place of torch's; the list tells how often it was called."""
+
+    def put() -> list[int]:
+        calls: list[int] = []
+
+        def counted(*args: Any, **kwargs: Any) -> Tensor:
+            calls.append(1)
+            return ours(*args, **kwargs)
+
+        monkeypatch.setattr(F, "scaled_dot_product_attention", counted)
+        return calls
+
+    return put
+
+
+def compare_module(
+    module: nn.Module, inputs: tuple[Tensor, ...], swap: Callable[[], list[int]], calls: int, **options: Any
+) -> None:
+    """Outputs and gradients of a module, with torch's function and then with regard's."""
+    results = []
+    counted: list[int] = []
+    for swapped in (False, True):
+        if swapped:
+            counted = swap()
+        torch.manual_seed(13)
+        leaves = [t.detach().clone().requires_grad_() for t in inputs]
+        output = module(*leaves, **options)
+        output = output[0] if isinstance(output, tuple) else output
+        wanted = [*leaves, *module.parameters()]
+        grads = torch.autograd.grad(output.square().sum(), wanted, allow_unused=True)
+        results.append([output, *(g for g in grads if g is not None)])
+    assert len(counted) == calls
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def _padding(batch: int, length: int) -> Tensor:
+    """True where there is nothing: torch.nn's convention."""
+    return torch.arange(length) >= torch.arange(length, length - batch, -1)[:, None]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("masked", ["nothing", "causal", "bool", "float", "padding", "both"])
+def test_multihead_attention(
+    swap: Callable[[], list[int]], training: bool, dropout: float, masked: str
+) -> None:
+    module = nn.MultiheadAttention(12, 3, dropout=dropout, batch_first=True).train(training)
+    inputs = tuple(torch.randn(B, n, 12) for n in (Q, Q, Q))
+    causal = nn.Transformer.generate_square_subsequent_mask(Q)
+    options: dict[str, Any] = {
+        "nothing": {},
+        "causal": {"attn_mask": causal, "is_causal": True},
+        "bool": {"attn_mask": causal != 0},
+        "float": {"attn_mask": torch.randn(B * 3, Q, Q)},
+        "padding": {"key_padding_mask": _padding(B, Q)},
+        "both": {"attn_mask": causal != 0, "key_padding_mask": _padding(B, Q)},
+    }[masked]
+    compare_module(module, inputs, swap, calls=1, need_weights=False, **options)
+
+
+def test_multihead_attention_with_other_widths_and_extra_keys(swap: Callable[[], list[int]]) -> None:
+    module = nn.MultiheadAttention(12, 3, kdim=7, vdim=5, add_bias_kv=True, add_zero_attn=True)
+    inputs = (torch.randn(Q, B, 12), torch.randn(K, B, 7), torch.randn(K, B, 5))
+    compare_module(module, inputs, swap, calls=1, need_weights=False)
+
+
+def test_multihead_attention_without_a_batch(swap: Callable[[], list[int]]) -> None:
+    inputs = (torch.randn(Q, 12), torch.randn(K, 12), torch.randn(K, 12))
+    compare_module(nn.MultiheadAttention(12, 3), inputs, swap, calls=1, need_weights=False)
+
+
+def test_multihead_attention_with_weights_needs_no_function(swap: Callable[[], list[int]]) -> None:
+    inputs = tuple(torch.randn(Q, B, 12) for _ in range(3))
+    compare_module(nn.MultiheadAttention(12, 3), inputs, swap, calls=0, need_weights=True)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_encoder_layer(swap: Callable[[], list[int]], training: bool, norm_first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(12, 3, 16, dropout=0.2, batch_first=True, norm_first=norm_first)
+    compare_module(
+        layer.train(training),
+        (torch.randn(B, Q, 12),),
+        swap,
+        calls=1,
+        src_mask=nn.Transformer.generate_square_subsequent_mask(Q) != 0,
+        src_key_padding_mask=_padding(B, Q),
+    )
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("padded", [True, False])
+def test_transformer(swap: Callable[[], list[int]], training: bool, padded: bool) -> None:
+    module = nn.Transformer(12, 2, 2, 2, 16, dropout=0.1, batch_first=True).train(training)
+    options: dict[str, Any] = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(Q)}
+    if padded:
+        options = {
+            "tgt_mask": nn.Transformer.generate_square_subsequent_mask(Q) != 0,
+            "src_key_padding_mask": _padding(B, K),
+            "tgt_key_padding_mask": _padding(B, Q),
+            "memory_key_padding_mask": _padding(B, K),
+        }
+    compare_module(module, (torch.randn(B, K, 12), torch.randn(B, Q, 12)), swap, calls=2 + 2 * 2, **options)
+
+
+@pytest.mark.filterwarnings("ignore")  # nested tensors are a prototype, says torch
+def test_the_inference_fast_path_agrees(swap: Callable[[], list[int]]) -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 2, 16, batch_first=True), 2).eval()
+    x = torch.randn(B, Q, 12)
+    padding = _padding(B, Q)
+    with torch.no_grad():
+        expected = encoder(x, src_key_padding_mask=padding)
+    calls = swap()
+    found = encoder(x, src_key_padding_mask=padding)
+    assert len(calls) == 2
+    torch.testing.assert_close(found.masked_fill(padding[..., None], 0), expected, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(x, src_key_padding_mask=padding), expected)
+
+
+def test_one_assignment_does_not_call_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where regard hands the call on: dropout, odd shapes, refusals."""
+    args = qkv(B, H)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", ours)
+    assert F.scaled_dot_product_attention(*args).shape == (B, H, Q, D)
+    assert F.scaled_dot_product_attention(*args, dropout_p=0.5).shape == (B, H, Q, D)
+    assert F.scaled_dot_product_attention(args[0][0], *args[1:]).shape == (B, H, Q, D)
+    assert F.scaled_dot_product_attention(*args, attn_mask=causal_upper_left(Q, K)).shape == (B, H, Q, D)
+    with pytest.raises(RuntimeError):
+        F.scaled_dot_product_attention(args[0], args[1].float(), args[2])
+
+
+# torch's CausalBias asks whether the function it meets is F.scaled_dot_product_attention, so what regard
+# hands on to torch's own function is no longer recognized once that name is regard's
+
+
+@pytest.mark.parametrize("build", [causal_upper_left, causal_lower_right])
+@pytest.mark.parametrize("why", ["dropout", "kernel context", "2-D"])
+def test_bias_objects_in_a_swapped_call(
+    monkeypatch: pytest.MonkeyPatch, build: Callable[..., Tensor], why: str
+) -> None:
+    args, bias = (qkv() if why == "2-D" else qkv(B, H)), build(Q, K)
+    dropout = 0.3 if why == "dropout" else 0.0
+    results = []
+    for swapped in (False, True):
+        if swapped:
+            monkeypatch.setattr(F, "scaled_dot_product_attention", ours)
+        torch.manual_seed(19)
+        with sdpa_kernel(SDPBackend.MATH) if why == "kernel context" else contextlib.nullcontext():
+            results.append(F.scaled_dot_product_attention(*args, attn_mask=bias, dropout_p=dropout))
+    torch.testing.assert_close(*results)
+
+
+def test_a_bias_object_and_is_causal_are_refused_in_a_swapped_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(F, "scaled_dot_product_attention", ours)
+    with pytest.raises(ValueError, match="CausalBias should not be used with causal=True"):
+        F.scaled_dot_product_attention(*qkv(B, H), attn_mask=causal_upper_left(Q, K), is_causal=True)
+
+
+@pytest.mark.filterwarnings("ignore")  # nested tensors are a prototype, says torch
+def test_nested_tensors_in_a_swapped_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    nested = torch.nested.nested_tensor([draw(n, H, D) for n in (3, 5)], layout=torch.jagged).transpose(1, 2)
+    expected = theirs(nested, nested, nested)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", ours)
+    found = F.scaled_dot_product_attention(nested, nested, nested)
+    for a, b in zip(found.unbind(), expected.unbind(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_swapped_modules_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    module = nn.TransformerEncoderLayer(12, 3, 16, dropout=0.0, batch_first=True)
+    x, mask = torch.randn(B, Q, 12), nn.Transformer.generate_square_subsequent_mask(Q)
+    expected = module(x, src_mask=mask)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", ours)
+    found = torch.compile(module, backend="aot_eager", fullgraph=True)(x, src_mask=mask)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated, and torch's tests still use it
+def test_swapped_modules_can_be_scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.MultiheadAttention(12, 3, batch_first=True)
+    x = torch.randn(B, Q, 12)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", ours)
+    scripted = torch.jit.script(module)
+    torch.testing.assert_close(
+        scripted(x, x, x, need_weights=False)[0], module(x, x, x, need_weights=False)[0]
+    )
+
+
+def test_swapped_models_learn_the_same(swap: Callable[[], list[int]]) -> None:
+    """Five steps of training end at the same loss."""
+    losses = []
+    for swapped in (False, True):
+        if swapped:
+            swap()
+        torch.manual_seed(17)
+        model = nn.TransformerEncoderLayer(12, 3, 16, dropout=0.1, batch_first=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        x = torch.randn(B, Q, 12)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x, src_key_padding_mask=_padding(B, Q)), x)
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.detach())
+    torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-5)

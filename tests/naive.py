@@ -1,0 +1,340 @@
+"""Attention from the papers' formulas, pair by pair: slow, in float64, independent of regard's code.
+
+`attention` reads what a score, mask, bias or normalizer *is* (its kind and its public settings) and applies
+the definition to each pair of a query and a key. A masked key is simply left out. `eager` is what one would
+write in dense torch, in any dtype: the yardstick for rounding errors.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import entmax
+import numpy as np
+import torch
+from torch import Tensor
+
+import regard
+
+Row = list[float]
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    score: Any,
+    normalize: Any,
+    mask: Any = None,
+    bias: Any = None,
+) -> tuple[Tensor, Tensor]:
+    """Output (…, h, q, e) and weights (…, h, q, k), in float64."""
+    lead, heads = leading(query, key, value)
+    queries, keys = query.shape[-2], key.shape[-2]
+    output = torch.zeros(*lead, queries, value.shape[-1], dtype=torch.float64)
+    weights = torch.zeros(*lead, queries, keys, dtype=torch.float64)
+    match = pair_score(score)
+    for at in indices(lead):
+        ours, theirs, read = (of_head(tensor, at, heads) for tensor in (query, key, value))
+        for i in range(queries):
+            seen = [j for j in range(keys) if sees(mask, at, i, j, queries, keys)]
+            row = [match(ours[i], theirs[j]) + added(bias, at, i, j, queries, keys) for j in seen]
+            for j, weight in zip(seen, normalized(normalize, row, at), strict=True):
+                weights[(*at, i, j)] = weight
+                output[(*at, i)] += weight * torch.from_numpy(read[j])
+    return output, weights
+
+
+# Where a pair stands
+
+
+def leading(*tensors: Tensor) -> tuple[tuple[int, ...], int]:
+    """The leading axes of the output, the last of which are the heads; and the number of heads."""
+    heads = max(tensor.shape[-3] if tensor.dim() > 2 else 1 for tensor in tensors)
+    if max(tensor.dim() for tensor in tensors) == 2:
+        return (), 1
+    return (*np.broadcast_shapes(*(tensor.shape[:-3] for tensor in tensors)), heads), heads
+
+
+def indices(lead: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    yield from np.ndindex(*lead)
+
+
+def of_head(tensor: Tensor, at: tuple[int, ...], heads: int) -> np.ndarray:
+    """The matrix (tokens, features) that the head at this index reads; consecutive heads share one."""
+    array = tensor.detach().double().numpy()
+    if array.ndim == 2:
+        return array
+    *batch, head = at
+    sizes = array.shape[:-3]
+    own = [
+        0 if size == 1 else index for size, index in zip(sizes, batch[len(batch) - len(sizes) :], strict=True)
+    ]
+    return array[(*own, head * array.shape[-3] // heads)]
+
+
+def entry(tensor: Tensor, at: tuple[int, ...], *rest: int) -> float:
+    """The element of a broadcasting tensor at this place."""
+    place = (*at, *rest)[len(at) + len(rest) - tensor.dim() :]
+    return tensor[tuple(0 if size == 1 else i for size, i in zip(tensor.shape, place, strict=True))].item()
+
+
+# Scores
+
+
+def pair_score(score: Any) -> Callable[[np.ndarray, np.ndarray], float]:
+    """The score of one query with one key."""
+
+    def numbers(name: str) -> np.ndarray:
+        return getattr(score, name).detach().double().numpy()
+
+    def capped(x: float) -> float:
+        cap = getattr(score, "softcap", None)
+        return x if cap is None else cap * math.tanh(x / cap)
+
+    match score:
+        case regard.Dot():
+            return lambda q, k: capped(q @ k)
+        case regard.ScaledDot(scale=scale):
+            return lambda q, k: capped(q @ k / math.sqrt(len(q)) if scale is None else scale * (q @ k))
+        case regard.Cosine(scale=scale):
+            return lambda q, k: capped(scale * (q @ k) / math.sqrt((q @ q) * (k @ k)))
+        case regard.Gaussian(sigma=sigma):
+            return lambda q, k: -((q - k) @ (q - k)) / (2 * sigma**2)
+        case regard.General():
+            w = numbers("weight")
+            return lambda q, k: capped(q @ w @ k)
+        case regard.Additive():
+            w, u, v = numbers("query_map"), numbers("key_map"), numbers("vector")
+            return lambda q, k: v @ np.tanh(w @ q + u @ k)
+        case regard.Concat():
+            w = np.concatenate([numbers("query_map"), numbers("key_map")], 1)
+            v = numbers("vector")
+            return lambda q, k: v @ np.maximum(w @ np.concatenate([q, k]), 0)
+    return lambda q, k: score(torch.from_numpy(q)[None], torch.from_numpy(k)[None]).item()
+
+
+# Masks
+
+
+def sees(mask: Any, at: tuple[int, ...], i: int, j: int, queries: int, keys: int) -> bool:
+    """Whether query i may look at key j."""
+    here = (
+        i if getattr(mask, "align", "end") == "start" else i + keys - queries
+    )  # the key that query i stands at
+    match mask:
+        case None:
+            return True
+        case Tensor():
+            return bool(entry(mask, at, i, j))
+        case regard.Causal():
+            return j <= here
+        case regard.Window(left=left, right=right):
+            return (left is None or here - j <= left) and (right is None or j - here <= right)
+        case regard.Prefix(length=length):
+            return j < length or j <= here
+        case regard.Padding(lengths=lengths, side=side):
+            length = entry(lengths, at[: lengths.dim()])
+            return j < length if side == "right" else j >= keys - length
+        case regard.Documents():
+            (mine, i, queries), (theirs, j, keys) = document(mask.queries, i), document(mask.keys, j)
+            return mine == theirs and sees(mask.within, at, i, j, queries, keys)
+    if hasattr(mask, "tensor"):  # a boolean tensor that was combined with another mask
+        return sees(mask.tensor, at, i, j, queries, keys)
+    either = [sees(side, at, i, j, queries, keys) for side in (mask.first, mask.second)]
+    return {"&": all, "|": any}[mask.symbol](either)
+
+
+def document(lengths: Tensor, token: int) -> tuple[int, int, int]:
+    """The document a token is in, its place there, and the document's length."""
+    for number, length in enumerate(lengths.tolist()):
+        if token < length:
+            return number, token, length
+        token -= length
+    raise AssertionError("a token outside of all documents")
+
+
+# Biases
+
+
+def added(bias: Any, at: tuple[int, ...], i: int, j: int, queries: int, keys: int) -> float:
+    """What all biases add to the score of query i and key j."""
+    distance = j - (i + keys - queries)
+    head = at[-1] if at else 0
+    match bias:
+        case None:
+            return 0.0
+        case Tensor():
+            return entry(bias, at, i, j)
+        case regard.Relative(vector=vector):
+            reach = (vector.shape[-1] - 1) // 2
+            vector = vector.expand(max(head + 1, len(torch.atleast_2d(vector))), -1)
+            return vector[head, min(max(distance, -reach), reach) + reach].item()
+        case regard.ALiBi():
+            return -slope(head, len(bias.slopes)) * abs(distance)
+        case regard.T5():
+            return bias.table[bucket(distance, bias.buckets, bias.reach, bias.bidirectional), head].item()
+    return sum(added(part, at, i, j, queries, keys) for part in bias)
+
+
+def slope(head: int, heads: int) -> float:
+    """Press et al.: a geometric sequence that starts at its own ratio 2^(−8/n), for n a power of two."""
+    power = 1
+    while 2 * power <= heads:
+        power *= 2
+    if head < power:
+        return 2 ** (-8 * (head + 1) / power)
+    return 2 ** (-8 * (2 * (head - power) + 1) / (2 * power))
+
+
+def bucket(distance: int, buckets: int, reach: int, bidirectional: bool) -> int:
+    """Raffel et al.: exact for small distances, logarithmic up to the reach, one for all beyond."""
+    first = 0
+    if bidirectional:
+        buckets //= 2
+        first = buckets if distance > 0 else 0
+        far = abs(distance)
+    else:
+        far = max(-distance, 0)
+    exact = buckets // 2
+    if far < exact:
+        return first + far
+    step = math.floor(math.log(far / exact) / math.log(reach / exact) * (buckets - exact))
+    return first + min(exact + step, buckets - 1)
+
+
+# Normalizers
+
+
+def normalized(normalize: Any, row: Row, at: tuple[int, ...] = ()) -> Row:
+    """The weights of a row of scores, of which none is masked."""
+    if not row:
+        return []
+    match normalize:
+        case regard.Softmax(temperature=temperature):
+            return softmax([score / temperature for score in row])
+        case regard.Softmax1() | regard.Sink():
+            sink = normalize.score
+            if isinstance(sink, Tensor):
+                sink = sink.flatten()[at[-1] if at and sink.numel() > 1 else 0].item()
+            return softmax([*row, sink])[:-1]
+        case regard.Sparsemax():
+            return sparsemax(row)
+        case regard.Entmax(alpha=alpha):
+            return entmax_bisected(row, alpha)
+        case regard.Mean():
+            return [score / len(row) for score in row]
+        case regard.Relu():
+            return [max(score, 0.0) / len(row) for score in row]
+        case regard.Sigmoid(bias=bias):
+            offset = -math.log(len(row)) if bias is None else bias
+            return [(1 + math.tanh((score + offset) / 2)) / 2 for score in row]
+        case regard.Hard():
+            best = [score == max(row) for score in row]
+            return [is_best / sum(best) for is_best in best]
+    raise AssertionError(f"no formula for {normalize!r}")
+
+
+def softmax(row: Row) -> Row:
+    powers = [math.exp(score - max(row)) for score in row]
+    return [power / math.fsum(powers) for power in powers]
+
+
+def sparsemax(row: Row) -> Row:
+    """Martins & Astudillo 2016, algorithm 1."""
+    ranked = sorted(row, reverse=True)
+    support = max(n for n in range(1, len(row) + 1) if 1 + n * ranked[n - 1] > math.fsum(ranked[:n]))
+    tau = (math.fsum(ranked[:support]) - 1) / support
+    return [max(score - tau, 0.0) for score in row]
+
+
+def entmax_bisected(row: Row, alpha: float) -> Row:
+    """Peters et al. 2019, algorithm 1: halve the interval of τ until nothing moves."""
+    x = [(alpha - 1) * (score - max(row)) for score in row]
+    low, high = -1.0, 0.0
+
+    def weights(tau: float) -> Row:
+        return [max(score - tau, 0.0) ** (1 / (alpha - 1)) for score in x]
+
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if math.fsum(weights(middle)) >= 1 else (low, middle)
+    return weights(low)
+
+
+# What one would write in dense torch
+
+
+def eager(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    score: Any,
+    normalize: Any,
+    seen: Tensor | None = None,
+    bias: Tensor | float = 0.0,
+) -> Tensor:
+    """The output by dense torch operations in the dtype of the inputs, differentiable by torch."""
+    _, heads = leading(query, key, value)
+    query, key, value = (repeated(tensor, heads) for tensor in (query, key, value))
+    s = eager_score(score, query, key) + bias
+    seen = torch.ones_like(s, dtype=torch.bool) if seen is None else seen.expand(s.shape)
+    return eager_weights(normalize, s, seen) @ value
+
+
+def repeated(tensor: Tensor, heads: int) -> Tensor:
+    return tensor if tensor.dim() == 2 else tensor.repeat_interleave(heads // tensor.shape[-3], -3)
+
+
+def eager_score(score: Any, query: Tensor, key: Tensor) -> Tensor:
+    both = query.unsqueeze(-2), key.unsqueeze(-3)
+    match score:
+        case regard.Dot():
+            s = query @ key.mT
+        case regard.ScaledDot(scale=scale):
+            s = query @ key.mT / math.sqrt(query.shape[-1]) if scale is None else query @ key.mT * scale
+        case regard.Cosine(scale=scale):
+            s = torch.cosine_similarity(*both, dim=-1) * scale
+        case regard.Gaussian(sigma=sigma):
+            s = -(both[0] - both[1]).square().sum(-1) / (2 * sigma**2)
+        case regard.General():
+            s = query @ score.weight @ key.mT
+        case regard.Additive():
+            s = torch.tanh(both[0] @ score.query_map.T + both[1] @ score.key_map.T) @ score.vector
+        case regard.Concat():
+            s = torch.relu(both[0] @ score.query_map.T + both[1] @ score.key_map.T) @ score.vector
+        case _:
+            s = score(query, key)
+    cap = getattr(score, "softcap", None)
+    return s if cap is None else cap * torch.tanh(s / cap)
+
+
+def eager_weights(normalize: Any, s: Tensor, seen: Tensor) -> Tensor:
+    """Weights of (…, h, q, k) scores; rows that see nothing are zero."""
+    count = seen.sum(-1, keepdim=True).clamp(min=1).to(s.dtype)
+    # a row that sees nothing would be NaN: let it see everything, and drop it at the end
+    hidden = ~seen & seen.any(-1, keepdim=True)
+    low = s.masked_fill(hidden, -math.inf)
+    match normalize:
+        case regard.Softmax(temperature=temperature):
+            weights = torch.softmax(low / temperature, -1)
+        case regard.Softmax1() | regard.Sink():
+            sink = torch.as_tensor(normalize.score).to(s).reshape((-1, 1, 1)[3 - min(s.dim(), 3) :])
+            weights = torch.softmax(torch.cat([low, sink.expand(*s.shape[:-1], 1)], -1), -1)[..., :-1]
+        case regard.Sparsemax():
+            weights = entmax.sparsemax(low, dim=-1)
+        case regard.Entmax15():
+            weights = entmax.entmax15(low, dim=-1)
+        case regard.Entmax(alpha=alpha):
+            weights = entmax.entmax_bisect(low, alpha, dim=-1)
+        case regard.Mean():
+            weights = s / count
+        case regard.Relu():
+            weights = torch.relu(s) / count
+        case regard.Sigmoid(bias=bias):
+            weights = torch.sigmoid(s - torch.log(count) if bias is None else s + bias)
+        case regard.Hard():
+            best = (low == low.amax(-1, keepdim=True)).to(s.dtype)
+            weights = best / best.sum(-1, keepdim=True)
+    return weights.masked_fill(~seen, 0).to(s.dtype)
