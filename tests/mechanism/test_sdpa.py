@@ -652,6 +652,7 @@ REFUSED: dict[str, Call] = {
     "complex": ((x.cfloat(),) * 3, {}),
     "one meta": ((x, x.to("meta"), x), {}),
     "meta query": ((x.to("meta"), x, x), {}),
+    "meta query, mask": ((x.to("meta"), x, x), {"attn_mask": torch.zeros(Q, Q)}),
     "meta value, 3-D": ((x[0], x[0], x[0].to("meta")), {}),
     "sparse": ((x.to_sparse(),) * 3, {}),
     "sparse key": ((x, x.to_sparse(), x), {}),
@@ -766,6 +767,12 @@ ACCEPTED: dict[str, Call] = {
 @pytest.mark.filterwarnings("ignore")
 def test_does_with_odd_arguments_what_torch_does(name: str) -> None:
     assert_same_outcome(*ACCEPTED[name])
+
+
+@pytest.mark.parametrize("scale", [math.inf, -math.inf, math.nan])
+def test_torch_takes_any_scale(scale: float) -> None:
+    args = (x + 2,) * 3
+    torch.testing.assert_close(ours(*args, scale=scale), theirs(*args, scale=scale), equal_nan=True)
 
 
 # Calls that torch takes and must not be given: it answers with what happens to stand in memory.

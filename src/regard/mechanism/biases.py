@@ -166,5 +166,6 @@ def gather_diagonals(matrix: Tensor) -> Tensor:
     queries, keys = matrix.shape[-2:]
     if queries == 0:
         return matrix.new_zeros(*matrix.shape[:-2], max(keys - 1, 0))
-    wide = nn.functional.pad(matrix.flip(-2), (0, queries)).flatten(-2)
-    return wide[..., : queries * (queries + keys - 1)].unflatten(-1, (queries, queries + keys - 1)).sum(-2)
+    lead, length = matrix.shape[:-2], queries + keys - 1
+    wide = nn.functional.pad(matrix.flip(-2), (0, queries)).reshape(*lead, queries * (length + 1))
+    return wide[..., : queries * length].reshape(*lead, queries, length).sum(-2)

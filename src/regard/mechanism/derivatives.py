@@ -23,8 +23,14 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
     """The output and τ over tiles, differentiable."""
     tensors = list(problem.tensors.values())
     names = tuple(problem.tensors)
-    wanted = tuple(kind(name) in DIFFERENTIABLE and t.requires_grad for name, t in problem.tensors.items())
+    # an exported graph may meet inputs that require gradients although those of the example did not
+    every = torch.compiler.is_exporting()
+    wanted = tuple(
+        kind(name) in DIFFERENTIABLE and (every or t.requires_grad) for name, t in problem.tensors.items()
+    )
     if torch.compiler.is_compiling():
+        if torch._C._are_functorch_transforms_active():
+            return reference.attention(problem)
         return _forward(tensors, _write(problem.rules, names), list(wanted))
     if not (torch.is_grad_enabled() and any(wanted)) and not torch._C._are_functorch_transforms_active():
         return tiled.forward(problem)

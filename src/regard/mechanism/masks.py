@@ -313,6 +313,6 @@ def _to(lengths: Tensor, device: torch.device) -> Tensor:
 
 
 def _short(lengths: Tensor) -> str:
-    if lengths.is_meta or lengths.numel() > 8:
+    if not concrete(lengths) or lengths.numel() > 8:
         return f"<{' × '.join(map(str, lengths.shape))} lengths>"
     return str(lengths.tolist())

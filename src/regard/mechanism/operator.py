@@ -178,9 +178,15 @@ def _choose(normalize: Normalizer, asked: str | None, subclass: bool) -> tuple[s
             "reference",
             f"{type(normalize).__name__} is not built in, so torch.compile reads the dense formula",
         )
-    if isinstance(normalize, nn.Module) and any(p.requires_grad for p in normalize.parameters()):
+    if spell(normalize) is None and _holds_tensors(normalize):
         return "reference", f"{type(normalize).__name__} learns, which the dense formula differentiates"
     return "tiled", "blocks of query rows with the keys that they see, in linear memory"
+
+
+def _holds_tensors(normalize: Normalizer) -> bool:
+    if isinstance(normalize, nn.Module) and any(True for _ in normalize.parameters()):
+        return True
+    return any(isinstance(held, Tensor) for held in vars(normalize).values())
 
 
 def _run(

@@ -99,7 +99,7 @@ def tau(problem: Problem, scores: Tensor) -> Tensor:
     Σ φ(scores − τ) = 1, which change nothing but carry all derivatives up to the third.
     """
     normalize, sink = problem.rules.normalize, problem.get("sink")
-    row = scores if sink is None else torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], -1)
+    row = scores if sink is None else _append(scores, sink)
     if not row.shape[-1]:
         return row.new_zeros(*row.shape[:-1], 2)
     if not normalize.sums_to_one:
@@ -118,6 +118,12 @@ def tau(problem: Problem, scores: Tensor) -> Tensor:
             slope = torch.where(visible, normalize.slope(x), 0.0).sum(-1, keepdim=True)
             rest = rest + torch.where(slope > 0, excess / torch.where(slope > 0, slope, 1.0), 0.0)
     return torch.cat([top, rest], -1)
+
+
+def _append(scores: Tensor, sink: Tensor) -> Tensor:
+    """The sink as one more key."""
+    rows = torch.broadcast_shapes(scores.shape[:-1], sink.shape[:-1])
+    return torch.cat([scores.expand(*rows, scores.shape[-1]), sink.expand(*rows, 1)], -1)
 
 
 def differentiates(x: Tensor) -> bool:
@@ -158,9 +164,10 @@ def read(weights: Tensor, x: Tensor, *, careful: bool) -> Tensor:
 
 def fold(x: Tensor) -> Tensor:
     """The query heads of a key head as rows of one matrix: … g r q d -> … g 1 (r q) d."""
-    return x if x.shape[-3] == 1 else x.flatten(-3, -2).unsqueeze(-3)
+    *lead, per_group, rows, width = x.shape
+    return x if per_group == 1 else x.reshape(*lead, 1, per_group * rows, width)
 
 
 def unfold(x: Tensor, like: Tensor) -> Tensor:
     """The way back: … g 1 (r q) d -> … g r q d."""
-    return x if like.shape[-3] == 1 else x.squeeze(-3).unflatten(-2, like.shape[-3:-1])
+    return x if like.shape[-3] == 1 else x.reshape(*x.shape[:-3], *like.shape[-3:-1], x.shape[-1])

@@ -1,5 +1,6 @@
 """torch's `scaled_dot_product_attention`, by regard's operator: one assignment replaces it."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -49,8 +50,12 @@ def scaled_dot_product_attention(
         tensors = tensors[:3]
     if has_torch_function(tensors):
         # a subclass knows torch's function by its place there, whatever stands in that place now
-        here = scaled_dot_product_attention
-        known_as = torch.nn.functional.scaled_dot_product_attention if _any_subclass(tensors) else here
+        if not _any_subclass(tensors):
+            known_as = scaled_dot_product_attention
+        elif any(t.is_nested for t in tensors if isinstance(t, Tensor)):
+            known_as = _torch_attention
+        else:
+            known_as = torch.nn.functional.scaled_dot_product_attention
         return handle_torch_function(
             known_as,
             tensors,
@@ -68,7 +73,7 @@ def scaled_dot_product_attention(
         mask, bias = _mask_and_bias(attn_mask, is_causal)
         score = ScaledDot(None if scale is None else float(scale))
         return attention(query, key, value, score=score, mask=mask, bias=bias)
-    _refuse_what_torch_overlooks(query, key, value, attn_mask)
+    _refuse_what_torch_overlooks(query, key, value, attn_mask, enable_gqa)
     if isinstance(attn_mask, CausalBias):  # torch only knows it in its own function's place
         attn_mask = attn_mask._materialize(query.device)
     return _torch_attention(
@@ -80,21 +85,29 @@ def _any_subclass(tensors: Sequence[object]) -> bool:
     return any(hasattr(t, "__torch_function__") and type(t) not in (Tensor, Parameter) for t in tensors)
 
 
-def _of_their_types(dropout_p: object, is_causal: object, scale: object, enable_gqa: object) -> bool:
+def _of_their_types(dropout_p: object, is_causal: object, scale: float | None, enable_gqa: object) -> bool:
     flags = type(is_causal) is bool and type(enable_gqa) is bool
-    return flags and isinstance(dropout_p, int | float) and isinstance(scale, int | float | None)
+    numbers = isinstance(dropout_p, int | float) and isinstance(scale, int | float | None)
+    return flags and numbers and (scale is None or math.isfinite(scale))
 
 
-def _refuse_what_torch_overlooks(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) -> None:
-    """Two mistakes for which torch's CPU kernel reads memory that is not there."""
+def _refuse_what_torch_overlooks(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, enable_gqa: bool
+) -> None:
+    """Three mistakes that torch's CPU kernel does not notice, and reads memory that is not there."""
     inputs = (query, key, value)
-    if not all(isinstance(t, Tensor) and not t.is_nested and t.dim() > 1 for t in inputs):
+    if not all(isinstance(t, Tensor) and not t.is_nested and t.dim() == 4 for t in inputs):
         return
-    if key.dim() == value.dim() == 4 and key.shape[-2] < value.shape[-2]:
+    if key.shape[-2] != value.shape[-2]:
         raise ShapeError(
-            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; each value needs its key."
+            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; each key needs its value."
         )
-    if isinstance(attn_mask, Tensor):
+    if enable_gqa is True and 0 in (key.shape[-3], value.shape[-3]):
+        raise ShapeError(
+            f"query has {query.shape[-3]} heads, key {key.shape[-3]} and value {value.shape[-3]}; "
+            "heads to share must be there."
+        )
+    if isinstance(attn_mask, Tensor) and query.device == key.device == value.device:
         same_device("attn_mask", attn_mask, query.device)
 
 

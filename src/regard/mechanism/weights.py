@@ -19,6 +19,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, DTypeError, ShapeError, StaleError
 from regard.mechanism import records, reference, tiled
+from regard.mechanism.concrete import concrete
 from regard.mechanism.masking import broadcasts
 from regard.mechanism.problem import Problem, Tile, kind, tiles
 from regard.mechanism.records import Heads
@@ -234,7 +235,8 @@ class Weights:
         >>> regard.attend(x, x, x, mask=regard.Causal())[1].received()
         tensor([2.0833, 1.0833, 0.5833, 0.2500])
         """
-        return (self.T @ torch.ones(self.shape[-2], 1, dtype=self.dtype, device=self.device))[..., 0]
+        ones = torch.ones(self.shape[-2], dtype=self.dtype, device=self.device)
+        return self._transposed_product(ones)
 
     def pool(self, rows: int, columns: int) -> Tensor:
         """A small map of the matrix, (…, rows, columns): the mean weight of each block.
@@ -276,7 +278,7 @@ class Weights:
         Where query heads share a key head, x may have as many heads as the keys, like `value`.
         """
         columns, vector = self._operand(x, self.shape[-1])
-        careful = not bool(torch.isfinite(columns).all())
+        careful = not (concrete(columns) and bool(torch.isfinite(columns).all()))
         result = self._rows_of(columns.shape[-1], self.dtype, 0)
         for at, block, _ in self._blocks():
             part = columns[at.keys_index]
@@ -292,7 +294,7 @@ class Weights:
 
     def _transposed_product(self, x: Tensor) -> Tensor:
         columns, vector = self._operand(x, self.shape[-2])
-        careful = not bool(torch.isfinite(columns).all())
+        careful = not (concrete(columns) and bool(torch.isfinite(columns).all()))
         result = self._new(self.shape[-1], columns.shape[-1])
         for at, block, _ in self._blocks():
             part = reference.read(block.mT, columns[at.rows_index], careful=careful)
@@ -370,7 +372,7 @@ class Weights:
         """Tile after tile: where it stands, its weights, and which of them are in sight."""
         self._check()
         problem = self._problem.checked()
-        recorded = torch.is_grad_enabled() and any(t.requires_grad for t in problem.tensors.values())
+        recorded = any(reference.differentiates(tensor) for tensor in problem.tensors.values())
         for at in tiles(problem, tiled.budget(problem), all_heads=self._heads == "mean"):
             part = problem.part(at)
             scores = reference.scores(part)
@@ -391,11 +393,11 @@ class Weights:
         return lead[:-2] if self._heads == "mean" else lead
 
     def _new(self, *size: int) -> Tensor:
-        return torch.zeros(*self._inner_lead(), *size, dtype=self.dtype, device=self.device)
+        return self._problem["tau"].new_zeros(*self._inner_lead(), *size)
 
     def _rows_of(self, width: int, dtype: torch.dtype, fill: float) -> Tensor:
         size = (*self._inner_lead(), self.shape[-2], width)
-        return torch.full(size, fill, dtype=dtype, device=self.device)
+        return self._problem["tau"].new_full(size, fill, dtype=dtype)
 
     def _merge(self, x: Tensor) -> Tensor:
         """… g r · · -> the weights' own leading axes."""
