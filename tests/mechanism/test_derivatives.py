@@ -793,9 +793,12 @@ LONG = 2048
         lambda x: regard.attention(x.requires_grad_(), x, x, mask=regard.Causal()).sum().backward(),
         lambda x: regard.scaled_dot_product_attention(x.requires_grad_(), x, x).sum().backward(),
         lambda x: torch.vmap(lambda y: regard.attention(y, x, x))(x[None]),
+        lambda x: torch.func.grad(lambda y: regard.attention(y, y, y).sum())(x),
+        lambda x: torch.func.vjp(lambda y: regard.attention(y, y, y), x)[1](x),
+        lambda x: torch.vmap(torch.func.grad(lambda y: regard.attention(y, x, x).sum()))(x[None]),
         lambda x: regard.attend(x, x, x)[1].entropy(),
     ],
-    ids=["forward", "backward", "sdpa", "vmap", "entropy"],
+    ids=["forward", "backward", "sdpa", "vmap", "func.grad", "func.vjp", "vmap of grad", "entropy"],
 )
 def test_no_quadratic_tensor(work: Callable[[Tensor], Any]) -> None:
     x = torch.randn(LONG, 4)

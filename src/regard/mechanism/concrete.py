@@ -18,6 +18,11 @@ def _traced() -> bool:
     return any(torch._C._get_dispatch_mode(mode) is not None for mode in (modes.PROXY, modes.FAKE))
 
 
+def forward_mode() -> bool:
+    """Whether forward-mode derivatives are being carried along."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
 def subclassed(*tensors: Tensor) -> bool:
     """Whether a tensor is of somebody's own kind, for which only plain operations can be counted on."""
     return any(type(t) not in (Tensor, nn.Parameter, nn.Buffer, FakeTensor) for t in tensors)

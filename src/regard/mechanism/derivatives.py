@@ -1,8 +1,8 @@
 """What torch must know of an implementation: its gradient, its batching rule, and how to compile it.
 
 `run` calls an implementation so that gradients are computed over tiles again. In compiled graphs it
-appears as one opaque operator. Derivatives of derivatives are taken of the formula for the gradients,
-on the whole problem at once; forward-mode derivatives and other transformations that no rule here
+appears as one opaque operator. Second derivatives are taken of the formula for the gradients, on the
+whole problem at once; forward-mode derivatives and other transformations that no rule here
 covers go to the reference, whose every operation torch can differentiate.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.mechanism import reference, tiled
-from regard.mechanism.concrete import batched, subclassed
+from regard.mechanism.concrete import batched, forward_mode, subclassed
 from regard.mechanism.normalizers import spell, unspell
 from regard.mechanism.problem import DIFFERENTIABLE, Problem, Rules, kind
 
@@ -60,8 +60,12 @@ class _Tiled(torch.autograd.Function):
         if grad is None or not wanted:
             return (None,) * (2 + len(tensors))
         problem = _problem(ctx.rules, ctx.names, tensors)
-        if reference.differentiates(grad) or torch.is_grad_enabled() or batched(grad) or subclassed(grad):
+        if forward_mode() or batched(grad) or subclassed(grad):
             found = _gradients(problem, grad, wanted)
+        elif torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+            names = tuple(name for name in ctx.names if name in wanted)
+            parts = _Gradients.apply(ctx.rules, ctx.names, names, tau, grad, *tensors)  # type: ignore[no-untyped-call]
+            found = dict(zip(names, parts, strict=True))
         else:
             found = tiled.backward(problem, tau, grad, wanted)
         return (None, None, *(found.get(name) for name in ctx.names))
@@ -75,6 +79,65 @@ class _Tiled(torch.autograd.Function):
             for tensor, at in zip(tensors, in_dims[2:], strict=True)
         ]
         return _Tiled.apply(rules, names, *batched), (0, 0)  # type: ignore[no-untyped-call]
+
+
+class _Gradients(torch.autograd.Function):
+    """`tiled.backward` with a gradient of its own, for derivatives of derivatives.
+
+    Linear in memory as long as nobody takes them; then the dense formula is differentiated.
+    """
+
+    @staticmethod
+    def forward(
+        rules: Rules,
+        names: tuple[str, ...],
+        wanted: tuple[str, ...],
+        tau: Tensor,
+        grad: Tensor,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        found = tiled.backward(_problem(rules, names, tensors), tau, grad, set(wanted))
+        return tuple(found[name] for name in wanted)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.rules, ctx.names, ctx.wanted, _, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        grad, *tensors = ctx.saved_tensors
+        given = dict(zip(ctx.names, tensors, strict=True))
+        learned = [name for name in ctx.names if given[name].is_floating_point()]
+
+        def formula(grad: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+            problem = Problem(ctx.rules, {**given, **dict(zip(learned, inputs, strict=True))})
+            found = _gradients(problem, grad, set(ctx.wanted))
+            return tuple(found[name] for name in ctx.wanted)
+
+        pull = torch.func.vjp(formula, grad, *(given[name] for name in learned))[1]
+        of_grad, *of_inputs = pull(cotangents)
+        found = dict(zip(learned, of_inputs, strict=True))
+        return (None, None, None, None, of_grad, *(found.get(name) for name in ctx.names))
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        rules: Rules,
+        names: tuple[str, ...],
+        wanted: tuple[str, ...],
+        *tensors: Tensor,
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        # each sample has a gradient of its own, also of what all samples share
+        stacked = []
+        for tensor, at in zip(tensors, in_dims[3:], strict=True):
+            if at is not None:
+                stacked.append(tensor.movedim(at, 0))
+            else:
+                samples = info.batch_size if tensor.is_floating_point() else 1
+                stacked.append(tensor.expand(samples, *tensor.shape))
+        return _Gradients.apply(rules, names, wanted, *stacked), (0,) * len(wanted)  # type: ignore[no-untyped-call]
 
 
 def _problem(rules: Rules, names: Sequence[str], tensors: Sequence[Tensor]) -> Problem:

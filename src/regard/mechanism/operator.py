@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from regard.mechanism import derivatives, reference
 from regard.mechanism.checks import ordinary
-from regard.mechanism.concrete import subclassed
+from regard.mechanism.concrete import forward_mode, subclassed
 from regard.mechanism.layout import Layout
 from regard.mechanism.masking import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax, spell
@@ -167,7 +167,7 @@ def _choose(normalize: Normalizer, asked: str | None, subclass: bool) -> tuple[s
     asked = _FROM_ENVIRONMENT if asked is None else asked
     if asked is not None and asked not in IMPLEMENTATIONS:
         raise ArgumentError(f"implementation is {asked!r}; there are {' and '.join(IMPLEMENTATIONS)}.")
-    if torch.autograd.forward_ad._current_level >= 0:
+    if forward_mode():
         return "reference", "forward-mode derivatives are taken of the dense formula"
     if subclass:
         return "reference", "the tensors are of a subclass, which plain operations leave in peace"

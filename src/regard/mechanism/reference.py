@@ -16,6 +16,7 @@ import math
 import torch
 from torch import Tensor
 
+from regard.mechanism.concrete import forward_mode
 from regard.mechanism.dropout import keep
 from regard.mechanism.problem import Problem
 
@@ -128,7 +129,7 @@ def _append(scores: Tensor, sink: Tensor) -> Tensor:
 
 def differentiates(x: Tensor) -> bool:
     """Whether torch is recording, or carrying along, derivatives with respect to x."""
-    if torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+    if forward_mode() or torch._C._are_functorch_transforms_active():
         return True
     return x.requires_grad and torch.is_grad_enabled()
 
