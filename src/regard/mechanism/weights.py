@@ -7,7 +7,7 @@ computed again, exactly, when somebody looks. It is a linear operator: `weights 
 import math
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,13 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.errors import ArgumentError, DTypeError, ShapeError, StaleError
-from regard.mechanism import records, reference, tiled
+from regard.errors import ArgumentError
+from regard.mechanism import records, reference
 from regard.mechanism.concrete import concrete
-from regard.mechanism.masking import broadcasts
-from regard.mechanism.problem import Problem, Tile, kind, tiles
-from regard.mechanism.records import Heads
-from regard.mechanism.selection import Index, as_slice, plain_index, some_heads, some_rows
+from regard.mechanism.lazy import LazyMatrix
+from regard.mechanism.selection import Index, as_slice, plain_index, some_heads
 
 
 class Top(NamedTuple):
@@ -33,7 +31,7 @@ class Top(NamedTuple):
     keys: Tensor
 
 
-class Weights:
+class Weights(LazyMatrix):
     """The weights of an attention: a lazy matrix of shape (…, q, k) in linear memory.
 
     >>> import torch, regard
@@ -50,52 +48,7 @@ class Weights:
             [ 3,  2]])
     """
 
-    def __init__(
-        self, problem: Problem, tau: Tensor | None, lead: Sequence[int], heads: Heads | None = None
-    ) -> None:
-        tensors = dict(problem.tensors) if tau is None else {**problem.tensors, "tau": tau}
-        self._problem = problem.with_tensors(tensors)
-        self._lead = tuple(lead)
-        self._heads: Heads = ("axis" if self._lead else "one") if heads is None else heads
-        self._versions = {name: _version(tensor) for name, tensor in tensors.items()}
-
     # What it is
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((*self._lead, self._problem.queries, self._problem.keys))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._problem["query"].dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._problem["query"].device
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    def dim(self) -> int:
-        """The number of axes."""
-        return self.ndim
-
-    def size(self, axis: int | None = None) -> Any:
-        """The shape, or one number of it, as a tensor would tell."""
-        return self.shape if axis is None else self.shape[axis]
-
-    @property
-    def has_heads(self) -> bool:
-        """Whether the last axis before queries and keys counts the heads."""
-        return self._heads == "axis"
-
-    def numel(self) -> int:
-        """The number of weights."""
-        return math.prod(self.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __repr__(self) -> str:
         storages = {t.untyped_storage()._cdata: t for t in self._problem.tensors.values()}
@@ -346,123 +299,6 @@ class Weights:
         still = self.detach()
         return Weights, (still._problem, None, still._lead, still._heads)
 
-    # How it works
-
-    def _like(self, problem: Problem, lead: Sequence[int], heads: Heads | None = None) -> "Weights":
-        self._check()
-        return Weights(problem, None, lead, self._heads if heads is None else heads)
-
-    def _check(self) -> None:
-        for name, tensor in self._problem.tensors.items():
-            if self._versions[name] not in (None, _version(tensor)):
-                raise StaleError(
-                    f"the {kind(name)} that these weights were made of was changed in place afterwards, so "
-                    "they can no longer be told. Look before changing it, or what it is a view of, such as a "
-                    "cache; or attend to a copy: x.clone()."
-                )
-
-    def _needs_heads(self, what: str) -> None:
-        if not self.has_heads:
-            raise ArgumentError(
-                f"{what} needs weights with an axis of heads, and these are {tuple(self.shape)}; "
-                "they are of one head, or the mean of several, already."
-            )
-
-    def _blocks(self) -> Iterator[tuple[Tile, Tensor, Tensor]]:
-        """Tile after tile: where it stands, its weights, and which of them are in sight."""
-        self._check()
-        problem = self._problem.checked()
-        recorded = any(reference.differentiates(tensor) for tensor in problem.tensors.values())
-        for at in tiles(problem, tiled.budget(problem), all_heads=self._heads == "mean"):
-            part = problem.part(at)
-            scores = reference.scores(part)
-            tau = part.get("tau")
-            if tau is None or recorded:
-                tau = reference.tau(part, scores)  # with its derivative
-            block, visible = reference.weights(part, scores, tau), scores != -math.inf
-            size = (*part.lead(), *block.shape[-2:])
-            block, visible = block.expand(size), visible.expand(size)
-            if self._heads == "mean":
-                at = at._replace(lead=at.lead[:-1])
-                block, visible = block.mean((-4, -3)), visible.any(-3).any(-3)
-            yield at, block, visible
-
-    def _inner_lead(self) -> tuple[int, ...]:
-        """The leading axes of a block: (…, g, r), or those of the batch where heads are averaged."""
-        lead = self._problem.lead()
-        return lead[:-2] if self._heads == "mean" else lead
-
-    def _new(self, *size: int) -> Tensor:
-        return self._problem["tau"].new_zeros(*self._inner_lead(), *size)
-
-    def _rows_of(self, width: int, dtype: torch.dtype, fill: float) -> Tensor:
-        size = (*self._inner_lead(), self.shape[-2], width)
-        return self._problem["tau"].new_full(size, fill, dtype=dtype)
-
-    def _merge(self, x: Tensor) -> Tensor:
-        """… g r · · -> the weights' own leading axes."""
-        return x.reshape(*self._lead, *x.shape[len(self._inner_lead()) :])
-
-    def _operand(self, x: Tensor, size: int) -> tuple[Tensor, bool]:
-        """x as a stack of columns in the blocks' layout, and whether it was a single vector."""
-        if not isinstance(x, Tensor):
-            raise DTypeError(f"weights meet a {type(x).__name__}; multiply them with a torch.Tensor.")
-        columns = x[:, None] if x.dim() == 1 else x
-        grouped = self._grouped(columns)
-        fits = grouped is not None or broadcasts(columns.shape[:-2], self._lead)
-        if x.dim() == 0 or columns.shape[-2] != size or not fits:
-            raise ShapeError(
-                f"weights of shape {tuple(self.shape)} meet a tensor of shape {tuple(x.shape)}; it needs "
-                f"{size} rows and leading axes that broadcast to {self._lead}."
-            )
-        if grouped is not None:
-            return grouped.to(self.dtype), False
-        columns = columns.to(self.dtype).expand(*self._lead, *columns.shape[-2:])
-        return columns.reshape(*self._inner_lead(), *columns.shape[-2:]), x.dim() == 1
-
-    def _grouped(self, x: Tensor) -> Tensor | None:
-        """Values that several query heads share, … g k e -> … g r k e, if that is what x is."""
-        *batch, groups, per_group = self._problem.lead()
-        shared = self.has_heads and per_group > 1 and x.dim() > 2 and x.shape[-3] == groups > 1
-        if not shared or not broadcasts(x.shape[:-3], batch):
-            return None
-        return x.unsqueeze(-3).expand(*batch, groups, per_group, *x.shape[-2:])
-
-    def _collect(self, columns: slice) -> Tensor:
-        """The dense matrix of some columns."""
-        chosen = torch.arange(self.shape[-1], device=self.device)[columns]
-        found = self._rows_of(len(chosen), self.dtype, 0)
-        for at, block, _ in self._blocks():
-            if block.shape[-1] == len(chosen):
-                found[at.rows_index] = block
-                continue
-            here = (chosen >= at.keys.start) & (chosen < at.keys.stop)
-            found[at.rows_index][..., here] = block[..., chosen[here] - at.keys.start]
-        return self._merge(found)
-
-    def _part(self, lead: Sequence[slice], rows: slice | Tensor) -> "Weights":
-        """Some leading indices and some query rows, still lazy."""
-        problem = some_rows(self._problem, rows)
-        if lead:
-            batch, heads = (lead[:-1], lead[-1]) if self.has_heads else (lead, slice(None))
-            problem = some_heads(problem, batch, heads)
-        return self._like(problem, [len(range(n)[i]) for n, i in zip(self._lead, lead, strict=True)])
-
-    def _pick(self, index: Index) -> Tensor:
-        """Indexing with arrays: which row and which column each result comes from, then row by row."""
-        *lead, queries, keys = self.shape
-        row_numbers = torch.arange(math.prod(lead) * queries).reshape(*lead, queries, 1)
-        rows = row_numbers.expand(self.shape)[index]
-        columns = torch.arange(keys).expand(self.shape)[index]
-        result = torch.zeros(rows.shape, dtype=self.dtype, device=self.device)
-        for head in torch.unique(rows // queries).tolist():
-            at = [slice(int(i), int(i) + 1) for i in np.unravel_index(head, lead)] if lead else []
-            mine = rows // queries == head
-            wanted, where = torch.unique(rows[mine] % queries, return_inverse=True)
-            found = self._part(at, wanted.to(self.device)).dense().reshape(len(wanted), keys)
-            result[mine.to(self.device)] = found[where.to(self.device), columns[mine].to(self.device)]
-        return result
-
 
 class TransposedWeights:
     """The transpose of lazy weights, (…, k, q): an operator to multiply with.
@@ -497,12 +333,6 @@ class TransposedWeights:
 
     def __repr__(self) -> str:
         return f"transpose of {self._weights!r}"
-
-
-def _version(tensor: Tensor) -> int | None:
-    if torch.compiler.is_compiling() or tensor.is_inference():
-        return None  # nobody counts
-    return tensor._version
 
 
 def _bytes(count: float) -> str:
