@@ -176,7 +176,7 @@ class Gaussian(Score):
         precision = 1 / self.sigma**2
 
         def fall(x: Tensor) -> Tensor:
-            return x.square().sum(-1, keepdim=True) * (-precision / 2)
+            return (x * x).sum(-1, keepdim=True) * (-precision / 2)  # square() would differentiate to inf
 
         return Prepared(query * precision, key, biases=(_by_rows(fall, key).mT, _by_rows(fall, query)))
 
