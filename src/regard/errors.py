@@ -25,24 +25,63 @@ class RegardError(Exception):
 
 
 class ShapeError(RegardError, ValueError):
-    """Sizes that do not fit each other."""
+    """Sizes that do not fit each other.
+
+    >>> import regard, torch
+    >>> regard.attention(torch.ones(2, 3), torch.ones(5, 4), torch.ones(5, 4))
+    Traceback (most recent call last):
+    regard.errors.ShapeError: query has 3 features and key has 4; ...
+    """
 
 
 class MaskError(RegardError, ValueError):
-    """Masks that contradict each other, or do not fit the call."""
+    """Masks that contradict each other, or do not fit the call.
+
+    >>> import regard, torch
+    >>> regard.Causal() & regard.Causal(align="start")
+    Traceback (most recent call last):
+    regard.errors.MaskError: Causal() and Causal(align='start') count positions from different ends: ...
+    """
 
 
 class DTypeError(RegardError, TypeError):
-    """A tensor of the wrong kind, or something that is no tensor at all."""
+    """A tensor of the wrong kind, or something that is no tensor at all.
+
+    >>> import regard, torch
+    >>> regard.attention(torch.ones(2, 3, dtype=int), torch.ones(2, 3), torch.ones(2, 3))
+    Traceback (most recent call last):
+    regard.errors.DTypeError: query is of torch.int64; ...
+    """
 
 
 class DeviceError(RegardError, ValueError):
-    """Tensors that live on different devices."""
+    """Tensors that live on different devices.
+
+    >>> import regard, torch
+    >>> regard.attention(torch.ones(2, 3), torch.ones(2, 3, device="meta"), torch.ones(2, 3))
+    Traceback (most recent call last):
+    regard.errors.DeviceError: query is on cpu and key on meta; ...
+    """
 
 
 class ArgumentError(RegardError, ValueError):
-    """Any other value that cannot be right."""
+    """Any other value that cannot be right.
+
+    >>> import regard, torch
+    >>> regard.Softmax(temperature=0)
+    Traceback (most recent call last):
+    regard.errors.ArgumentError: Softmax got temperature=0; ...
+    """
 
 
 class StaleError(RegardError, ValueError):
-    """A kept tensor was changed in place, so that what it said can no longer be told."""
+    """A kept tensor was changed in place, so that what it said can no longer be told.
+
+    >>> import regard, torch
+    >>> x = torch.ones(2, 3)
+    >>> weights = regard.attend(x, x, x)[1]
+    >>> x += 1
+    >>> weights.dense()
+    Traceback (most recent call last):
+    regard.errors.StaleError: the key that these weights were made of was changed in place afterwards, ...
+    """

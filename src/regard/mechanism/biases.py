@@ -17,6 +17,14 @@ class RelativeBias(nn.Module):
     """Base of biases that depend on the distance key − query alone; the last query stands at the last key.
 
     Subclasses give `forward(distance)`: the bias at these distances, (l) → (h, l), or (l) for all heads.
+
+    >>> import torch, regard
+    >>> class Far(regard.RelativeBias):
+    ...     def forward(self, distance):
+    ...         return 0.1 * distance.abs()
+    >>> Far().dense(2, 3)
+    tensor([[0.1000, 0.0000, 0.1000],
+            [0.2000, 0.1000, 0.0000]])
     """
 
     def line(self, queries: int, keys: int, device: torch.device | str) -> Tensor:
@@ -83,18 +91,23 @@ class ALiBi(RelativeBias):
     torch.Size([2, 5, 4])
     """
 
-    slopes: Tensor
-
     def __init__(self, heads: int) -> None:
         super().__init__()
         count("ALiBi got heads", heads, least=1)
-        self.register_buffer("slopes", torch.tensor(_slopes(heads)), persistent=False)
+        self.heads = heads
+
+    @property
+    def slopes(self) -> Tensor:
+        """One slope per head."""
+        return torch.tensor(_slopes(self.heads))
 
     def forward(self, distance: Tensor) -> Tensor:
-        return -self.slopes[:, None] * distance.abs()
+        # no buffer: half precision could not tell distances beyond 2,048 apart
+        slopes = torch.tensor(_slopes(self.heads), device=distance.device)
+        return -slopes[:, None] * distance.abs()
 
     def extra_repr(self) -> str:
-        return f"heads={len(self.slopes)}"
+        return f"heads={self.heads}"
 
 
 def _slopes(heads: int) -> list[float]:

@@ -74,11 +74,11 @@ class _Tiled(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], rules: Rules, names: tuple[str, ...], *tensors: Tensor
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        batched = [
+        stacked = [
             tensor.unsqueeze(0) if at is None else tensor.movedim(at, 0)
             for tensor, at in zip(tensors, in_dims[2:], strict=True)
         ]
-        return _Tiled.apply(rules, names, *batched), (0, 0)  # type: ignore[no-untyped-call]
+        return _Tiled.apply(rules, names, *stacked), (0, 0)  # type: ignore[no-untyped-call]
 
 
 class _Gradients(torch.autograd.Function):

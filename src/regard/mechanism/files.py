@@ -1,29 +1,33 @@
-"""Writing files so that nothing is ever lost: whole or not at all."""
+"""Writing files whole or not at all."""
 
 import os
-import tempfile
+import secrets
+import stat
 from pathlib import Path
+
+from regard.errors import ArgumentError
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Write beside the file and rename, so that what was there is never half overwritten."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write beside the file and rename, so that what was there is never half overwritten.
+
+    A link is followed, and a file that is there keeps its mode.
+    """
+    target = Path(os.path.realpath(path))
+    if os.path.lexists(target) and not stat.S_ISREG(target.stat().st_mode):
+        raise ArgumentError(f"{os.fspath(path)!r} is no file that could be replaced; name a file.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.parent / f".{secrets.token_hex(8)}.part"
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
+            if target.exists():
+                os.chmod(beside, stat.S_IMODE(target.stat().st_mode))
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(beside, 0o666 & ~_umask())  # a temporary file is private, a saved one is not
-        os.replace(beside, path)
+        os.replace(beside, target)
     except BaseException:
         os.unlink(beside)
         raise
-    return path
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    return Path(path)

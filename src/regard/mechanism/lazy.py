@@ -88,13 +88,11 @@ class LazyMatrix:
         """Tile after tile: where it stands, its weights, and which of them are in sight."""
         self._check()
         problem = self._problem.checked()
-        recorded = any(reference.differentiates(tensor) for tensor in problem.tensors.values())
         for at in tiles(problem, tiled.budget(problem), all_heads=self._heads == "mean"):
             part = problem.part(at)
             scores = reference.scores(part)
-            tau = part.get("tau")
-            if tau is None or recorded:
-                tau = reference.tau(part, scores)  # with its derivative
+            # τ anew: scores computed in another company round differently, and the row must fit its own τ
+            tau = reference.tau(part, scores)
             block, visible = reference.weights(part, scores, tau), scores != -math.inf
             size = (*part.lead(), *block.shape[-2:])
             block, visible = block.expand(size), visible.expand(size)

@@ -110,7 +110,8 @@ class Mask:
         keys = queries if keys is None else keys
         scene = Scene(tuple(lead), queries, keys, torch.device("cpu"))
         shape = (*scene.lead, queries, keys)
-        return _visible(self.terms(scene), torch.arange(keys)).expand(shape).clone()
+        seen = union(self.terms(scene), torch.arange(keys))
+        return torch.ones(shape, dtype=torch.bool) if seen is None else seen.expand(shape).clone()
 
     def draw(self, queries: int | None = None, keys: int | None = None, lead: Sequence[int] = ()) -> str:
         """The mask in text, a row per query, at most 32 × 64 cells: ■ all in sight, ▪ some, · none.
@@ -142,12 +143,14 @@ class Mask:
             return repr(self)
 
 
-def _visible(terms: Sequence[Term], keys: Tensor) -> Tensor:
-    """What a union of terms lets through, of these keys."""
-    parts = [term.visible(keys) for term in terms]
-    seen = torch.zeros((), dtype=torch.bool)
-    for part in parts:
-        seen = seen | (torch.ones((), dtype=torch.bool) if part is None else part)
+def union(terms: Sequence[Term], keys: Tensor) -> Tensor | None:
+    """What any of the terms lets through, of these keys; None if that is everything."""
+    seen: Tensor | None = None
+    for term in terms:
+        part = term.visible(keys)
+        if part is None:
+            return None
+        seen = part if seen is None else seen | part
     return seen
 
 
@@ -162,7 +165,8 @@ def _draw_rows(terms: Sequence[Term], rows: tuple[int, int], keys: int) -> str:
         cut = [
             Term(*(t if t is None or t.shape[-2] == 1 else t[..., part, :] for t in term)) for term in terms
         ]
-        seen = _visible(cut, torch.arange(keys))
+        seen = union(cut, torch.arange(keys))
+        seen = torch.ones(1, 1, dtype=torch.bool) if seen is None else seen
         while seen.dim() > 2:
             seen = seen[0]
         seen = seen.expand(part.stop - part.start, keys)

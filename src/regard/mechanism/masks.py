@@ -23,6 +23,15 @@ class Rule(Mask):
     """A mask that follows from positions alone: a start and a stop for each query's position.
 
     Subclasses give `ranges`; a `Rule` can also be put to work inside each document of `Documents`.
+
+    >>> import regard
+    >>> class Ahead(regard.Rule):
+    ...     def ranges(self, position, keys):
+    ...         return position + 1, None
+    >>> print(Ahead().draw(3))
+    ·■■
+    ··■
+    ···
     """
 
     align: Align = "end"
@@ -36,6 +45,7 @@ class Rule(Mask):
         return rows if self.align == "start" else rows + (keys - queries)
 
     def terms(self, scene: Scene) -> tuple[Term, ...]:
+        """One interval per row."""
         rows = torch.arange(scene.queries, device=scene.device)[:, None]
         start, stop = self.ranges(self.positions(rows, scene.queries, scene.keys), scene.keys)
         return (Term(start, stop),)

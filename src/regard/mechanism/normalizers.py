@@ -24,7 +24,7 @@ class Normalizer:
     Scores of −inf are masked keys, where `phi` and `slope` are not asked.
 
     >>> import torch, regard
-    >>> class Squares(regard.Normalizer):  # weights proportional to nothing but the squared distance to τ
+    >>> class Squares(regard.Normalizer):  # the square of every positive score
     ...     sums_to_one = False
     ...
     ...     def tau(self, scores):

@@ -21,7 +21,7 @@ from regard.mechanism.concrete import forward_mode, subclassed
 from regard.mechanism.layout import Layout
 from regard.mechanism.masking import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax, spell
-from regard.mechanism.prepare import Bias, check_score, prepare
+from regard.mechanism.prepare import Bias, Call, check_score, prepare
 from regard.mechanism.problem import Problem
 from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
 from regard.mechanism.weights import Weights
@@ -66,8 +66,8 @@ def attention(
     >>> regard.attention(query, key, value, mask=regard.Causal(), normalize=regard.Entmax(1.5)).shape
     torch.Size([2, 8, 5, 3])
     """
-    output, _, _ = _run(query, key, value, score, mask, bias, normalize, dropout, generator, implementation)
-    return output
+    call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
+    return _run(query, key, value, call, implementation)[0]
 
 
 def attend(
@@ -93,9 +93,8 @@ def attend(
     >>> torch.allclose(weights @ x, output)
     True
     """
-    output, problem, tau = _run(
-        query, key, value, score, mask, bias, normalize, dropout, generator, implementation
-    )
+    call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
+    output, problem, tau = _run(query, key, value, call, implementation)
     return output, Weights(problem.without("value"), tau, output.shape[:-2])
 
 
@@ -190,19 +189,9 @@ def _holds_tensors(normalize: Normalizer) -> bool:
 
 
 def _run(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    score: Score | ScoreFunction,
-    mask: Mask | Tensor | None,
-    bias: Bias | None,
-    normalize: Normalizer | Sink,
-    dropout: float,
-    generator: torch.Generator | None,
-    implementation: str | None,
+    query: Tensor, key: Tensor, value: Tensor, call: Call, implementation: str | None
 ) -> tuple[Tensor, Problem, Tensor]:
     """Make the call ready, choose an implementation and run it: the output, the problem and its τ."""
-    normalizer = _normalizer(normalize)
     device = query.device.type if isinstance(query, Tensor) else "cpu"
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     if autocast:
@@ -210,8 +199,8 @@ def _run(
     with torch.autocast(device, enabled=False) if autocast else nullcontext():
         _check_inputs(query, key, value)
         layout = Layout.of(query, key, value)
-        problem = prepare(query, key, value, layout, score, mask, bias, normalizer, dropout, generator)
-        chosen, _ = _choose(normalizer, implementation, subclassed(*problem.tensors.values()))
+        problem = prepare(query, key, value, layout, call)
+        chosen, _ = _choose(call.normalize, implementation, subclassed(*problem.tensors.values()))
         run = reference.attention if chosen == "reference" else derivatives.run
         output, tau = run(problem.checked())
         return layout.merge(output).to(query.dtype), problem, tau.detach()

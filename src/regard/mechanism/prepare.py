@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,23 +20,24 @@ from regard.mechanism.scores import Prepared, Score, ScoreFunction
 Bias = Tensor | RelativeBias | list[Tensor | RelativeBias] | tuple[Tensor | RelativeBias, ...]
 
 
-def prepare(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layout: Layout,
-    score: Score | ScoreFunction,
-    mask: Mask | Tensor | None,
-    bias: Bias | None,
-    normalize: Normalizer,
-    dropout: float,
-    generator: torch.Generator | None,
-) -> Problem:
+class Call(NamedTuple):
+    """What a call asks for, beside its three tensors."""
+
+    score: Score | ScoreFunction
+    mask: Mask | Tensor | None
+    bias: Bias | None
+    normalize: Normalizer
+    dropout: float
+    generator: torch.Generator | None
+
+
+def prepare(query: Tensor, key: Tensor, value: Tensor, layout: Layout, call: Call) -> Problem:
     """The problem that a call stands for."""
-    _check_dropout(dropout, generator)
+    normalize, dropout = call.normalize, call.dropout
+    _check_dropout(dropout, call.generator)
     scene = Scene(layout.lead, query.shape[-2], key.shape[-2], query.device)
     precise = torch.float64 if query.dtype is torch.float64 else torch.float32
-    prepared, function_scores = _score(score, query, key, layout, precise)
+    prepared, function_scores = _score(call.score, query, key, layout, precise)
     tensors = {
         "query": prepared.query,
         "key": prepared.key,
@@ -45,19 +47,19 @@ def prepare(
         tensors["vector"] = layout.per_query(prepared.vector[None])
 
     biases = [*prepared.biases, *function_scores]
-    for part in _parts(bias):
+    for part in _parts(call.bias):
         if isinstance(part, RelativeBias):
-            number = sum(name.startswith("line") for name in tensors)
-            tensors[f"line{number}"] = _line(part, layout, scene, precise)
+            lines = sum(name.startswith("line") for name in tensors)
+            tensors[f"line{lines}"] = _line(part, layout, scene, precise)
         else:
             biases.append(layout.per_query(_dense(part, scene, precise)))
-    tensors.update({f"bias{number}": term for number, term in enumerate(biases)})
+    tensors.update({f"bias{i}": term for i, term in enumerate(biases)})
 
-    terms = () if mask is None else as_mask(mask).terms(scene)
-    for number, term in enumerate(terms):
+    terms = () if call.mask is None else as_mask(call.mask).terms(scene)
+    for i, term in enumerate(terms):
         for name, tensor in term._asdict().items():
             if tensor is not None:
-                tensors[f"{name}{number}"] = layout.per_query(tensor)
+                tensors[f"{name}{i}"] = layout.per_query(tensor)
 
     sink = normalize.sink()
     if sink is not None:
@@ -68,7 +70,7 @@ def prepare(
     if dropout:
         heads = torch.arange(math.prod((*layout.batch, layout.heads)), device=scene.device)
         tensors["head"] = layout.per_query(heads.reshape(*layout.batch, layout.heads, 1, 1))
-        tensors["seed"] = layout.per_head(draw_seed(scene.device, generator))
+        tensors["seed"] = layout.per_head(draw_seed(scene.device, call.generator))
     rules = Rules(normalize, prepared.family, prepared.softcap, dropout, len(terms), scene.queries)
     return Problem(rules, tensors)
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.mechanism.concrete import concrete
-from regard.mechanism.masking import Term
+from regard.mechanism.masking import Term, union
 from regard.mechanism.normalizers import Normalizer
 
 QUERY_AXIS = {"query": -2, "bias": -2, "allowed": -2, "start": -2, "stop": -2, "row": -2, "tau": -2}
@@ -113,17 +113,7 @@ class Problem:
 
     def visible(self) -> Tensor | None:
         """Which keys are in sight, (…, g, r, q, k), or None if all are."""
-        terms = self.terms()
-        if not terms:
-            return None
-        keys = self.key_numbers()
-        seen: Tensor | None = None
-        for term in terms:
-            part = term.visible(keys)
-            if part is None:
-                return None
-            seen = part if seen is None else seen | part
-        return seen
+        return union(self.terms(), self.key_numbers()) if self.rules.terms else None
 
     def part(self, tile: "Tile") -> "Problem":
         """A tile as a problem of its own, on views of the same tensors."""

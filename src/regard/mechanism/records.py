@@ -6,14 +6,17 @@ import os
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.mechanism.checks import count, number
 from regard.mechanism.files import write_whole
-from regard.mechanism.normalizers import spell, unspell
-from regard.mechanism.problem import DIFFERENTIABLE, KEY_AXIS, QUERY_AXIS, Problem, Rules, kind
+from regard.mechanism.masking import Term, broadcasts
+from regard.mechanism.normalizers import Softmax1, spell, unspell
+from regard.mechanism.problem import Problem, Rules, kind
 
 # Whether the last leading axis counts the heads, there is but one head, or the mean of all is meant.
 Heads = Literal["axis", "one", "mean"]
@@ -43,14 +46,15 @@ def write(path: str | os.PathLike[str], problem: Problem, lead: tuple[int, ...],
 
 def read(path: str | os.PathLike[str]) -> tuple[Problem, tuple[int, ...], Heads]:
     """Read what `write` wrote, or say that the file is no such thing."""
+    wrong = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
     try:
         with safe_open(path, "pt") as file:
             described = json.loads((file.metadata() or {}).get("regard", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return _understand(described, tensors)
-    except (SafetensorError, json.JSONDecodeError, LookupError, TypeError, ValueError) as error:
+    except (SafetensorError, *wrong) as error:
         raise ArgumentError(
-            f"{os.fspath(path)} holds no lazy weights that can be read ({error}); "
+            f"{os.fspath(path)} holds no lazy weights that can be read ({str(error)[:200]}); "
             "such a file is written by Weights.save."
         ) from None
 
@@ -59,29 +63,67 @@ def _understand(described: Any, tensors: dict[str, Tensor]) -> tuple[Problem, tu
     """A file's content, which anybody may have written: nothing in it is taken for granted."""
     if not isinstance(described, dict) or described.pop("format", None) != FORMAT:
         raise ValueError("its description is another one")
-    lead, heads = tuple(described.pop("lead")), described.pop("heads")
-    problem = Problem(Rules(unspell(described.pop("normalize")), **described), tensors)
-    _check(problem)
+    lead, heads = described.pop("lead"), described.pop("heads")
+    rules = Rules(unspell(described.pop("normalize")), **described)
+    problem = Problem(rules, tensors)
+    _check_rules(rules, tensors)
+    _check_tensors(problem)
     found = problem.lead()[:-2] if heads == "mean" else problem.lead()
-    if heads not in get_args(Heads) or math.prod(found) != math.prod(lead):
+    whole = isinstance(lead, list) and all(type(size) is int and size >= 0 for size in lead)
+    if heads not in get_args(Heads) or not whole or math.prod(found) != math.prod(lead):
         raise ValueError(f"its tensors have leading axes {found}, and its description says {lead}")
-    return problem, lead, heads
+    return problem, tuple(lead), heads
 
 
-def _check(problem: Problem) -> None:
-    """Raise ValueError unless this problem could have been written by `write`."""
-    rules, names = problem.rules, problem.tensors.keys()
-    numbers = (rules.dropout, 0.0 if rules.softcap is None else rules.softcap, rules.terms, rules.queries)
-    if rules.family not in ("dot", "tanh", "relu") or not all(isinstance(n, int | float) for n in numbers):
-        raise ValueError(f"the rules {rules} make no sense")
+def _check_rules(rules: Rules, tensors: dict[str, Tensor]) -> None:
+    """Raise unless these rules go with tensors of these names."""
+    number("the file got dropout", rules.dropout, least=0, below=1)
+    if rules.softcap is not None:
+        number("the file got softcap", rules.softcap, above=0)
+    count("the file got queries", rules.queries)
+    count("the file got terms", rules.terms)
+    if rules.family not in ("dot", "tanh", "relu") or rules.careful is not True:
+        raise ValueError(f"the score's family is {rules.family!r}")
+    masks = {f"{part}{i}" for part in Term._fields for i in range(min(rules.terms, len(tensors)))}
+    terms = {int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) for name in masks & tensors.keys()}
     needed = {"query", "key", "tau"} | ({"vector"} if rules.family != "dot" else set())
     needed |= {"row", "head", "seed"} if rules.dropout else set()
-    needed |= {"row"} if problem.all("line") else set()
-    known = {*QUERY_AXIS, *KEY_AXIS, *DIFFERENTIABLE, "head", "seed"}
-    if needed - names or {kind(name) for name in names} - known:
-        raise ValueError(f"it holds {sorted(names)} and needs {sorted(needed)}")
-    if any(all(part is None for part in term) for term in problem.terms()):
-        raise ValueError(f"its mask has {rules.terms} terms, and not all are there")
-    axes = {tensor.dim() for tensor in problem.tensors.values()}
-    if len(axes) != 1 or min(axes) < 4 or problem["query"].shape[-1] != problem["key"].shape[-1]:
-        raise ValueError("its tensors do not fit each other")
+    needed |= {"row"} if "line0" in tensors else set()
+    needed |= {"sink"} if isinstance(rules.normalize, Softmax1) else set()
+    biases = {name for name in tensors if kind(name) in ("bias", "line")}
+    if len(terms) != rules.terms or tensors.keys() - masks - biases != needed:
+        raise ValueError(f"it holds {sorted(tensors)}, which is not what its rules need")
+
+
+def _check_tensors(problem: Problem) -> None:
+    """Raise unless every tensor has the dtype and the size that its kind has."""
+    query, tau = problem["query"], problem["tau"]
+    real = query.dtype
+    if real not in (torch.float32, torch.float64) or query.dim() < 4:
+        raise ValueError(f"its query is a tensor of {real} with {query.dim()} axes")
+    q, k, d = problem.queries, problem.keys, query.shape[-1]
+    distances = max(problem.rules.queries + k - 1, 0)
+    sizes: dict[str, tuple[torch.dtype, set[int], set[int]]] = {
+        "query": (real, {q}, {d}),
+        "key": (real, {k}, {d}),
+        "tau": (real, {q}, {2}),
+        "vector": (real, {1}, {d}),
+        "bias": (real, {1, q}, {1, k}),
+        "line": (real, {1}, {distances}),
+        "sink": (real, {1}, {1}),
+        "start": (torch.int64, {1, q}, {1}),
+        "stop": (torch.int64, {1, q}, {1}),
+        "allowed": (torch.bool, {1, q}, {1, k}),
+        "row": (torch.int64, {q}, {1}),
+        "head": (torch.int64, {1}, {1}),
+        "seed": (torch.int64, {1}, {1}),
+    }
+    for name, tensor in problem.tensors.items():
+        dtype, rows, columns = sizes[kind(name)]
+        fits = tensor.dim() == tau.dim() and broadcasts(tensor.shape[:-2], tau.shape[:-2])
+        fits = fits and tensor.shape[-2] in rows and tensor.shape[-1] in columns
+        if not fits or tensor.dtype != dtype:
+            raise ValueError(f"its {name} is a tensor of {tensor.dtype} and shape {tuple(tensor.shape)}")
+    row = problem.get("row")
+    if row is not None and q and not 0 <= int(row.min()) <= int(row.max()) < max(problem.rules.queries, 1):
+        raise ValueError("its rows are numbered beyond its queries")

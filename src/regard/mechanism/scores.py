@@ -33,7 +33,17 @@ class Prepared(NamedTuple):
 
 
 class Score:
-    """Base of the scores that need no dense matrix."""
+    """Base of the scores that need no dense matrix: a dot product of what `prepare` makes of the inputs.
+
+    >>> import torch, regard
+    >>> class Sharper(regard.Score):
+    ...     def prepare(self, query, key):
+    ...         return regard.Dot().prepare(10 * query, key)
+    >>> x = torch.eye(2)
+    >>> regard.attend(x, x, x, score=Sharper())[1].scores()
+    tensor([[10.,  0.],
+            [ 0., 10.]])
+    """
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         """Transform (…, q, d) and (…, k, d) into what the family computes with."""
@@ -265,8 +275,6 @@ class Concat(nn.Module, Score):
     torch.Size([2, 5])
     """
 
-    vector: Tensor
-
     def __init__(self, query_width: int, key_width: int, width: int = 1) -> None:
         super().__init__()
         _check_widths("Concat", query_width, key_width, width)
@@ -274,18 +282,16 @@ class Concat(nn.Module, Score):
         self.key_map = nn.Parameter(torch.empty(width, key_width))
         nn.init.xavier_uniform_(self.query_map)
         nn.init.xavier_uniform_(self.key_map)
-        ones = torch.full((width,), 1 / max(width, 1))
-        if width == 1:
-            self.register_buffer("vector", ones, persistent=False)
-        else:
-            self.vector = nn.Parameter(ones)
+        self.vector = None if width == 1 else nn.Parameter(torch.full((width,), 1 / width))
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _widths("Concat", query, key, self.query_map.shape[1], self.key_map.shape[1])
-        return _added(self.query_map, self.key_map, self.vector, query, key, "relu")
+        vector = query.new_ones(1) if self.vector is None else self.vector
+        return _added(self.query_map, self.key_map, vector, query, key, "relu")
 
     def extra_repr(self) -> str:
-        return f"{self.query_map.shape[1]}, {self.key_map.shape[1]}, width={len(self.vector)}"
+        width, query_width = self.query_map.shape
+        return f"{query_width}, {self.key_map.shape[1]}, width={width}"
 
 
 def _added(

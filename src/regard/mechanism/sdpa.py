@@ -49,13 +49,7 @@ def scaled_dot_product_attention(
             raise ArgumentError("CausalBias should not be used with causal=True")
         tensors = tensors[:3]
     if has_torch_function(tensors):
-        # a subclass knows torch's function by its place there, whatever stands in that place now
-        if not _any_subclass(tensors):
-            known_as = scaled_dot_product_attention
-        elif any(t.is_nested for t in tensors if isinstance(t, Tensor)):
-            known_as = _torch_attention
-        else:
-            known_as = torch.nn.functional.scaled_dot_product_attention
+        known_as = _known_as(tensors)
         return handle_torch_function(
             known_as,
             tensors,
@@ -81,8 +75,17 @@ def scaled_dot_product_attention(
     )
 
 
-def _any_subclass(tensors: Sequence[object]) -> bool:
-    return any(hasattr(t, "__torch_function__") and type(t) not in (Tensor, Parameter) for t in tensors)
+def _known_as(tensors: Sequence[Tensor | None]) -> Callable[..., Tensor]:
+    """What modes and subclasses are told was called.
+
+    A subclass knows torch's function by its place there, whatever stands in that place now; nested
+    tensors know the function itself.
+    """
+    if not any(hasattr(t, "__torch_function__") and type(t) not in (Tensor, Parameter) for t in tensors):
+        return scaled_dot_product_attention
+    if any(t.is_nested for t in tensors if isinstance(t, Tensor)):
+        return _torch_attention
+    return torch.nn.functional.scaled_dot_product_attention
 
 
 def _of_their_types(dropout_p: object, is_causal: object, scale: float | None, enable_gqa: object) -> bool:

@@ -166,7 +166,8 @@ class Weights(LazyMatrix):
     def entropy(self) -> Tensor:
         """−Σ w log w of each row, in nats, of the weights as they are: (…, q).
 
-        0 for a row that looks at one key, log n for one that looks at n keys equally.
+        0 for a row that looks at one key, log n for one that looks at n keys equally; −inf for a row with a
+        negative weight, which `Mean` can give.
 
         >>> import torch, regard
         >>> x = torch.zeros(4, 2)
