@@ -39,6 +39,7 @@ from regard.mechanism.rollout import rollout
 from regard.mechanism.scores import Additive, Concat, Cosine, Dot, Gaussian, General, ScaledDot, Score
 from regard.mechanism.sdpa import scaled_dot_product_attention
 from regard.mechanism.weights import Top, TransposedWeights, Weights
+from regard.view.pictures import heatmap
 
 __version__ = "0.1.0"
 
@@ -86,6 +87,7 @@ __all__ = [
     "attend",
     "attention",
     "explain",
+    "heatmap",
     "rollout",
     "scaled_dot_product_attention",
     "self_attention",

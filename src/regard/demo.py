@@ -9,7 +9,7 @@ from torch import Tensor
 
 import regard
 from regard.mechanism.files import write_whole
-from regard.view.pictures import PALETTE, heatmap
+from regard.view.pictures import heatmap
 
 PICTURE = "demo.png"
 TOKENS = 32_768
@@ -28,13 +28,12 @@ def main() -> None:
     torch.manual_seed(0)
     show("A dictionary is attention that looks at one key")
     lookup()
-    show("The worked example: three inputs, projected to queries, keys and values")
+    show("The worked example: three inputs as queries, keys and values; plain dot products")
     example = worked_example()
     show("One row of scores, six normalizers, from soft to hard")
     rows = normalizers()
     show(f"{TOKENS:,} tokens, and every weight can still be looked at")
-    long_map = long_text()
-    draw(example, rows, long_map)
+    draw(example, rows, long_text())
     print(f"\nThe picture is in {PICTURE}.")
 
 
@@ -71,10 +70,11 @@ def worked_example() -> regard.Weights:
         "weights": weights.dense(),
         "output": output,
     }
-    print("  " + "".join(f"{name:>22}" for name in columns))
-    for row in range(len(x)):
-        cells = (" ".join(f"{number:6.2f}" for number in column[row]) for column in columns.values())
-        print("  " + "".join(f"{cell:>22}" for cell in cells))
+    for names in (("query", "key", "value"), ("scores", "weights", "output")):
+        print("  " + "".join(f"{name:<25}" for name in names))
+        for row in range(len(x)):
+            cells = (" ".join(f"{number:5.2f}" for number in columns[name][row]) for name in names)
+            print("  " + "".join(f"{cell:<25}" for cell in cells))
     return weights
 
 
@@ -90,25 +90,24 @@ def normalizers() -> Tensor:
     return torch.stack(rows)
 
 
-def long_text() -> Tensor:
-    """A map of the weights of a long text that keeps coming back to a few subjects."""
+def long_text() -> regard.Weights:
+    """The weights of a long made-up text that keeps coming back to nine subjects."""
     subjects = torch.randn(9, 64)
     lengths = torch.randint(500, 3000, (60,))
     subject = torch.randint(9, (60,)).repeat_interleave(lengths)[:TOKENS]
     x = subjects[subject] + torch.randn(TOKENS, 64)
+    print("  (vectors around nine subjects that come and go; a quarter of a minute on two free cores)")
     before, begun = memory(), time.perf_counter()
     _, weights = regard.attend(x, x, x, mask=regard.Causal())
-    values, keys = weights.top(3)
-    entropy, received = weights.entropy(), weights.received()
-    pooled = weights.pool(256, 256)
-    spent, held = time.perf_counter() - begun, memory() - before
-    best = ", ".join(f"{key:,} ({weight:.3f})" for key, weight in zip(keys[-1], values[-1], strict=True))
     print(f"  {weights}")
+    values, keys = weights.top(3)
+    best = ", ".join(f"{key:,} ({weight:.3f})" for key, weight in zip(keys[-1], values[-1], strict=True))
     print(f"  The last token looks most at tokens {best}.")
-    spread = entropy.exp().median()
-    print(f"  A row spreads over {spread:,.0f} tokens; token {received.argmax():,} is read most.")
-    print(f"  Attention, top, entropy, received and a map took {spent:.0f} s and {held:.0f} MB.")
-    return pooled
+    print(f"  A row spreads over {weights.entropy().exp().median():,.0f} tokens, ", end="", flush=True)
+    print(f"and token {weights.received().argmax():,} is read most.")
+    spent, held = time.perf_counter() - begun, memory() - before
+    print(f"  That took {spent:.0f} s and {held:.0f} MB.")
+    return weights
 
 
 def memory() -> float:
@@ -116,9 +115,8 @@ def memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def draw(example: regard.Weights, rows: Tensor, long_map: Tensor) -> None:
+def draw(example: regard.Weights, rows: Tensor, long_weights: regard.Weights) -> None:
     """The three results side by side."""
-    from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 4), layout="constrained")
@@ -127,11 +125,8 @@ def draw(example: regard.Weights, rows: Tensor, long_map: Tensor) -> None:
     heatmap(left, example, queries=names, keys=names, title="the worked example")
     tokens = [f"key {i + 1}" for i in range(rows.shape[1])]
     heatmap(middle, rows, queries=list(NORMALIZERS), keys=tokens, title="one row of scores, six normalizers")
-    box = (0, TOKENS, TOKENS, 0)
-    right.imshow(long_map.clamp(min=1e-8), cmap=PALETTE, norm=LogNorm(1e-6), extent=box, aspect="auto")
-    ticks = range(0, TOKENS + 1, TOKENS // 2)
-    right.set(xticks=ticks, yticks=ticks, xlabel="keys", ylabel="queries")
-    right.set_title(f"a map of {TOKENS:,} × {TOKENS:,} weights")
+    title = f"{TOKENS:,} × {TOKENS:,} weights, a map (log)"
+    heatmap(right, long_weights, title=title, log=True)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     write_whole(PICTURE, buffer.getvalue())

@@ -18,7 +18,7 @@ from regard import Causal, Documents, Mask, MaskError, Padding, Prefix, Rule, Wi
 from regard.mechanism import tiled
 from regard.mechanism.layout import Layout
 from regard.mechanism.masking import Scene, as_mask
-from regard.mechanism.prepare import prepare
+from regard.mechanism.prepare import Call, prepare
 from regard.mechanism.problem import tiles
 
 few = settings(max_examples=40)
@@ -622,7 +622,7 @@ def tile_area(mask: Mask | None, queries: int, keys: int, budget: int = 2**20) -
     """How many pairs the tiles of a call hold."""
     query, key = torch.empty(queries, 4), torch.empty(keys, 4)
     layout = Layout.of(query, key, key)
-    problem = prepare(query, key, key, layout, regard.Dot(), mask, None, regard.Softmax(), 0.0, None)
+    problem = prepare(query, key, key, layout, Call(regard.Dot(), mask, None, regard.Softmax(), 0.0, None))
     return sum(
         len(range(*at.rows.indices(queries))) * len(range(*at.keys.indices(keys)))
         for at in tiles(problem, budget)
@@ -655,9 +655,8 @@ def test_tiles_hold_every_pair_in_sight(combination, budget):
     mask, expected = combination
     queries, keys = expected.shape
     query, key = torch.empty(queries, 4), torch.empty(keys, 4)
-    problem = prepare(
-        query, key, key, Layout.of(query, key, key), regard.Dot(), mask, None, regard.Softmax(), 0.0, None
-    )
+    call = Call(regard.Dot(), mask, None, regard.Softmax(), 0.0, None)
+    problem = prepare(query, key, key, Layout.of(query, key, key), call)
     covered = torch.zeros(queries, keys, dtype=torch.bool)
     for at in tiles(problem, budget):
         assert not covered[at.rows].any()  # every row is finished within its tile

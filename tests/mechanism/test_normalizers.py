@@ -222,20 +222,29 @@ def test_an_offset_of_the_row_changes_nothing(scores, offset):
 
 
 def test_the_laws_can_fail():
-    """Rows that sum to a little more than one, or to whatever they like, are noticed."""
+    """Rows that sum to a little more than one are noticed."""
 
     class Loud(Softmax):
         def tau(self, scores):
             return super().tau(scores) - 1e-6
 
+    with pytest.raises(AssertionError, match="temperature"):
+        close(weights_of(row(0.5, -1.0, 0.0), Loud()).sum(-1), torch.ones(1, dtype=torch.float64), Loud())
+
+
+def test_an_own_normalizer_that_does_not_do_what_it_says_is_refused():
     class Absolute(Softmax):
         def tau(self, scores):
             return torch.zeros_like(scores[..., :1])
 
-    scores = row(0.5, -1.0, 0.0)
-    for wrong in (Loud(), Absolute()):
-        with pytest.raises(AssertionError, match="temperature"):
-            close(weights_of(scores, wrong).sum(-1), torch.ones(1, dtype=torch.float64), wrong)
+    class Flat(Softmax):
+        def tau(self, scores):
+            return super().tau(scores)[..., 0]
+
+    with pytest.raises(regard.ArgumentError, match="sums_to_one = False"):
+        weights_of(row(0.5, -1.0, 0.0), Absolute())
+    with pytest.raises(regard.ShapeError, match="keepdim=True"):
+        weights_of(row(0.5, -1.0, 0.0), Flat())
 
 
 @every

@@ -316,7 +316,7 @@ def test_concat_of_width_one_is_the_papers():
 
 def test_concat_of_several_units_learns_how_to_add_them():
     names = [name for name, _ in Concat(WIDTH, KEY_WIDTH, width=4).named_parameters()]
-    assert sorted(names) == ["key_map", "query_map", "vector"]
+    assert sorted(names) == ["key_map", "mixture", "query_map"]
 
 
 # Parameters
@@ -350,7 +350,7 @@ def test_the_names_in_a_state_dict():
     assert set(General(2, 3).state_dict()) == {"weight"}
     assert set(Additive(2, 3).state_dict()) == {"query_map", "key_map", "vector"}
     assert set(Concat(2, 3).state_dict()) == {"query_map", "key_map"}
-    assert set(Concat(2, 3, width=2).state_dict()) == {"query_map", "key_map", "vector"}
+    assert set(Concat(2, 3, width=2).state_dict()) == {"query_map", "key_map", "mixture"}
 
 
 @pytest.mark.parametrize("name", LEARNED)

@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""Files, written whole or not at all, and sizes that people can read."""
 
 import os
 import secrets
@@ -15,6 +15,8 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
     """
     target = Path(os.path.realpath(path))
     if os.path.lexists(target) and not stat.S_ISREG(target.stat().st_mode):
+        if target.is_dir():
+            raise IsADirectoryError(f"{os.fspath(path)!r} is a folder; name a file in it.")
         raise ArgumentError(f"{os.fspath(path)!r} is no file that could be replaced; name a file.")
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.parent / f".{secrets.token_hex(8)}.part"
@@ -31,3 +33,9 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
         os.unlink(beside)
         raise
     return Path(path)
+
+
+def readable(size: float) -> str:
+    """A number of bytes: 8.4 MB."""
+    unit = next(unit for unit in (1e9, 1e6, 1e3) if size >= unit or unit == 1e3)
+    return f"{size / unit:.1f} { {1e9: 'GB', 1e6: 'MB', 1e3: 'kB'}[unit] }"

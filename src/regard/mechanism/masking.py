@@ -74,6 +74,9 @@ class Mask:
     ·····■■■
     """
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     def terms(self, scene: Scene) -> tuple[Term, ...]:
         """The mask as a union of terms."""
         raise NotImplementedError(f"{type(self).__name__} needs a method terms(scene)")
@@ -184,7 +187,7 @@ def as_mask(mask: "Mask | Tensor") -> Mask:
     if not isinstance(mask, Tensor):
         kind = type(mask).__name__
         raise DTypeError(
-            f"mask is of type {kind}; pass a regard mask or a boolean tensor, torch.as_tensor(mask)."
+            f"mask is of type {kind}; pass a regard mask, such as Causal(), or a boolean tensor."
         )
     ordinary("mask", mask)
     return _Dense(mask)

@@ -41,7 +41,12 @@ class Normalizer:
             [0., 1.]])
     """
 
+    # Whether τ makes each row sum to one. If so, `tau` is called with the row's maximum subtracted, and the
+    # derivative of τ follows from Σ φ = 1; if not, τ is taken for a constant.
     sums_to_one: bool = True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     def tau(self, scores: Tensor) -> Tensor:
         """τ of each row, (…, q, k) → (…, q, 1). For rows that sum to one, the row's maximum is 0."""

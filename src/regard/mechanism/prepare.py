@@ -71,7 +71,10 @@ def prepare(query: Tensor, key: Tensor, value: Tensor, layout: Layout, call: Cal
         heads = torch.arange(math.prod((*layout.batch, layout.heads)), device=scene.device)
         tensors["head"] = layout.per_query(heads.reshape(*layout.batch, layout.heads, 1, 1))
         tensors["seed"] = layout.per_head(draw_seed(scene.device, call.generator))
-    rules = Rules(normalize, prepared.family, prepared.softcap, dropout, len(terms), scene.queries)
+    name = getattr(call.score, "__name__", type(call.score).__name__)
+    rules = Rules(
+        normalize, prepared.family, prepared.softcap, dropout, len(terms), scene.queries, score=name
+    )
     return Problem(rules, tensors)
 
 

@@ -41,6 +41,7 @@ class Rules(NamedTuple):
     terms: int = 0  # of the mask
     queries: int = 0  # of the whole call, which relative biases count from
     careful: bool = True  # the tensors may hold NaN or infinity
+    score: str = ""  # its name, for people
 
 
 def kind(name: str) -> str:

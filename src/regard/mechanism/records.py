@@ -35,7 +35,10 @@ def write(path: str | os.PathLike[str], problem: Problem, lead: tuple[int, ...],
     described = {
         "format": FORMAT,
         "normalize": spell(rules.normalize),
-        **{name: getattr(rules, name) for name in ("family", "softcap", "dropout", "terms", "queries")},
+        **{
+            name: getattr(rules, name)
+            for name in ("family", "softcap", "dropout", "terms", "queries", "score")
+        },
         "lead": lead,
         "heads": heads,
     }
@@ -82,6 +85,8 @@ def _check_rules(rules: Rules, tensors: dict[str, Tensor]) -> None:
         number("the file got softcap", rules.softcap, above=0)
     count("the file got queries", rules.queries)
     count("the file got terms", rules.terms)
+    if not isinstance(rules.score, str) or len(rules.score) > 100:
+        raise ValueError("the name of its score is none")
     if rules.family not in ("dot", "tanh", "relu") or rules.careful is not True:
         raise ValueError(f"the score's family is {rules.family!r}")
     masks = {f"{part}{i}" for part in Term._fields for i in range(min(rules.terms, len(tensors)))}

@@ -25,6 +25,8 @@ def rollout(
     >>> regard.rollout(layers, queries=0)
     tensor([1., 0., 0., 0., 0., 0.])
     """
+    if isinstance(layers, Weights):
+        raise ArgumentError(f"rollout got one Weights of {tuple(layers.shape)}; it takes a list of layers.")
     if not layers:
         raise ArgumentError("rollout got no layers; it needs at least one.")
     if not 0 <= residual <= 1:

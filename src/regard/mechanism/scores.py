@@ -282,12 +282,16 @@ class Concat(nn.Module, Score):
         self.key_map = nn.Parameter(torch.empty(width, key_width))
         nn.init.xavier_uniform_(self.query_map)
         nn.init.xavier_uniform_(self.key_map)
-        self.vector = None if width == 1 else nn.Parameter(torch.full((width,), 1 / width))
+        self.mixture = None if width == 1 else nn.Parameter(torch.full((width,), 1 / width))
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _widths("Concat", query, key, self.query_map.shape[1], self.key_map.shape[1])
-        vector = query.new_ones(1) if self.vector is None else self.vector
-        return _added(self.query_map, self.key_map, vector, query, key, "relu")
+        return _added(self.query_map, self.key_map, self.vector, query, key, "relu")
+
+    @property
+    def vector(self) -> Tensor:
+        """v: learned, or 1 for a single unit."""
+        return self.query_map.new_ones(1) if self.mixture is None else self.mixture
 
     def extra_repr(self) -> str:
         width, query_width = self.query_map.shape

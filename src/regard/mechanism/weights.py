@@ -20,7 +20,9 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.mechanism import records, reference
 from regard.mechanism.concrete import concrete
+from regard.mechanism.files import readable
 from regard.mechanism.lazy import LazyMatrix
+from regard.mechanism.normalizers import Softmax1
 from regard.mechanism.selection import Index, as_slice, plain_index, some_heads
 
 
@@ -38,7 +40,7 @@ class Weights(LazyMatrix):
     >>> x = torch.eye(4)
     >>> output, weights = regard.attend(x, x, x, mask=regard.Causal())
     >>> weights
-    Weights(4 × 4, float32: Softmax(temperature=1.0), dot; holds 0.2 kB, dense 0.1 kB)
+    Weights(4 × 4, float32: ScaledDot, Softmax(temperature=1.0); holds 0.2 kB, dense 0.1 kB)
     >>> weights[1]
     tensor([0.3775, 0.6225, 0.0000, 0.0000])
     >>> weights.top(2).keys
@@ -56,9 +58,10 @@ class Weights(LazyMatrix):
         dense = self.numel() * self.dtype.itemsize
         mean = ", mean of the heads" if self._heads == "mean" else ""
         rules = self._problem.rules
+        normalize = "Softmax1" if isinstance(rules.normalize, Softmax1) else repr(rules.normalize)
         return (
             f"Weights({' × '.join(map(str, self.shape))}, {str(self.dtype).removeprefix('torch.')}: "
-            f"{rules.normalize!r}, {rules.family}{mean}; holds {_bytes(held)}, dense {_bytes(dense)})"
+            f"{rules.score}, {normalize}{mean}; holds {readable(held)}, dense {readable(dense)})"
         )
 
     # Parts of it
@@ -334,11 +337,6 @@ class TransposedWeights:
 
     def __repr__(self) -> str:
         return f"transpose of {self._weights!r}"
-
-
-def _bytes(count: float) -> str:
-    unit = next(unit for unit in (1e9, 1e6, 1e3) if count >= unit or unit == 1e3)
-    return f"{count / unit:.1f} { {1e9: 'GB', 1e6: 'MB', 1e3: 'kB'}[unit] }"
 
 
 def _edges(size: int, parts: int) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 PALETTE = "cividis"  # readable for the colour-blind, and in grey
 LABELS = 40  # more tokens than this along an axis are thinned out
 NUMBERS = 12  # up to this many rows and columns, each cell shows its weight
+CELLS = 512  # weights of more rows or columns than this are drawn as a map of block means
 
 
 def heatmap(
@@ -25,8 +26,12 @@ def heatmap(
     queries: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
     title: str | None = None,
+    log: bool = False,
 ) -> "AxesImage":
     """Draw a matrix of weights, a row per query and a column per key, the tokens along both axes.
+
+    Large lazy weights are pooled first, so that they never become dense. `log` spreads small weights
+    over the colours, down to a ten-thousandth of the largest.
 
     >>> import matplotlib.pyplot as plt, torch, regard
     >>> from regard.view.pictures import heatmap
@@ -37,18 +42,27 @@ def heatmap(
     (3, 3)
     >>> plt.close(figure)
     """
-    dense = weights.dense() if isinstance(weights, Weights) else weights
-    if dense.dim() != 2:
+    if weights.dim() != 2:
         raise ShapeError(
-            f"a heat map shows one matrix and got weights of shape {tuple(dense.shape)}; choose a head "
-            "first, weights.heads(0) or weights[0, 0]."
+            f"a heat map shows one matrix and got weights of shape {tuple(weights.shape)}; choose one, "
+            f"weights[{', '.join('0' * (weights.dim() - 2)) or '…'}], or weights.mean('heads')."
         )
-    matrix = dense.detach().cpu().float().numpy()
-    image = axes.imshow(matrix, cmap=PALETTE, vmin=0, aspect="auto", interpolation="nearest")
-    _label(axes.yaxis, queries, matrix.shape[0], "queries")
-    _label(axes.xaxis, keys, matrix.shape[1], "keys")
+    rows, columns = weights.shape
+    if isinstance(weights, Weights):
+        weights = weights.pool(CELLS, CELLS) if max(rows, columns) > CELLS else weights.dense()
+    matrix = weights.detach().cpu().float().numpy()
+    colours: dict[str, Any] = {"vmin": 0}
+    if log:
+        from matplotlib.colors import LogNorm
+
+        largest = max(float(matrix.max(initial=0)), 1e-30)
+        colours = {"norm": LogNorm(largest / 1e4, largest, clip=True)}
+    box = (-0.5, columns - 0.5, rows - 0.5, -0.5)
+    image = axes.imshow(matrix, cmap=PALETTE, extent=box, aspect="auto", interpolation="nearest", **colours)
+    _label(axes.yaxis, queries, rows, "queries")
+    _label(axes.xaxis, keys, columns, "keys")
     if max(matrix.shape) <= NUMBERS:
-        middle = matrix.max(initial=0) / 2
+        middle = 0.55 * matrix.max(initial=0)  # where this palette turns light
         for (row, column), weight in np.ndenumerate(matrix):
             colour = "white" if weight < middle else "black"
             axes.text(column, row, f"{weight:.2f}", ha="center", va="center", color=colour, fontsize=8)
@@ -68,6 +82,6 @@ def _label(axis: Any, tokens: Sequence[str] | None, size: int, name: str) -> Non
         raise ShapeError(f"there are {len(tokens)} tokens for {size} {name}; each needs its own.")
     shown = range(0, size, -(-size // LABELS))
     axis.set_ticks(shown, [tokens[i] for i in shown])
-    if axis.axis_name == "x" and max(map(len, tokens), default=0) > 4:
+    if axis.axis_name == "x" and sum(map(len, (tokens[i] for i in shown))) > 40:
         for label in axis.get_ticklabels():
             label.set(rotation=45, horizontalalignment="right")

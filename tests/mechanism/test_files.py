@@ -1,0 +1,109 @@
+"""Files are written whole or not at all, and hostile ones are refused."""
+
+import json
+import os
+import stat
+
+import pytest
+import safetensors.torch
+import torch
+
+import regard
+from regard.mechanism.files import write_whole
+
+
+def test_a_link_is_followed_and_a_mode_is_kept(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"old")
+    target.chmod(0o600)
+    link.symlink_to(target)
+    write_whole(link, b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert sorted(os.listdir(tmp_path)) == ["link", "target"]
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(regard.ArgumentError, match="no file"):
+        write_whole(tmp_path / "pipe", b"new")
+    with pytest.raises(IsADirectoryError, match="folder"):
+        write_whole(tmp_path, b"new")
+
+
+def test_names_may_be_as_long_as_the_system_allows(tmp_path):
+    path = tmp_path / ("x" * 255)
+    assert write_whole(path, b"new").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"terms": 10**9},
+        {"terms": -1},
+        {"terms": 0},
+        {"terms": True},
+        {"queries": -5},
+        {"queries": 1.5},
+        {"dropout": float("nan")},
+        {"dropout": 2},
+        {"softcap": 0},
+        {"lead": [8.0]},
+        {"lead": [-2, -4]},
+        {"lead": [True, 8]},
+        {"lead": 8},
+        {"normalize": 5},
+        {"normalize": None},
+        {"normalize": "Softmax " + "1" * 10**6},
+        {"normalize": "Softmax1"},
+        {"score": 3},
+        {"careful": False},
+    ],
+    ids=lambda changes: f"{next(iter(changes.items()))!r:.40}",
+)
+def test_a_description_that_lies_is_refused_at_once(changes, tmp_path):
+    x = torch.randn(8, 5, 4)
+    path = regard.attend(x, x, x, mask=regard.Causal())[1].save(tmp_path / "weights")
+    with safetensors.safe_open(path, "pt") as file:
+        described = json.loads(file.metadata()["regard"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    safetensors.torch.save_file(tensors, path, {"regard": json.dumps({**described, **changes})})
+    with pytest.raises(regard.ArgumentError, match=r"Weights\.save"):
+        regard.Weights.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("tau", torch.zeros(8, 1, 5, 1)),
+        ("tau", torch.zeros(8, 1, 4, 2)),
+        ("query", torch.zeros(8, 1, 5, 4, dtype=torch.int64)),
+        ("query", torch.zeros(8, 1, 5, 4, dtype=torch.float64)),
+        ("key", torch.zeros(3, 1, 5, 4)),
+        ("key", torch.zeros(8, 1, 5, 3)),
+        ("stop0", torch.zeros(1, 1, 5, 1)),
+        ("stop0", torch.zeros(1, 1, 3, 1, dtype=torch.int64)),
+        ("allowed7", torch.ones(1, 1, 5, 5, dtype=torch.bool)),
+        ("value", torch.zeros(8, 1, 5, 4)),
+    ],
+    ids=lambda x: x if isinstance(x, str) else str(tuple(x.shape)),
+)
+def test_a_tensor_of_the_wrong_kind_is_refused(name, tensor, tmp_path):
+    x = torch.randn(8, 5, 4)
+    path = regard.attend(x, x, x, mask=regard.Causal())[1].save(tmp_path / "weights")
+    with safetensors.safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    safetensors.torch.save_file({**tensors, name: tensor}, path, metadata)
+    with pytest.raises(regard.ArgumentError, match=r"Weights\.save"):
+        regard.Weights.load(path)
+
+
+def test_a_part_of_the_weights_fits_itself():
+    """A row computed alone rounds differently than in the whole, and is still a row of weights."""
+    x = torch.randn(4, 33, 64)
+    for normalize in (regard.Hard(), regard.Softmax(1e-6), regard.Sparsemax()):
+        weights = regard.attend(x, x, x, normalize=normalize)[1]
+        rows = torch.stack([weights[0, i] for i in range(33)])
+        torch.testing.assert_close(rows.sum(-1), torch.ones(33))
