@@ -386,7 +386,7 @@ def test_the_text_tells_what_it_is_and_what_it_costs():
     assert repr(weights) == text
     assert repr(weights.T) == f"transpose of {text}"
     assert "mean of the heads" in repr(Case().weights().mean("heads"))
-    assert "tanh" in repr(Case(score="Additive").weights())
+    assert "Additive" in repr(Case(score="Additive").weights())
 
 
 # Parts of it
