@@ -75,8 +75,8 @@ def _label(axis: Any, tokens: Sequence[str] | None, size: int, name: str) -> Non
     """Tokens along an axis, thinned so that they do not overlap; without tokens, the axis' name."""
     if tokens is None:
         axis.set_label_text(name)
-        if size <= NUMBERS:
-            axis.set_ticks(range(size))
+        step = max(size // 4, 1) if size > NUMBERS else 1
+        axis.set_ticks(range(0, size, step))
         return
     if len(tokens) != size:
         raise ShapeError(f"there are {len(tokens)} tokens for {size} {name}; each needs its own.")
