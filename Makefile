@@ -17,7 +17,7 @@ test: $(INSTALLED) ## run the tests, the docstrings' examples and the documents'
 
 test-slow: $(INSTALLED) ## run the tests that take minutes
 	@# pytest's exit status 5 means that no test is marked slow
-	$(BIN)/python -m pytest -m slow --timeout 3600 || test $$? -eq 5
+	$(BIN)/python -m pytest -m slow --timeout 3600 -o faulthandler_timeout=0 || test $$? -eq 5
 
 check: $(INSTALLED) ## lint, formatting, types, and the direction of imports
 	$(BIN)/ruff check .
