@@ -9,13 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import regard
 from regard import T5, ALiBi, Causal, Padding, Relative, RelativeBias, Window
 from regard.mechanism import tiled
 from regard.mechanism.biases import gather_diagonals, spread
+from tests.recorder import Largest
 
 few = settings(max_examples=40)
 SIZES = [(5, 5), (3, 7), (7, 3), (1, 6)]
@@ -382,20 +381,6 @@ def test_the_comparison_can_fail():
         )
 
 
-class Largest(TorchDispatchMode):
-    """The size of the largest tensor that any operation makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        made = [t.numel() for t in tree_leaves(result) if isinstance(t, Tensor)]
-        self.numel = max(self.numel, *made) if made else self.numel
-        return result
-
-
 @pytest.mark.parametrize(
     "make", [lambda: ALiBi(2), lambda: T5(2), lambda: Relative(nn.Parameter(torch.zeros(2, 9)))]
 )
@@ -404,10 +389,10 @@ def test_a_relative_bias_takes_linear_memory_forward_and_backward(make):
     bias, x = make(), torch.zeros(2, n, 4, requires_grad=True)
     with tile_of(2**10), Largest() as largest:
         regard.attention(x, x, x, bias=bias, implementation="tiled").sum().backward()
-    assert largest.numel <= 32 * n < 2 * n * n / 10
+    assert largest.elements <= 32 * n < 2 * n * n / 10
     with Largest() as largest:  # which does notice
         regard.attention(x, x, x, bias=bias, implementation="reference")
-    assert largest.numel >= n * n
+    assert largest.elements >= n * n
 
 
 def test_a_relative_bias_in_half_precision():

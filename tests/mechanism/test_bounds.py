@@ -9,32 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import regard
 from regard.mechanism import tiled
+from tests.recorder import Largest
 
 D = 16
-
-
-class Largest(TorchDispatchMode):
-    """Keeps the number of elements of the largest tensor that any operation makes, and who made it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements, self.by = 0, ""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for made in tree_leaves(result):
-            if isinstance(made, Tensor):
-                # what it holds: a view that repeats a row holds one row
-                elements = made.untyped_storage().nbytes() // made.element_size()
-                if elements > self.elements:
-                    self.elements, self.by = elements, str(function)
-        return result
 
 
 @pytest.fixture(autouse=True)

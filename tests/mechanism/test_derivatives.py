@@ -26,11 +26,10 @@ from torch.autograd.gradcheck import GradcheckError
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import regard
+from tests.recorder import Largest
 
 # torch loads its forward-mode rules and inductor through torch.jit, which it warns of itself
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -765,22 +764,6 @@ def test_inputs_are_kept_and_not_copied() -> None:
     mine = {t.untyped_storage().data_ptr() for t in inputs}
     assert mine <= set(saved.sizes)
     assert sum(size for at, size in saved.sizes.items() if at not in mine) <= 4 * B * H * 64  # τ
-
-
-class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that any operation returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                size = tensor.untyped_storage().nbytes() // tensor.element_size()
-                self.elements = max(self.elements, size)
-        return result
 
 
 LONG = 2048

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.mechanism import tiled
 from tests import naive
 from tests.cases import BIASES, MASKS, MIXED_WIDTHS, NORMALIZERS, SCORES, Case, Draw, Shape, leaves
+from tests.recorder import Largest
 
 Attend = Callable[..., tuple[Tensor, regard.Weights]]
 
@@ -819,23 +819,6 @@ class TestDropout:
 # Memory
 
 
-class Largest(TorchDispatchMode):
-    """Records the largest tensor that any operation makes; views of what exists do not count."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel, self.operation = 0, ""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for leaf in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(leaf, Tensor):
-                held = leaf.untyped_storage().nbytes() // leaf.element_size()
-                if held > self.numel:
-                    self.numel, self.operation = held, str(func)
-        return result
-
-
 N, TILE = 512, 2**14
 PATHS: dict[str, dict[str, Any]] = {
     "softmax": {},
@@ -862,7 +845,7 @@ def largest_tensor(implementation: str, **options: Any) -> tuple[int, str]:
     tensors = [normal(1, N, 4, seed=seed, dtype=torch.float32).requires_grad_() for seed in range(3)]
     with tiles_of(TILE), Largest() as seen:
         regard.attention(*tensors, implementation=implementation, **options).square().sum().backward()
-    return seen.numel, seen.operation
+    return seen.elements, seen.by
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -9,8 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
@@ -20,6 +18,7 @@ from regard.mechanism.layout import Layout
 from regard.mechanism.masking import Scene, as_mask
 from regard.mechanism.prepare import Call, prepare
 from regard.mechanism.problem import tiles
+from tests.recorder import Largest
 
 few = settings(max_examples=40)
 sizes = st.integers(0, 9)
@@ -521,20 +520,6 @@ def test_a_combination_is_drawn_at_the_size_of_the_part_that_has_one(mask, expec
     assert str(mask) == f"{mask!r}\n{picture}"
 
 
-class Largest(TorchDispatchMode):
-    """The size of the largest tensor that any operation makes."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        made = [t.numel() for t in tree_leaves(result) if isinstance(t, Tensor)]
-        self.numel = max(self.numel, *made) if made else self.numel
-        return result
-
-
 @pytest.mark.parametrize(
     "draw",
     [
@@ -548,7 +533,7 @@ def test_drawing_a_large_mask_needs_no_dense_mask(draw):
     """65,536 packed tokens would be 4 GB of pairs; a drawing has 2048 cells."""
     with Largest() as largest:
         lines = draw().split("\n")
-    assert largest.numel <= 4096**2 / 16
+    assert largest.elements <= 4096**2 / 16
     assert len(lines) >= 32  # and it is drawn
 
 

@@ -6,7 +6,7 @@ True means *may look*. `&` intersects two masks, `|` unites them.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from regard.errors import DeviceError, DTypeError, MaskError
 from regard.mechanism.checks import ordinary, same_device
+
+Combine = Callable[[Tensor, Tensor], Tensor]
 
 
 class Scene(NamedTuple):
@@ -37,15 +39,15 @@ class Term(NamedTuple):
     def meet(self, other: "Term") -> "Term":
         """What both terms let through."""
 
-        def both(mine: Tensor | None, theirs: Tensor | None, combine: str) -> Tensor | None:
+        def both(mine: Tensor | None, theirs: Tensor | None, combine: Combine) -> Tensor | None:
             if mine is None or theirs is None:
                 return theirs if mine is None else mine
-            return getattr(torch, combine)(mine, theirs)
+            return combine(mine, theirs)
 
         return Term(
-            both(self.start, other.start, "maximum"),
-            both(self.stop, other.stop, "minimum"),
-            both(self.allowed, other.allowed, "logical_and"),
+            both(self.start, other.start, torch.maximum),
+            both(self.stop, other.stop, torch.minimum),
+            both(self.allowed, other.allowed, torch.logical_and),
         )
 
     def visible(self, keys: Tensor) -> Tensor | None:
