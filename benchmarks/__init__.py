@@ -1,1 +1,1 @@
-"""regard beside its peers in one run: `make bench`, or `python -m benchmarks [speed] [long]`."""
+"""regard beside its peers in one run: `make bench`, or `python -m benchmarks [group …] [--quick]`."""

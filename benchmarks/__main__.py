@@ -1,26 +1,58 @@
-"""Run the benchmarks named on the command line, or all, and write what they found to benchmarks.json."""
+"""Run the groups named on the command line, or all but `long`, and write benchmarks.json."""
 
+import argparse
 import json
 import platform
 import sys
+import time
 
 import torch
 
 import regard
-from benchmarks import long, speed
+from benchmarks import long, machine, memory, speed, table
 from regard.mechanism.files import write_whole
 
-BENCHMARKS = {"long": long.main, "speed": speed.main}  # memory first: a process remembers its peak
+SPEED = (*speed.GROUPS, "memory")
 
 
 def main() -> None:
-    names = sys.argv[1:] or list(BENCHMARKS)
-    unknown = [name for name in names if name not in BENCHMARKS]
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    parser.add_argument("groups", nargs="*", default=["speed"], metavar="group", help=", ".join(_names()))
+    parser.add_argument(
+        "--quick", action="store_true", help="see that everything runs; the figures mean little"
+    )
+    asked = parser.parse_args()
+    unknown = [name for name in asked.groups if name not in _names()]
     if unknown:
-        sys.exit(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}.")
-    about = {"regard": regard.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    found = {name: BENCHMARKS[name]() for name in names}
-    print("written to", write_whole("benchmarks.json", json.dumps({**about, **found}, indent=1).encode()))
+        sys.exit(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(_names())}.")
+    groups = [name for name in SPEED if name in asked.groups or "speed" in asked.groups]
+
+    begun, about = time.perf_counter(), machine.describe()
+    found: dict[str, object] = {
+        "regard": regard.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": about,
+        "quick": asked.quick,
+    }
+    print(f"{about['cpu']}, {about['cores']} cores; torch {torch.__version__}; float32 unless said")
+    if "long" in asked.groups:  # first: a process remembers its peak
+        found["long"] = long.main(asked.quick)
+    races = speed.main([name for name in groups if name in speed.GROUPS], asked.quick)
+    found["races"] = races
+    if "memory" in groups:
+        found["memory"] = memory.main(asked.quick)
+    if races:
+        found["targets"] = table.summary(races)
+    found["minutes"] = (time.perf_counter() - begun) / 60
+    path = write_whole("benchmarks.json", json.dumps(found, indent=1).encode())
+    print(f"written to {path} after {found['minutes']:.1f} minutes")
+    if any("error" in result for result in races):
+        sys.exit(1)
+
+
+def _names() -> list[str]:
+    return ["speed", *SPEED, "long"]
 
 
 if __name__ == "__main__":

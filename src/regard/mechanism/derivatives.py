@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.mechanism import reference, tiled
+from regard.mechanism import fused, reference, tiled
 from regard.mechanism.concrete import batched, forward_mode, subclassed
 from regard.mechanism.normalizers import spell, unspell
 from regard.mechanism.problem import DIFFERENTIABLE, Problem, Rules, kind
@@ -33,7 +33,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
             return reference.attention(problem)
         return _forward(tensors, _write(problem.rules, names), list(wanted))
     if not (torch.is_grad_enabled() and any(wanted)) and not torch._C._are_functorch_transforms_active():
-        return tiled.forward(problem)
+        return _solve(problem)
     output, tau = _Tiled.apply(problem.rules, names, *tensors)  # type: ignore[no-untyped-call]
     return output, tau
 
@@ -43,18 +43,18 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def forward(rules: Rules, names: tuple[str, ...], *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        return tiled.forward(_problem(rules, names, tensors))
+        return _solve(_problem(rules, names, tensors))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.rules, ctx.names, *tensors = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, output[1])
+        ctx.save_for_backward(*tensors, *output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
-        *tensors, tau = ctx.saved_tensors
+        *tensors, output, tau = ctx.saved_tensors
         needed = ctx.needs_input_grad[2:]
         wanted = {name for name, need in zip(ctx.names, needed, strict=True) if need}
         if grad is None or not wanted:
@@ -64,10 +64,10 @@ class _Tiled(torch.autograd.Function):
             found = _gradients(problem, grad, wanted)
         elif torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             names = tuple(name for name in ctx.names if name in wanted)
-            parts = _Gradients.apply(ctx.rules, ctx.names, names, tau, grad, *tensors)  # type: ignore[no-untyped-call]
+            parts = _Gradients.apply(ctx.rules, ctx.names, names, tau, output, grad, *tensors)  # type: ignore[no-untyped-call]
             found = dict(zip(names, parts, strict=True))
         else:
-            found = tiled.backward(problem, tau, grad, wanted)
+            found = _solve_backward(problem, tau, output, grad, wanted)
         return (None, None, *(found.get(name) for name in ctx.names))
 
     @staticmethod
@@ -93,15 +93,16 @@ class _Gradients(torch.autograd.Function):
         names: tuple[str, ...],
         wanted: tuple[str, ...],
         tau: Tensor,
+        output: Tensor,
         grad: Tensor,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        found = tiled.backward(_problem(rules, names, tensors), tau, grad, set(wanted))
+        found = _solve_backward(_problem(rules, names, tensors), tau, output, grad, set(wanted))
         return tuple(found[name] for name in wanted)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.rules, ctx.names, ctx.wanted, _, *tensors = inputs
+        ctx.rules, ctx.names, ctx.wanted, _, _, *tensors = inputs
         ctx.save_for_backward(*tensors)
 
     @staticmethod
@@ -118,7 +119,7 @@ class _Gradients(torch.autograd.Function):
         pull = torch.func.vjp(formula, grad, *(given[name] for name in learned))[1]
         of_grad, *of_inputs = pull(cotangents)
         found = dict(zip(learned, of_inputs, strict=True))
-        return (None, None, None, None, of_grad, *(found.get(name) for name in ctx.names))
+        return (None, None, None, None, None, of_grad, *(found.get(name) for name in ctx.names))
 
     @staticmethod
     def vmap(
@@ -140,6 +141,34 @@ class _Gradients(torch.autograd.Function):
         return _Gradients.apply(rules, names, wanted, *stacked), (0,) * len(wanted)  # type: ignore[no-untyped-call]
 
 
+def _solve(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The output and τ, by the kernels if they can."""
+    if problem.rules.fused and _real(problem) and fused.fits(problem):
+        found = fused.forward(problem)
+        if found is not None:
+            return found
+    return tiled.forward(problem)
+
+
+def _solve_backward(
+    problem: Problem, tau: Tensor, output: Tensor, grad: Tensor, wanted: set[str]
+) -> dict[str, Tensor]:
+    """The gradients of the wanted tensors, by the kernels if they can."""
+    if problem.rules.fused and _real(problem, tau, output, grad) and fused.fits(problem):
+        found = fused.backward(problem, tau, output, grad, wanted)
+        if found is not None:
+            return found
+    return tiled.backward(problem, tau, grad, wanted)
+
+
+def _real(problem: Problem, *others: Tensor) -> bool:
+    """Whether all tensors have memory that a kernel can read: they are torch's own, and no fakes."""
+    return all(
+        type(t) in (Tensor, nn.Parameter, nn.Buffer) and not t.is_meta and not batched(t)
+        for t in (*problem.tensors.values(), *others)
+    )
+
+
 def _problem(rules: Rules, names: Sequence[str], tensors: Sequence[Tensor]) -> Problem:
     return Problem(rules, dict(zip(names, tensors, strict=True)))
 
@@ -155,7 +184,7 @@ def _gradients(problem: Problem, grad: Tensor, wanted: set[str]) -> dict[str, Te
 @torch.library.custom_op("regard::attention", mutates_args=())
 def _forward(tensors: Sequence[Tensor], rules: str, wanted: Sequence[bool]) -> tuple[Tensor, Tensor]:
     """`tiled.forward` as one node of a graph; the text says what the tensors are."""
-    return tiled.forward(_read(rules, tensors))
+    return _solve(_read(rules, tensors))
 
 
 @_forward.register_fake
@@ -165,29 +194,29 @@ def _(tensors: Sequence[Tensor], rules: str, wanted: Sequence[bool]) -> tuple[Te
 
 @torch.library.custom_op("regard::attention_backward", mutates_args=())
 def _backward(
-    tensors: Sequence[Tensor], tau: Tensor, grad: Tensor, rules: str, wanted: Sequence[bool]
+    tensors: Sequence[Tensor], tau: Tensor, output: Tensor, grad: Tensor, rules: str, wanted: Sequence[bool]
 ) -> list[Tensor]:
     problem = _read(rules, tensors)
     names = [name for name, want in zip(problem.tensors, wanted, strict=True) if want]
-    found = tiled.backward(problem, tau, grad, set(names))
+    found = _solve_backward(problem, tau, output, grad, set(names))
     return [found[name] for name in names]
 
 
 @_backward.register_fake
 def _(
-    tensors: Sequence[Tensor], tau: Tensor, grad: Tensor, rules: str, wanted: Sequence[bool]
+    tensors: Sequence[Tensor], tau: Tensor, output: Tensor, grad: Tensor, rules: str, wanted: Sequence[bool]
 ) -> list[Tensor]:
     return [torch.empty_like(tensor) for tensor, want in zip(tensors, wanted, strict=True) if want]
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     tensors, ctx.rules, ctx.wanted = inputs
-    ctx.save_for_backward(*tensors, output[1])
+    ctx.save_for_backward(*tensors, *output)
 
 
 def _backward_of_forward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, None, None]:
-    *tensors, tau = ctx.saved_tensors
-    found = iter(_backward(tensors, tau, grad, ctx.rules, ctx.wanted))
+    *tensors, output, tau = ctx.saved_tensors
+    found = iter(_backward(tensors, tau, output, grad, ctx.rules, ctx.wanted))
     return [next(found) if want else None for want in ctx.wanted], None, None
 
 
@@ -197,15 +226,23 @@ _forward.register_autograd(_backward_of_forward, setup_context=_keep_for_backwar
 def _write(rules: Rules, names: tuple[str, ...]) -> str:
     """Rules and names as text, which a compiled graph can carry."""
     softcap = "" if rules.softcap is None else float(rules.softcap).hex()
-    dropout = float(rules.dropout).hex()
-    return f"{spell(rules.normalize)}|{rules.family}|{softcap}|{dropout}|{rules.terms}|{','.join(names)}"
+    numbers = f"{float(rules.scale).hex()}|{softcap}|{float(rules.dropout).hex()}|{rules.terms}"
+    return f"{spell(rules.normalize)}|{rules.family}|{numbers}|{rules.fused:d}|{','.join(names)}"
 
 
 @lru_cache(maxsize=256)
 def _parse(text: str) -> tuple[Rules, tuple[str, ...]]:
-    normalize, family, softcap, dropout, terms, names = text.split("|")
+    normalize, family, scale, softcap, dropout, terms, fused, names = text.split("|")
     cap = float.fromhex(softcap) if softcap else None
-    rules = Rules(unspell(normalize), family, cap, float.fromhex(dropout), int(terms))
+    rules = Rules(
+        unspell(normalize),
+        family,
+        float.fromhex(scale),
+        cap,
+        float.fromhex(dropout),
+        int(terms),
+        fused=fused == "1",
+    )
     return rules, tuple(names.split(","))
 
 

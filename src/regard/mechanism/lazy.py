@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DTypeError, ShapeError, StaleError
-from regard.mechanism import reference, tiled
+from regard.mechanism import fused, reference, tiled
+from regard.mechanism.concrete import concrete
 from regard.mechanism.masking import broadcasts
 from regard.mechanism.problem import Problem, Tile, kind, tiles
 from regard.mechanism.records import Heads
@@ -27,6 +28,7 @@ class LazyMatrix:
         self._lead = tuple(lead)
         self._heads: Heads = ("axis" if self._lead else "one") if heads is None else heads
         self._versions = {name: _version(tensor) for name, tensor in tensors.items()}
+        self._fitted: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -84,18 +86,48 @@ class LazyMatrix:
                 "they are of one head, or the mean of several, already."
             )
 
-    def _blocks(self) -> Iterator[tuple[Tile, Tensor, Tensor]]:
+    def _look(self) -> tuple[Problem, Tensor] | None:
+        """The problem and its τ for the kernels, if they can look at it and nobody asks for derivatives."""
+        self._check()
+        if self._heads == "mean" or not _kernels_can(self._problem):
+            return None
+        # τ anew: a part of the rows, computed on its own, may round differently than in the whole
+        if self._fitted is None:
+            self._fitted = fused.fit(self._problem)
+        return None if self._fitted is None else (self._problem, self._fitted)
+
+    def _blocks(self) -> Iterator[tuple[Tile, Tensor]]:
+        """Tile after tile: where it stands, and its weights."""
+        self._check()
+        if not _kernels_can(self._problem):
+            yield from ((at, block) for at, block, _ in self._blocks_in_sight())
+            return
+        for at in tiles(self._problem, tiled.budget(self._problem), all_heads=self._heads == "mean"):
+            part = self._problem.part(at)
+            tau = fused.fit(part)
+            if tau is None:  # not finite, so with care
+                block = self._solve(part.checked())[0]
+            else:
+                block = fused.weights(part, tau)
+            if self._heads == "mean":
+                at, block = at._replace(lead=at.lead[:-1]), block.mean((-4, -3))
+            yield at, block
+
+    def _solve(self, part: Problem) -> tuple[Tensor, Tensor]:
+        """The weights of a part, and which of them are in sight."""
+        scores = reference.scores(part)
+        # τ anew: scores computed in another company round differently, and the row must fit its own τ
+        tau = reference.tau(part, scores)
+        block, visible = reference.weights(part, scores, tau), scores != -math.inf
+        size = (*part.lead(), *block.shape[-2:])
+        return block.expand(size), visible.expand(size)
+
+    def _blocks_in_sight(self) -> Iterator[tuple[Tile, Tensor, Tensor]]:
         """Tile after tile: where it stands, its weights, and which of them are in sight."""
         self._check()
         problem = self._problem.checked()
         for at in tiles(problem, tiled.budget(problem), all_heads=self._heads == "mean"):
-            part = problem.part(at)
-            scores = reference.scores(part)
-            # τ anew: scores computed in another company round differently, and the row must fit its own τ
-            tau = reference.tau(part, scores)
-            block, visible = reference.weights(part, scores, tau), scores != -math.inf
-            size = (*part.lead(), *block.shape[-2:])
-            block, visible = block.expand(size), visible.expand(size)
+            block, visible = self._solve(problem.part(at))
             if self._heads == "mean":
                 at = at._replace(lead=at.lead[:-1])
                 block, visible = block.mean((-4, -3)), visible.any(-3).any(-3)
@@ -146,7 +178,7 @@ class LazyMatrix:
         """The dense matrix of some columns."""
         chosen = torch.arange(self.shape[-1], device=self.device)[columns]
         found = self._rows_of(len(chosen), self.dtype, 0)
-        for at, block, _ in self._blocks():
+        for at, block in self._blocks():
             if block.shape[-1] == len(chosen):
                 found[at.rows_index] = block
                 continue
@@ -176,6 +208,14 @@ class LazyMatrix:
             found = self._part(at, wanted.to(self.device))._collect(slice(None)).reshape(len(wanted), keys)
             result[mine.to(self.device)] = found[where.to(self.device), columns[mine].to(self.device)]
         return result
+
+
+def _kernels_can(problem: Problem) -> bool:
+    """Whether the kernels can look at these weights, and nobody differentiates what they find."""
+    tensors = problem.tensors.values()
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return False
+    return problem.rules.fused and concrete(*tensors) and fused.fits(problem)
 
 
 def _version(tensor: Tensor) -> int | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
-from regard.mechanism import derivatives, reference
+from regard.mechanism import derivatives, fused, reference
 from regard.mechanism.checks import ordinary
 from regard.mechanism.concrete import concrete, forward_mode, subclassed
 from regard.mechanism.files import readable
@@ -27,12 +27,12 @@ from regard.mechanism.problem import Problem, Tile
 from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
 from regard.mechanism.weights import Weights
 
-IMPLEMENTATIONS = ("reference", "tiled")
+IMPLEMENTATIONS = ("reference", "tiled", "fused")
 _FROM_ENVIRONMENT = os.environ.get("REGARD_IMPLEMENTATION") or None
 if _FROM_ENVIRONMENT not in (None, *IMPLEMENTATIONS):
     raise ArgumentError(
         f"the environment variable REGARD_IMPLEMENTATION is {_FROM_ENVIRONMENT!r}; "
-        f"there are {' and '.join(IMPLEMENTATIONS)}."
+        f"there are {', '.join(IMPLEMENTATIONS)}."
     )
 
 
@@ -150,7 +150,7 @@ def explain(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options
     _check_inputs(query, key, value)
     layout = Layout.of(query, key, value)
     normalize = _normalizer(options.get("normalize", Softmax()))
-    chosen, why = _choose(normalize, options.get("implementation"), subclassed(query, key, value))
+    chosen, why = _choose(normalize, query, options.get("implementation"), subclassed(query, key, value))
     pairs = math.prod(layout.lead) * query.shape[-2] * key.shape[-2]
     size = readable(pairs * max(query.element_size(), 4))
     reasons = [why, f"the dense weights {'' if chosen == 'reference' else 'would '}take {size}"]
@@ -162,16 +162,18 @@ def explain(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options
     return Explanation(chosen, tuple(reasons))
 
 
-def _choose(normalize: Normalizer, asked: str | None, subclass: bool) -> tuple[str, str]:
+def _choose(normalize: Normalizer, query: Tensor, asked: str | None, subclass: bool) -> tuple[str, str]:
     """The implementation, and the reason."""
     asked = _FROM_ENVIRONMENT if asked is None else asked
     if asked is not None and asked not in IMPLEMENTATIONS:
-        raise ArgumentError(f"implementation is {asked!r}; there are {' and '.join(IMPLEMENTATIONS)}.")
+        raise ArgumentError(f"implementation is {asked!r}; there are {', '.join(IMPLEMENTATIONS)}.")
     if forward_mode():
         return "reference", "forward-mode derivatives are taken of the dense formula"
     if subclass:
         return "reference", "the tensors are of a subclass, which plain operations leave in peace"
-    if asked is not None:
+    if asked == "fused" and not fused.available():
+        raise ArgumentError(f"implementation is 'fused', but {fused.ABOUT}. Or leave the choice to regard.")
+    if asked in ("reference", "tiled"):
         return asked, "asked for by name"
     if torch.compiler.is_compiling() and spell(normalize) is None:
         return (
@@ -180,7 +182,10 @@ def _choose(normalize: Normalizer, asked: str | None, subclass: bool) -> tuple[s
         )
     if spell(normalize) is None and _holds_tensors(normalize):
         return "reference", f"{type(normalize).__name__} learns, which the dense formula differentiates"
-    return "tiled", "blocks of query rows with the keys that they see, in linear memory"
+    refusal = fused.refusal(normalize, query.dtype, query.device)
+    if refusal is None:
+        return "fused", f"{fused.ABOUT}, which hold no more than a tile of scores at a time"
+    return "tiled", f"blocks of query rows with the keys that they see, in linear memory, as {refusal}"
 
 
 def _holds_tensors(normalize: Normalizer) -> bool:
@@ -201,11 +206,14 @@ def _run(
         _check_inputs(query, key, value)
         layout = Layout.of(query, key, value)
         problem = prepare(query, key, value, layout, call)
-        chosen, _ = _choose(call.normalize, implementation, subclassed(*problem.tensors.values()))
+        chosen, _ = _choose(call.normalize, query, implementation, subclassed(*problem.tensors.values()))
         if spell(call.normalize) is None:
             _check_own(problem)
-        run = reference.attention if chosen == "reference" else derivatives.run
-        output, tau = run(problem.checked())
+        if chosen == "reference":
+            output, tau = reference.attention(problem.checked())
+        else:
+            problem = problem.with_rules(fused=chosen == "fused")
+            output, tau = derivatives.run(problem)
         return layout.merge(output).to(query.dtype), problem, tau.detach()
 
 

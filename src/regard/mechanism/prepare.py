@@ -73,7 +73,14 @@ def prepare(query: Tensor, key: Tensor, value: Tensor, layout: Layout, call: Cal
         tensors["seed"] = layout.per_head(draw_seed(scene.device, call.generator))
     name = getattr(call.score, "__name__", type(call.score).__name__)
     rules = Rules(
-        normalize, prepared.family, prepared.softcap, dropout, len(terms), scene.queries, score=name
+        normalize,
+        prepared.family,
+        prepared.scale,
+        prepared.softcap,
+        dropout,
+        len(terms),
+        scene.queries,
+        score=name,
     )
     return Problem(rules, tensors)
 

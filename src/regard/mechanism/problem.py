@@ -36,12 +36,14 @@ class Rules(NamedTuple):
 
     normalize: Normalizer
     family: str = "dot"  # or "tanh", "relu": the additive ones
+    scale: float = 1.0  # of the dot product
     softcap: float | None = None
     dropout: float = 0.0
     terms: int = 0  # of the mask
     queries: int = 0  # of the whole call, which relative biases count from
     careful: bool = True  # the tensors may hold NaN or infinity
     score: str = ""  # its name, for people
+    fused: bool = False  # whether the kernels are to solve it, if they can
 
 
 def kind(name: str) -> str:

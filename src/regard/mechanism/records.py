@@ -37,7 +37,7 @@ def write(path: str | os.PathLike[str], problem: Problem, lead: tuple[int, ...],
         "normalize": spell(rules.normalize),
         **{
             name: getattr(rules, name)
-            for name in ("family", "softcap", "dropout", "terms", "queries", "score")
+            for name in ("family", "scale", "softcap", "dropout", "terms", "queries", "score", "fused")
         },
         "lead": lead,
         "heads": heads,
@@ -83,11 +83,12 @@ def _check_rules(rules: Rules, tensors: dict[str, Tensor]) -> None:
     number("the file got dropout", rules.dropout, least=0, below=1)
     if rules.softcap is not None:
         number("the file got softcap", rules.softcap, above=0)
+    number("the file got scale", rules.scale)
     count("the file got queries", rules.queries)
     count("the file got terms", rules.terms)
     if not isinstance(rules.score, str) or len(rules.score) > 100:
         raise ValueError("the name of its score is none")
-    if rules.family not in ("dot", "tanh", "relu") or rules.careful is not True:
+    if rules.family not in ("dot", "tanh", "relu") or rules.careful is not True or type(rules.fused) is not bool:
         raise ValueError(f"the score's family is {rules.family!r}")
     masks = {f"{part}{i}" for part in Term._fields for i in range(min(rules.terms, len(tensors)))}
     terms = {int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) for name in masks & tensors.keys()}

@@ -63,6 +63,8 @@ def scores(problem: Problem) -> Tensor:
 def match(problem: Problem) -> Tensor:
     """query · key, or vectorᵀ act(query + key), for each pair: (…, g, r, q, k)."""
     query, key, vector = problem["query"], problem["key"], problem.get("vector")
+    if problem.rules.scale != 1.0:
+        query = query * problem.rules.scale
     plain = _match(query, key, vector, problem.rules.family)
     if not problem.rules.careful:
         return plain

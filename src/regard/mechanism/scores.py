@@ -28,6 +28,7 @@ class Prepared(NamedTuple):
     key: Tensor
     family: str = "dot"
     vector: Tensor | None = None
+    scale: float = 1.0  # of the dot product
     softcap: float | None = None
     biases: tuple[Tensor, ...] = ()
 
@@ -134,7 +135,7 @@ class ScaledDot(Score):
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _same_width(query, key)
         scale = 1 / math.sqrt(max(query.shape[-1], 1)) if self.scale is None else self.scale
-        return Prepared(query * scale, key, softcap=_cap(self.softcap))
+        return Prepared(query, key, scale=float(scale), softcap=_cap(self.softcap))
 
 
 @dataclass(frozen=True)

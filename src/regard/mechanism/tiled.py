@@ -131,6 +131,7 @@ def _match_gradients(tile: Problem, dS: Tensor, wanted: set[str]) -> dict[str, T
         bound = torch.tanh(reference.match(tile) / tile.rules.softcap)
         dS = torch.where(dS == 0, 0.0, dS * (1 - bound.square()))
     if tile.rules.family == "dot":
+        dS = dS if tile.rules.scale == 1.0 else dS * tile.rules.scale
         return {
             **({"query": reference.product(dS, key, careful=careful)} if "query" in wanted else {}),
             **({"key": _transposed(dS, query, careful)} if "key" in wanted else {}),

@@ -18,12 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.mechanism import records, reference
+from regard.mechanism import fused, records, reference
 from regard.mechanism.concrete import concrete
 from regard.mechanism.files import readable
 from regard.mechanism.lazy import LazyMatrix
 from regard.mechanism.normalizers import Softmax1
 from regard.mechanism.selection import Index, as_slice, plain_index, some_heads
+
+
+_SHORT = 64  # the most that `top` keeps in a list per row
 
 
 class Top(NamedTuple):
@@ -145,8 +148,11 @@ class Weights(LazyMatrix):
         if n < 1:
             raise ArgumentError(f"top got n={n}; it needs at least 1.")
         n = min(n, self.shape[-1])
+        look = self._look() if 1 <= n <= _SHORT else None
+        if look is not None:
+            return Top(*map(self._merge, fused.top(*look, n)))
         values, keys = self._rows_of(n, self.dtype, 0), self._rows_of(n, torch.long, -1)
-        for at, block, visible in self._blocks():
+        for at, block, visible in self._blocks_in_sight():
             count = min(n, block.shape[-1])
             best = block.masked_fill(~visible, -math.inf).topk(count, -1)
             seen = visible.gather(-1, best.indices)
@@ -177,8 +183,11 @@ class Weights(LazyMatrix):
         >>> regard.attend(x, x, x)[1].entropy().exp()
         tensor([4.0000, 4.0000, 4.0000, 4.0000])
         """
+        look = self._look()
+        if look is not None:
+            return self._merge(fused.entropy(*look))[..., 0]
         found = self._rows_of(1, self.dtype, 0)
-        for at, block, _ in self._blocks():
+        for at, block in self._blocks():
             zero = block == 0  # where the derivative would be infinite
             parts = torch.where(zero, 0.0, torch.special.entr(torch.where(zero, 1.0, block)))
             found[at.rows_index] = parts.sum(-1, keepdim=True)
@@ -214,7 +223,7 @@ class Weights(LazyMatrix):
             _edges(n, m) for n, m in zip(self.shape[-2:], (rows, columns), strict=True)
         )
         sums = self._new(self.shape[-1], len(row_edges) - 1)  # … k rows: columns come last
-        for at, block, _ in self._blocks():
+        for at, block in self._blocks():
             first = int(np.searchsorted(row_edges, at.rows.start, "right")) - 1
             for band in range(first, len(row_edges) - 1):
                 low, high = (
@@ -235,9 +244,13 @@ class Weights(LazyMatrix):
         Where query heads share a key head, x may have as many heads as the keys, like `value`.
         """
         columns, vector = self._operand(x, self.shape[-1])
+        look = None if _wants_gradient(columns) else self._look()
+        found = None if look is None else fused.product(look[0], columns)
+        if found is not None:
+            return self._merge(found)[..., 0] if vector else self._merge(found)
         careful = not (concrete(columns) and bool(torch.isfinite(columns).all()))
         result = self._rows_of(columns.shape[-1], self.dtype, 0)
-        for at, block, _ in self._blocks():
+        for at, block in self._blocks():
             part = columns[at.keys_index]
             result[at.rows_index] = reference.read(block, part, careful=careful)
         return self._merge(result)[..., 0] if vector else self._merge(result)
@@ -251,9 +264,13 @@ class Weights(LazyMatrix):
 
     def _transposed_product(self, x: Tensor) -> Tensor:
         columns, vector = self._operand(x, self.shape[-2])
+        look = None if _wants_gradient(columns) else self._look()
+        found = None if look is None else fused.transposed_product(*look, columns)
+        if found is not None:
+            return self._merge(found)[..., 0] if vector else self._merge(found)
         careful = not (concrete(columns) and bool(torch.isfinite(columns).all()))
         result = self._new(self.shape[-1], columns.shape[-1])
-        for at, block, _ in self._blocks():
+        for at, block in self._blocks():
             part = reference.read(block.mT, columns[at.rows_index], careful=careful)
             result[at.keys_index] += part
         return self._merge(result)[..., 0] if vector else self._merge(result)
@@ -337,6 +354,10 @@ class TransposedWeights:
 
     def __repr__(self) -> str:
         return f"transpose of {self._weights!r}"
+
+
+def _wants_gradient(x: Tensor) -> bool:
+    return not concrete(x) or (torch.is_grad_enabled() and x.requires_grad)
 
 
 def _edges(size: int, parts: int) -> NDArray[np.int64]:

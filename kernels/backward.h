@@ -1,0 +1,473 @@
+// Backward: with dP = dO · valueᵀ (after dropout), w the weights and g their slopes,
+//
+//   rows that sum to one   dS = g ∘ (dP − c),  c = Σ_j g dP / Σ_j g      (a sink counts in Σ g)
+//   the others             dS = g ∘ dP
+//   dQ = dS · key,  dK = dSᵀ · query,  dV = (w ∘ dropout)ᵀ · dO,  and dS itself for the biases.
+//
+// For softmax c = dO · output, so that one pass over the keys is enough. That loses a digit where the dS of a
+// row are added up, as biases do; then c is summed over the keys first. An item is a segment of the rows of one
+// unit; it alone writes to its dQ, and adds to its own copy of dK and dV, in a fixed order.
+#pragma once
+
+#include "forward.h"
+
+namespace regard {
+namespace {
+
+// Where an item adds to a gradient that is the same for several rows.
+struct Sums {
+  float* at = nullptr;
+  int64_t row = 0;
+
+  Sums() = default;
+  Sums(const Problem& p, const View& view, int64_t unit, int64_t segment)
+      : at(view ? reinterpret_cast<float*>(view.data) + p.offset_of(view, unit) + segment * view.segment : nullptr),
+        row(view.row) {}
+};
+
+struct Gradients {
+  const Problem& p;
+  Sums key, value, vector;
+  int64_t unit, segment;
+
+  Gradients(const Problem& p, int64_t unit, int64_t segment)
+      : p(p), key(p, p.d_key, unit, segment), value(p, p.d_value, unit, segment),
+        vector(p, p.d_vector, unit, segment), unit(unit), segment(segment) {
+    clear(key, p.keys, padded(p.width));
+    clear(value, p.keys, padded(p.value_width));
+    clear(vector, 1, padded(p.width));
+  }
+
+  void see(Finite& finite) const {
+    see(key, padded(p.width), finite);
+    see(value, padded(p.value_width), finite);
+  }
+
+  void see(const Sums& sums, int64_t width, Finite& finite) const {
+    for (int64_t i = 0; sums.at && i < p.keys; ++i)
+      for (int64_t t = 0; t < width; t += W) finite.see(load(sums.at + i * sums.row + t));
+  }
+
+  static void clear(const Sums& sums, int64_t rows, int64_t width) {
+    for (int64_t i = 0; sums.at && i < rows; ++i) memset(sums.at + i * sums.row, 0, size_t(width) * sizeof(float));
+  }
+};
+
+// A block, and what backward needs of its rows beside the query: dO as rows and as columns, and c.
+struct Asking {
+  const Block& b;
+  int64_t width, room;        // of a value
+  float *rows, *columns;      // dO: [lane][room], [t][lane]
+  float* queries = nullptr;   // query · scale: [lane][padded width]
+  float* sums = nullptr;      // dQ / scale: [lane][padded width]
+  Tau tau;
+  PerLane c;
+
+  explicit Asking(const Block& b) : b(b), width(b.p.value_width), room(padded(b.p.value_width)) {
+    const Problem& p = b.p;
+    const int64_t offset = p.offset_of(p.grad, b.unit), wide = padded(p.width);
+    rows = arena.take(b.count * room);
+    for (int i = 0; i < b.count; ++i) stage_row(rows + i * room, p.grad, b.at(p.grad, offset, i), width, room);
+    columns = arena.take(width * b.lanes);
+    to_columns(columns, b.lanes, b.count, width, 1.0f, [&](int lane) { return rows + lane * room; });
+    if (p.d_key || p.family != Family::dot) {
+      const float scale = p.family == Family::dot ? p.scale : 1.0f;
+      queries = arena.take(b.count * wide);
+      for (int i = 0; i < b.count; ++i) {
+        stage_row(queries + i * wide, p.query, b.at(p.query, b.query_at, i), p.width, wide);
+        for (int64_t t = 0; t < wide; t += W) store(queries + i * wide + t, load(queries + i * wide + t) * scale);
+      }
+    }
+    if (p.d_query) {
+      sums = arena.take(b.count * wide);
+      memset(sums, 0, size_t(b.count * wide) * sizeof(float));
+    }
+    read_tau(b, tau);
+  }
+
+  // c = Σ w dP / Σ w, where a sink has a share in the sum of the weights.
+  void divide(const PerLane& weights, const PerLane& products) {
+    const int64_t offset = b.p.sink ? b.p.offset_of(b.p.sink, b.unit) : 0;
+    for (int i = 0; i < b.lanes; ++i) {
+      float total = weights.at[i];
+      if (b.p.sink) total += exp(splat(number(b.p.sink, offset + b.head[i] * b.p.per_head(b.p.sink)) - tau.top.at[i]) - tau.rest.at[i])[0];
+      c.at[i] = i < b.count && total != 0 ? products.at[i] / total : 0;
+    }
+  }
+
+  // c = dO · output
+  void center() {
+    const Problem& p = b.p;
+    const int64_t offset = p.offset_of(p.output, b.unit);
+    for (int i = 0; i < b.lanes; ++i) {
+      c.at[i] = 0;
+      if (i >= b.count) continue;
+      const float *o = reinterpret_cast<const float*>(p.output.data) + b.at(p.output, offset, i), *d = rows + i * room;
+      vec total{};
+      int64_t t = 0;
+      for (; t + W <= width; t += W) total += load(o + t) * load(d + t);
+      float rest = 0;
+      for (; t < width; ++t) rest += o[t] * d[t];
+      c.at[i] = sum(total) + rest;
+    }
+  }
+
+  void write(Finite& finite) const {
+    const Problem& p = b.p;
+    const int64_t offset = p.offset_of(p.d_query, b.unit), wide = padded(p.width);
+    const float scale = p.family == Family::dot ? p.scale : 1.0f;
+    for (int i = 0; p.d_query && i < b.count; ++i) {
+      float* to = reinterpret_cast<float*>(p.d_query.data) + b.at(p.d_query, offset, i);
+      for (int64_t t = 0; t < wide; t += W) {
+        const vec x = load(sums + i * wide + t) * scale;
+        finite.see(x);
+        store_some(to + t, x, int(p.width - t < W ? p.width - t : W));
+      }
+    }
+  }
+
+  // The gradient of a sink, −g_sink · c, row by row.
+  void write_sink() const {
+    const Problem& p = b.p;
+    const int64_t offset = p.offset_of(p.d_sink, b.unit), from = p.offset_of(p.sink, b.unit);
+    for (int i = 0; p.d_sink && i < b.count; ++i) {
+      const float score = number(p.sink, from + b.head[i] * p.per_head(p.sink));
+      const vec weight = exp(splat(score - tau.top.at[i]) - tau.rest.at[i]);
+      reinterpret_cast<float*>(p.d_sink.data)[b.at(p.d_sink, offset, i)] = -weight[0] * c.at[i];
+    }
+  }
+};
+
+// The gradients of the biases: dS, or its sums over what they are the same for.
+inline void add_to_biases(const Block& b, const Gradients& g, int64_t from, int n, const float* ds) {
+  const Problem& p = b.p;
+  for (int k = 0; k < p.biases; ++k) {
+    const View& view = p.d_bias[k];
+    if (!view) continue;
+    const int64_t offset = p.offset_of(view, b.unit);
+    float* base = reinterpret_cast<float*>(view.data) + offset + g.segment * view.segment;
+    if (!view.column) {  // one number per row: (…, q, 1)
+      for (int i = 0; i < b.count; ++i) {
+        float total = 0;
+        for (int j = 0; j < n; ++j) total += ds[j * b.lanes + i];
+        base[b.head[i] * p.per_head(view) + b.query[i] * view.row] += total;
+      }
+    } else if (!view.row) {  // one number per key: (…, 1, k)
+      for (int j = 0; j < n; ++j)
+        for (int i = 0; i < b.count; ++i)
+          base[b.head[i] * p.per_head(view) + (from + j) * view.column] += ds[j * b.lanes + i];
+    } else {
+      to_rows(ds, b.lanes, b.count, n, [&](int lane, int64_t j, vec x, int some) {
+        float* to = base + b.head[lane] * p.per_head(view) + b.query[lane] * view.row + (from + j) * view.column;
+        if (some == W && view.column == 1)
+          store(to, load(to) + x);
+        else
+          for (int i = 0; i < some; ++i) to[i * view.column] += x[i];
+      });
+    }
+  }
+  for (int k = 0; k < p.lines; ++k) {
+    const View& view = p.d_line[k];
+    if (!view) continue;
+    float* base = reinterpret_cast<float*>(view.data) + p.offset_of(view, b.unit) + g.segment * view.segment;
+    const int64_t zero = p.first_key + from + p.all_queries - 1;
+    if (!b.in_step) {
+      for (int j = 0; j < n; ++j)
+        for (int i = 0; i < b.count; ++i)
+          base[b.head[i] * p.per_head(view) + (zero + j - b.number[i]) * view.column] += ds[j * b.lanes + i];
+      continue;
+    }
+    // each key's lanes are a stretch of the line, backwards: see add_line
+    alignas(64) float stretch[KEYS + LANES] = {};
+    for (int j = 0; j < n; ++j)
+      for (int v = 0; v < b.lanes; v += W) {
+        float* at = stretch + n - 1 - j + v;
+        store(at, load(at) + load(ds + j * b.lanes + v));
+      }
+    float* to = base + b.head[0] * p.per_head(view);
+    for (int x = 0; x < n - 1 + b.count; ++x) to[(zero - b.number[0] + n - 1 - x) * view.column] += stretch[x];
+  }
+}
+
+// The additive family: h = act(query + key), and dS · (1 − h²) · vector for query and key, dS · h for vector.
+template <class Slope>
+void add_to_added(const Asking& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds, Slope slope) {
+  const Block& b = a.b;
+  const int64_t wide = padded(b.p.width), at = b.p.offset_of(b.p.vector, b.unit);
+  float* vector = arena.take(wide);
+  for (int64_t t = 0; t < wide; ++t) vector[t] = t < b.p.width ? number(b.p.vector, at + t * b.p.vector.column) : 0;
+  for (int64_t t = 0; t < wide; t += W) {
+    const vec v = load(vector + t);
+    vec of_vector{};
+    for (int i = 0; i < b.count; ++i) {
+      const vec q = load(a.queries + i * wide + t);
+      vec of_query{}, of_row{};
+      for (int j = 0; j < n; ++j) {
+        const float d = ds[j * b.lanes + i];
+        vec h, inner;
+        slope(q + load(keys.at + j * keys.step + t), h, inner);
+        inner = inner * d;
+        of_row += h * d;
+        of_query += inner;
+        if (g.key.at) {
+          float* to = g.key.at + (from + j) * g.key.row + t;
+          store(to, load(to) + inner * v);
+        }
+      }
+      of_vector += of_row;
+      if (a.sums) store(a.sums + i * wide + t, load(a.sums + i * wide + t) + of_query * v);
+    }
+    if (g.vector.at) store(g.vector.at + t, load(g.vector.at + t) + of_vector);
+  }
+}
+
+// From dS to the gradients of query and key (and of the additive family's vector).
+inline void add_to_inputs(const Asking& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds) {
+  const Block& b = a.b;
+  const Problem& p = b.p;
+  const ptrdiff_t wide = padded(p.width);
+  if (p.family == Family::tanh) {
+    add_to_added(a, g, keys, from, n, ds, [](vec x, vec& h, vec& inner) {
+      h = tanh(x, inner);
+    });
+  } else if (p.family == Family::relu) {
+    add_to_added(a, g, keys, from, n, ds, [](vec x, vec& h, vec& inner) {
+      h = max(vec{}, x);
+      inner = x > 0.0f ? splat(1) : vec{};
+    });
+  } else {
+    if (a.sums) multiply<Walk::down>({ds, b.lanes, keys.at, keys.step, a.sums, wide}, b.count, int(wide / W), n, true);
+    if (g.key.at)
+      multiply<Walk::along>({ds, b.lanes, a.queries, wide, g.key.at + from * g.key.row, ptrdiff_t(g.key.row)}, n,
+                            int(wide / W), b.count, true);
+  }
+}
+
+// One tile after the other: scores, and dP if anything beside the values wants a gradient.
+template <class Policy>
+struct Tiles {
+  const Block& b;
+  const Policy policy;
+  Asking& a;
+  bool scores_too, capped;
+  float *s, *dp, *slopes, *room, *whole;
+  Rows keys{};
+
+  Tiles(const Block& b, Asking& a) : b(b), policy(b.p), a(a), capped(b.p.softcap > 0) {
+    const Problem& p = b.p;
+    scores_too = p.d_query || p.d_key || p.d_vector || p.d_sink;
+    for (int k = 0; k < MAX_BIASES; ++k) scores_too |= bool(p.d_bias[k]);
+    for (int k = 0; k < MAX_LINES; ++k) scores_too |= bool(p.d_line[k]);
+    s = arena.take(KEYS * b.lanes);
+    dp = arena.take(KEYS * b.lanes);
+    slopes = capped ? arena.take(KEYS * b.lanes) : nullptr;
+    room = arena.take(KEYS * a.room);
+    whole = arena.take(KEYS * padded(p.width));
+  }
+
+  void fill(int64_t from, int n) {
+    const Problem& p = b.p;
+    keys = stage(p.key, b.key_at, from, n, p.width, true, whole);
+    if (b.few)
+      for (int i = 0; i < n * b.lanes; i += W) store(s + i, vec{});
+    b.match(keys, n, s);
+    b.adjust(from, n, s, slopes);
+    if (!scores_too) return;
+    const Rows values = stage(p.value, b.value_at, from, n, a.width, false, room);
+    multiply<Walk::along>({values.at, values.step, a.columns, b.lanes, dp, b.lanes}, n, b.vectors, int(a.width), false);
+  }
+
+  INLINE Statistic row(int v) const { return policy.read(a.tau.top.get(v), a.tau.rest.get(v), a.tau.count.get(v)); }
+
+  // Σ w and Σ w dP of the tile, added to what they are.
+  void add_up(int64_t from, int n, PerLane& weights, PerLane& products) const {
+    for (int v = 0; v < b.lanes; v += W) {
+      const Statistic tau = row(v);
+      vec total{}, product{};
+      for (int j = 0; j < n; ++j) {
+        const vec weight = policy.weight(load(s + j * b.lanes + v), tau);
+        const vec d = load(dp + j * b.lanes + v);
+        total += weight;
+        product += weight * (b.p.threshold ? d * b.keep(from + j, v) : d);
+      }
+      weights.set(v, weights.get(v) + total);
+      products.set(v, products.get(v) + product);
+    }
+  }
+
+  // From scores to weights after dropout, and from dP to dS.
+  void differentiate(int64_t from, int n) const {
+    for (int v = 0; v < b.lanes; v += W) {
+      const Statistic tau = row(v);
+      const vec c = Policy::sums_to_one ? a.c.get(v) : vec{};
+      for (int j = 0; j < n; ++j) {
+        const int64_t at = j * b.lanes + v;
+        const vec score = load(s + at), weight = policy.weight(score, tau);
+        const vec kept = b.p.threshold ? b.keep(from + j, v) : splat(1);
+        store(s + at, weight * kept);
+        if (scores_too) store(dp + at, policy.slope(score, weight, tau) * (load(dp + at) * kept - c));
+      }
+    }
+  }
+};
+
+template <class Policy>
+void backward_block(const Block& b, const Gradients& g, Finite& finite) {
+  const Problem& p = b.p;
+  Asking a(b);
+  Tiles<Policy> tiles(b, a);
+  if constexpr (Policy::fit == Fit::counted) fit_counted(b, tiles.s, a.tau);
+  const bool one = b.high - b.low <= KEYS, exact = Policy::sums_to_one && tiles.scores_too && (one || p.adds_up());
+  if (Policy::sums_to_one && tiles.scores_too && !exact) a.center();
+  if (exact) {
+    PerLane weights, products;
+    for (int v = 0; v < b.lanes; v += W) weights.set(v, vec{}), products.set(v, vec{});
+    for (int64_t from = b.low; from < b.high; from += KEYS) {
+      const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
+      if (b.hidden(from, from + n)) continue;
+      tiles.fill(from, n);
+      tiles.add_up(from, n, weights, products);
+    }
+    a.divide(weights, products);
+  }
+  for (int64_t from = b.low; from < b.high; from += KEYS) {
+    const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
+    if (b.hidden(from, from + n)) continue;
+    if (!(exact && one)) tiles.fill(from, n);
+    tiles.differentiate(from, n);
+    if (g.value.at)
+      multiply<Walk::along>({tiles.s, b.lanes, a.rows, ptrdiff_t(a.room), g.value.at + from * g.value.row,
+                             ptrdiff_t(g.value.row)}, n, int(a.room / W), b.count, true);
+    if (!tiles.scores_too) continue;
+    add_to_biases(b, g, from, n, tiles.dp);
+    if (tiles.capped)
+      for (int i = 0; i < n * b.lanes; i += W) store(tiles.dp + i, load(tiles.dp + i) * load(tiles.slopes + i));
+    add_to_inputs(a, g, tiles.keys, from, n, tiles.dp);
+  }
+  if constexpr (Policy::sums_to_one) a.write_sink();
+  a.write(finite);
+}
+
+// Sparse rows: once τ has told which keys have weight in any row of the block, all others are left out.
+template <class Policy>
+void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
+  const Problem& p = b.p;
+  const Policy policy(p);
+  Asking a(b);
+  const int64_t keys = b.high - b.low, wide = padded(p.width);
+  const bool capped = p.softcap > 0;
+  float *scores = arena.take(keys * b.lanes), *slopes = capped ? arena.take(keys * b.lanes) : nullptr;
+  int64_t* support = arena.take<int64_t>(keys);
+  all_scores(b, scores, slopes);
+  const int64_t found = find_support(b, scores, a.tau, support);
+  float *dp = arena.take(found * b.lanes), *w = arena.take(KEYS * b.lanes), *room = arena.take(KEYS * a.room);
+  float *own_keys = arena.take(KEYS * wide), *rows = arena.take(KEYS * (wide > a.room ? wide : a.room));
+  PerLane total;
+  for (int v = 0; v < b.lanes; v += W) total.set(v, vec{}), a.c.set(v, vec{});
+
+  for (int64_t at = 0; at < found; at += KEYS) {  // dP and c
+    const int n = int(found - at < KEYS ? found - at : KEYS);
+    for (int i = 0; i < n; ++i)
+      stage_row(room + i * a.room, p.value, b.value_at + (b.low + support[at + i]) * p.value.row, a.width, a.room);
+    float* here = dp + at * b.lanes;
+    multiply<Walk::along>({room, ptrdiff_t(a.room), a.columns, b.lanes, here, b.lanes}, n, b.vectors, int(a.width), false);
+    for (int v = 0; v < b.lanes; v += W) {
+      const Statistic row = policy.read(a.tau.top.get(v), a.tau.rest.get(v), vec{});
+      vec c = a.c.get(v), all = total.get(v);
+      for (int i = 0; i < n; ++i) {
+        const int64_t j = support[at + i];
+        const vec score = load(scores + j * b.lanes + v), slope = policy.slope(score, policy.weight(score, row), row);
+        vec d = load(here + i * b.lanes + v);
+        if (p.threshold) d *= b.keep(b.low + j, v);
+        store(here + i * b.lanes + v, d);
+        c += slope * d;
+        all += slope;
+      }
+      a.c.set(v, c);
+      total.set(v, all);
+    }
+  }
+  for (int v = 0; v < b.lanes; v += W) a.c.set(v, a.c.get(v) / (total.get(v) == 0.0f ? splat(1) : total.get(v)));
+
+  for (int64_t at = 0; at < found; at += KEYS) {
+    const int n = int(found - at < KEYS ? found - at : KEYS);
+    float* here = dp + at * b.lanes;
+    for (int i = 0; i < n; ++i) {
+      const int64_t j = support[at + i];
+      stage_row(own_keys + i * wide, p.key, b.key_at + (b.low + j) * p.key.row, p.width, wide);
+      for (int v = 0; v < b.lanes; v += W) {
+        const Statistic row = policy.read(a.tau.top.get(v), a.tau.rest.get(v), vec{});
+        const vec score = load(scores + j * b.lanes + v), weight = policy.weight(score, row);
+        store(w + i * b.lanes + v, p.threshold ? weight * b.keep(b.low + j, v) : weight);
+        store(here + i * b.lanes + v, policy.slope(score, weight, row) * (load(here + i * b.lanes + v) - a.c.get(v)));
+      }
+    }
+    if (g.value.at) {
+      multiply<Walk::along>({w, b.lanes, a.rows, ptrdiff_t(a.room), rows, ptrdiff_t(a.room)}, n, int(a.room / W), b.count, false);
+      for (int i = 0; i < n; ++i)
+        for (int64_t t = 0; t < a.room; t += W) {
+          float* to = g.value.at + (b.low + support[at + i]) * g.value.row + t;
+          store(to, load(to) + load(rows + i * a.room + t));
+        }
+    }
+    for (int i = 0; i < n; ++i) add_to_biases(b, g, b.low + support[at + i], 1, here + i * b.lanes);
+    if (capped)
+      for (int i = 0; i < n; ++i)
+        for (int v = 0; v < b.lanes; v += W) {
+          float* to = here + i * b.lanes + v;
+          store(to, load(to) * load(slopes + support[at + i] * b.lanes + v));
+        }
+    if (p.family == Family::dot) {
+      if (a.sums) multiply<Walk::down>({here, b.lanes, own_keys, ptrdiff_t(wide), a.sums, ptrdiff_t(wide)}, b.count, int(wide / W), n, true);
+      if (g.key.at) {
+        multiply<Walk::along>({here, b.lanes, a.queries, ptrdiff_t(wide), rows, ptrdiff_t(wide)}, n, int(wide / W), b.count, false);
+        for (int i = 0; i < n; ++i)
+          for (int64_t t = 0; t < wide; t += W) {
+            float* to = g.key.at + (b.low + support[at + i]) * g.key.row + t;
+            store(to, load(to) + load(rows + i * wide + t));
+          }
+      }
+    } else {
+      for (int i = 0; i < n; ++i)
+        add_to_inputs(a, g, {own_keys + i * wide, ptrdiff_t(wide)}, b.low + support[at + i], 1, here + i * b.lanes);
+    }
+  }
+  a.write(finite);
+}
+
+template <class Policy>
+void backward_item(void* context, int64_t index) {
+  Job& job = *static_cast<Job*>(context);
+  const Problem& p = job.p;
+  // the last segments first: a causal mask makes them the longest
+  const int64_t unit = index % p.units(), segment = p.segments - 1 - index / p.units();
+  const int64_t heads = p.heads();
+  const bool per_head = p.queries >= 2 * LANES;
+  Finite finite;
+  const Gradients gradients(p, unit, segment);
+  for (int64_t head = 0; head < (per_head ? heads : 1); ++head) {
+    const int64_t rows = per_head ? p.queries : heads * p.queries;
+    const int64_t first = head * rows + rows * segment / p.segments, last = head * rows + rows * (segment + 1) / p.segments;
+    for (int64_t row = first; row < last;) {
+      Block block(p, unit, row, last - row);
+      if constexpr (Policy::fit == Fit::root)
+        backward_sparse<Policy>(block, gradients, finite);
+      else
+        backward_block<Policy>(block, gradients, finite);
+      row += block.count;
+      arena.reset();
+    }
+  }
+  gradients.see(finite);
+  job.report(finite);
+}
+
+template <class Policy>
+bool backward_all(const Problem& p, int threads) {
+  Job job{p, Plan(p)};
+  parallel(p.units() * p.segments, threads, backward_item<Policy>, &job);
+  return job.finite;
+}
+
+}  // namespace
+}  // namespace regard

@@ -1,0 +1,347 @@
+// A block of query rows that share their keys, one row in each lane, and the scores of its tiles:
+//
+//   scores[key][lane] = match(query, key) (softcap) + biases, −inf where the mask hides the key.
+//
+// Rows are numbered over the query heads of a key head, head · queries + query, so that a block may hold
+// rows of several heads: one query of eight heads is a block of eight rows.
+#pragma once
+
+#include "arena.h"
+#include "multiply.h"
+#include "problem.h"
+#include "rows.h"
+
+namespace regard {
+namespace {
+
+constexpr int LANES = MOST * W;  // rows of a block, at most
+constexpr int KEYS = 96;  // keys of a tile, at most
+constexpr int FEW = W == 4 ? 1 : 3;  // rows for which a key is read along its width instead
+
+struct Term {
+  bool start, stop, dense;
+  int32_t first, last;  // no row sees a key before first, nor from last on
+  int32_t from, to;     // every row sees those between from and to, if it is not dense
+};
+
+struct Block {
+  const Problem& p;
+  int64_t unit, first;  // its first row
+  int count, vectors, lanes;
+  int64_t low, high;  // the keys that any row sees
+  bool few;      // the unit has but a few rows
+  bool in_step;  // rows of one head that follow each other
+  int64_t head[LANES], query[LANES], number[LANES];
+  Term term[MAX_TERMS];
+  alignas(64) int32_t start[MAX_TERMS][LANES], stop[MAX_TERMS][LANES];
+  alignas(64) uint32_t hash[LANES], other[LANES];
+  int64_t key_at, value_at, query_at;
+  float *rows, *columns, *staged, *spare, *packed;
+  const float* row_at[LANES];
+
+  // The next rows of a unit, up to `rows_left` of them.
+  Block(const Problem& problem, int64_t unit, int64_t first, int64_t rows_left)
+      : p(problem), unit(unit), first(first) {
+    const int64_t most = until_break(rows_left);
+    const int64_t wanted = (most + W - 1) / W, parts = (wanted + MOST - 1) / MOST;
+    vectors = int((wanted + parts - 1) / parts);
+    lanes = vectors * W;
+    count = int(most < lanes ? most : lanes);
+    few = p.heads() * p.queries <= FEW && p.family == Family::dot;
+    for (int i = 0; i < lanes; ++i) {
+      const int64_t at = first + (i < count ? i : count - 1);
+      head[i] = at / p.queries;
+      query[i] = at % p.queries;
+      number[i] = p.row ? integer(p.row, query[i] * p.row.row) : query[i];
+    }
+    in_step = !few && head[0] == head[lanes - 1];
+    for (int i = 1; in_step && p.lines && i < count; ++i) in_step = number[i] == number[0] + i;
+    key_at = p.offset_of(p.key, unit);
+    value_at = p.offset_of(p.value, unit);
+    query_at = p.offset_of(p.query, unit);
+    set_mask();
+    if (p.threshold) set_dropout();
+    staged = arena.take(KEYS * padded(p.width));
+    spare = packed = nullptr;
+    if (p.biases || p.terms) {
+      spare = arena.take(lanes * (KEYS + W));
+      packed = arena.take(2 * KEYS * lanes);
+    }
+    set_query();
+  }
+
+  // Rows up to the one from which on the keys are others altogether: the next of several packed documents.
+  int64_t until_break(int64_t rows_left) const {
+    if (p.terms != 1 || !p.start[0] || !p.stop[0] || !p.start[0].row || p.queries < 2) return rows_left;
+    const int64_t start_at = p.offset_of(p.start[0], unit), stop_at = p.offset_of(p.stop[0], unit);
+    int64_t seen = 0;
+    const int64_t most = rows_left < LANES ? rows_left : LANES;
+    for (int64_t i = 0; i < most; ++i) {
+      const int64_t at = first + i, h = at / p.queries, q = at % p.queries;
+      const int64_t begin = integer(p.start[0], start_at + h * p.per_head(p.start[0]) + q * p.start[0].row);
+      const int64_t end = integer(p.stop[0], stop_at + h * p.per_head(p.stop[0]) + q * p.stop[0].row);
+      if (i && begin >= seen && end > begin) return i;
+      if (end > seen) seen = end;
+    }
+    return rows_left;
+  }
+
+  int64_t at(const View& view, int64_t offset, int lane) const {
+    return offset + head[lane] * p.per_head(view) + query[lane] * view.row;
+  }
+
+  void set_mask() {
+    low = p.terms ? p.keys : 0;
+    high = p.terms ? 0 : p.keys;
+    for (int t = 0; t < p.terms; ++t) {
+      Term& now = term[t];
+      now = {bool(p.start[t]), bool(p.stop[t]), bool(p.allowed[t]), int32_t(p.keys), 0, 0, int32_t(p.keys)};
+      const int64_t start_at = p.offset_of(p.start[t], unit), stop_at = p.offset_of(p.stop[t], unit);
+      for (int i = 0; i < lanes; ++i) {
+        const int64_t begin = now.start ? integer(p.start[t], at(p.start[t], start_at, i)) - p.first_key : 0;
+        const int64_t end = now.stop ? integer(p.stop[t], at(p.stop[t], stop_at, i)) - p.first_key : p.keys;
+        const int32_t from = int32_t(begin < 0 ? 0 : begin > p.keys ? p.keys : begin);
+        const int32_t to = int32_t(end < from ? from : end > p.keys ? p.keys : end);
+        start[t][i] = from;
+        stop[t][i] = to;
+        if (from < to && from < now.first) now.first = from;
+        if (from < to && to > now.last) now.last = to;
+        if (from > now.from) now.from = from;
+        if (to < now.to) now.to = to;
+      }
+      if (now.first < low) low = now.first;
+      if (now.last > high) high = now.last;
+    }
+    if (high < low) high = low = 0;
+  }
+
+  static uint32_t mix(uint32_t x) {
+    x = (x ^ (x >> 16)) * 0x7FEB352Du;
+    x = (x ^ (x >> 15)) * 0x846CA68Bu;
+    return x ^ (x >> 16);
+  }
+
+  void set_dropout() {
+    const int64_t seed_at = p.offset_of(p.seed, unit), head_at = p.offset_of(p.head, unit);
+    for (int i = 0; i < lanes; ++i) {
+      const int64_t which = integer(p.head, head_at + head[i] * p.per_head(p.head));
+      hash[i] = mix(uint32_t(which * p.all_queries + number[i]) ^ uint32_t(integer(p.seed, seed_at)));
+      other[i] = mix(hash[i] + 0x9E3779B9u);
+    }
+  }
+
+  // The queries, times the scale: as columns, or as rows where they are few.
+  void set_query() {
+    const int64_t width = padded(p.width);
+    const bool in_place = p.query.type == Type::float32 && p.query.column == 1 && p.width % W == 0;
+    rows = nullptr;
+    if (!in_place || few) {
+      rows = arena.take(count * width);
+      for (int i = 0; i < count; ++i)
+        stage_row(rows + i * width, p.query, at(p.query, query_at, i), p.width, width);
+    }
+    for (int i = 0; i < count; ++i)
+      row_at[i] = rows ? rows + i * width : reinterpret_cast<const float*>(p.query.data) + at(p.query, query_at, i);
+    if (few) {
+      for (int64_t i = 0; i < count * width; ++i) rows[i] *= p.scale;
+      return;
+    }
+    columns = arena.take(p.width * lanes);
+    // lanes without a row repeat the last one, so that they are never in the way
+    to_columns(columns, lanes, lanes, p.width, p.family == Family::dot ? p.scale : 1.0f,
+               [&](int lane) { return row_at[lane < count ? lane : count - 1]; });
+  }
+
+  // Whether no row sees any of these keys.
+  bool hidden(int64_t from, int64_t to) const {
+    for (int t = 0; t < p.terms; ++t)
+      if (term[t].first < to && from < term[t].last) return false;
+    return p.terms > 0;
+  }
+
+  // Whether every row sees all of these keys.
+  bool open(int64_t from, int64_t to) const {
+    for (int t = 0; t < p.terms; ++t)
+      if (!term[t].dense && term[t].from <= from && to <= term[t].to) return true;
+    return p.terms == 0;
+  }
+
+  Rows keys_from(int64_t from, int count, bool whole) const {
+    return stage(p.key, key_at, from, count, p.width, whole, staged);
+  }
+
+  // The scores of `n` keys from `from` on. With a softcap, `slopes` receives its derivative.
+  void scores(int64_t from, int n, float* s, float* slopes = nullptr) const {
+    if (few)
+      for (int i = 0; i < n * lanes; i += W) store(s + i, vec{});
+    match(keys_from(from, n, few), n, s);
+    adjust(from, n, s, slopes);
+  }
+
+  void match(Rows keys, int n, float* s) const {
+    if (p.family == Family::dot) {
+      if (few)
+        match_few(keys, n, s);
+      else
+        multiply<Walk::along>({keys.at, keys.step, columns, lanes, s, lanes}, n, vectors, int(p.width), false);
+    } else if (p.family == Family::tanh) {
+      match_added(keys, n, s, [](vec x) { return tanh(x); });
+    } else {
+      match_added(keys, n, s, [](vec x) { return max(vec{}, x); });
+    }
+  }
+
+  // Few rows: the width stands in the lanes, and the sums of W keys are turned and added at once.
+  void match_few(Rows keys, int n, float* s) const {
+    const int64_t width = padded(p.width);
+    for (int j = 0; j < n; j += W)
+      for (int i = 0; i < count; ++i) {
+        const float* q = rows + i * width;
+        vec sums[W];
+        if (j + W <= n) {
+#pragma GCC unroll 16
+          for (int k = 0; k < W; ++k) sums[k] = vec{};
+          for (int64_t t = 0; t < width; t += W) {
+            const vec x = load(q + t);
+#pragma GCC unroll 16
+            for (int k = 0; k < W; ++k) sums[k] += x * load(keys.at + (j + k) * keys.step + t);
+          }
+        } else {
+          for (int k = 0; k < W; ++k) {
+            sums[k] = vec{};
+            for (int64_t t = 0; j + k < n && t < width; t += W)
+              sums[k] += load(q + t) * load(keys.at + (j + k) * keys.step + t);
+          }
+        }
+        transpose(sums);
+#pragma GCC unroll 8
+        for (int step = W / 2; step; step /= 2)
+          for (int k = 0; k < step; ++k) sums[k] += sums[k + step];
+        float found[W];
+        store(found, sums[0]);
+        for (int k = 0; k < W && j + k < n; ++k) s[(j + k) * lanes + i] = found[k];
+      }
+  }
+
+  // The additive family: Σ_t vector[t] · act(query[t] + key[t]).
+  template <class Activation>
+  void match_added(Rows keys, int n, float* s, Activation act) const {
+    const int64_t at = p.offset_of(p.vector, unit);
+    for (int j = 0; j < n; ++j)
+      for (int v = 0; v < vectors; ++v) {
+        vec sum{};
+        const float *k = keys.at + j * keys.step, *q = columns + v * W;
+        for (int64_t t = 0; t < p.width; ++t)
+          sum += regard::number(p.vector, at + t * p.vector.column) * act(load(q + t * lanes) + k[t]);
+        store(s + j * lanes + v * W, sum);
+      }
+  }
+
+  void adjust(int64_t from, int n, float* s, float* slopes) const {
+    if (p.softcap > 0) cap(n, s, slopes);
+    for (int b = 0; b < p.biases; ++b) add_bias(p.bias[b], from, n, s);
+    for (int l = 0; l < p.lines; ++l) add_line(p.line[l], from, n, s);
+    if (!open(from, from + n)) hide(from, n, s);
+  }
+
+  void cap(int n, float* s, float* slopes) const {
+    const float inverse = 1 / p.softcap;
+    for (int i = 0; i < n * lanes; i += W) {
+      vec slope;
+      store(s + i, tanh(load(s + i) * inverse, slope) * p.softcap);
+      if (slopes) store(slopes + i, slope);
+    }
+  }
+
+  // A tile [key][lane] of a tensor with rows and columns of its own.
+  void pack(const View& view, int64_t from, int n, float* to) const {
+    const int64_t offset = p.offset_of(view, unit), room = padded(n);
+    for (int i = 0; i < count; ++i)
+      stage_row(spare + i * room, view, at(view, offset, i) + from * view.column, n, room);
+    to_columns(to, lanes, count, n, 1.0f, [&](int lane) { return spare + lane * room; });
+  }
+
+  void add_bias(const View& view, int64_t from, int n, float* s) const {
+    const int64_t offset = p.offset_of(view, unit);
+    if (!view.column) {  // one number per row
+      alignas(64) float own[LANES];
+      for (int i = 0; i < lanes; ++i) own[i] = regard::number(view, at(view, offset, i));
+      for (int j = 0; j < n; ++j)
+        for (int v = 0; v < lanes; v += W) store(s + j * lanes + v, load(s + j * lanes + v) + load(own + v));
+    } else if (!view.row && (!p.per_head(view) || head[0] == head[lanes - 1])) {  // one number per key
+      for (int j = 0; j < n; ++j) {
+        const float x = regard::number(view, at(view, offset, 0) + (from + j) * view.column);
+        for (int v = 0; v < lanes; v += W) store(s + j * lanes + v, load(s + j * lanes + v) + x);
+      }
+    } else {
+      pack(view, from, n, packed);
+      for (int i = 0; i < n * lanes; i += W) store(s + i, load(s + i) + load(packed + i));
+    }
+  }
+
+  // Entry (i, j) is the line's at distance j − i: where the rows follow each other, the lanes of each key
+  // are a stretch of the line, backwards, that moves on by one from key to key.
+  void add_line(const View& view, int64_t from, int n, float* s) const {
+    const int64_t offset = p.offset_of(view, unit), zero = p.first_key + from + p.all_queries - 1;
+    if (!in_step) {
+      for (int i = 0; i < count; ++i)
+        for (int j = 0; j < n; ++j)
+          s[j * lanes + i] += regard::number(
+              view, offset + head[i] * p.per_head(view) + (zero + j - number[i]) * view.column);
+      return;
+    }
+    alignas(64) float stretch[KEYS + LANES];
+    const int64_t at = offset + head[0] * p.per_head(view);
+    for (int x = 0; x < n - 1 + lanes; ++x) {
+      const int64_t distance = zero - number[0] + (n - 1) - x;
+      stretch[x] = distance < 0 || x >= n - 1 + count ? 0 : regard::number(view, at + distance * view.column);
+    }
+    for (int j = 0; j < n; ++j)
+      for (int v = 0; v < lanes; v += W)
+        store(s + j * lanes + v, load(s + j * lanes + v) + load(stretch + n - 1 - j + v));
+  }
+
+  // −inf where no term of the mask lets a row look.
+  void hide(int64_t from, int n, float* s) const {
+    if (p.terms == 1 && !term[0].dense) {
+      for (int v = 0; v < lanes; v += W) {
+        const ivec begin = load(start[0] + v), end = load(stop[0] + v);
+        for (int j = 0; j < n; ++j) {
+          const ivec key = ivec{} + int32_t(from + j);
+          store(s + j * lanes + v, ((key >= begin) & (key < end)) ? load(s + j * lanes + v) : splat(-INF));
+        }
+      }
+      return;
+    }
+    int32_t* seen = reinterpret_cast<int32_t*>(packed + KEYS * lanes);
+    for (int i = 0; i < n * lanes; ++i) seen[i] = 0;
+    for (int t = 0; t < p.terms; ++t) {
+      if (term[t].dense) pack(p.allowed[t], from, n, packed);
+      for (int j = 0; j < n; ++j)
+        for (int v = 0; v < lanes; v += W) {
+          const ivec key = ivec{} + int32_t(from + j);
+          ivec now = (key >= load(start[t] + v)) & (key < load(stop[t] + v));
+          if (term[t].dense) now &= load(packed + j * lanes + v) != 0.0f;
+          auto* cell = reinterpret_cast<ivec*>(seen + j * lanes + v);
+          *cell |= now;
+        }
+    }
+    for (int i = 0; i < n * lanes; i += W)
+      store(s + i, *reinterpret_cast<ivec*>(seen + i) ? load(s + i) : splat(-INF));
+  }
+
+  // What dropout multiplies the weights of a key by.
+  vec keep(int64_t key, int v) const {
+    const uvec row = load(hash + v), more = load(other + v);
+    const auto mixed = [](uvec x) {
+      x = (x ^ (x >> 16)) * 0x7FEB352Du;
+      x = (x ^ (x >> 15)) * 0x846CA68Bu;
+      return x ^ (x >> 16);
+    };
+    const uvec hashed = mixed(mixed((uvec{} + uint32_t(p.first_key + key)) ^ row) ^ more);
+    return (hashed >= p.threshold) ? splat(p.kept) : vec{};
+  }
+};
+
+}  // namespace
+}  // namespace regard

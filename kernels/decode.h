@@ -1,0 +1,99 @@
+// Few rows against many keys: the keys are split as well, so that all threads have something to read, and
+// what the parts have found is merged as one tile after the other would have been.
+//
+// How many parts there are follows from the sizes alone, never from the number of threads.
+#pragma once
+
+#include "forward.h"
+
+namespace regard {
+namespace {
+
+struct Split : Job {
+  int64_t parts, room;
+  float* found;  // for each item and part: sums [lane][room], then top and total of each lane
+
+  float* at(int64_t item, int64_t part) const { return found + (item * parts + part) * LANES * (room + 2); }
+};
+
+inline int64_t parts_of(const Problem& p, const Plan& plan) {
+  constexpr int64_t ENOUGH = 16, LEAST = 8 * KEYS;
+  const int64_t items = p.units() * plan.chunks;
+  const bool breaks = p.terms == 1 && p.start[0] && p.stop[0];
+  if (items >= ENOUGH || items == 0 || plan.chunk > LANES || breaks || p.keys < 2 * LEAST) return 1;
+  const int64_t wanted = (ENOUGH + items - 1) / items, most = p.keys / LEAST;
+  return wanted < most ? wanted : most;
+}
+
+inline void split_item(void* context, int64_t index) {
+  Split& job = *static_cast<Split*>(context);
+  const int64_t item = index / job.parts, part = index % job.parts;
+  const Span span = job.plan.item(item);
+  const Block b(job.p, span.unit, span.first, span.last - span.first);
+  const Softmax policy(job.p);
+  Running run(b, part == 0 && job.p.sink);
+  Output output(b);
+  const int64_t tiles = (b.high - b.low + KEYS - 1) / KEYS;
+  const int64_t low = b.low + tiles * part / job.parts * KEYS, high = b.low + tiles * (part + 1) / job.parts * KEYS;
+  sum_softly(b, policy, low, high < b.high ? high : b.high, run, output);
+  float* to = job.at(item, part);
+  for (int64_t i = 0; i < b.count * job.room; ++i) to[i] = output.begun ? output.sums[i] : 0;
+  to += LANES * job.room;
+  memcpy(to, run.top.at, sizeof run.top.at);
+  memcpy(to + LANES, run.total.at, sizeof run.total.at);
+  arena.reset();
+}
+
+inline void merge_item(void* context, int64_t item) {
+  Split& job = *static_cast<Split*>(context);
+  const Span span = job.plan.item(item);
+  const Block b(job.p, span.unit, span.first, span.last - span.first);
+  const Softmax policy(job.p);
+  Running all(b, false);
+  Output output(b);
+  PerLane old, now;
+  for (int64_t part = 0; part < job.parts; ++part) {
+    const float* from = job.at(item, part);
+    const float* row = from + LANES * job.room;
+    for (int v = 0; v < b.lanes; v += W) {
+      const vec top = max(all.top.get(v), load(row + v)), known = top == -INF ? vec{} : top;
+      old.set(v, policy.power(all.top.get(v) - known));
+      now.set(v, policy.power(load(row + v) - known));
+      all.total.set(v, all.total.get(v) * old.get(v) + load(row + LANES + v) * now.get(v));
+      all.top.set(v, top);
+    }
+    for (int i = 0; i < b.count; ++i)
+      for (int64_t t = 0; t < job.room; t += W) {
+        float* to = output.sums + i * job.room + t;
+        const vec more = load(from + i * job.room + t) * now.at[i];
+        store(to, part ? load(to) * old.at[i] + more : more);
+      }
+  }
+  output.begun = true;
+  Tau tau;
+  PerLane inverse;
+  Finite finite;
+  all.finish(b, policy, tau, inverse);
+  see_tau(b, tau, finite);
+  write_tau(b, tau);
+  output.write(b, inverse.at, finite);
+  arena.reset();
+  job.report(finite);
+}
+
+inline bool forward_softmax(const Problem& p, int threads) {
+  const Plan plan(p);
+  const int64_t parts = parts_of(p, plan), items = p.units() * plan.chunks;
+  if (parts == 1) return forward_all<Softmax>(p, threads);
+  const int64_t room = padded(p.value_width);
+  void* found = nullptr;
+  if (posix_memalign(&found, 64, size_t(items * parts * LANES * (room + 2)) * sizeof(float))) return false;
+  Split job{{p, plan}, parts, room, static_cast<float*>(found)};
+  parallel(items * parts, threads, split_item, &job);
+  parallel(items, threads, merge_item, &job);
+  free(found);
+  return job.finite;
+}
+
+}  // namespace
+}  // namespace regard

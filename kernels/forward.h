@@ -1,0 +1,283 @@
+// Forward: output = Σ_j weight_j · value_j and τ, for each row, tile after tile of keys.
+//
+// online:   with the running maximum m and sum l, a tile turns its scores into p = exp(s − m), and
+//           output ← output · exp(m_before − m) + p · value;   at the end output / l,  τ = m + log l.
+// counted:  the weights follow from the score and the number of keys, and are summed as they come.
+// root:     τ from all scores; then only the keys that have weight in any row are read.
+#pragma once
+
+#include "statistic.h"
+
+namespace regard {
+namespace {
+
+// Rows of one unit that a work item takes on.
+struct Span {
+  int64_t unit, first, last;
+};
+
+struct Plan {
+  int64_t rows, chunk, chunks;  // rows of a unit; of an item; items of a unit
+  explicit Plan(const Problem& p) {
+    const int64_t heads = p.heads();
+    rows = heads * p.queries;
+    if (p.queries < 2 * LANES) {  // small: as many rows as come, over the heads
+      const bool many = p.units() * ((rows + LANES - 1) / LANES) >= 64;
+      chunk = !many ? LANES : rows < 4 * LANES ? rows : (4 * LANES + p.queries - 1) / p.queries * p.queries;
+    } else {
+      const int64_t blocks = p.units() * heads * ((p.queries + LANES - 1) / LANES);
+      chunk = (blocks < 64 ? 1 : 4) * LANES;
+    }
+    if (chunk < 1) chunk = 1;
+    per_head = p.queries >= 2 * LANES;
+    chunks = per_head ? heads * ((p.queries + chunk - 1) / chunk) : (rows + chunk - 1) / chunk;
+    queries = p.queries;
+  }
+  Span item(int64_t index) const {
+    const int64_t unit = index / chunks, i = index % chunks;
+    if (!per_head) return {unit, i * chunk, i * chunk + chunk < rows ? i * chunk + chunk : rows};
+    const int64_t each = (queries + chunk - 1) / chunk, head = i / each, at = i % each * chunk;
+    return {unit, head * queries + at, head * queries + (at + chunk < queries ? at + chunk : queries)};
+  }
+  bool per_head;
+  int64_t queries;
+};
+
+// Sums that become infinite or NaN say so: such a call is solved again, with care, elsewhere.
+struct Finite {
+  vec zero{};
+  INLINE void see(vec x) { zero += x * 0.0f; }
+  bool all() const { return sum(zero) == 0; }
+};
+
+struct Output {
+  float* sums;  // [lane][padded value width]
+  int64_t width, room;
+  bool begun = false;
+
+  Output(const Block& b) : width(b.p.value_width), room(padded(b.p.value_width)) {
+    sums = arena.take(b.lanes * room);
+  }
+
+  void add(const Block& b, const float* weights, Rows values, int n) {
+    if (room) multiply<Walk::down>({weights, b.lanes, values.at, values.step, sums, ptrdiff_t(room)}, b.count, int(room / W), n, begun);
+    begun = true;
+  }
+
+  void scale(const Block& b, const float* factors) {
+    for (int i = 0; begun && i < b.count; ++i)
+      if (factors[i] != 1.0f)
+        for (int64_t t = 0; t < room; t += W) store(sums + i * room + t, load(sums + i * room + t) * factors[i]);
+  }
+
+  void write(const Block& b, const float* factors, Finite& finite) const {
+    const int64_t offset = b.p.offset_of(b.p.output, b.unit);
+    for (int i = 0; i < b.count; ++i) {
+      float* to = reinterpret_cast<float*>(b.p.output.data) + b.at(b.p.output, offset, i);
+      for (int64_t t = 0; t < room; t += W) {
+        const vec x = begun ? load(sums + i * room + t) * factors[i] : vec{};
+        finite.see(x);
+        store_some(to + t, x, int(width - t < W ? width - t : W));
+      }
+    }
+  }
+};
+
+INLINE void drop(const Block& b, int64_t from, int n, float* weights) {
+  for (int j = 0; j < n; ++j)
+    for (int v = 0; v < b.lanes; v += W) {
+      float* at = weights + j * b.lanes + v;
+      store(at, load(at) * b.keep(from + j, v));
+    }
+}
+
+// One tile of softmax: new maximum, the factor for what came before, and exp in place.
+INLINE void soften(const Block& b, const Softmax& policy, int n, float* s, PerLane& top, PerLane& total, PerLane& factor) {
+  const ptrdiff_t step = b.lanes;
+  for (int v = 0; v < b.lanes; v += W) {
+    vec most[4] = {top.get(v), splat(-INF), splat(-INF), splat(-INF)};
+    const float* at = s + v;
+    int j = 0;
+    for (; j + 4 <= n; j += 4, at += 4 * step)
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; ++k) most[k] = max(most[k], load(at + k * step));
+    for (; j < n; ++j, at += step) most[0] = max(most[0], load(at));
+    const vec now = max(max(most[0], most[1]), max(most[2], most[3]));
+    const vec known = now == -INF ? vec{} : now;
+    const vec fade = policy.power(top.get(v) - known);
+    top.set(v, now);
+    factor.set(v, fade);
+    vec sums[2] = {};
+    float* to = s + v;
+    for (j = 0; j + 2 <= n; j += 2, to += 2 * step)
+#pragma GCC unroll 2
+      for (int k = 0; k < 2; ++k) {
+        const vec x = policy.power(load(to + k * step) - known);
+        store(to + k * step, x);
+        sums[k] += x;
+      }
+    if (j < n) {
+      const vec x = policy.power(load(to) - known);
+      store(to, x);
+      sums[0] += x;
+    }
+    total.set(v, total.get(v) * fade + (sums[0] + sums[1]));
+  }
+}
+
+// What is known of softmax's rows after some of the keys.
+struct Running {
+  PerLane top, total;
+
+  Running(const Block& b, bool sink) {
+    const int64_t offset = sink ? b.p.offset_of(b.p.sink, b.unit) : 0;
+    for (int i = 0; i < b.lanes; ++i)
+      top.at[i] = sink ? number(b.p.sink, offset + b.head[i] * b.p.per_head(b.p.sink)) : -INF;
+    for (int v = 0; v < b.lanes; v += W) {
+      total.set(v, top.get(v) == -INF ? vec{} : splat(1));
+    }
+  }
+
+  // τ = top + rest, and 1 / total.
+  void finish(const Block& b, const Softmax& policy, Tau& tau, PerLane& inverse) const {
+    for (int v = 0; v < b.lanes; v += W) {
+      const vec l = total.get(v), t = top.get(v);
+      const auto empty = l == 0.0f;
+      tau.top.set(v, t == -INF ? vec{} : t);
+      tau.rest.set(v, empty ? vec{} : log(l) / policy.sharpness);
+      inverse.set(v, empty ? vec{} : 1.0f / l);
+    }
+  }
+};
+
+INLINE Rows values_from(const Block& b, int64_t from, int n, float* room) {
+  return stage(b.p.value, b.value_at, from, n, b.p.value_width, true, room);
+}
+
+INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64_t high, Running& run, Output& output) {
+  float *s = arena.take(KEYS * b.lanes), *room = arena.take(KEYS * output.room);
+  PerLane factor;
+  for (int64_t from = low; from < high; from += KEYS) {
+    const int n = int(high - from < KEYS ? high - from : KEYS);
+    if (b.hidden(from, from + n)) continue;
+    b.scores(from, n, s);
+    soften(b, policy, n, s, run.top, run.total, factor);
+    output.scale(b, factor.at);
+    if (b.p.threshold) drop(b, from, n, s);
+    output.add(b, s, values_from(b, from, n, room), n);
+  }
+}
+
+template <class Policy>
+void sum_counted(const Block& b, const Policy& policy, Tau& tau, Output& output) {
+  float *s = arena.take(KEYS * b.lanes), *room = arena.take(KEYS * output.room);
+  fit_counted(b, s, tau);
+  for (int64_t from = b.low; from < b.high; from += KEYS) {
+    const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
+    if (b.hidden(from, from + n)) continue;
+    b.scores(from, n, s);
+    for (int v = 0; v < b.lanes; v += W) {
+      const Statistic row = policy.read(tau.top.get(v), tau.rest.get(v), tau.count.get(v));
+      for (int j = 0; j < n; ++j) store(s + j * b.lanes + v, policy.weight(load(s + j * b.lanes + v), row));
+    }
+    if (b.p.threshold) drop(b, from, n, s);
+    output.add(b, s, values_from(b, from, n, room), n);
+  }
+}
+
+// The keys, counted from the block's lowest, whose score exceeds τ in any row.
+inline int64_t find_support(const Block& b, const float* scores, const Tau& tau, int64_t* support) {
+  int64_t found = 0;
+  for (int64_t j = 0; j < b.high - b.low; ++j) {
+    ivec seen{};
+    for (int v = 0; v < b.lanes; v += W)
+      seen |= load(scores + j * b.lanes + v) - tau.top.get(v) > tau.rest.get(v);
+    if (any(seen)) support[found++] = j;
+  }
+  return found;
+}
+
+template <class Policy>
+void sum_sparsely(const Block& b, const Policy& policy, Tau& tau, Output& output) {
+  const int64_t keys = b.high - b.low;
+  float *scores = arena.take(keys * b.lanes), *s = arena.take((keys > KEYS ? keys : KEYS) * W + KEYS * b.lanes);
+  float* room = arena.take(KEYS * output.room);
+  int64_t* support = arena.take<int64_t>(keys);
+  all_scores(b, scores, nullptr);
+  fit_root<Policy>(b, scores, s, tau);
+  const int64_t found = find_support(b, scores, tau, support);
+  for (int64_t at = 0; at < found; at += KEYS) {
+    const int n = int(found - at < KEYS ? found - at : KEYS);
+    for (int i = 0; i < n; ++i) {
+      const int64_t j = support[at + i];
+      for (int v = 0; v < b.lanes; v += W) {
+        const Statistic row = policy.read(tau.top.get(v), tau.rest.get(v), vec{});
+        vec weight = policy.weight(load(scores + j * b.lanes + v), row);
+        if (b.p.threshold) weight *= b.keep(b.low + j, v);
+        store(s + i * b.lanes + v, weight);
+      }
+      stage_row(room + i * output.room, b.p.value, b.value_at + (b.low + j) * b.p.value.row, output.width, output.room);
+    }
+    output.add(b, s, {room, ptrdiff_t(output.room)}, n);
+  }
+}
+
+INLINE void see_tau(const Block& b, const Tau& tau, Finite& finite) {
+  for (int v = 0; v < b.lanes; v += W) finite.see(tau.top.get(v)), finite.see(tau.rest.get(v));
+}
+
+template <class Policy>
+void forward_block(const Block& b, Finite& finite) {
+  const Policy policy(b.p);
+  Output output(b);
+  Tau tau;
+  PerLane factor;
+  if constexpr (Policy::fit == Fit::online) {
+    Running run(b, bool(b.p.sink));
+    sum_softly(b, policy, b.low, b.high, run, output);
+    run.finish(b, policy, tau, factor);
+  } else {
+    if constexpr (Policy::fit == Fit::counted)
+      sum_counted(b, policy, tau, output);
+    else
+      sum_sparsely(b, policy, tau, output);
+    for (int v = 0; v < b.lanes; v += W) factor.set(v, splat(1));
+  }
+  see_tau(b, tau, finite);
+  write_tau(b, tau);
+  output.write(b, factor.at, finite);
+}
+
+struct Job {
+  const Problem& p;
+  Plan plan;
+  bool finite = true;
+
+  void report(const Finite& seen) {
+    if (!seen.all()) __atomic_store_n(&finite, false, __ATOMIC_RELAXED);
+  }
+};
+
+template <class Policy>
+void forward_item(void* context, int64_t index) {
+  Job& job = *static_cast<Job*>(context);
+  const Span span = job.plan.item(index);
+  Finite finite;
+  for (int64_t row = span.first; row < span.last;) {
+    const Block block(job.p, span.unit, row, span.last - row);
+    forward_block<Policy>(block, finite);
+    row += block.count;
+    arena.reset();
+  }
+  job.report(finite);
+}
+
+template <class Policy>
+bool forward_all(const Problem& p, int threads) {
+  Job job{p, Plan(p)};
+  parallel(p.units() * job.plan.chunks, threads, forward_item<Policy>, &job);
+  return job.finite;
+}
+
+}  // namespace
+}  // namespace regard

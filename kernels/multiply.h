@@ -1,0 +1,100 @@
+// The one matrix product that everything is made of:  C[r][v] (+)= Σ_t A(r, t) · B[t][v].
+//
+// B and C have their columns in the vectors' lanes. A is read a number at a time and spread over the lanes:
+// along its rows (Walk::along, A(r, t) = a[r·step + t]) or down its columns (Walk::down, a[t·step + r]), so
+// that neither A nor its transpose ever needs to be packed. A tile of C stays in registers for all t.
+#pragma once
+
+#include "vector.h"
+
+namespace regard {
+namespace {
+
+enum class Walk { along, down };
+
+template <int R, int V, Walk walk>
+INLINE void tile(const float* a, ptrdiff_t step, const float* b, ptrdiff_t b_step, float* c, ptrdiff_t c_step,
+                 int depth, bool add) {
+  vec sums[R][V];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) sums[r][v] = vec{};
+#pragma GCC unroll 2
+  for (int t = 0; t < depth; ++t) {
+    vec x[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) x[v] = load(b + v * W);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const vec y = splat(walk == Walk::along ? a[r * step] : a[r]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) sums[r][v] += y * x[v];
+    }
+    a += walk == Walk::along ? 1 : step;
+    b += b_step;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      float* at = c + r * c_step + v * W;
+      store(at, add ? load(at) + sums[r][v] : sums[r][v]);
+    }
+}
+
+// Rows of C in a tile of V vectors: as many as the registers hold.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int tall(int V) { return V == 1 ? 12 : V == 2 ? 12 : V == 3 ? 8 : 6; }
+#else
+constexpr int tall(int V) { return V == 1 ? 8 : V == 2 ? 6 : 4; }
+#endif
+
+struct Product {
+  const float* a;
+  ptrdiff_t a_step;
+  const float* b;
+  ptrdiff_t b_step;
+  float* c;
+  ptrdiff_t c_step;
+};
+
+template <int R, int V, Walk walk>
+INLINE void rows_of(Product& p, int& rows, int depth, bool add) {
+  for (; rows >= R; rows -= R) {
+    tile<R, V, walk>(p.a, p.a_step, p.b, p.b_step, p.c, p.c_step, depth, add);
+    p.a += walk == Walk::along ? R * p.a_step : R;
+    p.c += R * p.c_step;
+  }
+}
+
+template <int V, Walk walk>
+__attribute__((noinline)) void columns_of(Product p, int rows, int depth, bool add) {
+  rows_of<tall(V), V, walk>(p, rows, depth, add);
+  if constexpr (tall(V) > 8) rows_of<8, V, walk>(p, rows, depth, add);
+  if constexpr (tall(V) > 4) rows_of<4, V, walk>(p, rows, depth, add);
+  rows_of<2, V, walk>(p, rows, depth, add);
+  rows_of<1, V, walk>(p, rows, depth, add);
+}
+
+// C (+)= A · B with `vectors` vectors of columns.
+template <Walk walk>
+void multiply(Product p, int rows, int vectors, int depth, bool add) {
+  while (vectors > 0) {
+    // as equal as can be: 5 vectors are 3 + 2, not 4 + 1
+    const int parts = (vectors + MOST - 1) / MOST, now = (vectors + parts - 1) / parts;
+    switch (now) {
+      case 1: columns_of<1, walk>(p, rows, depth, add); break;
+      case 2: columns_of<2, walk>(p, rows, depth, add); break;
+      case 3: columns_of<3, walk>(p, rows, depth, add); break;
+      default:
+        if constexpr (MOST > 3) columns_of<4, walk>(p, rows, depth, add);
+    }
+    p.b += now * W;
+    p.c += now * W;
+    vectors -= now;
+  }
+}
+
+}  // namespace
+}  // namespace regard

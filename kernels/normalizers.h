@@ -1,0 +1,111 @@
+// The normalizers:  weight = φ((score − top) − rest) · factor,  and its derivative by the score.
+//
+// A policy says how its row statistic τ = top + rest is found:
+//   online   along the way, while the output is summed up: the running maximum and the running sum
+//   counted  from the number of keys in sight alone
+//   root     from all scores of the row, as the solution of Σ φ = 1
+// and gives, for one vector of rows, `weight` and `slope`. A new normalizer is one more policy here.
+#pragma once
+
+#include "problem.h"
+#include "vector.h"
+
+namespace regard {
+namespace {
+
+enum class Fit { online, counted, root };
+
+// τ of one vector of rows, and what a policy makes of it.
+struct Statistic {
+  vec top, rest, factor;
+};
+
+// exp(score / t) / Σ, in powers of 2^(1 / t · log₂e).
+struct Softmax {
+  static constexpr Fit fit = Fit::online;
+  static constexpr bool sums_to_one = true;
+  Power power;
+  float sharpness;
+
+  explicit Softmax(const Problem& p) : power(LOG2E * p.sharpness), sharpness(p.sharpness) {}
+  Statistic read(vec top, vec rest, vec) const { return {top, rest, vec{}}; }
+  INLINE vec weight(vec s, const Statistic& tau) const { return power((s - tau.top) - tau.rest); }
+  INLINE vec slope(vec, vec weight, const Statistic&) const { return weight * sharpness; }
+};
+
+struct Sigmoid {
+  static constexpr Fit fit = Fit::counted;
+  static constexpr bool sums_to_one = false;
+
+  explicit Sigmoid(const Problem&) {}
+  Statistic read(vec top, vec rest, vec) const { return {top, rest, vec{}}; }
+  INLINE vec weight(vec s, const Statistic& tau) const {
+    return s == -INF ? vec{} : 1.0f / (1.0f + exp(tau.rest - s));
+  }
+  INLINE vec slope(vec, vec weight, const Statistic&) const { return weight * (1.0f - weight); }
+};
+
+struct Relu {
+  static constexpr Fit fit = Fit::counted;
+  static constexpr bool sums_to_one = false;
+
+  explicit Relu(const Problem&) {}
+  Statistic read(vec top, vec rest, vec count) const { return {top, rest, 1.0f / count}; }
+  INLINE vec weight(vec s, const Statistic& tau) const { return max(vec{}, s) * tau.factor; }
+  INLINE vec slope(vec s, vec, const Statistic& tau) const { return s > 0.0f ? tau.factor : vec{}; }
+};
+
+struct Mean {
+  static constexpr Fit fit = Fit::counted;
+  static constexpr bool sums_to_one = false;
+
+  explicit Mean(const Problem&) {}
+  Statistic read(vec top, vec rest, vec count) const { return {top, rest, 1.0f / count}; }
+  INLINE vec weight(vec s, const Statistic& tau) const { return s == -INF ? vec{} : s * tau.factor; }
+  INLINE vec slope(vec s, vec, const Statistic& tau) const { return s == -INF ? vec{} : tau.factor; }
+};
+
+// max(x, 0), x = score − τ. Newton's steps towards Σ max(x, 0) = 1 come from the left and end exactly.
+struct Sparsemax {
+  static constexpr Fit fit = Fit::root;
+  static constexpr bool sums_to_one = true;
+  static constexpr float steepness = 1;
+
+  explicit Sparsemax(const Problem&) {}
+  Statistic read(vec top, vec rest, vec) const { return {top, rest, vec{}}; }
+  INLINE vec weight(vec s, const Statistic& tau) const { return max(vec{}, (s - tau.top) - tau.rest); }
+  INLINE vec slope(vec, vec weight, const Statistic&) const { return weight > 0.0f ? splat(1) : vec{}; }
+  INLINE static void gather(vec gap, vec& values, vec& slopes) {
+    values += max(vec{}, gap);
+    slopes += gap > 0.0f ? splat(1) : vec{};
+  }
+  INLINE static vec step(vec values, vec slopes) { return (values - 1.0f) / slopes; }
+};
+
+// max(x / 2, 0)², x = score − τ. The norm of the halved gaps is convex in τ, so Newton does not pass its root.
+struct Entmax15 {
+  static constexpr Fit fit = Fit::root;
+  static constexpr bool sums_to_one = true;
+  static constexpr float steepness = 0.5f;
+
+  explicit Entmax15(const Problem&) {}
+  Statistic read(vec top, vec rest, vec) const { return {top, rest, vec{}}; }
+  INLINE vec half(vec s, const Statistic& tau) const { return max(vec{}, ((s - tau.top) - tau.rest) * 0.5f); }
+  INLINE vec weight(vec s, const Statistic& tau) const {
+    const vec x = half(s, tau);
+    return x * x;
+  }
+  INLINE vec slope(vec s, vec, const Statistic& tau) const { return half(s, tau); }
+  INLINE static void gather(vec gap, vec& values, vec& slopes) {
+    const vec x = max(vec{}, gap);
+    values += x * x;
+    slopes += x;
+  }
+  INLINE static vec step(vec values, vec slopes) {
+    const vec norm = square_root(values);
+    return (norm - 1.0f) * norm / slopes;
+  }
+};
+
+}  // namespace
+}  // namespace regard

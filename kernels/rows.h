@@ -1,0 +1,159 @@
+// From the user's memory, of any stride and type, to what the product can read: rows of float32, padded with
+// zeros to whole vectors; and such rows turned into columns, so that the queries stand in the lanes.
+#pragma once
+
+#include "problem.h"
+#include "vector.h"
+
+namespace regard {
+namespace {
+
+INLINE int64_t padded(int64_t n) { return (n + W - 1) / W * W; }
+
+INLINE float widen(uint16_t bits) {  // from bfloat16
+  const uint32_t wide = uint32_t(bits) << 16;
+  float x;
+  memcpy(&x, &wide, 4);
+  return x;
+}
+
+INLINE float widen_half(uint16_t bits) {
+  const uint32_t sign = uint32_t(bits & 0x8000) << 16, rest = bits & 0x7fff;
+  uint32_t wide = (rest << 13) + 0x38000000;
+  if (rest >= 0x7c00) wide += 0x38000000;  // infinity and NaN
+  float x;
+  if (rest < 0x0400) {  // subnormal: rest · 2^−24
+    x = float(rest) * 5.9604645e-8f;
+    memcpy(&wide, &x, 4);
+  }
+  wide |= sign;
+  memcpy(&x, &wide, 4);
+  return x;
+}
+
+// One number of a tensor, as float.
+INLINE float number(const View& view, int64_t at) {
+  switch (view.type) {
+    case Type::float32: return reinterpret_cast<const float*>(view.data)[at];
+    case Type::bfloat16: return widen(reinterpret_cast<const uint16_t*>(view.data)[at]);
+    case Type::float16: return widen_half(reinterpret_cast<const uint16_t*>(view.data)[at]);
+    case Type::boolean: return reinterpret_cast<const uint8_t*>(view.data)[at] ? 1.0f : 0.0f;
+    default: return 0;
+  }
+}
+
+INLINE int64_t integer(const View& view, int64_t at) {
+  return reinterpret_cast<const int64_t*>(view.data)[at];
+}
+
+template <class From, class Convert>
+INLINE void copy_row(float* to, const From* from, int64_t step, int64_t count, Convert convert) {
+  if (step == 1)
+    for (int64_t i = 0; i < count; ++i) to[i] = convert(from[i]);
+  else
+    for (int64_t i = 0; i < count; ++i) to[i] = convert(from[i * step]);
+}
+
+// `count` numbers from `at` on as floats, and zeros up to `room`.
+INLINE void stage_row(float* to, const View& view, int64_t at, int64_t count, int64_t room) {
+  switch (view.type) {
+    case Type::float32:
+      copy_row(to, reinterpret_cast<const float*>(view.data) + at, view.column, count, [](float x) { return x; });
+      break;
+    case Type::bfloat16:
+      copy_row(to, reinterpret_cast<const uint16_t*>(view.data) + at, view.column, count,
+               [](uint16_t x) { return widen(x); });
+      break;
+    case Type::float16:
+#if defined(__AVX512F__)
+      if (view.column == 1) {
+        const auto* from = reinterpret_cast<const uint16_t*>(view.data) + at;
+        int64_t i = 0;
+        for (; i + W <= count; i += W)
+          _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
+        for (; i < count; ++i) to[i] = widen_half(from[i]);
+        break;
+      }
+#elif defined(__F16C__)
+      if (view.column == 1) {
+        const auto* from = reinterpret_cast<const uint16_t*>(view.data) + at;
+        int64_t i = 0;
+        for (; i + W <= count; i += W)
+          _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+        for (; i < count; ++i) to[i] = widen_half(from[i]);
+        break;
+      }
+#endif
+      copy_row(to, reinterpret_cast<const uint16_t*>(view.data) + at, view.column, count,
+               [](uint16_t x) { return widen_half(x); });
+      break;
+    case Type::boolean:
+      copy_row(to, reinterpret_cast<const uint8_t*>(view.data) + at, view.column, count,
+               [](uint8_t x) { return x ? 1.0f : 0.0f; });
+      break;
+    default: break;
+  }
+  for (int64_t i = count; i < room; ++i) to[i] = 0;
+}
+
+// Rows of numbers that the product can read: where they begin, and how far apart they are.
+struct Rows {
+  const float* at;
+  ptrdiff_t step;
+};
+
+// `count` rows from `first` on; in place if they can stay there. `whole` asks for whole vectors.
+INLINE Rows stage(const View& view, int64_t offset, int64_t first, int64_t count, int64_t width, bool whole,
+                  float* room) {
+  offset += first * view.row;
+  if (view.type == Type::float32 && view.column == 1 && !(whole && width % W))
+    return {reinterpret_cast<const float*>(view.data) + offset, ptrdiff_t(view.row)};
+  for (int64_t i = 0; i < count; ++i)
+    stage_row(room + i * padded(width), view, offset + i * view.row, width, padded(width));
+  return {room, ptrdiff_t(padded(width))};
+}
+
+// columns[t][lane] = rows[lane][t] · factor, for `lanes` lanes of which the first `count` have a row.
+template <class Row>
+INLINE void to_columns(float* columns, int lanes, int count, int64_t width, float factor, Row row) {
+  for (int first = 0; first < lanes; first += W)
+    for (int64_t t = 0; t < width; t += W) {
+      vec block[W];
+#pragma GCC unroll 16
+      for (int i = 0; i < W; ++i) block[i] = first + i < count ? load(row(first + i) + t) * factor : vec{};
+      transpose(block);
+      const int some = width - t < W ? int(width - t) : W;
+      if (some == W) {
+#pragma GCC unroll 16
+        for (int i = 0; i < W; ++i) store(columns + (t + i) * lanes + first, block[i]);
+      } else {
+        for (int i = 0; i < some; ++i) store(columns + (t + i) * lanes + first, block[i]);
+      }
+    }
+}
+
+// The way back: rows[lane][t] from columns[t][lane]; `put(lane, t, vector, how many of its numbers count)`.
+template <class Put>
+INLINE void to_rows(const float* columns, int lanes, int count, int64_t width, Put put) {
+  for (int first = 0; first < count; first += W)
+    for (int64_t t = 0; t < width; t += W) {
+      const int some = width - t < W ? int(width - t) : W;
+      vec block[W];
+      for (int i = 0; i < W; ++i) block[i] = i < some ? load(columns + (t + i) * lanes + first) : vec{};
+      transpose(block);
+      for (int i = 0; i < W && first + i < count; ++i) put(first + i, t, block[i], some);
+    }
+}
+
+INLINE void store_some(float* to, vec x, int some) {
+  if (some == W) {
+    store(to, x);
+  } else {
+    float lanes[W];
+    store(lanes, x);
+    for (int i = 0; i < some; ++i) to[i] = lanes[i];
+  }
+}
+
+}  // namespace
+}  // namespace regard

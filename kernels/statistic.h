@@ -1,0 +1,115 @@
+// The row statistic τ of a block, where it does not come along with the output.
+#pragma once
+
+#include "block.h"
+#include "normalizers.h"
+
+namespace regard {
+namespace {
+
+// One number per lane, in vectors.
+struct PerLane {
+  alignas(64) float at[LANES];
+  INLINE vec get(int v) const { return load(at + v); }
+  INLINE void set(int v, vec x) { store(at + v, x); }
+};
+
+struct Tau {
+  PerLane top, rest, count;
+};
+
+// How many keys each row has in sight: those that neither mask nor a bias of −inf hides.
+inline void count_keys(const Block& b, float* room, PerLane& count) {
+  for (int v = 0; v < b.lanes; v += W) count.set(v, vec{});
+  const bool plain = b.p.biases == 0 && b.p.lines == 0;
+  for (int64_t from = b.low; from < b.high; from += KEYS) {
+    const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
+    if (b.hidden(from, from + n)) continue;
+    if (plain && b.open(from, from + n)) {
+      for (int v = 0; v < b.lanes; v += W) count.set(v, count.get(v) + float(n));
+      continue;
+    }
+    for (int i = 0; i < n * b.lanes; i += W) store(room + i, vec{});
+    for (int i = 0; i < b.p.biases; ++i) b.add_bias(b.p.bias[i], from, n, room);
+    for (int i = 0; i < b.p.lines; ++i) b.add_line(b.p.line[i], from, n, room);
+    if (!b.open(from, from + n)) b.hide(from, n, room);
+    for (int v = 0; v < b.lanes; v += W) {
+      vec seen = count.get(v);
+      for (int j = 0; j < n; ++j) seen += load(room + j * b.lanes + v) == -INF ? vec{} : splat(1);
+      count.set(v, seen);
+    }
+  }
+  for (int v = 0; v < b.lanes; v += W) count.set(v, max(count.get(v), splat(1)));
+}
+
+inline void fit_counted(const Block& b, float* room, Tau& tau) {
+  count_keys(b, room, tau.count);
+  for (int v = 0; v < b.lanes; v += W) {
+    tau.top.set(v, vec{});
+    const bool shifts = b.p.normalizer == Normalizer::sigmoid;
+    tau.rest.set(v, !shifts ? vec{} : splat(-b.p.offset));
+  }
+  for (int i = 0; b.p.counts && i < b.lanes; ++i) tau.rest.at[i] = float(__builtin_log(tau.count.at[i]));
+}
+
+// All scores of the block, [key][lane]; a key that no row sees has −inf.
+inline void all_scores(const Block& b, float* scores, float* slopes) {
+  for (int64_t from = b.low; from < b.high; from += KEYS) {
+    const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
+    float* at = scores + (from - b.low) * b.lanes;
+    if (b.hidden(from, from + n))
+      for (int i = 0; i < n * b.lanes; i += W) store(at + i, splat(-INF));
+    else
+      b.scores(from, n, at, slopes ? slopes + (from - b.low) * b.lanes : nullptr);
+  }
+}
+
+// The τ that solves Σ φ(score − τ) = 1, from all scores of the block: only those within reach of the
+// maximum can have weight, so these are put aside, and Newton's method goes over them.
+template <class Policy>
+void fit_root(const Block& b, const float* scores, float* room, Tau& tau) {
+  const int64_t keys = b.high - b.low;
+  for (int v = 0; v < b.lanes; v += W) {
+    vec top = splat(-INF);
+    for (int64_t j = 0; j < keys; ++j) top = max(top, load(scores + j * b.lanes + v));
+    top = top == -INF ? vec{} : top;
+    int64_t near = 0;
+    for (int64_t j = 0; j < keys; ++j) {
+      const vec x = (load(scores + j * b.lanes + v) - top) * Policy::steepness;
+      if (any(!(x <= -1.0f))) store(room + W * near++, x);
+    }
+    vec root = splat(-1);
+    for (int round = 0; round < 60; ++round) {
+      vec values{}, slopes{};
+      for (int64_t j = 0; j < near; ++j) Policy::gather(load(room + W * j) - root, values, slopes);
+      const vec next = slopes > 0.0f ? max(root, root + Policy::step(values, slopes)) : root;
+      const bool moved = any(next != root);
+      root = next;
+      if (!moved) break;
+    }
+    tau.top.set(v, top);
+    tau.rest.set(v, near ? root / Policy::steepness : vec{});
+  }
+}
+
+// τ as it was found forward.
+inline void read_tau(const Block& b, Tau& tau) {
+  const int64_t offset = b.p.offset_of(b.p.tau, b.unit);
+  for (int i = 0; i < b.lanes; ++i) {
+    const int64_t at = b.at(b.p.tau, offset, i);
+    tau.top.at[i] = number(b.p.tau, at);
+    tau.rest.at[i] = number(b.p.tau, at + b.p.tau.column);
+  }
+}
+
+inline void write_tau(const Block& b, const Tau& tau) {
+  const int64_t offset = b.p.offset_of(b.p.tau, b.unit);
+  for (int i = 0; i < b.count; ++i) {
+    float* at = reinterpret_cast<float*>(b.p.tau.data) + b.at(b.p.tau, offset, i);
+    at[0] = tau.top.at[i];
+    at[b.p.tau.column] = tau.rest.at[i];
+  }
+}
+
+}  // namespace
+}  // namespace regard

@@ -1,0 +1,318 @@
+"""The fused kernels: a problem handed to C++, which holds no more than a tile of scores at a time.
+
+Same contract as `tiled`. The kernels say whether all that they found is finite; if not, some input is
+NaN or infinite, and the answer is None: the problem is then solved again with care, by `tiled`.
+"""
+
+import importlib
+import math
+import os
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.mechanism.normalizers import (
+    Entmax15,
+    Mean,
+    Normalizer,
+    Relu,
+    Sigmoid,
+    Softmax,
+    Softmax1,
+    Sparsemax,
+)
+from regard.mechanism.problem import Problem, kind
+from regard.mechanism.tiled import empty
+
+# As in kernels/problem.h and kernels/module.cpp.
+_FAMILIES = {"dot": 0, "tanh": 1, "relu": 2}
+_NORMALIZERS = {Softmax: 0, Softmax1: 0, Sigmoid: 1, Relu: 2, Mean: 3, Sparsemax: 4, Entmax15: 5}
+_TYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int64: 4, torch.bool: 5}
+_SLOTS = {
+    name: slot
+    for slot, name in enumerate(
+        "query key value vector sink seed row head tau output grad found found_keys "
+        "d_query d_key d_value d_vector d_sink".split()
+    )
+}
+_LISTS = {"bias": 100, "line": 200, "start": 300, "stop": 400, "allowed": 500, "d_bias": 600, "d_line": 700}
+_SLOTS |= {f"{name}{i}": first + i for name, first in _LISTS.items() for i in range(4)}
+_MOST = {"bias": 4, "line": 2, "term": 4, "axis": 10}
+_SEGMENTS = 8  # pieces of work, backward, if there are enough rows: a fixed number, whatever the threads
+_ROWS = 256  # of a segment, at least
+
+
+def _load() -> tuple[ModuleType | None, str]:
+    """The compiled kernels, or why there are none."""
+    asked = os.environ.get("REGARD_ISA")
+    try:
+        kernels = importlib.import_module("regard.mechanism._kernels")
+    except ImportError as error:
+        reason = f"the kernels are not there ({error}); install regard where there is a C++ compiler"
+        if asked:
+            raise ArgumentError(f"the environment variable REGARD_ISA is {asked!r}, but {reason}.") from None
+        return None, reason
+    if asked:
+        if asked not in kernels.available():
+            raise ArgumentError(
+                f"the environment variable REGARD_ISA is {asked!r}; this machine and this build run "
+                f"{', '.join(kernels.available())}."
+            )
+        kernels.use(asked)
+    return kernels, f"C++ kernels for {asked or kernels.available()[0]}"
+
+
+_KERNELS, ABOUT = _load()
+
+
+def available() -> bool:
+    """Whether there are kernels at all."""
+    return _KERNELS is not None
+
+
+def refusal(normalize: Normalizer, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why the kernels cannot serve such calls, or None if they can."""
+    if _KERNELS is None:
+        return ABOUT
+    if type(normalize) not in _NORMALIZERS:
+        return f"{type(normalize).__name__} has no kernel"
+    if dtype is torch.float64:
+        return "float64 has no kernel"
+    if device.type != "cpu":
+        return f"there are no kernels for {device.type}"
+    return None
+
+
+def fits(problem: Problem) -> bool:
+    """Whether the kernels can solve this problem, of which they know by now that they serve its kind."""
+    query = problem["query"]
+    counts = {"bias": 0, "line": 0}
+    for name in problem.tensors:
+        if kind(name) in counts:
+            counts[kind(name)] += 1
+    counts |= {"term": problem.rules.terms, "axis": query.dim() - 2}
+    return (
+        _KERNELS is not None
+        and type(problem.rules.normalize) in _NORMALIZERS
+        and query.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and query.device.type == "cpu"
+        and all(counts[name] <= most for name, most in _MOST.items())
+        and max(problem.keys, problem.queries) < 2**31
+        and not any(t.is_neg() for t in problem.tensors.values())
+    )
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor] | None:
+    """The output (…, g, r, q, e) and the row statistic τ (…, g, r, q, 2); None if they are not finite."""
+    output, tau = empty(problem)
+    finite = _call("forward", problem, {"output": output, "tau": tau})
+    return (output, tau) if finite else None
+
+
+def fit(problem: Problem) -> Tensor | None:
+    """τ alone."""
+    tau = problem["query"].new_empty(*problem.lead(), problem.queries, 2)
+    finite = _call("forward", problem.without("value", "tau"), {"tau": tau})
+    return tau if finite else None
+
+
+def backward(
+    problem: Problem, tau: Tensor, output: Tensor, grad: Tensor, wanted: set[str]
+) -> dict[str, Tensor] | None:
+    """The gradients of the wanted tensors, given that of the output; None if they are not finite."""
+    shared = _shared_biases(problem, wanted)
+    if shared:
+        return _in_turn(problem, tau, output, grad, wanted, shared)
+    lead, query = problem.lead(), problem["query"]
+    *units, per_group = lead
+    rows = per_group * problem.queries
+    segments = max(min(_SEGMENTS // max(math.prod(units), 1), rows // _ROWS), 1)
+    rooms = {name: _room(problem, name, lead, segments) for name in wanted}
+    given = {"tau": tau, "output": output, "grad": grad}
+    if not _call("backward", problem, {**given, **{f"d_{n}": r for n, r in rooms.items()}}, segments=segments):
+        return None
+    found = {}
+    for name, room in rooms.items():
+        part = room.tensor
+        if room.segment is not None:
+            part = part.sum(0) if segments > 1 else part[0]
+        part = part[..., : query.shape[-1]] if name == "key" else part
+        part = part[..., : problem["value"].shape[-1]] if name == "value" else part
+        part = part[..., : query.shape[-1]] if name == "vector" else part
+        found[name] = part.sum_to_size(problem[name].shape) if part.shape != problem[name].shape else part
+    return found
+
+
+def weights(problem: Problem, tau: Tensor) -> Tensor:
+    """The weights themselves, dense: (…, g, r, q, k)."""
+    found = tau.new_zeros(*problem.lead(), problem.queries, problem.keys)
+    _call("weights", problem.without("value", "tau"), {"tau": tau, "found": found})
+    return found
+
+
+def entropy(problem: Problem, tau: Tensor) -> Tensor:
+    """−Σ w log w of each row: (…, g, r, q, 1)."""
+    found = tau.new_empty(*problem.lead(), problem.queries, 1)
+    _call("entropy", problem.without("value", "tau"), {"tau": tau, "found": found})
+    return found
+
+
+def top(problem: Problem, tau: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The largest weights of each row, and their keys: (…, g, r, q, most)."""
+    values = tau.new_empty(*problem.lead(), problem.queries, most)
+    keys = torch.empty_like(values, dtype=torch.int64)
+    _call("top", problem.without("value", "tau"), {"tau": tau, "found": values, "found_keys": keys}, most=most)
+    return values, keys
+
+
+def product(problem: Problem, x: Tensor) -> Tensor | None:
+    """weights · x, (…, g, r, k, e) → (…, g, r, q, e); None if it is not finite."""
+    apart = _heads_apart(problem)
+    found = forward(apart.with_tensors({**apart.tensors, "value": x.unsqueeze(-3)}))
+    return None if found is None else found[0].squeeze(-3)
+
+
+def transposed_product(problem: Problem, tau: Tensor, x: Tensor) -> Tensor | None:
+    """weightsᵀ · x, (…, g, r, q, e) → (…, g, r, k, e); None if it is not finite."""
+    apart = _heads_apart(problem)
+    value = x.new_empty(1, 1).expand(*apart.lead(), problem.keys, x.shape[-1])
+    apart = apart.with_tensors({**apart.tensors, "value": value})
+    grad = x.unsqueeze(-3)
+    found = backward(apart, tau.unsqueeze(-3), grad, grad, {"value"})
+    return None if found is None else found["value"].squeeze(-3)
+
+
+def _heads_apart(problem: Problem) -> Problem:
+    """The query heads of a key head on their own, each with the same keys."""
+    return problem.without("value", "tau").map(lambda _, tensor: tensor.unsqueeze(-3))
+
+
+def peak(threads: int) -> float:
+    """FLOP per second that this machine reaches with multiplications and additions alone."""
+    if _KERNELS is None:
+        raise ImportError(ABOUT)
+    return _KERNELS.peak(threads)
+
+
+class _Room(NamedTuple):
+    """Where the kernels put a gradient; with an axis in front for the segments that add to it."""
+
+    tensor: Tensor
+    segment: int | None = None
+
+
+def _room(problem: Problem, name: str, lead: tuple[int, ...], segments: int) -> _Room:
+    query, (*units, _) = problem["query"], lead
+    if name == "query":
+        return _Room(query.new_empty(*lead, problem.queries, query.shape[-1]))
+    if name == "sink":
+        return _Room(query.new_empty(*lead, problem.queries, 1))
+    lanes = _KERNELS.lanes()  # type: ignore[union-attr]
+    if name in ("key", "value", "vector"):
+        tokens = 1 if name == "vector" else problem.keys
+        width = -(-problem[name].shape[-1] // lanes) * lanes
+        found = query.new_empty(segments, *units, 1, tokens, width)
+    else:  # biases: whatever no row sees stays zero
+        found = query.new_zeros(segments, *lead, *problem[name].shape[-2:])
+    if kind(name) == "bias" and _dense(problem, name):
+        return _Room(found[0])
+    return _Room(found, found.stride(0))
+
+
+def _dense(problem: Problem, name: str) -> bool:
+    return problem[name].shape[-2] > 1 and problem[name].shape[-1] > 1
+
+
+def _shared_biases(problem: Problem, wanted: set[str]) -> list[int]:
+    """The leading axes along which a dense bias that wants a gradient is the same."""
+    lead = problem.lead()
+    dense = [problem[name] for name in wanted if kind(name) == "bias" and _dense(problem, name)]
+    return [axis for axis, size in enumerate(lead) if size > 1 and any(t.shape[axis] == 1 for t in dense)]
+
+
+def _in_turn(
+    problem: Problem, tau: Tensor, output: Tensor, grad: Tensor, wanted: set[str], axes: list[int]
+) -> dict[str, Tensor] | None:
+    """The gradients one index of the shared axes after the other, so that the shared bias is held once."""
+    grads = {name: torch.zeros_like(problem[name]) for name in wanted}
+    for index in _indices(problem.lead(), axes):
+        part = problem.map(lambda _, tensor, index=index: tensor[_narrow(tensor, index)])
+        chosen = (x[_narrow(x, index)] for x in (tau, output, grad))
+        found = backward(part, *chosen, wanted)
+        if found is None:
+            return None
+        for name, more in found.items():
+            grads[name][_narrow(grads[name], index)] += more
+    return grads
+
+
+def _indices(lead: tuple[int, ...], axes: list[int]) -> Iterator[dict[int, int]]:
+    for flat in range(math.prod(lead[axis] for axis in axes)):
+        index = {}
+        for axis in reversed(axes):
+            flat, index[axis] = divmod(flat, lead[axis])
+        yield index
+
+
+def _narrow(tensor: Tensor, index: dict[int, int]) -> tuple[slice, ...]:
+    return tuple(
+        slice(index[axis], index[axis] + 1) if axis in index and size > 1 else slice(None)
+        for axis, size in enumerate(tensor.shape)
+    )
+
+
+def _call(kernel: str, problem: Problem, more: dict[str, Any], segments: int = 1, most: int = 0) -> bool:
+    """Write a problem down as numbers, and run a kernel on it."""
+    rules, tensors, lead = problem.rules, problem.tensors, problem.lead()
+    query, value = tensors["query"], tensors.get("value")
+    normalize, family = rules.normalize, rules.family
+    if not math.prod(lead) * problem.queries:
+        return _nothing(more)
+    counts = isinstance(normalize, Sigmoid) and normalize.bias is None
+    numbers = [
+        len(lead),
+        *lead,
+        problem.queries,
+        problem.keys,
+        query.shape[-1],
+        0 if value is None else value.shape[-1],
+        rules.queries,
+        problem.first_key,
+        _FAMILIES[family],
+        _NORMALIZERS[type(normalize)],
+        counts,
+        int(rules.dropout * 2**32),
+        segments,
+        most,
+        sum(kind(name) == "bias" for name in tensors),
+        sum(kind(name) == "line" for name in tensors),
+        rules.terms,
+    ]
+    for name, tensor in tensors.items():
+        numbers += (_SLOTS[name], _TYPES[tensor.dtype], 0, tensor.data_ptr(), *tensor.shape, *tensor.stride())
+    for name, room in more.items():
+        tensor, segment = (room.tensor, room.segment) if isinstance(room, _Room) else (room, None)
+        shape, stride = tensor.shape, tensor.stride()
+        if segment is not None:
+            shape, stride = shape[1:], stride[1:]
+        numbers += (_SLOTS[name], _TYPES[tensor.dtype], segment or 0, tensor.data_ptr(), *shape, *stride)
+    factors = [
+        rules.scale,
+        1 / normalize.temperature if isinstance(normalize, Softmax) else 1.0,
+        rules.softcap or 0.0,
+        normalize.bias if isinstance(normalize, Sigmoid) and normalize.bias is not None else 0.0,
+        1 / (1 - rules.dropout),
+    ]
+    return getattr(_KERNELS, kernel)(numbers, factors, torch.get_num_threads())
+
+
+def _nothing(more: dict[str, Any]) -> bool:
+    """No rows: what is summed over them is zero."""
+    for room in more.values():
+        if isinstance(room, _Room):
+            room.tensor.zero_()
+    return True
