@@ -20,7 +20,7 @@ struct Sums {
   int64_t row = 0;
 
   Sums() = default;
-  Sums(const Problem& p, const View& view, int64_t unit, int64_t segment)
+  Sums(const Problem& p, const View& view, const Unit& unit, int64_t segment)
       : at(view ? reinterpret_cast<float*>(view.data) + p.offset_of(view, unit) + segment * view.segment : nullptr),
         row(view.row) {}
 };
@@ -28,11 +28,11 @@ struct Sums {
 struct Gradients {
   const Problem& p;
   Sums key, value, vector;
-  int64_t unit, segment;
+  int64_t segment;
 
-  Gradients(const Problem& p, int64_t unit, int64_t segment)
+  Gradients(const Problem& p, const Unit& unit, int64_t segment)
       : p(p), key(p, p.d_key, unit, segment), value(p, p.d_value, unit, segment),
-        vector(p, p.d_vector, unit, segment), unit(unit), segment(segment) {
+        vector(p, p.d_vector, unit, segment), segment(segment) {
     clear(key, p.keys, padded(p.width));
     clear(value, p.keys, padded(p.value_width));
     clear(vector, 1, padded(p.width));
@@ -444,7 +444,7 @@ void backward_item(void* context, int64_t index) {
   const int64_t heads = p.heads();
   const bool per_head = p.queries >= 2 * LANES;
   Finite finite;
-  const Gradients gradients(p, unit, segment);
+  const Gradients gradients(p, p.unit(unit), segment);
   for (int64_t head = 0; head < (per_head ? heads : 1); ++head) {
     const int64_t rows = per_head ? p.queries : heads * p.queries;
     const int64_t first = head * rows + rows * segment / p.segments, last = head * rows + rows * (segment + 1) / p.segments;

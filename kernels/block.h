@@ -26,7 +26,8 @@ struct Term {
 
 struct Block {
   const Problem& p;
-  int64_t unit, first;  // its first row
+  Unit unit;
+  int64_t first;  // its first row
   int count, vectors, lanes;
   int64_t low, high;  // the keys that any row sees
   bool few;      // the unit has but a few rows
@@ -40,20 +41,23 @@ struct Block {
   const float* row_at[LANES];
 
   // The next rows of a unit, up to `rows_left` of them.
-  Block(const Problem& problem, int64_t unit, int64_t first, int64_t rows_left)
-      : p(problem), unit(unit), first(first) {
+  Block(const Problem& problem, int64_t which, int64_t first, int64_t rows_left)
+      : p(problem), unit(problem.unit(which)), first(first) {
     const int64_t most = until_break(rows_left);
     const int64_t wanted = (most + W - 1) / W, parts = (wanted + MOST - 1) / MOST;
     vectors = int((wanted + parts - 1) / parts);
     lanes = vectors * W;
     count = int(most < lanes ? most : lanes);
     few = p.heads() * p.queries <= FEW && p.family == Family::dot;
-    for (int i = 0; i < lanes; ++i) {
-      const int64_t at = first + (i < count ? i : count - 1);
-      head[i] = at / p.queries;
-      query[i] = at % p.queries;
-      number[i] = p.row ? integer(p.row, query[i] * p.row.row) : query[i];
+    head[0] = first / p.queries;
+    query[0] = first % p.queries;
+    for (int i = 1; i < lanes; ++i) {
+      const bool on = i < count, next = on && query[i - 1] + 1 == p.queries;
+      head[i] = head[i - 1] + next;
+      query[i] = next ? 0 : query[i - 1] + on;
     }
+    if (p.row)
+      for (int i = 0; i < lanes; ++i) number[i] = integer(p.row, query[i] * p.row.row);
     in_step = !few && head[0] == head[lanes - 1];
     for (int i = 1; in_step && p.lines && i < count; ++i) in_step = number[i] == number[0] + i;
     key_at = p.offset_of(p.key, unit);
@@ -74,10 +78,10 @@ struct Block {
   int64_t until_break(int64_t rows_left) const {
     if (p.terms != 1 || !p.start[0] || !p.stop[0] || !p.start[0].row || p.queries < 2) return rows_left;
     const int64_t start_at = p.offset_of(p.start[0], unit), stop_at = p.offset_of(p.stop[0], unit);
-    int64_t seen = 0;
+    int64_t seen = 0, h = first / p.queries, q = first % p.queries - 1;
     const int64_t most = rows_left < LANES ? rows_left : LANES;
     for (int64_t i = 0; i < most; ++i) {
-      const int64_t at = first + i, h = at / p.queries, q = at % p.queries;
+      if (++q == p.queries) ++h, q = 0;
       const int64_t begin = integer(p.start[0], start_at + h * p.per_head(p.start[0]) + q * p.start[0].row);
       const int64_t end = integer(p.stop[0], stop_at + h * p.per_head(p.stop[0]) + q * p.stop[0].row);
       if (i && begin >= seen && end > begin) return i;
@@ -198,20 +202,15 @@ struct Block {
       for (int i = 0; i < count; ++i) {
         const float* q = rows + i * width;
         vec sums[W];
-        if (j + W <= n) {
-#pragma GCC unroll 16
-          for (int k = 0; k < W; ++k) sums[k] = vec{};
-          for (int64_t t = 0; t < width; t += W) {
-            const vec x = load(q + t);
-#pragma GCC unroll 16
-            for (int k = 0; k < W; ++k) sums[k] += x * load(keys.at + (j + k) * keys.step + t);
+        // in the order of addresses, as memory is the limit
+        for (int k = 0; k < W; ++k) {
+          const float* key = keys.at + (j + k) * keys.step;
+          vec total{};
+          for (int64_t t = 0; j + k < n && t < width; t += W) {
+            __builtin_prefetch(key + t + 16 * keys.step);
+            total += load(q + t) * load(key + t);
           }
-        } else {
-          for (int k = 0; k < W; ++k) {
-            sums[k] = vec{};
-            for (int64_t t = 0; j + k < n && t < width; t += W)
-              sums[k] += load(q + t) * load(keys.at + (j + k) * keys.step + t);
-          }
+          sums[k] = total;
         }
         transpose(sums);
 #pragma GCC unroll 8

@@ -64,6 +64,11 @@ struct Output {
     begun = true;
   }
 
+  void add_rows(const Block& b, const float* weights, Rows values, int n) {  // [lane][KEYS]
+    if (room) multiply<Walk::along>({weights, KEYS, values.at, values.step, sums, ptrdiff_t(room)}, b.count, int(room / W), n, begun);
+    begun = true;
+  }
+
   void scale(const Block& b, const float* factors) {
     for (int i = 0; begun && i < b.count; ++i)
       if (factors[i] != 1.0f)
@@ -92,36 +97,38 @@ INLINE void drop(const Block& b, int64_t from, int n, float* weights) {
 }
 
 // One tile of softmax: new maximum, the factor for what came before, and exp in place.
-INLINE void soften(const Block& b, const Softmax& policy, int n, float* s, PerLane& top, PerLane& total, PerLane& factor) {
-  const ptrdiff_t step = b.lanes;
-  for (int v = 0; v < b.lanes; v += W) {
-    vec most[4] = {top.get(v), splat(-INF), splat(-INF), splat(-INF)};
-    const float* at = s + v;
-    int j = 0;
-    for (; j + 4 <= n; j += 4, at += 4 * step)
+template <int V>
+INLINE void soften_as(const Power power, int n, float* s, PerLane& top, PerLane& total, PerLane& factor) {
+  vec now[V], known[V], sums[V];
 #pragma GCC unroll 4
-      for (int k = 0; k < 4; ++k) most[k] = max(most[k], load(at + k * step));
-    for (; j < n; ++j, at += step) most[0] = max(most[0], load(at));
-    const vec now = max(max(most[0], most[1]), max(most[2], most[3]));
-    const vec known = now == -INF ? vec{} : now;
-    const vec fade = policy.power(top.get(v) - known);
-    top.set(v, now);
-    factor.set(v, fade);
-    vec sums[2] = {};
-    float* to = s + v;
-    for (j = 0; j + 2 <= n; j += 2, to += 2 * step)
-#pragma GCC unroll 2
-      for (int k = 0; k < 2; ++k) {
-        const vec x = policy.power(load(to + k * step) - known);
-        store(to + k * step, x);
-        sums[k] += x;
-      }
-    if (j < n) {
-      const vec x = policy.power(load(to) - known);
-      store(to, x);
-      sums[0] += x;
+  for (int v = 0; v < V; ++v) now[v] = top.get(v * W), sums[v] = vec{};
+  for (int j = 0; j < n; ++j)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) now[v] = max(now[v], load(s + (j * V + v) * W));
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v) {
+    known[v] = now[v] == -INF ? vec{} : now[v];
+    factor.set(v * W, power(top.get(v * W) - known[v]));
+    top.set(v * W, now[v]);
+  }
+  for (int j = 0; j < n; ++j)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      float* at = s + (j * V + v) * W;
+      const vec x = power(load(at) - known[v]);
+      store(at, x);
+      sums[v] += x;
     }
-    total.set(v, total.get(v) * fade + (sums[0] + sums[1]));
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v) total.set(v * W, total.get(v * W) * factor.get(v * W) + sums[v]);
+}
+
+INLINE void soften(const Block& b, const Softmax& policy, int n, float* s, PerLane& top, PerLane& total, PerLane& factor) {
+  switch (b.vectors) {
+    case 1: return soften_as<1>(policy.power, n, s, top, total, factor);
+    case 2: return soften_as<2>(policy.power, n, s, top, total, factor);
+    case 3: return soften_as<3>(policy.power, n, s, top, total, factor);
+    default: return soften_as<MOST>(policy.power, n, s, top, total, factor);
   }
 }
 
@@ -142,7 +149,7 @@ struct Running {
   void finish(const Block& b, const Softmax& policy, Tau& tau, PerLane& inverse) const {
     for (int v = 0; v < b.lanes; v += W) {
       const vec l = total.get(v), t = top.get(v);
-      const auto empty = l == 0.0f;
+      const auto empty = t == -INF;
       tau.top.set(v, t == -INF ? vec{} : t);
       tau.rest.set(v, empty ? vec{} : log(l) / policy.sharpness);
       inverse.set(v, empty ? vec{} : 1.0f / l);
@@ -154,16 +161,89 @@ INLINE Rows values_from(const Block& b, int64_t from, int n, float* room) {
   return stage(b.p.value, b.value_at, from, n, b.p.value_width, true, room);
 }
 
-INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64_t high, Running& run, Output& output) {
-  float *s = arena.take(KEYS * b.lanes), *room = arena.take(KEYS * output.room);
+// What a block asks for while it waits for nothing: the next unit, if units are small; else its own next tile.
+struct Ahead {
+  const Problem& p;
+  bool next = false;  // whether there is a next unit, and it is small
+  int64_t key = 0, value = 0, query = 0;
+
+  explicit Ahead(const Problem& p) : p(p) {}
+  Ahead(const Problem& p, int64_t unit) : p(p) {
+    constexpr int64_t SMALL = 1 << 14;  // numbers
+    next = unit < p.units() && p.heads() == 1 && p.keys * (p.width + p.value_width) + p.queries * p.width < SMALL;
+    if (!next) return;
+    const Unit following = p.unit(unit);
+    key = p.offset_of(p.key, following);
+    value = p.offset_of(p.value, following);
+    query = p.offset_of(p.query, following);
+  }
+
+  INLINE void keys(const Block& b, int64_t from) const {
+    if (next)
+      fetch(p.key, key, 0, p.keys, p.width);
+  }
+  INLINE void values(const Block& b, int64_t from, int n) const {
+    if (next)
+      fetch(p.value, value, 0, p.keys, p.value_width);
+  }
+  INLINE void queries() const {
+    if (next) fetch(p.query, query, 0, p.queries, p.width);
+  }
+};
+
+// Few rows leave most lanes empty: softmax goes along the keys instead, [lane][key].
+INLINE float soften_row(const Power power, int n, float* row, float& top, float& total) {
+  for (int j = n; j < padded(n); ++j) row[j] = -INF;
+  vec most = splat(top), sums{};
+  for (int j = 0; j < n; j += W) most = max(most, load(row + j));
+  float now = most[0];
+  for (int i = 1; i < W; ++i) now = most[i] > now ? most[i] : now;
+  const float known = now == -INF ? 0 : now;
+  const float fade = power(splat(top - known))[0];
+  for (int j = 0; j < n; j += W) {
+    const vec x = power(load(row + j) - known);
+    store(row + j, x);
+    sums += x;
+  }
+  top = now;
+  total = total * fade + sum(sums);
+  return fade;
+}
+
+INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t high, Running& run, Output& output) {
+  float *s = arena.take(KEYS * b.lanes), *room = arena.take(KEYS * output.room), *rows = arena.take(FEW * KEYS);
   PerLane factor;
   for (int64_t from = low; from < high; from += KEYS) {
     const int n = int(high - from < KEYS ? high - from : KEYS);
     if (b.hidden(from, from + n)) continue;
     b.scores(from, n, s);
+    for (int i = 0; i < b.count; ++i) {
+      float* row = rows + i * KEYS;
+      for (int j = 0; j < n; ++j) row[j] = s[j * b.lanes + i];
+      factor.at[i] = soften_row(policy.power, n, row, run.top.at[i], run.total.at[i]);
+      for (int j = 0; b.p.threshold && j < n; ++j) row[j] *= b.keep(from + j, 0)[i];
+    }
+    output.scale(b, factor.at);
+    const Rows values = values_from(b, from, n, room);
+    output.add_rows(b, rows, values, n);
+  }
+}
+
+INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64_t high, const Ahead& ahead, Running& run,
+                       Output& output) {
+  if (b.few) return sum_few(b, policy, low, high, run, output);
+  float *s = arena.take(KEYS * b.lanes), *room = arena.take(KEYS * output.room);
+  PerLane factor;
+  for (int64_t from = low; from < high; from += KEYS) {
+    const int n = int(high - from < KEYS ? high - from : KEYS);
+    if (b.hidden(from, from + n)) continue;
+    ahead.values(b, from, n);
+    b.scores(from, n, s);
+    ahead.keys(b, from + n);
     soften(b, policy, n, s, run.top, run.total, factor);
     output.scale(b, factor.at);
     if (b.p.threshold) drop(b, from, n, s);
+    ahead.queries();
     output.add(b, s, values_from(b, from, n, room), n);
   }
 }
@@ -227,14 +307,14 @@ INLINE void see_tau(const Block& b, const Tau& tau, Finite& finite) {
 }
 
 template <class Policy>
-void forward_block(const Block& b, Finite& finite) {
+void forward_block(const Block& b, const Ahead& ahead, Finite& finite) {
   const Policy policy(b.p);
   Output output(b);
   Tau tau;
   PerLane factor;
   if constexpr (Policy::fit == Fit::online) {
     Running run(b, bool(b.p.sink));
-    sum_softly(b, policy, b.low, b.high, run, output);
+    sum_softly(b, policy, b.low, b.high, ahead, run, output);
     run.finish(b, policy, tau, factor);
   } else {
     if constexpr (Policy::fit == Fit::counted)
@@ -262,10 +342,11 @@ template <class Policy>
 void forward_item(void* context, int64_t index) {
   Job& job = *static_cast<Job*>(context);
   const Span span = job.plan.item(index);
+  const Ahead ahead(job.p, span.unit + 1);
   Finite finite;
   for (int64_t row = span.first; row < span.last;) {
     const Block block(job.p, span.unit, row, span.last - row);
-    forward_block<Policy>(block, finite);
+    forward_block<Policy>(block, ahead, finite);
     row += block.count;
     arena.reset();
   }

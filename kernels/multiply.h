@@ -24,7 +24,10 @@ INLINE void tile(const float* a, ptrdiff_t step, const float* b, ptrdiff_t b_ste
   for (int t = 0; t < depth; ++t) {
     vec x[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) x[v] = load(b + v * W);
+    for (int v = 0; v < V; ++v) {
+      if (R == 1) __builtin_prefetch(b + v * W + 16 * b_step);  // a single row waits for memory
+      x[v] = load(b + v * W);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const vec y = splat(walk == Walk::along ? a[r * step] : a[r]);
@@ -80,6 +83,8 @@ __attribute__((noinline)) void columns_of(Product p, int rows, int depth, bool a
 // C (+)= A · B with `vectors` vectors of columns.
 template <Walk walk>
 void multiply(Product p, int rows, int vectors, int depth, bool add) {
+  if (rows < 4 && vectors == 2 * MOST)  // few rows: B is read but once, whole rows at a time
+    return rows_of<1, 2 * MOST, walk>(p, rows, depth, add);
   while (vectors > 0) {
     // as equal as can be: 5 vectors are 3 + 2, not 4 + 1
     const int parts = (vectors + MOST - 1) / MOST, now = (vectors + parts - 1) / parts;

@@ -23,6 +23,11 @@ struct View {
   explicit operator bool() const { return data != nullptr; }
 };
 
+// What shares keys: an index along each batch axis, and a key head.
+struct Unit {
+  int64_t at[MAX_LEAD];
+};
+
 struct Problem {
   int axes = 0;  // batch axes, key heads g, query heads r per key head
   int64_t lead[MAX_LEAD] = {};
@@ -44,17 +49,22 @@ struct Problem {
   View found, found_keys;  // what looking at the weights has found
 
   int64_t heads() const { return lead[axes - 1]; }
-  int64_t units() const {  // what shares keys: batch…, g
+  int64_t units() const {
     int64_t n = 1;
     for (int i = 0; i < axes - 1; ++i) n *= lead[i];
     return n;
   }
-  int64_t offset_of(const View& view, int64_t unit) const {
-    int64_t offset = 0;
+  Unit unit(int64_t number) const {
+    Unit found;
     for (int i = axes - 2; i >= 0; --i) {
-      offset += unit % lead[i] * view.lead[i];
-      unit /= lead[i];
+      found.at[i] = number % lead[i];
+      number /= lead[i];
     }
+    return found;
+  }
+  int64_t offset_of(const View& view, const Unit& unit) const {
+    int64_t offset = 0;
+    for (int i = 0; i < axes - 1; ++i) offset += unit.at[i] * view.lead[i];
     return offset;
   }
   // Whether a gradient is wanted that adds up the gradients of a row's scores.

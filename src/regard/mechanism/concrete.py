@@ -7,12 +7,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 def concrete(*tensors: Tensor) -> bool:
     """Whether Python may branch on the values of these tensors."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or _traced():
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or traced():
         return False
     return all(type(t) in (Tensor, nn.Parameter) and not t.is_meta and not batched(t) for t in tensors)
 
 
-def _traced() -> bool:
+def traced() -> bool:
     """Whether operations are written down for a graph that is to serve for other values, or not computed."""
     modes = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(mode) is not None for mode in (modes.PROXY, modes.FAKE))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.mechanism import fused, reference, tiled
-from regard.mechanism.concrete import batched, forward_mode, subclassed
+from regard.mechanism.concrete import batched, forward_mode, subclassed, traced
 from regard.mechanism.normalizers import spell, unspell
 from regard.mechanism.problem import DIFFERENTIABLE, Problem, Rules, kind
 
@@ -34,8 +34,10 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
         return _forward(tensors, _write(problem.rules, names), list(wanted))
     if not (torch.is_grad_enabled() and any(wanted)) and not torch._C._are_functorch_transforms_active():
         return _solve(problem)
-    output, tau = _Tiled.apply(problem.rules, names, *tensors)  # type: ignore[no-untyped-call]
-    return output, tau
+    if torch._C._are_functorch_transforms_active():
+        return _Tiled.apply(problem.rules, names, *tensors)  # type: ignore[no-untyped-call,return-value]
+    # what `apply` calls in the end; before, it looks for default arguments, which takes longer than a small call
+    return super(torch.autograd.Function, _Tiled).apply(problem.rules, names, *tensors)  # type: ignore[misc]
 
 
 class _Tiled(torch.autograd.Function):
@@ -56,18 +58,10 @@ class _Tiled(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         *tensors, output, tau = ctx.saved_tensors
         needed = ctx.needs_input_grad[2:]
-        wanted = {name for name, need in zip(ctx.names, needed, strict=True) if need}
+        wanted = tuple(name for name, need in zip(ctx.names, needed, strict=True) if need)
         if grad is None or not wanted:
             return (None,) * (2 + len(tensors))
-        problem = _problem(ctx.rules, ctx.names, tensors)
-        if forward_mode() or batched(grad) or subclassed(grad):
-            found = _gradients(problem, grad, wanted)
-        elif torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-            names = tuple(name for name in ctx.names if name in wanted)
-            parts = _Gradients.apply(ctx.rules, ctx.names, names, tau, output, grad, *tensors)  # type: ignore[no-untyped-call]
-            found = dict(zip(names, parts, strict=True))
-        else:
-            found = _solve_backward(problem, tau, output, grad, wanted)
+        found = gradients(_problem(ctx.rules, ctx.names, tensors), tau, output, grad, wanted)
         return (None, None, *(found.get(name) for name in ctx.names))
 
     @staticmethod
@@ -79,6 +73,19 @@ class _Tiled(torch.autograd.Function):
             for tensor, at in zip(tensors, in_dims[2:], strict=True)
         ]
         return _Tiled.apply(rules, names, *stacked), (0, 0)  # type: ignore[no-untyped-call]
+
+
+def gradients(
+    problem: Problem, tau: Tensor, output: Tensor, grad: Tensor, wanted: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """The gradients of the wanted tensors, differentiable again."""
+    if forward_mode() or batched(grad) or subclassed(grad):
+        return _gradients(problem, grad, set(wanted))
+    if not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+        return _solve_backward(problem, tau, output, grad, set(wanted))
+    names, tensors = tuple(problem.tensors), problem.tensors.values()
+    parts = _Gradients.apply(problem.rules, names, wanted, tau, output, grad, *tensors)  # type: ignore[no-untyped-call]
+    return dict(zip(wanted, parts, strict=True))
 
 
 class _Gradients(torch.autograd.Function):
@@ -161,12 +168,15 @@ def _solve_backward(
     return tiled.backward(problem, tau, grad, wanted)
 
 
+_TORCHS_OWN = {Tensor, nn.Parameter, nn.Buffer}
+
+
 def _real(problem: Problem, *others: Tensor) -> bool:
     """Whether all tensors have memory that a kernel can read: they are torch's own, and no fakes."""
-    return all(
-        type(t) in (Tensor, nn.Parameter, nn.Buffer) and not t.is_meta and not batched(t)
-        for t in (*problem.tensors.values(), *others)
-    )
+    for tensor in (*problem.tensors.values(), *others):
+        if type(tensor) not in _TORCHS_OWN or tensor.is_meta or batched(tensor):
+            return False
+    return not traced()
 
 
 def _problem(rules: Rules, names: Sequence[str], tensors: Sequence[Tensor]) -> Problem:

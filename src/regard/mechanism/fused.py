@@ -35,13 +35,41 @@ _TYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int64: 4,
 _SLOTS = {
     name: slot
     for slot, name in enumerate(
-        "query key value vector sink seed row head tau output grad found found_keys "
-        "d_query d_key d_value d_vector d_sink".split()
+        [
+            "query",
+            "key",
+            "value",
+            "vector",
+            "sink",
+            "seed",
+            "row",
+            "head",
+            "tau",
+            "output",
+            "grad",
+            "found",
+            "found_keys",
+            "d_query",
+            "d_key",
+            "d_value",
+            "d_vector",
+            "d_sink",
+        ]
     )
 }
-_LISTS = {"bias": 100, "line": 200, "start": 300, "stop": 400, "allowed": 500, "d_bias": 600, "d_line": 700}
-_SLOTS |= {f"{name}{i}": first + i for name, first in _LISTS.items() for i in range(4)}
-_MOST = {"bias": 4, "line": 2, "term": 4, "axis": 10}
+_BIAS, _LINE, _START, _STOP, _ALLOWED, _D_BIAS, _D_LINE = range(100, 800, 100)  # where several begin
+_MOST_TERMS, _MOST_AXES = 4, 12
+for _name, _first, _most in (
+    ("bias", _BIAS, 4),
+    ("line", _LINE, 2),
+    ("start", _START, _MOST_TERMS),
+    ("stop", _STOP, _MOST_TERMS),
+    ("allowed", _ALLOWED, _MOST_TERMS),
+    ("d_bias", _D_BIAS, 4),
+    ("d_line", _D_LINE, 2),
+):
+    _SLOTS |= {f"{_name}{i}": _first + i for i in range(_most)}
+_REAL = {torch.float32, torch.bfloat16, torch.float16}
 _SEGMENTS = 8  # pieces of work, backward, if there are enough rows: a fixed number, whatever the threads
 _ROWS = 256  # of a segment, at least
 
@@ -88,21 +116,18 @@ def refusal(normalize: Normalizer, dtype: torch.dtype, device: torch.device) -> 
 
 
 def fits(problem: Problem) -> bool:
-    """Whether the kernels can solve this problem, of which they know by now that they serve its kind."""
-    query = problem["query"]
-    counts = {"bias": 0, "line": 0}
-    for name in problem.tensors:
-        if kind(name) in counts:
-            counts[kind(name)] += 1
-    counts |= {"term": problem.rules.terms, "axis": query.dim() - 2}
+    """Whether the kernels can solve this problem: its kind, its sizes, and no more of anything than there is room for."""
+    query, tensors = problem["query"], problem.tensors
     return (
         _KERNELS is not None
         and type(problem.rules.normalize) in _NORMALIZERS
-        and query.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and query.dtype in _REAL
         and query.device.type == "cpu"
-        and all(counts[name] <= most for name, most in _MOST.items())
+        and query.dim() <= _MOST_AXES
+        and problem.rules.terms <= _MOST_TERMS
         and max(problem.keys, problem.queries) < 2**31
-        and not any(t.is_neg() for t in problem.tensors.values())
+        and tensors.keys() <= _SLOTS.keys()
+        and not any(t.is_neg() for t in tensors.values())
     )
 
 
@@ -125,7 +150,7 @@ def backward(
 ) -> dict[str, Tensor] | None:
     """The gradients of the wanted tensors, given that of the output; None if they are not finite."""
     shared = _shared_biases(problem, wanted)
-    if shared:
+    if shared:  # rare
         return _in_turn(problem, tau, output, grad, wanted, shared)
     lead, query = problem.lead(), problem["query"]
     *units, per_group = lead
@@ -133,7 +158,9 @@ def backward(
     segments = max(min(_SEGMENTS // max(math.prod(units), 1), rows // _ROWS), 1)
     rooms = {name: _room(problem, name, lead, segments) for name in wanted}
     given = {"tau": tau, "output": output, "grad": grad}
-    if not _call("backward", problem, {**given, **{f"d_{n}": r for n, r in rooms.items()}}, segments=segments):
+    if not _call(
+        "backward", problem, {**given, **{f"d_{n}": r for n, r in rooms.items()}}, segments=segments
+    ):
         return None
     found = {}
     for name, room in rooms.items():
@@ -165,7 +192,9 @@ def top(problem: Problem, tau: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """The largest weights of each row, and their keys: (…, g, r, q, most)."""
     values = tau.new_empty(*problem.lead(), problem.queries, most)
     keys = torch.empty_like(values, dtype=torch.int64)
-    _call("top", problem.without("value", "tau"), {"tau": tau, "found": values, "found_keys": keys}, most=most)
+    _call(
+        "top", problem.without("value", "tau"), {"tau": tau, "found": values, "found_keys": keys}, most=most
+    )
     return values, keys
 
 
@@ -229,8 +258,8 @@ def _dense(problem: Problem, name: str) -> bool:
 
 def _shared_biases(problem: Problem, wanted: set[str]) -> list[int]:
     """The leading axes along which a dense bias that wants a gradient is the same."""
-    lead = problem.lead()
-    dense = [problem[name] for name in wanted if kind(name) == "bias" and _dense(problem, name)]
+    dense = [problem[name] for name in wanted if name.startswith("bias") and _dense(problem, name)]
+    lead = problem.lead() if dense else ()
     return [axis for axis, size in enumerate(lead) if size > 1 and any(t.shape[axis] == 1 for t in dense)]
 
 
@@ -268,46 +297,71 @@ def _narrow(tensor: Tensor, index: dict[int, int]) -> tuple[slice, ...]:
 def _call(kernel: str, problem: Problem, more: dict[str, Any], segments: int = 1, most: int = 0) -> bool:
     """Write a problem down as numbers, and run a kernel on it."""
     rules, tensors, lead = problem.rules, problem.tensors, problem.lead()
-    query, value = tensors["query"], tensors.get("value")
-    normalize, family = rules.normalize, rules.family
-    if not math.prod(lead) * problem.queries:
+    normalize, value = rules.normalize, tensors.get("value")
+    queries, width = tensors["query"].shape[-2:]
+    if not queries or 0 in lead:
         return _nothing(more)
-    counts = isinstance(normalize, Sigmoid) and normalize.bias is None
-    numbers = [
-        len(lead),
-        *lead,
-        problem.queries,
-        problem.keys,
-        query.shape[-1],
-        0 if value is None else value.shape[-1],
-        rules.queries,
-        problem.first_key,
-        _FAMILIES[family],
-        _NORMALIZERS[type(normalize)],
-        counts,
-        int(rules.dropout * 2**32),
-        segments,
-        most,
-        sum(kind(name) == "bias" for name in tensors),
-        sum(kind(name) == "line" for name in tensors),
-        rules.terms,
-    ]
+    described: list[int] = []
+    biases = lines = 0
     for name, tensor in tensors.items():
-        numbers += (_SLOTS[name], _TYPES[tensor.dtype], 0, tensor.data_ptr(), *tensor.shape, *tensor.stride())
+        slot = _SLOTS[name]
+        biases += _BIAS <= slot < _LINE
+        lines += _LINE <= slot < _START
+        described += (slot, _TYPES[tensor.dtype], 0, tensor.data_ptr(), *tensor.shape, *tensor.stride())
     for name, room in more.items():
-        tensor, segment = (room.tensor, room.segment) if isinstance(room, _Room) else (room, None)
-        shape, stride = tensor.shape, tensor.stride()
-        if segment is not None:
-            shape, stride = shape[1:], stride[1:]
-        numbers += (_SLOTS[name], _TYPES[tensor.dtype], segment or 0, tensor.data_ptr(), *shape, *stride)
-    factors = [
+        if type(room) is _Room:
+            tensor, axis = room.tensor, int(room.segment is not None)
+            described += (_SLOTS[name], 1, room.segment or 0, tensor.data_ptr())
+            described += (*tensor.shape[axis:], *tensor.stride()[axis:])
+        else:
+            described += (_SLOTS[name], _TYPES[room.dtype], 0, room.data_ptr(), *room.shape, *room.stride())
+    sigmoid = type(normalize) is Sigmoid
+    numbers = [len(lead), *lead, queries, problem.keys, width, 0 if value is None else value.shape[-1]]
+    numbers += (rules.queries, problem.first_key, _FAMILIES[rules.family], _NORMALIZERS[type(normalize)])
+    numbers += (sigmoid and normalize.bias is None, int(rules.dropout * 2**32), segments, most)  # type: ignore[attr-defined]
+    numbers += (biases, lines, rules.terms)
+    factors = (
         rules.scale,
-        1 / normalize.temperature if isinstance(normalize, Softmax) else 1.0,
+        1 / normalize.temperature if type(normalize) is Softmax else 1.0,
         rules.softcap or 0.0,
-        normalize.bias if isinstance(normalize, Sigmoid) and normalize.bias is not None else 0.0,
+        normalize.bias or 0.0 if sigmoid else 0.0,  # type: ignore[attr-defined]
         1 / (1 - rules.dropout),
-    ]
-    return getattr(_KERNELS, kernel)(numbers, factors, torch.get_num_threads())
+    )
+    return getattr(_KERNELS, kernel)(numbers + described, factors, torch.get_num_threads())
+
+
+def call_plainly(
+    lead: tuple[int, ...],
+    sizes: tuple[int, int, int, int],
+    normalize: Normalizer,
+    factors: tuple[float, ...],
+    tensors: tuple[Tensor | None, ...],
+) -> bool:
+    """The forward kernel for query, key, value, output, τ, start and stop as the caller has them.
+
+    Lead is (b, g, r) or (g, r), and the heads of query and output are one axis of g · r.
+    """
+    query, key, value, output, tau, start, stop = tensors
+    queries, keys, width, value_width = sizes
+    *batch, groups, each = lead
+    masked = start is not None or stop is not None
+    numbers = [len(lead), *lead, queries, keys, width, value_width, queries, 0, 0]
+    numbers += (_NORMALIZERS[type(normalize)], type(normalize) is Sigmoid and normalize.bias is None)  # type: ignore[attr-defined]
+    numbers += (0, 1, 0, 0, 0, masked)
+    for slot, tensor, rows, columns in ((0, query, queries, width), (9, output, queries, value_width)):
+        *outer, head, row, column = tensor.stride()  # type: ignore[union-attr]
+        numbers += (slot, _TYPES[tensor.dtype], 0, tensor.data_ptr(), *batch, groups, each, rows, columns)  # type: ignore[union-attr]
+        numbers += (*outer, head * each, head, row, column)
+    for slot, tensor, columns in ((1, key, width), (2, value, value_width)):
+        *outer, head, row, column = tensor.stride()  # type: ignore[union-attr]
+        numbers += (slot, _TYPES[tensor.dtype], 0, tensor.data_ptr(), *batch, groups, 1, keys, columns)  # type: ignore[union-attr]
+        numbers += (*outer, head, 0, row, column)
+    numbers += (8, 1, 0, tau.data_ptr(), *tau.shape, *tau.stride())  # type: ignore[union-attr]
+    ones = (1,) * len(lead)
+    for slot, side in ((300, start), (400, stop)):
+        if side is not None:
+            numbers += (slot, 4, 0, side.data_ptr(), *ones, queries, 1, *ones, 1, 1)
+    return _KERNELS.forward(numbers, factors, torch.get_num_threads())  # type: ignore[union-attr]
 
 
 def _nothing(more: dict[str, Any]) -> bool:

@@ -1,7 +1,8 @@
 """A lazy matrix: what it holds, and how its parts are computed, tile after tile."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -21,14 +22,29 @@ class LazyMatrix:
     """A matrix (…, q, k) of which only a `Problem` is held; subclasses say what can be asked of it."""
 
     def __init__(
-        self, problem: Problem, tau: Tensor | None, lead: Sequence[int], heads: Heads | None = None
+        self,
+        problem: Problem | Callable[[], Problem],
+        tau: Tensor | None,
+        lead: Sequence[int],
+        heads: Heads | None = None,
+        inputs: Sequence[Tensor] = (),
     ) -> None:
-        tensors = dict(problem.tensors) if tau is None else {**problem.tensors, "tau": tau}
-        self._problem = problem.with_tensors(tensors)
+        """Of a problem, or of one that `inputs` will be made into when somebody looks."""
         self._lead = tuple(lead)
         self._heads: Heads = ("axis" if self._lead else "one") if heads is None else heads
-        self._versions = {name: _version(tensor) for name, tensor in tensors.items()}
+        self._tau, self._inputs = tau, dict(zip(("query", "key"), inputs, strict=False))
+        self._versions = {name: _version(tensor) for name, tensor in self._inputs.items()}
+        self._source = problem
         self._fitted: Tensor | None = None
+
+    @cached_property
+    def _problem(self) -> Problem:
+        _check_versions(self._versions, self._inputs)
+        problem = self._source() if callable(self._source) else self._source
+        tau = {} if self._tau is None else {"tau": self._tau}
+        problem = problem.with_tensors({**problem.tensors, **tau})
+        self._versions = {name: _version(tensor) for name, tensor in problem.tensors.items()}
+        return problem
 
     @property
     def shape(self) -> torch.Size:
@@ -71,13 +87,8 @@ class LazyMatrix:
         return type(self)(problem, None, lead, self._heads if heads is None else heads)
 
     def _check(self) -> None:
-        for name, tensor in self._problem.tensors.items():
-            if self._versions[name] not in (None, _version(tensor)):
-                raise StaleError(
-                    f"the {kind(name)} that these weights were made of was changed in place afterwards, so "
-                    "they can no longer be told. Look before changing it, or what it is a view of, such as a "
-                    "cache; or attend to a copy: x.clone()."
-                )
+        tensors = self._problem.tensors
+        _check_versions(self._versions, tensors)
 
     def _needs_heads(self, what: str) -> None:
         if not self.has_heads:
@@ -216,6 +227,16 @@ def _kernels_can(problem: Problem) -> bool:
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return False
     return problem.rules.fused and concrete(*tensors) and fused.fits(problem)
+
+
+def _check_versions(versions: Mapping[str, int | None], tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if versions[name] not in (None, _version(tensor)):
+            raise StaleError(
+                f"the {kind(name)} that these weights were made of was changed in place afterwards, so "
+                "they can no longer be told. Look before changing it, or what it is a view of, such as a "
+                "cache; or attend to a copy: x.clone()."
+            )
 
 
 def _version(tensor: Tensor) -> int | None:

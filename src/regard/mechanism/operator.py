@@ -9,13 +9,14 @@ import math
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
-from regard.mechanism import derivatives, fused, reference
+from regard.mechanism import derivatives, fused, reference, short
 from regard.mechanism.checks import ordinary
 from regard.mechanism.concrete import concrete, forward_mode, subclassed
 from regard.mechanism.files import readable
@@ -68,6 +69,10 @@ def attention(
     torch.Size([2, 8, 5, 3])
     """
     call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
+    if implementation is None and _FROM_ENVIRONMENT in (None, "fused"):
+        found = short.attention(query, key, value, call)
+        if found is not None:
+            return found[0]
     return _run(query, key, value, call, implementation)[0]
 
 
@@ -95,6 +100,12 @@ def attend(
     True
     """
     call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
+    if implementation is None and _FROM_ENVIRONMENT in (None, "fused"):
+        found = short.attention(query, key, value, call)
+        if found is not None:
+            output, tau = found
+            later = partial(_problem, query, key, value, call)
+            return output, Weights(later, tau, output.shape[:-2], inputs=(query, key))
     output, problem, tau = _run(query, key, value, call, implementation)
     return output, Weights(problem.without("value"), tau, output.shape[:-2])
 
@@ -215,6 +226,13 @@ def _run(
             problem = problem.with_rules(fused=chosen == "fused")
             output, tau = derivatives.run(problem)
         return layout.merge(output).to(query.dtype), problem, tau.detach()
+
+
+def _problem(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Problem:
+    """The problem of a call that took the short way, for its weights."""
+    with torch.no_grad():
+        problem = prepare(query, key, value, Layout.of(query, key, value), call)
+    return problem.with_rules(fused=True).without("value")
 
 
 def _check_own(problem: Problem) -> None:

@@ -14,6 +14,7 @@ nothing is repeated in memory, a tile is a slice of each tensor, and `vmap` is o
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,16 +79,24 @@ class Problem:
     def keys(self) -> int:
         return self["key"].shape[-2]
 
+    @cached_property
+    def _lead(self) -> tuple[int, ...]:
+        found = [1] * (self["query"].dim() - 2)
+        for tensor in self.tensors.values():
+            for axis, size in enumerate(tensor.shape[:-2]):
+                if size != 1 and found[axis] == 1:
+                    found[axis] = size
+        return tuple(found)
+
     def lead(self) -> tuple[int, ...]:
         """(…, g, r): the leading axes that all tensors together have."""
-        shapes = zip(*(tensor.shape[:-2] for tensor in self.tensors.values()), strict=True)
-        return tuple(next((size for size in sizes if size != 1), 1) for sizes in shapes)
+        return self._lead
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Problem":
-        return replace(self, tensors=dict(tensors))
+        return Problem(self.rules, dict(tensors), self.first_row, self.first_key)
 
     def with_rules(self, **changes: Any) -> "Problem":
-        return replace(self, rules=self.rules._replace(**changes))
+        return Problem(self.rules._replace(**changes), self.tensors, self.first_row, self.first_key)
 
     def checked(self, *others: Tensor) -> "Problem":
         """The same problem, careful only if it must be: where the inputs, or others, hold NaN or infinity."""

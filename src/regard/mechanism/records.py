@@ -88,7 +88,11 @@ def _check_rules(rules: Rules, tensors: dict[str, Tensor]) -> None:
     count("the file got terms", rules.terms)
     if not isinstance(rules.score, str) or len(rules.score) > 100:
         raise ValueError("the name of its score is none")
-    if rules.family not in ("dot", "tanh", "relu") or rules.careful is not True or type(rules.fused) is not bool:
+    if (
+        rules.family not in ("dot", "tanh", "relu")
+        or rules.careful is not True
+        or type(rules.fused) is not bool
+    ):
         raise ValueError(f"the score's family is {rules.family!r}")
     masks = {f"{part}{i}" for part in Term._fields for i in range(min(rules.terms, len(tensors)))}
     terms = {int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) for name in masks & tensors.keys()}

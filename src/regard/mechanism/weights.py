@@ -25,7 +25,6 @@ from regard.mechanism.lazy import LazyMatrix
 from regard.mechanism.normalizers import Softmax1
 from regard.mechanism.selection import Index, as_slice, plain_index, some_heads
 
-
 _SHORT = 64  # the most that `top` keeps in a list per row
 
 
