@@ -29,12 +29,16 @@ struct Gradients {
   const Problem& p;
   Sums key, value, vector;
   int64_t segment;
+  bool fresh;  // nothing has been added yet, and the next block will write to every key
 
   Gradients(const Problem& p, const Unit& unit, int64_t segment)
       : p(p), key(p, p.d_key, unit, segment), value(p, p.d_value, unit, segment),
         vector(p, p.d_vector, unit, segment), segment(segment) {
-    clear(key, p.keys, padded(p.width));
-    clear(value, p.keys, padded(p.value_width));
+    fresh = p.keys <= KEYS && p.terms == 0 && p.family == Family::dot && p.normalizer == Normalizer::softmax;
+    if (!fresh) {
+      clear(key, p.keys, padded(p.width));
+      clear(value, p.keys, padded(p.value_width));
+    }
     clear(vector, 1, padded(p.width));
   }
 
@@ -193,11 +197,9 @@ inline void add_to_biases(const Block& b, const Gradients& g, int64_t from, int 
 template <class Slope>
 void add_to_added(const Asking& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds, Slope slope) {
   const Block& b = a.b;
-  const int64_t wide = padded(b.p.width), at = b.p.offset_of(b.p.vector, b.unit);
-  float* vector = arena.take(wide);
-  for (int64_t t = 0; t < wide; ++t) vector[t] = t < b.p.width ? number(b.p.vector, at + t * b.p.vector.column) : 0;
+  const int64_t wide = padded(b.p.width);
   for (int64_t t = 0; t < wide; t += W) {
-    const vec v = load(vector + t);
+    const vec v = load(b.vector + t);
     vec of_vector{};
     for (int i = 0; i < b.count; ++i) {
       const vec q = load(a.queries + i * wide + t);
@@ -239,7 +241,7 @@ inline void add_to_inputs(const Asking& a, const Gradients& g, Rows keys, int64_
     if (a.sums) multiply<Walk::down>({ds, b.lanes, keys.at, keys.step, a.sums, wide}, b.count, int(wide / W), n, true);
     if (g.key.at)
       multiply<Walk::along>({ds, b.lanes, a.queries, wide, g.key.at + from * g.key.row, ptrdiff_t(g.key.row)}, n,
-                            int(wide / W), b.count, true);
+                            int(wide / W), b.count, !g.fresh);
   }
 }
 
@@ -279,14 +281,15 @@ struct Tiles {
 
   INLINE Statistic row(int v) const { return policy.read(a.tau.top.get(v), a.tau.rest.get(v), a.tau.count.get(v)); }
 
-  // Σ w and Σ w dP of the tile, added to what they are.
-  void add_up(int64_t from, int n, PerLane& weights, PerLane& products) const {
+  // Σ w and Σ w dP of the tile, added to what they are. `keep` says that the weights take the scores' place.
+  void add_up(int64_t from, int n, bool keep, PerLane& weights, PerLane& products) const {
     for (int v = 0; v < b.lanes; v += W) {
       const Statistic tau = row(v);
       vec total{}, product{};
       for (int j = 0; j < n; ++j) {
         const vec weight = policy.weight(load(s + j * b.lanes + v), tau);
         const vec d = load(dp + j * b.lanes + v);
+        if (keep) store(s + j * b.lanes + v, weight);
         total += weight;
         product += weight * (b.p.threshold ? d * b.keep(from + j, v) : d);
       }
@@ -295,14 +298,15 @@ struct Tiles {
     }
   }
 
-  // From scores to weights after dropout, and from dP to dS.
+  // From scores to weights after dropout, and from dP to dS; or from weights that have been kept.
+  template <bool kept_weights>
   void differentiate(int64_t from, int n) const {
     for (int v = 0; v < b.lanes; v += W) {
       const Statistic tau = row(v);
       const vec c = Policy::sums_to_one ? a.c.get(v) : vec{};
       for (int j = 0; j < n; ++j) {
         const int64_t at = j * b.lanes + v;
-        const vec score = load(s + at), weight = policy.weight(score, tau);
+        const vec score = load(s + at), weight = kept_weights ? score : policy.weight(score, tau);
         const vec kept = b.p.threshold ? b.keep(from + j, v) : splat(1);
         store(s + at, weight * kept);
         if (scores_too) store(dp + at, policy.slope(score, weight, tau) * (load(dp + at) * kept - c));
@@ -312,7 +316,7 @@ struct Tiles {
 };
 
 template <class Policy>
-void backward_block(const Block& b, const Gradients& g, Finite& finite) {
+void backward_block(const Block& b, Gradients& g, Finite& finite) {
   const Problem& p = b.p;
   Asking a(b);
   Tiles<Policy> tiles(b, a);
@@ -326,18 +330,22 @@ void backward_block(const Block& b, const Gradients& g, Finite& finite) {
       const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
       if (b.hidden(from, from + n)) continue;
       tiles.fill(from, n);
-      tiles.add_up(from, n, weights, products);
+      tiles.add_up(from, n, one, weights, products);
     }
     a.divide(weights, products);
   }
   for (int64_t from = b.low; from < b.high; from += KEYS) {
     const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
     if (b.hidden(from, from + n)) continue;
-    if (!(exact && one)) tiles.fill(from, n);
-    tiles.differentiate(from, n);
+    if (exact && one) {  // what has been filled and summed up above; softmax's slope needs the weight alone
+      tiles.template differentiate<true>(from, n);
+    } else {
+      tiles.fill(from, n);
+      tiles.template differentiate<false>(from, n);
+    }
     if (g.value.at)
       multiply<Walk::along>({tiles.s, b.lanes, a.rows, ptrdiff_t(a.room), g.value.at + from * g.value.row,
-                             ptrdiff_t(g.value.row)}, n, int(a.room / W), b.count, true);
+                             ptrdiff_t(g.value.row)}, n, int(a.room / W), b.count, !g.fresh);
     if (!tiles.scores_too) continue;
     add_to_biases(b, g, from, n, tiles.dp);
     if (tiles.capped)
@@ -346,6 +354,7 @@ void backward_block(const Block& b, const Gradients& g, Finite& finite) {
   }
   if constexpr (Policy::sums_to_one) a.write_sink();
   a.write(finite);
+  g.fresh = false;
 }
 
 // Sparse rows: once τ has told which keys have weight in any row of the block, all others are left out.
@@ -435,6 +444,17 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
   a.write(finite);
 }
 
+// The next unit, if units are small.
+inline void fetch_unit(const Problem& p, int64_t unit) {
+  constexpr int64_t SMALL = 1 << 14;  // numbers
+  if (unit >= p.units() || p.heads() > 1 || p.keys * (p.width + p.value_width) + p.queries * p.width >= SMALL) return;
+  const Unit next = p.unit(unit);
+  fetch(p.key, p.offset_of(p.key, next), 0, p.keys, p.width);
+  fetch(p.value, p.offset_of(p.value, next), 0, p.keys, p.value_width);
+  fetch(p.query, p.offset_of(p.query, next), 0, p.queries, p.width);
+  fetch(p.grad, p.offset_of(p.grad, next), 0, p.queries, p.value_width);
+}
+
 template <class Policy>
 void backward_item(void* context, int64_t index) {
   Job& job = *static_cast<Job*>(context);
@@ -444,7 +464,8 @@ void backward_item(void* context, int64_t index) {
   const int64_t heads = p.heads();
   const bool per_head = p.queries >= 2 * LANES;
   Finite finite;
-  const Gradients gradients(p, p.unit(unit), segment);
+  Gradients gradients(p, p.unit(unit), segment);
+  if (p.segments == 1) fetch_unit(p, unit + 1);
   for (int64_t head = 0; head < (per_head ? heads : 1); ++head) {
     const int64_t rows = per_head ? p.queries : heads * p.queries;
     const int64_t first = head * rows + rows * segment / p.segments, last = head * rows + rows * (segment + 1) / p.segments;

@@ -38,6 +38,7 @@ struct Block {
   alignas(64) uint32_t hash[LANES], other[LANES];
   int64_t key_at, value_at, query_at;
   float *rows, *columns, *staged, *spare, *packed;
+  float* vector = nullptr;  // of the additive family
   const float* row_at[LANES];
 
   // The next rows of a unit, up to `rows_left` of them.
@@ -139,20 +140,25 @@ struct Block {
     const int64_t width = padded(p.width);
     const bool in_place = p.query.type == Type::float32 && p.query.column == 1 && p.width % W == 0;
     rows = nullptr;
-    if (!in_place || few) {
+    if (p.family != Family::dot) {
+      const int64_t at = p.offset_of(p.vector, unit);
+      vector = arena.take(width);
+      for (int64_t t = 0; t < width; ++t)
+        vector[t] = t < p.width ? regard::number(p.vector, at + t * p.vector.column) : 0;
+    }
+    if (!in_place || few || p.family != Family::dot) {
       rows = arena.take(count * width);
       for (int i = 0; i < count; ++i)
         stage_row(rows + i * width, p.query, at(p.query, query_at, i), p.width, width);
     }
     for (int i = 0; i < count; ++i)
       row_at[i] = rows ? rows + i * width : reinterpret_cast<const float*>(p.query.data) + at(p.query, query_at, i);
-    if (few) {
+    if (few)
       for (int64_t i = 0; i < count * width; ++i) rows[i] *= p.scale;
-      return;
-    }
+    if (few || p.family != Family::dot) return;
     columns = arena.take(p.width * lanes);
     // lanes without a row repeat the last one, so that they are never in the way
-    to_columns(columns, lanes, lanes, p.width, p.family == Family::dot ? p.scale : 1.0f,
+    to_columns(columns, lanes, lanes, p.width, p.scale,
                [&](int lane) { return row_at[lane < count ? lane : count - 1]; });
   }
 
@@ -178,7 +184,7 @@ struct Block {
   void scores(int64_t from, int n, float* s, float* slopes = nullptr) const {
     if (few)
       for (int i = 0; i < n * lanes; i += W) store(s + i, vec{});
-    match(keys_from(from, n, few), n, s);
+    match(keys_from(from, n, few || p.family != Family::dot), n, s);
     adjust(from, n, s, slopes);
   }
 
@@ -212,28 +218,42 @@ struct Block {
           }
           sums[k] = total;
         }
-        transpose(sums);
-#pragma GCC unroll 8
-        for (int step = W / 2; step; step /= 2)
-          for (int k = 0; k < step; ++k) sums[k] += sums[k + step];
-        float found[W];
-        store(found, sums[0]);
-        for (int k = 0; k < W && j + k < n; ++k) s[(j + k) * lanes + i] = found[k];
+        spread(sums, j, n, i, s);
       }
   }
 
-  // The additive family: Σ_t vector[t] · act(query[t] + key[t]).
+  // The additive family, Σ_t vector[t] · act(query[t] + key[t]): the width stands in the lanes here too.
   template <class Activation>
   void match_added(Rows keys, int n, float* s, Activation act) const {
-    const int64_t at = p.offset_of(p.vector, unit);
-    for (int j = 0; j < n; ++j)
-      for (int v = 0; v < vectors; ++v) {
-        vec sum{};
-        const float *k = keys.at + j * keys.step, *q = columns + v * W;
-        for (int64_t t = 0; t < p.width; ++t)
-          sum += regard::number(p.vector, at + t * p.vector.column) * act(load(q + t * lanes) + k[t]);
-        store(s + j * lanes + v * W, sum);
+    const int64_t width = padded(p.width);
+    for (int i = 0; i < lanes; ++i) {
+      const float* q = rows + (i < count ? i : count - 1) * width;
+      if (i >= count) {  // lanes without a row repeat the last one
+        for (int j = 0; j < n; ++j) s[j * lanes + i] = s[j * lanes + count - 1];
+        continue;
       }
+      for (int j = 0; j < n; j += W) {
+        vec sums[W];
+        for (int k = 0; k < W; ++k) {
+          const float* key = keys.at + (j + k) * keys.step;
+          vec total{};
+          for (int64_t t = 0; j + k < n && t < width; t += W) total += load(vector + t) * act(load(q + t) + load(key + t));
+          sums[k] = total;
+        }
+        spread(sums, j, n, i, s);
+      }
+    }
+  }
+
+  // Add up each of W vectors, the sums of keys from j on, into the scores of a lane.
+  INLINE void spread(vec* sums, int j, int n, int lane, float* s) const {
+    transpose(sums);
+#pragma GCC unroll 8
+    for (int step = W / 2; step; step /= 2)
+      for (int k = 0; k < step; ++k) sums[k] += sums[k + step];
+    float found[W];
+    store(found, sums[0]);
+    for (int k = 0; k < W && j + k < n; ++k) s[(j + k) * lanes + lane] = found[k];
   }
 
   void adjust(int64_t from, int n, float* s, float* slopes) const {

@@ -40,7 +40,7 @@ struct Sigmoid {
   explicit Sigmoid(const Problem&) {}
   Statistic read(vec top, vec rest, vec) const { return {top, rest, vec{}}; }
   INLINE vec weight(vec s, const Statistic& tau) const {
-    return s == -INF ? vec{} : 1.0f / (1.0f + exp(tau.rest - s));
+    return s == -INF ? vec{} : reciprocal(1.0f + exp(tau.rest - s));
   }
   INLINE vec slope(vec, vec weight, const Statistic&) const { return weight * (1.0f - weight); }
 };

@@ -36,7 +36,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
         return _solve(problem)
     if torch._C._are_functorch_transforms_active():
         return _Tiled.apply(problem.rules, names, *tensors)  # type: ignore[no-untyped-call,return-value]
-    # what `apply` calls in the end; before, it looks for default arguments, which takes longer than a small call
+    # what `apply` calls in the end; it would look for default arguments first, which takes longer
     return super(torch.autograd.Function, _Tiled).apply(problem.rules, names, *tensors)  # type: ignore[misc]
 
 

@@ -7,7 +7,7 @@ NaN or infinite, and the answer is None: the problem is then solved again with c
 import importlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from regard.mechanism.tiled import empty
 _FAMILIES = {"dot": 0, "tanh": 1, "relu": 2}
 _NORMALIZERS = {Softmax: 0, Softmax1: 0, Sigmoid: 1, Relu: 2, Mean: 3, Sparsemax: 4, Entmax15: 5}
 _TYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int64: 4, torch.bool: 5}
-_SLOTS = {
+SLOTS = {
     name: slot
     for slot, name in enumerate(
         [
@@ -68,7 +68,9 @@ for _name, _first, _most in (
     ("d_bias", _D_BIAS, 4),
     ("d_line", _D_LINE, 2),
 ):
-    _SLOTS |= {f"{_name}{i}": _first + i for i in range(_most)}
+    SLOTS |= {f"{_name}{i}": _first + i for i in range(_most)}
+_INT64 = _TYPES[torch.int64]
+Tensors = Sequence[tuple[int, Tensor]]  # with their slots
 _REAL = {torch.float32, torch.bfloat16, torch.float16}
 _SEGMENTS = 8  # pieces of work, backward, if there are enough rows: a fixed number, whatever the threads
 _ROWS = 256  # of a segment, at least
@@ -116,7 +118,7 @@ def refusal(normalize: Normalizer, dtype: torch.dtype, device: torch.device) -> 
 
 
 def fits(problem: Problem) -> bool:
-    """Whether the kernels can solve this problem: its kind, its sizes, and no more of anything than there is room for."""
+    """Whether the kernels can solve this problem: its kind, its sizes, its numbers of everything."""
     query, tensors = problem["query"], problem.tensors
     return (
         _KERNELS is not None
@@ -126,7 +128,7 @@ def fits(problem: Problem) -> bool:
         and query.dim() <= _MOST_AXES
         and problem.rules.terms <= _MOST_TERMS
         and max(problem.keys, problem.queries) < 2**31
-        and tensors.keys() <= _SLOTS.keys()
+        and tensors.keys() <= SLOTS.keys()
         and not any(t.is_neg() for t in tensors.values())
     )
 
@@ -155,7 +157,7 @@ def backward(
     lead, query = problem.lead(), problem["query"]
     *units, per_group = lead
     rows = per_group * problem.queries
-    segments = max(min(_SEGMENTS // max(math.prod(units), 1), rows // _ROWS), 1)
+    segments = _segments(math.prod(units), rows)
     rooms = {name: _room(problem, name, lead, segments) for name in wanted}
     given = {"tau": tau, "output": output, "grad": grad}
     if not _call(
@@ -304,64 +306,92 @@ def _call(kernel: str, problem: Problem, more: dict[str, Any], segments: int = 1
     described: list[int] = []
     biases = lines = 0
     for name, tensor in tensors.items():
-        slot = _SLOTS[name]
+        slot = SLOTS[name]
         biases += _BIAS <= slot < _LINE
         lines += _LINE <= slot < _START
         described += (slot, _TYPES[tensor.dtype], 0, tensor.data_ptr(), *tensor.shape, *tensor.stride())
     for name, room in more.items():
         if type(room) is _Room:
             tensor, axis = room.tensor, int(room.segment is not None)
-            described += (_SLOTS[name], 1, room.segment or 0, tensor.data_ptr())
+            described += (SLOTS[name], 1, room.segment or 0, tensor.data_ptr())
             described += (*tensor.shape[axis:], *tensor.stride()[axis:])
         else:
-            described += (_SLOTS[name], _TYPES[room.dtype], 0, room.data_ptr(), *room.shape, *room.stride())
-    sigmoid = type(normalize) is Sigmoid
+            described += (SLOTS[name], _TYPES[room.dtype], 0, room.data_ptr(), *room.shape, *room.stride())
+    normalizer, counts, sharpness, bias = plain_normalizer(normalize)
     numbers = [len(lead), *lead, queries, problem.keys, width, 0 if value is None else value.shape[-1]]
-    numbers += (rules.queries, problem.first_key, _FAMILIES[rules.family], _NORMALIZERS[type(normalize)])
-    numbers += (sigmoid and normalize.bias is None, int(rules.dropout * 2**32), segments, most)  # type: ignore[attr-defined]
+    numbers += (rules.queries, problem.first_key, _FAMILIES[rules.family], normalizer)
+    numbers += (counts, int(rules.dropout * 2**32), segments, most)
     numbers += (biases, lines, rules.terms)
-    factors = (
-        rules.scale,
-        1 / normalize.temperature if type(normalize) is Softmax else 1.0,
-        rules.softcap or 0.0,
-        normalize.bias or 0.0 if sigmoid else 0.0,  # type: ignore[attr-defined]
-        1 / (1 - rules.dropout),
-    )
+    factors = (rules.scale, sharpness, rules.softcap or 0.0, bias, 1 / (1 - rules.dropout))
     return getattr(_KERNELS, kernel)(numbers + described, factors, torch.get_num_threads())
 
 
-def call_plainly(
-    lead: tuple[int, ...],
-    sizes: tuple[int, int, int, int],
-    normalize: Normalizer,
-    factors: tuple[float, ...],
-    tensors: tuple[Tensor | None, ...],
-) -> bool:
-    """The forward kernel for query, key, value, output, τ, start and stop as the caller has them.
+class Plain(NamedTuple):
+    """A plain call in numbers: lead (b, g, r) or (g, r), four sizes, and what else the kernels must know."""
 
-    Lead is (b, g, r) or (g, r), and the heads of query and output are one axis of g · r.
-    """
-    query, key, value, output, tau, start, stop = tensors
-    queries, keys, width, value_width = sizes
-    *batch, groups, each = lead
+    lead: tuple[int, ...]
+    sizes: tuple[int, int, int, int]  # queries, keys, width, width of a value
+    normalizer: int
+    counts: bool
+    factors: tuple[float, ...]
+    start: Tensor | None
+    stop: Tensor | None
+
+
+def plainly(kernel: str, plain: Plain, per_query: Tensors, per_key: Tensors, tau: Tensor) -> bool:
+    """A kernel for tensors as a plain call has them: (…, g · r, n, ·) per query, and (…, g, n, ·) per key."""
+    lead, sizes, start, stop = plain.lead, plain.sizes, plain.start, plain.stop
     masked = start is not None or stop is not None
-    numbers = [len(lead), *lead, queries, keys, width, value_width, queries, 0, 0]
-    numbers += (_NORMALIZERS[type(normalize)], type(normalize) is Sigmoid and normalize.bias is None)  # type: ignore[attr-defined]
-    numbers += (0, 1, 0, 0, 0, masked)
-    for slot, tensor, rows, columns in ((0, query, queries, width), (9, output, queries, value_width)):
-        *outer, head, row, column = tensor.stride()  # type: ignore[union-attr]
-        numbers += (slot, _TYPES[tensor.dtype], 0, tensor.data_ptr(), *batch, groups, each, rows, columns)  # type: ignore[union-attr]
+    numbers = [
+        len(lead),
+        *lead,
+        *sizes,
+        sizes[0],
+        0,
+        0,
+        plain.normalizer,
+        plain.counts,
+        0,
+        1,
+        0,
+        0,
+        0,
+        masked,
+    ]
+    *batch, groups, each = lead
+    for slot, tensor in per_query:
+        *outer, head, row, column = tensor.stride()
+        numbers += (slot, _TYPES[tensor.dtype], 0, tensor.data_ptr(), *lead, *tensor.shape[-2:])
         numbers += (*outer, head * each, head, row, column)
-    for slot, tensor, columns in ((1, key, width), (2, value, value_width)):
-        *outer, head, row, column = tensor.stride()  # type: ignore[union-attr]
-        numbers += (slot, _TYPES[tensor.dtype], 0, tensor.data_ptr(), *batch, groups, 1, keys, columns)  # type: ignore[union-attr]
+    for slot, tensor in per_key:
+        *outer, head, row, column = tensor.stride()
+        numbers += (slot, _TYPES[tensor.dtype], 0, tensor.data_ptr(), *batch, groups, 1, *tensor.shape[-2:])
         numbers += (*outer, head, 0, row, column)
-    numbers += (8, 1, 0, tau.data_ptr(), *tau.shape, *tau.stride())  # type: ignore[union-attr]
+    numbers += (SLOTS["tau"], 1, 0, tau.data_ptr(), *tau.shape, *tau.stride())
     ones = (1,) * len(lead)
-    for slot, side in ((300, start), (400, stop)):
+    for slot, side in ((_START, start), (_STOP, stop)):
         if side is not None:
-            numbers += (slot, 4, 0, side.data_ptr(), *ones, queries, 1, *ones, 1, 1)
-    return _KERNELS.forward(numbers, factors, torch.get_num_threads())  # type: ignore[union-attr]
+            numbers += (slot, _INT64, 0, side.data_ptr(), *ones, sizes[0], 1, *ones, 1, 1)
+    return getattr(_KERNELS, kernel)(numbers, plain.factors, torch.get_num_threads())
+
+
+def plain_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
+    """Which it is for the kernels, whether it counts the keys, and its two numbers."""
+    sharpness = 1 / normalize.temperature if type(normalize) is Softmax else 1.0
+    bias = normalize.bias if type(normalize) is Sigmoid else 0.0
+    return _NORMALIZERS[type(normalize)], bias is None, sharpness, bias or 0.0
+
+
+def undivided(plain: Plain) -> bool:
+    """Whether backward needs neither segments nor padding."""
+    *units, each = plain.lead
+    queries, _, width, value_width = plain.sizes
+    lanes = _KERNELS.lanes()  # type: ignore[union-attr]
+    return width % lanes == value_width % lanes == 0 and _segments(math.prod(units), each * queries) == 1
+
+
+def _segments(units: int, rows: int) -> int:
+    return max(min(_SEGMENTS // max(units, 1), rows // _ROWS), 1)
 
 
 def _nothing(more: dict[str, Any]) -> bool:

@@ -116,10 +116,8 @@ class LazyMatrix:
         for at in tiles(self._problem, tiled.budget(self._problem), all_heads=self._heads == "mean"):
             part = self._problem.part(at)
             tau = fused.fit(part)
-            if tau is None:  # not finite, so with care
-                block = self._solve(part.checked())[0]
-            else:
-                block = fused.weights(part, tau)
+            # what is not finite is solved with care
+            block = self._solve(part.checked())[0] if tau is None else fused.weights(part, tau)
             if self._heads == "mean":
                 at, block = at._replace(lead=at.lead[:-1]), block.mean((-4, -3))
             yield at, block

@@ -12,30 +12,38 @@ import torch
 from torch import Tensor, nn
 
 from regard.mechanism import derivatives, fused
-from regard.mechanism.concrete import forward_mode
+from regard.mechanism.concrete import batched, forward_mode
+from regard.mechanism.fused import SLOTS, Plain
 from regard.mechanism.layout import Layout
 from regard.mechanism.masking import Scene
 from regard.mechanism.masks import Causal, Rule, Window
-from regard.mechanism.normalizers import Sigmoid, Softmax
 from regard.mechanism.prepare import Call, prepare
 from regard.mechanism.scores import Dot, ScaledDot
 
 _PLAIN = {Tensor, nn.Parameter}
+_QUERY, _KEY, _VALUE, _OUTPUT, _GRAD = (SLOTS[name] for name in ("query", "key", "value", "output", "grad"))
+_D_QUERY, _D_KEY, _D_VALUE = (SLOTS[name] for name in ("d_query", "d_key", "d_value"))
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor] | None:
     """The output and τ, differentiable; None for a call that is not plain, or whose output is not finite."""
-    if not (torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))):
-        return _solve(query, key, value, call)
-    if query.dtype is not torch.float32:
+    plain = _read(query, key, value, call)
+    if plain is None:
         return None
-    found = _solve(query, key, value, call)
-    # what `apply` calls in the end, without a search for default arguments that takes longer than a small call
-    return (
-        None
-        if found is None
-        else super(torch.autograd.Function, _Short).apply(found, call, query, key, value)
-    )  # type: ignore[misc]
+    differentiated = torch.is_grad_enabled() and (
+        query.requires_grad or key.requires_grad or value.requires_grad
+    )
+    if differentiated and query.dtype is not torch.float32:
+        return None
+    output, tau = _room(query, value, plain)
+    per_query, per_key = ((_QUERY, query), (_OUTPUT, output)), ((_KEY, key), (_VALUE, value))
+    if not fused.plainly("forward", plain, per_query, per_key, tau):
+        return None
+    if not differentiated:
+        return output if query.dtype is torch.float32 else output.to(query.dtype), tau
+    # what `apply` calls in the end; it would look for default arguments first, which takes longer than the call
+    run = super(torch.autograd.Function, _Short).apply  # type: ignore[misc]
+    return run((output, tau), plain, call, query, key, value)
 
 
 class _Short(torch.autograd.Function):
@@ -43,10 +51,10 @@ class _Short(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, found: tuple[Tensor, Tensor], call: Call, query: Tensor, key: Tensor, value: Tensor
+        ctx: Any, found: tuple[Tensor, Tensor], plain: Plain, call: Call, *inputs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        ctx.call = call
-        ctx.save_for_backward(query, key, value, *found)
+        ctx.plain, ctx.call = plain, call
+        ctx.save_for_backward(*inputs, *found)
         ctx.mark_non_differentiable(found[1])
         ctx.set_materialize_grads(False)
         return found
@@ -54,22 +62,48 @@ class _Short(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 5
-        *inputs, output, tau = ctx.saved_tensors
-        layout = Layout.of(*inputs)
-        problem = prepare(*inputs, layout, ctx.call).with_rules(fused=True)
-        needed = zip(("query", "key", "value"), ctx.needs_input_grad[2:], strict=True)
-        wanted = tuple(name for name, need in needed if need)
-        found = derivatives.gradients(problem, tau, layout.per_query(output), layout.per_query(grad), wanted)
-        parts = (found.get(name) for name in ("query", "key", "value"))
-        shaped = (
-            part if part is None else part.reshape(x.shape) for part, x in zip(parts, inputs, strict=True)
-        )
-        return None, None, *shaped
+            return (None,) * 6
+        query, key, value, output, tau = ctx.saved_tensors
+        needed = ctx.needs_input_grad[3:]
+        found = None
+        if (
+            not torch.is_grad_enabled()
+            and type(grad) is Tensor
+            and _quiet(grad)
+            and fused.undivided(ctx.plain)
+        ):
+            inputs = zip((_D_QUERY, _D_KEY, _D_VALUE), (query, key, value), needed, strict=True)
+            rooms = [(slot, torch.empty(x.shape)) if need else None for slot, x, need in inputs]
+            per_query = [(_QUERY, query), (_OUTPUT, output), (_GRAD, grad), *filter(None, rooms[:1])]
+            per_key = [(_KEY, key), (_VALUE, value), *filter(None, rooms[1:])]
+            if fused.plainly("backward", ctx.plain, per_query, per_key, tau):
+                found = [None if room is None else room[1] for room in rooms]
+        if found is None:
+            found = _generally(ctx.call, (query, key, value), needed, output, tau, grad)
+        return None, None, None, *found
 
 
-def _solve(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor] | None:
-    """The output and τ of a plain call."""
+def _generally(
+    call: Call,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    needed: tuple[bool, ...],
+    output: Tensor,
+    tau: Tensor,
+    grad: Tensor,
+) -> list[Tensor | None]:
+    """The gradients the general way: differentiable again, with care for what is not finite, of any width."""
+    names = ("query", "key", "value")
+    layout = Layout.of(*inputs)
+    problem = prepare(*inputs, layout, call).with_rules(fused=True)
+    wanted = tuple(name for name, need in zip(names, needed, strict=True) if need)
+    found = derivatives.gradients(problem, tau, layout.per_query(output), layout.per_query(grad), wanted)
+    return [
+        found[name].reshape(x.shape) if name in found else None for name, x in zip(names, inputs, strict=True)
+    ]
+
+
+def _read(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Plain | None:
+    """A plain call in numbers, or None for one that is not plain."""
     score, normalize, mask = call.score, call.normalize, call.mask
     if (
         type(query) not in _PLAIN
@@ -96,58 +130,51 @@ def _solve(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tenso
         or key_shape[:-1] != value_shape[:-1]
         or key_shape[-1] != shape[-1]
         or key_shape[:-3] != shape[:-3]
-        or not query.numel()
-        or not value.numel()
-        or not key.numel()
+        or 0 in shape
+        or 0 in key_shape
+        or 0 in value_shape
         or shape[-3] % key_shape[-3]
         or not query.dtype == key.dtype == value.dtype
         or not query.device == key.device == value.device
     ):
         return None
-    heads, queries, width = shape[-3:]
-    groups, keys, value_width = key_shape[-3], key_shape[-2], value_shape[-1]
-    batch, each = shape[:-3], heads // groups
-    strides = query.stride()
-    # as everywhere: heads inside the tokens where the query has them so
-    inside = heads > 1 and heads * strides[-3] <= strides[-2]
-    sizes = (*batch, queries, heads, value_width) if inside else (*batch, heads, queries, value_width)
-    output = torch.empty(sizes, dtype=torch.float32)
-    output = output.transpose(-3, -2) if inside else output
-    tau = torch.empty((*batch, groups, each, queries, 2), dtype=torch.float32)
-    start, stop = (None, None) if mask is None else _interval(mask, queries, keys)
+    groups, keys, width = key_shape[-3:]
+    start, stop = (None, None) if mask is None else _interval(mask, shape[-2], keys)
     scale = score.scale if type(score) is ScaledDot else 1.0
-    finite = fused.call_plainly(
-        (*batch, groups, each),
-        (queries, keys, width, value_width),
-        normalize,
-        (
-            width**-0.5 if scale is None else scale,
-            1 / normalize.temperature if type(normalize) is Softmax else 1.0,
-            0.0,
-            normalize.bias or 0.0 if type(normalize) is Sigmoid else 0.0,
-            1.0,
-        ),
-        (query, key, value, output, tau, start, stop),
+    normalizer, counts, sharpness, bias = fused.plain_normalizer(normalize)
+    return Plain(
+        (*shape[:-3], groups, shape[-3] // groups),
+        (shape[-2], keys, width, value_shape[-1]),
+        normalizer,
+        counts,
+        (width**-0.5 if scale is None else scale, sharpness, 0.0, bias, 1.0),
+        start,
+        stop,
     )
-    if not finite:
-        return None
-    return output if query.dtype is torch.float32 else output.to(query.dtype), tau
 
 
-def _quiet(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def _room(query: Tensor, value: Tensor, plain: Plain) -> tuple[Tensor, Tensor]:
+    """Room for output and τ: as everywhere, heads inside the tokens where the query has them so."""
+    *batch, heads, queries, _ = query.shape
+    steps, width = query.stride(), value.shape[-1]
+    if heads > 1 and heads * steps[-3] <= steps[-2]:
+        output = torch.empty((*batch, queries, heads, width)).transpose(-3, -2)
+    else:
+        output = torch.empty((*batch, heads, queries, width))
+    return output, torch.empty((*plain.lead, queries, 2))
+
+
+def _quiet(*tensors: Tensor) -> bool:
     """Whether nobody transforms, traces, converts or watches."""
-    return not (
+    if (
         torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
         or forward_mode()
         or torch.is_autocast_enabled("cpu")
-        or query.is_neg()
-        or key.is_neg()
-        or value.is_neg()
-        or torch._C._functorch.is_legacy_batchedtensor(query)
-        or torch._C._functorch.is_legacy_batchedtensor(key)
-        or torch._C._functorch.is_legacy_batchedtensor(value)
-    )
+        or torch.get_default_dtype() is not torch.float32
+    ):
+        return False
+    return not any(t.is_neg() or batched(t) for t in tensors)
 
 
 @lru_cache(maxsize=16)
