@@ -16,6 +16,7 @@ namespace {
 
 constexpr int LANES = MOST * W;  // rows of a block, at most
 constexpr int KEYS = 96;  // keys of a tile, at most
+constexpr int MANY = 3 * KEYS;  // keys of a tile of few rows, at most
 constexpr int FEW = W == 4 ? 1 : 3;  // rows for which a key is read along its width instead
 
 struct Term {
@@ -169,6 +170,11 @@ struct Block {
     return p.terms > 0;
   }
 
+  // Whether scores are what `match` finds.
+  bool plain(int64_t from, int64_t to) const {
+    return p.softcap == 0 && p.biases + p.lines == 0 && open(from, to);
+  }
+
   // Whether every row sees all of these keys.
   bool open(int64_t from, int64_t to) const {
     for (int t = 0; t < p.terms; ++t)
@@ -191,7 +197,7 @@ struct Block {
   void match(Rows keys, int n, float* s) const {
     if (p.family == Family::dot) {
       if (few)
-        match_few(keys, n, s);
+        match_few(keys, n, s, lanes, 1);
       else
         multiply<Walk::along>({keys.at, keys.step, columns, lanes, s, lanes}, n, vectors, int(p.width), false);
     } else if (p.family == Family::tanh) {
@@ -201,8 +207,9 @@ struct Block {
     }
   }
 
-  // Few rows: the width stands in the lanes, and the sums of W keys are turned and added at once.
-  void match_few(Rows keys, int n, float* s) const {
+  // Few rows: the width stands in the lanes, and the sums of W keys are turned and added at once. The score of
+  // a key and a lane goes to s[key · key_step + lane · lane_step].
+  void match_few(Rows keys, int n, float* s, ptrdiff_t key_step, ptrdiff_t lane_step) const {
     const int64_t width = padded(p.width);
     for (int j = 0; j < n; j += W)
       for (int i = 0; i < count; ++i) {
@@ -218,7 +225,7 @@ struct Block {
           }
           sums[k] = total;
         }
-        spread(sums, j, n, i, s);
+        spread(sums, j, n, s + i * lane_step, key_step);
       }
   }
 
@@ -240,20 +247,20 @@ struct Block {
           for (int64_t t = 0; j + k < n && t < width; t += W) total += load(vector + t) * act(load(q + t) + load(key + t));
           sums[k] = total;
         }
-        spread(sums, j, n, i, s);
+        spread(sums, j, n, s + i, lanes);
       }
     }
   }
 
   // Add up each of W vectors, the sums of keys from j on, into the scores of a lane.
-  INLINE void spread(vec* sums, int j, int n, int lane, float* s) const {
+  INLINE static void spread(vec* sums, int j, int n, float* s, ptrdiff_t step) {
     transpose(sums);
 #pragma GCC unroll 8
     for (int step = W / 2; step; step /= 2)
       for (int k = 0; k < step; ++k) sums[k] += sums[k + step];
     float found[W];
     store(found, sums[0]);
-    for (int k = 0; k < W && j + k < n; ++k) s[(j + k) * lanes + lane] = found[k];
+    for (int k = 0; k < W && j + k < n; ++k) s[(j + k) * step] = found[k];
   }
 
   void adjust(int64_t from, int n, float* s, float* slopes) const {

@@ -64,8 +64,8 @@ struct Output {
     begun = true;
   }
 
-  void add_rows(const Block& b, const float* weights, Rows values, int n) {  // [lane][KEYS]
-    if (room) multiply<Walk::along>({weights, KEYS, values.at, values.step, sums, ptrdiff_t(room)}, b.count, int(room / W), n, begun);
+  void add_rows(const Block& b, const float* weights, Rows values, int n) {  // [lane][MANY]
+    if (room) multiply<Walk::along>({weights, MANY, values.at, values.step, sums, ptrdiff_t(room)}, b.count, int(room / W), n, begun);
     begun = true;
   }
 
@@ -211,21 +211,29 @@ INLINE float soften_row(const Power power, int n, float* row, float& top, float&
 }
 
 INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t high, Running& run, Output& output) {
-  float *s = arena.take(KEYS * b.lanes), *room = arena.take(KEYS * output.room), *rows = arena.take(FEW * KEYS);
+  float *s = arena.take(KEYS * b.lanes), *room = arena.take(KEYS * output.room), *rows = arena.take(FEW * MANY);
   PerLane factor;
-  for (int64_t from = low; from < high; from += KEYS) {
-    const int n = int(high - from < KEYS ? high - from : KEYS);
+  // longer tiles, where nothing has to be copied: memory likes to be read on and on
+  const bool plain = b.plain(low, high);
+  const bool stay = stays(b.p.key, b.p.width, true) && stays(b.p.value, b.p.value_width, true);
+  const int most = plain && stay ? MANY : KEYS;
+  for (int64_t from = low; from < high; from += most) {
+    const int n = int(high - from < most ? high - from : most);
     if (b.hidden(from, from + n)) continue;
-    b.scores(from, n, s);
+    if (plain) {
+      b.match_few(b.keys_from(from, n, true), n, rows, 1, MANY);
+    } else {
+      b.scores(from, n, s);
+      for (int i = 0; i < b.count; ++i)
+        for (int j = 0; j < n; ++j) rows[i * MANY + j] = s[j * b.lanes + i];
+    }
     for (int i = 0; i < b.count; ++i) {
-      float* row = rows + i * KEYS;
-      for (int j = 0; j < n; ++j) row[j] = s[j * b.lanes + i];
+      float* row = rows + i * MANY;
       factor.at[i] = soften_row(policy.power, n, row, run.top.at[i], run.total.at[i]);
       for (int j = 0; b.p.threshold && j < n; ++j) row[j] *= b.keep(from + j, 0)[i];
     }
     output.scale(b, factor.at);
-    const Rows values = values_from(b, from, n, room);
-    output.add_rows(b, rows, values, n);
+    output.add_rows(b, rows, values_from(b, from, n, room), n);
   }
 }
 

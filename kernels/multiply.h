@@ -25,7 +25,7 @@ INLINE void tile(const float* a, ptrdiff_t step, const float* b, ptrdiff_t b_ste
     vec x[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-      if (R == 1) __builtin_prefetch(b + v * W + 16 * b_step);  // a single row waits for memory
+      if (R <= 4) __builtin_prefetch(b + v * W + 16 * b_step);  // so few rows wait for memory
       x[v] = load(b + v * W);
     }
 #pragma GCC unroll 16
@@ -65,6 +65,9 @@ struct Product {
 template <int R, int V, Walk walk>
 INLINE void rows_of(Product& p, int& rows, int depth, bool add) {
   for (; rows >= R; rows -= R) {
+    if (V == 1 && walk == Walk::along)  // little to do for each row of A: ask for the next ones
+      for (int r = 0; r < R; ++r)
+        for (int t = 0; t < depth; t += 16) __builtin_prefetch(p.a + (2 * R + r) * p.a_step + t);
     tile<R, V, walk>(p.a, p.a_step, p.b, p.b_step, p.c, p.c_step, depth, add);
     p.a += walk == Walk::along ? R * p.a_step : R;
     p.c += R * p.c_step;

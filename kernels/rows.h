@@ -118,11 +118,16 @@ INLINE void fetch(const View& view, int64_t offset, int64_t first, int64_t count
   }
 }
 
+// Whether rows can be read where they are; `whole` asks for whole vectors.
+INLINE bool stays(const View& view, int64_t width, bool whole) {
+  return view.type == Type::float32 && view.column == 1 && !(whole && width % W);
+}
+
 // `count` rows from `first` on; in place if they can stay there. `whole` asks for whole vectors.
 INLINE Rows stage(const View& view, int64_t offset, int64_t first, int64_t count, int64_t width, bool whole,
                   float* room) {
   offset += first * view.row;
-  if (view.type == Type::float32 && view.column == 1 && !(whole && width % W))
+  if (stays(view, width, whole))
     return {reinterpret_cast<const float*>(view.data) + offset, ptrdiff_t(view.row)};
   for (int64_t i = 0; i < count; ++i)
     stage_row(room + i * padded(width), view, offset + i * view.row, width, padded(width));

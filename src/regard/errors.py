@@ -83,5 +83,5 @@ class StaleError(RegardError, ValueError):
     >>> x += 1
     >>> weights.dense()
     Traceback (most recent call last):
-    regard.errors.StaleError: the key that these weights were made of was changed in place afterwards, ...
+    regard.errors.StaleError: the query that these weights were made of was changed in place afterwards, ...
     """

@@ -35,9 +35,9 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
     if not (torch.is_grad_enabled() and any(wanted)) and not torch._C._are_functorch_transforms_active():
         return _solve(problem)
     if torch._C._are_functorch_transforms_active():
-        return _Tiled.apply(problem.rules, names, *tensors)  # type: ignore[no-untyped-call,return-value]
+        return _Tiled.apply(problem.rules, names, *tensors)  # type: ignore[no-untyped-call]
     # what `apply` calls in the end; it would look for default arguments first, which takes longer
-    return super(torch.autograd.Function, _Tiled).apply(problem.rules, names, *tensors)  # type: ignore[misc]
+    return super(torch.autograd.Function, _Tiled).apply(problem.rules, names, *tensors)  # type: ignore[no-untyped-call]
 
 
 class _Tiled(torch.autograd.Function):

@@ -271,9 +271,9 @@ def _in_turn(
     """The gradients one index of the shared axes after the other, so that the shared bias is held once."""
     grads = {name: torch.zeros_like(problem[name]) for name in wanted}
     for index in _indices(problem.lead(), axes):
-        part = problem.map(lambda _, tensor, index=index: tensor[_narrow(tensor, index)])
-        chosen = (x[_narrow(x, index)] for x in (tau, output, grad))
-        found = backward(part, *chosen, wanted)
+        part = problem.with_tensors({name: t[_narrow(t, index)] for name, t in problem.tensors.items()})
+        row, out, up = (x[_narrow(x, index)] for x in (tau, output, grad))
+        found = backward(part, row, out, up, wanted)
         if found is None:
             return None
         for name, more in found.items():

@@ -34,17 +34,21 @@ class LazyMatrix:
         self._heads: Heads = ("axis" if self._lead else "one") if heads is None else heads
         self._tau, self._inputs = tau, dict(zip(("query", "key"), inputs, strict=False))
         self._versions = {name: _version(tensor) for name, tensor in self._inputs.items()}
-        self._source = problem
+        self._later = problem if callable(problem) else None
         self._fitted: Tensor | None = None
+        if isinstance(problem, Problem):
+            self._problem = self._adopt(problem)
 
     @cached_property
     def _problem(self) -> Problem:
+        assert self._later is not None
         _check_versions(self._versions, self._inputs)
-        problem = self._source() if callable(self._source) else self._source
-        tau = {} if self._tau is None else {"tau": self._tau}
-        problem = problem.with_tensors({**problem.tensors, **tau})
-        self._versions = {name: _version(tensor) for name, tensor in problem.tensors.items()}
-        return problem
+        return self._adopt(self._later())
+
+    def _adopt(self, problem: Problem) -> Problem:
+        tensors = dict(problem.tensors) if self._tau is None else {**problem.tensors, "tau": self._tau}
+        self._versions = {name: _version(tensor) for name, tensor in tensors.items()}
+        return problem.with_tensors(tensors)
 
     @property
     def shape(self) -> torch.Size:

@@ -60,8 +60,8 @@ def attention(
     bias: added to the scores; a tensor that broadcasts to (…, h, q, k), a relative bias, or several.
     normalize: from scores to weights.
     dropout: the share of weights to drop, in every call; pass 0 in evaluation. Drawn from `generator`.
-    implementation: "reference" or "tiled"; by default `explain` says which. The environment variable
-        REGARD_IMPLEMENTATION sets it for the whole process.
+    implementation: "reference", "tiled" or "fused"; by default `explain` says which. The environment
+        variable REGARD_IMPLEMENTATION sets it for the whole process.
 
     >>> import torch, regard
     >>> query, key, value = torch.randn(2, 8, 5, 16), torch.randn(2, 4, 7, 16), torch.randn(2, 4, 7, 3)
@@ -149,10 +149,10 @@ def explain(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options
     """Which implementation `attention` would take with the same arguments, and why. Nothing is computed.
 
     >>> import torch, regard
-    >>> x = torch.empty(8, 65536, 64, device="meta")
-    >>> regard.explain(x, x, x, mask=regard.Causal())
+    >>> x = torch.empty(1).expand(8, 65536, 64)
+    >>> regard.explain(x, x, x, normalize=regard.Hard())
     tiled
-      blocks of query rows with the keys that they see, in linear memory
+      blocks of query rows with the keys that they see, in linear memory, as ...
       the dense weights would take 137.4 GB
     """
     unknown = options.keys() - Options.__annotations__.keys()

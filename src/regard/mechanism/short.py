@@ -41,9 +41,9 @@ def attention(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Te
         return None
     if not differentiated:
         return output if query.dtype is torch.float32 else output.to(query.dtype), tau
-    # what `apply` calls in the end; it would look for default arguments first, which takes longer than the call
-    run = super(torch.autograd.Function, _Short).apply  # type: ignore[misc]
-    return run((output, tau), plain, call, query, key, value)
+    # what `apply` calls in the end; it would look for default arguments first, which takes longer
+    run = super(torch.autograd.Function, _Short).apply
+    return run((output, tau), plain, call, query, key, value)  # type: ignore[no-untyped-call]
 
 
 class _Short(torch.autograd.Function):

@@ -45,11 +45,8 @@ class Weights(LazyMatrix):
     Weights(4 × 4, float32: ScaledDot, Softmax(temperature=1.0); holds 0.2 kB, dense 0.1 kB)
     >>> weights[1]
     tensor([0.3775, 0.6225, 0.0000, 0.0000])
-    >>> weights.top(2).keys
-    tensor([[ 0, -1],
-            [ 1,  0],
-            [ 2,  1],
-            [ 3,  2]])
+    >>> weights.top(1).keys.squeeze(-1)
+    tensor([0, 1, 2, 3])
     """
 
     # What it is
