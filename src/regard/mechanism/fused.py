@@ -69,6 +69,7 @@ for _name, _first, _most in (
     ("d_line", _D_LINE, 2),
 ):
     SLOTS |= {f"{_name}{i}": _first + i for i in range(_most)}
+_HEADER = 16  # numbers before the first tensor, beside the lead
 _INT64 = _TYPES[torch.int64]
 Tensors = Sequence[tuple[int, Tensor]]  # with their slots
 _REAL = {torch.float32, torch.bfloat16, torch.float16}
@@ -340,6 +341,23 @@ class Plain(NamedTuple):
 
 def plainly(kernel: str, plain: Plain, per_query: Tensors, per_key: Tensors, tau: Tensor) -> bool:
     """A kernel for tensors as a plain call has them: (…, g · r, n, ·) per query, and (…, g, n, ·) per key."""
+    return run(kernel, describe(plain, per_query, per_key, tau), plain)
+
+
+def run(kernel: str, numbers: list[int], plain: Plain) -> bool:
+    """A kernel for a plain call that has been written down."""
+    return getattr(_KERNELS, kernel)(numbers, plain.factors, torch.get_num_threads())
+
+
+def places(plain: Plain, count: int) -> range:
+    """Where the addresses of the first tensors stand in what `describe` writes."""
+    axes = len(plain.lead)
+    size = 4 + 2 * (axes + 2)
+    return range(axes + _HEADER + 3, axes + _HEADER + 3 + count * size, size)
+
+
+def describe(plain: Plain, per_query: Tensors, per_key: Tensors, tau: Tensor) -> list[int]:
+    """A plain call in numbers: its sizes, then each tensor."""
     lead, sizes, start, stop = plain.lead, plain.sizes, plain.start, plain.stop
     masked = start is not None or stop is not None
     numbers = [
@@ -372,7 +390,7 @@ def plainly(kernel: str, plain: Plain, per_query: Tensors, per_key: Tensors, tau
     for slot, side in ((_START, start), (_STOP, stop)):
         if side is not None:
             numbers += (slot, _INT64, 0, side.data_ptr(), *ones, sizes[0], 1, *ones, 1, 1)
-    return getattr(_KERNELS, kernel)(numbers, plain.factors, torch.get_num_threads())
+    return numbers
 
 
 def plain_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
