@@ -58,7 +58,7 @@ SLOTS = {
     )
 }
 _BIAS, _LINE, _START, _STOP, _ALLOWED, _D_BIAS, _D_LINE = range(100, 800, 100)  # where several begin
-_MOST_TERMS, _MOST_AXES = 4, 12
+_MOST_TERMS, _MOST_AXES = 4, 11
 for _name, _first, _most in (
     ("bias", _BIAS, 4),
     ("line", _LINE, 2),
@@ -153,26 +153,23 @@ def backward(
 ) -> dict[str, Tensor] | None:
     """The gradients of the wanted tensors, given that of the output; None if they are not finite."""
     shared = _shared_biases(problem, wanted)
-    if shared:  # rare
+    if shared:
         return _in_turn(problem, tau, output, grad, wanted, shared)
-    lead, query = problem.lead(), problem["query"]
+    lead = problem.lead()
     *units, per_group = lead
     rows = per_group * problem.queries
     segments = _segments(math.prod(units), rows)
     rooms = {name: _room(problem, name, lead, segments) for name in wanted}
-    given = {"tau": tau, "output": output, "grad": grad}
-    if not _call(
-        "backward", problem, {**given, **{f"d_{n}": r for n, r in rooms.items()}}, segments=segments
-    ):
+    more = {"tau": tau, "output": output, "grad": grad, **{f"d_{name}": room for name, room in rooms.items()}}
+    if not _call("backward", problem, more, segments=segments):
         return None
     found = {}
     for name, room in rooms.items():
         part = room.tensor
         if room.segment is not None:
             part = part.sum(0) if segments > 1 else part[0]
-        part = part[..., : query.shape[-1]] if name == "key" else part
-        part = part[..., : problem["value"].shape[-1]] if name == "value" else part
-        part = part[..., : query.shape[-1]] if name == "vector" else part
+        if name in ("key", "value", "vector"):
+            part = part[..., : problem[name].shape[-1]]  # without what pads it to whole vectors
         found[name] = part.sum_to_size(problem[name].shape) if part.shape != problem[name].shape else part
     return found
 
@@ -248,10 +245,11 @@ def _room(problem: Problem, name: str, lead: tuple[int, ...], segments: int) -> 
         tokens = 1 if name == "vector" else problem.keys
         width = -(-problem[name].shape[-1] // lanes) * lanes
         found = query.new_empty(segments, *units, 1, tokens, width)
-    else:  # biases: whatever no row sees stays zero
-        found = query.new_zeros(segments, *lead, *problem[name].shape[-2:])
+        return _Room(found, found.stride(0))
+    # biases: what no row sees stays zero; and no two segments have a row in common
     if kind(name) == "bias" and _dense(problem, name):
-        return _Room(found[0])
+        return _Room(query.new_zeros(*lead, *problem[name].shape[-2:]))
+    found = query.new_zeros(segments, *lead, *problem[name].shape[-2:])
     return _Room(found, found.stride(0))
 
 
@@ -360,22 +358,8 @@ def describe(plain: Plain, per_query: Tensors, per_key: Tensors, tau: Tensor) ->
     """A plain call in numbers: its sizes, then each tensor."""
     lead, sizes, start, stop = plain.lead, plain.sizes, plain.start, plain.stop
     masked = start is not None or stop is not None
-    numbers = [
-        len(lead),
-        *lead,
-        *sizes,
-        sizes[0],
-        0,
-        0,
-        plain.normalizer,
-        plain.counts,
-        0,
-        1,
-        0,
-        0,
-        0,
-        masked,
-    ]
+    numbers = [len(lead), *lead, *sizes, sizes[0], 0, _FAMILIES["dot"], plain.normalizer, plain.counts]
+    numbers += (0, 1, 0, 0, 0, masked)  # no dropout, one segment, and a mask of one term at most
     *batch, groups, each = lead
     for slot, tensor in per_query:
         *outer, head, row, column = tensor.stride()
