@@ -257,9 +257,7 @@ struct Tiles {
 
   Tiles(const Block& b, Asking& a) : b(b), policy(b.p), a(a), capped(b.p.softcap > 0) {
     const Problem& p = b.p;
-    scores_too = p.d_query || p.d_key || p.d_vector || p.d_sink;
-    for (int k = 0; k < MAX_BIASES; ++k) scores_too |= bool(p.d_bias[k]);
-    for (int k = 0; k < MAX_LINES; ++k) scores_too |= bool(p.d_line[k]);
+    scores_too = p.d_query || p.d_key || p.adds_up();
     s = arena.take(KEYS * b.lanes);
     dp = arena.take(KEYS * b.lanes);
     slopes = capped ? arena.take(KEYS * b.lanes) : nullptr;
@@ -347,6 +345,8 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
       multiply<Walk::along>({tiles.s, b.lanes, a.rows, ptrdiff_t(a.room), g.value.at + from * g.value.row,
                              ptrdiff_t(g.value.row)}, n, int(a.room / W), b.count, !g.fresh);
     if (!tiles.scores_too) continue;
+    if (p.adds_up())
+      for (int i = 0; i < n * b.lanes; i += W) finite.see(load(tiles.dp + i));
     add_to_biases(b, g, from, n, tiles.dp);
     if (tiles.capped)
       for (int i = 0; i < n * b.lanes; i += W) store(tiles.dp + i, load(tiles.dp + i) * load(tiles.slopes + i));
@@ -419,6 +419,8 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
           store(to, load(to) + load(rows + i * a.room + t));
         }
     }
+    if (p.adds_up())
+      for (int i = 0; i < n * b.lanes; i += W) finite.see(load(here + i));
     for (int i = 0; i < n; ++i) add_to_biases(b, g, b.low + support[at + i], 1, here + i * b.lanes);
     if (capped)
       for (int i = 0; i < n; ++i)
@@ -444,10 +446,8 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
   a.write(finite);
 }
 
-// The next unit, if units are small.
 inline void fetch_unit(const Problem& p, int64_t unit) {
-  constexpr int64_t SMALL = 1 << 14;  // numbers
-  if (unit >= p.units() || p.heads() > 1 || p.keys * (p.width + p.value_width) + p.queries * p.width >= SMALL) return;
+  if (unit >= p.units() || !small(p)) return;
   const Unit next = p.unit(unit);
   fetch(p.key, p.offset_of(p.key, next), 0, p.keys, p.width);
   fetch(p.value, p.offset_of(p.value, next), 0, p.keys, p.value_width);

@@ -140,9 +140,7 @@ struct Running {
     const int64_t offset = sink ? b.p.offset_of(b.p.sink, b.unit) : 0;
     for (int i = 0; i < b.lanes; ++i)
       top.at[i] = sink ? number(b.p.sink, offset + b.head[i] * b.p.per_head(b.p.sink)) : -INF;
-    for (int v = 0; v < b.lanes; v += W) {
-      total.set(v, top.get(v) == -INF ? vec{} : splat(1));
-    }
+    for (int v = 0; v < b.lanes; v += W) total.set(v, top.get(v) == -INF ? vec{} : splat(1));
   }
 
   // τ = top + rest, and 1 / total.
@@ -161,16 +159,20 @@ INLINE Rows values_from(const Block& b, int64_t from, int n, float* room) {
   return stage(b.p.value, b.value_at, from, n, b.p.value_width, true, room);
 }
 
-// What a block asks for while it waits for nothing: the next unit, if units are small; else its own next tile.
+// Whether a unit fits into the second cache many times, so that the next one may be asked for meanwhile.
+INLINE bool small(const Problem& p) {
+  return p.heads() == 1 && p.keys * (p.width + p.value_width) + p.queries * p.width < (1 << 14);
+}
+
+// What a block asks for while it computes: the next unit, if units are small.
 struct Ahead {
   const Problem& p;
-  bool next = false;  // whether there is a next unit, and it is small
+  bool next = false;
   int64_t key = 0, value = 0, query = 0;
 
   explicit Ahead(const Problem& p) : p(p) {}
   Ahead(const Problem& p, int64_t unit) : p(p) {
-    constexpr int64_t SMALL = 1 << 14;  // numbers
-    next = unit < p.units() && p.heads() == 1 && p.keys * (p.width + p.value_width) + p.queries * p.width < SMALL;
+    next = unit < p.units() && small(p);
     if (!next) return;
     const Unit following = p.unit(unit);
     key = p.offset_of(p.key, following);
@@ -178,13 +180,11 @@ struct Ahead {
     query = p.offset_of(p.query, following);
   }
 
-  INLINE void keys(const Block& b, int64_t from) const {
-    if (next)
-      fetch(p.key, key, 0, p.keys, p.width);
+  INLINE void keys() const {
+    if (next) fetch(p.key, key, 0, p.keys, p.width);
   }
-  INLINE void values(const Block& b, int64_t from, int n) const {
-    if (next)
-      fetch(p.value, value, 0, p.keys, p.value_width);
+  INLINE void values() const {
+    if (next) fetch(p.value, value, 0, p.keys, p.value_width);
   }
   INLINE void queries() const {
     if (next) fetch(p.query, query, 0, p.queries, p.width);
@@ -245,9 +245,9 @@ INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64
   for (int64_t from = low; from < high; from += KEYS) {
     const int n = int(high - from < KEYS ? high - from : KEYS);
     if (b.hidden(from, from + n)) continue;
-    ahead.values(b, from, n);
+    ahead.values();
     b.scores(from, n, s);
-    ahead.keys(b, from + n);
+    ahead.keys();
     soften(b, policy, n, s, run.top, run.total, factor);
     output.scale(b, factor.at);
     if (b.p.threshold) drop(b, from, n, s);

@@ -6,10 +6,9 @@
 namespace regard {
 namespace {
 
-// Calls see(from, n, scores, weights) for each tile of a block, both [key][lane]; before dropout's factor
-// nothing is seen of a key that is hidden from all rows.
+// Calls see(from, n, scores, weights) for each tile of a block that any row can see, both [key][lane].
 template <class Policy, class See>
-void each_tile(const Block& b, See see) {
+void each_tile(const Block& b, Finite& finite, See see) {
   const Policy policy(b.p);
   float *s = arena.take(KEYS * b.lanes), *w = arena.take(KEYS * b.lanes);
   Tau tau;
@@ -21,7 +20,11 @@ void each_tile(const Block& b, See see) {
     b.scores(from, n, s);
     for (int v = 0; v < b.lanes; v += W) {
       const Statistic row = policy.read(tau.top.get(v), tau.rest.get(v), tau.count.get(v));
-      for (int j = 0; j < n; ++j) store(w + j * b.lanes + v, policy.weight(load(s + j * b.lanes + v), row));
+      for (int j = 0; j < n; ++j) {
+        const vec weight = policy.weight(load(s + j * b.lanes + v), row);
+        finite.see(weight);
+        store(w + j * b.lanes + v, weight);
+      }
     }
     if (b.p.threshold) drop(b, from, n, w);
     see(from, n, s, w);
@@ -29,9 +32,9 @@ void each_tile(const Block& b, See see) {
 }
 
 template <class Policy>
-void see_all(const Block& b) {
+void see_all(const Block& b, Finite& finite) {
   const int64_t offset = b.p.offset_of(b.p.found, b.unit);
-  each_tile<Policy>(b, [&](int64_t from, int n, const float*, const float* w) {
+  each_tile<Policy>(b, finite, [&](int64_t from, int n, const float*, const float* w) {
     to_rows(w, b.lanes, b.count, n, [&](int lane, int64_t j, vec x, int some) {
       store_some(reinterpret_cast<float*>(b.p.found.data) + b.at(b.p.found, offset, lane) + from + j, x, some);
     });
@@ -40,10 +43,10 @@ void see_all(const Block& b) {
 
 // −Σ w log w; −inf where a weight is negative.
 template <class Policy>
-void see_entropy(const Block& b) {
+void see_entropy(const Block& b, Finite& finite) {
   PerLane found;
   for (int v = 0; v < b.lanes; v += W) found.set(v, vec{});
-  each_tile<Policy>(b, [&](int64_t, int n, const float*, const float* w) {
+  each_tile<Policy>(b, finite, [&](int64_t, int n, const float*, const float* w) {
     for (int v = 0; v < b.lanes; v += W) {
       vec total{};
       for (int j = 0; j < n; ++j) {
@@ -60,14 +63,14 @@ void see_entropy(const Block& b) {
 
 // The largest weights of each row and their keys: a list per row, and one vector of what it takes to get in.
 template <class Policy>
-void see_top(const Block& b) {
+void see_top(const Block& b, Finite& finite) {
   const int64_t most = b.p.most;
   float* values = arena.take(b.lanes * most);
   int64_t* keys = arena.take<int64_t>(b.lanes * most);
   for (int64_t i = 0; i < b.lanes * most; ++i) values[i] = -INF, keys[i] = -1;
   PerLane least;
   for (int v = 0; v < b.lanes; v += W) least.set(v, splat(-INF));
-  each_tile<Policy>(b, [&](int64_t from, int n, const float* s, const float* w) {
+  each_tile<Policy>(b, finite, [&](int64_t from, int n, const float* s, const float* w) {
     for (int v = 0; v < b.lanes; v += W)
       for (int j = 0; j < n; ++j) {
         const vec score = load(s + j * b.lanes + v), x = load(w + j * b.lanes + v);
@@ -94,23 +97,25 @@ void see_top(const Block& b) {
     }
 }
 
-template <void see(const Block&)>
+template <void see(const Block&, Finite&)>
 void look_item(void* context, int64_t index) {
   Job& job = *static_cast<Job*>(context);
   const Span span = job.plan.item(index);
+  Finite finite;
   for (int64_t row = span.first; row < span.last;) {
     const Block block(job.p, span.unit, row, span.last - row);
-    see(block);
+    see(block, finite);
     row += block.count;
     arena.reset();
   }
+  job.report(finite);
 }
 
-template <void see(const Block&)>
+template <void see(const Block&, Finite&)>
 bool look_all(const Problem& p, int threads) {
   Job job{p, Plan(p)};
   parallel(p.units() * job.plan.chunks, threads, look_item<see>, &job);
-  return true;
+  return job.finite;
 }
 
 }  // namespace

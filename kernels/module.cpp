@@ -72,6 +72,7 @@ View* slot(Problem& p, int64_t name) {
 }
 
 Problem read(const std::vector<int64_t>& numbers, const std::vector<double>& factors) {
+  if (numbers.size() < 20 || factors.size() != 5) throw std::out_of_range("a problem is not whole");
   Problem p;
   const int64_t* at = numbers.data();
   const int64_t* const end = at + numbers.size();
@@ -94,6 +95,7 @@ Problem read(const std::vector<int64_t>& numbers, const std::vector<double>& fac
   p.offset = float(factors[3]);
   p.kept = float(factors[4]);
   while (at < end) {
+    if (end - at < 4 + 2 * (p.axes + 2)) throw std::out_of_range("a tensor is not whole");
     View& view = *slot(p, *at++);
     view.type = Type(*at++);
     view.segment = *at++;

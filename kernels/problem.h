@@ -5,6 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
+// Never a function of its own, of which the linker might keep the copy for another instruction set.
+#define INLINE inline __attribute__((always_inline))
+
 namespace regard {
 
 constexpr int MAX_LEAD = 10, MAX_TERMS = 4, MAX_BIASES = 4, MAX_LINES = 2;
@@ -20,7 +23,7 @@ struct View {
   int64_t row = 0, column = 0;
   int64_t segment = 0;  // of gradients that several segments of rows add to
 
-  explicit operator bool() const { return data != nullptr; }
+  INLINE explicit operator bool() const { return data != nullptr; }
 };
 
 // What shares keys: an index along each batch axis, and a key head.
@@ -48,13 +51,13 @@ struct Problem {
   View d_query, d_key, d_value, d_vector, d_sink, d_bias[MAX_BIASES], d_line[MAX_LINES];
   View found, found_keys;  // what looking at the weights has found
 
-  int64_t heads() const { return lead[axes - 1]; }
-  int64_t units() const {
+  INLINE int64_t heads() const { return lead[axes - 1]; }
+  INLINE int64_t units() const {
     int64_t n = 1;
     for (int i = 0; i < axes - 1; ++i) n *= lead[i];
     return n;
   }
-  Unit unit(int64_t number) const {
+  INLINE Unit unit(int64_t number) const {
     Unit found;
     for (int i = axes - 2; i >= 0; --i) {
       found.at[i] = number % lead[i];
@@ -62,19 +65,19 @@ struct Problem {
     }
     return found;
   }
-  int64_t offset_of(const View& view, const Unit& unit) const {
+  INLINE int64_t offset_of(const View& view, const Unit& unit) const {
     int64_t offset = 0;
     for (int i = 0; i < axes - 1; ++i) offset += unit.at[i] * view.lead[i];
     return offset;
   }
-  // Whether a gradient is wanted that adds up the gradients of a row's scores.
-  bool adds_up() const {
-    bool found = bool(d_sink);
+  // Whether a gradient is wanted that adds up the gradients of scores.
+  INLINE bool adds_up() const {
+    bool found = bool(d_sink) || bool(d_vector);
     for (const View& view : d_bias) found |= bool(view);
     for (const View& view : d_line) found |= bool(view);
     return found;
   }
-  int64_t per_head(const View& view) const { return view.lead[axes - 1]; }
+  INLINE int64_t per_head(const View& view) const { return view.lead[axes - 1]; }
 };
 
 // The kernels of one instruction set. Each returns whether all that it found is finite.

@@ -82,7 +82,8 @@ void fit_root(const Block& b, const float* scores, float* room, Tau& tau) {
     for (int round = 0; round < 60; ++round) {
       vec values{}, slopes{};
       for (int64_t j = 0; j < near; ++j) Policy::gather(load(room + W * j) - root, values, slopes);
-      const vec next = slopes > 0.0f ? max(root, root + Policy::step(values, slopes)) : root;
+      const ivec goes = !(slopes <= 0.0f) | (values != values);  // on with NaN, so that it is seen
+      const vec next = goes ? max(root, root + Policy::step(values, slopes)) : root;
       const bool moved = any(next != root);
       root = next;
       if (!moved) break;

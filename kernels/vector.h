@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #endif
 
-#define INLINE inline __attribute__((always_inline))
+#include "problem.h"
 
 namespace regard {
 namespace {
@@ -116,18 +116,19 @@ struct Power {
     p = p * f + 2.4022646e-1f;
     p = p * f + 6.9314718e-1f;
     p = p * f + 1.0f;
-    const ivec scaled = (ivec)p + ((ivec)shifted << 23);
 #if defined(__AVX512F__)
-    return (vec)_mm512_maskz_mov_epi32(_mm512_cmp_ps_mask((__m512)x, (__m512)splat(least), _CMP_NLT_UQ), (__m512i)scaled);
+    const __mmask16 live = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(least), _CMP_NLT_UQ);
+    return (vec)_mm512_maskz_scalef_ps(live, (__m512)p, (__m512)n);
 #else
-    return x < splat(least) ? vec{} : (vec)scaled;
+    const vec power = (vec)(((ivec)shifted << 23) + 0x3f800000);
+    return x < splat(least) ? vec{} : p * power;
 #endif
   }
 };
 
 INLINE vec exp(vec x) { return Power(LOG2E)(min(splat(87.0f), x)); }
 
-// The natural logarithm of a positive number: m · 2^n with m in [√½, √2), and the series of the inverse
+// The natural logarithm of a positive number, or of NaN: m · 2^n with m in [√½, √2), and the series of the inverse
 // hyperbolic tangent of (m − 1) / (m + 1), whose argument is below 0.172.
 INLINE vec log(vec x) {
   const ivec bits = (ivec)x;
@@ -138,7 +139,8 @@ INLINE vec log(vec x) {
   p = p * z + 0.28571f;
   p = p * z + 0.4f;
   p = p * z + 0.66666667f;
-  return __builtin_convertvector(n, vec) * LN2 + (s * 2.0f + s * z * p);
+  const vec found = __builtin_convertvector(n, vec) * LN2 + (s * 2.0f + s * z * p);
+  return x == x ? found : x;
 }
 
 // tanh and its derivative 1 − tanh². Near zero a polynomial; beyond, with r = 2 / (1 + exp(2x)), they are 1 − r

@@ -15,6 +15,8 @@ def concrete(*tensors: Tensor) -> bool:
 def traced() -> bool:
     """Whether operations are written down for a graph that is to serve for other values, or not computed."""
     modes = torch._C._TorchDispatchModeKey
+    if torch._C._get_tracing_state() is not None:  # torch.jit.trace
+        return True
     return any(torch._C._get_dispatch_mode(mode) is not None for mode in (modes.PROXY, modes.FAKE))
 
 

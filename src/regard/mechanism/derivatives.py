@@ -174,7 +174,8 @@ _TORCHS_OWN = {Tensor, nn.Parameter, nn.Buffer}
 def _real(problem: Problem, *others: Tensor) -> bool:
     """Whether all tensors have memory that a kernel can read: they are torch's own, and no fakes."""
     for tensor in (*problem.tensors.values(), *others):
-        if type(tensor) not in _TORCHS_OWN or tensor.is_meta or batched(tensor):
+        strange = tensor.is_meta or tensor.is_neg() or tensor._is_zerotensor() or batched(tensor)
+        if strange or type(tensor) not in _TORCHS_OWN:
             return False
     return not traced()
 

@@ -30,7 +30,7 @@ from regard.mechanism.tiled import empty
 
 # As in kernels/problem.h and kernels/module.cpp.
 _FAMILIES = {"dot": 0, "tanh": 1, "relu": 2}
-_NORMALIZERS = {Softmax: 0, Softmax1: 0, Sigmoid: 1, Relu: 2, Mean: 3, Sparsemax: 4, Entmax15: 5}
+NORMALIZERS = {Softmax: 0, Softmax1: 0, Sigmoid: 1, Relu: 2, Mean: 3, Sparsemax: 4, Entmax15: 5}
 _TYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int64: 4, torch.bool: 5}
 SLOTS = {
     name: slot
@@ -72,7 +72,7 @@ for _name, _first, _most in (
 _HEADER = 16  # numbers before the first tensor, beside the lead
 _INT64 = _TYPES[torch.int64]
 Tensors = Sequence[tuple[int, Tensor]]  # with their slots
-_REAL = {torch.float32, torch.bfloat16, torch.float16}
+REAL = {torch.float32, torch.bfloat16, torch.float16}
 _SEGMENTS = 8  # pieces of work, backward, if there are enough rows: a fixed number, whatever the threads
 _ROWS = 256  # of a segment, at least
 
@@ -109,10 +109,10 @@ def refusal(normalize: Normalizer, dtype: torch.dtype, device: torch.device) -> 
     """Why the kernels cannot serve such calls, or None if they can."""
     if _KERNELS is None:
         return ABOUT
-    if type(normalize) not in _NORMALIZERS:
+    if type(normalize) not in NORMALIZERS:
         return f"{type(normalize).__name__} has no kernel"
-    if dtype is torch.float64:
-        return "float64 has no kernel"
+    if dtype not in REAL:
+        return f"{str(dtype).removeprefix('torch.')} has no kernel"
     if device.type != "cpu":
         return f"there are no kernels for {device.type}"
     return None
@@ -123,8 +123,8 @@ def fits(problem: Problem) -> bool:
     query, tensors = problem["query"], problem.tensors
     return (
         _KERNELS is not None
-        and type(problem.rules.normalize) in _NORMALIZERS
-        and query.dtype in _REAL
+        and type(problem.rules.normalize) in NORMALIZERS
+        and query.dtype in REAL
         and query.device.type == "cpu"
         and query.dim() <= _MOST_AXES
         and problem.rules.terms <= _MOST_TERMS
@@ -144,8 +144,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor] | None:
 def fit(problem: Problem) -> Tensor | None:
     """τ alone."""
     tau = problem["query"].new_empty(*problem.lead(), problem.queries, 2)
-    finite = _call("forward", problem.without("value", "tau"), {"tau": tau})
-    return tau if finite else None
+    return tau if _call("forward", _bare(problem), {"tau": tau}) else None
 
 
 def backward(
@@ -155,6 +154,7 @@ def backward(
     shared = _shared_biases(problem, wanted)
     if shared:
         return _in_turn(problem, tau, output, grad, wanted, shared)
+    output = output if output.stride(-1) == 1 else output.contiguous()
     lead = problem.lead()
     *units, per_group = lead
     rows = per_group * problem.queries
@@ -174,28 +174,24 @@ def backward(
     return found
 
 
-def weights(problem: Problem, tau: Tensor) -> Tensor:
-    """The weights themselves, dense: (…, g, r, q, k)."""
+def weights(problem: Problem, tau: Tensor) -> Tensor | None:
+    """The weights themselves, dense: (…, g, r, q, k); None if they are not finite."""
     found = tau.new_zeros(*problem.lead(), problem.queries, problem.keys)
-    _call("weights", problem.without("value", "tau"), {"tau": tau, "found": found})
-    return found
+    return found if _call("weights", _bare(problem), {"tau": tau, "found": found}) else None
 
 
-def entropy(problem: Problem, tau: Tensor) -> Tensor:
-    """−Σ w log w of each row: (…, g, r, q, 1)."""
+def entropy(problem: Problem, tau: Tensor) -> Tensor | None:
+    """−Σ w log w of each row: (…, g, r, q, 1); None if the weights are not finite."""
     found = tau.new_empty(*problem.lead(), problem.queries, 1)
-    _call("entropy", problem.without("value", "tau"), {"tau": tau, "found": found})
-    return found
+    return found if _call("entropy", _bare(problem), {"tau": tau, "found": found}) else None
 
 
-def top(problem: Problem, tau: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The largest weights of each row, and their keys: (…, g, r, q, most)."""
+def top(problem: Problem, tau: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
+    """The largest weights of each row, and their keys: (…, g, r, q, most); None if they are not finite."""
     values = tau.new_empty(*problem.lead(), problem.queries, most)
     keys = torch.empty_like(values, dtype=torch.int64)
-    _call(
-        "top", problem.without("value", "tau"), {"tau": tau, "found": values, "found_keys": keys}, most=most
-    )
-    return values, keys
+    more = {"tau": tau, "found": values, "found_keys": keys}
+    return (values, keys) if _call("top", _bare(problem), more, most=most) else None
 
 
 def product(problem: Problem, x: Tensor) -> Tensor | None:
@@ -217,7 +213,13 @@ def transposed_product(problem: Problem, tau: Tensor, x: Tensor) -> Tensor | Non
 
 def _heads_apart(problem: Problem) -> Problem:
     """The query heads of a key head on their own, each with the same keys."""
-    return problem.without("value", "tau").map(lambda _, tensor: tensor.unsqueeze(-3))
+    return _bare(problem).map(lambda _, tensor: tensor.unsqueeze(-3))
+
+
+def _bare(problem: Problem) -> Problem:
+    """Without value and τ, but with all leading axes, which may have been theirs alone."""
+    query = problem["query"].expand(*problem.lead(), -1, -1)
+    return problem.with_tensors({**problem.tensors, "query": query}).without("value", "tau")
 
 
 def peak(threads: int) -> float:
@@ -381,7 +383,7 @@ def plain_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
     """Which it is for the kernels, whether it counts the keys, and its two numbers."""
     sharpness = 1 / normalize.temperature if type(normalize) is Softmax else 1.0
     bias = normalize.bias if type(normalize) is Sigmoid else 0.0
-    return _NORMALIZERS[type(normalize)], bias is None, sharpness, bias or 0.0
+    return NORMALIZERS[type(normalize)], bias is None, sharpness, bias or 0.0
 
 
 def undivided(plain: Plain) -> bool:

@@ -78,7 +78,8 @@ class Layout(NamedTuple):
         return self.per_query(x.reshape(-1, 1, 1))
 
     def _pad(self, x: Tensor) -> Tensor:
-        return x[(None,) * (len(self.batch) + 3 - x.dim())]
+        missing = len(self.batch) + 3 - x.dim()
+        return x[(None,) * missing] if missing else x
 
     def merge(self, x: Tensor) -> Tensor:
         """Back to the caller's axes: … g r q e -> … h q e, or q e."""

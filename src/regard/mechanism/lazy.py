@@ -121,7 +121,8 @@ class LazyMatrix:
             part = self._problem.part(at)
             tau = fused.fit(part)
             # what is not finite is solved with care
-            block = self._solve(part.checked())[0] if tau is None else fused.weights(part, tau)
+            found = None if tau is None else fused.weights(part, tau)
+            block = self._solve(part.checked())[0] if found is None else found
             if self._heads == "mean":
                 at, block = at._replace(lead=at.lead[:-1]), block.mean((-4, -3))
             yield at, block
@@ -175,7 +176,8 @@ class LazyMatrix:
                 f"{size} rows and leading axes that broadcast to {self._lead}."
             )
         if grouped is not None:
-            return grouped.to(self.dtype), False
+            return grouped.to(self.dtype).resolve_neg(), False
+        columns = columns.resolve_neg()
         columns = columns.to(self.dtype).expand(*self._lead, *columns.shape[-2:])
         return columns.reshape(*self._inner_lead(), *columns.shape[-2:]), x.dim() == 1
 

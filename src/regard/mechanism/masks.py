@@ -102,6 +102,9 @@ class Window(Rule):
     ··■■
     """
 
+    left: int | None
+    right: int | None
+
     def __init__(
         self,
         keys: int | None = None,
@@ -122,7 +125,12 @@ class Window(Rule):
         for side, reach in (("left", left), ("right", right)):
             if reach is not None:
                 count(f"Window got {side}", reach)
-        self.left, self.right, self.align = left, right, align
+        vars(self).update(left=left, right=right, align=align)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(
+            f"a Window does not change, as calls may remember it; make another one with {name}={value!r}"
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Window) and vars(self) == vars(other)

@@ -23,7 +23,7 @@ from regard.mechanism.scores import Dot, ScaledDot
 
 _PLAIN = {Tensor, nn.Parameter}
 _WRITTEN: dict[Hashable, tuple[Plain, list[int]]] = {}  # calls in numbers, all but the addresses
-_MOST = 256
+_MOST, _SHORT = 256, 4096  # calls that are kept, and rows of those with a mask
 _QUERY, _KEY, _VALUE, _OUTPUT, _GRAD = (SLOTS[name] for name in ("query", "key", "value", "output", "grad"))
 _D_QUERY, _D_KEY, _D_VALUE = (SLOTS[name] for name in ("d_query", "d_key", "d_value"))
 
@@ -37,6 +37,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Te
         or type(value) not in _PLAIN
         or (mask is not None and type(mask) is not Causal and type(mask) is not Window)
         or type(score) not in (ScaledDot, Dot)
+        or type(normalize) not in fused.NORMALIZERS
         or call.bias is not None
         or call.dropout
         or call.generator is not None
@@ -46,8 +47,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Te
         return None
     shapes = (query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride())
     known = (shapes, query.dtype, key.dtype, value.dtype, score, normalize, mask)
-    device = query.is_cpu and key.is_cpu and value.is_cpu
-    found = _WRITTEN.get(known) if device else None
+    found = _WRITTEN.get(known)
     if found is None:
         plain = _read(query, key, value, call)
         if plain is None:
@@ -57,7 +57,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Te
         found = plain, fused.describe(plain, per_query, per_key, tau)
         if len(_WRITTEN) >= _MOST:
             _WRITTEN.clear()
-        _WRITTEN[known] = found
+        if mask is None or query.shape[-2] <= _SHORT:  # intervals are held with it
+            _WRITTEN[known] = found
     differentiated = torch.is_grad_enabled() and (
         query.requires_grad or key.requires_grad or value.requires_grad
     )
@@ -95,6 +96,7 @@ class _Short(torch.autograd.Function):
             return (None,) * 6
         query, key, value, output, tau = ctx.saved_tensors
         needed = ctx.needs_input_grad[3:]
+        output = output if output.stride(-1) == 1 else output.contiguous()
         found = None
         if (
             not torch.is_grad_enabled()
@@ -103,7 +105,7 @@ class _Short(torch.autograd.Function):
             and fused.undivided(ctx.plain)
         ):
             inputs = zip((_D_QUERY, _D_KEY, _D_VALUE), (query, key, value), needed, strict=True)
-            rooms = [(slot, torch.empty(x.shape)) if need else None for slot, x, need in inputs]
+            rooms = [(slot, _empty(*x.shape)) if need else None for slot, x, need in inputs]
             per_query = [(_QUERY, query), (_OUTPUT, output), (_GRAD, grad), *filter(None, rooms[:1])]
             per_key = [(_KEY, key), (_VALUE, value), *filter(None, rooms[1:])]
             if fused.plainly("backward", ctx.plain, per_query, per_key, tau):
@@ -150,9 +152,9 @@ def _read(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Plain | None
         or 0 in shape
         or 0 in key_shape
         or 0 in value_shape
+        or max(shape[-2], key_shape[-2]) >= 2**31
         or shape[-3] % key_shape[-3]
         or not query.dtype == key.dtype == value.dtype
-        or not query.device == key.device == value.device
     ):
         return None
     groups, keys, width = key_shape[-3:]
@@ -175,10 +177,14 @@ def _room(query: Tensor, value: Tensor, plain: Plain) -> tuple[Tensor, Tensor]:
     *batch, heads, queries, _ = query.shape
     steps, width = query.stride(), value.shape[-1]
     if heads > 1 and heads * steps[-3] <= steps[-2]:
-        output = torch.empty((*batch, queries, heads, width)).transpose(-3, -2)
+        output = _empty(*batch, queries, heads, width).transpose(-3, -2)
     else:
-        output = torch.empty((*batch, heads, queries, width))
-    return output, torch.empty((*plain.lead, queries, 2))
+        output = _empty(*batch, heads, queries, width)
+    return output, _empty(*plain.lead, queries, 2)
+
+
+def _empty(*sizes: int) -> Tensor:
+    return torch.empty(sizes, dtype=torch.float32, device="cpu")
 
 
 def _quiet(*tensors: Tensor) -> bool:
@@ -188,10 +194,12 @@ def _quiet(*tensors: Tensor) -> bool:
         or torch._C._are_functorch_transforms_active()
         or forward_mode()
         or torch.is_autocast_enabled("cpu")
-        or torch.get_default_dtype() is not torch.float32
+        or torch._C._get_tracing_state() is not None
     ):
         return False
-    return not any(t.is_neg() or batched(t) for t in tensors)
+    return all(t.is_cpu and t.dtype in fused.REAL and t.layout is torch.strided for t in tensors) and not any(
+        t.is_nested or t.is_neg() or t._is_zerotensor() or batched(t) for t in tensors
+    )
 
 
 @lru_cache(maxsize=16)

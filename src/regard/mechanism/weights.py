@@ -145,8 +145,9 @@ class Weights(LazyMatrix):
             raise ArgumentError(f"top got n={n}; it needs at least 1.")
         n = min(n, self.shape[-1])
         look = self._look() if 1 <= n <= _SHORT else None
-        if look is not None:
-            return Top(*map(self._merge, fused.top(*look, n)))
+        best = None if look is None else fused.top(*look, n)
+        if best is not None:
+            return Top(*map(self._merge, best))
         values, keys = self._rows_of(n, self.dtype, 0), self._rows_of(n, torch.long, -1)
         for at, block, visible in self._blocks_in_sight():
             count = min(n, block.shape[-1])
@@ -180,8 +181,9 @@ class Weights(LazyMatrix):
         tensor([4.0000, 4.0000, 4.0000, 4.0000])
         """
         look = self._look()
-        if look is not None:
-            return self._merge(fused.entropy(*look))[..., 0]
+        summed = None if look is None else fused.entropy(*look)
+        if summed is not None:
+            return self._merge(summed)[..., 0]
         found = self._rows_of(1, self.dtype, 0)
         for at, block in self._blocks():
             zero = block == 0  # where the derivative would be infinite
