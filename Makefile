@@ -14,6 +14,9 @@ demo: $(INSTALLED) ## see regard at work
 
 test: $(INSTALLED) ## run the tests, the docstrings' examples and the documents' code
 	$(BIN)/python -m pytest
+	@# what the kernels compute, once more on the plainest of several instruction sets
+	@isa=$$($(BIN)/python -c 'from regard.mechanism import fused; print(*(fused._KERNELS.available()[1:] if fused.available() else [])[-1:])'); \
+	    test -z "$$isa" || REGARD_ISA=$$isa $(BIN)/python -m pytest tests/mechanism/test_fused.py
 
 test-slow: $(INSTALLED) ## run the tests that take minutes
 	@# pytest's exit status 5 means that no test is marked slow

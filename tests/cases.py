@@ -197,6 +197,11 @@ BIASES: dict[str, Build] = {
     "relative": lambda shape, draw: regard.Relative(draw.parameter(shape.heads, 5)),
     "alibi": lambda shape, draw: regard.ALiBi(shape.heads),
     "t5": lambda shape, draw: draw.into(regard.T5(shape.heads, buckets=8, reach=16)),
+    "two lines": lambda shape, draw: [
+        regard.Relative(draw.parameter(shape.heads, 3)),
+        draw.parameter(shape.keys),
+        draw.into(regard.T5(shape.heads, buckets=6, reach=9)),
+    ],
     "several": lambda shape, draw: [
         regard.Relative(draw.parameter(7)),
         draw.parameter(shape.queries, shape.keys),

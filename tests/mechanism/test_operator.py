@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import regard
-from regard.mechanism import operator, tiled
+from regard.mechanism import fused, operator, tiled
 from tests import naive
 from tests.cases import BIASES, MASKS, NORMALIZERS, SCORES, TABLE, Case, Shape, leaves, pairs, product
 
-IMPLEMENTATIONS = ("reference", "tiled")
+IMPLEMENTATIONS = ("reference", "tiled")  # of float64; test_fused.py is about the kernels
+EVERY = operator.IMPLEMENTATIONS if fused.available() else IMPLEMENTATIONS
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -114,11 +115,11 @@ def test_float32_error_is_at_most_twice_that_of_dense_torch(normalize):
         # the slope of Entmax above 2 has no bound at the edge of its support: one unlucky pair decides all
         parts = 1 if normalize == "entmax 2.5" else len(exact)
         with tiles_of(2048):
-            for name in IMPLEMENTATIONS:
+            for name in EVERY:
                 ours = run(regard.attention, torch.float32, implementation=name)
                 for part in range(parts):
                     error, allowed = ((x[part] - exact[part]).abs().max().item() for x in (ours, dense))
-                    tiny = 4 * torch.finfo(torch.float32).eps * exact[part].abs().max().item()
+                    tiny = 4 * torch.finfo(torch.float32).eps * max(exact[part].abs().max().item(), 1)
                     assert error <= 2 * allowed + tiny, (
                         case.name,
                         name,
@@ -422,13 +423,13 @@ def test_a_wrong_environment_variable_fails_loudly():
     last = done.stderr.strip().splitlines()[-1]
     assert "ArgumentError" in last
     assert "REGARD_IMPLEMENTATION is 'quick'" in last
-    assert "reference and tiled" in last
+    assert "reference, tiled, fused" in last
 
 
 def test_a_wrong_name_is_refused_with_the_right_ones():
     x = torch.eye(3)
     for call in (regard.attention, regard.attend, regard.explain):
-        with pytest.raises(regard.ArgumentError, match="'quick'; there are reference and tiled"):
+        with pytest.raises(regard.ArgumentError, match="'quick'; there are reference, tiled, fused"):
             call(x, x, x, implementation="quick")
 
 
@@ -471,12 +472,42 @@ class TestExplain:
         assert explanation.implementation == "reference"
         assert "Learned learns" in str(explanation)
 
-    def test_it_tells_what_is_then_done(self):
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+    def test_it_tells_what_is_then_done(self, dtype):
+        for x in (torch.eye(3, dtype=dtype), torch.eye(3, dtype=dtype)[None, None]):
+            for options in (
+                {},
+                {"implementation": "tiled"},
+                {"implementation": "reference"},
+                {"implementation": EVERY[-1]},
+                {"normalize": Learned()},
+                {"normalize": regard.Hard()},
+                {"normalize": regard.Entmax15(), "mask": regard.Causal()},
+            ):
+                with (
+                    patch.object(tiled, "forward", wraps=tiled.forward) as in_tiles,
+                    patch.object(fused, "_KERNELS", wraps=fused._KERNELS) as kernels,
+                ):
+                    regard.attention(x, x, x, **options)
+                said = regard.explain(x, x, x, **options).implementation
+                assert in_tiles.called == (said == "tiled")
+                assert (kernels is not None and kernels.forward.called) == (said == "fused")
+
+    def test_it_says_why_the_kernels_are_not_taken(self):
         x = torch.eye(3)
-        for options in ({}, {"implementation": "reference"}, {"normalize": Learned()}):
-            with patch.object(tiled, "forward", wraps=tiled.forward) as ran:
-                regard.attention(x, x, x, **options)
-            assert ran.called == (regard.explain(x, x, x, **options).implementation == "tiled")
+        if fused.available():
+            assert regard.explain(x, x, x).implementation == "fused"
+            assert "kernels" in regard.explain(x, x, x).reasons[0]
+        for options, reason in (
+            ({"normalize": regard.Hard()}, "Hard has no kernel"),
+            ({"normalize": regard.Entmax(1.3)}, "Entmax has no kernel"),
+            ({"normalize": OwnSoftmax()}, "OwnSoftmax has no kernel"),
+        ):
+            for asked in (None, EVERY[-1]):
+                explanation = regard.explain(x, x, x, implementation=asked, **options)
+                assert explanation.implementation == "tiled"
+                assert reason in explanation.reasons[0] or asked == "tiled"
+        assert "float64 has no kernel" in str(regard.explain(x.double(), x.double(), x.double()))
 
     def test_it_refuses_what_attention_refuses(self):
         with pytest.raises(regard.ShapeError, match="4 tokens and value has 5"):

@@ -382,7 +382,7 @@ def test_narrow_inputs_have_weights_of_float32(dtype):
 def test_the_text_tells_what_it_is_and_what_it_costs():
     x = torch.zeros(1000, 4)
     weights = regard.attend(x, x, x, normalize=regard.Entmax(1.3), mask=regard.Causal())[1]
-    text = "Weights(1000 × 1000, float32: ScaledDot, Entmax(alpha=1.3); holds 48.0 kB, dense 4.0 MB)"
+    text = "Weights(1000 × 1000, float32: ScaledDot, Entmax(alpha=1.3); holds 32.0 kB, dense 4.0 MB)"
     assert repr(weights) == text
     assert repr(weights.T) == f"transpose of {text}"
     assert "mean of the heads" in repr(Case().weights().mean("heads"))

@@ -128,7 +128,8 @@ def _generally(
     layout = Layout.of(*inputs)
     problem = prepare(*inputs, layout, call).with_rules(fused=True)
     wanted = tuple(name for name, need in zip(names, needed, strict=True) if need)
-    found = derivatives.gradients(problem, tau, layout.per_query(output), layout.per_query(grad), wanted)
+    output, grad = (x.reshape(*tau.shape[:-1], x.shape[-1]) for x in (output, grad))  # … h q e -> … g r q e
+    found = derivatives.gradients(problem, tau, output, grad, wanted)
     return [
         found[name].reshape(x.shape) if name in found else None for name, x in zip(names, inputs, strict=True)
     ]
