@@ -43,12 +43,13 @@ struct Gradients {
   }
 
   void see(Finite& finite) const {
-    see(key, padded(p.width), finite);
-    see(value, padded(p.value_width), finite);
+    see(key, p.keys, padded(p.width), finite);
+    see(value, p.keys, padded(p.value_width), finite);
+    see(vector, 1, padded(p.width), finite);
   }
 
-  void see(const Sums& sums, int64_t width, Finite& finite) const {
-    for (int64_t i = 0; sums.at && i < p.keys; ++i)
+  static void see(const Sums& sums, int64_t rows, int64_t width, Finite& finite) {
+    for (int64_t i = 0; sums.at && i < rows; ++i)
       for (int64_t t = 0; t < width; t += W) finite.see(load(sums.at + i * sums.row + t));
   }
 
@@ -319,6 +320,7 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
   Asking a(b);
   Tiles<Policy> tiles(b, a);
   if constexpr (Policy::fit == Fit::counted) fit_counted(b, tiles.s, a.tau);
+  Tally tally(b);
   const bool one = b.high - b.low <= KEYS, exact = Policy::sums_to_one && tiles.scores_too && (one || p.adds_up());
   if (Policy::sums_to_one && tiles.scores_too && !exact) a.center();
   if (exact) {
@@ -339,6 +341,7 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
       tiles.template differentiate<true>(from, n);
     } else {
       tiles.fill(from, n);
+      if (Policy::fit == Fit::counted) tally.add(b, n, tiles.s);
       tiles.template differentiate<false>(from, n);
     }
     if (g.value.at)
@@ -352,6 +355,7 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
       for (int i = 0; i < n * b.lanes; i += W) store(tiles.dp + i, load(tiles.dp + i) * load(tiles.slopes + i));
     add_to_inputs(a, g, tiles.keys, from, n, tiles.dp);
   }
+  if (Policy::fit == Fit::counted && !tally.agrees(b, a.tau.count)) finite.fail();
   if constexpr (Policy::sums_to_one) a.write_sink();
   a.write(finite);
   g.fresh = false;

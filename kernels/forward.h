@@ -47,6 +47,7 @@ struct Plan {
 struct Finite {
   vec zero{};
   INLINE void see(vec x) { zero += x * 0.0f; }
+  void fail() { zero += INF * 0.0f; }
   bool all() const { return sum(zero) == 0; }
 };
 
@@ -257,13 +258,15 @@ INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64
 }
 
 template <class Policy>
-void sum_counted(const Block& b, const Policy& policy, Tau& tau, Output& output) {
+void sum_counted(const Block& b, const Policy& policy, Tau& tau, Output& output, Finite& finite) {
   float *s = arena.take(KEYS * b.lanes), *room = arena.take(KEYS * output.room);
   fit_counted(b, s, tau);
+  Tally tally(b);
   for (int64_t from = b.low; from < b.high; from += KEYS) {
     const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
     if (b.hidden(from, from + n)) continue;
     b.scores(from, n, s);
+    tally.add(b, n, s);
     for (int v = 0; v < b.lanes; v += W) {
       const Statistic row = policy.read(tau.top.get(v), tau.rest.get(v), tau.count.get(v));
       for (int j = 0; j < n; ++j) store(s + j * b.lanes + v, policy.weight(load(s + j * b.lanes + v), row));
@@ -271,6 +274,7 @@ void sum_counted(const Block& b, const Policy& policy, Tau& tau, Output& output)
     if (b.p.threshold) drop(b, from, n, s);
     output.add(b, s, values_from(b, from, n, room), n);
   }
+  if (!tally.agrees(b, tau.count)) finite.fail();
 }
 
 // The keys, counted from the block's lowest, whose score exceeds τ in any row.
@@ -326,7 +330,7 @@ void forward_block(const Block& b, const Ahead& ahead, Finite& finite) {
     run.finish(b, policy, tau, factor);
   } else {
     if constexpr (Policy::fit == Fit::counted)
-      sum_counted(b, policy, tau, output);
+      sum_counted(b, policy, tau, output, finite);
     else
       sum_sparsely(b, policy, tau, output);
     for (int v = 0; v < b.lanes; v += W) factor.set(v, splat(1));

@@ -14,10 +14,12 @@ void each_tile(const Block& b, Finite& finite, See see) {
   Tau tau;
   read_tau(b, tau);
   if constexpr (Policy::fit == Fit::counted) count_keys(b, s, tau.count);
+  Tally tally(b);
   for (int64_t from = b.low; from < b.high; from += KEYS) {
     const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
     if (b.hidden(from, from + n)) continue;
     b.scores(from, n, s);
+    if (Policy::fit == Fit::counted) tally.add(b, n, s);
     for (int v = 0; v < b.lanes; v += W) {
       const Statistic row = policy.read(tau.top.get(v), tau.rest.get(v), tau.count.get(v));
       for (int j = 0; j < n; ++j) {
@@ -29,6 +31,7 @@ void each_tile(const Block& b, Finite& finite, See see) {
     if (b.p.threshold) drop(b, from, n, w);
     see(from, n, s, w);
   }
+  if (Policy::fit == Fit::counted && !tally.agrees(b, tau.count)) finite.fail();
 }
 
 template <class Policy>

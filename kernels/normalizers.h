@@ -80,6 +80,7 @@ struct Sparsemax {
     slopes += gap > 0.0f ? splat(1) : vec{};
   }
   INLINE static vec step(vec values, vec slopes) { return (values - 1.0f) / slopes; }
+  static float edge(float keys) { return -1 / keys; }  // all keys equal: τ is never above this
 };
 
 // max(x / 2, 0)², x = score − τ. The norm of the halved gaps is convex in τ, so Newton does not pass its root.
@@ -105,6 +106,7 @@ struct Entmax15 {
     const vec norm = square_root(values);
     return (norm - 1.0f) * norm / slopes;
   }
+  static float edge(float keys) { return -1 / __builtin_sqrtf(keys); }
 };
 
 }  // namespace

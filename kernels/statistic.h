@@ -52,6 +52,27 @@ inline void fit_counted(const Block& b, float* room, Tau& tau) {
   for (int i = 0; b.p.counts && i < b.lanes; ++i) tau.rest.at[i] = float(__builtin_log(tau.count.at[i]));
 }
 
+// A count can be wrong where a score of −inf comes from infinite inputs: whether it is what was seen.
+struct Tally {
+  PerLane seen;
+
+  explicit Tally(const Block& b) {
+    for (int v = 0; v < b.lanes; v += W) seen.set(v, vec{});
+  }
+  void add(const Block& b, int n, const float* s) {
+    for (int v = 0; v < b.lanes; v += W) {
+      vec more{};
+      for (int j = 0; j < n; ++j) more += load(s + j * b.lanes + v) == -INF ? vec{} : splat(1);
+      seen.set(v, seen.get(v) + more);
+    }
+  }
+  bool agrees(const Block& b, const PerLane& count) const {
+    for (int i = 0; i < b.count; ++i)
+      if (seen.at[i] != count.at[i] && !(seen.at[i] == 0 && count.at[i] == 1)) return false;
+    return true;
+  }
+};
+
 // All scores of the block, [key][lane]; a key that no row sees has −inf.
 inline void all_scores(const Block& b, float* scores, float* slopes) {
   for (int64_t from = b.low; from < b.high; from += KEYS) {
@@ -79,14 +100,26 @@ void fit_root(const Block& b, const float* scores, float* room, Tau& tau) {
       if (any(!(x <= -1.0f))) store(room + W * near++, x);
     }
     vec root = splat(-1);
+    const vec edge = splat(Policy::edge(float(near ? near : 1)));
+    bool climbs = true;
     for (int round = 0; round < 60; ++round) {
       vec values{}, slopes{};
-      for (int64_t j = 0; j < near; ++j) Policy::gather(load(room + W * j) - root, values, slopes);
+      for (int64_t j = 0; j < near;) {  // sums of sums, as thousands of equal numbers would round
+        const int64_t end = j + 64 < near ? j + 64 : near;
+        vec some{}, steep{};
+        for (; j < end; ++j) Policy::gather(load(room + W * j) - root, some, steep);
+        values += some;
+        slopes += steep;
+      }
       const ivec goes = !(slopes <= 0.0f) | (values != values);  // on with NaN, so that it is seen
-      const vec next = goes ? max(root, root + Policy::step(values, slopes)) : root;
+      const vec ahead = root + Policy::step(values, slopes);
+      const vec next = goes ? min(edge, climbs ? max(root, ahead) : ahead) : root;
       const bool moved = any(next != root);
       root = next;
-      if (!moved) break;
+      if (climbs && !moved) {  // at the top: what rounding has climbed too far, two more steps take back
+        climbs = false;
+        round = 57;
+      }
     }
     tau.top.set(v, top);
     tau.rest.set(v, near ? root / Policy::steepness : vec{});

@@ -1,6 +1,7 @@
 // One vector of the instruction set that this file is compiled for, by means of the compiler's own vectors.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #if defined(__x86_64__)
@@ -120,7 +121,7 @@ struct Power {
     const __mmask16 live = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(least), _CMP_NLT_UQ);
     return (vec)_mm512_maskz_scalef_ps(live, (__m512)p, (__m512)n);
 #else
-    const vec power = (vec)(((ivec)shifted << 23) + 0x3f800000);
+    const vec power = (vec)(((uvec)shifted << 23) + 0x3f800000u);
     return x < splat(least) ? vec{} : p * power;
 #endif
   }
@@ -131,9 +132,9 @@ INLINE vec exp(vec x) { return Power(LOG2E)(min(splat(87.0f), x)); }
 // The natural logarithm of a positive number, or of NaN: m · 2^n with m in [√½, √2), and the series of the inverse
 // hyperbolic tangent of (m − 1) / (m + 1), whose argument is below 0.172.
 INLINE vec log(vec x) {
-  const ivec bits = (ivec)x;
-  const ivec n = (bits - 0x3f3504f3) >> 23;
-  const vec m = (vec)(bits - (n << 23));
+  const uvec bits = (uvec)x;
+  const ivec n = (ivec)(bits - 0x3f3504f3u) >> 23;
+  const vec m = (vec)(bits - ((uvec)n << 23));
   const vec s = (m - 1.0f) / (m + 1.0f), z = s * s;
   vec p = splat(0.2399f);
   p = p * z + 0.28571f;

@@ -210,7 +210,13 @@ def _backward(
     problem = _read(rules, tensors)
     names = [name for name, want in zip(problem.tensors, wanted, strict=True) if want]
     found = _solve_backward(problem, tau, output, grad, set(names))
-    return [found[name] for name in names]
+    return [_laid_out_like(problem[name], found[name]) for name in names]
+
+
+def _laid_out_like(tensor: Tensor, grad: Tensor) -> Tensor:
+    """The gradient with the strides that the graph has been promised."""
+    room = torch.empty_like(tensor)
+    return grad if grad.stride() == room.stride() else room.copy_(grad)
 
 
 @_backward.register_fake

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -36,14 +35,15 @@ class LazyMatrix:
         self._versions = {name: _version(tensor) for name, tensor in self._inputs.items()}
         self._later = problem if callable(problem) else None
         self._fitted: Tensor | None = None
-        if isinstance(problem, Problem):
-            self._problem = self._adopt(problem)
+        self._made = self._adopt(problem) if isinstance(problem, Problem) else None
 
-    @cached_property
+    @property
     def _problem(self) -> Problem:
-        assert self._later is not None
-        _check_versions(self._versions, self._inputs)
-        return self._adopt(self._later())
+        if self._made is None:
+            assert self._later is not None
+            _check_versions(self._versions, self._inputs)
+            self._made = self._adopt(self._later())
+        return self._made
 
     def _adopt(self, problem: Problem) -> Problem:
         tensors = dict(problem.tensors) if self._tau is None else {**problem.tensors, "tau": self._tau}

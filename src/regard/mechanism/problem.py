@@ -14,7 +14,6 @@ nothing is repeated in memory, a tile is a slice of each tensor, and `vmap` is o
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,18 +78,14 @@ class Problem:
     def keys(self) -> int:
         return self["key"].shape[-2]
 
-    @cached_property
-    def _lead(self) -> tuple[int, ...]:
+    def lead(self) -> tuple[int, ...]:
+        """(…, g, r): the leading axes that all tensors together have."""
         found = [1] * (self["query"].dim() - 2)
         for tensor in self.tensors.values():
             for axis, size in enumerate(tensor.shape[:-2]):
                 if size != 1 and found[axis] == 1:
                     found[axis] = size
         return tuple(found)
-
-    def lead(self) -> tuple[int, ...]:
-        """(…, g, r): the leading axes that all tensors together have."""
-        return self._lead
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Problem":
         return Problem(self.rules, dict(tensors), self.first_row, self.first_key)

@@ -39,6 +39,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Te
         or type(score) not in (ScaledDot, Dot)
         or type(normalize) not in fused.NORMALIZERS
         or call.bias is not None
+        or type(call.dropout) not in (float, int)
         or call.dropout
         or call.generator is not None
         or torch.compiler.is_compiling()

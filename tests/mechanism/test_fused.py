@@ -1,0 +1,847 @@
+"""What the kernels compute: the formulas in float32, at most twice the rounding error of dense torch.
+
+Exact is the reference in float64 on the same float32 numbers, and the yardstick is the reference in float32.
+CI runs this file a second time with REGARD_ISA=generic.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import regard
+from regard.mechanism import fused
+from tests.cases import BIASES, MASKS, NORMALIZERS, SCORES, TABLE, Case, Shape, leaves, product
+
+pytestmark = pytest.mark.skipif(not fused.available(), reason=fused.ABOUT)
+
+EPS = torch.finfo(torch.float32).eps
+WITHOUT = {"entmax 1.3", "entmax 2.5", "hard"}  # have no kernel
+FUSED = [name for name in NORMALIZERS if name not in WITHOUT]
+PLAIN = ["softmax", "softmax1", "sigmoid", "relu", "mean", "sparsemax", "entmax15"]  # one of each kernel
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Counting:
+    """The kernels, and how often each of them ran."""
+
+    def __init__(self, kernels: Any) -> None:
+        self.kernels, self.ran = kernels, Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        kernel = getattr(self.kernels, name)
+
+        def counted(*args: Any) -> Any:
+            self.ran[name] += 1
+            return kernel(*args)
+
+        return counted
+
+
+@contextmanager
+def counted_kernels() -> Iterator[Counter[str]]:
+    counting = Counting(fused._KERNELS)
+    with patch.object(fused, "_KERNELS", counting):
+        yield counting.ran
+
+
+def upstream(output: Tensor) -> Tensor:
+    """A gradient from above, with no pattern."""
+    return (
+        torch.cos(torch.arange(output.numel(), dtype=torch.float64) ** 1.5).reshape(output.shape).to(output)
+    )
+
+
+# How the numbers may lie in memory
+
+Layout = Callable[[Tensor], Tensor]
+
+
+def _apart(x: Tensor, axis: int) -> Tensor:
+    """With other numbers between those that count."""
+    if x.dim() < -axis:
+        return x
+    return torch.stack([x, x + 1], axis if axis < -1 else -1).flatten(axis - 1, axis)[
+        (..., slice(None, None, 2), *(slice(None),) * (-axis - 1))
+    ]
+
+
+def _expanded(x: Tensor, axis: int) -> Tensor:
+    """The same numbers along an axis, held once."""
+    return x if x.dim() < -axis else x.narrow(axis, 0, min(x.shape[axis], 1)).expand_as(x)
+
+
+LAYOUTS: dict[str, Layout] = {
+    "plain": lambda x: x,
+    "columns first": lambda x: x.mT.contiguous().mT,
+    "heads inside tokens": lambda x: x if x.dim() < 3 else x.transpose(-3, -2).contiguous().transpose(-3, -2),
+    "columns apart": lambda x: _apart(x, -1),
+    "rows apart": lambda x: _apart(x, -2),
+    "at an odd address": lambda x: torch.cat([x.new_ones(1), x.flatten()])[1:].view(x.shape),
+    "one head": lambda x: _expanded(x, -3),
+    "one row": lambda x: _expanded(x, -2),
+    "one column": lambda x: _expanded(x, -1),
+    "negative": lambda x: torch._neg_view(-x),
+}
+
+
+def test_layouts_are_what_they_are_called():
+    x = torch.arange(60.0).reshape(3, 4, 5)
+    seen = {name: layout(x) for name, layout in LAYOUTS.items()}
+    for name, y in seen.items():
+        assert y.shape == x.shape
+        assert name.startswith("one") or torch.equal(y, x)
+    assert [y.stride() for y in seen.values()] == [
+        *[(20, 5, 1), (20, 1, 4), (5, 15, 1), (40, 10, 2), (40, 10, 1)],
+        *[(20, 5, 1), (0, 5, 1), (20, 0, 1), (20, 5, 0), (20, 5, 1)],
+    ]
+    assert seen["at an odd address"].storage_offset() == 1
+    assert seen["negative"].is_neg()
+
+
+# The one comparison
+
+
+def computed(
+    case: Case,
+    dtype: torch.dtype,
+    implementation: str,
+    layout: Layout = LAYOUTS["plain"],
+    above: Layout = LAYOUTS["plain"],
+) -> dict[str, Tensor]:
+    """Output, weights, and the gradients of everything that can have one, in float64."""
+    inputs = case.tensors(dtype, rounded=torch.float32, requires_grad=True)
+    options = case.options(dtype, rounded=torch.float32)
+    laid = [layout(x) for x in inputs]
+    output, weights = regard.attend(*laid, implementation=implementation, **options)
+    assert output.dtype is dtype
+    scores = weights.detach().scores()
+    learned = {"query": inputs[0], "key": inputs[1], "value": inputs[2]}
+    learned |= {f"parameter {i}": leaf for i, leaf in enumerate(leaves(options))}
+    gradient = above(upstream(output))
+    grads = torch.autograd.grad(output, tuple(learned.values()), gradient, materialize_grads=True)
+    found = {"scores": scores, "values": laid[2], "output": output, "weights": weights.detach().dense()}
+    found |= {f"d {name}": grad for name, grad in zip(learned, grads, strict=True)}
+    return {name: x.detach().double() for name, x in found.items()}
+
+
+def agree(compute: Callable[[torch.dtype, str], dict[str, Tensor]], roundings: float = 4) -> None:
+    """The kernels' error is at most twice that of the dense formula in float32, beside a few roundings.
+
+    The numbers here are of size 1, and so is what a sum is made of, even if it is small itself; gradients are
+    made of products with a value. A sum over many pairs rounds more often, and a weight's relative error is
+    its score's absolute one.
+    """
+    exact = compute(torch.float64, "reference")
+    plain = compute(torch.float32, "reference")
+    ours = compute(torch.float32, "fused")
+    pairs = exact["weights"].numel()
+    scores, values = exact.pop("scores"), exact.pop("values")
+    value = values.norm(dim=-1).max().item() if values.numel() else 1.0
+    scores = torch.where(scores == -math.inf, 0.0, scores).abs()
+    roundings *= max(scores.max().item() / 8, 1) if scores.numel() else 1
+    # of a key at the very edge of the support no one knows whether it belongs to it, and its slope jumps
+    support, *others = (x["weights"] > 1e-20 for x in (exact, ours, plain))
+    edges = sum(int((support != other).sum()) for other in others)
+    assert edges <= max(2, pairs * 1e-5)
+    for name in exact:
+        if (edges and name.startswith("d ")) or not exact[name].numel():
+            continue
+        assert ours[name].shape == exact[name].shape
+        assert ours[name].isfinite().all(), name
+        size = max(exact[name].abs().max().item(), 1.0, value if name.startswith("d ") else 0.0)
+        more = max(math.sqrt(pairs / exact[name].numel()) / 8, 1)
+        error, allowed = ((x[name] - exact[name]).abs().max().item() for x in (ours, plain))
+        assert error <= 2 * allowed + roundings * EPS * size * more, (name, error / EPS, allowed / EPS)
+
+
+def check(case: Case, layout: str = "plain", above: str = "plain", roundings: float = 4) -> None:
+    def compute(dtype: torch.dtype, name: str) -> dict[str, Tensor]:
+        found = computed(case, dtype, name, LAYOUTS[layout], LAYOUTS[above])
+        if case.normalize == "entmax 2.5":  # whose slope has no bound at the edge of its support
+            return {name: found[name] for name in ("scores", "values", "output", "weights")}
+        return found
+
+    with counted_kernels() as ran:
+        # numbers that are all the same round all the same way, and their sums are made of nothing else
+        agree(compute, roundings * (10 if layout.startswith("one") else 1))
+    ran.pop("lanes", None)
+    if "negative" in (layout, above):
+        return  # then the kernels may leave it to others
+    if case.normalize in WITHOUT or case.bias == "several":  # has too many lines
+        assert not ran
+    else:
+        assert all(ran[kernel] for kernel in ("forward", "backward", "weights"))
+
+
+@pytest.mark.parametrize("case", TABLE, ids=lambda case: case.name)
+def test_the_kernels_agree_with_the_formulas(case):
+    check(case)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda numbers, factors: (numbers, [factors[0] * 1.00001, *factors[1:]]),
+        lambda numbers, factors: ([*numbers[:-1], numbers[-1]], [*factors[:2], 9.0, *factors[3:]]),
+    ],
+    ids=["scale", "softcap"],
+)
+def test_a_wrong_kernel_is_noticed(wrong):
+    class Wrong(Counting):
+        def __getattr__(self, name: str) -> Any:
+            kernel = getattr(self.kernels, name)
+            if name == "lanes":
+                return kernel
+            return lambda numbers, factors, threads: kernel(*wrong(numbers, factors), threads)
+
+    case = Case("grouped", "dot", "softmax", "causal")
+    with patch.object(fused, "_KERNELS", Wrong(fused._KERNELS)), pytest.raises(AssertionError):
+        agree(lambda dtype, name: computed(case, dtype, name))
+
+
+# Sizes: a tile, a block and a vector, and one more and one less
+
+QUERIES = [1, 2, 3, 4, 5, 11, 12, 13, 23, 24, 25, 47, 63, 64, 65, 97, 127, 128, 129]
+KEYS = [1, 2, 3, 4, 15, 16, 17, 71, 72, 73, 95, 96, 97, 143, 144, 145, 191, 192, 193]
+WIDTHS = [1, 3, 5, 8, 16, 17, 40, 64, 65]
+ENOUGH = 60_000  # pairs of a query and a key
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    queries, keys = draw(st.sampled_from(QUERIES)), draw(st.sampled_from(KEYS))
+    groups, per_group = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    batch = draw(st.sampled_from([(), (2,), (1, 2), (3, 1, 2)]))
+    assume(math.prod(batch) * groups * per_group * queries * keys <= ENOUGH)
+    width, value_width = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from(WIDTHS))
+
+    def lead(heads: int) -> tuple[int, ...]:
+        """Each batch axis in full, or once for all."""
+        return (*(draw(st.sampled_from([size, 1])) for size in batch), heads)
+
+    query = (*batch, groups * per_group, queries, width)  # so that the call has these sizes
+    return Shape(query, (*lead(groups), keys, width), (*lead(groups), keys, value_width))
+
+
+# relative biases of several thousand pairs' gradients each, which only the exact sums of c keep small
+@example(
+    Shape((2, 4, 129, 17), (2, 1, 97, 17), (1, 1, 97, 5)), "dot", "softmax1", "union", "t5", "plain", "plain"
+)
+@settings(max_examples=150)
+@given(
+    sizes=shapes(),
+    score=st.sampled_from(sorted(SCORES)),
+    normalize=st.sampled_from(FUSED),
+    mask=st.sampled_from(sorted(MASKS)),
+    bias=st.sampled_from(sorted(BIASES)),
+    # where all rows are the same all gradients are zero, and nothing but roundings
+    layout=st.sampled_from(sorted(LAYOUTS.keys() - {"one row", "one column"})),
+    above=st.sampled_from(sorted(LAYOUTS)),
+)
+def test_sizes_and_strides_change_nothing(sizes, score, normalize, mask, bias, layout, above):
+    assume(score != "cosine" or sizes.query[-1] > 3)  # the length of a vector with one number is anything
+    # among thousands of such calls some are of bad condition
+    check(Case("heads", score, normalize, mask, bias, sizes=sizes), layout, above, roundings=12)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("normalize", ["softmax", "sigmoid", "entmax15"])
+def test_any_stride_of_inputs_and_of_gradients(normalize, layout):
+    sizes = Shape((2, 4, 25, 17), (2, 2, 75, 17), (2, 2, 75, 5))
+    for above in ("plain", layout):
+        check(Case("grouped", "scaled dot", normalize, "causal", "dense", sizes=sizes), layout, above)
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "relu", "sparsemax"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_any_width_of_the_additive_scores(width, normalize):
+    sizes = Shape((2, 70, 6), (2, 75, 6), (2, 75, width))
+    for kind in (regard.Additive, regard.Concat):
+        case = Case("heads", "dot", normalize, "causal", sizes=sizes)
+
+        def compute(dtype: torch.dtype, name: str, kind: type = kind, case: Case = case) -> dict[str, Tensor]:
+            torch.manual_seed(width)
+            score = kind(6, 6, width=width).to(dtype)
+            options = {**case.options(dtype, rounded=torch.float32), "score": score}
+            with patch.object(Case, "options", return_value=options):
+                return computed(case, dtype, name)
+
+        with counted_kernels() as ran:
+            agree(compute)
+        assert all(ran[kernel] for kernel in ("forward", "backward", "weights"))
+
+
+@pytest.mark.parametrize("bias", ["no bias", "relative", "dense of keys"])
+@pytest.mark.parametrize("mask", ["no mask", "causal", "padding", "tensor", "union"])
+@pytest.mark.parametrize("rows", [(1, 1, 1), (1, 1, 3), (2, 4, 1), (1, 2, 8), (1, 8, 9)])
+def test_long_keys_are_split(rows, mask, bias):
+    groups, per_group, queries = rows
+    keys = 2003 if mask != "causal" else 1543
+    sizes = Shape((groups * per_group, queries, 20), (groups, keys, 20), (groups, keys, 17))
+    for normalize in ("softmax", "sinks"):
+        check(Case("grouped", "scaled dot", normalize, mask, bias, sizes=sizes))
+
+
+@pytest.mark.parametrize("normalize", [name for name in PLAIN if name not in ("softmax", "softmax1")])
+def test_long_keys_of_the_other_normalizers(normalize):
+    sizes = Shape((2, 5, 20), (1, 2003, 20), (1, 2003, 17))
+    check(Case("grouped", "scaled dot", normalize, "causal", "relative", sizes=sizes))
+
+
+@pytest.mark.parametrize("normalize", ["softmax", "sparsemax", "entmax15"])
+@pytest.mark.parametrize("keys", [75, 500, 2000, 10000])
+def test_rows_of_nearly_equal_scores_sum_to_one(keys, normalize):
+    # as before any training: all keys have weight, and a rounding of τ counts as often as there are keys
+    draw = torch.Generator().manual_seed(keys)
+    query, key, value = torch.zeros(1, 8, 4), torch.zeros(1, keys, 4), torch.ones(1, keys, 1)
+    noise, normalizer = torch.randn(1, 8, keys, generator=draw), NORMALIZERS[normalize](LONG, None)
+    for spread in (0.0, 0.1, 0.5, 2.0, 8.0):
+        options = {"bias": 3.3 + noise * spread / keys, "normalize": normalizer}
+        ours, plain = (
+            (regard.attention(query, key, value, implementation=name, **options) - 1).abs().max().item()
+            for name in ("fused", "reference")
+        )
+        assert ours <= 2 * plain + keys * EPS, spread
+
+
+@pytest.mark.parametrize("normalize", PLAIN)
+def test_many_rows_have_several_segments(normalize):
+    # backward, several segments of the rows add to the same keys
+    sizes = Shape((2, 2, 520, 9), (2, 1, 75, 9), (2, 1, 75, 7))
+    for bias in ("no bias", "several", "two lines", "dense of queries"):
+        check(Case("grouped", "softcap", normalize, "documents causal", bias, sizes=sizes))
+
+
+@pytest.mark.parametrize("normalize", PLAIN)
+@pytest.mark.parametrize("axis", ["batch", "heads", "queries", "keys", "width", "value width"])
+def test_an_axis_may_be_empty(axis, normalize):
+    n = dict.fromkeys(("batch", "heads", "queries", "keys", "width", "value width"), 2) | {axis: 0}
+    lead = (n["batch"], n["heads"])
+    sizes = Shape(
+        (*lead, n["queries"], n["width"]),
+        (*lead, n["keys"], n["width"]),
+        (*lead, n["keys"], n["value width"]),
+    )
+    for mask in ("no mask", "causal", "tensor"):
+        for bias in ("no bias", "dense", "relative"):
+            case = Case("heads", "scaled dot", normalize, mask, bias, sizes=sizes)
+            exact, ours = (computed(case, torch.float32, name) for name in ("reference", "fused"))
+            for name in exact:
+                torch.testing.assert_close(ours[name], exact[name], rtol=1e-5, atol=1e-6)
+
+
+# Masks
+
+LONG = Shape((2, 4, 131, 10), (2, 2, 149, 10), (2, 2, 149, 6))
+Q, K = LONG.queries, LONG.keys
+
+
+def rough(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(len(shape))) < 0.4
+
+
+def holes(*shape: int) -> Tensor:
+    """Dense, with rows that see nothing, and a stretch that nobody sees."""
+    mask = rough(*shape)
+    mask[..., 5, :], mask[..., 64:70, :], mask[..., 20:120] = False, False, False
+    return mask
+
+
+HARD_MASKS: dict[str, Any] = {
+    "per head": rough(4, Q, K),
+    "per sequence": rough(2, 1, Q, K),
+    "per sequence and head": holes(2, 4, Q, K),
+    "one for all": holes(Q, K),
+    "of keys": rough(1, K),
+    "of queries": rough(Q, 1),
+    "nothing": torch.zeros(1, 1, dtype=torch.bool),
+    "lengths": regard.Padding([0, 77]),
+    "lengths on the left": regard.Padding([149, 3], side="left"),
+    "empty documents": regard.Documents([0, 40, 0, 88, 3, 0], [0, 77, 2, 70, 0, 0]),
+    "tiny documents": regard.Documents([1] * 131, [2] * 18 + [1] * 113, within=regard.Causal()),
+    "the first rows see nothing": regard.Causal() & regard.Padding(100, side="left"),
+    "far apart": regard.Padding(3) | regard.Padding(5, side="left"),
+    "four terms": regard.Window(3)
+    | regard.Padding([9, 1])
+    | (regard.Causal() & rough(4, Q, K))
+    | rough(1, K),
+    "dense within an interval": regard.Window(left=9, right=30) & holes(2, 1, Q, K),
+}
+
+
+@pytest.mark.parametrize("normalize", PLAIN)
+@pytest.mark.parametrize("mask", HARD_MASKS)
+def test_masks(mask, normalize):
+    case = Case("grouped", "scaled dot", normalize, mask, "relative", sizes=LONG)
+    with patch.dict(MASKS, {mask: lambda shape, draw: HARD_MASKS[mask]}):
+        check(case)
+
+
+def test_more_terms_than_the_kernels_take_are_left_to_tiles():
+    mask = regard.Padding(1)
+    for width in range(2, 8):
+        mask = mask | (regard.Window(width) & rough(1, K))
+    case = Case("grouped", sizes=LONG)
+    with patch.dict(MASKS, {"no mask": lambda shape, draw: mask}), counted_kernels() as ran:
+        agree(lambda dtype, name: computed(case, dtype, name))
+    assert not ran
+
+
+@pytest.mark.parametrize("normalize", PLAIN)
+@pytest.mark.parametrize("shared", [(2, 4), (2, 1), (1, 4), ()], ids=str)
+def test_a_bias_may_hide(shared, normalize):
+    hidden = ~holes(*shared, Q, K)
+
+    def build(_: Shape, draw: Any) -> Tensor:
+        return draw(*hidden.shape).masked_fill(hidden, -math.inf).requires_grad_()
+
+    with patch.dict(BIASES, {"no bias": build}):
+        check(Case("grouped", "scaled dot", normalize, "causal", sizes=LONG))
+
+
+@pytest.mark.parametrize("normalize", PLAIN)
+@pytest.mark.parametrize("mask", ["nothing", "per sequence and head", "lengths", "far apart"])
+def test_a_row_that_sees_nothing_is_zero_and_receives_nothing(mask, normalize):
+    x, y, z = (t.requires_grad_() for t in Case(sizes=LONG).tensors(torch.float32))
+    rows = (
+        HARD_MASKS[mask].dense(Q, K, LONG.lead)
+        if isinstance(HARD_MASKS[mask], regard.Mask)
+        else HARD_MASKS[mask]
+    )
+    seen = rows.expand(*LONG.lead, Q, K)
+    output = regard.attention(x, y, z, mask=HARD_MASKS[mask], normalize=NORMALIZERS[normalize](LONG, None))
+    grads = torch.autograd.grad(output.sum(), (x, y, z))
+    assert (output[~seen.any(-1)] == 0).all()
+    assert (grads[0][~seen.any(-1)] == 0).all()
+    for grad in grads[1:]:
+        assert (grad[~seen.any(-2).unflatten(1, (2, 2)).any(2)] == 0).all()
+
+
+# NaN and infinity
+
+HIDDEN = 3  # the key that nobody sees, in the second sequence
+OTHERS = torch.arange(9) != HIDDEN
+HIDING: dict[str, Any] = {
+    "dense": {"mask": OTHERS},
+    "dense, of one sequence": {"mask": OTHERS | torch.tensor([True, False])[:, None, None, None]},
+    "between two intervals": {"mask": regard.Padding(3) | regard.Padding(5, side="left")},
+    "bias": {"bias": torch.where(OTHERS, 0.0, -math.inf).expand(5, 9)},
+}
+LEARNING = [
+    "query",
+    "key",
+    "value",
+    "bias",
+    "keys' bias",
+    "line",
+    "sink",
+    "vector",
+    "function",
+    "all",
+    "none",
+]
+
+
+def attention_of(
+    learning: str, normalize: str, key: Tensor, value: Tensor, implementation: str | None, **options: Any
+) -> list[Tensor]:
+    """The output, and the gradients of what learns, and of nothing else."""
+    generator = torch.Generator().manual_seed(4)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    inputs = {"query": numbers(2, 4, 5, 6), "key": key.clone(), "value": value.clone()}
+    learned: list[Tensor] = [inputs[name] for name in inputs if learning in (name, "all")]
+    biases = [options.pop("bias")] if "bias" in options else []
+    for name, shape in (("bias", (4, 5, 9)), ("keys' bias", (9,))):
+        if learning in (name, "all"):
+            biases.append(numbers(*shape).requires_grad_())
+            learned.append(biases[-1])
+    if learning in ("line", "all"):
+        learned.append(numbers(4, 5).requires_grad_())
+        biases.append(regard.Relative(learned[-1]))
+    options["normalize"] = NORMALIZERS[normalize](LONG, None)
+    if normalize == "softmax1":
+        options["normalize"] = regard.Softmax1(numbers(4).requires_grad_(learning in ("sink", "all")))
+        if learning in ("sink", "all"):
+            learned.append(options["normalize"].score)
+    if learning == "vector":
+        torch.manual_seed(0)
+        options["score"] = regard.Additive(6, 6, width=5).requires_grad_(False)
+        learned.append(options["score"].vector.requires_grad_())
+    if learning == "function":
+        options["score"] = lambda query, key: query @ key.nan_to_num(0, 0, 0).repeat_interleave(1, -3).mT
+        learned.append(inputs["query"])
+    for tensor in learned:
+        tensor.requires_grad_()
+    output = regard.attention(*inputs.values(), bias=biases or None, implementation=implementation, **options)
+    if not learned:
+        return [output]
+    return [output, *torch.autograd.grad(output, learned, upstream(output), materialize_grads=True)]
+
+
+@pytest.mark.parametrize(
+    ("learning", "normalize"),
+    [(what, name) for what in LEARNING for name in PLAIN if what != "sink" or name == "softmax1"],
+)
+def test_what_nobody_sees_may_be_anything(learning, normalize):
+    generator = torch.Generator().manual_seed(5)
+    key, value = (torch.randn(2, 2, 9, 6, generator=generator) for _ in range(2))
+    for hiding, options in HIDING.items():
+        wanted = attention_of(learning, normalize, key, value, "reference", **options)
+        for bad in (math.nan, math.inf, -math.inf):
+            # a bias of −inf hides no score of NaN or infinity: their sum is NaN
+            for where in ("key", "value", "both") if "mask" in options else ("value",):
+                wild = {"key": key.clone(), "value": value.clone()}
+                for name in wild:
+                    if where in (name, "both"):
+                        wild[name][1, :, HIDDEN] = bad
+                for implementation in ("fused", None):
+                    found = attention_of(learning, normalize, *wild.values(), implementation, **options)
+                    for one, other in zip(found, wanted, strict=True):
+                        assert torch.allclose(one, other, rtol=1e-5, atol=2e-6), (hiding, bad, where)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
+@pytest.mark.parametrize("where", ["query", "key", "value", "bias"])
+@pytest.mark.parametrize("normalize", PLAIN)
+def test_what_somebody_sees_is_as_bad_as_with_tiles(normalize, where, bad):
+    generator = torch.Generator().manual_seed(6)
+    tensors = {name: torch.randn(3, 20, 5, generator=generator) for name in ("query", "key", "value")}
+    tensors["bias"] = torch.randn(3, 20, 20, generator=generator)
+    tensors[where][1, 12, 2] = bad
+    bias, normalizer = tensors.pop("bias"), NORMALIZERS[normalize](LONG, None)
+    found = {}
+    for name in ("tiled", "fused", None):
+        inputs = [t.clone().requires_grad_() for t in tensors.values()]
+        learned = [*inputs, bias.clone().requires_grad_()]
+        options = {"mask": regard.Causal(), "bias": learned[-1], "normalize": normalizer}
+        output = regard.attention(*inputs, implementation=name, **options)
+        plain = {"mask": regard.Causal(), "normalize": normalizer}
+        quiet = regard.attention(*(x.detach() for x in inputs), implementation=name, **plain)
+        grads = torch.autograd.grad(output, learned, upstream(output))
+        found[name] = [output.detach(), quiet, *grads]
+    for name in ("fused", None):
+        for i, (one, other) in enumerate(zip(found[name], found["tiled"], strict=True)):
+            # what a row that has become NaN makes of gradients nobody knows
+            known = torch.ones_like(other, dtype=torch.bool) if i < 2 else other.isfinite()
+            torch.testing.assert_close(one[known], other[known], rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0x7F800003, 0x7FFFFFFF, -1, -0x400000])
+@pytest.mark.parametrize("normalize", PLAIN)
+def test_any_nan_is_a_nan(normalize, bits):
+    # a number whose bits nobody chose, such as memory that nobody has filled
+    x = torch.randn(1, 7, 8, generator=torch.Generator().manual_seed(7))
+    key = x.clone()
+    key[0, 4, 3] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    assert key[0, 4, 3].isnan()
+    for mask in (None, regard.Causal()):
+        output = regard.attention(x, key, x, mask=mask, normalize=NORMALIZERS[normalize](LONG, None))
+        assert output.isnan().any(-1)[0].tolist() == [mask is None or row >= 4 for row in range(7)]
+
+
+def test_numbers_that_overflow_are_no_harm():
+    # the product of query and key is infinite, but hidden; and sums of large values are finite in the end
+    x = torch.randn(1, 40, 8, generator=torch.Generator().manual_seed(8)) * 1e20
+    value = torch.full((1, 40, 3), 3e38)
+    for normalize in ("softmax", "entmax15", "sparsemax"):
+        options = {"mask": torch.eye(40, dtype=torch.bool), "normalize": NORMALIZERS[normalize](LONG, None)}
+        small = x * 1e-3
+        torch.testing.assert_close(regard.attention(small, small, value, **options), value)
+        y = torch.where(torch.eye(40, 8) == 1, 1.0, x[0])[None] * 0 + x * 1e-1
+        hidden = {**options, "mask": ~torch.eye(40, dtype=torch.bool)}
+        for one, other in zip(
+            *(
+                regard.attention(y, y, value * 1e-5, implementation=name, **hidden).isfinite()
+                for name in ("tiled", "fused")
+            ),
+            strict=True,
+        ):
+            assert torch.equal(one, other)
+
+
+# Dropout
+
+
+@pytest.mark.parametrize("normalize", PLAIN)
+@pytest.mark.parametrize("dropout", [0.1, 0.7])
+def test_dropout_drops_the_same_weights_as_tiles(dropout, normalize):
+    for sizes in (
+        LONG,
+        Shape((2, 1, 3, 17), (3, 2003, 17), (2, 1, 2003, 5)),
+        Shape((65, 4), (97, 4), (97, 4)),
+        Shape((2, 3, 4, 1, 4), (2, 1, 2, 9, 4), (3, 2, 9, 4)),
+    ):
+        case = Case("grouped", "scaled dot", normalize, "causal", sizes=sizes)
+        found = {}
+        for name in ("tiled", "fused", None):
+            inputs = case.tensors(torch.float32, requires_grad=True)
+            options = {**case.options(torch.float32), "dropout": dropout}
+            generator = torch.Generator().manual_seed(11)
+            output, weights = regard.attend(*inputs, generator=generator, implementation=name, **options)
+            grads = torch.autograd.grad(output, inputs, upstream(output))
+            found[name] = [weights.detach().dense(), output.detach(), *grads]
+        assert (found["tiled"][0] == 0).any()
+        for name in ("fused", None):
+            for one, other in zip(found[name], found["tiled"], strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=5e-6)
+            if normalize in ("softmax", "sigmoid", "mean"):
+                assert torch.equal(found[name][0] == 0, found["tiled"][0] == 0)
+
+
+# bfloat16 and float16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "case",
+    product(
+        ("grouped",),
+        ("scaled dot", "additive"),
+        PLAIN,
+        ("causal", "tensor"),
+        ("no bias", "relative"),
+        sizes=LONG,
+    ),
+    ids=lambda case: case.name,
+)
+def test_narrow_inputs_are_computed_in_float32_and_rounded_once(case, dtype):
+    found = []
+    for held in (dtype, torch.float32):
+        inputs = case.tensors(held, rounded=dtype, requires_grad=True)
+        options = case.options(held, rounded=dtype)
+        if case.score == "additive":  # whose own matrix products are torch's business
+            options["score"] = case.options(torch.float32, rounded=dtype)["score"]
+            options["score"] = _InFloat32(options["score"])
+        output = regard.attention(*inputs, **options)
+        grads = torch.autograd.grad(output, inputs, upstream(output).to(dtype).to(held))
+        quiet = regard.attention(*(x.detach() for x in inputs), **options)
+        found.append([x.to(dtype) for x in (output, quiet, *grads)])
+    for narrow, wide in zip(*found, strict=True):
+        torch.testing.assert_close(narrow, wide, rtol=0, atol=0)
+
+
+class _InFloat32(regard.Score):
+    """A score whose parameters stay in float32."""
+
+    def __init__(self, score: Any) -> None:
+        self.score = score
+
+    def prepare(self, query: Tensor, key: Tensor) -> Any:
+        return self.score.prepare(query.float(), key.float())
+
+
+def test_every_float16_is_read_as_what_it_is():
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int16)
+    for dtype in (torch.float16, torch.bfloat16):
+        every = bits.view(dtype)
+        every = every[every.isfinite()]
+        # one key, so that its value is read as it is; and of values in all places of a vector
+        for width in (1, 7, 64):
+            value = every[: len(every) // width * width].view(-1, 1, 1, width)
+            ones = torch.ones(*value.shape[:-1], 1, dtype=dtype)
+            assert torch.equal(regard.attention(ones, ones, value), value)
+
+
+# Looking at the weights
+
+LOOKS: dict[str, Callable[[regard.Weights], Tensor]] = {
+    "dense": lambda weights: weights.dense(),
+    "a row": lambda weights: weights[..., 3, :],
+    "some rows": lambda weights: weights[..., 1::2, :],
+    "a column": lambda weights: weights[..., 2],
+    "some columns": lambda weights: weights[..., 1:5],
+    "numbers": lambda weights: weights[..., torch.tensor([4, 0, 2]), torch.tensor([1, 1, 3])],
+    "entropy": lambda weights: weights.entropy(),
+    "received": lambda weights: weights.received(),
+    "pool": lambda weights: weights.pool(2, 3),
+    "scores": lambda weights: weights.scores(),
+    "product": lambda weights: weights @ wave(weights.shape[-1], 3),
+    "product with a vector": lambda weights: weights @ wave(weights.shape[-1]),
+    "transposed product": lambda weights: weights.T @ wave(weights.shape[-2], 17),
+    "transposed product with a vector": lambda weights: weights.T @ wave(weights.shape[-2]),
+}
+OF_HEADS: dict[str, Callable[[regard.Weights], Tensor]] = {
+    "a head": lambda weights: weights.heads(1).dense(),
+    "some heads": lambda weights: weights.heads([2, 0]).dense(),
+    "every other head": lambda weights: weights.heads(slice(0, None, 2)).entropy(),
+    "the mean": lambda weights: weights.mean("heads").dense(),
+    "the mean's product": lambda weights: weights.mean("heads") @ wave(weights.shape[-1], 3),
+    "the mean's entropy": lambda weights: weights.mean("heads").entropy(),
+    "received by the mean": lambda weights: weights.mean("heads").received(),
+    "values of key heads": lambda weights: weights @ wave(*grouped(weights), weights.shape[-1], 2),
+    "values of heads": lambda weights: weights @ wave(weights.shape[-3], weights.shape[-1], 2),
+}
+
+
+def wave(*shape: int) -> Tensor:
+    return torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape).cos().float()
+
+
+def grouped(weights: regard.Weights) -> tuple[int, ...]:
+    heads = weights.shape[-3]
+    return (heads // 2 if heads % 2 == 0 else heads,)
+
+
+LOOKED_AT = [
+    Case("grouped", "scaled dot", "softmax", "causal", "relative"),
+    Case("grouped", "additive", "softmax", "tensor", "dense"),
+    Case("grouped", "dot", "sparsemax", "causal", "no bias"),
+    Case("heads", "softcap", "entmax15", "union", "t5"),
+    Case("heads", "cosine", "softmax1", "padding", "dense of keys"),
+    Case("broadcasting heads", "gaussian", "sigmoid", "documents causal", "alibi"),
+    Case("broadcasting batch", "scaled dot", "relu", "window", "no bias"),
+    Case("more batch axes", "scaled dot", "temperature", "no mask", "dense of queries"),
+    Case("no heads", "scaled dot", "mean", "causal", "no bias"),
+    Case("one key head", "scaled dot", "softmax", "padding left", "two lines"),
+]
+LOOKED_AT += [replace(case, sizes=LONG) for case in LOOKED_AT[:5]]
+
+
+def looked_at(case: Case, dtype: torch.dtype, name: str, **more: Any) -> regard.Weights:
+    inputs, options = case.tensors(dtype, rounded=torch.float32), case.options(dtype, rounded=torch.float32)
+    return regard.attend(*inputs, implementation=name, **options, **more)[1].detach()
+
+
+@pytest.mark.parametrize("case", LOOKED_AT, ids=lambda case: f"{case.name}{' long' if case.sizes else ''}")
+def test_looking_agrees_with_the_formulas(case):
+    exact, ours = (looked_at(case, *how) for how in ((torch.float64, "reference"), (torch.float32, "fused")))
+    with torch.no_grad(), counted_kernels() as ran:
+        for name, look in {**LOOKS, **(OF_HEADS if case.shapes.heads > 2 else {})}.items():
+            found, wanted = look(ours), look(exact)
+            assert found.dtype is torch.float32
+            torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-5, atol=1e-5, msg=name)
+    for kernel in ("forward", "backward", "weights", "entropy"):
+        assert ran[kernel], kernel
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 64, 65])
+@pytest.mark.parametrize("case", LOOKED_AT, ids=lambda case: f"{case.name}{' long' if case.sizes else ''}")
+def test_top_is_what_sorting_finds(case, most):
+    weights = looked_at(case, torch.float32, "fused")
+    with torch.no_grad():
+        dense, scores = weights.dense(), weights.scores()
+        values, keys = weights.top(most)
+    most = min(most, weights.shape[-1])
+    assert values.shape == keys.shape == (*weights.shape[:-1], most)
+    sorted_ = dense.masked_fill(scores == -math.inf, -math.inf).sort(-1, descending=True).values[..., :most]
+    torch.testing.assert_close(values, torch.where(sorted_ == -math.inf, 0.0, sorted_), rtol=1e-5, atol=1e-6)
+    assert torch.equal(keys >= 0, sorted_ > -math.inf)
+    torch.testing.assert_close(dense.gather(-1, keys.clamp(min=0))[keys >= 0], values[keys >= 0])
+    for row in keys.flatten(0, -2):  # no key twice
+        seen = row[row >= 0]
+        assert len(seen.unique()) == len(seen)
+
+
+def test_looking_with_dropout_sees_what_was_dropped():
+    case = Case("grouped", "scaled dot", "softmax", "causal", sizes=LONG)
+    one, other = (
+        looked_at(case, torch.float32, name, dropout=0.5, generator=torch.Generator().manual_seed(3))
+        for name in ("tiled", "fused")
+    )
+    with torch.no_grad():
+        for look in LOOKS.values():
+            torch.testing.assert_close(look(one), look(other), rtol=1e-5, atol=1e-5)
+        assert ((one.dense() == 0) == (other.dense() == 0)).all()
+
+
+def test_weights_with_many_batch_axes_multiply():
+    # the kernels know ten leading axes
+    for axes in range(6, 12):
+        x = torch.randn(*[1] * (axes - 1), 2, 4, 3, 5, generator=torch.Generator().manual_seed(axes))
+        output, weights = regard.attend(x, x, x)
+        torch.testing.assert_close(weights @ x, output)
+        torch.testing.assert_close(weights.T @ x, weights.dense().mT @ x)
+
+
+def test_numbers_with_a_minus_in_their_strides_multiply():
+    x = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(9))
+    minus = torch._neg_view(x)
+    weights = regard.attend(x, x, x)[1]
+    torch.testing.assert_close(weights @ minus, -(weights @ x))
+    torch.testing.assert_close(weights.T @ minus, -(weights.T @ x))
+    torch.testing.assert_close(regard.attention(minus, x, x), regard.attention(-x, x, x))
+
+
+# The short way of plain calls, which nobody has to ask for
+
+POSITIONS = [
+    None,
+    regard.Causal(),
+    regard.Causal(align="start"),
+    regard.Window(3),
+    regard.Window(left=70, right=2),
+]
+MATCHES = [regard.ScaledDot(), regard.ScaledDot(scale=0.7), regard.Dot(), regard.Dot(softcap=2.0)]
+ALIKE = [
+    *(regard.Softmax(t) for t in (1.0, 0.5, 2.0)),
+    *(regard.Sigmoid(bias) for bias in (None, 0.0, -0.5)),
+    *(regard.Softmax1(score) for score in (0.0, 0.5)),
+    *(regard.Relu(), regard.Mean(), regard.Sparsemax(), regard.Entmax15(), regard.Entmax(1.3), regard.Hard()),
+]
+
+
+@settings(max_examples=120)
+@given(
+    sizes=shapes(),
+    score=st.sampled_from(MATCHES),
+    normalize=st.sampled_from(ALIKE),
+    mask=st.sampled_from(POSITIONS),
+    layout=st.sampled_from(sorted(LAYOUTS)),
+    above=st.sampled_from(sorted(LAYOUTS)),
+    dtype=st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]),
+    learns=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+)
+def test_the_short_way_is_the_general_way(sizes, score, normalize, mask, layout, above, dtype, learns):
+    options = {"score": score, "normalize": normalize, "mask": mask}
+    found = []
+    for name in ("fused", None):
+        leaf = [
+            x.to(dtype).requires_grad_(learn)
+            for x, learn in zip(Case(sizes=sizes).tensors(), learns, strict=True)
+        ]
+        laid = [LAYOUTS[layout](x) for x in leaf]
+        output, weights = regard.attend(*laid, implementation=name, **options)
+        assert output.dtype is dtype
+        wanted = [x for x in leaf if x.requires_grad]
+        grads = torch.autograd.grad(output, wanted, LAYOUTS[above](upstream(output))) if wanted else ()
+        with torch.no_grad():
+            alone = regard.attention(*laid, implementation=name, **options)
+            found.append([alone, output, weights.detach().dense(), *grads])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+        assert one.shape == other.shape
+
+
+def test_calls_of_the_same_sizes_are_told_apart():
+    x, y = (numbers.float() for numbers in Case("heads").tensors()[:2])
+    y = y[..., :5, :].repeat(1, 1, 3, 1)
+    for _ in range(2):
+        for score in MATCHES:
+            for normalize in ALIKE:
+                for mask in POSITIONS:
+                    options = {"score": score, "normalize": normalize, "mask": mask}
+                    one, other = (
+                        regard.attention(x, y, y, implementation=name, **options)
+                        for name in (None, "reference")
+                    )
+                    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

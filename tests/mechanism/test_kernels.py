@@ -1,0 +1,612 @@
+"""How the kernels behave: threads, forks, memory, instruction sets, and what torch does to a function."""
+
+import itertools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.library import opcheck
+
+import regard
+from regard.mechanism import fused
+from tests.cases import NORMALIZERS, Case, Shape, leaves
+from tests.recorder import Largest
+
+pytestmark = [
+    pytest.mark.skipif(not fused.available(), reason=fused.ABOUT),
+    # torch loads its forward-mode rules and inductor through torch.jit, which it warns of itself
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
+
+PLAIN = ["softmax", "softmax1", "sigmoid", "relu", "mean", "sparsemax", "entmax15"]  # one of each kernel
+close = torch.testing.assert_close
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def numbers(*shape: int, seed: int = 0, **options: Any) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), **options)
+
+
+def upstream(output: Tensor) -> Tensor:
+    return torch.arange(output.numel(), dtype=torch.float64).cos().reshape(output.shape).to(output)
+
+
+def everything(case: Case, **more: Any) -> list[Tensor]:
+    """Output, gradients, and what the weights say."""
+    inputs = case.tensors(torch.float32, requires_grad=True)
+    options = {**case.options(torch.float32), **more}
+    quiet = regard.attention(*(x.detach() for x in inputs), **options)
+    output, weights = regard.attend(*inputs, **options)
+    grads = torch.autograd.grad(output, (*inputs, *leaves(options)), upstream(output), materialize_grads=True)
+    looks = looking(weights.detach())
+    return [quiet.detach(), output.detach(), *grads, *looks]
+
+
+@torch.no_grad()
+def looking(weights: regard.Weights) -> list[Tensor]:
+    *_, queries, keys = weights.shape
+    found = [weights.dense(), weights.entropy(), weights.received(), *weights.top(3), weights.pool(3, 3)]
+    return [*found, weights @ numbers(keys, 2), weights.T @ numbers(queries, 2)]
+
+
+def same_bits(one: list[Tensor], other: list[Tensor]) -> None:
+    for i, (a, b) in enumerate(zip(one, other, strict=True)):
+        assert torch.equal(a, b), i
+
+
+# The same bits
+
+WHOLE = Shape((3, 4, 150, 20), (3, 2, 170, 20), (3, 2, 170, 9))
+LONGER = Shape((2, 600, 20), (1, 170, 20), (1, 170, 9))  # several segments backward
+DECODE = Shape((4, 2, 20), (2, 4000, 20), (2, 4000, 9))  # split keys
+THREADED = {
+    "many heads": Case("grouped", "scaled dot", "softmax", "causal", "relative", sizes=WHOLE),
+    "masked": Case("grouped", "scaled dot", "softmax1", "union", "dense", sizes=WHOLE),
+    "additive": Case("grouped", "additive", "softmax", "documents", "dense of keys", sizes=WHOLE),
+    "sigmoid": Case("grouped", "softcap", "sigmoid", "tensor", "two lines", sizes=WHOLE),
+    "sparsemax": Case("grouped", "scaled dot", "sparsemax", "causal", "alibi", sizes=WHOLE),
+    "entmax15": Case("grouped", "scaled dot", "entmax15", "no mask", "no bias", sizes=LONGER),
+    "segments": Case("grouped", "scaled dot", "softmax", "no mask", "two lines", sizes=LONGER),
+    "decoding": Case("grouped", "scaled dot", "softmax", "no mask", "no bias", sizes=DECODE),
+    "decoding with a sink": Case("grouped", "scaled dot", "learned sink", "padding", "alibi", sizes=DECODE),
+}
+
+
+@pytest.mark.parametrize("name", THREADED)
+def test_neither_threads_nor_repetition_change_a_bit(name):
+    for more in ({}, {"dropout": 0.2}):
+
+        def run(threads: int, more: dict[str, Any] = more) -> list[Tensor]:
+            torch.set_num_threads(threads)
+            torch.manual_seed(1)
+            # what torch itself adds up is small enough to be added by one thread
+            return everything(THREADED[name], **more)
+
+        first = run(1)
+        for threads in (2, 3, 2, 1):
+            same_bits(first, run(threads))
+
+
+@pytest.mark.parametrize("normalize", PLAIN)
+def test_a_row_knows_nothing_of_other_sequences(normalize):
+    for queries, keys in ((70, 150), (1, 3000)):
+        options = {"normalize": NORMALIZERS[normalize](WHOLE, None), "mask": regard.Causal()}
+        inputs = [numbers(3, 2, n, 20, seed=n) for n in (queries, keys, keys)]
+        others = [torch.cat([x[:1] * 7, x[1:2], -x[2:]]) for x in inputs]
+        found = []
+        for three in (inputs, others):
+            leaf = [x.clone().requires_grad_() for x in three]
+            output = regard.attention(*leaf, **options)
+            grads = torch.autograd.grad(output, leaf, upstream(output))
+            found.append([regard.attention(*three, **options)[1], output[1], *(grad[1] for grad in grads)])
+        same_bits(*found)
+
+
+def test_a_row_knows_nothing_of_the_future():
+    x = numbers(2, 300, 20)
+    y = torch.cat([x[:, :130], x[:, 130:] * -3], 1)
+    one, other = (regard.attention(z, z, z, mask=regard.Causal())[:, :130] for z in (x, y))
+    assert torch.equal(one, other)
+
+
+def test_python_threads_may_call_at_once():
+    cases = [THREADED["many heads"], THREADED["sparsemax"], THREADED["decoding"]] * 2
+    torch.set_num_threads(2)
+    wanted = [everything(case) for case in cases]
+    found: dict[int, list[Tensor]] = {}
+
+    def work(i: int) -> None:
+        for _ in range(3):
+            found[i] = everything(cases[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(cases))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, one in enumerate(wanted):
+        same_bits(one, found[i])
+
+
+# Processes
+
+
+def run_python(program: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+FORK = """
+import os, sys, time, torch, regard
+torch.set_num_threads(2)
+x = torch.randn(16, 128, 8)
+def work():
+    y = x.clone().requires_grad_()
+    output, weights = regard.attend(y, y, y, mask=regard.Causal())
+    output.sum().backward()
+    with torch.no_grad():
+        one = regard.attention(x[:1, :1], x[:1], x[:1])
+        return [output.detach(), y.grad, weights.detach().entropy(), one]
+before = work()
+child = os.fork()
+if child == 0:
+    again = work()
+    os._exit(0 if all(torch.equal(a, b) for a, b in zip(before, again)) else 7)
+until = time.monotonic() + 30
+while time.monotonic() < until:
+    pid, status = os.waitpid(child, os.WNOHANG)
+    if pid:
+        print("child", os.waitstatus_to_exitcode(status))
+        break
+    time.sleep(0.01)
+else:
+    os.kill(child, 9)
+    print("child never ended")
+print("parent", all(torch.equal(a, b) for a, b in zip(before, work())))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+def test_a_forked_child_computes_and_ends():
+    done = run_python(FORK, OMP_NUM_THREADS="2")
+    assert done.stdout.splitlines() == ["child 0", "parent True"], done.stderr
+
+
+MEMORY = """
+import json, sys, torch, regard
+torch.set_num_threads(1)
+def most():  # the most memory that this process ever held
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+heads, tokens, implementation, normalize = json.loads(sys.argv[1])
+options = {"implementation": implementation, "mask": regard.Causal()}
+options["normalize"] = getattr(regard, normalize)()
+def work(heads, tokens):
+    x, y, z = (torch.randn(heads, tokens, 16, requires_grad=True) for _ in range(3))
+    line = torch.zeros(heads, 33, requires_grad=True)
+    output, weights = regard.attend(x, y, z, bias=regard.Relative(line), **options)
+    output.sum().backward()
+    with torch.no_grad():
+        weights = weights.detach()
+        weights.entropy(), weights.top(4), weights.received(), weights @ torch.ones(tokens, 2)
+work(2, 8)
+before = most()
+work(heads, tokens)
+print(most() - before)
+"""
+
+
+def memory(*arguments: Any) -> int:
+    program = MEMORY.replace("sys.argv[1]", repr(json.dumps(arguments)))
+    done = run_python(program, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="this system tells it otherwise")
+@pytest.mark.parametrize("normalize", ["Softmax", "Sigmoid", "Entmax15"])
+def test_memory_is_linear(normalize):
+    heads, tokens = 8, 4096
+    inputs = heads * tokens * 16 * 4  # bytes of one of them, of which a call has about a dozen
+    assert memory(heads, tokens, "fused", normalize) < 30 * inputs < heads * tokens * tokens * 4 / 8
+
+
+def test_quadratic_memory_is_noticed():
+    assert memory(2, 2048, "reference", "Softmax") > 2 * 2048 * 2048 * 4
+
+
+def test_a_dense_bias_costs_its_gradient_once():
+    # and not once for each part of the work
+    query, key = (numbers(2, 2048, 4).requires_grad_() for _ in range(2))
+    bias = torch.zeros(2, 2048, 128, requires_grad=True)
+    output = regard.attention(query, key[:, :128], key[:, :128], bias=bias)
+    with Largest() as largest:
+        output.sum().backward()
+    assert largest.elements <= bias.numel(), largest.by
+
+
+# Instruction sets
+
+KERNELS = fused._KERNELS
+ISAS = KERNELS.available() if KERNELS is not None else []
+
+
+def test_a_wrong_instruction_set_fails_loudly():
+    done = run_python("import regard", REGARD_ISA="mmx")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert all(part in last for part in ("ArgumentError", "REGARD_ISA is 'mmx'", *ISAS))
+
+
+def test_the_instruction_set_is_the_one_that_was_asked_for():
+    program = (
+        "import torch, regard\n"
+        "x = torch.eye(3)\n"
+        "explanation = regard.explain(x, x, x)\n"
+        "print(explanation.implementation, explanation.reasons[0])\n"
+    )
+    for isa in ISAS[-1:]:
+        done = run_python(program, REGARD_ISA=isa, REGARD_IMPLEMENTATION="")
+        assert re.match(rf"fused .*\b{isa}\b", done.stdout), done.stdout + done.stderr
+
+
+COMPARED = """
+import sys, torch
+sys.path.insert(0, {root!r})
+from tests.mechanism.test_kernels import THREADED, everything
+torch.save({{name: everything(case, dropout=0.1, generator=torch.Generator().manual_seed(1))
+            for name, case in THREADED.items()}}, {path!r})
+"""
+
+
+def test_instruction_sets_differ_by_roundings_only(tmp_path):
+    found = {}
+    root = str(Path(__file__).parents[2])
+    for isa in ISAS:
+        path = str(tmp_path / isa)
+        done = run_python(COMPARED.format(root=root, path=path), REGARD_ISA=isa, OMP_NUM_THREADS="1")
+        assert done.returncode == 0, done.stderr
+        found[isa] = torch.load(path)
+    for one, other in itertools.pairwise(ISAS):
+        for name in THREADED:
+            for i, (a, b) in enumerate(zip(found[one][name], found[other][name], strict=True)):
+                if a.is_floating_point():  # keys of equal weight may stand in either order
+                    close(a, b, rtol=1e-4, atol=1e-4, msg=lambda text, at=(name, i): f"{at}\n{text}")
+        outputs = ([found[isa][name][1] for name in THREADED] for isa in (one, other))
+        assert not all(map(torch.equal, *outputs))  # or else they are one and the same
+
+
+UNBUILT = """
+import sys
+sys.modules["regard.mechanism._kernels"] = None
+import torch, regard
+x = torch.randn(2, 5, 4, requires_grad=True)
+explanation = regard.explain(x, x, x)
+print(explanation.implementation, explanation.reasons[0], sep=": ")
+output, weights = regard.attend(x, x, x, mask=regard.Causal())
+output.sum().backward()
+assert x.grad.isfinite().all() and weights.detach().entropy().shape == (2, 5)
+again = regard.attention(x, x, x, mask=regard.Causal(), implementation="reference")
+assert torch.allclose(output, again, atol=1e-6)
+with torch.no_grad():
+    regard.attention(x, x, x)
+    regard.scaled_dot_product_attention(x, x, x)
+for call in (regard.attention, regard.attend, regard.explain):
+    try:
+        call(x, x, x, implementation="fused")
+    except regard.ArgumentError as error:
+        print(error)
+"""
+
+
+def test_without_kernels_everything_works_in_tiles():
+    done = run_python(UNBUILT, REGARD_ISA="", REGARD_IMPLEMENTATION="")
+    assert done.returncode == 0, done.stderr
+    first, *refusals = done.stdout.splitlines()
+    assert re.match("tiled: .*the kernels are not there", first)
+    assert len(refusals) == 3
+    assert all(re.match("implementation is 'fused'.*C\\+\\+ compiler", refusal) for refusal in refusals)
+
+
+@pytest.mark.parametrize("name", ["REGARD_ISA", "REGARD_IMPLEMENTATION"])
+def test_kernels_that_are_asked_for_and_missing_fail_loudly(name):
+    asked = {"REGARD_ISA": "generic", "REGARD_IMPLEMENTATION": "fused"}[name]
+    others = {"REGARD_ISA": "", "REGARD_IMPLEMENTATION": ""}
+    program = (
+        "import sys\nsys.modules['regard.mechanism._kernels'] = None\n"
+        "import torch, regard\nx = torch.eye(3)\nregard.attention(x, x, x)\n"
+    )
+    done = run_python(program, **{**others, name: asked})
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert all(part in last for part in ("ArgumentError", asked, "C++ compiler"))
+
+
+def test_the_environment_forces_the_kernels():
+    x = numbers(2, 5, 4, dtype=torch.float64)
+    program = (
+        "import torch, regard\n"
+        "x = torch.eye(3)\n"
+        "for y, more in ((x, {}), (x, {'normalize': regard.Hard()}), (x.double(), {})):\n"
+        "    print(regard.explain(y, y, y, **more).implementation)\n"
+    )
+    done = run_python(program, REGARD_IMPLEMENTATION="fused")
+    assert done.stdout.split() == ["fused", "tiled", "tiled"], done.stderr
+    assert regard.explain(x, x, x, implementation="fused").implementation == "tiled"
+
+
+# Far apart in memory
+
+FAR = 2**30  # numbers: from the first to the third of three that are so far apart it is 2³¹
+
+
+def far(axis: int, seed: int) -> Tensor:
+    """(3, 3, 18), whose sequences (axis 0) or rows are far apart, in memory that is hardly touched."""
+    room = torch.empty(2 * FAR + 200, dtype=torch.float32)
+    x = room.as_strided((3, 3, 18), (FAR, 18, 1) if axis == 0 else (18, FAR, 1), seed)
+    return x.copy_(numbers(3, 3, 18, seed=seed))
+
+
+@pytest.mark.parametrize("axis", [0, 1], ids=["sequences", "rows"])
+@pytest.mark.parametrize("normalize", ["softmax", "mean", "entmax15"])
+def test_offsets_need_more_than_32_bits(normalize, axis):
+    options = {"normalize": NORMALIZERS[normalize](WHOLE, None)}
+    try:
+        inputs = [far(axis, seed) for seed in (5, 6, 7)]
+    except RuntimeError:
+        pytest.skip("this system promises no memory that it does not have")
+    near = [x.contiguous() for x in inputs]
+    for implementation in ("fused", None):
+        close(
+            regard.attention(*inputs, implementation=implementation, **options),
+            regard.attention(*near, **options),
+        )
+    found = []
+    for three in (inputs, near):
+        leaf = [x.detach().requires_grad_() for x in three]
+        output, weights = regard.attend(*leaf, **options)
+        grads = torch.autograd.grad(output, leaf, upstream(output))
+        found.append([output.detach(), *grads, *looking(weights.detach())])
+    same_bits(*found)
+
+
+# What torch does to a function
+
+SMALL = {
+    "plain": {},
+    "causal": {"mask": regard.Causal()},
+    "additive": {"score": regard.Additive(5, 5, width=6)},
+    "softcap": {"score": regard.Dot(softcap=2.0), "mask": regard.Window(3)},
+    "sparsemax": {"normalize": regard.Sparsemax(), "mask": regard.Padding([2, 5])},
+    "entmax15": {"normalize": regard.Entmax15()},
+    "sigmoid": {"normalize": regard.Sigmoid(), "mask": torch.rand(4, 7) < 0.6},
+    "sink": {"normalize": regard.Sink(6), "bias": regard.T5(6, buckets=8, reach=16)},
+    "relative": {"bias": regard.ALiBi(6), "mask": regard.Documents([1, 3], [3, 4])},
+}
+
+
+def inputs_of(dtype: torch.dtype = torch.float32, *, inside: bool = False, seed: int = 3) -> list[Tensor]:
+    """Query, key and value with grouped heads; these may stand inside the tokens, as after a projection."""
+    shapes = ((2, 6, 4, 5), (2, 3, 7, 5), (2, 3, 7, 9))
+    found = [numbers(*shape, seed=seed + i) for i, shape in enumerate(shapes)]
+    if inside:
+        found = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in found]
+    return [x.to(dtype).requires_grad_() for x in found]
+
+
+def derived(call: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    output = call(*inputs)
+    return [output, *torch.autograd.grad(output, inputs, upstream(output))]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_compiled_call_equals_the_eager_one(name):
+    torch.compiler.reset()
+
+    def call(*args: Tensor) -> Tensor:
+        return regard.attention(*args, **SMALL[name])
+
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    inputs = inputs_of()
+    close(derived(compiled, inputs), derived(call, inputs))
+    with torch.no_grad():
+        close(compiled(*inputs), call(*inputs))
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["heads outside", "heads inside"])
+@pytest.mark.parametrize("name", ["plain", "sink"])
+def test_a_call_compiled_to_machine_code_equals_the_eager_one(name, inside):
+    # the machine code relies on the strides that the operators promise
+    torch.compiler.reset()
+    matrix = numbers(5, 5).requires_grad_()
+
+    def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return regard.attention(query @ matrix, key @ matrix, value * 2, **SMALL[name]).relu()
+
+    inputs = inputs_of(inside=inside)
+    close(derived(torch.compile(call, fullgraph=True), inputs), derived(call, inputs))
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["heads outside", "heads inside"])
+@pytest.mark.parametrize("name", ["plain", "additive", "sparsemax", "sink"])
+def test_the_operators_keep_their_promises(name, inside):
+    caught: list[Any] = []
+
+    class Catch(torch.fx.Interpreter):
+        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+            if str(target).startswith("regard.attention"):
+                caught.append((*args, *kwargs.values()))
+            return super().call_function(target, args, kwargs)
+
+    torch.compiler.reset()
+    inputs = inputs_of(inside=inside)
+    catching = {"backend": lambda graph, _: Catch(graph).run, "fullgraph": True}
+    torch.compile(lambda *args: regard.attention(*args, **SMALL[name]), **catching)(*inputs)
+    ((tensors, rules, wanted),) = caught
+    tensors = [t.detach() for t in tensors]  # not copied: their strides are what this is about
+    operators = torch.ops.regard.attention.default, torch.ops.regard.attention_backward.default
+    opcheck(operators[0], (tensors, rules, wanted))
+    output, tau = operators[0](tensors, rules, wanted)
+    assert "|1|" in rules  # for the kernels
+    opcheck(operators[1], (tensors, tau, output, torch.randn_like(output), rules, wanted))
+
+
+def test_fake_tensors_stay_fake():
+    with FakeTensorMode() as mode:
+        inputs = [mode.from_tensor(x.detach()) for x in inputs_of()]
+        for name, options in SMALL.items():
+            if name in ("plain", "causal", "softcap", "entmax15"):  # the others hold real tensors
+                output = regard.attention(*inputs, **options)
+                assert type(output) is FakeTensor
+                assert output.shape == (2, 6, 4, 9)
+    meta = [x.detach().to("meta") for x in inputs_of()]
+    assert regard.attention(*meta).is_meta
+
+
+@pytest.mark.parametrize("name", ["plain", "causal", "entmax15", "relative", "additive"])
+def test_vmap_is_a_loop(name):
+    def call(*args: Tensor) -> Tensor:
+        return regard.attention(*args, **SMALL[name])
+
+    query, key, value = (x.detach() for x in inputs_of())
+    for in_dims in ((0, 0, 0), (0, None, 0), (None, 0, None)):
+        args = [x if at == 0 else x[0] for x, at in zip((query, key, value), in_dims, strict=True)]
+
+        def one(i: int, args: list[Tensor] = args, in_dims: tuple[int | None, ...] = in_dims) -> list[Tensor]:
+            return [x if at is None else x[i] for x, at in zip(args, in_dims, strict=True)]
+
+        close(torch.vmap(call, in_dims)(*args), torch.stack([call(*one(i)) for i in range(2)]))
+        gradient = torch.func.grad(lambda *args: call(*args).square().sum(), argnums=(0, 1, 2))
+        batched = torch.vmap(gradient, in_dims)(*args)
+        looped = [gradient(*one(i)) for i in range(2)]
+        close(batched, tuple(torch.stack(parts) for parts in zip(*looped, strict=True)))
+
+
+@pytest.mark.parametrize("name", ["plain", "causal", "softcap", "entmax15", "relative"])
+def test_derivatives_of_derivatives_agree_with_float64(name):
+    def second(dtype: torch.dtype) -> list[Tensor]:
+        inputs = inputs_of(dtype)
+        output = regard.attention(*inputs, **SMALL[name])
+        first = torch.autograd.grad(output, inputs, upstream(output), create_graph=True)
+        return list(torch.autograd.grad(sum(x.square().sum() for x in first), inputs))
+
+    for one, other in zip(second(torch.float32), second(torch.float64), strict=True):
+        close(one, other.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["plain", "causal", "softcap", "sparsemax", "relative"])
+def test_forward_derivatives_agree_with_float64(name):
+    def pushed(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        inputs = [x.detach() for x in inputs_of(dtype)]
+        directions = [x.detach() for x in inputs_of(dtype, seed=9)]
+        one = torch.func.jvp(
+            lambda *args: regard.attention(*args, **SMALL[name]), tuple(inputs), tuple(directions)
+        )[1]
+        with fwAD.dual_level():
+            dual = [fwAD.make_dual(x, y) for x, y in zip(inputs, directions, strict=True)]
+            other = fwAD.unpack_dual(regard.attention(*dual, **SMALL[name])).tangent
+        return one, other
+
+    for one, other in zip(pushed(torch.float32), pushed(torch.float64), strict=True):
+        close(one, other.float(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("name", ["plain", "causal", "entmax15"])
+def test_a_trace_serves_for_other_numbers(name, mode):
+    def call(*args: Tensor) -> Tensor:
+        return regard.attention(*args, **SMALL[name])
+
+    inputs = [x.detach() for x in inputs_of()]
+    trace = make_fx(call, tracing_mode=mode, _allow_non_fake_inputs=True)(*inputs)
+    others = [x.detach() for x in inputs_of(seed=9)]
+    close(trace(*others), call(*others))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_a_script_serves_for_other_numbers():
+    inputs, others = ([x.detach() for x in inputs_of(seed=seed)] for seed in (3, 9))
+    script = torch.jit.trace(lambda *args: regard.attention(*args, mask=regard.Causal()), inputs)
+    close(script(*others), regard.attention(*others, mask=regard.Causal()))
+
+
+def test_gradients_of_a_part_of_the_inputs():
+    # each on its own is what it is among the others
+    options = {
+        "bias": numbers(6, 4, 7).requires_grad_(),
+        "normalize": regard.Softmax1(numbers(6).requires_grad_()),
+    }
+    leaf = [*inputs_of(), options["bias"], options["normalize"].score]
+    output = regard.attention(*leaf[:3], **options)
+    every = torch.autograd.grad(output, leaf, upstream(output))
+    for i in range(len(leaf)):
+        for j, x in enumerate(leaf):
+            x.requires_grad_(i == j)
+        output = regard.attention(*leaf[:3], **options)
+        close(torch.autograd.grad(output, leaf[i], upstream(output))[0], every[i], rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_with_a_minus_in_its_strides():
+    query, key, value = inputs_of()
+    output = regard.attention(query, key, value)
+    minus = torch._neg_view(upstream(output))
+    one = torch.autograd.grad(output, (query, key, value), minus, retain_graph=True)
+    close(one, torch.autograd.grad(output, (query, key, value), -upstream(output)))
+
+
+def test_saved_tensors_may_come_back_with_other_strides():
+    def back(x: Tensor) -> Tensor:
+        return x.movedim(-1, 0).contiguous().movedim(0, -1)
+
+    for normalize in (regard.Softmax(), regard.Sigmoid(), regard.Entmax15()):
+        results = []
+        for hook in (lambda x: x, back):
+            inputs = [numbers(2, n, 20, seed=n).requires_grad_() for n in (30, 200, 200)]
+            with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), hook):
+                output = regard.attention(*inputs, normalize=normalize)
+            results.append(torch.autograd.grad(output, inputs, upstream(output)))
+        close(*results)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.complex64])
+def test_no_kernel_reads_what_is_no_floating_point(dtype):
+    for shape in ((3, 4), (2, 3, 4), (1, 2, 3, 4)):
+        x = torch.ones(shape).to(dtype)
+        for call in (regard.attention, regard.attend):
+            with pytest.raises(regard.DTypeError):
+                call(x, x, x)
+
+
+def test_sizes_of_a_call_are_counted_in_heads_not_in_rows():
+    # one query of eight heads is a block of eight rows; so are four of two
+    x = numbers(1, 8, 1, 16)
+    key, value = numbers(1, 1, 40, 16), numbers(1, 1, 40, 5)
+    wanted = regard.attention(x.squeeze(2)[0], key[0, 0], value[0, 0])
+    close(regard.attention(x, key, value)[0, :, 0], wanted)
+    close(regard.attention(x.view(1, 2, 4, 16), key, value).reshape(8, 5), wanted)
+    assert math.prod(wanted.shape) == 40

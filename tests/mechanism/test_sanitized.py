@@ -1,0 +1,122 @@
+"""The kernels under sanitizers, and on processors that are not here: `tests/sanitize.cpp`, built and run.
+
+It solves random problems in buffers of exactly their size, and compares everything with plain loops.
+"""
+
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from regard.mechanism import fused
+
+ROOT = Path(__file__).parents[2]
+KERNELS, DRIVER = ROOT / "kernels", ROOT / "tests" / "sanitize.cpp"
+CMAKE = (KERNELS / "CMakeLists.txt").read_text()
+OPTIONS = ["-std=c++17", "-g", "-Wno-psabi"]
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+ISAS = ("avx512", "avx2", "generic") if platform.machine() in ("x86_64", "AMD64") else ("neon",)
+COMPILER = shutil.which("c++")
+CROSS, QEMU = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
+
+pytestmark = pytest.mark.slow
+
+
+def flags(isa: str) -> list[str]:
+    """Those of the build that say what the instructions are and how they round."""
+    own = re.search(rf"set\(FLAGS_{isa} ([^)]*)\)", CMAKE)
+    common = re.search(r"target_compile_options\(kernels_([^)]*)\)", CMAKE)
+    assert common is not None
+    return [*(own[1].split() if own else []), *re.findall(r"\s(-f[a-z-]+\S*)", common[1])]
+
+
+def run(*command: str | Path, timeout: float = 1200) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=timeout)
+    done.stdout += done.stderr
+    return done
+
+
+def compiled(compiler: str, folder: Path, kernels: Path, isa: str, sanitizers: list[str], *more: str) -> Path:
+    """The driver, with the kernels of one instruction set: only they are watched, which takes its time."""
+    objects = [folder / f"{isa}-driver.o", folder / f"{isa}-kernels.o"]
+    include = ["-I", kernels, f"-DISA={isa}", "-c"]
+    for source, target, extra in (
+        (DRIVER, objects[0], ["-O2", "-Wall", "-Wextra", "-Werror"]),
+        (kernels / "kernels.cpp", objects[1], ["-O1", *flags(isa), *sanitizers]),
+    ):
+        done = run(compiler, *OPTIONS, *extra, *include, source, "-o", target)
+        assert done.returncode == 0, done.stdout[:5000]
+    program = folder / f"{isa}-check"
+    done = run(compiler, *sanitizers, *more, *objects, "-o", program)
+    assert done.returncode == 0, done.stdout[:5000]
+    return program
+
+
+@pytest.fixture(scope="module")
+def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    if COMPILER is None:
+        pytest.skip("there is no C++ compiler")
+    folder = tmp_path_factory.mktemp("empty")
+    (folder / "empty.cpp").write_text("int main() {}")
+    done = run(COMPILER, *SANITIZE, folder / "empty.cpp", "-o", folder / "empty")
+    if done.returncode or run(folder / "empty").returncode:
+        pytest.skip("the compiler has no sanitizers")
+    return SANITIZE
+
+
+@pytest.fixture(scope="module", params=ISAS)
+def program(
+    request: pytest.FixtureRequest, sanitizers: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    available = fused._KERNELS.available() if fused._KERNELS is not None else ISAS[-1:]
+    if request.param not in available:
+        pytest.skip(f"this machine cannot run {request.param}")
+    assert COMPILER is not None
+    return compiled(COMPILER, tmp_path_factory.mktemp(request.param), KERNELS, request.param, sanitizers)
+
+
+def test_random_problems_under_sanitizers(program):
+    done = run(program, "300")
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert "0 of 300 rounds failed" in done.stdout
+
+
+def test_whatever_is_not_finite_is_noticed(program):
+    done = run(program, "800", "poison")
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert "0 of 800 rounds failed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "right", "wrong", "seen"),
+    [
+        ("rows.h", "!(whole && width % W)", "true", "heap-buffer-overflow"),
+        ("vector.h", "6.9314718e-1f", "6.9304718e-1f", "rounds failed"),
+        ("block.h", "0x846CA68Bu", "0x846CA68Du", "rounds failed"),
+    ],
+    ids=["reading too far", "a wrong power", "other keys are dropped"],
+)
+def test_a_mistake_is_noticed(file, right, wrong, seen, sanitizers, tmp_path):
+    shutil.copytree(KERNELS, tmp_path / "kernels")
+    text = (tmp_path / "kernels" / file).read_text()
+    assert right in text, f"kernels/{file} has changed: make the mistake elsewhere"
+    (tmp_path / "kernels" / file).write_text(text.replace(right, wrong))
+    assert COMPILER is not None
+    done = run(compiled(COMPILER, tmp_path, tmp_path / "kernels", ISAS[-1], sanitizers), "200")
+    assert done.returncode != 0
+    assert seen in done.stdout
+
+
+@pytest.mark.skipif("neon" in ISAS, reason="this is such a processor")
+@pytest.mark.skipif(CROSS is None or QEMU is None, reason="needs g++-aarch64-linux-gnu and qemu-user")
+def test_random_problems_on_arm(tmp_path):
+    assert CROSS is not None
+    assert QEMU is not None
+    program = compiled(CROSS, tmp_path, KERNELS, "neon", [], "-static")
+    for rounds, mode in (("100", []), ("300", ["poison"])):
+        done = run(QEMU, program, rounds, *mode)
+        assert done.returncode == 0, done.stdout[-5000:]
+        assert f"0 of {rounds} rounds failed" in done.stdout
