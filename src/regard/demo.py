@@ -96,7 +96,7 @@ def long_text() -> regard.Weights:
     lengths = torch.randint(500, 3000, (60,))
     subject = torch.randint(9, (60,)).repeat_interleave(lengths)[:TOKENS]
     x = subjects[subject] + torch.randn(TOKENS, 64)
-    print("  (vectors around nine subjects that come and go; a quarter of a minute on two free cores)")
+    print("  (vectors around nine subjects that come and go; a few seconds on two free cores)")
     before, begun = memory(), time.perf_counter()
     _, weights = regard.attend(x, x, x, mask=regard.Causal())
     print(f"  {weights}")
