@@ -32,8 +32,11 @@ struct Gradients {
   bool fresh;  // nothing has been added yet, and the next block will write to every key
 
   Gradients(const Problem& p, const Unit& unit, int64_t segment)
-      : p(p), key(p, p.d_key, unit, segment), value(p, p.d_value, unit, segment),
-        vector(p, p.d_vector, unit, segment), segment(segment) {
+      : p(p),
+        key(p, p.d_key, unit, segment),
+        value(p, p.d_value, unit, segment),
+        vector(p, p.d_vector, unit, segment),
+        segment(segment) {
     fresh = p.keys <= KEYS && p.terms == 0 && p.family == Family::dot && p.normalizer == Normalizer::softmax;
     if (!fresh) {
       clear(key, p.keys, padded(p.width));
@@ -61,10 +64,10 @@ struct Gradients {
 // A block, and what backward needs of its rows beside the query: dO as rows and as columns, and c.
 struct Asking {
   const Block& b;
-  int64_t width, room;        // of a value
-  float *rows, *columns;      // dO: [lane][room], [t][lane]
-  float* queries = nullptr;   // query · scale: [lane][padded width]
-  float* sums = nullptr;      // dQ / scale: [lane][padded width]
+  int64_t width, room;       // of a value
+  float *rows, *columns;     // dO: [lane][room], [t][lane]
+  float* queries = nullptr;  // query · scale: [lane][padded width]
+  float* sums = nullptr;     // dQ / scale: [lane][padded width]
   Tau tau;
   PerLane c;
 
@@ -95,7 +98,9 @@ struct Asking {
     const int64_t offset = b.p.sink ? b.p.offset_of(b.p.sink, b.unit) : 0;
     for (int i = 0; i < b.lanes; ++i) {
       float total = weights.at[i];
-      if (b.p.sink) total += exp(splat(number(b.p.sink, offset + b.head[i] * b.p.per_head(b.p.sink)) - tau.top.at[i]) - tau.rest.at[i])[0];
+      if (b.p.sink)
+        total += exp(splat(number(b.p.sink, offset + b.head[i] * b.p.per_head(b.p.sink)) - tau.top.at[i]) -
+                     tau.rest.at[i])[0];
       c.at[i] = i < b.count && total != 0 ? products.at[i] / total : 0;
     }
   }
@@ -230,9 +235,7 @@ inline void add_to_inputs(const Asking& a, const Gradients& g, Rows keys, int64_
   const Problem& p = b.p;
   const ptrdiff_t wide = padded(p.width);
   if (p.family == Family::tanh) {
-    add_to_added(a, g, keys, from, n, ds, [](vec x, vec& h, vec& inner) {
-      h = tanh(x, inner);
-    });
+    add_to_added(a, g, keys, from, n, ds, [](vec x, vec& h, vec& inner) { h = tanh(x, inner); });
   } else if (p.family == Family::relu) {
     add_to_added(a, g, keys, from, n, ds, [](vec x, vec& h, vec& inner) {
       h = max(vec{}, x);
@@ -345,8 +348,9 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
       tiles.template differentiate<false>(from, n);
     }
     if (g.value.at)
-      multiply<Walk::along>({tiles.s, b.lanes, a.rows, ptrdiff_t(a.room), g.value.at + from * g.value.row,
-                             ptrdiff_t(g.value.row)}, n, int(a.room / W), b.count, !g.fresh);
+      multiply<Walk::along>(
+          {tiles.s, b.lanes, a.rows, ptrdiff_t(a.room), g.value.at + from * g.value.row, ptrdiff_t(g.value.row)}, n,
+          int(a.room / W), b.count, !g.fresh);
     if (!tiles.scores_too) continue;
     if (p.adds_up())
       for (int i = 0; i < n * b.lanes; i += W) finite.see(load(tiles.dp + i));
@@ -383,7 +387,8 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
     for (int i = 0; i < n; ++i)
       stage_row(room + i * a.room, p.value, b.value_at + (b.low + support[at + i]) * p.value.row, a.width, a.room);
     float* here = dp + at * b.lanes;
-    multiply<Walk::along>({room, ptrdiff_t(a.room), a.columns, b.lanes, here, b.lanes}, n, b.vectors, int(a.width), false);
+    multiply<Walk::along>({room, ptrdiff_t(a.room), a.columns, b.lanes, here, b.lanes}, n, b.vectors, int(a.width),
+                          false);
     for (int v = 0; v < b.lanes; v += W) {
       const Statistic row = policy.read(a.tau.top.get(v), a.tau.rest.get(v), vec{});
       vec c = a.c.get(v), all = total.get(v);
@@ -416,7 +421,8 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
       }
     }
     if (g.value.at) {
-      multiply<Walk::along>({w, b.lanes, a.rows, ptrdiff_t(a.room), rows, ptrdiff_t(a.room)}, n, int(a.room / W), b.count, false);
+      multiply<Walk::along>({w, b.lanes, a.rows, ptrdiff_t(a.room), rows, ptrdiff_t(a.room)}, n, int(a.room / W),
+                            b.count, false);
       for (int i = 0; i < n; ++i)
         for (int64_t t = 0; t < a.room; t += W) {
           float* to = g.value.at + (b.low + support[at + i]) * g.value.row + t;
@@ -433,9 +439,12 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
           store(to, load(to) * load(slopes + support[at + i] * b.lanes + v));
         }
     if (p.family == Family::dot) {
-      if (a.sums) multiply<Walk::down>({here, b.lanes, own_keys, ptrdiff_t(wide), a.sums, ptrdiff_t(wide)}, b.count, int(wide / W), n, true);
+      if (a.sums)
+        multiply<Walk::down>({here, b.lanes, own_keys, ptrdiff_t(wide), a.sums, ptrdiff_t(wide)}, b.count,
+                             int(wide / W), n, true);
       if (g.key.at) {
-        multiply<Walk::along>({here, b.lanes, a.queries, ptrdiff_t(wide), rows, ptrdiff_t(wide)}, n, int(wide / W), b.count, false);
+        multiply<Walk::along>({here, b.lanes, a.queries, ptrdiff_t(wide), rows, ptrdiff_t(wide)}, n, int(wide / W),
+                              b.count, false);
         for (int i = 0; i < n; ++i)
           for (int64_t t = 0; t < wide; t += W) {
             float* to = g.key.at + (b.low + support[at + i]) * g.key.row + t;
@@ -472,7 +481,8 @@ void backward_item(void* context, int64_t index) {
   if (p.segments == 1) fetch_unit(p, unit + 1);
   for (int64_t head = 0; head < (per_head ? heads : 1); ++head) {
     const int64_t rows = per_head ? p.queries : heads * p.queries;
-    const int64_t first = head * rows + rows * segment / p.segments, last = head * rows + rows * (segment + 1) / p.segments;
+    const int64_t first = head * rows + rows * segment / p.segments,
+                  last = head * rows + rows * (segment + 1) / p.segments;
     for (int64_t row = first; row < last;) {
       Block block(p, unit, row, last - row);
       if constexpr (Policy::fit == Fit::root)

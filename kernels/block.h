@@ -14,9 +14,9 @@
 namespace regard {
 namespace {
 
-constexpr int LANES = MOST * W;  // rows of a block, at most
-constexpr int KEYS = 96;  // keys of a tile, at most
-constexpr int MANY = 3 * KEYS;  // keys of a tile of few rows, at most
+constexpr int LANES = MOST * W;      // rows of a block, at most
+constexpr int KEYS = 96;             // keys of a tile, at most
+constexpr int MANY = 3 * KEYS;       // keys of a tile of few rows, at most
 constexpr int FEW = W == 4 ? 1 : 3;  // rows for which a key is read along its width instead
 
 struct Term {
@@ -31,8 +31,8 @@ struct Block {
   int64_t first;  // its first row
   int count, vectors, lanes;
   int64_t low, high;  // the keys that any row sees
-  bool few;      // the unit has but a few rows
-  bool in_step;  // rows of one head that follow each other
+  bool few;           // the unit has but a few rows
+  bool in_step;       // rows of one head that follow each other
   int64_t head[LANES], query[LANES], number[LANES];
   Term term[MAX_TERMS];
   alignas(64) int32_t start[MAX_TERMS][LANES], stop[MAX_TERMS][LANES];
@@ -149,8 +149,7 @@ struct Block {
     }
     if (!in_place || few || p.family != Family::dot) {
       rows = arena.take(count * width);
-      for (int i = 0; i < count; ++i)
-        stage_row(rows + i * width, p.query, at(p.query, query_at, i), p.width, width);
+      for (int i = 0; i < count; ++i) stage_row(rows + i * width, p.query, at(p.query, query_at, i), p.width, width);
     }
     for (int i = 0; i < count; ++i)
       row_at[i] = rows ? rows + i * width : reinterpret_cast<const float*>(p.query.data) + at(p.query, query_at, i);
@@ -171,9 +170,7 @@ struct Block {
   }
 
   // Whether scores are what `match` finds.
-  bool plain(int64_t from, int64_t to) const {
-    return p.softcap == 0 && p.biases + p.lines == 0 && open(from, to);
-  }
+  bool plain(int64_t from, int64_t to) const { return p.softcap == 0 && p.biases + p.lines == 0 && open(from, to); }
 
   // Whether every row sees all of these keys.
   bool open(int64_t from, int64_t to) const {
@@ -244,7 +241,8 @@ struct Block {
         for (int k = 0; k < W; ++k) {
           const float* key = keys.at + (j + k) * keys.step;
           vec total{};
-          for (int64_t t = 0; j + k < n && t < width; t += W) total += load(vector + t) * act(load(q + t) + load(key + t));
+          for (int64_t t = 0; j + k < n && t < width; t += W)
+            total += load(vector + t) * act(load(q + t) + load(key + t));
           sums[k] = total;
         }
         spread(sums, j, n, s + i, lanes);
@@ -312,8 +310,8 @@ struct Block {
     if (!in_step) {
       for (int i = 0; i < count; ++i)
         for (int j = 0; j < n; ++j)
-          s[j * lanes + i] += regard::number(
-              view, offset + head[i] * p.per_head(view) + (zero + j - number[i]) * view.column);
+          s[j * lanes + i] +=
+              regard::number(view, offset + head[i] * p.per_head(view) + (zero + j - number[i]) * view.column);
       return;
     }
     alignas(64) float stretch[KEYS + LANES];
@@ -352,8 +350,7 @@ struct Block {
           *cell |= now;
         }
     }
-    for (int i = 0; i < n * lanes; i += W)
-      store(s + i, *reinterpret_cast<ivec*>(seen + i) ? load(s + i) : splat(-INF));
+    for (int i = 0; i < n * lanes; i += W) store(s + i, *reinterpret_cast<ivec*>(seen + i) ? load(s + i) : splat(-INF));
   }
 
   // What dropout multiplies the weights of a key by.

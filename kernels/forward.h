@@ -56,17 +56,19 @@ struct Output {
   int64_t width, room;
   bool begun = false;
 
-  Output(const Block& b) : width(b.p.value_width), room(padded(b.p.value_width)) {
-    sums = arena.take(b.lanes * room);
-  }
+  Output(const Block& b) : width(b.p.value_width), room(padded(b.p.value_width)) { sums = arena.take(b.lanes * room); }
 
   void add(const Block& b, const float* weights, Rows values, int n) {
-    if (room) multiply<Walk::down>({weights, b.lanes, values.at, values.step, sums, ptrdiff_t(room)}, b.count, int(room / W), n, begun);
+    if (room)
+      multiply<Walk::down>({weights, b.lanes, values.at, values.step, sums, ptrdiff_t(room)}, b.count, int(room / W), n,
+                           begun);
     begun = true;
   }
 
   void add_rows(const Block& b, const float* weights, Rows values, int n) {  // [lane][MANY]
-    if (room) multiply<Walk::along>({weights, MANY, values.at, values.step, sums, ptrdiff_t(room)}, b.count, int(room / W), n, begun);
+    if (room)
+      multiply<Walk::along>({weights, MANY, values.at, values.step, sums, ptrdiff_t(room)}, b.count, int(room / W), n,
+                            begun);
     begun = true;
   }
 
@@ -124,7 +126,8 @@ INLINE void soften_as(const Power power, int n, float* s, PerLane& top, PerLane&
   for (int v = 0; v < V; ++v) total.set(v * W, total.get(v * W) * factor.get(v * W) + sums[v]);
 }
 
-INLINE void soften(const Block& b, const Softmax& policy, int n, float* s, PerLane& top, PerLane& total, PerLane& factor) {
+INLINE void soften(const Block& b, const Softmax& policy, int n, float* s, PerLane& top, PerLane& total,
+                   PerLane& factor) {
   switch (b.vectors) {
     case 1: return soften_as<1>(policy.power, n, s, top, total, factor);
     case 2: return soften_as<2>(policy.power, n, s, top, total, factor);
@@ -238,8 +241,8 @@ INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t 
   }
 }
 
-INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64_t high, const Ahead& ahead, Running& run,
-                       Output& output) {
+INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64_t high, const Ahead& ahead,
+                       Running& run, Output& output) {
   if (b.few) return sum_few(b, policy, low, high, run, output);
   float *s = arena.take(KEYS * b.lanes), *room = arena.take(KEYS * output.room);
   PerLane factor;
@@ -282,8 +285,7 @@ inline int64_t find_support(const Block& b, const float* scores, const Tau& tau,
   int64_t found = 0;
   for (int64_t j = 0; j < b.high - b.low; ++j) {
     ivec seen{};
-    for (int v = 0; v < b.lanes; v += W)
-      seen |= load(scores + j * b.lanes + v) - tau.top.get(v) > tau.rest.get(v);
+    for (int v = 0; v < b.lanes; v += W) seen |= load(scores + j * b.lanes + v) - tau.top.get(v) > tau.rest.get(v);
     if (any(seen)) support[found++] = j;
   }
   return found;

@@ -31,17 +31,17 @@ bool backward(const Problem& p, int threads) {
   return false;
 }
 
-#define LOOK(name, see)                                                          \
-  bool name(const Problem& p, int threads) {                                     \
-    switch (p.normalizer) {                                                      \
-      case Normalizer::softmax: return look_all<see<Softmax>>(p, threads);       \
-      case Normalizer::sigmoid: return look_all<see<Sigmoid>>(p, threads);       \
-      case Normalizer::relu: return look_all<see<Relu>>(p, threads);             \
-      case Normalizer::mean: return look_all<see<Mean>>(p, threads);             \
-      case Normalizer::sparsemax: return look_all<see<Sparsemax>>(p, threads);   \
-      case Normalizer::entmax15: return look_all<see<Entmax15>>(p, threads);     \
-    }                                                                            \
-    return false;                                                                \
+#define LOOK(name, see)                                                        \
+  bool name(const Problem& p, int threads) {                                   \
+    switch (p.normalizer) {                                                    \
+      case Normalizer::softmax: return look_all<see<Softmax>>(p, threads);     \
+      case Normalizer::sigmoid: return look_all<see<Sigmoid>>(p, threads);     \
+      case Normalizer::relu: return look_all<see<Relu>>(p, threads);           \
+      case Normalizer::mean: return look_all<see<Mean>>(p, threads);           \
+      case Normalizer::sparsemax: return look_all<see<Sparsemax>>(p, threads); \
+      case Normalizer::entmax15: return look_all<see<Entmax15>>(p, threads);   \
+    }                                                                          \
+    return false;                                                              \
   }
 LOOK(weights, see_all)
 LOOK(entropy, see_entropy)

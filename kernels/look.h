@@ -60,8 +60,7 @@ void see_entropy(const Block& b, Finite& finite) {
     }
   });
   const int64_t offset = b.p.offset_of(b.p.found, b.unit);
-  for (int i = 0; i < b.count; ++i)
-    reinterpret_cast<float*>(b.p.found.data)[b.at(b.p.found, offset, i)] = found.at[i];
+  for (int i = 0; i < b.count; ++i) reinterpret_cast<float*>(b.p.found.data)[b.at(b.p.found, offset, i)] = found.at[i];
 }
 
 // The largest weights of each row and their keys: a list per row, and one vector of what it takes to get in.

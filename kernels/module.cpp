@@ -60,9 +60,9 @@ void use(const std::string& name) {
 
 // The tensors a call can have; the lists of several begin at hundreds.
 View* slot(Problem& p, int64_t name) {
-  View* const single[] = {&p.query, &p.key,  &p.value,   &p.vector, &p.sink,    &p.seed,     &p.row,
-                          &p.head,  &p.tau,  &p.output,  &p.grad,   &p.found,   &p.found_keys, &p.d_query,
-                          &p.d_key, &p.d_value, &p.d_vector, &p.d_sink};
+  View* const single[] = {&p.query,      &p.key,     &p.value, &p.vector,  &p.sink,     &p.seed,
+                          &p.row,        &p.head,    &p.tau,   &p.output,  &p.grad,     &p.found,
+                          &p.found_keys, &p.d_query, &p.d_key, &p.d_value, &p.d_vector, &p.d_sink};
   View* const several[] = {p.bias, p.line, p.start, p.stop, p.allowed, p.d_bias, p.d_line};
   const int64_t room[] = {MAX_BIASES, MAX_LINES, MAX_TERMS, MAX_TERMS, MAX_TERMS, MAX_BIASES, MAX_LINES};
   if (name < int64_t(sizeof single / sizeof *single)) return single[name];
@@ -126,16 +126,17 @@ double peak(int threads) {
   };
   std::vector<Run> runs(static_cast<size_t>(threads));
   nb::gil_scoped_release release;
-  parallel(threads, threads,
-           [](void* context, int64_t i) {
-             Run& run = (*static_cast<std::vector<Run>*>(context))[static_cast<size_t>(i)];
-             const auto begun = std::chrono::steady_clock::now();
-             while (run.seconds < 0.02) {
-               run.flop += chosen->peak();
-               run.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
-             }
-           },
-           &runs);
+  parallel(
+      threads, threads,
+      [](void* context, int64_t i) {
+        Run& run = (*static_cast<std::vector<Run>*>(context))[static_cast<size_t>(i)];
+        const auto begun = std::chrono::steady_clock::now();
+        while (run.seconds < 0.02) {
+          run.flop += chosen->peak();
+          run.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+        }
+      },
+      &runs);
   double total = 0;
   for (const Run& run : runs) total += run.flop / run.seconds;
   return total;

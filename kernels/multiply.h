@@ -12,6 +12,13 @@ namespace {
 
 enum class Walk { along, down };
 
+// Rows of C in a tile of V vectors: as many as the registers hold.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int tall(int V) { return V == 1 ? 12 : V == 2 ? 12 : V == 3 ? 8 : 6; }
+#else
+constexpr int tall(int V) { return V == 1 ? 8 : V == 2 ? 6 : 4; }
+#endif
+
 template <int R, int V, Walk walk>
 INLINE void tile(const float* a, ptrdiff_t step, const float* b, ptrdiff_t b_step, float* c, ptrdiff_t c_step,
                  int depth, bool add) {
@@ -25,7 +32,7 @@ INLINE void tile(const float* a, ptrdiff_t step, const float* b, ptrdiff_t b_ste
     vec x[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-      if (R <= 4) __builtin_prefetch(b + v * W + 16 * b_step);  // so few rows wait for memory
+      if (R <= 4 && R < tall(V)) __builtin_prefetch(b + v * W + 16 * b_step);  // so few rows wait for memory
       x[v] = load(b + v * W);
     }
 #pragma GCC unroll 16
@@ -45,13 +52,6 @@ INLINE void tile(const float* a, ptrdiff_t step, const float* b, ptrdiff_t b_ste
       store(at, add ? load(at) + sums[r][v] : sums[r][v]);
     }
 }
-
-// Rows of C in a tile of V vectors: as many as the registers hold.
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int tall(int V) { return V == 1 ? 12 : V == 2 ? 12 : V == 3 ? 8 : 6; }
-#else
-constexpr int tall(int V) { return V == 1 ? 8 : V == 2 ? 6 : 4; }
-#endif
 
 struct Product {
   const float* a;

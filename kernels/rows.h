@@ -42,9 +42,7 @@ INLINE float number(const View& view, int64_t at) {
   }
 }
 
-INLINE int64_t integer(const View& view, int64_t at) {
-  return reinterpret_cast<const int64_t*>(view.data)[at];
-}
+INLINE int64_t integer(const View& view, int64_t at) { return reinterpret_cast<const int64_t*>(view.data)[at]; }
 
 template <class From, class Convert>
 INLINE void copy_row(float* to, const From* from, int64_t step, int64_t count, Convert convert) {
@@ -127,8 +125,7 @@ INLINE bool stays(const View& view, int64_t width, bool whole) {
 INLINE Rows stage(const View& view, int64_t offset, int64_t first, int64_t count, int64_t width, bool whole,
                   float* room) {
   offset += first * view.row;
-  if (stays(view, width, whole))
-    return {reinterpret_cast<const float*>(view.data) + offset, ptrdiff_t(view.row)};
+  if (stays(view, width, whole)) return {reinterpret_cast<const float*>(view.data) + offset, ptrdiff_t(view.row)};
   for (int64_t i = 0; i < count; ++i)
     stage_row(room + i * padded(width), view, offset + i * view.row, width, padded(width));
   return {room, ptrdiff_t(padded(width))};
