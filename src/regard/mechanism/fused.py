@@ -16,6 +16,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.mechanism.normalizers import (
+    Entmax,
     Entmax15,
     Mean,
     Normalizer,
@@ -30,7 +31,15 @@ from regard.mechanism.tiled import empty
 
 # As in kernels/problem.h and kernels/module.cpp.
 _FAMILIES = {"dot": 0, "tanh": 1, "relu": 2}
-NORMALIZERS = {Softmax: 0, Softmax1: 0, Sigmoid: 1, Relu: 2, Mean: 3, Sparsemax: 4, Entmax15: 5}
+NORMALIZERS: dict[type[Normalizer], int] = {
+    Softmax: 0,
+    Softmax1: 0,
+    Sigmoid: 1,
+    Relu: 2,
+    Mean: 3,
+    Sparsemax: 4,
+    Entmax15: 5,
+}
 _TYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int64: 4, torch.bool: 5}
 SLOTS = {
     name: slot
@@ -109,7 +118,7 @@ def refusal(normalize: Normalizer, dtype: torch.dtype, device: torch.device) -> 
     """Why the kernels cannot serve such calls, or None if they can."""
     if _KERNELS is None:
         return ABOUT
-    if type(normalize) not in NORMALIZERS:
+    if _kernel_of(normalize) is None:
         return f"{type(normalize).__name__} has no kernel"
     if dtype not in REAL:
         return f"{str(dtype).removeprefix('torch.')} has no kernel"
@@ -123,7 +132,7 @@ def fits(problem: Problem) -> bool:
     query, tensors = problem["query"], problem.tensors
     return (
         _KERNELS is not None
-        and type(problem.rules.normalize) in NORMALIZERS
+        and _kernel_of(problem.rules.normalize) is not None
         and query.dtype in REAL
         and query.device.type == "cpu"
         and query.dim() <= _MOST_AXES
@@ -383,7 +392,16 @@ def plain_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
     """Which it is for the kernels, whether it counts the keys, and its two numbers."""
     sharpness = 1 / normalize.temperature if type(normalize) is Softmax else 1.0
     bias = normalize.bias if type(normalize) is Sigmoid else 0.0
-    return NORMALIZERS[type(normalize)], bias is None, sharpness, bias or 0.0
+    kernel = _kernel_of(normalize)
+    assert kernel is not None
+    return kernel, bias is None, sharpness, bias or 0.0
+
+
+def _kernel_of(normalize: Normalizer) -> int | None:
+    """The number of a normalizer's kernel; two of the α-entmax family have one."""
+    if type(normalize) is Entmax:
+        return {2.0: NORMALIZERS[Sparsemax], 1.5: NORMALIZERS[Entmax15]}.get(normalize.alpha)
+    return NORMALIZERS.get(type(normalize))
 
 
 def undivided(plain: Plain) -> bool:

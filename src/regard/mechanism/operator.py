@@ -196,7 +196,8 @@ def _choose(normalize: Normalizer, query: Tensor, asked: str | None, subclass: b
     refusal = fused.refusal(normalize, query.dtype, query.device)
     if refusal is None:
         return "fused", f"{fused.ABOUT}, which hold no more than a tile of scores at a time"
-    return "tiled", f"blocks of query rows with the keys that they see, in linear memory, as {refusal}"
+    missed = "although fused was asked for, as" if asked == "fused" else "as"
+    return "tiled", f"blocks of query rows with the keys that they see, in linear memory, {missed} {refusal}"
 
 
 def _holds_tensors(normalize: Normalizer) -> bool:
