@@ -20,7 +20,7 @@ constexpr int MANY = 3 * KEYS;       // keys of a tile of few rows, at most
 constexpr int FEW = W == 4 ? 1 : 3;  // rows for which a key is read along its width instead
 
 struct Term {
-  bool start, stop, dense;
+  bool dense;
   int32_t first, last;  // no row sees a key before first, nor from last on
   int32_t from, to;     // every row sees those between from and to, if it is not dense
 };
@@ -101,11 +101,11 @@ struct Block {
     high = p.terms ? 0 : p.keys;
     for (int t = 0; t < p.terms; ++t) {
       Term& now = term[t];
-      now = {bool(p.start[t]), bool(p.stop[t]), bool(p.allowed[t]), int32_t(p.keys), 0, 0, int32_t(p.keys)};
+      now = {bool(p.allowed[t]), int32_t(p.keys), 0, 0, int32_t(p.keys)};
       const int64_t start_at = p.offset_of(p.start[t], unit), stop_at = p.offset_of(p.stop[t], unit);
       for (int i = 0; i < lanes; ++i) {
-        const int64_t begin = now.start ? integer(p.start[t], at(p.start[t], start_at, i)) - p.first_key : 0;
-        const int64_t end = now.stop ? integer(p.stop[t], at(p.stop[t], stop_at, i)) - p.first_key : p.keys;
+        const int64_t begin = p.start[t] ? integer(p.start[t], at(p.start[t], start_at, i)) - p.first_key : 0;
+        const int64_t end = p.stop[t] ? integer(p.stop[t], at(p.stop[t], stop_at, i)) - p.first_key : p.keys;
         const int32_t from = int32_t(begin < 0 ? 0 : begin > p.keys ? p.keys : begin);
         const int32_t to = int32_t(end < from ? from : end > p.keys ? p.keys : end);
         start[t][i] = from;
@@ -121,7 +121,9 @@ struct Block {
     if (high < low) high = low = 0;
   }
 
-  static uint32_t mix(uint32_t x) {
+  // dropout.py's hash, of one number or of a vector of them.
+  template <class Number>
+  INLINE static Number mix(Number x) {
     x = (x ^ (x >> 16)) * 0x7FEB352Du;
     x = (x ^ (x >> 15)) * 0x846CA68Bu;
     return x ^ (x >> 16);
@@ -356,12 +358,7 @@ struct Block {
   // What dropout multiplies the weights of a key by.
   vec keep(int64_t key, int v) const {
     const uvec row = load(hash + v), more = load(other + v);
-    const auto mixed = [](uvec x) {
-      x = (x ^ (x >> 16)) * 0x7FEB352Du;
-      x = (x ^ (x >> 15)) * 0x846CA68Bu;
-      return x ^ (x >> 16);
-    };
-    const uvec hashed = mixed(mixed((uvec{} + uint32_t(p.first_key + key)) ^ row) ^ more);
+    const uvec hashed = mix(mix((uvec{} + uint32_t(p.first_key + key)) ^ row) ^ more);
     return (hashed >= p.threshold) ? splat(p.kept) : vec{};
   }
 };

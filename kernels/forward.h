@@ -11,17 +11,22 @@
 namespace regard {
 namespace {
 
-// Rows of one unit that a work item takes on.
+// How the rows are shared out: by sizes alone, so that results do not depend on the number of threads. Rows of
+// one unit that an item takes on:
 struct Span {
   int64_t unit, first, last;
 };
 
 struct Plan {
-  int64_t rows, chunk, chunks;  // rows of a unit; of an item; items of a unit
+  int64_t queries, rows, chunk, chunks;  // rows of a head; of a unit; of an item; items of a unit
+  bool per_head;                         // whether an item keeps to one head
+
   explicit Plan(const Problem& p) {
     const int64_t heads = p.heads();
-    rows = heads * p.queries;
-    if (p.queries < 2 * LANES) {  // small: as many rows as come, over the heads
+    queries = p.queries;
+    rows = heads * queries;
+    per_head = queries >= 2 * LANES;
+    if (!per_head) {  // small: as many rows as come, over the heads
       const bool many = p.units() * ((rows + LANES - 1) / LANES) >= 64;
       chunk = !many ? LANES : rows < 4 * LANES ? rows : (4 * LANES + p.queries - 1) / p.queries * p.queries;
     } else {
@@ -29,18 +34,15 @@ struct Plan {
       chunk = (blocks < 64 ? 1 : 4) * LANES;
     }
     if (chunk < 1) chunk = 1;
-    per_head = p.queries >= 2 * LANES;
     chunks = per_head ? heads * ((p.queries + chunk - 1) / chunk) : (rows + chunk - 1) / chunk;
-    queries = p.queries;
   }
+
   Span item(int64_t index) const {
     const int64_t unit = index / chunks, i = index % chunks;
     if (!per_head) return {unit, i * chunk, i * chunk + chunk < rows ? i * chunk + chunk : rows};
     const int64_t each = (queries + chunk - 1) / chunk, head = i / each, at = i % each * chunk;
     return {unit, head * queries + at, head * queries + (at + chunk < queries ? at + chunk : queries)};
   }
-  bool per_head;
-  int64_t queries;
 };
 
 // Sums that become infinite or NaN say so: such a call is solved again, with care, elsewhere.

@@ -22,20 +22,15 @@ import regard
 from regard.mechanism import fused
 from tests.cases import BIASES, MASKS, NORMALIZERS, SCORES, TABLE, Case, Shape, leaves, product
 
-pytestmark = pytest.mark.skipif(not fused.available(), reason=fused.ABOUT)
+pytestmark = [
+    pytest.mark.skipif(not fused.available(), reason=fused.ABOUT),
+    pytest.mark.usefixtures("one_thread"),
+]
 
 EPS = torch.finfo(torch.float32).eps
 WITHOUT = {"entmax 1.3", "entmax 2.5", "hard"}  # have no kernel
 FUSED = [name for name in NORMALIZERS if name not in WITHOUT]
 PLAIN = ["softmax", "softmax1", "sigmoid", "relu", "mean", "sparsemax", "entmax15"]  # one of each kernel
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Counting:

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tests.cases import NORMALIZERS, Case, Shape, leaves
 from tests.recorder import Largest
 
 pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(not fused.available(), reason=fused.ABOUT),
     # torch loads its forward-mode rules and inductor through torch.jit, which it warns of itself
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
@@ -33,14 +34,6 @@ pytestmark = [
 
 PLAIN = ["softmax", "softmax1", "sigmoid", "relu", "mean", "sparsemax", "entmax15"]  # one of each kernel
 close = torch.testing.assert_close
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def numbers(*shape: int, seed: int = 0, **options: Any) -> Tensor:

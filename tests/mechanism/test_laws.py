@@ -27,13 +27,7 @@ FAMILIES = [name for name in SCORES if name != "function"]
 EVERY = list(zip(itertools.cycle(SCORES), NORMALIZERS, strict=False))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """The problems here are tiny: threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(params=["reference", "tiled"])

@@ -26,13 +26,7 @@ IMPLEMENTATIONS = ("reference", "tiled")  # of float64; test_fused.py is about t
 EVERY = operator.IMPLEMENTATIONS if fused.available() else IMPLEMENTATIONS
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """The problems here are tiny: threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @contextmanager

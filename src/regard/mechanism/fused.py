@@ -328,12 +328,24 @@ def _call(kernel: str, problem: Problem, more: dict[str, Any], segments: int = 1
         else:
             described += (SLOTS[name], _TYPES[room.dtype], 0, room.data_ptr(), *room.shape, *room.stride())
     normalizer, counts, sharpness, bias = plain_normalizer(normalize)
-    numbers = [len(lead), *lead, queries, problem.keys, width, 0 if value is None else value.shape[-1]]
-    numbers += (rules.queries, problem.first_key, _FAMILIES[rules.family], normalizer)
-    numbers += (counts, int(rules.dropout * 2**32), segments, most)
-    numbers += (biases, lines, rules.terms)
+    sizes = (queries, problem.keys, width, 0 if value is None else value.shape[-1])
+    whole, rest = (rules.queries, problem.first_key), (int(rules.dropout * 2**32), segments, most)
+    kinds = (_FAMILIES[rules.family], normalizer, counts)
+    numbers = _header(lead, sizes, whole, kinds, rest, (biases, lines, rules.terms))
     factors = (rules.scale, sharpness, rules.softcap or 0.0, bias, 1 / (1 - rules.dropout))
     return getattr(_KERNELS, kernel)(numbers + described, factors, torch.get_num_threads())
+
+
+def _header(
+    lead: tuple[int, ...],
+    sizes: tuple[int, int, int, int],  # queries, keys, width, width of a value
+    whole: tuple[int, int],  # queries of the whole call, and the first key
+    kinds: tuple[int, int, bool],  # family, normalizer, whether it counts the keys
+    rest: tuple[int, int, int],  # dropout's threshold, segments, the most that `top` keeps
+    counts: tuple[int, int, int],  # biases, lines, terms of the mask
+) -> list[int]:
+    """What stands before the tensors, in the order in which kernels/module.cpp reads it."""
+    return [len(lead), *lead, *sizes, *whole, *kinds, *rest, *counts]
 
 
 class Plain(NamedTuple):
@@ -369,8 +381,8 @@ def describe(plain: Plain, per_query: Tensors, per_key: Tensors, tau: Tensor) ->
     """A plain call in numbers: its sizes, then each tensor."""
     lead, sizes, start, stop = plain.lead, plain.sizes, plain.start, plain.stop
     masked = start is not None or stop is not None
-    numbers = [len(lead), *lead, *sizes, sizes[0], 0, _FAMILIES["dot"], plain.normalizer, plain.counts]
-    numbers += (0, 1, 0, 0, 0, masked)  # no dropout, one segment, and a mask of one term at most
+    kinds = (_FAMILIES["dot"], plain.normalizer, plain.counts)
+    numbers = _header(lead, sizes, (sizes[0], 0), kinds, (0, 1, 0), (0, 0, masked))
     *batch, groups, each = lead
     for slot, tensor in per_query:
         *outer, head, row, column = tensor.stride()

@@ -91,8 +91,8 @@ class LazyMatrix:
         return type(self)(problem, None, lead, self._heads if heads is None else heads)
 
     def _check(self) -> None:
-        tensors = self._problem.tensors
-        _check_versions(self._versions, tensors)
+        problem = self._problem  # which is made, and its versions noted, on the first look
+        _check_versions(self._versions, problem.tensors)
 
     def _needs_heads(self, what: str) -> None:
         if not self.has_heads:
