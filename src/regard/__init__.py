@@ -9,6 +9,7 @@ One operator, any score × any normalizer × any mask:
 torch.Size([10, 3])
 """
 
+from regard import models
 from regard.errors import (
     ArgumentError,
     DeviceError,
@@ -40,6 +41,7 @@ from regard.mechanism.scores import Additive, Concat, Cosine, Dot, Gaussian, Gen
 from regard.mechanism.sdpa import scaled_dot_product_attention
 from regard.mechanism.weights import Top, TransposedWeights, Weights
 from regard.view.pictures import heatmap
+from regard.view.watch import Seen, watch
 
 __version__ = "0.1.0"
 
@@ -73,6 +75,7 @@ __all__ = [
     "Rule",
     "ScaledDot",
     "Score",
+    "Seen",
     "ShapeError",
     "Sigmoid",
     "Sink",
@@ -88,7 +91,9 @@ __all__ = [
     "attention",
     "explain",
     "heatmap",
+    "models",
     "rollout",
     "scaled_dot_product_attention",
     "self_attention",
+    "watch",
 ]

@@ -1,0 +1,371 @@
+"""Attention as a layer: heads that project queries, keys and values, and what makes a layer visible.
+
+query = x Wq, key = y Wk, value = y Wv          … n m -> … h n d
+output = concatenate(heads of attention) Wo     … h n e -> … n m
+(Vaswani et al. 2017, section 3.2.2)
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.errors import ArgumentError, DTypeError, ShapeError
+from regard.mechanism.checks import count, number
+from regard.mechanism.masking import Mask
+from regard.mechanism.normalizers import Normalizer, Sink, Softmax
+from regard.mechanism.operator import Options, attend, attention
+from regard.mechanism.prepare import Bias
+from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
+from regard.mechanism.weights import Weights
+from regard.models.positions import Turn
+
+Watcher = Callable[[Weights], None]
+
+
+class Attends(nn.Module):
+    """Base of the layers that attend: `regard.watch` sees what goes through `self.attention`.
+
+    >>> import torch, regard
+    >>> class Twice(regard.models.Attends):
+    ...     def forward(self, x):
+    ...         return self.attention(x, x, self.attention(x, x, x))
+    >>> layer = Twice()
+    >>> with regard.watch(layer) as seen:
+    ...     output = layer(torch.eye(3))
+    >>> len(seen)
+    2
+    """
+
+    watchers: tuple[Watcher, ...] = ()  # `watch` sets it for as long as it lasts
+
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options]) -> Tensor:
+        """`regard.attention`; somebody who watches gets the weights."""
+        if not self.watchers:
+            return attention(query, key, value, **options)
+        output, weights = attend(query, key, value, **options)
+        for watcher in self.watchers:
+            watcher(weights)
+        return output
+
+
+class SelfAttention(Attends):
+    """Attention of a sequence to itself without any parameters, query = key = value = x: for teaching.
+
+    >>> import torch, regard
+    >>> regard.models.SelfAttention()(torch.eye(3)).diagonal()
+    tensor([0.4711, 0.4711, 0.4711])
+    """
+
+    def forward(self, x: Tensor, **options: Unpack[Options]) -> Tensor:
+        """(…, n, m) → (…, n, m); a batch is (b, n, m), and its sequences do not see each other."""
+        return self.attention(x.unsqueeze(-3), x.unsqueeze(-3), x.unsqueeze(-3), **options).squeeze(-3)
+
+
+class Memory(NamedTuple):
+    """Keys and values that are projected once and read many times, both (…, g, k, ·)."""
+
+    key: Tensor
+    value: Tensor
+
+    def select(self, rows: Tensor) -> "Memory":
+        """These rows of the batch."""
+        return Memory(self.key[rows], self.value[rows])
+
+
+class Cache:
+    """The keys and values of the tokens so far, for decoding step by step.
+
+    >>> import torch, regard
+    >>> layer, cache, x = (
+    ...     regard.models.MultiHeadAttention(16, 4),
+    ...     regard.models.Cache(),
+    ...     torch.randn(1, 3, 16),
+    ... )
+    >>> with torch.no_grad():
+    ...     at_once = layer(x, mask=regard.Causal())
+    ...     steps = [layer(x[:, i : i + 1], mask=regard.Causal(), cache=cache) for i in range(3)]
+    >>> torch.allclose(torch.cat(steps, 1), at_once, atol=1e-6)
+    True
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._room: Memory | None = None  # with place for tokens to come
+
+    def extend(self, key: Tensor, value: Tensor) -> Memory:
+        """Append keys and values (…, g, k, ·); all that there are now."""
+        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+            held = self._held()
+            grown = (
+                [key, value]
+                if held is None
+                else [torch.cat([old, new], -2) for old, new in zip(held, (key, value), strict=True)]
+            )
+            self._room = Memory(*grown)
+            self.length = grown[0].shape[-2]
+            return self._room
+        before, self.length = self.length, self.length + key.shape[-2]
+        self._room = self._roomy(before, key, value)
+        for room, new in zip(self._room, (key, value), strict=True):
+            # data: nothing that was handed out changes, so it does not count as stale
+            room.data[..., before : self.length, :].copy_(new.detach())
+        held = self._held()
+        assert held is not None
+        return held
+
+    def _held(self) -> Memory | None:
+        if self._room is None:
+            return None
+        return Memory(*(room[..., : self.length, :] for room in self._room))
+
+    def _roomy(self, before: int, key: Tensor, value: Tensor) -> Memory:
+        """Room for `length` tokens, and what is there already."""
+        if self._room is not None:
+            held = self._room.key.shape
+            if held[:-2] != key.shape[:-2] or held[-1] != key.shape[-1]:
+                raise ShapeError(
+                    f"the cache holds keys of shape {_shape(self._room.key[..., :before, :])} and these are "
+                    f"of shape {_shape(key)}; a cache serves one layer and one batch. Use a new Cache()."
+                )
+            if held[-2] >= self.length:
+                return self._room
+        size = max(16, 2 * before, self.length)
+        rooms = []
+        for i, new in enumerate((key, value)):
+            room = new.new_empty(*new.shape[:-2], size, new.shape[-1])
+            if self._room is not None:
+                room[..., :before, :] = self._room[i][..., :before, :]
+            rooms.append(room)
+        return Memory(*rooms)
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order: what beam search does after each step."""
+        if self._room is not None:
+            self._room = self._room.select(rows)
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        count("crop got length", length)
+        if length < self.length and self._room is not None:
+            self._room = Memory(*(room[..., :length, :].clone() for room in self._room))
+            self.length = length
+
+    def __repr__(self) -> str:
+        return f"Cache(<{self.length} tokens>)"
+
+
+class MultiHeadAttention(Attends):
+    """Attentions beside each other, each on projections of its own: Vaswani et al. 2017, section 3.2.2.
+
+    width: of x, and of the output.
+    heads, key_heads: with fewer key heads than heads, several heads share one (Ainslie et al. 2023).
+    source_width: of what keys and values are made of, if it is not `width`; or a pair, one for each.
+    head_width: of each query and key, width / heads by default; or a pair, the second for each value.
+    score, normalize: as of `regard.attention`. A score with parameters serves all heads.
+    dropout: the share of weights dropped in training.
+
+    >>> import torch, regard
+    >>> layer = regard.models.MultiHeadAttention(16, 4, key_heads=2, normalize=regard.Entmax15())
+    >>> x, source = torch.randn(3, 5, 16), torch.randn(3, 7, 16)
+    >>> layer(x, mask=regard.Causal()).shape  # self-attention
+    torch.Size([3, 5, 16])
+    >>> layer(x, source).shape  # cross-attention
+    torch.Size([3, 5, 16])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        key_heads: int | None = None,
+        source_width: int | tuple[int, int] | None = None,
+        head_width: int | tuple[int, int] | None = None,
+        affine: bool = True,
+        score: Score | ScoreFunction = ScaledDot(),  # noqa: B008 (a frozen value)
+        normalize: Normalizer | Sink = Softmax(),  # noqa: B008
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        count("MultiHeadAttention got width", width, least=1)
+        count("MultiHeadAttention got heads", heads, least=1)
+        key_heads = heads if key_heads is None else key_heads
+        count("MultiHeadAttention got key_heads", key_heads, least=1)
+        number("MultiHeadAttention got dropout", dropout, least=0, below=1)
+        if heads % key_heads:
+            raise ArgumentError(
+                f"MultiHeadAttention got heads={heads} and key_heads={key_heads}; equally many heads share a "
+                "key head, so heads must be a multiple of key_heads."
+            )
+        if head_width is None and width % heads:
+            raise ArgumentError(
+                f"MultiHeadAttention got width={width} and heads={heads}; {width} is no multiple of {heads}. "
+                "Choose another number of heads, or give head_width."
+            )
+        self.width, self.heads, self.key_heads = width, heads, key_heads
+        self.key_width, self.value_width = _pair("source_width", source_width, width)
+        self.head_width, self.head_value_width = _pair("head_width", head_width, width // heads)
+        self.score, self.normalize, self.dropout = score, normalize, dropout
+        sizes = heads * self.head_width, key_heads * self.head_width, key_heads * self.head_value_width
+        self._sizes = sizes
+        self.inward: nn.Linear | nn.ModuleList
+        if self.key_width == self.value_width == width:
+            self.inward = _linear(
+                width, sum(sizes), affine, parts=sizes
+            )  # query, key and value in one product
+        else:
+            self.inward = nn.ModuleList(
+                _linear(wide, size, affine)
+                for wide, size in zip((width, self.key_width, self.value_width), sizes, strict=True)
+            )
+        self.outward = _linear(heads * self.head_value_width, width, affine)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | Memory | None = None,
+        value: Tensor | None = None,
+        *,
+        mask: Mask | Tensor | None = None,
+        bias: Bias | None = None,
+        turn: Turn | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """(…, q, m) → (…, q, m): of `query` to itself, to `key`, or to what `remember` made of it.
+
+        turn: turns queries and keys by their positions, see `Rotary`.
+        cache: the keys of earlier calls, to which those of this call are added.
+        """
+        self._check("query", query, self.width)
+        if key is None:
+            if value is not None:
+                raise ArgumentError(
+                    f"MultiHeadAttention got a value of shape {_shape(value)} and no key; each value belongs "
+                    "to a key. Give both, or neither for self-attention."
+                )
+            queries, keys, values = self._project_self(query)
+        else:
+            queries = self._split(F.linear(query, *self.part(0)), self.heads)
+            keys, values = key if isinstance(key, Memory) else self.remember(key, value)
+        if turn is not None:
+            queries = turn(queries)
+            keys = keys if isinstance(key, Memory) else turn(keys)
+        if cache is not None:
+            keys, values = cache.extend(keys, values)
+        output = self.attention(
+            queries,
+            keys,
+            values,
+            score=self.score,
+            mask=mask,
+            bias=bias,
+            normalize=self.normalize,
+            dropout=self.dropout if self.training else 0.0,
+        )
+        return self.outward(output.transpose(-3, -2).flatten(-2))  # … h q e -> … q (h e)
+
+    def remember(self, key: Tensor, value: Tensor | None = None) -> Memory:
+        """Keys and values (…, g, k, ·) of a source (…, k, m), to be read by many calls."""
+        value = key if value is None else value
+        self._check("key", key, self.key_width)
+        self._check("value", value, self.value_width)
+        if value is key and isinstance(self.inward, nn.Linear):
+            first = self._sizes[0]
+            bias = None if self.inward.bias is None else self.inward.bias[first:]
+            both = F.linear(key, self.inward.weight[first:], bias)
+            keys, values = both.split(self._sizes[1:], -1)
+        else:
+            keys, values = F.linear(key, *self.part(1)), F.linear(value, *self.part(2))
+        return Memory(self._split(keys, self.key_heads), self._split(values, self.key_heads))
+
+    def _project_self(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if not isinstance(self.inward, nn.Linear):
+            keys, values = self.remember(x)
+            return self._split(F.linear(x, *self.part(0)), self.heads), keys, values
+        queries, keys, values = self.inward(x).split(self._sizes, -1)
+        return (
+            self._split(queries, self.heads),
+            self._split(keys, self.key_heads),
+            self._split(values, self.key_heads),
+        )
+
+    def part(self, which: int) -> tuple[Tensor, Tensor | None]:
+        """The matrix and bias that make queries (0), keys (1) or values (2)."""
+        if not isinstance(self.inward, nn.Linear):
+            linear = self.inward[which]
+            assert isinstance(linear, nn.Linear)
+            return linear.weight, linear.bias
+        start = sum(self._sizes[:which])
+        rows = slice(start, start + self._sizes[which])
+        return self.inward.weight[rows], None if self.inward.bias is None else self.inward.bias[rows]
+
+    @staticmethod
+    def _split(x: Tensor, heads: int) -> Tensor:
+        return x.unflatten(-1, (heads, -1)).transpose(-3, -2)  # … n (h d) -> … h n d
+
+    @staticmethod
+    def _check(name: str, x: Tensor, width: int) -> None:
+        if not isinstance(x, Tensor):
+            raise DTypeError(f"MultiHeadAttention got a {name} that is a {type(x).__name__}; give a tensor.")
+        if x.dim() < 2 or x.shape[-1] != width:
+            raise ShapeError(
+                f"{name} has the shape {_shape(x)} and this MultiHeadAttention was made for a {name} of "
+                f"(…, n, {width})."
+            )
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
+        """The same layer, from torch's: equal numbers out, batch first always.
+
+        >>> import torch, regard
+        >>> theirs = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+        >>> ours, x = regard.models.MultiHeadAttention.from_torch(theirs), torch.randn(2, 5, 16)
+        >>> torch.allclose(ours(x), theirs(x, x, x)[0], atol=1e-6)
+        True
+        """
+        from regard.models.conversion import from_torch
+
+        return from_torch(module)
+
+    def to_torch(self) -> nn.MultiheadAttention:
+        """The same layer as torch's own, batch first; what torch cannot do is refused.
+
+        >>> import regard
+        >>> regard.models.MultiHeadAttention(16, 4).to_torch().num_heads
+        4
+        """
+        from regard.models.conversion import to_torch
+
+        return to_torch(self)
+
+    def extra_repr(self) -> str:
+        grouped = "" if self.key_heads == self.heads else f", key_heads={self.key_heads}"
+        normalize = "" if self.normalize == Softmax() else f", normalize={self.normalize!r}"
+        score = "" if self.score == ScaledDot() else f", score={self.score!r}"
+        return f"{self.width}, {self.heads}{grouped}{score}{normalize}"
+
+
+def _linear(width: int, size: int, affine: bool, parts: tuple[int, ...] = ()) -> nn.Linear:
+    """A projection; each of its parts starts like a projection of its own (Glorot and Bengio 2010)."""
+    linear = nn.Linear(width, size, bias=affine)
+    with torch.no_grad():
+        for part in linear.weight.split(parts or (size,)):
+            nn.init.xavier_uniform_(part)
+        if affine:
+            linear.bias.zero_()
+    return linear
+
+
+def _pair(name: str, given: int | tuple[int, int] | None, otherwise: int) -> tuple[int, int]:
+    pair = given if isinstance(given, tuple) else (given, given)
+    first, second = (otherwise if size is None else size for size in pair)
+    count(f"MultiHeadAttention got {name}", first, least=1)
+    count(f"MultiHeadAttention got {name}", second, least=1)
+    return first, second
+
+
+def _shape(x: Tensor) -> str:
+    return str(tuple(x.shape))

@@ -1,0 +1,262 @@
+"""Cross entropy over a vocabulary in little memory: a few rows of logits at a time, never n × V of them.
+
+With z = x Wᵀ + b, p = softmax(z), and y the label's one-hot vector mixed with a uniform one (label smoothing,
+Szegedy et al. 2016, section 7), the loss of a row is −y · log p and its gradients are
+
+    d = p − y        dx = d W        dW = dᵀ x        db = d
+
+so that they can be had while a row's logits are there, and the backward pass has only to scale them.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
+from regard.mechanism.checks import count, number
+
+_BYTES = (
+    4 * 2**20
+)  # of the logits held at once: enough rows for fast products, few enough to stay in the cache
+_LOW = (torch.bfloat16, torch.float16)
+
+
+def vocabulary_loss(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    *,
+    smoothing: float = 0.0,
+    ignore: int = -100,
+) -> Tensor:
+    """The mean cross entropy between softmax(x weightᵀ + bias) and the labels, without ever holding all the logits.
+
+    x is (…, m), weight (V, m), bias (V) or None, labels (…). Equals `F.cross_entropy(F.linear(x, weight, bias),
+    labels, label_smoothing=smoothing, ignore_index=ignore)`, but for its memory, and that no labels give 0.
+    Of bfloat16 and float16, sums are taken and the loss is given in float32. There are no second derivatives.
+
+    >>> import torch
+    >>> from regard.models.loss import vocabulary_loss
+    >>> x, weight = torch.zeros(5, 4), torch.randn(100, 4)
+    >>> vocabulary_loss(x, weight, None, torch.arange(5))  # all words are equally likely: log 100
+    tensor(4.6052)
+    >>> vocabulary_loss(x, weight, None, torch.tensor([1, 2, 3, 100, -100]))
+    Traceback (most recent call last):
+    regard.errors.ArgumentError: a label is 100 and the vocabulary has 100 words, 0 to 99; ...
+    """
+    _check(x, weight, bias, labels)
+    number("vocabulary_loss got smoothing", smoothing, least=0, below=1)
+    count("vocabulary_loss got ignore", ignore, least=-(2**63))
+    rows, dtype = x.reshape(-1, x.shape[-1]), _dtype(x)
+    rows, weight = rows.to(dtype), weight.to(dtype)
+    bias = None if bias is None else bias.to(dtype)
+    grad = torch.is_grad_enabled()
+    needs = [grad and t is not None and t.requires_grad for t in (rows, weight, bias)]
+    found = _loss(rows, weight, bias, labels.reshape(-1).long(), float(smoothing), ignore, needs)
+    return found[0]
+
+
+@torch.library.custom_op("regard::vocabulary_loss", mutates_args=())
+def _loss(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float,
+    ignore: int,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The mean loss, how many labels there were, and the gradients of the summed loss that are needed."""
+    kept = labels != ignore
+    n = int(kept.sum())
+    _check_labels(labels[kept] if n < len(labels) else labels, len(weight))
+    gradients = _blank(x, weight, needs)
+    if n == 0:
+        total = x.new_zeros((), dtype=_wide(x.dtype))
+        for gradient in gradients:
+            gradient.zero_()
+    elif n == len(labels):
+        total = _sum(x, weight, bias, labels, smoothing, gradients)
+    else:  # padding costs nothing: its rows are left out
+        places = kept.nonzero().squeeze(1)
+        few = (gradients[0].new_empty(n if needs[0] else 0, x.shape[1]), *gradients[1:])
+        total = _sum(x[places], weight, bias, labels[places], smoothing, few)
+        if needs[0]:
+            gradients[0].zero_()[places] = few[0]
+    return total / max(n, 1), labels.new_tensor(n), *gradients
+
+
+def _sum(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float,
+    gradients: tuple[Tensor, ...],
+) -> Tensor:
+    """The summed loss of labels that all count, and its gradients written into those that are not empty."""
+    n, size, wide = len(x), len(weight), _wide(x.dtype)
+    step = max(1, min(n, _BYTES // (size * wide.itemsize)))
+    buffer = x.new_empty(step, size, dtype=wide)
+    total = x.new_zeros((), dtype=wide)
+    dweight = _accumulator(gradients[1], wide)
+    dbias = _accumulator(gradients[2], wide)
+    with torch.autocast(x.device.type, enabled=False):
+        for start in range(0, n, step):
+            rows = slice(start, min(start + step, n))
+            some, right = x[rows], labels[rows, None]
+            logs = _log_softmax(some, weight, bias, buffer[: len(some)])
+            total -= (1 - smoothing) * logs.gather(1, right).sum()
+            if smoothing:
+                total -= smoothing / size * logs.sum()
+            if not any(map(torch.numel, gradients)):
+                continue
+            d = logs.exp_()
+            if smoothing:
+                d.sub_(smoothing / size)
+            d.scatter_add_(1, right, d.new_full((), smoothing - 1).expand_as(right))
+            if dbias.numel():
+                dbias += d.sum(0)
+            d = d.to(x.dtype)
+            if gradients[0].numel():
+                torch.mm(d, weight, out=gradients[0][rows])
+            if dweight.numel():
+                _add_product(dweight, d, some, fresh=start == 0)
+    for gradient, accumulated in ((gradients[1], dweight), (gradients[2], dbias)):
+        if gradient is not accumulated:
+            gradient.copy_(accumulated)
+    return total
+
+
+def _log_softmax(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """log softmax(x weightᵀ + bias), all in this buffer."""
+    if x.dtype != out.dtype:
+        out.copy_(torch.mm(x, weight.T))
+        if bias is not None:
+            out.add_(bias)
+    elif bias is None:
+        torch.mm(x, weight.T, out=out)
+    else:
+        torch.addmm(bias, x, weight.T, out=out)
+    return torch._log_softmax(out, 1, False, out=out)
+
+
+def _add_product(total: Tensor, d: Tensor, x: Tensor, fresh: bool) -> None:
+    """total += dᵀ x; when fresh, whatever the total held is forgotten."""
+    if total.dtype == d.dtype:
+        total.addmm_(d.T, x, beta=0 if fresh else 1)
+    elif fresh:
+        total.copy_(torch.mm(d.T, x))
+    else:
+        total.add_(torch.mm(d.T, x))
+
+
+def _accumulator(gradient: Tensor, wide: torch.dtype) -> Tensor:
+    """Where a gradient is summed over the chunks: in place, or in float32 where the gradient is not."""
+    summed = gradient if gradient.dtype == wide else torch.empty_like(gradient, dtype=wide)
+    return summed.zero_() if summed.dim() == 1 else summed
+
+
+def _blank(x: Tensor, weight: Tensor, needs: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for the gradients that are needed; the others are empty."""
+    (n, m), size = x.shape, len(weight)
+    return (
+        x.new_empty(n if needs[0] else 0, m),
+        x.new_empty(size if needs[1] else 0, m),
+        x.new_empty(size if needs[2] else 0),
+    )
+
+
+@_loss.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    smoothing: float,
+    ignore: int,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return x.new_empty((), dtype=_wide(x.dtype)), labels.new_empty(()), *_blank(x, weight, needs)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.needs = inputs[-1]
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output[1:])
+
+
+def _scale(ctx: Any, grad: Tensor | None, _: None, *second: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The gradients of the mean: those of the sum, scaled."""
+    if any(gradient is not None for gradient in second):
+        raise ArgumentError(
+            "vocabulary_loss has no second derivatives; for these, take the loss of all logits: "
+            "F.cross_entropy(F.linear(x, weight, bias), labels)."
+        )
+    n, *gradients = ctx.saved_tensors
+    if grad is None:
+        return (None,) * 7
+    share = grad / n.clamp(min=1)
+    found = [
+        gradient * share if needed else None for gradient, needed in zip(gradients, ctx.needs, strict=True)
+    ]
+    return *found, None, None, None, None
+
+
+_loss.register_autograd(_scale, setup_context=_keep)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums over a vocabulary are taken in."""
+    return torch.float32 if dtype in _LOW else dtype
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    """What the logits are multiplied in: x's own, unless autocast says another."""
+    kind = x.device.type
+    if x.dtype is torch.float64 or kind == "meta" or not torch.is_autocast_enabled(kind):
+        return x.dtype
+    return torch.get_autocast_dtype(kind)
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> None:
+    if x.dim() < 1 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+        raise ShapeError(
+            f"x has the shape {tuple(x.shape)} and weight {tuple(weight.shape)}; they must be (…, m) and (V, m) "
+            "with the same m: one row of weight for each word."
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ShapeError(
+            f"bias has the shape {tuple(bias.shape)} and weight {tuple(weight.shape)}; a bias is one number for "
+            f"each word: ({weight.shape[0]},)."
+        )
+    if labels.shape != x.shape[:-1]:
+        raise ShapeError(
+            f"labels have the shape {tuple(labels.shape)} and x {tuple(x.shape)}; there must be one label for "
+            f"each vector: {tuple(x.shape[:-1])}."
+        )
+    if labels.is_floating_point() or labels.dtype is torch.bool or labels.is_complex():
+        raise DTypeError(f"labels are of {labels.dtype}; they are numbers of words: labels.long().")
+    for name, tensor in (("weight", weight), ("bias", bias), ("labels", labels)):
+        if tensor is not None and tensor.device != x.device:
+            raise DeviceError(f"x is on {x.device} and {name} on {tensor.device}; bring them together.")
+    mixed = [t for t in (weight, bias) if t is not None and t.dtype != x.dtype]
+    if not x.is_floating_point() or (mixed and _dtype(x) == x.dtype):
+        others = ", ".join(str(t.dtype) for t in (weight, bias) if t is not None)
+        raise DTypeError(
+            f"x is of {x.dtype} and the parameters of {others}; they must be of one floating-point type: "
+            "x.to(weight.dtype)."
+        )
+
+
+def _check_labels(labels: Tensor, size: int) -> None:
+    if not labels.numel():
+        return
+    low, high = (int(bound) for bound in labels.aminmax())
+    if low < 0 or high >= size:
+        raise ArgumentError(
+            f"a label is {low if low < 0 else high} and the vocabulary has {size} words, 0 to {size - 1}; "
+            "give the number that labels to be left out carry as ignore=."
+        )

@@ -1,0 +1,146 @@
+"""Sentences of different lengths in one batch: packed one after the other, or padded to the longest."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, DTypeError, ShapeError
+from regard.mechanism.masks import Documents, Padding, Rule
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Sentences one after the other, without padding: `tokens` (n), and the `lengths` (b) of the sentences.
+
+    >>> import regard.models
+    >>> batch = regard.models.Packed.of([[5, 6, 7], [8, 9]])
+    >>> batch.tokens, batch.lengths, batch.positions
+    (tensor([5, 6, 7, 8, 9]), tensor([3, 2]), tensor([0, 1, 2, 0, 1]))
+    >>> batch.pad(batch.tokens)
+    tensor([[5, 6, 7],
+            [8, 9, 0]])
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+
+    def __post_init__(self) -> None:
+        if self.tokens.dim() != 1 or self.lengths.dim() != 1:
+            raise ShapeError(
+                f"Packed got tokens of shape {tuple(self.tokens.shape)} and lengths of shape "
+                f"{tuple(self.lengths.shape)}; it needs one axis each. Packed.of([[5, 6], [7]]) packs lists."
+            )
+        if not self.lengths.is_meta and int(self.lengths.sum()) != len(self.tokens):
+            raise ShapeError(
+                f"Packed got {len(self.tokens)} tokens and lengths that add up to {int(self.lengths.sum())}; "
+                "every token belongs to one sentence."
+            )
+
+    @classmethod
+    def of(cls, sentences: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> "Packed":
+        """Pack lists of token numbers."""
+        try:
+            tokens = torch.tensor([token for sentence in sentences for token in sentence], dtype=torch.long)
+        except (TypeError, ValueError, RuntimeError):
+            raise DTypeError(
+                f"Packed.of got {type(sentences).__name__} whose parts are no lists of token numbers; it "
+                "packs a list of lists of whole numbers: Packed.of([[5, 6], [7]])."
+            ) from None
+        lengths = torch.tensor([len(sentence) for sentence in sentences], dtype=torch.long)
+        return cls(tokens.to(device), lengths.to(device))
+
+    @property
+    def positions(self) -> Tensor:
+        """The place of each token in its own sentence, counted from 0: (n)."""
+        starts = self.lengths.cumsum(0) - self.lengths
+        return torch.arange(len(self.tokens), device=self.tokens.device) - self.per_token(starts)
+
+    @property
+    def sentences(self) -> Tensor:
+        """The number of the sentence that each token belongs to: (n)."""
+        return self.per_token(torch.arange(len(self.lengths), device=self.lengths.device))
+
+    def per_token(self, x: Tensor) -> Tensor:
+        """What is said of each sentence, said of each of its tokens: b … -> n …."""
+        return torch.repeat_interleave(x, self.lengths, dim=0, output_size=len(self.tokens))
+
+    def mask(self, within: Rule | None = None) -> Documents:
+        """Each token sees those of its own sentence, by this rule inside it."""
+        return Documents(self.lengths, within=within)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def pad(self, x: Tensor, value: float = 0) -> Tensor:
+        """Rows of packed tokens as a padded batch: n … -> b l …."""
+        longest = int(self.lengths.max()) if len(self) else 0
+        padded = x.new_full((len(self), longest, *x.shape[1:]), value)
+        padded[self.sentences, self.positions] = x
+        return padded
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Rows of packed tokens, as one tensor per sentence."""
+        return x.split(self.lengths.tolist())
+
+    def ends(self) -> Tensor:
+        """The row of the last token of each sentence: (b)."""
+        return self.lengths.cumsum(0) - 1
+
+    def inputs(self) -> "Packed":
+        """What a decoder reads: every sentence without its last token."""
+        return self._without(self.ends())
+
+    def outputs(self) -> "Packed":
+        """What a decoder should answer: every sentence without its first token."""
+        return self._without(self.lengths.cumsum(0) - self.lengths)
+
+    def _without(self, rows: Tensor) -> "Packed":
+        if not self.lengths.is_meta and len(self) and int(self.lengths.min()) == 0:
+            empty = int((self.lengths == 0).nonzero()[0])
+            raise ArgumentError(
+                f"sentence {empty} has no tokens, so that there is none to take away; give every sentence "
+                "a start and an end mark."
+            )
+        keep = torch.ones(len(self.tokens), dtype=torch.bool, device=self.tokens.device)
+        keep[rows] = False
+        return Packed(self.tokens[keep], self.lengths - 1)
+
+
+def pack(tokens: Tensor, lengths: Tensor) -> Packed:
+    """A padded batch (b, l), packed.
+
+    >>> import torch, regard.models
+    >>> regard.models.pack(torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([3, 2])).tokens
+    tensor([5, 6, 7, 8, 9])
+    """
+    check_lengths(tokens, lengths)
+    return Packed(tokens[real(tokens, lengths)], lengths)
+
+
+def real(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """Which places of a padded batch hold a token, and no padding: (b, l)."""
+    return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None].to(tokens.device)
+
+
+def padding(tokens: Tensor, lengths: Tensor | None) -> Padding | None:
+    """The mask of a padded batch; without lengths every place is real."""
+    if lengths is None:
+        return None
+    check_lengths(tokens, lengths)
+    return Padding(lengths)
+
+
+def check_lengths(tokens: Tensor, lengths: Tensor) -> None:
+    """One length for each row of a padded batch, no longer than the row."""
+    if tokens.dim() != 2 or lengths.shape != tokens.shape[:1]:
+        raise ShapeError(
+            f"the tokens have the shape {tuple(tokens.shape)} and the lengths {tuple(lengths.shape)}; a "
+            "padded batch is (b, l) with lengths (b). Packed.of packs sentences without padding."
+        )
+    if not lengths.is_meta and lengths.numel() and int(lengths.max()) > tokens.shape[1]:
+        raise ShapeError(
+            f"a length is {int(lengths.max())} and the batch has {tokens.shape[1]} places for each sentence; "
+            "a length counts the real tokens of a row."
+        )
