@@ -254,10 +254,7 @@ struct Block {
 
   // Add up each of W vectors, the sums of keys from j on, into the scores of a lane.
   INLINE static void spread(vec* sums, int j, int n, float* s, ptrdiff_t step) {
-    transpose(sums);
-#pragma GCC unroll 8
-    for (int step = W / 2; step; step /= 2)
-      for (int k = 0; k < step; ++k) sums[k] += sums[k + step];
+    sum_each(sums);
     float found[W];
     store(found, sums[0]);
     for (int k = 0; k < W && j + k < n; ++k) s[(j + k) * step] = found[k];

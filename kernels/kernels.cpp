@@ -3,13 +3,14 @@
 #include "decode.h"
 #include "forward.h"
 #include "look.h"
+#include "single.h"
 
 namespace regard {
 namespace {
 
 bool forward(const Problem& p, int threads) {
   switch (p.normalizer) {
-    case Normalizer::softmax: return forward_softmax(p, threads);
+    case Normalizer::softmax: return is_single(p) ? forward_single(p, threads) : forward_softmax(p, threads);
     case Normalizer::sigmoid: return forward_all<Sigmoid>(p, threads);
     case Normalizer::relu: return forward_all<Relu>(p, threads);
     case Normalizer::mean: return forward_all<Mean>(p, threads);

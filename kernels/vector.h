@@ -189,5 +189,16 @@ INLINE void transpose(vec* x) {
   if constexpr (S > 1) transpose<S / 2>(x);
 }
 
+// The sum of the lanes of each of W vectors: that of x[i] in lane i of x[0]. Each round halves their number.
+template <int S = W / 2>
+INLINE void sum_each(vec* x) {
+#pragma GCC unroll 16
+  for (int i = 0; i < S; ++i) {
+    exchange<S>(x[i], x[i + S], typename Count<W>::type{});
+    x[i] += x[i + S];
+  }
+  if constexpr (S > 1) sum_each<S / 2>(x);
+}
+
 }  // namespace
 }  // namespace regard

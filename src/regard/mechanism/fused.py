@@ -393,10 +393,9 @@ def describe(plain: Plain, per_query: Tensors, per_key: Tensors, tau: Tensor) ->
         numbers += (slot, _TYPES[tensor.dtype], 0, tensor.data_ptr(), *batch, groups, 1, *tensor.shape[-2:])
         numbers += (*outer, head, 0, row, column)
     numbers += (SLOTS["tau"], 1, 0, tau.data_ptr(), *tau.shape, *tau.stride())
-    ones = (1,) * len(lead)
     for slot, side in ((_START, start), (_STOP, stop)):
         if side is not None:
-            numbers += (slot, _INT64, 0, side.data_ptr(), *ones, sizes[0], 1, *ones, 1, 1)
+            numbers += (slot, _INT64, 0, side.data_ptr(), *side.shape, *side.stride())
     return numbers
 
 

@@ -16,12 +16,13 @@ from regard.mechanism import derivatives, fused
 from regard.mechanism.concrete import batched, forward_mode
 from regard.mechanism.fused import SLOTS, Plain
 from regard.mechanism.layout import Layout
-from regard.mechanism.masking import Scene
-from regard.mechanism.masks import Causal, Rule, Window
+from regard.mechanism.masking import Mask, Scene
+from regard.mechanism.masks import Causal, Documents, Padding, Window
 from regard.mechanism.prepare import Call, prepare
 from regard.mechanism.scores import Dot, ScaledDot
 
 _PLAIN = {Tensor, nn.Parameter}
+_MASKS = {type(None), Causal, Window, Documents, Padding}
 _WRITTEN: dict[Hashable, tuple[Plain, list[int]]] = {}  # calls in numbers, all but the addresses
 _MOST, _SHORT = 256, 4096  # calls that are kept, and rows of those with a mask
 _QUERY, _KEY, _VALUE, _OUTPUT, _GRAD = (SLOTS[name] for name in ("query", "key", "value", "output", "grad"))
@@ -35,7 +36,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Te
         type(query) not in _PLAIN
         or type(key) not in _PLAIN
         or type(value) not in _PLAIN
-        or (mask is not None and type(mask) is not Causal and type(mask) is not Window)
+        or type(mask) not in _MASKS
         or type(score) not in (ScaledDot, Dot)
         or type(normalize) not in fused.NORMALIZERS
         or call.bias is not None
@@ -47,7 +48,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Te
     ):
         return None
     shapes = (query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride())
-    known = (shapes, query.dtype, key.dtype, value.dtype, score, normalize, mask)
+    known = (shapes, query.dtype, key.dtype, value.dtype, score, normalize, mask, _version(mask))
     found = _WRITTEN.get(known)
     if found is None:
         plain = _read(query, key, value, call)
@@ -160,11 +161,14 @@ def _read(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Plain | None
     ):
         return None
     groups, keys, width = key_shape[-3:]
-    start, stop = (None, None) if mask is None else _interval(mask, shape[-2], keys)
+    if type(mask) is Padding and (axes == 3 or mask.lengths.dim() > 1):
+        return None  # lengths for each head
+    lead = (*shape[:-3], groups, shape[-3] // groups)
+    start, stop = _interval(mask, (*shape[:-2],), shape[-2], keys, _version(mask))
     scale = score.scale if type(score) is ScaledDot else 1.0
     normalizer, counts, sharpness, bias = fused.plain_normalizer(normalize)
     return Plain(
-        (*shape[:-3], groups, shape[-3] // groups),
+        lead,
         (shape[-2], keys, width, value_shape[-1]),
         normalizer,
         counts,
@@ -204,9 +208,31 @@ def _quiet(*tensors: Tensor) -> bool:
     )
 
 
+def _version(mask: Any) -> object:
+    """What changes when the lengths of a mask are changed in place."""
+    if type(mask) is Padding:
+        lengths: tuple[Tensor, ...] = (mask.lengths,)
+    elif type(mask) is Documents:
+        lengths = (mask.queries, mask.keys)
+    else:
+        return None
+    return tuple(0 if x.is_inference() else x._version for x in lengths)
+
+
 @lru_cache(maxsize=16)
-def _interval(mask: Rule, queries: int, keys: int) -> tuple[Tensor | None, Tensor | None]:
-    """First key and the one after the last, for each row: the same for every call of these sizes."""
+def _interval(
+    mask: Mask | None, lead: tuple[int, ...], queries: int, keys: int, version: object
+) -> tuple[Tensor | None, Tensor | None]:
+    """First key and the one after the last, … g r q 1: the same for every call of these sizes."""
+    if mask is None:
+        return None, None
     with torch.inference_mode(False):
-        ((start, stop, _),) = mask.terms(Scene((), queries, keys, torch.device("cpu")))
-    return start, stop
+        ((start, stop, _),) = mask.terms(Scene(lead, queries, keys, torch.device("cpu")))
+    sides = (None if side is None else side.long() for side in (start, stop))
+    first, last = (None if side is None else _with_axes(side, len(lead) + 3) for side in sides)
+    return first, last
+
+
+def _with_axes(side: Tensor, axes: int) -> Tensor:
+    """q 1 -> … 1 1 q 1, or of a batch b 1 1 1 -> b 1 1 1 1."""
+    return side.unsqueeze(1) if side.dim() > 2 else side[(None,) * (axes - 2)]
