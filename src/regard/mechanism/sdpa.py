@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function
 
 from regard.errors import ArgumentError, ShapeError
@@ -15,6 +15,9 @@ from regard.mechanism.masking import Mask, broadcasts
 from regard.mechanism.masks import Causal
 from regard.mechanism.operator import attention
 from regard.mechanism.scores import ScaledDot
+
+if TYPE_CHECKING:
+    from torch.nn.attention.bias import CausalBias
 
 _torch_attention = torch.nn.functional.scaled_dot_product_attention
 
@@ -44,7 +47,7 @@ def scaled_dot_product_attention(
     True
     """
     tensors: tuple[Tensor | None, ...] = (query, key, value, attn_mask)
-    if isinstance(attn_mask, CausalBias):
+    if _causal_bias(attn_mask):
         if is_causal:
             raise ArgumentError("CausalBias should not be used with causal=True")
         tensors = tensors[:3]
@@ -68,7 +71,7 @@ def scaled_dot_product_attention(
         score = ScaledDot(None if scale is None else float(scale))
         return attention(query, key, value, score=score, mask=mask, bias=bias)
     _refuse_what_torch_overlooks(query, key, value, attn_mask, enable_gqa)
-    if isinstance(attn_mask, CausalBias):  # torch only knows it in its own function's place
+    if _causal_bias(attn_mask):  # torch only knows it in its own function's place
         attn_mask = attn_mask._materialize(query.device)
     return _torch_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -114,12 +117,21 @@ def _refuse_what_torch_overlooks(
         same_device("attn_mask", attn_mask, query.device)
 
 
+def _causal_bias(attn_mask: Tensor | None) -> TypeGuard["CausalBias"]:
+    """Whether this is torch's own causal mask."""
+    if attn_mask is None or type(attn_mask) in (Tensor, Parameter):
+        return False
+    from torch.nn.attention.bias import CausalBias  # with it comes the compiler, which takes seconds
+
+    return isinstance(attn_mask, CausalBias)
+
+
 def _mask_and_bias(attn_mask: Tensor | None, is_causal: bool) -> tuple[Mask | Tensor | None, Tensor | None]:
     """torch has one argument for what are two things here."""
     if is_causal:
         return Causal(align="start"), None
-    if isinstance(attn_mask, CausalBias):
-        return Causal(align="start" if attn_mask.variant == CausalVariant.UPPER_LEFT else "end"), None
+    if _causal_bias(attn_mask):
+        return Causal(align="start" if attn_mask.variant.name == "UPPER_LEFT" else "end"), None
     if attn_mask is None or attn_mask.dtype is torch.bool:
         return attn_mask, None
     return None, attn_mask
@@ -175,7 +187,7 @@ def _mask_fits(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: 
         return False
     if attn_mask.is_nested or attn_mask.layout is not torch.strided:
         return False
-    if isinstance(attn_mask, CausalBias):
+    if _causal_bias(attn_mask):
         return (attn_mask.seq_len_q, attn_mask.seq_len_kv) == (query.shape[-2], key.shape[-2])
     whole = (*query.shape[:-2], query.shape[-2], key.shape[-2])
     known = attn_mask.dtype is torch.bool or attn_mask.dtype == query.dtype

@@ -9,9 +9,18 @@ torch.Size([1, 4, 4, 4])
 """
 
 from regard.models.blocks import DecoderBlock, EncoderBlock, FeedForward, Recipe, Residual
+from regard.models.elmo import ElmoEncoder, ScalarMix
+from regard.models.encoders import Attended, Comparison, Embedded, Near, Tokens, WordEncoder
+from regard.models.grids import NonLocal
 from regard.models.heads import Attends, Cache, Memory, MultiHeadAttention, SelfAttention
+from regard.models.loss import vocabulary_loss
+from regard.models.memory import keep_memory
 from regard.models.packed import Packed, pack
 from regard.models.positions import Learned, Rotary, Sinusoidal, Turn
+from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
+from regard.models.seq2seq import Seq2Seq, State
+from regard.models.static import StaticEncoder
+from regard.models.summary import Summary, summary
 from regard.models.transformer import (
     Embedding,
     LanguageModel,
@@ -20,11 +29,16 @@ from regard.models.transformer import (
     Transformer,
     gaps,
 )
+from regard.models.words import Vocabulary, Word
 
 __all__ = [
+    "Attended",
     "Attends",
     "Cache",
+    "Comparison",
     "DecoderBlock",
+    "ElmoEncoder",
+    "Embedded",
     "Embedding",
     "EncoderBlock",
     "FeedForward",
@@ -33,15 +47,31 @@ __all__ = [
     "MaskedLanguageModel",
     "Memory",
     "MultiHeadAttention",
+    "Near",
+    "NonLocal",
     "Packed",
     "Recipe",
+    "RecurrentRecipe",
+    "RecurrentSeq2Seq",
     "Residual",
     "Rotary",
+    "ScalarMix",
     "SelfAttention",
+    "Seq2Seq",
     "Sinusoidal",
     "Stack",
+    "State",
+    "StaticEncoder",
+    "Summary",
+    "Tokens",
     "Transformer",
     "Turn",
+    "Vocabulary",
+    "Word",
+    "WordEncoder",
     "gaps",
+    "keep_memory",
     "pack",
+    "summary",
+    "vocabulary_loss",
 ]

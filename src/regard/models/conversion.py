@@ -38,12 +38,12 @@ def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
 
 def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
     """The same numbers from torch's layer, batch first."""
+    width = layer.width / layer.heads if layer.width % layer.heads else layer.width // layer.heads
     for name, ours, only in (
         ("score", layer.score, (ScaledDot(),)),
         ("normalize", layer.normalize, (Softmax(), Softmax1())),
         ("key_heads", layer.key_heads, (layer.heads,)),
-        ("head_width", layer.head_width * layer.heads, (layer.width,)),
-        ("head_width", layer.head_value_width * layer.heads, (layer.width,)),
+        ("head_width", (layer.head_width, layer.head_value_width), ((width, width),)),
     ):
         if not any(_same(ours, one) for one in only):
             raise ArgumentError(

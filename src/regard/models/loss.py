@@ -31,11 +31,12 @@ def vocabulary_loss(
     smoothing: float = 0.0,
     ignore: int = -100,
 ) -> Tensor:
-    """The mean cross entropy between softmax(x weightᵀ + bias) and the labels, without ever holding all the logits.
+    """The mean cross entropy of softmax(x weightᵀ + bias) against the labels, never holding all the logits.
 
-    x is (…, m), weight (V, m), bias (V) or None, labels (…). Equals `F.cross_entropy(F.linear(x, weight, bias),
-    labels, label_smoothing=smoothing, ignore_index=ignore)`, but for its memory, and that no labels give 0.
-    Of bfloat16 and float16, sums are taken and the loss is given in float32. There are no second derivatives.
+    x is (…, m), weight (V, m), bias (V) or None, labels (…); those that equal `ignore` do not count. Equals
+    `F.cross_entropy(F.linear(x, weight, bias), labels, label_smoothing=smoothing, ignore_index=ignore)`,
+    but for its memory, and that no labels at all give 0. For bfloat16 and float16 the sums are taken, and the
+    loss is given, in float32. There are no second derivatives.
 
     >>> import torch
     >>> from regard.models.loss import vocabulary_loss
@@ -49,7 +50,7 @@ def vocabulary_loss(
     _check(x, weight, bias, labels)
     number("vocabulary_loss got smoothing", smoothing, least=0, below=1)
     count("vocabulary_loss got ignore", ignore, least=-(2**63))
-    rows, dtype = x.reshape(-1, x.shape[-1]), _dtype(x)
+    rows, dtype = x.reshape(-1, x.shape[-1]), _autocast(x) or x.dtype
     rows, weight = rows.to(dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
     grad = torch.is_grad_enabled()
@@ -85,7 +86,7 @@ def _loss(
         total = _sum(x[places], weight, bias, labels[places], smoothing, few)
         if needs[0]:
             gradients[0].zero_()[places] = few[0]
-    return total / max(n, 1), labels.new_tensor(n), *gradients
+    return total / max(n, 1), labels.new_full((), n), *gradients
 
 
 def _sum(
@@ -213,29 +214,29 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in _LOW else dtype
 
 
-def _dtype(x: Tensor) -> torch.dtype:
-    """What the logits are multiplied in: x's own, unless autocast says another."""
+def _autocast(x: Tensor) -> torch.dtype | None:
+    """What autocast, if it is on, multiplies in; like torch's own it leaves float64 alone."""
     kind = x.device.type
     if x.dtype is torch.float64 or kind == "meta" or not torch.is_autocast_enabled(kind):
-        return x.dtype
+        return None
     return torch.get_autocast_dtype(kind)
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> None:
     if x.dim() < 1 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
-            f"x has the shape {tuple(x.shape)} and weight {tuple(weight.shape)}; they must be (…, m) and (V, m) "
-            "with the same m: one row of weight for each word."
+            f"x has the shape {tuple(x.shape)} and weight {tuple(weight.shape)}; they must be (…, m) and "
+            "(V, m) with the same m: one row of weight for each word."
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ShapeError(
-            f"bias has the shape {tuple(bias.shape)} and weight {tuple(weight.shape)}; a bias is one number for "
-            f"each word: ({weight.shape[0]},)."
+            f"bias has the shape {tuple(bias.shape)} and weight {tuple(weight.shape)}; a bias is one number "
+            f"for each word: ({weight.shape[0]},)."
         )
     if labels.shape != x.shape[:-1]:
         raise ShapeError(
-            f"labels have the shape {tuple(labels.shape)} and x {tuple(x.shape)}; there must be one label for "
-            f"each vector: {tuple(x.shape[:-1])}."
+            f"labels have the shape {tuple(labels.shape)} and x {tuple(x.shape)}; there must be one label "
+            f"for each vector: {tuple(x.shape[:-1])}."
         )
     if labels.is_floating_point() or labels.dtype is torch.bool or labels.is_complex():
         raise DTypeError(f"labels are of {labels.dtype}; they are numbers of words: labels.long().")
@@ -243,7 +244,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> No
         if tensor is not None and tensor.device != x.device:
             raise DeviceError(f"x is on {x.device} and {name} on {tensor.device}; bring them together.")
     mixed = [t for t in (weight, bias) if t is not None and t.dtype != x.dtype]
-    if not x.is_floating_point() or (mixed and _dtype(x) == x.dtype):
+    if not x.is_floating_point() or (mixed and _autocast(x) is None):
         others = ", ".join(str(t.dtype) for t in (weight, bias) if t is not None)
         raise DTypeError(
             f"x is of {x.dtype} and the parameters of {others}; they must be of one floating-point type: "

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DTypeError, ShapeError
+from regard.mechanism.concrete import concrete
 from regard.mechanism.masks import Documents, Padding, Rule
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors do not compare to one truth
 class Packed:
     """Sentences one after the other, without padding: `tokens` (n), and the `lengths` (b) of the sentences.
 
@@ -27,12 +28,17 @@ class Packed:
     lengths: Tensor
 
     def __post_init__(self) -> None:
+        _whole("Packed", tokens=self.tokens, lengths=self.lengths)
         if self.tokens.dim() != 1 or self.lengths.dim() != 1:
             raise ShapeError(
                 f"Packed got tokens of shape {tuple(self.tokens.shape)} and lengths of shape "
                 f"{tuple(self.lengths.shape)}; it needs one axis each. Packed.of([[5, 6], [7]]) packs lists."
             )
-        if not self.lengths.is_meta and int(self.lengths.sum()) != len(self.tokens):
+        if not concrete(self.lengths):
+            return
+        if len(self.lengths) and int(self.lengths.min()) < 0:
+            raise ArgumentError(f"Packed got a length of {int(self.lengths.min())}; a length is at least 0.")
+        if int(self.lengths.sum()) != len(self.tokens):
             raise ShapeError(
                 f"Packed got {len(self.tokens)} tokens and lengths that add up to {int(self.lengths.sum())}; "
                 "every token belongs to one sentence."
@@ -42,14 +48,16 @@ class Packed:
     def of(cls, sentences: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> "Packed":
         """Pack lists of token numbers."""
         try:
-            tokens = torch.tensor([token for sentence in sentences for token in sentence], dtype=torch.long)
+            tokens = torch.tensor([token for sentence in sentences for token in sentence])
+            lengths = torch.tensor([len(sentence) for sentence in sentences], dtype=torch.long)
+            if len(tokens):  # without tokens there is no dtype to tell
+                _whole("Packed.of", tokens=tokens)
         except (TypeError, ValueError, RuntimeError):
             raise DTypeError(
-                f"Packed.of got {type(sentences).__name__} whose parts are no lists of token numbers; it "
+                f"Packed.of got a {type(sentences).__name__} whose parts are no lists of token numbers; it "
                 "packs a list of lists of whole numbers: Packed.of([[5, 6], [7]])."
             ) from None
-        lengths = torch.tensor([len(sentence) for sentence in sentences], dtype=torch.long)
-        return cls(tokens.to(device), lengths.to(device))
+        return cls(tokens.long().to(device), lengths.to(device))
 
     @property
     def positions(self) -> Tensor:
@@ -90,22 +98,25 @@ class Packed:
 
     def inputs(self) -> "Packed":
         """What a decoder reads: every sentence without its last token."""
-        return self._without(self.ends())
+        return self._shorter(first=0)
 
     def outputs(self) -> "Packed":
         """What a decoder should answer: every sentence without its first token."""
-        return self._without(self.lengths.cumsum(0) - self.lengths)
+        return self._shorter(first=1)
 
-    def _without(self, rows: Tensor) -> "Packed":
-        if not self.lengths.is_meta and len(self) and int(self.lengths.min()) == 0:
+    def _shorter(self, first: int) -> "Packed":
+        """All but one token of each sentence, from the token `first` on."""
+        if concrete(self.lengths) and len(self) and int(self.lengths.min()) == 0:
             empty = int((self.lengths == 0).nonzero()[0])
             raise ArgumentError(
                 f"sentence {empty} has no tokens, so that there is none to take away; give every sentence "
                 "a start and an end mark."
             )
-        keep = torch.ones(len(self.tokens), dtype=torch.bool, device=self.tokens.device)
-        keep[rows] = False
-        return Packed(self.tokens[keep], self.lengths - 1)
+        n, lengths = len(self.tokens) - len(self), self.lengths - 1
+        number = torch.arange(len(self), device=self.lengths.device)
+        before = torch.repeat_interleave(number, lengths, output_size=n)  # tokens taken away, one a sentence
+        rows = torch.arange(n, device=self.tokens.device) + before + first
+        return Packed(self.tokens[rows], lengths)
 
 
 def pack(tokens: Tensor, lengths: Tensor) -> Packed:
@@ -134,13 +145,29 @@ def padding(tokens: Tensor, lengths: Tensor | None) -> Padding | None:
 
 def check_lengths(tokens: Tensor, lengths: Tensor) -> None:
     """One length for each row of a padded batch, no longer than the row."""
+    _whole("a padded batch", lengths=lengths)
     if tokens.dim() != 2 or lengths.shape != tokens.shape[:1]:
         raise ShapeError(
             f"the tokens have the shape {tuple(tokens.shape)} and the lengths {tuple(lengths.shape)}; a "
             "padded batch is (b, l) with lengths (b). Packed.of packs sentences without padding."
         )
-    if not lengths.is_meta and lengths.numel() and int(lengths.max()) > tokens.shape[1]:
+    if not concrete(lengths) or not lengths.numel():
+        return
+    least, most = (int(bound) for bound in lengths.aminmax())
+    if least < 0 or most > tokens.shape[1]:
         raise ShapeError(
-            f"a length is {int(lengths.max())} and the batch has {tokens.shape[1]} places for each sentence; "
-            "a length counts the real tokens of a row."
+            f"a length is {least if least < 0 else most} and the batch has {tokens.shape[1]} places for each "
+            "sentence; a length counts the real tokens of a row."
         )
+
+
+def _whole(where: str, **tensors: Tensor) -> None:
+    """Tensors of whole numbers."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise DTypeError(
+                f"{where} got {name} that are a {type(tensor).__name__}; give a tensor of whole numbers. "
+                "Packed.of([[5, 6], [7]]) packs lists."
+            )
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
+            raise DTypeError(f"{where} got {name} of {tensor.dtype}; they are whole numbers: {name}.long().")

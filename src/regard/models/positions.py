@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.checks import count, number
 from regard.mechanism.concrete import concrete
 
@@ -61,12 +61,14 @@ class Learned(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """(…) → (…, m)."""
-        if concrete(positions) and positions.numel() and int(positions.max()) >= len(self.vectors):
-            raise ArgumentError(
-                f"a sentence reaches position {int(positions.max())} and Learned has positions 0 to "
-                f"{len(self.vectors) - 1}; shorten it, learn more positions, or use others: Sinusoidal, "
-                "Rotary, ALiBi and T5 have no end."
-            )
+        if concrete(positions) and positions.numel():
+            least, most = (int(bound) for bound in positions.aminmax())
+            if least < 0 or most >= len(self.vectors):
+                raise ArgumentError(
+                    f"a sentence reaches position {least if least < 0 else most} and Learned has positions 0 "
+                    f"to {len(self.vectors) - 1}; shorten it, learn more positions, or use others: "
+                    "Sinusoidal, Rotary, ALiBi and T5 have no end."
+                )
         return self.vectors[positions]
 
     def extra_repr(self) -> str:
@@ -81,7 +83,12 @@ class Turn(NamedTuple):
 
     def __call__(self, x: Tensor) -> Tensor:
         """x turned, with feature i paired with feature i + d/2."""
-        width = self.cos.shape[-1]
+        n, width = self.cos.shape[-2:]
+        if x.shape[-1] < width or x.shape[-2] != n:
+            raise ShapeError(
+                f"x has the shape {tuple(x.shape)} and the angles are for {n} positions and heads of {width} "
+                f"features; give Rotary the width of a head, and one position for each token."
+            )
         turned, rest = x[..., :width], x[..., width:]
         first, second = turned.chunk(2, -1)
         turned = turned * self.cos.to(x.dtype) + torch.cat([-second, first], -1) * self.sin.to(x.dtype)

@@ -1,29 +1,64 @@
-"""What sequence-to-sequence models share (draft)."""
+"""What all sequence-to-sequence models share: teacher forcing, the loss, and decoding step by step.
 
+training:   source, target → hidden → logits = hidden · output_weightᵀ + output_bias
+decoding:   state = start(source); logits = step(tokens, state); logits = step(tokens, state); …
+"""
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.errors import ArgumentError, ShapeError
+from regard.mechanism.checks import count
+from regard.mechanism.concrete import concrete
 from regard.models.loss import vocabulary_loss
-from regard.models.packed import Packed
+from regard.models.packed import Packed, check_lengths, real
+
+_NO_LABEL = -100  # what vocabulary_loss leaves out
 
 
 class State:
-    """Draft."""
+    """All that decoding goes on with; `step` advances it in place. Each model has a kind of its own.
+
+    >>> import torch, regard
+    >>> from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
+    >>> model = RecurrentSeq2Seq(100, RecurrentRecipe(width=16))
+    >>> state = model.start(torch.tensor([[5, 6], [7, 8]]))
+    >>> state.select(torch.tensor([1, 1, 0]))
+    >>> model.step(torch.tensor([3, 4, 3]), state).shape
+    torch.Size([3, 100])
+    """
 
     def select(self, rows: Tensor) -> None:
-        """Draft."""
-        raise NotImplementedError
+        """Keep these rows of the batch, in this order, as often as they are named: what beam search does."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method select(rows)")
 
 
 class Seq2Seq(nn.Module):
-    """Draft."""
+    """Base of the models that write a target sentence while they look at a source sentence.
 
-    output_bias: Tensor | None = None
+    Sentences are `Packed`, or a padded batch (b, l) with its lengths. A target begins with a start mark; for
+    `loss` it also ends with an end mark. Subclasses give `hidden`, `output_weight`, `start` and `step`.
+
+    >>> import torch, regard
+    >>> from regard.models import Packed
+    >>> from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
+    >>> model = RecurrentSeq2Seq(100, RecurrentRecipe(width=16))
+    >>> source, target = Packed.of([[5, 6, 7], [8, 9]]), Packed.of([[1, 5, 2], [1, 6, 7, 2]])
+    >>> model.loss(source, target, smoothing=0.1).backward()
+    >>> [len(sentence) <= 4 for sentence in model.eval().greedy(source, start=1, end=2, most=4)]
+    [True, True]
+    """
 
     @property
     def output_weight(self) -> Tensor:
-        """Draft."""
-        raise NotImplementedError
+        """The vocabulary matrix (V, m): `forward` gives its product with `hidden`."""
+        raise NotImplementedError(f"{type(self).__name__} needs a property output_weight")
+
+    @property
+    def output_bias(self) -> Tensor | None:
+        """Added to that product, (V); not all models have one."""
+        return None
 
     def hidden(
         self,
@@ -33,8 +68,8 @@ class Seq2Seq(nn.Module):
         source_lengths: Tensor | None = None,
         target_lengths: Tensor | None = None,
     ) -> Tensor:
-        """Draft."""
-        raise NotImplementedError
+        """The vectors that are compared with the vocabulary's: the target's shape and m."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method hidden(source, target)")
 
     def forward(
         self,
@@ -44,20 +79,88 @@ class Seq2Seq(nn.Module):
         source_lengths: Tensor | None = None,
         target_lengths: Tensor | None = None,
     ) -> Tensor:
-        """Draft."""
+        """Logits of the next token at each place of the target, which is all known: its shape and V."""
         x = self.hidden(source, target, source_lengths=source_lengths, target_lengths=target_lengths)
         return F.linear(x, self.output_weight, self.output_bias)
 
-    def loss(self, source: Packed, target: Packed, *, smoothing: float = 0.0) -> Tensor:
-        """Draft."""
-        x = self.hidden(source, target.inputs())
-        labels = target.outputs().tokens
-        return vocabulary_loss(x, self.output_weight, self.output_bias, labels, smoothing=smoothing)
+    def loss(
+        self,
+        source: Tensor | Packed,
+        target: Tensor | Packed,
+        *,
+        source_lengths: Tensor | None = None,
+        target_lengths: Tensor | None = None,
+        smoothing: float = 0.0,
+    ) -> Tensor:
+        """The mean cross entropy of each target token but the first, given the source and those before it."""
+        _check_target(target, target_lengths)
+        inputs: Tensor | Packed
+        if isinstance(target, Packed):
+            inputs, labels = target.inputs(), target.outputs().tokens
+        else:
+            inputs, labels = target[:, :-1], target[:, 1:]
+            if target_lengths is not None:
+                target_lengths = target_lengths - 1
+                labels = torch.where(real(labels, target_lengths), labels, _NO_LABEL)
+        x = self.hidden(source, inputs, source_lengths=source_lengths, target_lengths=target_lengths)
+        return vocabulary_loss(
+            x, self.output_weight, self.output_bias, labels, smoothing=smoothing, ignore=_NO_LABEL
+        )
 
     def start(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> State:
-        """Draft."""
-        raise NotImplementedError
+        """Read the source: what `step` needs to write the target, one token after the other."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method start(source, source_lengths)")
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
-        """Draft."""
-        raise NotImplementedError
+        """One more target token each, (b): the logits (b, V) of the next; the state moves on."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method step(tokens, state)")
+
+    @torch.no_grad()
+    def greedy(
+        self,
+        source: Tensor | Packed,
+        *,
+        start: int,
+        end: int,
+        most: int,
+        source_lengths: Tensor | None = None,
+    ) -> list[list[int]]:
+        """The likeliest token each time, until the end mark or for `most` tokens; without the two marks.
+
+        Dropout is as the model has it: call `model.eval()` first.
+        """
+        for name, value in (("start", start), ("end", end), ("most", most)):
+            count(f"greedy got {name}", value)
+        state, found = self.start(source, source_lengths), [list[int]() for _ in range(len(source))]
+        running = list(range(len(found)))  # the sentence of each row that has not ended
+        tokens = torch.full((len(found),), start, device=self.output_weight.device)
+        for _ in range(most):
+            tokens = self.step(tokens, state).argmax(-1)
+            going = (tokens != end).nonzero().squeeze(1)
+            if len(going) < len(running):
+                if not len(going):
+                    break
+                tokens, running = tokens[going], [running[i] for i in going.tolist()]
+                state.select(going)
+            for sentence, token in zip(running, tokens.tolist(), strict=True):
+                found[sentence].append(token)
+        return found
+
+
+def _check_target(target: Tensor | Packed, lengths: Tensor | None) -> None:
+    """Something to read and something to answer in each sentence."""
+    if isinstance(target, Packed):
+        lengths = target.lengths if lengths is None else lengths
+    elif lengths is not None:
+        check_lengths(target, lengths)
+    elif target.dim() != 2 or target.shape[1] < 2:
+        raise ShapeError(
+            f"the target has the shape {tuple(target.shape)}; a loss needs (b, l) with a start mark and one "
+            "more token at least in each sentence."
+        )
+    if lengths is not None and concrete(lengths) and lengths.numel() and int(lengths.min()) < 2:
+        which = int(lengths.argmin())
+        raise ArgumentError(
+            f"target sentence {which} has the length {int(lengths[which])}; a loss needs a start mark "
+            "and one more token at least: an end mark."
+        )

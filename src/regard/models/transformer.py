@@ -332,12 +332,12 @@ class TransformerState(State):
     """What decoding goes on with: the source's keys and values, and a cache, for each block."""
 
     def __init__(self, memories: list[Memory], lengths: Tensor, caches: list[Cache]) -> None:
-        self.memories, self.lengths, self.caches = memories, lengths, caches
+        self.memories, self.mask, self.caches = memories, Padding(lengths), caches
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the batch, in this order."""
         self.memories = [memory.select(rows) for memory in self.memories]
-        self.lengths = self.lengths[rows]
+        self.mask = Padding(self.mask.lengths[rows])
         for cache in self.caches:
             cache.select(rows)
 
@@ -428,7 +428,7 @@ class Transformer(Seq2Seq):
         x = self.decoder(
             self.embedding(tokens)[:, None],
             state.memories,
-            source_mask=Padding(state.lengths),
+            source_mask=state.mask,
             positions=position,
             caches=state.caches,
         )

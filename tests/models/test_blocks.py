@@ -1,0 +1,250 @@
+"""Blocks by hand: residuals, norms before and after, feed-forwards, and who sees whom."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+from regard.models import Cache, DecoderBlock, EncoderBlock, FeedForward, Recipe, Residual, Stack
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+RECIPE = Recipe(width=12, heads=3, layers=2, hidden=7, dropout=0.0, positions="none")
+KINDS = [(norm, before) for norm in ("layer", "rms") for before in (True, False)]
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + 1000 * len(shape) + sum(shape))
+    return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def close(found: Tensor, wanted: Tensor, within: float = 1e-10) -> None:
+    torch.testing.assert_close(found, wanted, rtol=within, atol=within)
+
+
+def filled(module: nn.Module) -> Any:
+    """In float64, with no parameter left at zero or one."""
+    module.double()
+    with torch.no_grad():
+        for seed, parameter in enumerate(module.parameters()):
+            parameter.copy_(normal(*parameter.shape, seed=seed) / 2)
+    return module
+
+
+# Formulas
+
+
+def normed(x: Tensor, norm: nn.Module, kind: str) -> Tensor:
+    """Ba et al. 2016, or Zhang and Sennrich 2019, by hand."""
+    state = norm.state_dict()
+    if kind == "rms":
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * state["weight"]
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * state["weight"] + state["bias"]
+
+
+def fed(x: Tensor, feed: FeedForward) -> Tensor:
+    state = feed.state_dict()
+    zero = torch.zeros((), dtype=x.dtype)
+    hidden = x @ state["inward.weight"].T + state.get("inward.bias", zero)
+    if feed.activation == "relu":
+        hidden = hidden.clamp(min=0)
+    elif feed.activation == "gelu":
+        hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
+    else:
+        half = hidden.shape[-1] // 2
+        gate = hidden[..., :half]
+        hidden = gate / (1 + torch.exp(-gate)) * hidden[..., half:]
+    return hidden @ state["outward.weight"].T + state.get("outward.bias", zero)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
+@pytest.mark.parametrize("affine", [True, False])
+def test_feed_forward_by_hand(activation: Any, affine: bool) -> None:
+    feed, x = filled(FeedForward(12, 7, activation, affine=affine)), normal(2, 5, 12)
+    close(feed(x), fed(x, feed))
+    assert any("bias" in name for name in feed.state_dict()) == affine
+    assert repr(feed).startswith(f"FeedForward(\n  {activation}")
+
+
+@pytest.mark.parametrize(("norm", "before"), KINDS)
+def test_residual_by_hand(norm: Any, before: bool) -> None:
+    residual, x = filled(Residual(replace(RECIPE, norm=norm, before=before))), normal(5, 12)
+    outcomes = {
+        True: x + normed(x, residual.norm, norm).sin(),
+        False: normed(x + x.sin(), residual.norm, norm),
+    }
+    close(residual(x, torch.sin), outcomes[before])
+
+
+@pytest.mark.parametrize(("norm", "before"), KINDS)
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
+def test_blocks_by_hand(norm: Any, before: bool, activation: Any) -> None:
+    recipe = replace(RECIPE, norm=norm, before=before, activation=activation, key_heads=1)
+    encoder, decoder = filled(EncoderBlock(recipe)), filled(DecoderBlock(recipe))
+    x, source = normal(2, 5, 12), normal(2, 7, 12)
+    mask, source_mask = regard.Causal(), regard.Padding([7, 3])
+
+    def around(x: Tensor, residual: Residual, part: Any) -> Tensor:
+        if before:
+            return x + part(normed(x, residual.norm, norm))
+        return normed(x + part(x), residual.norm, norm)
+
+    y = around(x, encoder.attention_residual, lambda x: encoder.attention(x, mask=mask))
+    y = around(y, encoder.feed_forward_residual, lambda x: fed(x, encoder.feed_forward))
+    close(encoder(x, mask=mask), y)
+
+    y = around(x, decoder.attention_residual, lambda x: decoder.attention(x, mask=mask))
+    y = around(y, decoder.cross_residual, lambda x: decoder.cross(x, source, mask=source_mask))
+    y = around(y, decoder.feed_forward_residual, lambda x: fed(x, decoder.feed_forward))
+    close(decoder(x, source, mask=mask, source_mask=source_mask), y)
+    memory = decoder.cross.remember(source)
+    close(decoder(x, memory, mask=mask, source_mask=source_mask), y)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_stack_is_its_blocks_and_a_last_norm(before: bool) -> None:
+    stack, x = filled(Stack(replace(RECIPE, before=before))), normal(2, 5, 12)
+    layers = stack.layers(x)
+    assert len(layers) == 3
+    y = stack.blocks[1](stack.blocks[0](x))
+    close(stack(x), normed(y, stack.norm, "layer") if before else y)
+    assert torch.equal(layers[0], x)
+    close(layers[1], stack.blocks[0](x))
+    assert torch.equal(layers[-1], stack(x))
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("before", [True, False])
+def test_blocks_equal_those_of_torch(before: bool, activation: Any) -> None:
+    """The same parameters in nn.TransformerEncoderLayer and nn.TransformerDecoderLayer."""
+    recipe = replace(RECIPE, before=before, activation=activation)
+    options = {"dropout": 0.0, "activation": activation, "batch_first": True, "norm_first": before}
+    block, x, source = filled(DecoderBlock(recipe)), normal(2, 5, 12), normal(2, 7, 12)
+    theirs = nn.TransformerDecoderLayer(12, 3, 7, **options).double()
+    theirs.self_attn, theirs.multihead_attn = block.attention.to_torch(), block.cross.to_torch()
+    theirs.linear1, theirs.linear2 = block.feed_forward.inward, block.feed_forward.outward
+    theirs.norm1, theirs.norm2 = block.attention_residual.norm, block.cross_residual.norm
+    theirs.norm3 = block.feed_forward_residual.norm
+    ahead = torch.ones(5, 5).triu(1).bool()
+    close(block(x, source, mask=regard.Causal()), theirs(x, source, tgt_mask=ahead))
+
+    own = filled(EncoderBlock(recipe))
+    their_own = nn.TransformerEncoderLayer(12, 3, 7, **options).double()
+    their_own.self_attn = own.attention.to_torch()
+    their_own.linear1, their_own.linear2 = own.feed_forward.inward, own.feed_forward.outward
+    their_own.norm1, their_own.norm2 = own.attention_residual.norm, own.feed_forward_residual.norm
+    close(own(x), their_own(x))
+
+
+# Who sees whom
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "rotary", "alibi", "t5", "none"])
+@pytest.mark.parametrize("cross", [False, True])
+def test_a_causal_stack_cannot_see_the_future(kind: Any, cross: bool) -> None:
+    stack = filled(Stack(replace(RECIPE, positions=kind), causal=True, cross=cross))
+    x, source = normal(2, 7, 12), (normal(2, 5, 12) if cross else None)
+    before = stack(x, source, mask=regard.Causal())
+    for t in range(7):
+        changed = x.clone()
+        changed[:, t] += normal(12)  # a norm would not see a constant
+        after = stack(changed, source, mask=regard.Causal())
+        assert torch.equal(after[:, :t], before[:, :t])
+        assert (after[:, t:] != before[:, t:]).any(-1).all()  # and all that follows does see it
+
+
+def test_masked_sources_do_not_matter() -> None:
+    block, x, source = filled(DecoderBlock(RECIPE)), normal(2, 5, 12), normal(2, 7, 12)
+    mask = regard.Padding([7, 3])
+    before = block(x, source, source_mask=mask)
+    changed = source.clone()
+    changed[1, 3:] = 100.0
+    assert torch.equal(block(x, changed, source_mask=mask), before)
+    changed[1, 2] += 1.0
+    assert not torch.equal(block(x, changed, source_mask=mask)[1], before[1])
+    close(block(x[1:], source[1:, :3])[0], before[1])
+
+
+def test_only_the_target_is_cached() -> None:
+    block, x, source, cache = filled(DecoderBlock(RECIPE)), normal(2, 5, 12), normal(2, 7, 12), Cache()
+    steps = [block(x[:, i : i + 1], source, mask=regard.Causal(), cache=cache) for i in range(5)]
+    assert cache.length == 5
+    close(torch.cat(steps, 1), block(x, source, mask=regard.Causal()))
+
+
+def test_bias_and_mask_reach_the_attention_to_the_target_alone() -> None:
+    block, x, source = filled(DecoderBlock(RECIPE)), normal(2, 5, 12), normal(2, 7, 12)
+    with regard.watch(block) as plain:
+        block(x, source)
+    with regard.watch(block) as biased:
+        block(x, source, bias=regard.ALiBi(3), mask=regard.Causal())
+    assert (plain["attention"].dense() - biased["attention"].dense()).abs().max() > 1e-3
+    assert not biased["attention"].dense().triu(1).any()
+    assert biased["cross"].dense().all()
+
+
+# Recipes
+
+
+def test_recipes_are_values() -> None:
+    assert Recipe() == Recipe()
+    assert hash(Recipe()) == hash(Recipe())
+    assert Recipe(width=24, heads=3).hidden_width == 96
+    assert Recipe(width=24, heads=3, hidden=5).hidden_width == 5
+
+
+def test_every_layer_learns_a_sink_of_its_own() -> None:
+    stack = Stack(replace(RECIPE, normalize=regard.Sink(3)))
+    sinks = [block.attention.normalize for block in stack.blocks]
+    assert len({id(sink) for sink in sinks}) == 2
+    assert sum("normalize.score" in name for name, _ in stack.named_parameters()) == 2
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_affine_is_about_projections(affine: bool) -> None:
+    names = [name for name, _ in Stack(replace(RECIPE, affine=affine, norm="rms")).named_parameters()]
+    assert any(name.endswith("bias") for name in names) == affine
+
+
+def test_dropout_in_training_alone() -> None:
+    stack, x = Stack(replace(RECIPE, dropout=0.5)).double(), normal(2, 5, 12)
+    assert not torch.equal(stack(x), stack(x))
+    stack.eval()
+    assert torch.equal(stack(x), stack(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"width": 10, "heads": 3}, regard.ArgumentError, "width=10 and heads=3"),
+        ({"width": 0}, regard.ArgumentError, "width=0"),
+        ({"layers": 0}, regard.ArgumentError, "layers=0"),
+        ({"heads": 0}, regard.ArgumentError, "heads=0"),
+        ({"length": 0}, regard.ArgumentError, "length=0"),
+        ({"hidden": 0}, regard.ArgumentError, "hidden=0"),
+        ({"layers": 2.0}, regard.DTypeError, "layers=2.0"),
+        ({"dropout": 1.0}, regard.ArgumentError, "dropout=1.0"),
+        ({"epsilon": 0.0}, regard.ArgumentError, "epsilon=0.0"),
+        ({"activation": "tanh"}, regard.ArgumentError, "'tanh'; there are relu, gelu, swiglu"),
+        ({"norm": "batch"}, regard.ArgumentError, "'batch'; there are layer, rms"),
+        ({"positions": "absolute"}, regard.ArgumentError, "'absolute'; there are sinusoidal"),
+    ],
+)
+def test_recipes_that_cannot_be(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Recipe(**options)
+
+
+def test_activations_that_cannot_be() -> None:
+    with pytest.raises(regard.ArgumentError, match="'tanh'; there are relu, gelu, swiglu"):
+        FeedForward(12, 7, "tanh")  # type: ignore[arg-type]
+
+
+def test_odd_heads_do_not_turn() -> None:
+    with pytest.raises(regard.ArgumentError, match="width=3; it turns pairs"):
+        Stack(Recipe(width=9, heads=3, positions="rotary"))

@@ -1,0 +1,208 @@
+"""Sentences packed and padded: one batch, laid out in two ways."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import regard
+from regard.models import Packed, pack
+from regard.models.packed import padding, real
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TOKENS = st.lists(st.integers(0, 99), max_size=5)
+SENTENCES = st.lists(TOKENS, max_size=6)
+FULL = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=5), min_size=1, max_size=6)
+
+
+def numbered(batch: Packed, *rest: int) -> Tensor:
+    """A different number in every place."""
+    shape = (len(batch.tokens), *rest)
+    return torch.arange(batch.tokens.numel() * torch.Size(rest).numel(), dtype=torch.float32).reshape(shape)
+
+
+# Laws
+
+
+@given(SENTENCES)
+def test_packing_keeps_sentences_in_order(sentences: list[list[int]]) -> None:
+    batch = Packed.of(sentences)
+    assert [part.tolist() for part in batch.split(batch.tokens)] == sentences
+    assert batch.tokens.tolist() == [token for sentence in sentences for token in sentence]
+    assert len(batch) == len(sentences)
+
+
+@given(SENTENCES)
+def test_every_token_knows_its_sentence_and_its_place(sentences: list[list[int]]) -> None:
+    batch = Packed.of(sentences)
+    wanted = [(number, place) for number, one in enumerate(sentences) for place in range(len(one))]
+    assert list(zip(batch.sentences.tolist(), batch.positions.tolist(), strict=True)) == wanted
+    assert batch.tokens.tolist() == [sentences[number][place] for number, place in wanted]
+
+
+@given(SENTENCES, st.integers(0, 3))
+def test_packing_undoes_padding(sentences: list[list[int]], more: int) -> None:
+    batch = Packed.of(sentences)
+    padded = batch.pad(batch.tokens, value=-1)
+    assert padded.shape == (len(sentences), max(map(len, sentences), default=0))
+    assert [[token for token in row if token >= 0] for row in padded.tolist()] == sentences
+    wider = torch.nn.functional.pad(padded, (0, more), value=7)  # what stands in the padding is forgotten
+    again = pack(wider, batch.lengths)
+    assert torch.equal(again.tokens, batch.tokens)
+    assert torch.equal(real(padded, batch.lengths), padded >= 0)
+
+
+@given(FULL, st.sampled_from([(), (3,), (2, 3)]))
+def test_features_are_padded_with_their_tokens(sentences: list[list[int]], rest: tuple[int, ...]) -> None:
+    batch = Packed.of(sentences)
+    x = numbered(batch, *rest)
+    padded = batch.pad(x, value=-1)
+    for row, one in zip(padded, batch.split(x), strict=True):
+        assert torch.equal(row[: len(one)], one)
+        assert bool((row[len(one) :] == -1).all())
+
+
+def test_gradients_pass_through_padding() -> None:
+    batch = Packed.of([[5, 6, 7], [8], [9, 9]])
+    x = numbered(batch, 2).requires_grad_()
+    (batch.pad(x) * 3).sum().backward()
+    assert x.grad is not None
+    assert bool((x.grad == 3).all())
+
+
+@given(FULL)
+def test_a_decoder_reads_all_but_the_last_and_answers_all_but_the_first(sentences: list[list[int]]) -> None:
+    batch = Packed.of(sentences)
+    inputs, outputs = batch.inputs(), batch.outputs()
+    assert [part.tolist() for part in inputs.split(inputs.tokens)] == [one[:-1] for one in sentences]
+    assert [part.tolist() for part in outputs.split(outputs.tokens)] == [one[1:] for one in sentences]
+    assert batch.tokens[batch.ends()].tolist() == [one[-1] for one in sentences]
+
+
+@given(SENTENCES, st.sampled_from([None, regard.Causal(), regard.Window(2)]))
+def test_a_token_sees_its_own_sentence(sentences: list[list[int]], within: Any) -> None:
+    batch = Packed.of(sentences)
+    n = len(batch.tokens)
+    if not n:
+        return
+    seen, places = (
+        batch.mask(within).dense(n, n),
+        list(zip(batch.sentences.tolist(), batch.positions.tolist(), strict=True)),
+    )
+    for i, (mine, here) in enumerate(places):
+        for j, (other, there) in enumerate(places):
+            allowed = within is None or 0 <= here - there <= (n if within == regard.Causal() else 1)
+            assert bool(seen[i, j]) == (mine == other and allowed)
+
+
+@given(SENTENCES)
+def test_what_is_said_of_sentences_is_said_of_their_tokens(sentences: list[list[int]]) -> None:
+    batch = Packed.of(sentences)
+    said = batch.per_token(batch.lengths[:, None] * torch.tensor([1, 10]))
+    assert said.tolist() == [[len(one), 10 * len(one)] for one in sentences for _ in one]
+
+
+def test_rows_come_one_after_the_other() -> None:
+    batch = Packed.of([[1, 2], [3], [4, 5, 6]])
+    for (first, _), (second, place) in pairwise(
+        zip(batch.sentences.tolist(), batch.positions.tolist(), strict=True)
+    ):
+        assert second == first or (second == first + 1 and place == 0)
+
+
+def test_a_padded_batch_without_lengths_is_real_throughout() -> None:
+    tokens = torch.ones(2, 3, dtype=torch.long)
+    assert padding(tokens, None) is None
+    mask = padding(tokens, torch.tensor([3, 1]))
+    assert mask is not None
+    assert mask.lengths.tolist() == [3, 1]
+
+
+# Odd kinds
+
+
+def test_empty_batches_and_sentences() -> None:
+    assert Packed.of([]).tokens.dtype is torch.long
+    assert Packed.of([]).pad(Packed.of([]).tokens).shape == (0, 0)
+    assert Packed.of([[], []]).pad(torch.zeros(0, 3)).shape == (2, 0, 3)
+    assert Packed.of([]).inputs().tokens.shape == (0,)
+    assert Packed.of([[], [5]]).positions.tolist() == [0]
+
+
+def test_sentences_of_any_sequence() -> None:
+    import numpy as np
+
+    for sentences in (((5, 6), (7,)), [np.array([5, 6]), np.array([7])], [torch.tensor([5, 6]), range(7, 8)]):
+        assert Packed.of(sentences).tokens.tolist() == [5, 6, 7]
+
+
+def test_small_integers_are_tokens_too() -> None:
+    batch = Packed(torch.tensor([5, 6, 7], dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32))
+    assert batch.positions.tolist() == [0, 0, 1]
+    assert batch.outputs().tokens.tolist() == [7]
+
+
+def test_batches_without_values_have_shapes() -> None:
+    tokens, lengths = (torch.zeros(n, dtype=torch.long, device="meta") for n in (7, 3))
+    batch = Packed(tokens, lengths)
+    assert batch.positions.shape == batch.sentences.shape == (7,)
+    assert batch.inputs().tokens.shape == batch.outputs().tokens.shape == (4,)
+    assert batch.positions.is_meta
+
+
+def test_a_batch_equals_itself() -> None:
+    """Comparing tensors would have no single answer."""
+    batch = Packed.of([[5, 6], [7]])
+    assert batch == batch
+    assert batch != Packed.of([[5, 6], [7]])
+    assert batch in {batch}
+
+
+# What cannot be
+
+
+def long(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: Packed(long(1, 2, 3), long(1, 1)),
+            regard.ShapeError,
+            "3 tokens and lengths that add up to 2",
+        ),
+        (lambda: Packed(long(1, 2), long(3, -1)), regard.ArgumentError, "length of -1"),
+        (lambda: Packed(long(1, 2)[None], long(2)), regard.ShapeError, r"tokens of shape \(1, 2\)"),
+        (lambda: Packed(long(1, 2), torch.tensor(2)), regard.ShapeError, r"lengths of shape \(\)"),
+        (lambda: Packed([1, 2], [2]), regard.DTypeError, "tokens that are a list"),
+        (lambda: Packed(long(1, 2), [2]), regard.DTypeError, "lengths that are a list"),
+        (lambda: Packed(torch.ones(2), long(2)), regard.DTypeError, "tokens of torch.float32"),
+        (lambda: Packed(long(1, 2), torch.tensor([2.0])), regard.DTypeError, "lengths of torch.float32"),
+        (lambda: Packed.of([[1.5, 2]]), regard.DTypeError, "lists of whole numbers"),
+        (lambda: Packed.of([[True]]), regard.DTypeError, "lists of whole numbers"),
+        (lambda: Packed.of([1, 2]), regard.DTypeError, "lists of whole numbers"),
+        (lambda: Packed.of(["ab"]), regard.DTypeError, "lists of whole numbers"),
+        (lambda: Packed.of([[2**70]]), regard.DTypeError, "lists of whole numbers"),
+        (lambda: Packed.of([[1], [], [2]]).inputs(), regard.ArgumentError, "sentence 1 has no tokens"),
+        (lambda: Packed.of([[1], [2], []]).outputs(), regard.ArgumentError, "sentence 2 has no tokens"),
+        (lambda: pack(long(1, 2), long(2)), regard.ShapeError, r"shape \(2,\) and the lengths \(1,\)"),
+        (lambda: pack(long(1, 2)[None], long(1, 1)), regard.ShapeError, r"\(1, 2\) and the lengths \(2,\)"),
+        (
+            lambda: pack(long(1, 2)[None], long(3)),
+            regard.ShapeError,
+            "length is 3 and the batch has 2 places",
+        ),
+        (lambda: pack(long(1, 2)[None], long(-1)), regard.ShapeError, "length is -1"),
+        (lambda: pack(long(1, 2)[None], [2]), regard.DTypeError, "lengths that are a list"),
+    ],
+)
+def test_batches_that_cannot_be(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()

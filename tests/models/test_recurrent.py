@@ -1,0 +1,588 @@
+"""Recurrent sequence-to-sequence models: their equations, and what no padding, order or form may change."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import regard
+from regard.errors import ArgumentError, DTypeError, RegardError, ShapeError
+from regard.models import Packed
+from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
+from regard.models.recurrent_parts import SourceAttention
+
+START, END, SOURCE, TARGET, WIDTH = 1, 2, 11, 13, 14
+
+KINDS = {
+    f"{cell} {attention}{' fed' if feeding else ''}": RecurrentRecipe(
+        width=WIDTH, cell=cell, attention=attention, feeding=feeding, dropout=0.0
+    )
+    for cell in ("lstm", "gru")
+    for attention, feeding in (
+        ("none", False),
+        ("additive", False),
+        ("dot", False),
+        ("general", False),
+        ("concat", False),
+        ("dot", True),
+        ("general", True),
+        ("concat", True),
+    )
+}
+MORE = {
+    "deep none": replace(KINDS["lstm none"], layers=3),
+    "deep additive": replace(KINDS["lstm additive"], layers=2),
+    "deep additive gru": replace(KINDS["gru additive"], layers=2, bidirectional=False),
+    "deep fed": replace(KINDS["gru general fed"], layers=2),
+    "one way, reversed": replace(KINDS["lstm none"], bidirectional=False, reverse=True, layers=2),
+    "one way": replace(KINDS["lstm additive"], bidirectional=False),
+    "reversed": replace(KINDS["gru dot"], reverse=True),
+}
+RECIPES = KINDS | MORE
+FEW = {
+    name: RECIPES[name] for name in ("lstm none", "gru additive", "lstm general", "gru dot fed", "deep fed")
+}
+ATTENDING = {name: recipe for name, recipe in RECIPES.items() if recipe.attention != "none"}
+
+every = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+some = pytest.mark.parametrize("recipe", FEW.values(), ids=FEW)
+attending = pytest.mark.parametrize("recipe", ATTENDING.values(), ids=ATTENDING)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def make(recipe: RecurrentRecipe, *, share: bool = False) -> RecurrentSeq2Seq:
+    torch.manual_seed(0)
+    vocabulary = TARGET if share else (SOURCE, TARGET)
+    return RecurrentSeq2Seq(vocabulary, recipe, share=share).double().eval()
+
+
+def batch() -> tuple[Packed, Packed]:
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(lengths: list[int], words: int) -> Packed:
+        return Packed(torch.randint(0, words, (sum(lengths),), generator=generator), torch.tensor(lengths))
+
+    return draw([3, 7, 1, 5, 7], SOURCE), draw([5, 2, 3, 1, 2], TARGET)
+
+
+def padded(packed: Packed, value: int = 0) -> tuple[Tensor, Tensor]:
+    return packed.pad(packed.tokens, value), packed.lengths
+
+
+def steps(model: RecurrentSeq2Seq, source: Tensor, target: Tensor) -> Tensor:
+    """Logits one step after the other, (b, t, V)."""
+    state = model.start(source)
+    return torch.stack([model.step(tokens, state) for tokens in target.unbind(1)], 1)
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+
+
+# Learning
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_a_few_sentences_are_learned_by_heart(recipe: RecurrentRecipe) -> None:
+    torch.manual_seed(0)
+    sentences = [[3, 4, 5], [5, 4], [6, 7, 8, 9], [7], [8, 3, 8], [9, 6], [4, 4, 6], [3, 9, 7, 5]]
+    source = Packed.of(sentences)
+    target = Packed.of([[START, *reversed(sentence), END] for sentence in sentences])
+    model = RecurrentSeq2Seq(SOURCE, replace(recipe, width=24))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = model.loss(source, target)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if loss.item() < 0.05:
+            break
+    found = model.eval().greedy(source, start=START, end=END, most=7)
+    assert found == [sentence[::-1] for sentence in sentences]
+
+
+@every
+def test_gradients_reach_every_parameter(recipe: RecurrentRecipe) -> None:
+    model = make(recipe).train()
+    source, target = batch()
+    model.loss(source, Packed(target.tokens, torch.tensor([5, 2, 2, 2, 2])), smoothing=0.1).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert bool(torch.isfinite(parameter.grad).all()), name
+        assert bool(parameter.grad.any()), name
+
+
+@every
+def test_the_gradient_is_that_of_differences(recipe: RecurrentRecipe) -> None:
+    model = make(recipe)
+    source, target = batch()
+    names = [name for name, _ in model.named_parameters()]
+    torch.manual_seed(3)
+    direction = [torch.randn_like(parameter) for parameter in model.parameters()]
+
+    def loss(by: float) -> Tensor:
+        moved = {
+            name: parameter + by * way
+            for (name, parameter), way in zip(model.named_parameters(), direction, strict=True)
+        }
+        logits = torch.func.functional_call(model, moved, (source, target))
+        return logits.tanh().sum()
+
+    grads = torch.autograd.grad(loss(0.0), list(model.parameters()), allow_unused=True)
+    slope = sum((grad * way).sum() for grad, way in zip(grads, direction, strict=True) if grad is not None)
+    assert len(names) == len(grads)
+    with torch.no_grad():
+        difference = (loss(1e-5) - loss(-1e-5)) / 2e-5
+    torch.testing.assert_close(slope, difference, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_is_for_training_alone() -> None:
+    model = make(replace(RECIPES["deep fed"], dropout=0.5))
+    source, target = batch()
+    close(model(source, target), model(source, target))
+    model.train()
+    assert not torch.allclose(model(source, target), model(source, target))
+
+
+# What must not matter
+
+
+@every
+def test_packed_equals_padded(recipe: RecurrentRecipe) -> None:
+    model = make(recipe)
+    source, target = batch()
+    (sources, source_lengths), (targets, target_lengths) = padded(source), padded(target)
+    at_once = model(source, target)
+    assert at_once.shape == (len(target.tokens), TARGET)
+    lengths = {"source_lengths": source_lengths, "target_lengths": target_lengths}
+    both = model(sources, targets, **lengths)
+    assert both.shape == (*targets.shape, TARGET)
+    close(both[target.sentences, target.positions], at_once)
+    close(model(sources, target, source_lengths=source_lengths), at_once)  # one of each
+    longer = nn.functional.pad(sources, (0, 3), value=4), nn.functional.pad(targets, (0, 2), value=5)
+    close(model(*longer, **lengths)[target.sentences, target.positions], at_once)
+
+
+@every
+@pytest.mark.parametrize("value", [0, 5, -1, 10**6])
+def test_what_padding_holds_is_irrelevant(recipe: RecurrentRecipe, value: int) -> None:
+    model = make(recipe)
+    source, target = batch()
+    (sources, source_lengths), (targets, target_lengths) = padded(source, value), padded(target, value)
+    found = model(sources, targets, source_lengths=source_lengths, target_lengths=target_lengths)
+    close(found[target.sentences, target.positions], model(source, target))
+    assert torch.isfinite(found).all()
+
+
+@every
+def test_a_sentence_is_the_same_alone_and_in_any_company(recipe: RecurrentRecipe) -> None:
+    model = make(recipe)
+    source, target = batch()
+    together = target.split(model(source, target))
+    sources, targets = source.split(source.tokens), target.split(target.tokens)
+    for x, y, logits in zip(sources, targets, together, strict=True):
+        close(model(x[None], y[None])[0], logits)
+    order = [3, 0, 4, 2, 1]
+    shuffled = (
+        Packed.of([sources[i].tolist() for i in order]),
+        Packed.of([targets[i].tolist() for i in order]),
+    )
+    for i, logits in zip(order, shuffled[1].split(model(*shuffled)), strict=True):
+        close(logits, together[i])
+
+
+@every
+def test_a_word_does_not_see_those_after_it(recipe: RecurrentRecipe) -> None:
+    model = make(recipe)
+    source, target = torch.randint(0, SOURCE, (2, 5)), torch.randint(0, TARGET, (2, 7))
+    changed = target.clone()
+    changed[:, 4:] = (changed[:, 4:] + 1) % TARGET
+    close(model(source, changed)[:, :4], model(source, target)[:, :4])
+    assert not torch.allclose(model(source, changed)[:, 4:], model(source, target)[:, 4:])
+
+
+@every
+def test_reversed_source_is_the_reversed_sentence(recipe: RecurrentRecipe) -> None:
+    model, other = make(replace(recipe, reverse=False)), make(replace(recipe, reverse=True))
+    source, target = batch()
+    turned = Packed(torch.cat([part.flip(0) for part in source.split(source.tokens)]), source.lengths)
+    close(other(turned, target), model(source, target))
+    close(other(*(x.flip(1) if i == 0 else x for i, x in enumerate(_even()))), model(*_even()))
+    assert not torch.allclose(other(source, target), model(source, target))
+
+
+def _even() -> tuple[Tensor, Tensor]:
+    return torch.arange(10).reshape(2, 5), torch.arange(6).reshape(2, 3)
+
+
+# Step by step
+
+
+@every
+def test_steps_equal_teacher_forcing(recipe: RecurrentRecipe) -> None:
+    model = make(recipe)
+    source, target = torch.randint(0, SOURCE, (3, 5)), torch.randint(0, TARGET, (3, 7))
+    close(steps(model, source, target), model(source, target))
+    packed = Packed.of([[5, 6, 7, 8], [9], [3, 4]])
+    state = model.start(packed)
+    found = torch.stack([model.step(tokens, state) for tokens in target.unbind(1)], 1)
+    close(found, model(*padded(packed)[:1], target, source_lengths=packed.lengths))
+
+
+@every
+def test_select_reorders_and_repeats(recipe: RecurrentRecipe) -> None:
+    model = make(recipe)
+    source = Packed.of([[5, 6, 7, 8], [9], [3, 4]])
+    rows = torch.tensor([2, 0, 2, 1, 0])
+    first, then = torch.tensor([3, 4, 5]), torch.tensor([6, 7, 8, 9, 10])
+    state = model.start(source)
+    model.step(first, state)
+    state.select(rows)
+    assert len(state) == 5
+    found = model.step(then, state)
+    parts = source.split(source.tokens)
+    chosen = Packed.of([parts[i].tolist() for i in rows.tolist()])
+    wanted = model(chosen, Packed.of(torch.stack([first[rows], then], 1).tolist()))
+    close(found, wanted[1::2])
+
+
+# Seeing
+
+
+@attending
+def test_weights_are_seen(recipe: RecurrentRecipe) -> None:
+    model = make(recipe)
+    source, target = batch()
+    with regard.watch(model) as seen:
+        logits = model(source, target)
+    close(logits, model(source, target))
+    calls = [weights.dense() for weights in seen.calls("decoder.attention")]
+    assert len(calls) == (1 if recipe.at_once else 5)
+    weights = torch.cat(calls, -2)
+    assert weights.shape == (5, 1, 5, 7)
+    close(weights.sum(-1), torch.ones(5, 1, 5, dtype=torch.float64))
+    outside = torch.arange(7) >= source.lengths[:, None]
+    assert not weights.masked_select(outside[:, None, None]).any()
+    assert (weights.masked_select(~outside[:, None, None]) > 0).all()
+
+
+@attending
+def test_weights_show_the_source_in_its_own_order(recipe: RecurrentRecipe) -> None:
+    model, other = make(replace(recipe, reverse=False)), make(replace(recipe, reverse=True))
+    source, target = _even()
+    with regard.watch(model) as seen:
+        model(source, target)
+    with regard.watch(other) as turned:
+        other(source.flip(1), target)
+    for ours, theirs in zip(seen.values(), turned.values(), strict=True):
+        close(ours.dense().flip(-1), theirs.dense())
+
+
+def test_without_attention_there_is_nothing_to_see() -> None:
+    with pytest.raises(ArgumentError, match="no module attends"), regard.watch(make(RECIPES["lstm none"])):
+        pass
+
+
+def test_keys_are_projected_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, remember = [], SourceAttention.remember
+
+    def counted(self: SourceAttention, source: Tensor) -> object:
+        made.append(source)
+        return remember(self, source)
+
+    monkeypatch.setattr(SourceAttention, "remember", counted)
+    monkeypatch.setattr(regard.Additive, "prepare", None)  # which projects the keys in each call
+    make(RECIPES["gru additive"])(*batch())
+    assert len(made) == 1
+
+
+# The papers' equations
+
+
+def gru(x: Tensor, s: Tensor, rnn: nn.GRU) -> Tensor:
+    """Cho et al. 2014; with torch's reset after the product."""
+    inward = x @ rnn.weight_ih_l0.T + rnn.bias_ih_l0
+    again = s @ rnn.weight_hh_l0.T + rnn.bias_hh_l0
+    (r, z, n), (rs, zs, ns) = inward.chunk(3, -1), again.chunk(3, -1)
+    reset, update = torch.sigmoid(r + rs), torch.sigmoid(z + zs)
+    return (1 - update) * torch.tanh(n + reset * ns) + update * s
+
+
+def lstm(x: Tensor, s: Tensor, c: Tensor, rnn: nn.LSTM) -> tuple[Tensor, Tensor]:
+    """Hochreiter and Schmidhuber 1997, with a forget gate."""
+    gates = x @ rnn.weight_ih_l0.T + rnn.bias_ih_l0 + s @ rnn.weight_hh_l0.T + rnn.bias_hh_l0
+    i, f, g, o = gates.chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def embed(embedding: nn.Embedding, tokens: list[int]) -> Tensor:
+    return embedding.weight[tokens] * math.sqrt(WIDTH)
+
+
+def encode(model: RecurrentSeq2Seq, tokens: list[int]) -> Tensor:
+    """h_j = [→h_j; ←h_j] of a sentence, word by word (Bahdanau et al. 2015, section 3.2); GRU."""
+    assert model.source_embedding is not None
+    rnn, sides = model.encoder.rnn, []
+    for suffix, order in (("", 1), ("_reverse", -1)):
+        one = nn.GRU(WIDTH, WIDTH // 2).double()
+        one.load_state_dict({name: getattr(rnn, name + suffix) for name in one.state_dict()})
+        s, states = torch.zeros(WIDTH // 2, dtype=torch.float64), []
+        for x in (
+            embed(model.source_embedding, tokens)[::order]
+            if order == 1
+            else embed(model.source_embedding, tokens).flip(0)
+        ):
+            s = gru(x, s, one)
+            states.append(s)
+        sides.append(torch.stack(states[::order]))
+    return torch.cat(sides, -1)
+
+
+@torch.no_grad()
+def test_bahdanau_by_the_formulas() -> None:
+    model = make(RECIPES["gru additive"])
+    source, target = [3, 5, 8, 4], [START, 6, 9]
+    h, decoder = encode(model, source), model.decoder
+    score = decoder.attention.score
+    s = torch.tanh(decoder.first.weight @ h[0, WIDTH // 2 :] + decoder.first.bias)  # A.2.2
+    logits = []
+    for y in embed(model.embedding, target):
+        scores = torch.tanh(score.query_map @ s + h @ score.key_map.T) @ score.vector  # A.1.2
+        a = torch.softmax(scores, 0) @ h  # eq. 5 and 6
+        s = gru(torch.cat([y, a]), s, decoder.rnn)
+        read = decoder.readout.weight @ torch.cat([s, y, a]) + decoder.readout.bias
+        maxout = torch.stack([torch.maximum(read[2 * i], read[2 * i + 1]) for i in range(WIDTH)])
+        logits.append(model.output_weight @ maxout + model.output_bias)
+    close(model(torch.tensor([source]), torch.tensor([target]))[0], torch.stack(logits))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["dot", "general", "concat"])
+@pytest.mark.parametrize("feeding", [False, True])
+def test_luong_by_the_formulas(attention: str, feeding: bool) -> None:
+    model = make(RECIPES[f"gru {attention}{' fed' if feeding else ''}"])
+    source, target = [3, 5, 8, 4], [START, 6, 9]
+    h, decoder = encode(model, source), model.decoder
+    s, fed = torch.cat([h[-1, : WIDTH // 2], h[0, WIDTH // 2 :]]), torch.zeros(WIDTH, dtype=torch.float64)
+    logits = []
+    for y in embed(model.embedding, target):
+        s = gru(torch.cat([y, fed]) if feeding else y, s, decoder.rnn)
+        score = decoder.attention.score
+        if attention == "dot":  # eq. 8
+            scores = torch.stack([s @ key for key in h])
+        elif attention == "general":
+            scores = torch.stack([s @ score.weight @ key for key in h])
+        else:
+            matrix = torch.cat([score.query_map, score.key_map], 1)
+            scores = torch.stack([score.vector @ torch.tanh(matrix @ torch.cat([s, key])) for key in h])
+        a = torch.softmax(scores, 0) @ h  # eq. 7
+        fed = torch.tanh(decoder.combine.weight @ torch.cat([a, s]))  # eq. 5
+        logits.append(model.output_weight @ fed + model.output_bias)  # eq. 6
+    close(model(torch.tensor([source]), torch.tensor([target]))[0], torch.stack(logits))
+
+
+@torch.no_grad()
+def test_sutskever_by_the_formulas() -> None:
+    model = make(replace(RECIPES["lstm none"], bidirectional=False, reverse=True))
+    assert model.source_embedding is not None
+    source, target = [3, 5, 8, 4], [START, 6, 9]
+    s = c = torch.zeros(WIDTH, dtype=torch.float64)
+    for x in embed(model.source_embedding, source[::-1]):
+        s, c = lstm(x, s, c, model.encoder.rnn)
+    logits = []
+    for y in embed(model.embedding, target):
+        s, c = lstm(y, s, c, model.decoder.rnn)
+        logits.append(model.output_weight @ s + model.output_bias)
+    close(model(torch.tensor([source]), torch.tensor([target]))[0], torch.stack(logits))
+
+
+# Sharing, saving, compiling
+
+
+@pytest.mark.parametrize("share", [False, True])
+@every
+def test_a_model_survives_a_file(recipe: RecurrentRecipe, share: bool, tmp_path: Path) -> None:
+    model, other = make(recipe, share=share), make(recipe, share=share)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    other.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    source, target = batch()
+    assert torch.equal(other(source, target), model(source, target))
+
+
+def test_one_matrix_is_shared() -> None:
+    model = make(RECIPES["gru general"], share=True)
+    assert model.source_embedding is None
+    assert model.output_weight is model.embedding.weight
+    assert sum(parameter.shape == (TARGET, WIDTH) for parameter in model.parameters()) == 1
+    source, target = batch()
+    model.loss(source, Packed(target.tokens, torch.tensor([5, 2, 2, 2, 2]))).backward()
+    assert model.embedding.weight.grad is not None
+    with pytest.raises(ArgumentError, match="11 and 13 tokens and share=True"):
+        RecurrentSeq2Seq((SOURCE, TARGET), share=True)
+
+
+# dynamo looks at .grad where a graph breaks, as it does at nn.LSTM and packed sequences
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("name", ["lstm general", "gru additive"])
+@pytest.mark.parametrize("form", ["packed", "padded"])
+def test_a_compiled_model_gives_the_same(name: str, form: str) -> None:
+    torch.compiler.reset()
+    model, source, target = make(RECIPES[name]), Packed.of([[5, 6, 7], [8]]), Packed.of([[1, 5], [1, 6]])
+    compiled = torch.compile(model, backend="aot_eager")
+    if form == "packed":
+        close(compiled(source, target), model(source, target))
+    else:
+        tokens, lengths = padded(source)
+        found = compiled(tokens, padded(target)[0], source_lengths=lengths)
+        close(found.flatten(0, 1), model(source, target))
+    torch.compiler.reset()
+
+
+@some
+def test_the_meta_device_knows_the_shapes(recipe: RecurrentRecipe) -> None:
+    with torch.device("meta"):
+        model = RecurrentSeq2Seq((SOURCE, TARGET), recipe)
+        source, target = torch.zeros(3, 5, dtype=torch.long), torch.zeros(3, 7, dtype=torch.long)
+        lengths = torch.ones(3, dtype=torch.long)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    logits = model(source, target, source_lengths=lengths, target_lengths=lengths)
+    assert logits.is_meta
+    assert logits.shape == (3, 7, TARGET)
+    assert model(source, target).shape == (3, 7, TARGET)
+    assert model.loss(source, target).shape == ()
+    assert model.step(target[:, 0], model.start(source)).shape == (3, TARGET)
+    with pytest.raises(ArgumentError, match="Packed on the meta device"):
+        model(Packed(source[0], lengths[:1]), target)
+
+
+def test_precisions_agree() -> None:
+    source, target = batch()
+    model = make(RECIPES["deep additive"])
+    wanted = model(source, target)
+    found = model.float()(source, target)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model(source, target).double(), wanted, rtol=0.1, atol=0.1)
+
+
+@given(st.data())
+def test_any_lengths_in_any_form(data: st.DataObject) -> None:
+    recipe = data.draw(st.sampled_from(list(RECIPES.values())))
+    lengths = data.draw(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 4)), min_size=1, max_size=4))
+    source, target = (
+        Packed(torch.randint(0, words, (sum(sizes),)), torch.tensor(sizes))
+        for words, sizes in zip((SOURCE, TARGET), map(list, zip(*lengths, strict=True)), strict=True)
+    )
+    model = make(recipe)
+    with torch.no_grad():
+        (sources, source_lengths), (targets, target_lengths) = padded(source), padded(target)
+        found = model(sources, targets, source_lengths=source_lengths, target_lengths=target_lengths)
+        close(found[target.sentences, target.positions], model(source, target))
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"feeding": True, "attention": "additive"},
+            "feeding=True and attention='additive'; its steps are fed",
+        ),
+        ({"feeding": True, "attention": "none"}, "there is nothing to feed"),
+        ({"cell": "rnn"}, "cell='rnn'; there are lstm, gru"),
+        ({"attention": "luong"}, "attention='luong'; there are none, additive, dot, general, concat"),
+        ({"width": 7}, "width=7 and bidirectional=True; .* an even one: 8"),
+        ({"width": 0}, "width=0; it must be at least 1"),
+        ({"layers": 1.5}, "layers=1.5; it must be a whole number"),
+        ({"dropout": 1.0}, "dropout=1.0; it must be at least 0 and below 1"),
+        ({"reverse": "yes"}, "reverse='yes'; it is True or False"),
+    ],
+)
+def test_recipes_that_cannot_be(options: dict[str, object], message: str) -> None:
+    with pytest.raises(RegardError, match=message):
+        RecurrentRecipe(**options)  # type: ignore[arg-type]
+
+
+def test_odd_widths_go_one_way() -> None:
+    recipe = RecurrentRecipe(width=7, bidirectional=False, attention="additive")
+    assert RecurrentSeq2Seq(SOURCE, recipe)(*_even()).shape == (2, 3, SOURCE)
+
+
+ONES = torch.ones(2, 3, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "source", "options"),
+    [
+        (ArgumentError, "token 11 is outside of the vocabulary, .* 0 to 10", ONES * 11, {}),
+        (ArgumentError, "token -4 is outside", ONES * -4, {}),
+        (ShapeError, r"source has the shape \(0, 3\)", ONES[:0], {}),
+        (ShapeError, r"source has the shape \(2, 0\)", ONES[:, :0], {}),
+        (ShapeError, r"source has the shape \(3,\).*tokens\[None\]", ONES[0], {}),
+        (ShapeError, "the source has 1 sentences and the target 2", ONES[:1], {}),
+        (
+            ShapeError,
+            "a length is 4 and the batch has 3 places",
+            ONES,
+            {"source_lengths": torch.tensor([4, 1])},
+        ),
+        (ShapeError, r"lengths \(3,\)", ONES, {"source_lengths": torch.tensor([1, 1, 1])}),
+        (ArgumentError, "source sentence 1 has the length 0", ONES, {"source_lengths": torch.tensor([3, 0])}),
+        (ArgumentError, "target sentence 0 has the length 0", ONES, {"target_lengths": torch.tensor([0, 2])}),
+        (
+            ShapeError,
+            "a length is -1",
+            ONES,
+            {"source_lengths": torch.tensor([-1, 1])},
+        ),
+        (DTypeError, "lengths of torch.float32", ONES, {"source_lengths": torch.tensor([1.0, 2.0])}),
+        (DTypeError, "lengths that are a list", ONES, {"source_lengths": [1, 2]}),
+        (DTypeError, "the source is a list", [[1, 2], [3, 4]], {}),
+        (DTypeError, "the tokens are of torch.float32", ONES.float(), {}),
+        (ShapeError, "the source has no sentences", Packed.of([]), {}),
+        (ArgumentError, "source sentence 1 has the length 0", Packed.of([[1], []]), {}),
+        (ArgumentError, "leave source_lengths away", Packed.of([[1], [2]]), {"source_lengths": ONES[:, 0]}),
+    ],
+)
+def test_batches_that_cannot_be(
+    error: type[Exception], message: str, source: object, options: dict[str, Tensor]
+) -> None:
+    model = RecurrentSeq2Seq((SOURCE, TARGET), RecurrentRecipe(width=4))
+    with pytest.raises(error, match=message):
+        model(source, ONES, **options)
+
+
+def test_targets_outside_of_their_vocabulary() -> None:
+    model = RecurrentSeq2Seq((TARGET, SOURCE), RecurrentRecipe(width=4))
+    with pytest.raises(ArgumentError, match=r"token 12 is outside of the vocabulary, .* 0 to 10"):
+        model(ONES * 12, ONES * 12)
+
+
+def test_steps_that_cannot_be() -> None:
+    model = RecurrentSeq2Seq(SOURCE, RecurrentRecipe(width=4))
+    state = model.start(ONES)
+    with pytest.raises(ShapeError, match=r"tokens of shape \(3,\) and a state of 2 sentences.*\(2,\)"):
+        model.step(torch.tensor([1, 2, 3]), state)
+    with pytest.raises(DTypeError, match="a state of int"):
+        model.step(ONES[:, 0], 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("vocabulary", [0, -1, 2.5, (5, 0)])
+def test_vocabularies_that_cannot_be(vocabulary: object) -> None:
+    with pytest.raises(RegardError, match="vocabulary"):
+        RecurrentSeq2Seq(vocabulary)  # type: ignore[arg-type]

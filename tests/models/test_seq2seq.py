@@ -1,0 +1,174 @@
+"""What all sequence-to-sequence models get from their base: the loss and greedy decoding."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.errors import ArgumentError, DTypeError, ShapeError
+from regard.models import Packed
+from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
+from regard.models.seq2seq import Seq2Seq, State
+
+START, END, WORDS = 1, 2, 11
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def make() -> RecurrentSeq2Seq:
+    torch.manual_seed(0)
+    return RecurrentSeq2Seq(WORDS, RecurrentRecipe(width=6, attention="dot", dropout=0.0)).double().eval()
+
+
+SOURCE = Packed.of([[3, 4, 5], [6], [7, 8]])
+TARGET = Packed.of([[START, 5, END], [START, END], [START, 6, 7, 8, END]])
+
+
+class Told(State):
+    """Which word comes next, for each row."""
+
+    def __init__(self, scripts: list[list[int]]) -> None:
+        self.scripts, self.time, self.sizes = scripts, 0, list[int]()
+
+    def select(self, rows: Tensor) -> None:
+        self.scripts = [self.scripts[i] for i in rows.tolist()]
+
+
+class Teller(Seq2Seq):
+    """Says what its source says, which is a script."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix, self.read = torch.nn.Parameter(torch.zeros(WORDS, 1)), list[list[int]]()
+
+    @property
+    def output_weight(self) -> Tensor:
+        return self.matrix
+
+    def start(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> Told:
+        assert isinstance(source, Packed)
+        return Told([part.tolist() for part in source.split(source.tokens)])
+
+    def step(self, tokens: Tensor, state: State) -> Tensor:
+        assert isinstance(state, Told)
+        self.read.append(tokens.tolist())
+        words = [script[state.time] if state.time < len(script) else END for script in state.scripts]
+        state.time += 1
+        return F.one_hot(torch.tensor(words), WORDS).float()
+
+
+# The loss
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss_is_the_cross_entropy_of_the_logits(smoothing: float) -> None:
+    model = make()
+    logits = model(SOURCE, TARGET.inputs())
+    wanted = F.cross_entropy(logits, TARGET.outputs().tokens, label_smoothing=smoothing)
+    torch.testing.assert_close(model.loss(SOURCE, TARGET, smoothing=smoothing), wanted)
+
+
+@pytest.mark.parametrize("value", [0, -100, 10**6])
+def test_padding_has_no_loss(value: int) -> None:
+    model = make()
+    sources, targets = SOURCE.pad(SOURCE.tokens, value), TARGET.pad(TARGET.tokens, value)
+    found = model.loss(sources, targets, source_lengths=SOURCE.lengths, target_lengths=TARGET.lengths)
+    torch.testing.assert_close(found, model.loss(SOURCE, TARGET))
+    found.backward()
+    padded = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    model.loss(SOURCE, TARGET).backward()
+    torch.testing.assert_close(padded, [parameter.grad for parameter in model.parameters()])
+
+
+def test_the_loss_is_a_mean_over_tokens() -> None:
+    model = make()
+    parts = [
+        model.loss(Packed.of([x.tolist()]), Packed.of([y.tolist()])) * (len(y) - 1)
+        for x, y in zip(SOURCE.split(SOURCE.tokens), TARGET.split(TARGET.tokens), strict=True)
+    ]
+    mean = torch.stack(parts).sum() / (len(TARGET.tokens) - len(TARGET))
+    torch.testing.assert_close(model.loss(SOURCE, TARGET), mean)
+
+
+def test_a_loss_without_gradients() -> None:
+    model = make()
+    with torch.no_grad():
+        assert not model.loss(SOURCE, TARGET).requires_grad
+    with torch.inference_mode():
+        torch.testing.assert_close(model.loss(SOURCE, TARGET).item(), make().loss(SOURCE, TARGET).item())
+
+
+def test_lengths_stay_as_they_were() -> None:
+    lengths = TARGET.lengths.clone()
+    make().loss(SOURCE, TARGET.pad(TARGET.tokens), target_lengths=lengths)
+    assert torch.equal(lengths, TARGET.lengths)
+
+
+def test_targets_without_anything_to_foretell() -> None:
+    model = make()
+    with pytest.raises(ArgumentError, match=r"target sentence 1 has the length 1; .* an end mark"):
+        model.loss(SOURCE, Packed.of([[1, 2], [1], [1, 2]]))
+    with pytest.raises(ArgumentError, match="target sentence 2 has the length 1"):
+        model.loss(SOURCE, TARGET.pad(TARGET.tokens), target_lengths=torch.tensor([3, 2, 1]))
+    with pytest.raises(ShapeError, match=r"shape \(3, 1\)"):
+        model.loss(SOURCE, torch.ones(3, 1, dtype=torch.long))
+    with pytest.raises(ArgumentError, match="a label is 11 and the vocabulary has 11 words"):
+        model.loss(SOURCE, Packed.of([[1, 2], [1, 11], [1, 2]]))
+    with pytest.raises(ArgumentError, match=r"target is Packed .* leave target_lengths away"):
+        model.loss(SOURCE, TARGET, target_lengths=TARGET.lengths)
+
+
+# Greedy decoding
+
+
+def test_greedy_writes_until_the_end_mark() -> None:
+    scripts = [[5, END, 9, 9], [END, 9], [6, 7, 8], [3, 4, END]]
+    model = Teller()
+    found = model.greedy(Packed.of(scripts), start=START, end=END, most=10)
+    assert found == [[5], [], [6, 7, 8], [3, 4]]
+    assert model.read == [[START] * 4, [5, 6, 3], [7, 4], [8]]  # no more than the sentences that go on
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 3])
+def test_greedy_writes_no_more_than_it_may(most: int) -> None:
+    found = Teller().greedy(Packed.of([[5, END], [6, 7, 8]]), start=START, end=END, most=most)
+    assert found == [[5][:most], [6, 7, 8][:most]]
+
+
+def test_greedy_takes_the_likeliest() -> None:
+    model = make()
+    found = model.greedy(SOURCE, start=START, end=END, most=5)
+    padded = model.greedy(
+        SOURCE.pad(SOURCE.tokens), source_lengths=SOURCE.lengths, start=START, end=END, most=5
+    )
+    assert found == padded
+    assert any(found)
+    for tokens, sentence in zip(SOURCE.split(SOURCE.tokens), found, strict=True):
+        said = torch.tensor([[START, *sentence]])
+        likeliest = model(tokens[None], said)[0].argmax(-1).tolist()
+        assert likeliest[: len(sentence)] == sentence
+        assert len(sentence) == 5 or likeliest[-1] == END
+
+
+def test_greedy_numbers_that_cannot_be() -> None:
+    with pytest.raises(ArgumentError, match="most=-1"):
+        make().greedy(SOURCE, start=START, end=END, most=-1)
+    with pytest.raises(DTypeError, match="end=None"):
+        make().greedy(SOURCE, start=START, end=None, most=3)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="token 11 is outside"):
+        make().greedy(SOURCE, start=11, end=END, most=3)
+
+
+def test_the_base_says_what_is_missing() -> None:
+    model = Seq2Seq()
+    assert model.output_bias is None
+    for call in (
+        lambda: model.output_weight,
+        lambda: model.hidden(SOURCE, TARGET),
+        lambda: model.start(SOURCE),
+        lambda: model.step(torch.tensor([1]), State()),
+        lambda: State().select(torch.tensor([0])),
+    ):
+        with pytest.raises(NotImplementedError, match="needs a"):
+            call()

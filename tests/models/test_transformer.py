@@ -1,0 +1,690 @@
+"""Transformers: packed, padded and alone give the same numbers, and so do steps and the whole."""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import regard
+from regard.models import (
+    Embedding,
+    LanguageModel,
+    MaskedLanguageModel,
+    Packed,
+    Recipe,
+    Stack,
+    Transformer,
+    gaps,
+)
+from regard.models.blocks import Positions
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SLOW = pytest.mark.slow  # compiles
+WORDS = 23
+RECIPE = Recipe(width=12, heads=2, layers=2, hidden=17, dropout=0.0, length=11)
+RECIPES: dict[str, Recipe] = {
+    **{kind: replace(RECIPE, positions=kind) for kind in get_args(Positions)},
+    "norm after": replace(RECIPE, before=False, activation="gelu"),
+    "rms norm": replace(RECIPE, norm="rms", activation="swiglu", affine=False),
+    "rms norm after": replace(RECIPE, norm="rms", before=False, positions="t5"),
+    "one key head": replace(RECIPE, key_heads=1, positions="rotary"),
+    "sparsemax": replace(RECIPE, normalize=regard.Sparsemax(), positions="alibi"),
+    "entmax15": replace(RECIPE, normalize=regard.Entmax15()),
+    "sigmoid": replace(RECIPE, normalize=regard.Sigmoid(), positions="rotary"),
+    "sink": replace(RECIPE, normalize=regard.Sink(2)),
+}
+SOURCE = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]
+TARGET = [[1, 5, 9, 2], [1, 14, 2], [1, 2]]
+
+
+def close(found: Tensor, wanted: Tensor, within: float = 1e-10) -> None:
+    torch.testing.assert_close(found, wanted, rtol=within, atol=within)
+
+
+def made(kind: Any, recipe: Recipe = RECIPE, **options: Any) -> Any:
+    """A model in float64 whose parameters are all different from zero."""
+    torch.manual_seed(0)
+    model = kind(WORDS, recipe, **options).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def padded(batch: Packed, noise: int = 0) -> tuple[Tensor, Tensor]:
+    """A padded batch, one place longer than needed, and its lengths; in the padding stands this token."""
+    tokens = nn.functional.pad(batch.pad(batch.tokens, value=noise), (0, 1), value=noise)
+    return tokens, batch.lengths
+
+
+def rows(x: Tensor, batch: Packed) -> list[Tensor]:
+    """The real places of a padded result."""
+    return [row[:length] for row, length in zip(x, batch.lengths.tolist(), strict=True)]
+
+
+# Packed, padded, alone
+
+
+def seq2seq_ways(model: Transformer, source: Packed, target: Packed) -> list[list[Tensor]]:
+    (s, s_lengths), (t, t_lengths) = padded(source), padded(target, noise=3)
+    alone = [
+        model(one[None], other[None])[0]
+        for one, other in zip(source.split(source.tokens), target.split(target.tokens), strict=True)
+    ]
+    packed = model(source, target)
+    pad = model(s, t, source_lengths=s_lengths, target_lengths=t_lengths)
+    assert packed.shape == (len(target.tokens), WORDS)
+    assert pad.shape == (*t.shape, WORDS)
+    return [alone, list(target.split(packed)), rows(pad, target)]
+
+
+def single_ways(model: LanguageModel | MaskedLanguageModel, batch: Packed) -> list[list[Tensor]]:
+    tokens, lengths = padded(batch)
+    alone = [model(one[None])[0] for one in batch.split(batch.tokens)]
+    packed, pad = model(batch), model(tokens, lengths)
+    assert packed.shape == (len(batch.tokens), WORDS)
+    assert pad.shape == (*tokens.shape, WORDS)
+    return [alone, list(batch.split(packed)), rows(pad, batch)]
+
+
+def agree(ways: list[list[Tensor]]) -> None:
+    for way in ways[1:]:
+        for found, wanted in zip(way, ways[0], strict=True):
+            close(found, wanted)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("kind", [LanguageModel, MaskedLanguageModel])
+def test_packed_padded_and_alone_are_the_same(kind: Any, name: str) -> None:
+    agree(single_ways(made(kind, RECIPES[name]), Packed.of(SOURCE)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", RECIPES)
+def test_packed_padded_and_alone_translate_alike(name: str) -> None:
+    agree(seq2seq_ways(made(Transformer, RECIPES[name]), Packed.of(SOURCE), Packed.of(TARGET)))
+
+
+SENTENCE = st.lists(st.integers(0, WORDS - 1), min_size=1, max_size=9)
+
+
+@torch.no_grad()
+@given(pairs=st.lists(st.tuples(SENTENCE, SENTENCE), min_size=1, max_size=5), share=st.booleans())
+@settings(max_examples=25)
+def test_any_sentences_are_the_same(pairs: list[tuple[list[int], list[int]]], share: bool) -> None:
+    source, target = (Packed.of(side) for side in zip(*pairs, strict=True))
+    agree(seq2seq_ways(made(Transformer, RECIPES["t5"], share=share), source, target))
+
+
+@torch.no_grad()
+def test_what_stands_in_the_padding_does_not_matter() -> None:
+    model, source, target = made(Transformer), Packed.of(SOURCE), Packed.of(TARGET)
+    outputs = []
+    for noise in (0, 7):
+        (s, s_lengths), (t, t_lengths) = padded(source, noise), padded(target, noise)
+        outputs.append(rows(model(s, t, source_lengths=s_lengths, target_lengths=t_lengths), target))
+    for one, other in zip(*outputs, strict=True):
+        assert torch.equal(one, other)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [LanguageModel, MaskedLanguageModel])
+def test_sentences_do_not_see_each_other(kind: Any) -> None:
+    model = made(kind)
+    first = model(Packed.of([[5, 6, 7], [8, 9]]))
+    second = model(Packed.of([[5, 6, 7], [10, 11]]))
+    assert torch.equal(first[:3], second[:3])
+    assert (first[3:] != second[3:]).any(-1).all()
+
+
+@torch.no_grad()
+def test_a_language_model_does_not_see_the_future_and_a_masked_one_does() -> None:
+    one, other = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[5, 6, 7, 9]])
+    causal, both = made(LanguageModel), made(MaskedLanguageModel)
+    assert torch.equal(causal(one)[:, :3], causal(other)[:, :3])
+    assert (both(one) != both(other)).any(-1).all()
+
+
+@torch.no_grad()
+def test_a_target_does_not_see_its_future_and_sees_all_of_its_source() -> None:
+    model, source = made(Transformer), torch.tensor([[5, 6, 7]])
+    before = model(source, torch.tensor([[1, 5, 6]]))
+    assert torch.equal(model(source, torch.tensor([[1, 5, 9]]))[:, :2], before[:, :2])
+    for place in range(3):
+        changed = source.clone()
+        changed[0, place] = 13
+        assert (model(changed, torch.tensor([[1, 5, 6]])) != before).any(-1).all()
+
+
+# Losses
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_losses_are_cross_entropies_of_the_logits(smoothing: float) -> None:
+    source, target = Packed.of(SOURCE), Packed.of(TARGET)
+    entropy = nn.CrossEntropyLoss(label_smoothing=smoothing)
+    model = made(Transformer)
+    wanted = entropy(model(source, target.inputs()), target.outputs().tokens)
+    close(model.loss(source, target, smoothing=smoothing), wanted)
+    (s, s_lengths), (t, t_lengths) = padded(source), padded(target)
+    close(
+        model.loss(s, t, source_lengths=s_lengths, target_lengths=t_lengths, smoothing=smoothing),
+        wanted,
+    )
+    causal = made(LanguageModel)
+    wanted = entropy(causal(target.inputs()), target.outputs().tokens)
+    close(causal.loss(target, smoothing=smoothing), wanted)
+    close(causal.loss(*padded(target), smoothing=smoothing), wanted)
+
+
+def test_a_masked_loss_counts_the_labels() -> None:
+    model, batch = made(MaskedLanguageModel), Packed.of(SOURCE)
+    labels = torch.full_like(batch.tokens, -100)
+    labels[[0, 4]] = torch.tensor([3, 8])
+    wanted = nn.functional.cross_entropy(model(batch), labels)
+    close(model.loss(batch, labels), wanted)
+    tokens, lengths = padded(batch)
+    spread = nn.functional.pad(batch.pad(labels, value=-100), (0, 1), value=-100)
+    close(model.loss(tokens, spread, lengths), wanted)
+
+
+def test_no_labels_are_no_loss() -> None:
+    model, batch = made(MaskedLanguageModel), Packed.of(SOURCE)
+    loss = model.loss(batch, torch.full_like(batch.tokens, -100))
+    loss.backward()
+    assert loss == 0
+
+
+# Step by step
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_steps_equal_teacher_forcing(name: str, layout: str) -> None:
+    model, source = made(Transformer, RECIPES[name]), Packed.of(SOURCE)
+    target = torch.tensor([[1, 5, 9, 3], [1, 14, 2, 4], [1, 2, 2, 6]])
+    tokens, lengths = padded(source)
+    state = model.start(source) if layout == "packed" else model.start(tokens, lengths)
+    steps = torch.stack([model.step(target[:, i], state) for i in range(4)], 1)
+    close(steps, model(tokens, target, source_lengths=lengths))
+
+
+@torch.no_grad()
+def test_states_are_selected() -> None:
+    model, source, order = made(Transformer), Packed.of(SOURCE), torch.tensor([2, 2, 0])
+    target = torch.tensor([[1, 5, 9], [1, 14, 2], [1, 2, 6]])
+    state = model.start(source)
+    model.step(target[:, 0], state)
+    model.step(target[:, 1], state)
+    state.select(order)
+    more = torch.tensor([7, 8, 9])
+    whole = torch.cat([target[order, :2], more[:, None]], 1)
+    chosen = Packed.of([SOURCE[i] for i in order.tolist()])
+    tokens, lengths = padded(chosen)
+    close(model.step(more, state), model(tokens, whole, source_lengths=lengths)[:, -1])
+
+
+@torch.no_grad()
+def test_sources_without_lengths_are_real_throughout() -> None:
+    model, source = made(Transformer), torch.tensor([[5, 6], [7, 8]])
+    state = model.start(source)
+    close(model.step(torch.tensor([1, 1]), state), model(source, torch.tensor([[1], [1]]))[:, 0])
+
+
+def test_steps_have_gradients() -> None:
+    model, source = made(Transformer), Packed.of(SOURCE)
+    state = model.start(source)
+    target = torch.tensor([[1, 5], [1, 14], [1, 2]])
+    loss = sum(model.step(target[:, i], state).square().sum() for i in range(2))
+    found = torch.autograd.grad(loss, list(model.parameters()))
+    tokens, lengths = padded(source)
+    whole = model(tokens, target, source_lengths=lengths).square().sum()
+    for ours, theirs in zip(found, torch.autograd.grad(whole, list(model.parameters())), strict=True):
+        close(ours, theirs)
+
+
+def test_greedy_is_the_likeliest_each_time() -> None:
+    model, source = made(Transformer), Packed.of(SOURCE)
+    for sentence, found in zip(SOURCE, model.greedy(source, start=1, end=2, most=5), strict=True):
+        target = [1]
+        for _ in range(5):
+            token = int(model(torch.tensor([sentence]), torch.tensor([target]))[0, -1].argmax())
+            if token == 2:
+                break
+            target.append(token)
+        assert found == target[1:]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", RECIPES)
+def test_generating_with_caches_equals_without(name: str) -> None:
+    model, tokens, draw = made(LanguageModel, RECIPES[name]), [5, 6, 0], torch.Generator().manual_seed(1)
+    for _ in range(8):
+        chances = torch.softmax(model(torch.tensor([tokens]))[0, -1] / 3, -1)
+        tokens.append(int(torch.multinomial(chances, 1, generator=draw)))
+    options: dict[str, Any] = {"most": 8, "temperature": 3.0, "generator": draw}
+    draw.manual_seed(1)
+    assert model.generate([5, 6, 0], **options) == tokens
+    end = next(token for token in tokens[4:] if token != 0)
+    draw.manual_seed(1)
+    assert model.generate([5, 6, 0], end=end, **options) == tokens[: tokens.index(end, 3) + 1]
+
+
+@torch.no_grad()
+def test_without_a_temperature_the_likeliest_token_is_next() -> None:
+    model, tokens = made(LanguageModel), [5, 6, 7]
+    for parameter in model.decoder.blocks.parameters():
+        parameter *= 4  # so that it does not say the same token again and again
+    for _ in range(8):
+        tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+    assert len(set(tokens[3:])) > 1
+    assert model.generate([5, 6, 7], most=8) == tokens
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("chunks", [[1, 1, 1, 1], [3, 1], [2, 2]])
+def test_a_language_model_reads_in_pieces(chunks: list[int]) -> None:
+    model, tokens = made(LanguageModel, RECIPES["rotary"]), torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+    caches = model.decoder.caches()
+    pieces = [model(piece, caches=caches) for piece in tokens.split(chunks, 1)]
+    close(torch.cat(pieces, 1), model(tokens))
+
+
+def test_drawing_at_a_temperature() -> None:
+    model = made(LanguageModel)
+    for parameter in model.parameters():
+        parameter.data *= 3
+    draws = [
+        model.generate([5], most=4, temperature=t, generator=torch.Generator().manual_seed(seed))
+        for seed in (1, 1, 2)
+        for t in (1e-3, 5.0)
+    ]
+    assert draws[0] == draws[4] == model.generate([5], most=4)  # cold: the likeliest
+    assert draws[1] == draws[3]  # the same generator draws the same
+    assert draws[1] != draws[5]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"prompt": [], "most": 3}, regard.ArgumentError, "empty prompt"),
+        ({"prompt": [5], "most": -1}, regard.ArgumentError, "most=-1"),
+        ({"prompt": [5], "most": 3, "temperature": -1.0}, regard.ArgumentError, "temperature=-1"),
+        ({"prompt": [WORDS], "most": 3}, regard.ArgumentError, "token 23 is outside of the vocabulary"),
+    ],
+)
+def test_what_cannot_be_generated(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        made(LanguageModel).generate(**options)
+
+
+def test_nothing_more_is_generated() -> None:
+    assert made(LanguageModel).generate([5, 6], most=0) == [5, 6]
+
+
+# Training
+
+
+def trained(model: nn.Module, loss: Callable[[], Tensor], steps: int = 80) -> float:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        found = loss()
+        found.backward()
+        optimizer.step()
+    return found.item()
+
+
+@pytest.mark.parametrize("name", ["sinusoidal", "rms norm", "norm after", "entmax15"])
+def test_a_transformer_learns_a_few_sentences_by_heart(name: str) -> None:
+    torch.manual_seed(0)
+    model = Transformer(WORDS, RECIPES[name], share=True)
+    source, target = Packed.of(SOURCE), Packed.of(TARGET)
+    assert trained(model, lambda: model.loss(source, target)) < 0.1
+    assert model.eval().greedy(source, start=1, end=2, most=9) == [one[1:-1] for one in TARGET]
+
+
+def test_a_language_model_learns_a_few_sentences_by_heart() -> None:
+    torch.manual_seed(0)
+    model, batch = LanguageModel(WORDS, RECIPES["rotary"]), Packed.of([[1, 5, 6, 7, 2], [3, 9, 8, 2]])
+    assert trained(model, lambda: model.loss(batch)) < 0.1
+    assert model.eval().generate([1], most=9, end=2) == [1, 5, 6, 7, 2]
+    assert model.generate([3], most=9, end=2) == [3, 9, 8, 2]
+
+
+def test_a_masked_language_model_fills_its_gaps() -> None:
+    torch.manual_seed(0)
+    model = MaskedLanguageModel(WORDS, replace(RECIPE, before=False, activation="gelu"))
+    batch = Packed.of([[5, 0, 7, 8], [9, 10, 0]])
+    labels = torch.tensor([-100, 6, -100, -100, -100, -100, 11])
+    assert trained(model, lambda: model.loss(batch, labels)) < 0.1
+    assert model.eval()(batch).argmax(-1)[[1, 6]].tolist() == [6, 11]
+
+
+MODELS: dict[str, tuple[Callable[[Recipe], Any], Callable[[Any], Tensor]]] = {
+    "transformer": (
+        lambda recipe: Transformer((WORDS, 29), recipe),
+        lambda model: model.loss(Packed.of(SOURCE), Packed.of(TARGET)),
+    ),
+    "shared": (
+        lambda recipe: Transformer(WORDS, recipe, share=True),
+        lambda model: model.loss(Packed.of(SOURCE), Packed.of(TARGET)),
+    ),
+    "language model": (
+        lambda recipe: LanguageModel(WORDS, recipe),
+        lambda model: model.loss(Packed.of(SOURCE)),
+    ),
+    "masked language model": (
+        lambda recipe: MaskedLanguageModel(WORDS, recipe),
+        lambda model: model.loss(Packed.of(SOURCE), torch.arange(9)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("kind", MODELS)
+def test_gradients_reach_every_parameter(kind: str, name: str) -> None:
+    make, loss = MODELS[kind]
+    sentences = make(RECIPES[name])
+    loss(sentences).backward()
+    for parameter_name, parameter in sentences.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert bool(parameter.grad.any()), parameter_name
+
+
+@pytest.mark.parametrize("name", ["learned", "t5", "rms norm", "sink"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_saved_model_is_the_same_model(kind: str, name: str, tmp_path: Path) -> None:
+    make, loss = MODELS[kind]
+    model, other = make(RECIPES[name]).eval(), make(RECIPES[name]).eval()
+    save_file(model.state_dict(), tmp_path / "model.safetensors")  # which refuses shared tensors
+    assert not torch.equal(loss(other), loss(model))
+    other.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert torch.equal(loss(other), loss(model))
+    assert torch.equal(loss(copy.deepcopy(model)), loss(model))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_dropout_in_training_alone(kind: str) -> None:
+    make, loss = MODELS[kind]
+    model = make(replace(RECIPE, dropout=0.3))
+    assert not torch.equal(loss(model), loss(model))
+    model.eval()
+    assert torch.equal(loss(model), loss(model))
+
+
+def test_one_embedding_or_two() -> None:
+    shared, apart = Transformer(WORDS, RECIPE, share=True), Transformer((WORDS, 29), RECIPE)
+    assert sum("embedding" in name for name, _ in shared.named_parameters()) == 1
+    assert apart.output_weight.shape == (29, 12)
+    assert apart(torch.tensor([[5]]), torch.tensor([[28]])).shape == (1, 1, 29)
+    with pytest.raises(regard.ArgumentError, match="vocabularies of 23 and 29 tokens and share=True"):
+        Transformer((WORDS, 29), RECIPE, share=True)
+
+
+def test_embeddings_are_as_large_as_positions() -> None:
+    """√m times vectors of variance 1 / m, so that positions of size 1 do not drown them."""
+    torch.manual_seed(0)
+    embedding = Embedding(1000, 64)
+    assert 0.95 < embedding(torch.arange(1000)).std().item() < 1.05
+    close(embedding(torch.tensor([3])), embedding.weight[[3]] * math.sqrt(64), within=1e-6)
+
+
+# Gaps
+
+
+def test_gaps_have_their_shares() -> None:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(5, 1000, (200_000,), generator=generator)
+    batch = Packed(tokens, torch.full((2000,), 100))
+    seen, labels = gaps(batch, mask=1, vocabulary=1000, generator=generator)
+    chosen = labels != -100
+    assert torch.equal(labels[chosen], tokens[chosen])
+    assert torch.equal(seen.tokens[~chosen], tokens[~chosen])
+    assert torch.equal(seen.lengths, batch.lengths)
+    assert torch.equal(batch.tokens, tokens)
+
+    def share(of: Tensor) -> float:
+        return of.float().mean().item()
+
+    masked, same = seen.tokens[chosen] == 1, seen.tokens[chosen] == tokens[chosen]
+    assert share(chosen) == pytest.approx(0.15, abs=0.005)
+    assert share(masked) == pytest.approx(0.8, abs=0.01)
+    assert share(same) == pytest.approx(0.1, abs=0.01)
+    anything = seen.tokens[chosen][~masked & ~same]
+    assert share(anything < 500) == pytest.approx(0.5, abs=0.05)
+
+
+@given(SENTENCE, st.floats(0.01, 1.0), st.integers(0, 1000))
+def test_there_is_always_a_gap(sentence: list[int], share: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    _, labels = gaps(Packed.of([sentence]), mask=1, vocabulary=WORDS, share=share, generator=generator)
+    assert bool((labels != -100).any())
+    assert share < 1 or bool((labels != -100).all())
+
+
+def test_gaps_in_nothing() -> None:
+    seen, labels = gaps(Packed.of([]), mask=1, vocabulary=WORDS)
+    assert len(seen.tokens) == len(labels) == 0
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
+def test_shares_that_cannot_be(share: float) -> None:
+    with pytest.raises(regard.ArgumentError, match="share="):
+        gaps(Packed.of(SOURCE), mask=1, vocabulary=WORDS, share=share)
+
+
+# Other dtypes, devices and compilers
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_float32_is_near_float64(name: str) -> None:
+    model = made(Transformer, RECIPES[name])
+    wide = model(Packed.of(SOURCE), Packed.of(TARGET))
+    narrow = model.float()(Packed.of(SOURCE), Packed.of(TARGET))
+    assert (wide.dtype, narrow.dtype) == (torch.float64, torch.float32)
+    close(narrow.double(), wide, within=1e-4)
+
+
+def meta(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.long, device="meta")
+
+
+@pytest.mark.parametrize("name", ["sinusoidal", "learned", "rotary", "alibi", "t5"])
+def test_models_without_values_have_shapes(name: str) -> None:
+    with torch.device("meta"):
+        model = Transformer(WORDS, RECIPES[name])
+        causal, both = LanguageModel(WORDS, RECIPES[name]), MaskedLanguageModel(WORDS, RECIPES[name])
+    assert all(parameter.is_meta for parameter in model.parameters())
+    lengths = {"source_lengths": meta(3), "target_lengths": meta(3)}
+    assert model(meta(3, 5), meta(3, 7), **lengths).shape == (3, 7, WORDS)
+    assert model(meta(3, 5), meta(3, 7)).is_meta
+    source, target = Packed(meta(11), meta(3)), Packed(meta(13), meta(3))
+    assert model(source, target).shape == (13, WORDS)
+    assert model.loss(source, target).shape == ()
+    for one in (causal, both):
+        assert one(meta(3, 5), meta(3)).shape == (3, 5, WORDS)
+        assert one(source).shape == (11, WORDS)
+    assert causal.loss(source).is_meta
+
+
+def gradients(loss: Tensor, model: nn.Module) -> list[Tensor]:
+    return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
+
+
+def compiled_equals_eager(model: Any, call: Callable[..., Tensor], *inputs: Any, backend: str) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(call, backend=backend, fullgraph=True)
+    for found, wanted in zip(
+        gradients(compiled(*inputs), model), gradients(call(*inputs), model), strict=True
+    ):
+        close(found, wanted, within=1e-8)
+
+
+def padded_loss(model: Any) -> Callable[..., Tensor]:
+    return lambda s, t, sl, tl: model(s, t, source_lengths=sl, target_lengths=tl).square().mean()
+
+
+def test_a_compiled_model_is_the_same_model() -> None:
+    model = made(Transformer, replace(RECIPE, layers=1, positions="rotary"))
+    source, target = Packed.of(SOURCE), Packed.of(TARGET)
+    compiled_equals_eager(model, model.loss, source, target, backend="aot_eager")
+
+
+def test_a_compiled_model_takes_padded_batches() -> None:
+    model = made(LanguageModel, replace(RECIPE, layers=1))
+    compiled_equals_eager(
+        model,
+        lambda tokens, lengths: model(tokens, lengths).square().mean(),
+        *padded(Packed.of(SOURCE)),
+        backend="eager",
+    )
+
+
+@SLOW
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_compiled_models_of_all_recipes(name: str, layout: str) -> None:
+    model, source, target = made(Transformer, RECIPES[name]), Packed.of(SOURCE), Packed.of(TARGET)
+    (s, s_lengths), (t, t_lengths) = padded(source), padded(target)
+    if layout == "packed":
+        compiled_equals_eager(model, model.loss, source, target, backend="aot_eager")
+    else:
+        call = padded_loss(model)
+        compiled_equals_eager(model, call, s, t, s_lengths, t_lengths, backend="aot_eager")
+
+
+@SLOW
+def test_a_model_compiled_by_default() -> None:
+    model, source, target = made(Transformer), Packed.of(SOURCE), Packed.of(TARGET)
+    (s, s_lengths), (t, t_lengths) = padded(source), padded(target)
+    call = padded_loss(model)
+    compiled_equals_eager(model, call, s, t, s_lengths, t_lengths, backend="inductor")
+
+
+# Odd and impossible batches
+
+
+@torch.no_grad()
+def test_nothing_in_nothing_out() -> None:
+    model, causal, none = made(Transformer), made(LanguageModel), Packed.of([])
+    assert model(none, none).shape == (0, WORDS)
+    assert causal(none).shape == (0, WORDS)
+    empty = torch.zeros(0, 3, dtype=torch.long)
+    assert model(empty, empty).shape == (0, 3, WORDS)
+    assert causal(empty.T).shape == (3, 0, WORDS)
+    assert model.greedy(none, start=1, end=2, most=3) == []
+
+
+@torch.no_grad()
+def test_an_empty_sentence_leaves_the_others_alone() -> None:
+    model = made(Transformer)
+    found = model(Packed.of([[], [5, 6]]), Packed.of([[1, 7], [1, 8]]))
+    assert bool(torch.isfinite(found).all())
+    close(found[2:], model(Packed.of([[5, 6]]), Packed.of([[1, 8]])))
+    causal = made(LanguageModel)
+    close(causal(Packed.of([[5, 6], [], [7]])), causal(Packed.of([[5, 6], [7]])))
+
+
+def test_int32_tokens() -> None:
+    model, tokens = made(LanguageModel), torch.tensor([[5, 6, 7]])
+    assert torch.equal(model(tokens.int()), model(tokens))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m: m(torch.tensor([[5, 23]])), regard.ArgumentError, "token 23 is outside .* 0 to 22"),
+        (lambda m: m(torch.tensor([[5, -1]])), regard.ArgumentError, "token -1 is outside"),
+        (lambda m: m(Packed.of([[5], [40]])), regard.ArgumentError, "token 40 is outside"),
+        (lambda m: m(torch.tensor([5, 6])), regard.ShapeError, r"the shape \(2,\)"),
+        (lambda m: m(torch.zeros(1, 2, 3).long()), regard.ShapeError, r"the shape \(1, 2, 3\)"),
+        (lambda m: m([[5, 6]]), regard.DTypeError, "the tokens are a list"),
+        (lambda m: m(torch.ones(1, 2)), regard.DTypeError, "the tokens are of torch.float32"),
+        (lambda m: m(torch.ones(1, 2).bool()), regard.DTypeError, "the tokens are of torch.bool"),
+        (
+            lambda m: m(Packed.of([[5], [6]]), torch.tensor([1, 1])),
+            regard.ArgumentError,
+            "a Packed batch knows its 2 lengths",
+        ),
+        (
+            lambda m: m(torch.tensor([[5, 6]]), torch.tensor([3])),
+            regard.ShapeError,
+            "length is 3 and the batch has 2 places",
+        ),
+        (
+            lambda m: m(torch.tensor([[5, 6]]), torch.tensor([1, 1])),
+            regard.ShapeError,
+            r"\(1, 2\) and the lengths \(2,\)",
+        ),
+        (lambda m: m(torch.tensor([[5, 6]]), [2]), regard.DTypeError, "lengths that are a list"),
+    ],
+)
+@pytest.mark.parametrize("kind", [LanguageModel, MaskedLanguageModel])
+def test_batches_that_cannot_be(kind: Any, call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(made(kind))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "error", "message"),
+    [
+        ([[5], [6]], [[1]], regard.ShapeError, "source has 2 sentences and the target 1"),
+        ([[5, 23]], [[1]], regard.ArgumentError, "token 23 is outside"),
+        ([[5]], [[1, 23]], regard.ArgumentError, "token 23 is outside"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_pairs_that_cannot_be(
+    layout: str, source: Any, target: Any, error: type[Exception], message: str
+) -> None:
+    batches = [Packed.of(source), Packed.of(target)]
+    with pytest.raises(error, match=message):
+        made(Transformer)(*(batches if layout == "packed" else [one.pad(one.tokens) for one in batches]))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: made(LanguageModel).loss(Packed.of([[5, 6], []])), "sentence 1 has no tokens"),
+        (lambda: made(Transformer).loss(Packed.of([[5], [6]]), Packed.of([[1, 2], []])), "sentence 1 "),
+    ],
+)
+def test_an_empty_target_has_no_loss(call: Any, message: str) -> None:
+    with pytest.raises(regard.ArgumentError, match=message):
+        call()
+
+
+def test_labels_of_another_shape() -> None:
+    with pytest.raises(regard.ShapeError, match=r"the shape \(9,\) and the labels \(8,\)"):
+        made(MaskedLanguageModel).loss(Packed.of(SOURCE), torch.arange(8))
+
+
+def test_learned_positions_end_while_generating() -> None:
+    model = made(LanguageModel, RECIPES["learned"])
+    assert len(model.generate([5], most=11)) == 12
+    with pytest.raises(regard.ArgumentError, match="position 11 and Learned has positions 0 to 10"):
+        model.generate([5], most=12)
+
+
+@pytest.mark.parametrize("words", [0, -3])
+@pytest.mark.parametrize("kind", [Transformer, LanguageModel, MaskedLanguageModel])
+def test_vocabularies_that_cannot_be(kind: Any, words: int) -> None:
+    with pytest.raises(regard.ArgumentError, match="vocabulary"):
+        kind(words, RECIPE)
+
+
+def test_a_stack_knows_its_recipe() -> None:
+    assert Stack(RECIPE).recipe is RECIPE

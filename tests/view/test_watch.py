@@ -1,0 +1,355 @@
+"""Looking into a model while it runs changes nothing, and shows each attention by its name."""
+
+import copy
+import gc
+import weakref
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+from regard.models import (
+    Attends,
+    Cache,
+    LanguageModel,
+    MaskedLanguageModel,
+    MultiHeadAttention,
+    Packed,
+    Recipe,
+    SelfAttention,
+    Transformer,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+RECIPE = Recipe(width=12, heads=3, layers=2, dropout=0.0)
+TOKENS = torch.tensor([[5, 6, 7, 8, 9], [10, 11, 12, 13, 14]])
+
+
+def language_model(**options: Any) -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(23, Recipe(**{"width": 12, "heads": 3, "layers": 2, "dropout": 0.0, **options}))
+
+
+def unwatched(model: nn.Module) -> bool:
+    """Nothing is left in any module, not even an empty list."""
+    return not any("watchers" in vars(module) for module in model.modules())
+
+
+class Failure(Exception):
+    pass
+
+
+# Names
+
+
+def test_attentions_are_named_by_their_modules() -> None:
+    model = language_model()
+    with regard.watch(model) as seen:
+        model(TOKENS)
+    assert list(seen) == ["decoder.blocks.0.attention", "decoder.blocks.1.attention"]
+    assert len(seen) == 2
+    assert seen["decoder.blocks.1.attention"].shape == (2, 3, 5, 5)
+    modules = dict(model.named_modules())
+    assert all(isinstance(modules[name], MultiHeadAttention) for name in seen)
+
+
+def test_a_transformer_shows_both_its_sides() -> None:
+    model = Transformer(23, RECIPE)
+    with regard.watch(model) as seen:
+        model(torch.tensor([[5, 6, 7]]), torch.tensor([[1, 8, 9, 10, 2]]))
+    assert {name: tuple(weights.shape) for name, weights in seen.items()} == {
+        "encoder.blocks.0.attention": (1, 3, 3, 3),
+        "encoder.blocks.1.attention": (1, 3, 3, 3),
+        "decoder.blocks.0.attention": (1, 3, 5, 5),
+        "decoder.blocks.0.cross": (1, 3, 5, 3),
+        "decoder.blocks.1.attention": (1, 3, 5, 5),
+        "decoder.blocks.1.cross": (1, 3, 5, 3),
+    }
+    assert not seen["decoder.blocks.0.attention"].dense().triu(1).any()
+    assert seen["decoder.blocks.0.cross"].dense().all()
+
+
+def test_attentions_are_numbered_in_order() -> None:
+    model = language_model(layers=3)
+    with regard.watch(model) as seen:
+        model(TOKENS)
+    assert [seen[i] for i in range(3)] == list(seen.values())
+    assert seen[-1] is seen["decoder.blocks.2.attention"]
+    for wrong in (3, -4):
+        with pytest.raises(IndexError, match=rf"seen\[{wrong}\] of 3"):
+            seen[wrong]
+
+
+def test_several_calls_have_names_of_their_own() -> None:
+    layer, x = MultiHeadAttention(12, 3), torch.randn(5, 12)
+    with regard.watch(nn.Sequential(layer)) as seen:
+        for n in (2, 3, 5):
+            layer(x[:n])
+    assert list(seen) == ["0", "0@2", "0@3"]
+    assert [weights.shape[-1] for weights in seen.calls("0")] == [2, 3, 5]
+    assert seen.calls("0")[1] is seen["0@2"] is seen[1]
+
+
+def test_each_step_of_decoding_is_a_call() -> None:
+    model = Transformer(23, RECIPE).eval()
+    with torch.no_grad(), regard.watch(model) as seen:
+        state = model.start(Packed.of([[5, 6, 7], [8]]))
+        for token in (1, 5, 6):
+            model.step(torch.tensor([token, token]), state)
+        model(torch.tensor([[5, 6, 7]]), torch.tensor([[1, 5, 6]]))
+    steps = seen.calls("decoder.blocks.0.attention")
+    assert [tuple(weights.shape[-2:]) for weights in steps] == [(1, 1), (1, 2), (1, 3), (3, 3)]
+    for i in range(3):
+        torch.testing.assert_close(steps[i][0, :, 0], steps[3][0, :, i, : i + 1])
+    assert len(seen.calls("encoder.blocks.0.attention")) == 2
+
+
+def test_the_model_itself_has_no_name() -> None:
+    layer = SelfAttention()
+    with regard.watch(layer) as seen:
+        layer(torch.eye(3))
+    assert list(seen) == [""]
+    assert repr(seen) == "Seen((the model): Weights(1 × 3 × 3))"
+
+
+def test_a_module_in_two_places_is_seen_once_per_call() -> None:
+    layer = SelfAttention()
+    with regard.watch(nn.Sequential(layer, nn.Identity(), layer)) as seen:
+        nn.Sequential(layer, layer)(torch.eye(3))
+    assert list(seen) == ["0", "0@2"]
+
+
+def test_names_that_were_not_seen() -> None:
+    model = language_model()
+    with regard.watch(model) as seen:
+        with pytest.raises(KeyError, match="nothing yet: call the model inside the with block"):
+            seen["decoder"]
+        model(TOKENS)
+    for look in (seen.__getitem__, seen.calls):
+        with pytest.raises(KeyError, match=r"'decoder' was not seen; seen were decoder.blocks.0.attention, "):
+            look("decoder")
+    assert "decoder" not in seen
+    assert seen.get("decoder") is None
+
+
+def test_what_was_seen_can_be_read() -> None:
+    model = language_model()
+    with regard.watch(model) as seen:
+        assert repr(seen) == "Seen()"
+        model(TOKENS)
+    assert repr(seen).splitlines() == [
+        "Seen(",
+        "  decoder.blocks.0.attention: Weights(2 × 3 × 5 × 5),",
+        "  decoder.blocks.1.attention: Weights(2 × 3 × 5 × 5),",
+        ")",
+    ]
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("normalize", [regard.Softmax(), regard.Sparsemax(), regard.Entmax15()])
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_rows_sum_to_one(layout: str, normalize: regard.Normalizer) -> None:
+    model, batch = (
+        MaskedLanguageModel(23, Recipe(width=12, heads=3, normalize=normalize)),
+        Packed.of([[5, 6, 7], [8]]),
+    )
+    with regard.watch(model.eval()) as seen:
+        model(batch) if layout == "packed" else model(batch.pad(batch.tokens), batch.lengths)
+    assert len(seen) == 3
+    for weights in seen.values():
+        dense = weights.dense()
+        torch.testing.assert_close(dense.sum(-1), torch.ones(dense.shape[:-1]))
+
+
+def test_weights_are_those_that_made_the_output() -> None:
+    layer, x = MultiHeadAttention(12, 3), torch.randn(2, 5, 12)
+    with regard.watch(layer) as seen:
+        output = layer(x, mask=regard.Causal())
+    value = layer.remember(x).value
+    torch.testing.assert_close(layer.outward((seen[0] @ value).transpose(1, 2).flatten(-2)), output)
+
+
+def test_packed_weights_stay_inside_their_sentences() -> None:
+    model, batch = language_model(), Packed.of([[5, 6, 7], [8, 9]])
+    with regard.watch(model) as seen:
+        model(batch)
+    mask = batch.mask(regard.Causal()).dense(5, 5)
+    for weights in seen.values():
+        assert torch.equal(weights.dense() != 0, mask.expand(3, 5, 5))
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "rotary", "t5"])
+@pytest.mark.parametrize("normalize", [regard.Softmax(), regard.Entmax15(), regard.Sigmoid(), regard.Sink(3)])
+def test_watching_changes_no_bit(kind: str, normalize: Any) -> None:
+    model = language_model(width=24, normalize=normalize, positions=kind)
+    before = model(TOKENS)
+    with regard.watch(model) as seen:
+        during = model(TOKENS)
+    after = model(TOKENS)
+    assert torch.equal(before, during)
+    assert torch.equal(before, after)
+    assert len(seen) == 2
+
+
+def test_watching_changes_no_dropout() -> None:
+    model = language_model(dropout=0.3)
+    outputs = []
+    for watched in (False, True):
+        torch.manual_seed(1)
+        if watched:
+            with regard.watch(model):
+                outputs.append(model(TOKENS))
+        else:
+            outputs.append(model(TOKENS))
+    assert torch.equal(*outputs)
+
+
+def test_watching_changes_no_gradient() -> None:
+    model = language_model()
+    found = []
+    for watched in (False, True):
+        if watched:
+            with regard.watch(model):
+                loss = model(TOKENS).square().mean()
+        else:
+            loss = model(TOKENS).square().mean()
+        found.append(torch.autograd.grad(loss, list(model.parameters())))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+# Only inside
+
+
+def test_nothing_is_seen_outside() -> None:
+    model = language_model()
+    model(TOKENS)
+    with regard.watch(model) as seen:
+        pass
+    model(TOKENS)
+    assert not seen
+    assert unwatched(model)
+
+
+def test_an_exception_ends_the_watch() -> None:
+    model = language_model()
+    with pytest.raises(Failure), regard.watch(model):
+        raise Failure
+    assert unwatched(model)
+    with pytest.raises(regard.ArgumentError), regard.watch(model) as seen:
+        model(torch.tensor([[99]]))
+    assert unwatched(model)
+    model(TOKENS)
+    assert not seen
+
+
+def test_what_was_seen_before_an_exception_stays() -> None:
+    model = language_model()
+    with suppress(Failure), regard.watch(model) as seen:
+        model(TOKENS)
+        raise Failure
+    assert len(seen) == 2
+    assert seen[0].dense().shape == (2, 3, 5, 5)
+
+
+def test_watches_inside_each_other() -> None:
+    model = language_model()
+    with regard.watch(model) as outer:
+        model(TOKENS)
+        with regard.watch(model.decoder.blocks[1]) as inner:
+            model(TOKENS)
+        model(TOKENS)
+    model(TOKENS)
+    assert list(inner) == ["attention"]
+    assert len(outer) == 6
+    assert inner["attention"] is outer.calls("decoder.blocks.1.attention")[1]
+    assert unwatched(model)
+
+
+def test_a_part_is_watched_alone() -> None:
+    model = language_model()
+    with regard.watch(model.decoder.blocks[0]) as seen:
+        model(TOKENS)
+    assert list(seen) == ["attention"]
+
+
+def test_the_same_model_again() -> None:
+    model = language_model()
+    with regard.watch(model) as first:
+        model(TOKENS)
+    with regard.watch(model) as second:
+        model(TOKENS)
+    assert list(first) == list(second)
+    assert first[0] is not second[0]
+    assert torch.equal(first[0].dense(), second[0].dense())
+
+
+def test_nothing_is_kept() -> None:
+    model = language_model()
+    with regard.watch(model) as seen:
+        model(TOKENS)
+    gone = weakref.ref(seen[0])
+    del seen
+    gc.collect()
+    assert gone() is None
+
+
+def test_state_dict_and_copies_know_nothing_of_it() -> None:
+    model = language_model()
+    with regard.watch(model):
+        assert not any("watch" in name for name in model.state_dict())
+    assert unwatched(copy.deepcopy(model))
+
+
+# Layers of one's own
+
+
+class Twice(Attends):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, self.attention(x, x, x, mask=regard.Causal()))
+
+
+def test_layers_of_ones_own_are_seen() -> None:
+    layer = Twice()
+    with regard.watch(nn.Sequential(nn.Linear(3, 3), layer)) as seen:
+        layer(torch.randn(2, 5, 3))
+    assert list(seen) == ["1", "1@2"]
+    assert not seen["1"].dense().triu(1).any()
+    assert seen["1@2"].dense().all()
+
+
+def test_caches_are_seen_as_they_were() -> None:
+    layer, cache = MultiHeadAttention(12, 3), Cache()
+    with torch.no_grad(), regard.watch(layer) as seen:
+        for _ in range(40):
+            layer(torch.randn(1, 12), cache=cache)
+    assert [weights.shape[-1] for weights in seen.values()] == list(range(1, 41))
+    for weights in seen.values():
+        torch.testing.assert_close(weights.dense().sum(-1), torch.ones(3, 1))
+
+
+# What cannot be
+
+
+def test_models_that_do_not_attend() -> None:
+    with (
+        pytest.raises(regard.ArgumentError, match="got a Linear in which no module attends"),
+        regard.watch(nn.Linear(3, 4)),
+    ):
+        pass
+
+
+def test_what_is_no_model() -> None:
+    with (
+        pytest.raises(regard.DTypeError, match="watch got a function"),
+        regard.watch(
+            lambda x: x  # type: ignore[arg-type]
+        ),
+    ):
+        pass
