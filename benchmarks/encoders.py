@@ -1,4 +1,4 @@
-"""Pretrained encoders beside Hugging Face's, with the same weights: the vectors of 256 sentences of mixed length.
+"""Pretrained encoders beside Hugging Face's, same weights: the vectors of 256 sentences of mixed length.
 
 python -m benchmarks.encoders [--quick]
 """

@@ -133,7 +133,8 @@ def _cosines(both: dict[str, Tensor], standard: bool) -> dict[str, Tensor]:
         known = both["train"].flatten(0, 1)
         mean, deviation = known.mean(0), known.std(0)
         both = {name: (x - mean) / deviation for name, x in both.items()}
-    return {name: F.cosine_similarity(x[:, 0], x[:, 1], dim=-1) for name, x in both.items()}
+    # in float64 and back, so that equal vectors have equal cosines
+    return {name: F.cosine_similarity(*x.double().unbind(1), dim=-1).float() for name, x in both.items()}
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ BAR = 20  # characters
 NUMBERS = 6  # of each vector that are shown
 
 app = typer.Typer(
-    help="Attention that is fast and can be looked at.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -43,20 +42,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="regard")
     except (RegardError, OSError) as error:
-        if isinstance(error, BrokenPipeError):  # the reader has seen enough: regard embed … | head
-            sys.stderr.close()
-            sys.exit(1)
-        print(f"regard: {_plain(str(error))}", file=sys.stderr)
+        message = str(error)
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            message = f"{error.filename}: {error.strerror}"
+        print(f"regard: {_plain(message)}", file=sys.stderr)
         sys.exit(2)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"regard {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
 def _about(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
 ) -> None:
-    if version:
-        print(f"regard {__version__}")
-        raise typer.Exit
+    """Attention that is fast and can be looked at."""
 
 
 @app.command()
@@ -114,8 +119,8 @@ def compare(
         mark = "  tells meanings apart best" if layer == best and encoder.best_layer != -1 else ""
         console.print(f"{name:>9}  {cosine:6.3f}  {_bar(cosine):{BAR if mark else 0}}{mark}".rstrip())
     console.print(
-        "\nThe cosine of the word's two vectors: the embedding knows the word and its place alone, and each layer "
-        "has seen more of the sentence around it.",
+        "\nThe cosine of the word's two vectors: the embedding knows the word and its place alone, and each "
+        "layer has seen more of the sentence around it.",
         style="dim",
     )
 
@@ -200,7 +205,6 @@ def _chosen(embedded: "Embedded", layer: int | None) -> "Tensor":
 def _console() -> "Console":
     """Colours on a terminal, plain text elsewhere; lines are never broken."""
     from rich.console import Console
-    from torch import Tensor
 
     return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
 

@@ -1,14 +1,20 @@
-"""`make demo`: attention from the dictionary lookup to 32,768 tokens, computed and drawn."""
+"""`make demo`: from the dictionary lookup to a model that learns, and to 32,768 tokens, drawn."""
 
+import calendar
 import io
+import random
 import resource
+import sys
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import regard
 from regard.mechanism.files import write_whole
+from regard.models import Packed, RecurrentRecipe, RecurrentSeq2Seq, summary
 from regard.view.pictures import heatmap
 
 PICTURE = "demo.png"
@@ -32,13 +38,18 @@ def main() -> None:
     example = worked_example()
     show("One row of scores, six normalizers, from soft to hard")
     rows = normalizers()
+    show("A model learns to write dates in a few seconds, and its attention shows how it reads them")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the model is tiny: two threads would wait for each other
+    read = Dates().learn()
+    torch.set_num_threads(threads)
     show(f"{TOKENS:,} tokens, and every weight can still be looked at")
-    draw(example, rows, long_text())
+    draw(example, rows, read, long_text())
     print(f"\nThe picture is in {PICTURE}.")
 
 
 def show(title: str) -> None:
-    print(f"\n\033[1m{title}\033[0m")
+    print(f"\n\033[1m{title}\033[0m" if sys.stdout.isatty() else f"\n{title}")
 
 
 def lookup() -> None:
@@ -90,6 +101,76 @@ def normalizers() -> Tensor:
     return torch.stack(rows)
 
 
+class Dates:
+    """Dates as people write them, to be written as 2031-09-05, letter by letter: Bahdanau's model of 2015."""
+
+    MONTHS = tuple(calendar.month_name)[1:]
+    START, END = "<", ">"
+
+    def __init__(self) -> None:
+        self.draw = random.Random(0)
+        letters = sorted({self.START, self.END, *", -0123456789", *"".join(self.MONTHS)})
+        self.numbers = {letter: number for number, letter in enumerate(letters)}
+        recipe = RecurrentRecipe(width=96, cell="gru", attention="additive", dropout=0.0)
+        self.model = RecurrentSeq2Seq(len(letters), recipe)
+
+    def learn(self, steps: int = 120) -> "Reading":
+        """Train, try on dates that were never seen, and look at how one is read."""
+        print(f"  {summary(self.model, length=16)}")
+        optimizer = torch.optim.Adam(self.model.parameters(), lr=4e-3)
+        begun = time.perf_counter()
+        for step in range(1, steps + 1):
+            source, target = zip(*(self.pair() for _ in range(64)), strict=True)
+            loss = self.model.loss(
+                self.pack(source), self.pack([self.START + date + self.END for date in target])
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            optimizer.step()
+            if step % 40 == 0:
+                print(f"  after {step} steps and {time.perf_counter() - begun:.0f} s: loss {loss.item():.4f}")
+        self.model.eval()
+        asked, right = zip(*(self.pair() for _ in range(200)), strict=True)
+        written = self.write(asked)
+        good = sum(map(str.__eq__, written, right))
+        print(f"  of 200 dates that it has not seen, {good} are right: {asked[0]} → {written[0]}")
+        return self.read("September 5, 2031")
+
+    def pair(self) -> tuple[str, str]:
+        """A date in one of three forms, and as it should be written."""
+        day, month, year = self.draw.randint(1, 28), self.draw.randint(1, 12), self.draw.randint(1900, 2099)
+        name = self.MONTHS[month - 1]
+        forms = (f"{name} {day}, {year}", f"{day} {name} {year}", f"{name[:3]} {day} {year}")
+        return self.draw.choice(forms), f"{year}-{month:02}-{day:02}"
+
+    def pack(self, texts: Sequence[str]) -> Packed:
+        return Packed.of([[self.numbers[letter] for letter in text] for text in texts])
+
+    def write(self, asked: Sequence[str]) -> list[str]:
+        """The model's own answers."""
+        letters = list(self.numbers)
+        start, end = self.numbers[self.START], self.numbers[self.END]
+        found = self.model.greedy(self.pack(asked), start=start, end=end, most=12)
+        return ["".join(letters[number] for number in numbers) for numbers in found]
+
+    def read(self, asked: str) -> "Reading":
+        """What each letter that the model writes looks at."""
+        (written,) = self.write([asked])
+        with torch.no_grad(), regard.watch(self.model) as seen:
+            self.model(self.pack([asked]), self.pack([self.START + written[:-1]]))
+        steps = seen.calls("decoder.attention")
+        return Reading(asked, written, torch.cat([weights[0, 0] for weights in steps]))
+
+
+class Reading(NamedTuple):
+    """A text, what a model made of it, and the weights between their letters."""
+
+    asked: str
+    written: str
+    weights: Tensor
+
+
 def long_text() -> regard.Weights:
     """The weights of a long made-up text that keeps coming back to nine subjects."""
     subjects = torch.randn(9, 64)
@@ -115,16 +196,18 @@ def memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def draw(example: regard.Weights, rows: Tensor, long_weights: regard.Weights) -> None:
-    """The three results side by side."""
+def draw(example: regard.Weights, rows: Tensor, read: Reading, long_weights: regard.Weights) -> None:
+    """The four results."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 4), layout="constrained")
-    left, middle, right = figure.subplots(1, 3, width_ratios=[1, 1.5, 1.2])
+    figure = Figure(figsize=(12, 8), layout="constrained")
+    (left, middle), (lower, right) = figure.subplots(2, 2, width_ratios=[1, 1.3])
     names = ["input 1", "input 2", "input 3"]
     heatmap(left, example, queries=names, keys=names, title="the worked example")
     tokens = [f"key {i + 1}" for i in range(rows.shape[1])]
     heatmap(middle, rows, queries=list(NORMALIZERS), keys=tokens, title="one row of scores, six normalizers")
+    title = "a model that learned to write dates: where it looks"
+    heatmap(lower, read.weights, queries=list(read.written), keys=list(read.asked), title=title)
     title = f"{TOKENS:,} × {TOKENS:,} weights, a map (log)"
     heatmap(right, long_weights, title=title, log=True)
     buffer = io.BytesIO()

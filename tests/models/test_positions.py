@@ -207,6 +207,23 @@ def test_each_sequence_has_rotary_positions_of_its_own() -> None:
         assert torch.equal(Rotary(4)(place)(one), turned)
 
 
+# T5
+
+
+def test_t5_tells_left_from_right_where_both_are_seen() -> None:
+    """A decoder sees the left alone, so all of its buckets serve it."""
+    buckets = {}
+    for causal in (False, True):
+        positions = stack("t5", causal=causal).positions
+        assert isinstance(positions, regard.T5)
+        buckets[causal] = positions.bucket(torch.arange(-40, 41))
+    left = {causal: set(found[:41].tolist()) for causal, found in buckets.items()}
+    right = {causal: set(found[41:].tolist()) for causal, found in buckets.items()}
+    assert not left[False] & right[False]
+    assert len(left[True]) > len(left[False])
+    assert len(right[True]) == 1
+
+
 # Packed sentences
 
 

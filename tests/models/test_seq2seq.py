@@ -111,6 +111,8 @@ def test_targets_without_anything_to_foretell() -> None:
         model.loss(SOURCE, Packed.of([[1, 2], [1], [1, 2]]))
     with pytest.raises(ArgumentError, match="target sentence 2 has the length 1"):
         model.loss(SOURCE, TARGET.pad(TARGET.tokens), target_lengths=torch.tensor([3, 2, 1]))
+    with pytest.raises(DTypeError, match="the target is a list"):
+        model.loss(SOURCE, [[1, 2]])  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match=r"shape \(3, 1\)"):
         model.loss(SOURCE, torch.ones(3, 1, dtype=torch.long))
     with pytest.raises(ArgumentError, match="a label is 11 and the vocabulary has 11 words"):

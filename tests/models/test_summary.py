@@ -13,7 +13,6 @@ from regard.mechanism import operator
 from regard.models import DecoderBlock, EncoderBlock, MultiHeadAttention, Recipe
 from regard.models.grids import NonLocal
 from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
-from regard.models.recurrent_parts import SourceAttention
 from regard.models.summary import summary
 from regard.models.transformer import LanguageModel, MaskedLanguageModel, Transformer
 
@@ -119,9 +118,6 @@ def test_a_decoder_block_pays_for_both_attentions() -> None:
 @pytest.mark.parametrize("attention", ["none", "additive", "dot", "general", "concat"])
 def test_recurrent_translation_costs_source_and_target_tokens(attention: Any) -> None:
     model = RecurrentSeq2Seq(50, RecurrentRecipe(width=WIDTH, layers=2, attention=attention, dropout=0.0))
-    for module in model.modules():
-        if isinstance(module, SourceAttention):
-            vars(module).update(head_width=WIDTH, head_value_width=WIDTH)
     found = summary(model, length=LENGTH)
     model = model.double()
     total = counted(lambda: model(tokens(), tokens()))

@@ -2,6 +2,8 @@
 
 import copy
 import math
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -567,6 +569,10 @@ def test_compiled_models_of_all_recipes(name: str, layout: str) -> None:
 
 
 @SLOW
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # inductor's own
+@pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX", "c++")) is None, reason="inductor needs a C++ compiler"
+)
 def test_a_model_compiled_by_default() -> None:
     model, source, target = made(Transformer), Packed.of(SOURCE), Packed.of(TARGET)
     (s, s_lengths), (t, t_lengths) = padded(source), padded(target)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.errors import ArgumentError, DTypeError
+from regard.mechanism.concrete import concrete
 from regard.models.blocks import EncoderBlock
 from regard.models.encoders import Tokens, WordEncoder
 from regard.models.layouts import Layout, read_layout, read_tensors
@@ -88,27 +89,23 @@ class PretrainedEncoder(WordEncoder):
 
     def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
         """The last layer's vectors, the tokens' shape and m."""
-        for x in self._run(tokens, lengths):
-            last = x
-        return last
+        return self.hidden(tokens, lengths)[-1]
 
     def hidden(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> list[Tensor]:
         """The vectors of every layer, the embeddings first; each the tokens' shape and m."""
-        return list(self._run(tokens, lengths))
-
-    def _run(self, tokens: Tensor | Packed, lengths: Tensor | None) -> Iterator[Tensor]:
         laid = Laid.out(tokens, lengths)
-        self._check_lengths(tokens.lengths.tolist() if isinstance(tokens, Packed) else [tokens.shape[-1]])
+        if not isinstance(tokens, Packed):
+            self._check_lengths([tokens.shape[1]])
+        elif concrete(tokens.lengths):
+            self._check_lengths(tokens.lengths.tolist())
         try:
-            x = self.words(laid.tokens)
+            x = self.words(laid.tokens) + self.positions(self._places(laid))
         except IndexError:
             raise ArgumentError(outside(laid.tokens, self.words.num_embeddings)) from None
-        x = x + self.positions(self._places(laid))
-        x = self.dropout(self.norm(x))
-        yield x
+        found = [self.dropout(self.norm(x))]
         for block in self.blocks:
-            x = block(x, mask=laid.mask)
-            yield x
+            found.append(block(found[-1], mask=laid.mask))
+        return found
 
     def _places(self, laid: Laid) -> Tensor:
         """From 0 on; RoBERTa's begin behind the number of its padding mark and leave such marks out."""

@@ -82,14 +82,15 @@ class SourceAttention(Attends):
 
     >>> import torch, regard
     >>> from regard.models.recurrent_parts import SourceAttention
-    >>> attention = SourceAttention(regard.Additive(16, 16))
+    >>> attention = SourceAttention(16, regard.Additive(16, 16))
     >>> memory = attention.remember(torch.randn(3, 7, 16))
     >>> attention(torch.randn(3, 1, 16), memory, regard.Padding([7, 2, 5])).shape
     torch.Size([3, 1, 16])
     """
 
-    def __init__(self, score: Score) -> None:
+    def __init__(self, width: int, score: Score) -> None:
         super().__init__()
+        self.head_width = self.head_value_width = width
         self.score = score
 
     def remember(self, source: Tensor) -> Memory:
@@ -173,7 +174,7 @@ class LuongDecoder(PlainDecoder):
     ) -> None:
         super().__init__(cell, width, layers, dropout, inputs=2 * width if feeding else width)
         self.feeding = feeding
-        self.attention = SourceAttention(score)
+        self.attention = SourceAttention(width, score)
         self.combine = nn.Linear(2 * width, width, bias=False)
 
     def start(self, source: Tensor, last: Cells, mask: Padding | None) -> RecurrentState:
@@ -218,7 +219,7 @@ class BahdanauDecoder(PlainDecoder):
         super().__init__(cell, width, layers, dropout, inputs=2 * width)
         self.layers, self.start_width = layers, start_width
         self.first = nn.Linear(start_width, layers * width)
-        self.attention = SourceAttention(Additive(width, width))
+        self.attention = SourceAttention(width, Additive(width, width))
         self.readout = nn.Linear(3 * width, 2 * width)
 
     def start(self, source: Tensor, last: Cells, mask: Padding | None) -> RecurrentState:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.errors import ArgumentError, ShapeError
+from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.checks import count
 from regard.mechanism.concrete import concrete
 from regard.models.loss import vocabulary_loss
@@ -151,6 +151,10 @@ def _check_target(target: Tensor | Packed, lengths: Tensor | None) -> None:
     """Something to read and something to answer in each sentence."""
     if isinstance(target, Packed):
         lengths = target.lengths if lengths is None else lengths
+    elif not isinstance(target, Tensor):
+        raise DTypeError(
+            f"the target is a {type(target).__name__}; give a tensor (b, l) or Packed.of(lists of numbers)."
+        )
     elif lengths is not None:
         check_lengths(target, lengths)
     elif target.dim() != 2 or target.shape[1] < 2:

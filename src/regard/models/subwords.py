@@ -118,9 +118,7 @@ def _byte_pieces(folder: Path, vocabulary: int) -> Any:
     with guarded(f"{folder / 'vocab.json'} and merges.txt are no tokenizer"):
         tokenizer = package.Tokenizer(package.models.BPE(numbers, merges))
         tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=before)
-        tokenizer.add_special_tokens(
-            [package.AddedToken(mark, lstrip=mark == "<mask>", special=True) for mark in marks]
-        )
+        tokenizer.add_special_tokens(marks)
         tokenizer.post_processor = package.processors.RobertaProcessing(
             ("</s>", numbers["</s>"]), ("<s>", numbers["<s>"]), add_prefix_space=before
         )

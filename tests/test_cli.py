@@ -1,0 +1,205 @@
+"""The command line: what it prints and writes, and one clean line for what it refuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from safetensors import safe_open
+
+import regard
+from regard.models.pretrained import load_encoder
+
+pytest.importorskip("typer")
+pytest.importorskip("tokenizers")
+
+from regard.cli import main
+from tests.models.test_pretrained import CONFIG, LAYERS, named, needs_minilm, word_pieces
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a small BERT."""
+    from safetensors.torch import save_file
+
+    folder: Path = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    save_file(named(), folder / "model.safetensors")
+    word_pieces(folder)
+    return str(folder)
+
+
+def run(*arguments: str, status: int = 0) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert (left.value.code or 0) == status
+
+
+def test_version(capsys):
+    run("--version")
+    assert capsys.readouterr().out == f"regard {regard.__version__}\n"
+
+
+def test_help_names_the_commands(capsys):
+    run("--help")
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in ("embed", "compare", "attended"))
+
+
+def test_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "regard", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"regard {regard.__version__}\n"), done.stderr
+
+
+def test_embed_shows_each_word(model, capsys):
+    run("embed", "Dogs may bark.", "Trees", "--model", model, "--layer", "2")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "Dogs",
+        "word",
+        "Dogs",
+        "may",
+        "bark",
+        ".",
+        "Trees",
+        "word",
+        "Trees",
+    ]
+    vector = load_encoder(model).embed("Dogs may bark.")[0]["bark"][2]
+    numbers = [float(number) for number in lines[4].split()[1:-1]]
+    assert numbers == pytest.approx([float(vector.norm()), *vector[:6].tolist()], abs=1e-3)
+
+
+def test_output_is_plain_where_there_is_no_terminal(model, capsys):
+    run("embed", "bark", "--model", model)
+    run("compare", "bark", "may bark", "--word", "bark", "--model", model)
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_terminal_is_not_commanded(model, capsys):
+    run("embed", "bark \x1b[31m\x07", "--model", model)
+    assert not {"\x1b", "\x07"} & set(capsys.readouterr().out)
+
+
+def test_markup_is_text(model, capsys):
+    run("embed", "[bold]bark[/bold] :dog:", "--model", model)
+    assert "[bold]bark[/bold] :dog:" in capsys.readouterr().out
+
+
+def test_wide_words_are_aligned(model, capsys):
+    run("embed", "bark 東 may", "--model", model)
+    lines = capsys.readouterr().out.splitlines()[2:]
+    starts = {line.index(".") + line.count("東") for line in lines}  # 東 takes two columns
+    assert len(starts) == 1
+
+
+@pytest.mark.parametrize("layer", [None, 1])
+def test_embed_writes_vectors_whole(layer, model, tmp_path, capsys):
+    sentences = ["Dogs may bark.", "Trees"]
+    chosen = [] if layer is None else ["--layer", str(layer)]
+    for kind in ("safetensors", "npy", "json"):
+        run("embed", *sentences, "--model", model, "--output", str(tmp_path / f"x.{kind}"), *chosen)
+        assert "2 sentences, 5 words" in capsys.readouterr().out
+    embedded = load_encoder(model).embed(sentences)
+    wanted = [each.vectors if layer is None else each.vectors[layer] for each in embedded]
+    with safe_open(tmp_path / "x.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["0"]) == ["Dogs", "may", "bark", "."]
+        for i, vectors in enumerate(wanted):
+            torch.testing.assert_close(file.get_tensor(str(i)), vectors)
+    array = numpy.load(tmp_path / "x.npy", allow_pickle=False)
+    torch.testing.assert_close(torch.from_numpy(array), torch.cat(wanted, -2))
+    for found, each, vectors in zip(
+        json.loads((tmp_path / "x.json").read_text()), embedded, wanted, strict=True
+    ):
+        assert (found["sentence"], tuple(found["words"])) == (each.sentence, each.words)
+        torch.testing.assert_close(torch.tensor(found["vectors"]), vectors)
+
+
+def test_embed_reads_files(model, tmp_path, capsys):
+    (tmp_path / "x.txt").write_text("Dogs bark\n\n  \nTrees\r\nné\n", "utf-8")
+    run("embed", "may", "--file", str(tmp_path / "x.txt"), "--model", model)
+    sentences = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+    assert sentences == ["may", "Dogs bark", "Trees", "né"]
+
+
+def test_compare_shows_every_layer(model, capsys):
+    first, second = "Dogs may bark.", "Trees shed bark in winter."
+    run("compare", first, second, "--word", "bark", "--model", model)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"bark: {first}", f"bark: {second}"]
+    wanted = load_encoder(model).compare(first, second, word="bark").similarities.tolist()
+    rows = [line.split() for line in lines[4 : 4 + LAYERS + 1]]
+    assert [row[0] for row in rows] == ["embedding", *map(str, range(1, LAYERS + 1))]
+    assert [float(row[1]) for row in rows] == pytest.approx(wanted, abs=1e-3)
+    assert rows[0][2] == "█" * 20  # the same word at the same place
+
+
+def test_compare_two_words(model, capsys):
+    run("compare", "Dogs may bark.", "Trees", "--word", "dogs", "--word", "trees", "--model", model)
+    assert capsys.readouterr().out.startswith("Dogs: Dogs may bark.\nTrees: Trees\n")
+
+
+def test_attended_shows_weights_that_add_up_to_one(model, capsys):
+    run("attended", "Dogs may bark", "--word", "bark", "--layer", "2", "--model", model)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == ["[CLS]", "Dogs", "may", "bark", "[SEP]"]
+    assert sum(float(row[1]) for row in rows) == pytest.approx(1, abs=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["embed"], "embed got no sentences; give some"),
+        (["embed", ""], "sentence 0 is ''"),
+        (["embed", "bark", "--layer", "4"], "--layer is 4 and this model has layers 0 to 3"),
+        (
+            ["embed", "bark", "--output", "x.pkl"],
+            "--output is 'x.pkl'; it can end in .safetensors, .npy, .json",
+        ),
+        (["embed", "bark " * 50], "sentence 0 has 52 tokens"),
+        (["embed", "--file", "not/there.txt"], "not/there.txt: No such file"),
+        (["compare", "Dogs", "bark", "--word", "bark"], "'bark' is not in 'Dogs'"),
+        (["compare", "a", "b", "--word", "a", "--word", "b", "--word", "c"], "compare got 3 words"),
+        (["attended", "Dogs bark", "--word", "bark", "--head", "9"], "head=9 and there are 2 heads"),
+    ],
+)
+def test_what_is_refused_is_one_line(arguments, message, model, capsys):
+    run(*arguments, "--model", model, status=2)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("regard: ")
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_a_file_that_is_no_text(model, tmp_path, capsys):
+    (tmp_path / "x").write_bytes(b"\xff\xfe\x00")
+    run("embed", "--file", str(tmp_path / "x"), "--model", model, status=2)
+    assert "is no UTF-8 text" in capsys.readouterr().err
+
+
+def test_no_such_model(capsys):
+    run("embed", "bark", "--model", "no/such", status=2)
+    assert "there is no folder 'no/such'" in capsys.readouterr().err
+
+
+def test_other_errors_are_not_hidden(model, monkeypatch):
+    """A mistake of regard's own keeps its traceback."""
+
+    def fail(name):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("regard.models.pretrained.load_encoder", fail)
+    with pytest.raises(ZeroDivisionError):
+        main(["embed", "bark", "--model", model])
+
+
+@needs_minilm
+def test_minilm_is_the_default(capsys):
+    run("compare", "Dogs may bark at strangers.", "Trees shed bark in winter.", "--word", "bark")
+    assert "tells meanings apart best" in capsys.readouterr().out
