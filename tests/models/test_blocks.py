@@ -231,6 +231,10 @@ def test_dropout_in_training_alone() -> None:
         ({"dropout": 1.0}, regard.ArgumentError, "dropout=1.0"),
         ({"epsilon": 0.0}, regard.ArgumentError, "epsilon=0.0"),
         ({"activation": "tanh"}, regard.ArgumentError, "'tanh'; there are relu, gelu, swiglu"),
+        ({"heads": 8, "key_heads": 3}, regard.ArgumentError, "heads=8 and key_heads=3"),
+        ({"key_heads": "two"}, regard.DTypeError, "key_heads='two'"),
+        ({"normalize": "softmax"}, regard.DTypeError, "normalize='softmax'"),
+        ({"normalize": regard.Softmax}, regard.DTypeError, "no normalizer"),
         ({"norm": "batch"}, regard.ArgumentError, "'batch'; there are layer, rms"),
         ({"positions": "absolute"}, regard.ArgumentError, "'absolute'; there are sinusoidal"),
     ],
@@ -243,6 +247,13 @@ def test_recipes_that_cannot_be(options: dict[str, Any], error: type[Exception],
 def test_activations_that_cannot_be() -> None:
     with pytest.raises(regard.ArgumentError, match="'tanh'; there are relu, gelu, swiglu"):
         FeedForward(12, 7, "tanh")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cross", [True, False])
+def test_stacks_read_a_source_or_do_not(cross: bool) -> None:
+    x = normal(2, 5, 12).float()
+    with pytest.raises(regard.ArgumentError, match=f"cross={cross} and got"):
+        Stack(RECIPE, cross=cross)(x, None if cross else x)
 
 
 def test_odd_heads_do_not_turn() -> None:

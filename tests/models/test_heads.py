@@ -346,12 +346,20 @@ def test_weights_of_earlier_steps_stay_true() -> None:
         close(seen[i].dense(), wanted[..., i : i + 1, : i + 1])
 
 
-@torch.no_grad()
-def test_a_cache_serves_one_batch() -> None:
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_cache_serves_one_batch(grad: bool) -> None:
     layer, cache = layer_of(), Cache()
-    layer(normal(2, 3, 12), cache=cache)
-    with pytest.raises(regard.ShapeError, match=r"\(2, 4, 3, 3\).*\(5, 4, 1, 3\).*new Cache"):
-        layer(normal(5, 1, 12), cache=cache)
+    with torch.set_grad_enabled(grad):
+        layer(normal(2, 3, 12), cache=cache)
+        with pytest.raises(regard.ShapeError, match=r"\(2, 4, 3, 3\).*\(5, 4, 1, 3\).*new Cache"):
+            layer(normal(5, 1, 12), cache=cache)
+
+
+@pytest.mark.parametrize("more", [{"value": normal(5, 12)}, {"cache": Cache()}])
+def test_a_memory_is_whole(more: dict[str, Any]) -> None:
+    layer = layer_of()
+    with pytest.raises(regard.ArgumentError, match=f"got a Memory.*{next(iter(more))}; leave that out"):
+        layer(normal(3, 12), layer.remember(normal(5, 12)), **more)
 
 
 # Training

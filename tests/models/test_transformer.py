@@ -169,6 +169,28 @@ def test_a_target_does_not_see_its_future_and_sees_all_of_its_source() -> None:
         assert (model(changed, torch.tensor([[1, 5, 6]])) != before).any(-1).all()
 
 
+@torch.no_grad()
+def test_a_packed_and_a_padded_side_have_the_shape_of_the_target() -> None:
+    model, source, target = made(Transformer), Packed.of(SOURCE), Packed.of(TARGET)
+    (s, s_lengths), (t, t_lengths) = padded(source), padded(target)
+    wanted = model(source, target)
+    close(model(s, target, source_lengths=s_lengths), wanted)
+    found = model(source, t, target_lengths=t_lengths)
+    assert found.shape == (*t.shape, WORDS)
+    close(torch.cat(rows(found, target)), wanted)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("other", ["packed", "padded"])
+def test_packed_sides_know_their_lengths(side: str, other: str) -> None:
+    batches = {"source": Packed.of(SOURCE), "target": Packed.of(TARGET)}
+    given: dict[str, Any] = {
+        name: one if name == side or other == "packed" else padded(one)[0] for name, one in batches.items()
+    }
+    with pytest.raises(regard.ArgumentError, match="knows its 3 lengths"):
+        made(Transformer)(**given, **{f"{side}_lengths": torch.tensor([1, 1, 1])})
+
+
 # Losses
 
 
@@ -302,6 +324,25 @@ def test_a_language_model_reads_in_pieces(chunks: list[int]) -> None:
     caches = model.decoder.caches()
     pieces = [model(piece, caches=caches) for piece in tokens.split(chunks, 1)]
     close(torch.cat(pieces, 1), model(tokens))
+
+
+def test_caches_do_not_know_lengths() -> None:
+    model = made(LanguageModel)
+    for batch in ((Packed.of(SOURCE),), padded(Packed.of(SOURCE))):
+        with pytest.raises(regard.ArgumentError, match=r"all of one length, and this batch is [Pp]a"):
+            model(*batch, caches=model.decoder.caches())
+
+
+@pytest.mark.parametrize("tokens", [torch.tensor([1, 1]), torch.tensor([[1], [1], [1]]), torch.tensor(1)])
+def test_a_step_takes_one_token_for_each_sentence(tokens: Tensor) -> None:
+    model = made(Transformer)
+    with pytest.raises(regard.ShapeError, match=r"a state of 3 sentences; give one token for each, \(3,\)"):
+        model.step(tokens, model.start(Packed.of(SOURCE)))
+
+
+def test_prompts_of_tensors() -> None:
+    model = made(LanguageModel)
+    assert model.generate(torch.tensor([5, 6]), most=3) == model.generate([5, 6], most=3)
 
 
 def test_drawing_at_a_temperature() -> None:
@@ -480,6 +521,19 @@ def test_there_is_always_a_gap(sentence: list[int], share: float, seed: int) -> 
 def test_gaps_in_nothing() -> None:
     seen, labels = gaps(Packed.of([]), mask=1, vocabulary=WORDS)
     assert len(seen.tokens) == len(labels) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask": WORDS, "vocabulary": WORDS}, "token 23 is outside of the vocabulary"),
+        ({"mask": -1, "vocabulary": WORDS}, "mask=-1"),
+        ({"mask": 0, "vocabulary": 0}, "vocabulary=0"),
+    ],
+)
+def test_gaps_that_cannot_be(options: dict[str, int], message: str) -> None:
+    with pytest.raises(regard.ArgumentError, match=message):
+        gaps(Packed.of(SOURCE), **options)
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
@@ -671,6 +725,19 @@ def test_pairs_that_cannot_be(
 def test_an_empty_target_has_no_loss(call: Any, message: str) -> None:
     with pytest.raises(regard.ArgumentError, match=message):
         call()
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (1, 2, 3)])
+def test_pairs_of_other_shapes(shape: tuple[int, ...]) -> None:
+    wrong, right = torch.zeros(shape, dtype=torch.long), torch.tensor([[5, 6]])
+    for pair in ((wrong, right), (right, wrong), (wrong, wrong)):
+        with pytest.raises(regard.ShapeError, match=r"a padded batch is \(b, l\)"):
+            made(Transformer)(*pair)
+
+
+def test_a_packed_language_model_batch_knows_its_lengths() -> None:
+    with pytest.raises(regard.ArgumentError, match="knows its 3 lengths"):
+        made(LanguageModel).loss(Packed.of(SOURCE), torch.tensor([1, 1, 1]))
 
 
 def test_labels_of_another_shape() -> None:

@@ -272,6 +272,18 @@ def test_watches_inside_each_other() -> None:
     assert unwatched(model)
 
 
+def test_watches_that_end_in_any_order() -> None:
+    model = language_model()
+    watches = [regard.watch(model), regard.watch(model)]
+    first, second = (watch.__enter__() for watch in watches)
+    watches[0].__exit__(None, None, None)
+    model(TOKENS)
+    watches[1].__exit__(None, None, None)
+    model(TOKENS)
+    assert (len(first), len(second)) == (0, 2)
+    assert unwatched(model)
+
+
 def test_a_part_is_watched_alone() -> None:
     model = language_model()
     with regard.watch(model.decoder.blocks[0]) as seen:

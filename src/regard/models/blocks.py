@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.biases import T5, ALiBi
 from regard.mechanism.checks import count, number
 from regard.mechanism.masking import Mask
@@ -60,6 +60,13 @@ class Recipe:
         for name in ("width", "layers", "heads", "length"):
             count(f"Recipe got {name}", getattr(self, name), least=1)
         count("Recipe got hidden", self.hidden_width, least=1)
+        if self.key_heads is not None:
+            count("Recipe got key_heads", self.key_heads, least=1)
+        if not isinstance(self.normalize, Normalizer | Sink):
+            raise DTypeError(
+                f"Recipe got normalize={self.normalize!r}, which is no normalizer; pass one of regard's: "
+                "normalize=Softmax()."
+            )
         number("Recipe got dropout", self.dropout, least=0, below=1)
         number("Recipe got epsilon", self.epsilon, above=0)
         for name, choices in (("activation", Activation), ("norm", Norm), ("positions", Positions)):
@@ -71,6 +78,11 @@ class Recipe:
             raise ArgumentError(
                 f"Recipe got width={self.width} and heads={self.heads}; the heads share the width, so "
                 "it must be a multiple of their number."
+            )
+        if self.key_heads is not None and self.heads % self.key_heads:
+            raise ArgumentError(
+                f"Recipe got heads={self.heads} and key_heads={self.key_heads}; equally many heads share a "
+                "key head, so heads must be a multiple of key_heads."
             )
 
     @property

@@ -97,6 +97,7 @@ class Cache:
 
     def extend(self, key: Tensor, value: Tensor) -> Memory:
         """Append keys and values (…, g, k, ·); all that there are now."""
+        self._check(key)
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             held = self._held()
             grown = (
@@ -116,6 +117,16 @@ class Cache:
         assert held is not None
         return held
 
+    def _check(self, key: Tensor) -> None:
+        held = self._held()
+        if held is None:
+            return
+        if held.key.shape[:-2] != key.shape[:-2] or held.key.shape[-1] != key.shape[-1]:
+            raise ShapeError(
+                f"the cache holds keys of shape {_shape(held.key)} and these are of shape {_shape(key)}; a "
+                "cache serves one layer and one batch. Use a new Cache()."
+            )
+
     def _held(self) -> Memory | None:
         if self._room is None:
             return None
@@ -123,15 +134,8 @@ class Cache:
 
     def _roomy(self, before: int, key: Tensor, value: Tensor) -> Memory:
         """Room for `length` tokens, and what is there already."""
-        if self._room is not None:
-            held = self._room.key.shape
-            if held[:-2] != key.shape[:-2] or held[-1] != key.shape[-1]:
-                raise ShapeError(
-                    f"the cache holds keys of shape {_shape(self._room.key[..., :before, :])} and these are "
-                    f"of shape {_shape(key)}; a cache serves one layer and one batch. Use a new Cache()."
-                )
-            if held[-2] >= self.length:
-                return self._room
+        if self._room is not None and self._room.key.shape[-2] >= self.length:
+            return self._room
         size = max(16, 2 * before, self.length)
         rooms = []
         for i, new in enumerate((key, value)):
@@ -240,6 +244,11 @@ class MultiHeadAttention(Attends):
         cache: the keys of earlier calls, to which those of this call are added.
         """
         self._check("query", query, self.width)
+        if isinstance(key, Memory) and (value is not None or cache is not None):
+            raise ArgumentError(
+                "MultiHeadAttention got a Memory, which holds keys and values already, and beside it a "
+                f"{'cache' if value is None else 'value'}; leave that out, or give the source itself."
+            )
         if key is None:
             if value is not None:
                 raise ArgumentError(

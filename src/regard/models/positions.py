@@ -31,11 +31,10 @@ class Sinusoidal(nn.Module):
         number("Sinusoidal got base", base, above=1)
         self.width, self.base = width, float(base)
 
-    def forward(self, positions: Tensor) -> Tensor:
+    def forward(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """(…) → (…, m): sin in the even places, cos in the odd ones."""
-        angles = positions[..., None].double() * _frequencies(self.width, self.base, positions.device)
-        waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., : self.width]
-        return waves.to(torch.get_default_dtype())
+        sin, cos = _waves(positions, self.width, self.base, dtype)
+        return torch.stack([sin, cos], -1).flatten(-2)[..., : self.width]
 
     def extra_repr(self) -> str:
         return str(self.width)
@@ -119,19 +118,29 @@ class Rotary(nn.Module):
             )
         self.width, self.base = width, float(base)
 
-    def forward(self, positions: Tensor) -> Turn:
+    def forward(self, positions: Tensor, dtype: torch.dtype | None = None) -> Turn:
         """(…, n) → angles for (…, h, n, d)."""
-        angles = positions[..., None].double() * _frequencies(self.width, self.base, positions.device)
-        angles = torch.cat([angles, angles], -1)
+        sin, cos = (torch.cat([wave, wave], -1) for wave in _waves(positions, self.width, self.base, dtype))
         if positions.dim() > 1:
-            angles = angles.unsqueeze(-3)  # b n d -> b 1 n d
-        return Turn(angles.cos().to(torch.get_default_dtype()), angles.sin().to(torch.get_default_dtype()))
+            sin, cos = sin.unsqueeze(-3), cos.unsqueeze(-3)  # b n d -> b 1 n d
+        return Turn(cos, sin)
 
     def extra_repr(self) -> str:
         return str(self.width)
 
 
-def _frequencies(width: int, base: float, device: torch.device) -> Tensor:
-    """base^(−2i / width) for each pair i of features; float64: float32 is off by 0.06 at position 1e6."""
-    exponents = torch.arange(0, width, 2, device=device, dtype=torch.float64) / width
-    return torch.exp(exponents * -math.log(base))
+def _waves(positions: Tensor, width: int, base: float, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """sin and cos of position · base^(−2i / width), for each pair i of features: (…, width / 2) each.
+
+    In float64, as float32 angles are off by 0.06 at position 1e6; and once for each position, where many
+    tokens share it.
+    """
+    if concrete(positions) and positions.numel():
+        least, most = (int(end) for end in positions.aminmax())
+        if least >= 0 and positions.numel() > most + 1:
+            sin, cos = _waves(torch.arange(most + 1, device=positions.device), width, base, dtype)
+            return sin[positions], cos[positions]
+    exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width
+    angles = positions[..., None].double() * torch.exp(exponents * -math.log(base))
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    return angles.sin().to(dtype), angles.cos().to(dtype)

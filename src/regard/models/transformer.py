@@ -22,7 +22,7 @@ from regard.models.blocks import DecoderBlock, EncoderBlock, Recipe
 from regard.models.heads import Cache, Memory
 from regard.models.loss import vocabulary_loss
 from regard.models.packed import Packed, pack, padding
-from regard.models.positions import Rotary
+from regard.models.positions import Learned, Rotary, Sinusoidal
 from regard.models.seq2seq import Seq2Seq, State
 
 Caches = Sequence[Cache]
@@ -112,7 +112,7 @@ class Stack(nn.Module):
 
     def __init__(self, recipe: Recipe, *, causal: bool = False, cross: bool = False) -> None:
         super().__init__()
-        self.recipe, self.causal = recipe, causal
+        self.recipe, self.causal, self.cross = recipe, causal, cross
         self.positions = recipe.make_positions(causal)
         block = DecoderBlock if cross else EncoderBlock
         self.blocks = nn.ModuleList(block(recipe) for _ in range(recipe.layers))
@@ -145,12 +145,21 @@ class Stack(nn.Module):
         caches: Caches | None = None,
     ) -> list[Tensor]:
         """The input of the first block, and the output of each; that of the last one normed."""
+        if (source is None) == self.cross:
+            raise ArgumentError(
+                f"the Stack was made with cross={self.cross} and got {'no' if self.cross else 'a'} source; "
+                "blocks with cross=True attend to a source, others to their own tokens alone."
+            )
         if positions is None:
             positions = torch.arange(x.shape[-2], device=x.device)
-        turn = self.positions(positions) if isinstance(self.positions, Rotary) else None
+        turn = self.positions(positions, x.dtype) if isinstance(self.positions, Rotary) else None
         bias = self.positions if isinstance(self.positions, RelativeBias) else None
-        if self.positions is not None and turn is None and bias is None:
-            x = x + self.positions(positions).to(x.dtype)
+        if isinstance(self.positions, Sinusoidal):
+            x = x + self.positions(positions, x.dtype)
+        elif isinstance(self.positions, Learned):
+            x = x + self.positions(positions)
+        if mask is None and self.causal:
+            mask = Causal()
         found = [self.dropout(x)]
         for i, block in enumerate(self.blocks):
             cache = None if caches is None else caches[i]
@@ -206,6 +215,11 @@ class LanguageModel(nn.Module):
         self, tokens: Tensor | Packed, lengths: Tensor | None = None, *, caches: Caches | None = None
     ) -> Tensor:
         """The vectors that are compared with the vocabulary's: the tokens' shape and m."""
+        if caches is not None and (lengths is not None or isinstance(tokens, Packed)):
+            raise ArgumentError(
+                "caches go on with a batch whose sentences are all of one length, and this batch is "
+                f"{'Packed' if lengths is None else 'padded'}; give tokens (b, l) alone."
+            )
         laid = Laid.out(tokens, lengths, causal=True, start=caches[0].length if caches else 0)
         x = self.embedding(laid.tokens)
         return self.decoder(x, mask=laid.mask, positions=laid.positions, caches=caches)
@@ -239,7 +253,8 @@ class LanguageModel(nn.Module):
         number("generate got temperature", temperature, least=0)
         if not len(prompt):
             raise ArgumentError("generate got an empty prompt; it needs one token at least, a start mark.")
-        caches, tokens, new = self.decoder.caches(), list(prompt), list(prompt)
+        caches, tokens = self.decoder.caches(), [int(token) for token in prompt]
+        new = list(tokens)
         while len(tokens) < len(prompt) + most and (end is None or tokens[-1] != end):
             logits = self(torch.tensor([new], device=self.output_weight.device), caches=caches)[0, -1]
             if temperature:
@@ -317,6 +332,10 @@ def gaps(
     True
     """
     number("gaps got share", share, above=0, below=1 + 1e-9)
+    count("gaps got vocabulary", vocabulary, least=1)
+    count("gaps got mask", mask)
+    if mask >= vocabulary:
+        raise ArgumentError(outside(torch.tensor([mask]), vocabulary))
     tokens = batch.tokens
     drawn = torch.rand(2, len(tokens), generator=generator).to(tokens.device)
     chosen = drawn[0] < share
@@ -395,12 +414,15 @@ class Transformer(Seq2Seq):
         source_lengths: Tensor | None = None,
         target_lengths: Tensor | None = None,
     ) -> Tensor:
-        if isinstance(source, Packed) != isinstance(target, Packed):
-            source, target = as_packed(source, source_lengths), as_packed(target, target_lengths)
-            source_lengths = target_lengths = None
+        laid = Laid.out(target, target_lengths, causal=True)
+        if isinstance(target, Packed) and not isinstance(source, Packed):
+            source, source_lengths = as_packed(source, source_lengths), None
+        elif isinstance(source, Packed) and not isinstance(target, Packed):
+            Laid.out(source, source_lengths)  # checks
+            source_lengths = source.lengths
+            source = source.pad(source.tokens)
         _same_number(source, target)
         x = self.encode(source, source_lengths)
-        laid = Laid.out(target, target_lengths, causal=True)
         source_mask: Mask | None
         if isinstance(source, Packed) and isinstance(target, Packed):
             source_mask = Documents(target.lengths, source.lengths)
@@ -424,6 +446,12 @@ class Transformer(Seq2Seq):
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
         assert isinstance(state, TransformerState)
+        sentences = len(state.memories[0].key)
+        if tokens.shape != (sentences,):
+            raise ShapeError(
+                f"step got tokens of shape {tuple(tokens.shape)} and a state of {sentences} sentences; give "
+                f"one token for each, ({sentences},)."
+            )
         position = torch.tensor([state.caches[0].length], device=tokens.device)
         x = self.decoder(
             self.embedding(tokens)[:, None],
@@ -437,15 +465,17 @@ class Transformer(Seq2Seq):
 
 def as_packed(tokens: Tensor | Packed, lengths: Tensor | None) -> Packed:
     """A batch without its padding."""
+    laid = Laid.out(tokens, lengths)  # checks
     if isinstance(tokens, Packed):
         return tokens
-    laid = Laid.out(tokens, lengths)  # checks
     if lengths is None:
         lengths = torch.full(tokens.shape[:1], tokens.shape[1], device=tokens.device)
     return pack(laid.tokens, lengths)
 
 
 def _same_number(source: Tensor | Packed, target: Tensor | Packed) -> None:
+    if isinstance(source, Tensor):
+        Laid.out(source)  # checks
     if len(source) != len(target):
         raise ShapeError(
             f"the source has {len(source)} sentences and the target {len(target)}; each target sentence "

@@ -93,14 +93,13 @@ def watch(model: nn.Module) -> Iterator[Seen]:
             "those that derive from regard.models.Attends."
         )
     seen = Seen()
-    before = [(module, module.watchers) for _, module in watched]
-    for name, module in watched:
-        module.watchers = (*module.watchers, partial(seen.add, name))
+    added = [(module, partial(seen.add, name)) for name, module in watched]
+    for module, watcher in added:
+        module.watchers = (*module.watchers, watcher)
     try:
         yield seen
     finally:
-        for module, watchers in before:
-            if watchers:
-                module.watchers = watchers
-            else:
+        for module, watcher in added:  # only one's own: other watches may end in any order
+            module.watchers = tuple(other for other in module.watchers if other is not watcher)
+            if not module.watchers:
                 del module.watchers
