@@ -9,10 +9,10 @@ import time
 import torch
 
 import regard
-from benchmarks import long, machine, memory, speed, table
+from benchmarks import long, machine, memory, speed, table, training
 from regard.mechanism.files import write_whole
 
-SPEED = (*speed.GROUPS, "memory")
+SPEED = (*speed.GROUPS, "memory", "training")
 
 
 def main() -> None:
@@ -39,6 +39,8 @@ def main() -> None:
     if "long" in asked.groups:  # first: a process remembers its peak
         found["long"] = long.main(asked.quick)
     races = speed.main([name for name in groups if name in speed.GROUPS], asked.quick)
+    if "training" in groups:
+        races += training.main(asked.quick)
     found["races"] = races
     if "memory" in groups:
         found["memory"] = memory.main(asked.quick)

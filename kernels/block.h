@@ -7,6 +7,7 @@
 #pragma once
 
 #include "arena.h"
+#include "dropout.h"
 #include "multiply.h"
 #include "problem.h"
 #include "rows.h"
@@ -119,14 +120,6 @@ struct Block {
       if (now.last > high) high = now.last;
     }
     if (high < low) high = low = 0;
-  }
-
-  // dropout.py's hash, of one number or of a vector of them.
-  template <class Number>
-  INLINE static Number mix(Number x) {
-    x = (x ^ (x >> 16)) * 0x7FEB352Du;
-    x = (x ^ (x >> 15)) * 0x846CA68Bu;
-    return x ^ (x >> 16);
   }
 
   void set_dropout() {

@@ -1,6 +1,7 @@
 // All kernels for one instruction set: this file is compiled once for each, with ISA naming it.
 #include "backward.h"
 #include "decode.h"
+#include "dropout.h"
 #include "forward.h"
 #include "look.h"
 #include "single.h"
@@ -66,6 +67,6 @@ double peak() {
 #define TABLE_(isa) kernels_##isa
 #define TABLE(isa) TABLE_(isa)
 extern const Kernels TABLE(ISA);
-const Kernels TABLE(ISA) = {NAME(ISA), W, forward, backward, weights, entropy, top, peak};
+const Kernels TABLE(ISA) = {NAME(ISA), W, forward, backward, weights, entropy, top, dropout, peak};
 
 }  // namespace regard

@@ -119,6 +119,22 @@ bool call(const std::vector<int64_t>& numbers, const std::vector<double>& factor
   return (chosen->*kernel)(p, threads);
 }
 
+// Addresses (x may be 0), and how many numbers each; see dropout.h.
+void drop(int64_t kind, int64_t x, int64_t y, int64_t out, int64_t size, uint32_t seed, uint32_t other,
+          uint32_t threshold, double kept, int threads) {
+  const Drop d = {Drop::Kind(kind),
+                  reinterpret_cast<const float*>(x),
+                  reinterpret_cast<const float*>(y),
+                  reinterpret_cast<float*>(out),
+                  size,
+                  seed,
+                  other,
+                  threshold,
+                  float(kept)};
+  nb::gil_scoped_release release;
+  chosen->dropout(d, threads);
+}
+
 // FLOP per second of multiplications and additions alone, on this many threads at once.
 double peak(int threads) {
   struct Run {
@@ -156,6 +172,7 @@ NB_MODULE(_kernels, m) {
   m.def("backward", &call<&Kernels::backward>);
   m.def("weights", &call<&Kernels::weights>);
   m.def("entropy", &call<&Kernels::entropy>);
+  m.def("dropout", &drop);
   m.def("top", &call<&Kernels::top>);
   use(available().front());
 }

@@ -80,6 +80,17 @@ struct Problem {
   INLINE int64_t per_head(const View& view) const { return view.lead[axes - 1]; }
 };
 
+// Dropout of a layer's numbers: see dropout.h.
+struct Drop {
+  enum Kind : int64_t { add, relu, relu_back };
+  Kind kind;
+  const float *x, *y;
+  float* out;
+  int64_t size;
+  uint32_t seed, other, threshold;
+  float kept;
+};
+
 // The kernels of one instruction set. Each returns whether all that it found is finite.
 struct Kernels {
   const char* name;
@@ -89,6 +100,7 @@ struct Kernels {
   bool (*weights)(const Problem&, int threads);  // dense, into `found`
   bool (*entropy)(const Problem&, int threads);
   bool (*top)(const Problem&, int threads);
+  void (*dropout)(const Drop&, int threads);
   double (*peak)();  // the FLOP of a register-only loop that runs for about a millisecond
 };
 

@@ -40,6 +40,7 @@ from regard.mechanism.rollout import rollout
 from regard.mechanism.scores import Additive, Concat, Cosine, Dot, Gaussian, General, ScaledDot, Score
 from regard.mechanism.sdpa import scaled_dot_product_attention
 from regard.mechanism.weights import Top, TransposedWeights, Weights
+from regard.models.pretrained import load_encoder
 from regard.view.pictures import heatmap
 from regard.view.watch import Seen, watch
 
@@ -91,6 +92,7 @@ __all__ = [
     "attention",
     "explain",
     "heatmap",
+    "load_encoder",
     "models",
     "rollout",
     "scaled_dot_product_attention",

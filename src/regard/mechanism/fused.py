@@ -27,7 +27,7 @@ from regard.mechanism.normalizers import (
     Sparsemax,
 )
 from regard.mechanism.problem import Problem, kind
-from regard.mechanism.tiled import empty
+from regard.mechanism.tiled import empty, heads_inside
 
 # As in kernels/problem.h and kernels/module.cpp.
 _FAMILIES = {"dot": 0, "tanh": 1, "relu": 2}
@@ -66,6 +66,7 @@ SLOTS = {
         ]
     )
 }
+_DROPS = {"add": 0, "relu": 1, "relu_back": 2}
 _BIAS, _LINE, _START, _STOP, _ALLOWED, _D_BIAS, _D_LINE = range(100, 800, 100)  # where several begin
 _MOST_TERMS, _MOST_AXES = 4, 11
 for _name, _first, _most in (
@@ -238,6 +239,31 @@ def peak(threads: int) -> float:
     return _KERNELS.peak(threads)
 
 
+def drops(*tensors: Tensor) -> bool:
+    """Whether the kernels can drop from these tensors of one shape."""
+    return _KERNELS is not None and all(
+        t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors
+    )
+
+
+def drop(kind: str, x: Tensor | None, y: Tensor, *, dropout: float, seed: int) -> Tensor:
+    """Layers' dropout in one pass: kernels/dropout.h has the kinds."""
+    out, address = torch.empty_like(y), 0 if x is None else x.data_ptr()
+    _KERNELS.dropout(  # type: ignore[union-attr]
+        _DROPS[kind],
+        address,
+        y.data_ptr(),
+        out.data_ptr(),
+        y.numel(),
+        seed & 0xFFFFFFFF,
+        seed >> 32,
+        int(dropout * 2**32),
+        1 / (1 - dropout),
+        torch.get_num_threads(),
+    )
+    return out
+
+
 class _Room(NamedTuple):
     """Where the kernels put a gradient; with an axis in front for the segments that add to it."""
 
@@ -248,20 +274,28 @@ class _Room(NamedTuple):
 def _room(problem: Problem, name: str, lead: tuple[int, ...], segments: int) -> _Room:
     query, (*units, _) = problem["query"], lead
     if name == "query":
-        return _Room(query.new_empty(*lead, problem.queries, query.shape[-1]))
+        return _Room(_laid_out((), (*lead, problem.queries, query.shape[-1]), query))
     if name == "sink":
         return _Room(query.new_empty(*lead, problem.queries, 1))
     lanes = _KERNELS.lanes()  # type: ignore[union-attr]
     if name in ("key", "value", "vector"):
         tokens = 1 if name == "vector" else problem.keys
         width = -(-problem[name].shape[-1] // lanes) * lanes
-        found = query.new_empty(segments, *units, 1, tokens, width)
+        found = _laid_out((segments,), (*units, 1, tokens, width), problem[name])
         return _Room(found, found.stride(0))
     # biases: what no row sees stays zero; and no two segments have a row in common
     if kind(name) == "bias" and _dense(problem, name):
         return _Room(query.new_zeros(*lead, *problem[name].shape[-2:]))
     found = query.new_zeros(segments, *lead, *problem[name].shape[-2:])
     return _Room(found, found.stride(0))
+
+
+def _laid_out(segments: tuple[int, ...], shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Room whose heads are inside the tokens where those of `like` are: then autograd need not copy it."""
+    *batch, groups, per_group, tokens, width = shape
+    if heads_inside(like):
+        return like.new_empty(*segments, *batch, tokens, groups, per_group, width).movedim(-4, -2)
+    return like.new_empty(*segments, *shape)
 
 
 def _dense(problem: Problem, name: str) -> bool:

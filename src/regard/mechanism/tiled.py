@@ -32,12 +32,17 @@ def empty(problem: Problem) -> tuple[Tensor, Tensor]:
     """Room for output and τ. Like torch's, the output has its heads inside the tokens where the query has."""
     query, (*batch, groups, per_group) = problem["query"], problem.lead()
     tokens, width = problem.queries, problem["value"].shape[-1]
-    sizes = zip(query.shape[-4:-2], query.stride()[-4:-2], strict=True)
-    if groups * per_group > 1 and all(n == 1 or n * step <= query.stride(-2) for n, step in sizes):
+    if groups * per_group > 1 and heads_inside(query):
         output = query.new_empty(*batch, tokens, groups, per_group, width).movedim(-4, -2)
     else:
         output = query.new_empty(*batch, groups, per_group, tokens, width)
     return output, query.new_empty(*batch, groups, per_group, tokens, 2)
+
+
+def heads_inside(x: Tensor) -> bool:
+    """Whether the heads of x (…, g, r, n, ·) are laid out inside its tokens, as projections give them."""
+    sizes = zip(x.shape[-4:-2], x.stride()[-4:-2], strict=True)
+    return all(n == 1 or n * step <= x.stride(-2) for n, step in sizes)
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:

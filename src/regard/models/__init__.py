@@ -9,6 +9,7 @@ torch.Size([1, 4, 4, 4])
 """
 
 from regard.models.blocks import DecoderBlock, EncoderBlock, FeedForward, Recipe, Residual
+from regard.models.dropout import Dropout
 from regard.models.elmo import ElmoEncoder, ScalarMix
 from regard.models.encoders import Attended, Comparison, Embedded, Near, Tokens, WordEncoder
 from regard.models.grids import NonLocal
@@ -17,6 +18,7 @@ from regard.models.loss import vocabulary_loss
 from regard.models.memory import keep_memory
 from regard.models.packed import Packed, pack
 from regard.models.positions import Learned, Rotary, Sinusoidal, Turn
+from regard.models.pretrained import PretrainedEncoder, load_encoder
 from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
 from regard.models.seq2seq import Seq2Seq, State
 from regard.models.static import StaticEncoder
@@ -37,6 +39,7 @@ __all__ = [
     "Cache",
     "Comparison",
     "DecoderBlock",
+    "Dropout",
     "ElmoEncoder",
     "Embedded",
     "Embedding",
@@ -50,6 +53,7 @@ __all__ = [
     "Near",
     "NonLocal",
     "Packed",
+    "PretrainedEncoder",
     "Recipe",
     "RecurrentRecipe",
     "RecurrentSeq2Seq",
@@ -71,6 +75,7 @@ __all__ = [
     "WordEncoder",
     "gaps",
     "keep_memory",
+    "load_encoder",
     "pack",
     "summary",
     "vocabulary_loss",

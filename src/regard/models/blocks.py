@@ -18,6 +18,7 @@ from regard.mechanism.checks import count, number
 from regard.mechanism.masking import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax
 from regard.mechanism.prepare import Bias
+from regard.models.dropout import Dropout
 from regard.models.heads import Cache, Memory, MultiHeadAttention
 from regard.models.positions import Learned, Rotary, Sinusoidal, Turn
 
@@ -150,7 +151,7 @@ class FeedForward(nn.Module):
         self.activation = activation
         self.inward = nn.Linear(width, (2 if activation == "swiglu" else 1) * hidden, bias=affine)
         self.outward = nn.Linear(hidden, width, bias=affine)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, m) → (…, m)."""
@@ -161,7 +162,7 @@ class FeedForward(nn.Module):
         elif self.activation == "gelu":
             hidden = F.gelu(hidden)
         else:
-            hidden = F.relu(hidden)
+            return self.outward(self.dropout.relu(hidden))
         return self.outward(self.dropout(hidden))
 
     def extra_repr(self) -> str:
@@ -181,13 +182,13 @@ class Residual(nn.Module):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
         self.before, self.norm = recipe.before, recipe.make_norm()
-        self.dropout = nn.Dropout(recipe.dropout)
+        self.dropout = Dropout(recipe.dropout)
 
     def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         """Run a part of the block inside the residual."""
         if self.before:
-            return x + self.dropout(part(self.norm(x)))
-        return self.norm(x + self.dropout(part(x)))
+            return self.dropout.add(x, part(self.norm(x)))
+        return self.norm(self.dropout.add(x, part(x)))
 
 
 class EncoderBlock(nn.Module):

@@ -222,6 +222,8 @@ def read_json(path: Path, most: int = LARGEST_JSON) -> dict[str, Any]:
 def read_text(path: Path, most: int = LARGEST_JSON) -> str:
     """The text in a file of bounded size."""
     try:
+        if path.exists() and not path.is_file():
+            raise OSError(0, "it is no file")  # a pipe would be waited for
         with path.open("rb") as file:
             content = file.read(most + 1)
     except OSError as error:
@@ -277,9 +279,9 @@ def _read(folder: Path, name: str, file: Any) -> Tensor:
 
 def _files(folder: Path) -> list[Path]:
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if whole.exists():
+    if whole.is_file():
         return [whole]
-    if index.exists():
+    if index.is_file():
         return _shards(folder, index)
     found = sorted(folder.glob("*.safetensors"))
     if len(found) == 1:

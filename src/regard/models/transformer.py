@@ -19,6 +19,7 @@ from regard.mechanism.concrete import concrete
 from regard.mechanism.masking import Mask
 from regard.mechanism.masks import Causal, Documents, Padding
 from regard.models.blocks import DecoderBlock, EncoderBlock, Recipe
+from regard.models.dropout import Dropout
 from regard.models.heads import Cache, Memory
 from regard.models.loss import vocabulary_loss
 from regard.models.packed import Packed, pack, padding
@@ -116,7 +117,7 @@ class Stack(nn.Module):
         self.positions = recipe.make_positions(causal)
         block = DecoderBlock if cross else EncoderBlock
         self.blocks = nn.ModuleList(block(recipe) for _ in range(recipe.layers))
-        self.dropout = nn.Dropout(recipe.dropout)
+        self.dropout = Dropout(recipe.dropout)
         self.norm = recipe.make_norm() if recipe.before else nn.Identity()
 
     def forward(
