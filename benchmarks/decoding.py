@@ -49,6 +49,7 @@ def _with_sdpa(step: partial[Tensor]) -> Tensor:
 
 def _sdpa(self: Attends, query: Tensor, key: Tensor, value: Tensor, **options: object) -> Tensor:
     mask = options["mask"]
+    seen = None  # one query sees all that came before it
     if isinstance(mask, Padding):
-        mask = (torch.arange(key.shape[-2]) < mask.lengths[:, None])[:, None, None]  # b 1 1 k
-    return scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        seen = (torch.arange(key.shape[-2]) < mask.lengths[:, None])[:, None, None]  # b 1 1 k
+    return scaled_dot_product_attention(query, key, value, attn_mask=seen)

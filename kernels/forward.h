@@ -369,10 +369,16 @@ void forward_item(void* context, int64_t index) {
   job.report(finite);
 }
 
+// Work of a microsecond or two is done before another thread has woken up.
+INLINE int worth(const Problem& p, int threads) {
+  const int64_t products = p.units() * p.heads() * p.queries * p.keys * (p.width + p.value_width);
+  return products < (1 << 17) ? 1 : threads;
+}
+
 template <class Policy>
 bool forward_all(const Problem& p, int threads) {
   Job job{p, Plan(p)};
-  parallel(p.units() * job.plan.chunks, threads, forward_item<Policy>, &job);
+  parallel(p.units() * job.plan.chunks, worth(p, threads), forward_item<Policy>, &job);
   return job.finite;
 }
 

@@ -116,9 +116,11 @@ void single_item(void* context, int64_t index) {
     store(to + t * W, sums[t] * inverse);
   }
   const float rest = top == -INF ? 0 : log(splat(all))[0] / policy.sharpness;
-  float* tau = reinterpret_cast<float*>(p.tau.data) + p.offset_of(p.tau, unit);
-  tau[0] = known;
-  tau[p.tau.column] = rest;
+  if (p.tau) {
+    float* tau = reinterpret_cast<float*>(p.tau.data) + p.offset_of(p.tau, unit);
+    tau[0] = known;
+    tau[p.tau.column] = rest;
+  }
   finite.see(splat(known + rest));
   job.report(finite);
 }
@@ -129,7 +131,7 @@ inline bool forward_single(const Problem& p, int threads) {
                     : p.width == 2 * W ? single_item<2>
                     : p.width == 4 * W ? single_item<4>
                                        : single_item<8>;
-  parallel(p.units(), threads, work, &job);
+  parallel(p.units(), worth(p, threads), work, &job);
   return job.finite;
 }
 

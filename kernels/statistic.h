@@ -137,6 +137,7 @@ inline void read_tau(const Block& b, Tau& tau) {
 }
 
 inline void write_tau(const Block& b, const Tau& tau) {
+  if (!b.p.tau) return;  // nobody asks
   const int64_t offset = b.p.offset_of(b.p.tau, b.unit);
   for (int i = 0; i < b.count; ++i) {
     float* at = reinterpret_cast<float*>(b.p.tau.data) + b.at(b.p.tau, offset, i);

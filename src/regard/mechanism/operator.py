@@ -70,7 +70,7 @@ def attention(
     """
     call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
     if implementation is None and _FROM_ENVIRONMENT in (None, "fused"):
-        found = short.attention(query, key, value, call)
+        found = short.attention(query, key, value, call, weighed=False)
         if found is not None:
             return found[0]
     return _run(query, key, value, call, implementation)[0]
@@ -101,7 +101,7 @@ def attend(
     """
     call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
     if implementation is None and _FROM_ENVIRONMENT in (None, "fused"):
-        found = short.attention(query, key, value, call)
+        found = short.attention(query, key, value, call, weighed=True)
         if found is not None:
             output, tau = found
             later = partial(_problem, query, key, value, call)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.mechanism import derivatives, fused
-from regard.mechanism.concrete import batched, forward_mode
+from regard.mechanism.concrete import forward_mode
 from regard.mechanism.fused import SLOTS, Plain
 from regard.mechanism.layout import Layout
 from regard.mechanism.masking import Mask, Scene
@@ -21,7 +21,17 @@ from regard.mechanism.masks import Causal, Documents, Padding, Window
 from regard.mechanism.prepare import Call, prepare
 from regard.mechanism.scores import Dot, ScaledDot
 
+
+@torch.inference_mode()
+def _inference() -> Tensor:
+    return torch.empty(0, device="cpu")
+
+
 _PLAIN = {Tensor, nn.Parameter}
+_ORDINARY = {  # what a dense tensor on the CPU says of itself, with nothing to be done on reading it
+    torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr(),
+    torch._C._dispatch_keys(_inference()).raw_repr(),
+}
 _MASKS = {type(None), Causal, Window, Documents, Padding}
 _WRITTEN: dict[Hashable, tuple[Plain, list[int]]] = {}  # calls in numbers, all but the addresses
 _MOST, _SHORT = 256, 4096  # calls that are kept, and rows of those with a mask
@@ -29,8 +39,13 @@ _QUERY, _KEY, _VALUE, _OUTPUT, _GRAD = (SLOTS[name] for name in ("query", "key",
 _D_QUERY, _D_KEY, _D_VALUE = (SLOTS[name] for name in ("d_query", "d_key", "d_value"))
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor] | None:
-    """The output and τ, differentiable; None for a call that is not plain, or whose output is not finite."""
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, call: Call, *, weighed: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """The output, differentiable, and if it is `weighed` or differentiated τ.
+
+    None for a call that is not plain, or whose output is not finite.
+    """
     score, normalize, mask = call.score, call.normalize, call.mask
     if (
         type(query) not in _PLAIN
@@ -54,9 +69,9 @@ def attention(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Te
         plain = _read(query, key, value, call)
         if plain is None:
             return None
-        output, tau = _room(query, value, plain)
-        per_query, per_key = ((_QUERY, query), (_OUTPUT, output)), ((_KEY, key), (_VALUE, value))
-        found = plain, fused.describe(plain, per_query, per_key, tau)
+        per_query = ((_QUERY, query), (_OUTPUT, _room(query, value)))
+        per_key = ((_KEY, key), (_VALUE, value))
+        found = plain, fused.describe(plain, per_query, per_key, _statistic(plain))
         if len(_WRITTEN) >= _MOST:
             _WRITTEN.clear()
         if mask is None or query.shape[-2] <= _SHORT:  # intervals are held with it
@@ -67,9 +82,9 @@ def attention(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Te
     if differentiated and query.dtype is not torch.float32:
         return None
     plain, numbers = found[0], found[1].copy()
-    output, tau = _room(query, value, plain)
+    output, tau = _room(query, value), _statistic(plain) if weighed or differentiated else None
     for at, tensor in zip(fused.places(plain, 5), (query, output, key, value, tau), strict=True):
-        numbers[at] = tensor.data_ptr()
+        numbers[at] = 0 if tensor is None else tensor.data_ptr()
     if not fused.run("forward", numbers, plain):
         return None
     if not differentiated:
@@ -103,6 +118,7 @@ class _Short(torch.autograd.Function):
         if (
             not torch.is_grad_enabled()
             and type(grad) is Tensor
+            and grad.dtype is torch.float32
             and _quiet(grad)
             and fused.undivided(ctx.plain)
         ):
@@ -178,15 +194,22 @@ def _read(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Plain | None
     )
 
 
-def _room(query: Tensor, value: Tensor, plain: Plain) -> tuple[Tensor, Tensor]:
-    """Room for output and τ: as everywhere, heads inside the tokens where the query has them so."""
+def _room(query: Tensor, value: Tensor) -> Tensor:
+    """Room for the output: as everywhere, heads inside the tokens where the query has them so."""
+    if value.shape[-1] == query.shape[-1]:
+        room = torch.empty_like(query, dtype=torch.float32)
+        if room.stride(-1) == 1:
+            return room
     *batch, heads, queries, _ = query.shape
     steps, width = query.stride(), value.shape[-1]
     if heads > 1 and heads * steps[-3] <= steps[-2]:
-        output = _empty(*batch, queries, heads, width).transpose(-3, -2)
-    else:
-        output = _empty(*batch, heads, queries, width)
-    return output, _empty(*plain.lead, queries, 2)
+        return _empty(*batch, queries, heads, width).transpose(-3, -2)
+    return _empty(*batch, heads, queries, width)
+
+
+def _statistic(plain: Plain) -> Tensor:
+    """Room for τ."""
+    return _empty(*plain.lead, plain.sizes[0], 2)
 
 
 def _empty(*sizes: int) -> Tensor:
@@ -203,9 +226,7 @@ def _quiet(*tensors: Tensor) -> bool:
         or torch._C._get_tracing_state() is not None
     ):
         return False
-    return all(t.is_cpu and t.dtype in fused.REAL and t.layout is torch.strided for t in tensors) and not any(
-        t.is_nested or t.is_neg() or t._is_zerotensor() or batched(t) for t in tensors
-    )
+    return all(torch._C._dispatch_keys(t).raw_repr() in _ORDINARY for t in tensors)
 
 
 def _version(mask: Any) -> object:

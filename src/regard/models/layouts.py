@@ -283,7 +283,7 @@ def _files(folder: Path) -> list[Path]:
         return [whole]
     if index.is_file():
         return _shards(folder, index)
-    found = sorted(folder.glob("*.safetensors"))
+    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if len(found) == 1:
         return found
     if found:
@@ -311,7 +311,13 @@ def _shards(folder: Path, index: Path) -> list[Path]:
             raise ArgumentError(
                 f"{index} points to {_short(name)}; it may name safetensors files beside it alone."
             )
-    return [folder / name for name in names]
+    paths = [folder / name for name in names]
+    for path in paths:
+        if not path.is_file():
+            raise ArgumentError(
+                f"{index} points to {_short(path.name)}, which is not there; take the folder whole."
+            )
+    return paths
 
 
 def _named(folder: Path, slices: Mapping[str, Any]) -> dict[str, str]:
