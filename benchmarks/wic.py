@@ -86,7 +86,7 @@ def threshold(similarities: Tensor, same: Tensor) -> float:
     distinct = torch.cat([same.new_ones(1, dtype=torch.bool), values[1:] > values[:-1]])
     score = torch.where(distinct, right + wrong, -1)
     best = int(score.argmax())
-    return float(values[best] if best == 0 else (values[best] + values[best - 1]) / 2)
+    return float(values[0] - 1 if best == 0 else (values[best] + values[best - 1]) / 2)
 
 
 def accuracy(similarities: Tensor, same: Tensor, bound: float) -> float:

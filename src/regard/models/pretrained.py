@@ -33,10 +33,12 @@ def load_encoder(name: str | os.PathLike[str]) -> "PretrainedEncoder":
     tokenizer.json (or vocab.txt, or vocab.json and merges.txt). Nothing is downloaded, and no pickle is read.
 
     >>> import regard
-    >>> encoder = regard.models.load_encoder("minilm")  # doctest: +SKIP
-    >>> encoder.compare(
-    ...     "Dogs may bark at strangers.", "Trees shed bark in winter.", word="bark"
-    ... )  # doctest: +SKIP
+    >>> encoder = regard.load_encoder("minilm")
+    >>> trees = "Trees shed bark in winter."
+    >>> dogs = encoder.compare("Dogs may bark at strangers.", trees, word="bark")
+    >>> oaks = encoder.compare("The bark of an oak is rough.", trees, word="bark")
+    >>> bool(oaks.similarity > dogs.similarity)
+    True
     """
     if not isinstance(name, str | os.PathLike):
         raise DTypeError(f'load_encoder got a {type(name).__name__}; give "minilm" or the path of a folder.')
@@ -69,6 +71,15 @@ class PretrainedEncoder(WordEncoder):
 
     Layer 0 is what a word and its place are before any other word is seen; layer i is the output of block i.
     `regard.watch` names the attentions blocks.0.attention, blocks.1.attention, …
+
+    >>> import regard
+    >>> encoder = regard.load_encoder("minilm")
+    >>> with regard.watch(encoder) as seen:
+    ...     (embedded,) = encoder.embed("Dogs may bark.")
+    >>> embedded.words, embedded["bark"].shape
+    (('Dogs', 'may', 'bark', '.'), torch.Size([7, 384]))
+    >>> seen["blocks.0.attention"].shape  # heads, and tokens with the marks around them
+    torch.Size([12, 6, 6])
     """
 
     def __init__(self, layout: Layout, subwords: Subwords, tensors: dict[str, Tensor]) -> None:

@@ -247,9 +247,9 @@ def find(word: Asked, words: Sequence[str], sentence: str) -> int:
     places = places or [place for place, one in enumerate(words) if fold(one) == fold(text)]
     if not places:
         alike = near(text, words, most=3)
-        hint = f"did you mean {' or '.join(map(repr, alike))}? " if alike else ""
+        hint = f"did you mean {' or '.join(map(repr, alike))}? Its" if alike else "its"
         listed = " ".join(words[:30]) + (" …" if len(words) > 30 else "")
-        raise ArgumentError(f"{text!r} is not in {shorten(sentence)!r}; {hint}Its words are: {listed}")
+        raise ArgumentError(f"{text!r} is not in {shorten(sentence)!r}; {hint} words are: {listed}")
     if not -len(places) <= occurrence < len(places):
         raise ArgumentError(
             f"{shorten(sentence)!r} has {text!r} {len(places)} times and occurrence {occurrence} was asked "
