@@ -12,6 +12,7 @@ import typer
 from regard import __version__
 from regard.errors import ArgumentError, RegardError
 from regard.mechanism.files import write_whole
+from regard.models.words import bar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,7 +85,9 @@ def embed(
         raise ArgumentError(f"--output is {str(output)!r}; it can end in {', '.join(_WRITERS)}.")
     encoder = _load(model)
     if layer is not None and not -encoder.layers <= layer < encoder.layers:
-        raise ArgumentError(f"--layer is {layer} and this model has layers 0 to {encoder.layers - 1}.")
+        raise ArgumentError(
+            f"--layer is {layer} and this model has layers 0 to {encoder.layers - 1}; −1 is the last."
+        )
     embedded = encoder.embed(given)
     if output is not None:
         write_whole(output, _WRITERS[output.suffix](embedded, layer))
@@ -117,7 +120,7 @@ def compare(
     for layer, cosine in enumerate(found.similarities.tolist()):
         name = "embedding" if layer == 0 else str(layer)
         mark = "  tells meanings apart best" if layer == best and encoder.best_layer != -1 else ""
-        console.print(f"{name:>9}  {cosine:6.3f}  {_bar(cosine):{BAR if mark else 0}}{mark}".rstrip())
+        console.print(f"{name:>9}  {cosine:6.3f}  {bar(cosine, BAR):{BAR if mark else 0}}{mark}".rstrip())
     console.print(
         "\nThe cosine of the word's two vectors: the embedding knows the word and its place alone, and each "
         "layer has seen more of the sentence around it.",
@@ -138,7 +141,7 @@ def attended(
     names = _padded([_plain(one.word) for one in found])
     console, most = _console(), max(one.weight for one in found)
     for name, one in zip(names, found, strict=True):
-        console.print(f"{name}  {one.weight:5.3f}  {_bar(one.weight / most)}".rstrip())
+        console.print(f"{name}  {one.weight:5.3f}  {bar(one.weight / most, BAR)}".rstrip())
 
 
 def _load(model: str) -> "PretrainedEncoder":
@@ -159,7 +162,7 @@ def _lines(path: Path) -> list[str]:
 def _show_vectors(embedded: Sequence["Embedded"], layer: int) -> None:
     console = _console()
     for each in embedded:
-        console.print(f"{_plain(each.sentence)}", style="bold")
+        console.print(_plain(each.sentence), style="bold")
         names = _padded(["word", *map(_plain, each.words)])
         console.print(f"  {names[0]}  {'length':>7}  first numbers at layer {layer}", style="dim")
         for name, vector in zip(names[1:], each.vectors[layer], strict=True):
@@ -207,10 +210,6 @@ def _console() -> "Console":
     from rich.console import Console
 
     return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
-
-
-def _bar(share: float) -> str:
-    return "█" * round(BAR * min(max(share, 0.0), 1.0)) if share == share else ""
 
 
 def _padded(names: Sequence[str]) -> list[str]:

@@ -10,29 +10,12 @@ from torch import Tensor, nn
 
 import regard
 from regard.models import Cache, DecoderBlock, EncoderBlock, FeedForward, Recipe, Residual, Stack
+from tests.models.exact import close, filled, normal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 RECIPE = Recipe(width=12, heads=3, layers=2, hidden=7, dropout=0.0, positions="none")
 KINDS = [(norm, before) for norm in ("layer", "rms") for before in (True, False)]
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed + 1000 * len(shape) + sum(shape))
-    return torch.randn(shape, dtype=torch.float64, generator=generator)
-
-
-def close(found: Tensor, wanted: Tensor, within: float = 1e-10) -> None:
-    torch.testing.assert_close(found, wanted, rtol=within, atol=within)
-
-
-def filled(module: nn.Module) -> Any:
-    """In float64, with no parameter left at zero or one."""
-    module.double()
-    with torch.no_grad():
-        for seed, parameter in enumerate(module.parameters()):
-            parameter.copy_(normal(*parameter.shape, seed=seed) / 2)
-    return module
 
 
 # Formulas
@@ -229,6 +212,8 @@ def test_dropout_in_training_alone() -> None:
         ({"hidden": 0}, regard.ArgumentError, "hidden=0"),
         ({"layers": 2.0}, regard.DTypeError, "layers=2.0"),
         ({"dropout": 1.0}, regard.ArgumentError, "dropout=1.0"),
+        ({"before": 1}, regard.DTypeError, "before=1; it is True or False"),
+        ({"affine": "yes"}, regard.DTypeError, "affine='yes'; it is True or False"),
         ({"epsilon": 0.0}, regard.ArgumentError, "epsilon=0.0"),
         ({"activation": "tanh"}, regard.ArgumentError, "'tanh'; there are relu, gelu, swiglu"),
         ({"heads": 8, "key_heads": 3}, regard.ArgumentError, "heads=8 and key_heads=3"),
@@ -244,7 +229,11 @@ def test_recipes_that_cannot_be(options: dict[str, Any], error: type[Exception],
         Recipe(**options)
 
 
-def test_activations_that_cannot_be() -> None:
+def test_feed_forwards_that_cannot_be() -> None:
+    with pytest.raises(regard.ArgumentError, match="hidden=-5"):
+        FeedForward(12, -5)
+    with pytest.raises(regard.DTypeError, match="width='x'"):
+        FeedForward("x", 5)  # type: ignore[arg-type]
     with pytest.raises(regard.ArgumentError, match="'tanh'; there are relu, gelu, swiglu"):
         FeedForward(12, 7, "tanh")  # type: ignore[arg-type]
 

@@ -1,5 +1,6 @@
 """torch's multi-head attention and regard's give the same numbers, in both directions."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 
 import regard
 from regard.models import MultiHeadAttention
+from tests.models import exact
+from tests.models.exact import normal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -23,13 +26,7 @@ THEIRS: dict[str, dict[str, Any]] = {
 }
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed + 1000 * len(shape) + sum(shape))
-    return torch.randn(shape, dtype=torch.float64, generator=generator)
-
-
-def close(found: Tensor, wanted: Tensor, within: float = 1e-12) -> None:
-    torch.testing.assert_close(found, wanted, rtol=within, atol=within)
+close = partial(exact.close, within=1e-12)
 
 
 def theirs(name: str, **options: Any) -> nn.MultiheadAttention:

@@ -88,8 +88,14 @@ def test_nan_stays() -> None:
 def test_tensors_that_do_not_lie_in_one_piece() -> None:
     x = torch.randn(11, 13).T.requires_grad_()
     dropout = Dropout(SHARE)
-    for result in (dropout(x), dropout.add(x, x.detach()), dropout.relu(x)):
-        result.sum().backward()
+    for result, whole in (
+        (dropout(x), x),
+        (dropout.add(x.detach(), x) - x.detach(), x),
+        (dropout.relu(x), x.relu()),
+    ):
+        kept = (result != 0) / (1 - SHARE)
+        torch.testing.assert_close(result, whole * kept)
+        torch.testing.assert_close(torch.autograd.grad(result.sum(), x)[0], kept)
 
 
 def test_compiles() -> None:

@@ -251,6 +251,11 @@ def test_nearest_refuses_what_cannot_be(encoder):
         encoder.nearest("bark", among=["dog"], layer=3)
     with pytest.raises(ArgumentError, match="count=0"):
         encoder.nearest("bark", among=["dog"], count=0)
+    for wrong in (5, None, ("bark", "x")):
+        with pytest.raises(DTypeError, match="give a string, or a pair"):
+            encoder.nearest(wrong, among=["dog"])
+    with pytest.raises(DTypeError, match="sentence 0 is a list"):
+        encoder.nearest("bark", sentence=["Dogs bark.", "no"], among=["dog"])
 
 
 def dense(encoder: Letters, sentence: str) -> Tensor:

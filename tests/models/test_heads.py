@@ -8,34 +8,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard.models import Attends, Cache, Memory, MultiHeadAttention, Rotary, SelfAttention
 from tests import naive
+from tests.models.exact import close, filled, normal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 WIDTH, HEADS = 12, 4
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed + 1000 * len(shape) + sum(shape))
-    return torch.randn(shape, dtype=torch.float64, generator=generator)
-
-
-def close(found: Tensor, wanted: Tensor, within: float = 1e-10) -> None:
-    torch.testing.assert_close(found, wanted, rtol=within, atol=within)
-
-
-def filled(module: nn.Module) -> Any:
-    """In float64, with no parameter left at zero."""
-    module.double()
-    with torch.no_grad():
-        for seed, parameter in enumerate(module.parameters()):
-            parameter.copy_(normal(*parameter.shape, seed=seed) / 2)
-    return module
 
 
 def layer_of(**options: Any) -> MultiHeadAttention:
@@ -353,6 +336,26 @@ def test_a_cache_serves_one_batch(grad: bool) -> None:
         layer(normal(2, 3, 12), cache=cache)
         with pytest.raises(regard.ShapeError, match=r"\(2, 4, 3, 3\).*\(5, 4, 1, 3\).*new Cache"):
             layer(normal(5, 1, 12), cache=cache)
+
+
+@torch.no_grad()
+def test_what_a_cache_refuses_leaves_it_as_it_was() -> None:
+    cache, x, wide = Cache(), normal(2, 3, 5), normal(2, 3, 7)
+    cache.extend(x, wide)
+    for key, value, error, message in (
+        (
+            normal(2, 1, 5),
+            normal(2, 2, 7),
+            regard.ShapeError,
+            r"keys of shape \(2, 1, 5\) and values of shape",
+        ),
+        (normal(2, 1, 5), normal(2, 1, 6), regard.ShapeError, r"holds values of shape \(2, 3, 7\)"),
+        (normal(2, 1, 5).float(), normal(2, 1, 7).float(), regard.DTypeError, "holds keys of torch.float64"),
+    ):
+        with pytest.raises(error, match=message):
+            cache.extend(key, value)
+        assert cache.length == 3
+    assert torch.equal(cache.extend(x[:, :1], wide[:, :1]).value, torch.cat([wide, wide[:, :1]], 1))
 
 
 @pytest.mark.parametrize("more", [{"value": normal(5, 12)}, {"cache": Cache()}])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import regard
 from regard.models import Packed, pack
-from regard.models.packed import padding, real
+from regard.models.packed import Laid, as_packed, as_padded, real, reorder, reversed_places
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -117,10 +117,34 @@ def test_rows_come_one_after_the_other() -> None:
 
 def test_a_padded_batch_without_lengths_is_real_throughout() -> None:
     tokens = torch.ones(2, 3, dtype=torch.long)
-    assert padding(tokens, None) is None
-    mask = padding(tokens, torch.tensor([3, 1]))
-    assert mask is not None
+    assert Laid.out(tokens).mask is None
+    mask = Laid.out(tokens, torch.tensor([3, 1])).mask
+    assert isinstance(mask, regard.Padding)
     assert mask.lengths.tolist() == [3, 1]
+    assert as_padded(tokens)[1].tolist() == as_packed(tokens).lengths.tolist() == [3, 3]
+
+
+@given(FULL)
+def test_either_kind_becomes_the_other(sentences: list[list[int]]) -> None:
+    batch = Packed.of(sentences)
+    tokens, lengths = as_padded(batch)
+    assert as_padded(tokens, lengths)[0] is tokens
+    assert torch.equal(as_packed(tokens, lengths).tokens, batch.tokens)
+    assert as_packed(batch) is batch
+
+
+@given(FULL)
+def test_sentences_turned_around_twice_are_as_before(sentences: list[list[int]]) -> None:
+    batch = Packed.of(sentences)
+    padded, lengths = as_padded(batch)
+    order = reversed_places(padded, lengths)
+    turned = padded.gather(1, order)
+    assert [row[:n].tolist() for row, n in zip(turned, lengths, strict=True)] == [x[::-1] for x in sentences]
+    x = padded[..., None].float()
+    assert torch.equal(reorder(reorder(x, order), order), x)
+    assert torch.equal(
+        reversed_places(padded), reversed_places(padded, torch.full_like(lengths, padded.shape[1]))
+    )
 
 
 # Odd kinds

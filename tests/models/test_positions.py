@@ -14,6 +14,7 @@ from torch import Tensor
 import regard
 from regard.models import Learned, MultiHeadAttention, Packed, Recipe, Rotary, Sinusoidal, Stack
 from regard.models.blocks import Positions
+from tests.models.exact import close, normal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -27,15 +28,6 @@ def wide() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed + 1000 * len(shape) + sum(shape))
-    return torch.randn(shape, dtype=torch.float64, generator=generator)
-
-
-def close(found: Tensor, wanted: Tensor, within: float = 1e-10) -> None:
-    torch.testing.assert_close(found, wanted, rtol=within, atol=within)
 
 
 def stack(kind: Any, **options: Any) -> Stack:

@@ -28,7 +28,7 @@ class Told(State):
     """Which word comes next, for each row."""
 
     def __init__(self, scripts: list[list[int]]) -> None:
-        self.scripts, self.time, self.sizes = scripts, 0, list[int]()
+        self.scripts, self.time = scripts, 0
 
     def select(self, rows: Tensor) -> None:
         self.scripts = [self.scripts[i] for i in rows.tolist()]
@@ -117,7 +117,7 @@ def test_targets_without_anything_to_foretell() -> None:
         model.loss(SOURCE, torch.ones(3, 1, dtype=torch.long))
     with pytest.raises(ArgumentError, match="a label is 11 and the vocabulary has 11 words"):
         model.loss(SOURCE, Packed.of([[1, 2], [1, 11], [1, 2]]))
-    with pytest.raises(ArgumentError, match=r"target is Packed .* leave target_lengths away"):
+    with pytest.raises(ArgumentError, match=r"target is Packed.* 3 lengths; leave target_lengths away"):
         model.loss(SOURCE, TARGET, target_lengths=TARGET.lengths)
 
 
@@ -171,6 +171,7 @@ def test_the_base_says_what_is_missing() -> None:
         lambda: model.start(SOURCE),
         lambda: model.step(torch.tensor([1]), State()),
         lambda: State().select(torch.tensor([0])),
+        lambda: len(State()),
     ):
         with pytest.raises(NotImplementedError, match="needs a"):
             call()

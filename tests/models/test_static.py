@@ -56,6 +56,17 @@ def test_nearest_looks_in_the_vocabulary_or_in_sentences(encoder):
     assert [each.word for each in encoder.nearest("dogs", among=["paris , dogs"], count=1)] == ["dogs"]
 
 
+def test_nearest_of_a_word_in_its_sentence_is_that_of_the_word(encoder):
+    found = encoder.nearest("dogs")
+    assert encoder.nearest("dogs", sentence="See DOGS bark") == encoder.nearest(("dogs", 0)) == found
+    with pytest.raises(ArgumentError, match="'dogs' is not in 'trees bark'"):
+        encoder.nearest("dogs", sentence="trees bark")
+    with pytest.raises(ArgumentError, match="layer is 7"):
+        encoder.nearest("dogs", layer=7)
+    with pytest.raises(DTypeError, match="give a string, or a pair"):
+        encoder.nearest(None)
+
+
 def test_it_does_not_attend(encoder):
     with pytest.raises(ArgumentError, match="StaticEncoder does not attend"):
         encoder.attended("dogs bark", "bark")

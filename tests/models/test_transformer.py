@@ -23,11 +23,14 @@ from regard.models import (
     MaskedLanguageModel,
     Packed,
     Recipe,
+    RecurrentRecipe,
+    RecurrentSeq2Seq,
     Stack,
     Transformer,
     gaps,
 )
 from regard.models.blocks import Positions
+from tests.models.exact import close
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -47,10 +50,6 @@ RECIPES: dict[str, Recipe] = {
 }
 SOURCE = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]
 TARGET = [[1, 5, 9, 2], [1, 14, 2], [1, 2]]
-
-
-def close(found: Tensor, wanted: Tensor, within: float = 1e-10) -> None:
-    torch.testing.assert_close(found, wanted, rtol=within, atol=within)
 
 
 def made(kind: Any, recipe: Recipe = RECIPE, **options: Any) -> Any:
@@ -340,6 +339,14 @@ def test_a_step_takes_one_token_for_each_sentence(tokens: Tensor) -> None:
         model.step(tokens, model.start(Packed.of(SOURCE)))
 
 
+def test_a_step_takes_its_own_state() -> None:
+    model, other = made(Transformer), RecurrentSeq2Seq(WORDS, RecurrentRecipe(width=4))
+    with pytest.raises(regard.DTypeError, match=r"a state of RecurrentState; give .* a TransformerState"):
+        model.step(torch.tensor([1, 1, 1]), other.start(Packed.of(SOURCE)))
+    with pytest.raises(regard.DTypeError, match="tokens that are a list"):
+        model.step([1, 1, 1], model.start(Packed.of(SOURCE)))
+
+
 def test_prompts_of_tensors() -> None:
     model = made(LanguageModel)
     assert model.generate(torch.tensor([5, 6]), most=3) == model.generate([5, 6], most=3)
@@ -365,6 +372,7 @@ def test_drawing_at_a_temperature() -> None:
         ({"prompt": [], "most": 3}, regard.ArgumentError, "empty prompt"),
         ({"prompt": [5], "most": -1}, regard.ArgumentError, "most=-1"),
         ({"prompt": [5], "most": 3, "temperature": -1.0}, regard.ArgumentError, "temperature=-1"),
+        ({"prompt": [5], "most": 3, "end": "x"}, regard.DTypeError, "end='x'"),
         ({"prompt": [WORDS], "most": 3}, regard.ArgumentError, "token 23 is outside of the vocabulary"),
     ],
 )
@@ -740,6 +748,18 @@ def test_a_packed_language_model_batch_knows_its_lengths() -> None:
         made(LanguageModel).loss(Packed.of(SOURCE), torch.tensor([1, 1, 1]))
 
 
+def test_a_pair_of_vocabularies_is_two() -> None:
+    with pytest.raises(regard.ArgumentError, match="got 3 sizes of vocabularies"):
+        Transformer((5, 6, 7), RECIPE)  # type: ignore[arg-type]
+
+
+def test_gaps_of_what_is_not_packed() -> None:
+    with pytest.raises(regard.DTypeError, match=r"gaps got a Tensor; .* pack\(tokens, lengths\)"):
+        gaps(torch.tensor([[5, 6]]), mask=1, vocabulary=WORDS)  # type: ignore[arg-type]
+    with pytest.raises(regard.DTypeError, match="the tokens are a list"):
+        made(MaskedLanguageModel).loss([[5, 6]], torch.tensor([[5, 6]]))
+
+
 def test_labels_of_another_shape() -> None:
     with pytest.raises(regard.ShapeError, match=r"the shape \(9,\) and the labels \(8,\)"):
         made(MaskedLanguageModel).loss(Packed.of(SOURCE), torch.arange(8))
@@ -757,6 +777,15 @@ def test_learned_positions_end_while_generating() -> None:
 def test_vocabularies_that_cannot_be(kind: Any, words: int) -> None:
     with pytest.raises(regard.ArgumentError, match="vocabulary"):
         kind(words, RECIPE)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_a_stack_goes_on_where_its_caches_end(recipe: Recipe) -> None:
+    torch.manual_seed(0)
+    stack, x = Stack(recipe, causal=True).double().eval(), torch.randn(3, 7, 12, dtype=torch.float64)
+    caches = stack.caches()
+    with torch.no_grad():
+        close(torch.cat([stack(part, caches=caches) for part in x.split((2, 1, 4), 1)], 1), stack(x))
 
 
 def test_a_stack_knows_its_recipe() -> None:

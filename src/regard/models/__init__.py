@@ -8,12 +8,14 @@
 torch.Size([1, 4, 4, 4])
 """
 
+from regard.models.bert import BertEncoder
 from regard.models.blocks import DecoderBlock, EncoderBlock, FeedForward, Recipe, Residual
 from regard.models.dropout import Dropout
 from regard.models.elmo import ElmoEncoder, ScalarMix
 from regard.models.encoders import Attended, Comparison, Embedded, Near, Tokens, WordEncoder
 from regard.models.grids import NonLocal
 from regard.models.heads import Attends, Cache, Memory, MultiHeadAttention, SelfAttention
+from regard.models.learned import LearnedEncoder
 from regard.models.loss import vocabulary_loss
 from regard.models.memory import keep_memory
 from regard.models.packed import Packed, pack
@@ -36,6 +38,7 @@ from regard.models.words import Vocabulary, Word
 __all__ = [
     "Attended",
     "Attends",
+    "BertEncoder",
     "Cache",
     "Comparison",
     "DecoderBlock",
@@ -47,6 +50,7 @@ __all__ = [
     "FeedForward",
     "LanguageModel",
     "Learned",
+    "LearnedEncoder",
     "MaskedLanguageModel",
     "Memory",
     "MultiHeadAttention",

@@ -1,7 +1,7 @@
 """The blocks that Transformers are stacks of: attention, then feed-forward, each with a residual and a norm.
 
 before:  x + f(norm(x))      trains without warm-up (Xiong et al. 2020)
-after:   norm(x + f(x))      Vaswani et al. 2017, section 5.4; BERT
+after:   norm(x + f(x))      Vaswani et al. 2017, section 3.1; BERT
 """
 
 import copy
@@ -34,8 +34,12 @@ class Recipe:
     width: of the vector of each token. layers: how many blocks. heads, key_heads: as of MultiHeadAttention.
     hidden: the width inside the feed-forward, 4 × width by default.
     activation: "relu" (Vaswani et al. 2017), "gelu" (BERT) or "swiglu" (Shazeer 2020).
-    norm, before: "layer" or "rms" (Zhang and Sennrich 2019), before each part or after it.
+    norm, before, epsilon: "layer" or "rms" (Zhang and Sennrich 2019), before each part or after it; what is
+        added to the variance.
+    affine: whether projections and feed-forwards have biases.
+    dropout: of weights, of embeddings, inside the feed-forward, and of what each part adds.
     positions: "sinusoidal", "learned", "rotary", "alibi", "t5" or "none"; `length` is how many are learned.
+    normalize: of every attention; one with parameters is copied for each.
 
     >>> import regard
     >>> regard.models.Recipe(width=256, heads=8, layers=3, positions="rotary").hidden_width
@@ -60,6 +64,9 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("width", "layers", "heads", "length"):
             count(f"Recipe got {name}", getattr(self, name), least=1)
+        for name in ("before", "affine"):
+            if not isinstance(getattr(self, name), bool):
+                raise DTypeError(f"Recipe got {name}={getattr(self, name)!r}; it is True or False.")
         count("Recipe got hidden", self.hidden_width, least=1)
         if self.key_heads is not None:
             count("Recipe got key_heads", self.key_heads, least=1)
@@ -114,12 +121,11 @@ class Recipe:
         )
 
     def make_positions(self, causal: bool) -> nn.Module | None:
-        """Where tokens stand, in one of the three ways; None if the model does not know."""
-        head = self.width // self.heads
+        """What tells where tokens stand: see `positions.py`; None if the model does not know."""
         makers: dict[str, Callable[[], nn.Module]] = {
             "sinusoidal": lambda: Sinusoidal(self.width),
             "learned": lambda: Learned(self.length, self.width),
-            "rotary": lambda: Rotary(head),
+            "rotary": lambda: Rotary(self.width // self.heads),
             "alibi": lambda: ALiBi(self.heads),
             "t5": lambda: T5(self.heads, bidirectional=not causal),
         }
@@ -148,6 +154,8 @@ class FeedForward(nn.Module):
             raise ArgumentError(
                 f"FeedForward got activation={activation!r}; there are {', '.join(get_args(Activation))}."
             )
+        count("FeedForward got width", width, least=1)
+        count("FeedForward got hidden", hidden, least=1)
         self.activation = activation
         self.inward = nn.Linear(width, (2 if activation == "swiglu" else 1) * hidden, bias=affine)
         self.outward = nn.Linear(hidden, width, bias=affine)

@@ -21,15 +21,14 @@ from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.checks import count, number
 from regard.mechanism.files import write_whole
 from regard.models.encoders import Tokens, WordEncoder
-from regard.models.loss import vocabulary_loss
-from regard.models.packed import Packed, check_lengths, real
+from regard.models.loss import IGNORE, vocabulary_loss
+from regard.models.packed import Packed, as_padded, real, reorder, reversed_places
 from regard.models.words import Vocabulary, checked, shorten, split, unknown
 
 FORMAT = "elmo 1"
 MARKS = ("<unk>", "<s>", "</s>")
 WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RuntimeError)
 _BATCH = 64  # sentences embedded at once
-_IGNORED = -100  # the label of padding
 
 
 class ScalarMix(nn.Module):
@@ -50,7 +49,10 @@ class ScalarMix(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         """(layers, …) → (…)."""
         if len(vectors) != len(self.scores):
-            raise ShapeError(f"ScalarMix was made for {len(self.scores)} layers and got {len(vectors)}.")
+            raise ShapeError(
+                f"ScalarMix was made for {len(self.scores)} layers and got {len(vectors)}; make a "
+                f"ScalarMix({len(vectors)}), or give it all {len(self.scores)}."
+            )
         return self.gamma * torch.tensordot(self.scores.softmax(0), vectors, 1)
 
     def extra_repr(self) -> str:
@@ -142,9 +144,9 @@ class ElmoEncoder(WordEncoder):
         """The embedding (b, l, m), and the layers of both directions (layers, b, l, m)."""
         x = self.embedding(tokens)
         read = self.dropout(x)
-        order = _backward(tokens, lengths)
-        back = self.back(_reorder(read, order))
-        return x, self.ahead(read), _reorder(back, order.expand(len(back), -1, -1))
+        order = reversed_places(tokens, lengths)
+        back = self.back(reorder(read, order))
+        return x, self.ahead(read), reorder(back, order.expand(len(back), -1, -1))
 
     def loss(self, tokens: Tensor | Packed | str | Sequence[str], lengths: Tensor | None = None) -> Tensor:
         """The mean cross entropy of both directions: each word from those before it, and after it."""
@@ -153,11 +155,11 @@ class ElmoEncoder(WordEncoder):
         padded, sizes = _padded(tokens, lengths)
         _, ahead, back = self._read(padded, sizes)
         # padding is ignored and not cut out, so that the sizes are those of the batch
-        labels = padded.masked_fill(~real(padded, sizes), _IGNORED)
-        previous = labels[:, :-1].masked_fill(labels[:, 1:] == _IGNORED, _IGNORED)
+        labels = padded.masked_fill(~real(padded, sizes), IGNORE)
+        previous = labels[:, :-1].masked_fill(labels[:, 1:] == IGNORE, IGNORE)
         states = torch.stack([ahead[-1][:, :-1], back[-1][:, 1:]])
         labels = torch.stack([labels[:, 1:], previous])
-        return vocabulary_loss(states, self.output.weight, self.output.bias, labels, ignore=_IGNORED)
+        return vocabulary_loss(states, self.output.weight, self.output.bias, labels)
 
     def token_vectors(self, sentences: Sequence[str]) -> list[Tokens]:
         splits = [split(sentence) for sentence in sentences]
@@ -356,23 +358,11 @@ def _numbers(vocabulary: Vocabulary, sentence: str) -> list[int]:
 
 
 def _padded(tokens: Tensor | Packed, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A padded batch (b, l) and the lengths (b) of either kind of batch."""
-    if isinstance(tokens, Packed):
-        return tokens.pad(tokens.tokens), tokens.lengths
-    if lengths is None:
-        if tokens.dim() != 2:
-            raise ShapeError(f"the tokens have the shape {tuple(tokens.shape)}; give (b, l), or Packed.")
-        return tokens, torch.full(tokens.shape[:1], tokens.shape[1], device=tokens.device)
-    check_lengths(tokens, lengths)
-    return tokens, lengths
-
-
-def _backward(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """The order (b, l) that reverses each sentence, from its own end, and leaves its padding where it is."""
-    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    return torch.where(real(tokens, lengths), lengths[:, None] - 1 - places, places)
-
-
-def _reorder(x: Tensor, order: Tensor) -> Tensor:
-    """x (…, l, m) with its places in another order (…, l)."""
-    return x.gather(-2, order[..., None].expand_as(x))
+    """Either kind of batch as a padded one (b, l) and its lengths; LSTMs need something to read."""
+    padded, sizes = as_padded(tokens, lengths)
+    if 0 in padded.shape:
+        raise ShapeError(
+            f"the batch has {padded.shape[0]} sentences of up to {padded.shape[1]} tokens; ElmoEncoder reads "
+            "one sentence and one token at least."
+        )
+    return padded, sizes

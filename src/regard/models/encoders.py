@@ -5,10 +5,9 @@ of `WordEncoder` gives the vectors of its tokens and the characters that each st
 them into words.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -23,9 +22,11 @@ from regard.models.words import (
     Asked,
     Span,
     Word,
+    bar,
     checked,
     find,
     is_word,
+    occurrence,
     pair,
     shorten,
     split,
@@ -41,6 +42,11 @@ class Tokens:
     spans: the characters [start, stop) of each token; None for a mark of the encoder's own, such as [CLS].
     names: of the tokens; those of the marks are shown.
     known: whether the encoder knows each token; if None, it does.
+
+    >>> import regard
+    >>> (tokens,) = regard.load_encoder("minilm").token_vectors(["Dogs barked."])
+    >>> tokens.names, tokens.spans[1:-1]
+    (['[CLS]', 'dogs', 'barked', '.', '[SEP]'], [(0, 4), (5, 11), (11, 12)])
     """
 
     vectors: Tensor
@@ -74,7 +80,7 @@ class Embedded:
     words: tuple[str, ...]
     spans: tuple[Span, ...]
     vectors: Tensor
-    known: tuple[bool, ...] = field(default=())
+    known: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "known", tuple(self.known) or (True,) * len(self.words))
@@ -123,14 +129,22 @@ class Comparison:
         lines = [f"{word} in {shorten(s)!r}" for word, s in zip(self.words, self.sentences, strict=True)]
         lines.append("layer  cosine")
         for layer, cosine in enumerate(self.similarities.tolist()):
-            bar = "█" * round(20 * max(cosine, 0.0)) if cosine == cosine else ""
             mark = "  ← similarity" if layer == best and len(self.similarities) > 1 else ""
-            lines.append(f"{layer:5}  {cosine:6.3f}  {bar:{20 if mark else 0}}{mark}".rstrip())
+            lines.append(f"{layer:5}  {cosine:6.3f}  {bar(cosine):{20 if mark else 0}}{mark}".rstrip())
         return "\n".join(lines)
 
 
 class Near(NamedTuple):
-    """A word that is near another; its sentence, if it stands in one; the cosine."""
+    """A word that is near another; its sentence, if it stands in one; the cosine.
+
+    >>> from regard.models import StaticEncoder
+    >>> text = ["dogs chase cats", "cats chase mice", "dogs fear cats", "cats fear mice"]
+    >>> (near,) = StaticEncoder.learn(text, width=3, window=1).nearest(
+    ...     "chase", among=["who fears mice"], count=1
+    ... )
+    >>> near.word, near.sentence
+    ('mice', 'who fears mice')
+    """
 
     word: str
     sentence: str | None
@@ -138,7 +152,13 @@ class Near(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """A word, or a mark of the encoder's own, and how much weight it gets."""
+    """A word, or a mark of the encoder's own, and how much weight it gets.
+
+    >>> import regard
+    >>> found = regard.load_encoder("minilm").attended("Dogs may bark.", "bark")
+    >>> [one.word for one in found], sum(one.weight for one in found)
+    (['[CLS]', 'Dogs', 'may', 'bark', '.', '[SEP]'], 1.0)
+    """
 
     word: str
     weight: float
@@ -170,7 +190,6 @@ class WordEncoder(nn.Module):
     layers: int
     best_layer: int = -1
 
-    @abstractmethod
     def token_vectors(self, sentences: Sequence[str]) -> Iterator[Tokens] | list[Tokens]:
         """The tokens of each sentence, in order. Called without gradients and in evaluation mode."""
         raise NotImplementedError(f"{type(self).__name__} must say what its token_vectors are.")
@@ -222,8 +241,7 @@ class WordEncoder(nn.Module):
                 f"{type(self).__name__} has vectors only for words in sentences; give some to look in: "
                 "nearest(word, among=[…])."
             )
-        text = (word if isinstance(word, str) else word[0]) if sentence is None else sentence
-        (query,) = self.embed([text] if isinstance(text, str) else text)
+        (query,) = self.embed([occurrence(word)[0] if sentence is None else sentence])
         place, layer = self._place(query, word), self._layer(layer)
         others = [
             (candidate, number)
@@ -265,9 +283,7 @@ class WordEncoder(nn.Module):
         return _columns(rows, tokens, words, parts)
 
     def _tokens(self, sentences: Sequence[str]) -> list[Tokens]:
-        with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(_evaluating(self))
+        with torch.no_grad(), _evaluating(self):
             tokens = list(self.token_vectors(sentences))
         assert len(tokens) == len(sentences), f"{len(tokens)} results for {len(sentences)} sentences"
         assert all(each.vectors.shape[:2] == (self.layers, len(each.spans)) for each in tokens)

@@ -65,7 +65,17 @@ class SelfAttention(Attends):
 
 
 class Memory(NamedTuple):
-    """Keys and values that are projected once and read many times, both (…, g, k, ·)."""
+    """Keys and values that are projected once and read many times, both (…, g, k, ·).
+
+    >>> import torch, regard
+    >>> layer, source = regard.models.MultiHeadAttention(16, 4), torch.randn(7, 16)
+    >>> memory = layer.remember(source)
+    >>> memory.key.shape
+    torch.Size([4, 7, 4])
+    >>> x = torch.randn(3, 16)
+    >>> torch.allclose(layer(x, memory), layer(x, source), atol=1e-6)
+    True
+    """
 
     key: Tensor
     value: Tensor
@@ -97,7 +107,7 @@ class Cache:
 
     def extend(self, key: Tensor, value: Tensor) -> Memory:
         """Append keys and values (…, g, k, ·); all that there are now."""
-        self._check(key)
+        self._check(key, value)
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             held = self._held()
             grown = (
@@ -117,15 +127,26 @@ class Cache:
         assert held is not None
         return held
 
-    def _check(self, key: Tensor) -> None:
+    def _check(self, key: Tensor, value: Tensor) -> None:
+        if key.shape[:-1] != value.shape[:-1]:
+            raise ShapeError(
+                f"the cache got keys of shape {_shape(key)} and values of shape {_shape(value)}; each key "
+                "has a value, so that they may differ in their last axis alone."
+            )
         held = self._held()
         if held is None:
             return
-        if held.key.shape[:-2] != key.shape[:-2] or held.key.shape[-1] != key.shape[-1]:
-            raise ShapeError(
-                f"the cache holds keys of shape {_shape(held.key)} and these are of shape {_shape(key)}; a "
-                "cache serves one layer and one batch. Use a new Cache()."
-            )
+        for name, old, new in zip(("keys", "values"), held, (key, value), strict=True):
+            if old.shape[:-2] != new.shape[:-2] or old.shape[-1] != new.shape[-1]:
+                raise ShapeError(
+                    f"the cache holds {name} of shape {_shape(old)} and these are of shape {_shape(new)}; a "
+                    "cache serves one layer and one batch. Use a new Cache()."
+                )
+            if old.dtype != new.dtype:
+                raise DTypeError(
+                    f"the cache holds {name} of {old.dtype} and these are of {new.dtype}; go on in the type "
+                    "that the cache was begun in, or use a new Cache()."
+                )
 
     def _held(self) -> Memory | None:
         if self._room is None:
@@ -168,6 +189,7 @@ class MultiHeadAttention(Attends):
     heads, key_heads: with fewer key heads than heads, several heads share one (Ainslie et al. 2023).
     source_width: of what keys and values are made of, if it is not `width`; or a pair, one for each.
     head_width: of each query and key, width / heads by default; or a pair, the second for each value.
+    affine: whether the projections have biases.
     score, normalize: as of `regard.attention`. A score with parameters serves all heads.
     dropout: the share of weights dropped in training.
 
@@ -217,9 +239,8 @@ class MultiHeadAttention(Attends):
         self._sizes = sizes
         self.inward: nn.Linear | nn.ModuleList
         if self.key_width == self.value_width == width:
-            self.inward = _linear(
-                width, sum(sizes), affine, parts=sizes
-            )  # query, key and value in one product
+            # query, key and value in one product
+            self.inward = _linear(width, sum(sizes), affine, parts=sizes)
         else:
             self.inward = nn.ModuleList(
                 _linear(wide, size, affine)

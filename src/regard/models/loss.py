@@ -16,9 +16,9 @@ from torch import Tensor
 from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from regard.mechanism.checks import count, number
 
-_BYTES = (
-    4 * 2**20
-)  # of the logits held at once: enough rows for fast products, few enough to stay in the cache
+IGNORE = -100  # the label of what is not to be foretold; torch's own
+# Of the logits held at once: enough rows for fast products, few enough to stay in the cache.
+_BYTES = 4 * 2**20
 _LOW = (torch.bfloat16, torch.float16)
 
 
@@ -29,7 +29,7 @@ def vocabulary_loss(
     labels: Tensor,
     *,
     smoothing: float = 0.0,
-    ignore: int = -100,
+    ignore: int = IGNORE,
 ) -> Tensor:
     """The mean cross entropy of softmax(x weightᵀ + bias) against the labels, never holding all the logits.
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.concrete import concrete
-from regard.mechanism.masks import Documents, Padding, Rule
+from regard.mechanism.masking import Mask
+from regard.mechanism.masks import Causal, Documents, Padding, Rule
 
 
 @dataclass(frozen=True, eq=False)  # tensors do not compare to one truth
@@ -135,12 +137,95 @@ def real(tokens: Tensor, lengths: Tensor) -> Tensor:
     return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None].to(tokens.device)
 
 
-def padding(tokens: Tensor, lengths: Tensor | None) -> Padding | None:
-    """The mask of a padded batch; without lengths every place is real."""
+def as_packed(tokens: Tensor | Packed, lengths: Tensor | None = None) -> Packed:
+    """Either kind of batch, packed."""
+    check_batch(tokens, lengths)
+    return tokens if isinstance(tokens, Packed) else pack(tokens, all_lengths(tokens, lengths))
+
+
+def as_padded(tokens: Tensor | Packed, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Either kind of batch, padded (b, l), and its lengths (b)."""
+    check_batch(tokens, lengths)
+    if isinstance(tokens, Packed):
+        return tokens.pad(tokens.tokens), tokens.lengths
+    return tokens, all_lengths(tokens, lengths)
+
+
+def all_lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
+    """The lengths (b) of a padded batch (b, l) or (b, l, m); if none are given, every place is real."""
+    if lengths is not None:
+        return lengths
+    return torch.full(tokens.shape[:1], tokens.shape[1], device=tokens.device)
+
+
+def reversed_places(tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """For each place the one whose token stands there when every sentence is turned around: (b, l).
+
+    Padding stays where it is, so that the same order turns the sentences back.
+    """
+    places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
     if lengths is None:
-        return None
-    check_lengths(tokens, lengths)
-    return Padding(lengths)
+        return places.flip(1)
+    return torch.where(real(tokens, lengths), lengths[:, None].to(tokens.device) - 1 - places, places)
+
+
+def reorder(x: Tensor, order: Tensor) -> Tensor:
+    """x (…, l, m) with its places in another order (…, l)."""
+    return x.gather(-2, order[..., None].expand_as(x))
+
+
+class Laid(NamedTuple):
+    """Tokens laid out for attention: their numbers, their positions, and who may look at whom."""
+
+    tokens: Tensor
+    positions: Tensor
+    mask: Mask | None
+
+    @classmethod
+    def out(
+        cls,
+        tokens: Tensor | Packed,
+        lengths: Tensor | None = None,
+        *,
+        causal: bool = False,
+        start: int = 0,
+        name: str = "tokens",
+    ) -> "Laid":
+        """Packed (n) or padded (b, l); `start` is the position of the first token of a padded batch."""
+        check_batch(tokens, lengths, name)
+        if isinstance(tokens, Packed):
+            return cls(tokens.tokens, tokens.positions, tokens.mask(Causal() if causal else None))
+        mask: Mask | None = None if lengths is None else Padding(lengths)
+        if causal:
+            mask = Causal() if mask is None else Causal() & mask
+        return cls(tokens, torch.arange(start, start + tokens.shape[1], device=tokens.device), mask)
+
+
+def check_batch(tokens: Tensor | Packed, lengths: Tensor | None = None, name: str = "tokens") -> None:
+    """What every model reads: a Packed, or a padded batch (b, l) with or without its lengths.
+
+    name: what the caller gave it as, "tokens", "source" or "target".
+    """
+    many = name == "tokens"
+    if isinstance(tokens, Packed):
+        if lengths is not None:
+            raise ArgumentError(
+                f"the {name} {'are' if many else 'is'} Packed, and a Packed batch knows its {len(tokens)} "
+                f"lengths; leave {'lengths' if many else f'{name}_lengths'} away, for padded batches only."
+            )
+        return
+    if not isinstance(tokens, Tensor):
+        raise DTypeError(
+            f"the {name} {'are' if many else 'is'} a {type(tokens).__name__}; give a tensor (b, l), or lists "
+            "of numbers as Packed.of(lists)."
+        )
+    if tokens.dim() != 2:
+        raise ShapeError(
+            f"the {name} {'have' if many else 'has'} the shape {tuple(tokens.shape)}; a padded batch is "
+            "(b, l), a single sentence tokens[None], and Packed.of packs sentences of different lengths."
+        )
+    if lengths is not None:
+        check_lengths(tokens, lengths)
 
 
 def check_lengths(tokens: Tensor, lengths: Tensor) -> None:

@@ -75,7 +75,14 @@ class Learned(nn.Module):
 
 
 class Turn(NamedTuple):
-    """cos and sin of the angles at some positions, both (…, n, d): turns x (…, h, n, d)."""
+    """cos and sin of the angles at some positions, both (…, n, d): turns x (…, h, n, d).
+
+    >>> import torch, regard
+    >>> turn = regard.models.Rotary(2)(torch.tensor([0, 1]))  # by 0 and by 1 radian
+    >>> turn(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+    tensor([[1.0000, 0.0000],
+            [0.5403, 0.8415]])
+    """
 
     cos: Tensor
     sin: Tensor
@@ -97,6 +104,8 @@ class Turn(NamedTuple):
 class Rotary(nn.Module):
     """Queries and keys turned by their position, so that scores see the distance: Su et al. 2021, eq. 34.
 
+    The paper turns neighbours, 2i and 2i + 1, together; here feature i is paired with i + d/2, as in GPT-NeoX
+    and LLaMA, which is the same but for the order of the features.
     `width` is that of a head. Nothing is learned, and any position has its angles. `Rotary(d)(positions)` is
     a function that turns queries and keys, for all layers alike.
 

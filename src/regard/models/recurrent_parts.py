@@ -200,10 +200,11 @@ class LuongDecoder(PlainDecoder):
 
 
 class BahdanauDecoder(PlainDecoder):
-    """s_t = f(s_{t−1}, [y_{t−1}; a_t]), where a_t is what s_{t−1} attends to: Bahdanau et al. 2015, eq. 5.
+    """s_t = f(s_{t−1}, [y_{t−1}; a_t]), where a_t is what s_{t−1} attends to: Bahdanau et al. 2015, sec. 3.1.
 
-    The first state is tanh(W ←h_1), made of the encoder's backward state at the first word. The output is a
-    maxout layer of s_t, y_{t−1} and a_t (appendix A.2.2, with s_t for s_{t−1} as in eq. 4).
+    a_t is their c_i, eq. 5. The first state is tanh(W ←h_1), made of the encoder's backward state at the
+    first word. The output is a maxout layer of s_t, y_{t−1} and a_t (appendix A.2.2, with s_t for s_{t−1} as
+    in eq. 4).
 
     >>> import torch, regard
     >>> from regard.models.recurrent_parts import BahdanauDecoder

@@ -4,6 +4,8 @@ training:   source, target → hidden → logits = hidden · output_weightᵀ + 
 decoding:   state = start(source); logits = step(tokens, state); logits = step(tokens, state); …
 """
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,10 +13,10 @@ from torch.nn import functional as F
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.checks import count
 from regard.mechanism.concrete import concrete
-from regard.models.loss import vocabulary_loss
-from regard.models.packed import Packed, check_lengths, real
+from regard.models.loss import IGNORE, vocabulary_loss
+from regard.models.packed import Packed, check_batch, real
 
-_NO_LABEL = -100  # what vocabulary_loss leaves out
+Kind = TypeVar("Kind", bound="State")
 
 
 class State:
@@ -32,6 +34,10 @@ class State:
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the batch, in this order, as often as they are named: what beam search does."""
         raise NotImplementedError(f"{type(self).__name__} needs a method select(rows)")
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method __len__()")
 
 
 class Seq2Seq(nn.Module):
@@ -101,11 +107,9 @@ class Seq2Seq(nn.Module):
             inputs, labels = target[:, :-1], target[:, 1:]
             if target_lengths is not None:
                 target_lengths = target_lengths - 1
-                labels = torch.where(real(labels, target_lengths), labels, _NO_LABEL)
+                labels = torch.where(real(labels, target_lengths), labels, IGNORE)
         x = self.hidden(source, inputs, source_lengths=source_lengths, target_lengths=target_lengths)
-        return vocabulary_loss(
-            x, self.output_weight, self.output_bias, labels, smoothing=smoothing, ignore=_NO_LABEL
-        )
+        return vocabulary_loss(x, self.output_weight, self.output_bias, labels, smoothing=smoothing)
 
     def start(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> State:
         """Read the source: what `step` needs to write the target, one token after the other."""
@@ -149,15 +153,10 @@ class Seq2Seq(nn.Module):
 
 def _check_target(target: Tensor | Packed, lengths: Tensor | None) -> None:
     """Something to read and something to answer in each sentence."""
+    check_batch(target, lengths, "target")
     if isinstance(target, Packed):
-        lengths = target.lengths if lengths is None else lengths
-    elif not isinstance(target, Tensor):
-        raise DTypeError(
-            f"the target is a {type(target).__name__}; give a tensor (b, l) or Packed.of(lists of numbers)."
-        )
-    elif lengths is not None:
-        check_lengths(target, lengths)
-    elif target.dim() != 2 or target.shape[1] < 2:
+        lengths = target.lengths
+    elif lengths is None and target.shape[1] < 2:
         raise ShapeError(
             f"the target has the shape {tuple(target.shape)}; a loss needs (b, l) with a start mark and one "
             "more token at least in each sentence."
@@ -168,3 +167,37 @@ def _check_target(target: Tensor | Packed, lengths: Tensor | None) -> None:
             f"target sentence {which} has the length {int(lengths[which])}; a loss needs a start mark "
             "and one more token at least: an end mark."
         )
+
+
+def two_vocabularies(model: str, vocabulary: int | tuple[int, int], share: bool) -> tuple[int, int]:
+    """The sizes of the source's and of the target's vocabulary, which a shared matrix needs to be one."""
+    sizes = vocabulary if isinstance(vocabulary, tuple) else (vocabulary, vocabulary)
+    if len(sizes) != 2:
+        raise ArgumentError(
+            f"{model} got {len(sizes)} sizes of vocabularies, {sizes}; give one, or a pair: that of the "
+            "source and that of the target."
+        )
+    source, target = sizes
+    if share and source != target:
+        raise ArgumentError(
+            f"{model} got vocabularies of {source} and {target} tokens and share=True; a shared matrix needs "
+            "one vocabulary for both."
+        )
+    return source, target
+
+
+def checked_state(tokens: Tensor, state: State, kind: type[Kind]) -> Kind:
+    """What `step` got: a state of the model's own kind, and one token for each of its rows."""
+    if not isinstance(state, kind):
+        raise DTypeError(
+            f"step got a state of {type(state).__name__}; give what this model's start returned, a "
+            f"{kind.__name__}."
+        )
+    if not isinstance(tokens, Tensor):
+        raise DTypeError(f"step got tokens that are a {type(tokens).__name__}; give a tensor (b).")
+    if tokens.shape != (len(state),):
+        raise ShapeError(
+            f"step got tokens of shape {tuple(tokens.shape)} and a state of {len(state)} sentences; give "
+            f"one token for each, ({len(state)},)."
+        )
+    return state

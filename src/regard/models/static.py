@@ -23,7 +23,7 @@ from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.checks import count
 from regard.mechanism.files import write_whole
 from regard.models.encoders import Near, Tokens, WordEncoder
-from regard.models.words import Asked, Vocabulary, checked, is_word, split, unknown
+from regard.models.words import Asked, Vocabulary, checked, is_word, occurrence, split, unknown
 
 _LINE = 2**20  # bytes in a line at most: 50,000 numbers
 
@@ -95,10 +95,18 @@ class StaticEncoder(WordEncoder):
         count: int = 5,
         layer: int | None = None,
     ) -> list[Near]:
-        """The words most alike to a word: in the whole vocabulary, unless there are sentences to look in."""
-        if among is not None or sentence is not None or not isinstance(word, str):
+        """The words most alike to a word: in the whole vocabulary, unless there are sentences to look in.
+
+        As a word's vector is the same everywhere, its sentence only says how it is spelled there.
+        """
+        if among is not None:
             return super().nearest(word, sentence=sentence, among=among, count=count, layer=layer)
-        return self._nearest(self._number(word), count)
+        self._layer(layer)
+        text = occurrence(word)[0]
+        if sentence is not None:
+            (query,) = self.embed([sentence])
+            text = query.words[query.index(word)]
+        return self._nearest(self._number(text), count)
 
     def _nearest(self, number: int, most: int) -> list[Near]:
         count("nearest got count", most, least=1)

@@ -29,6 +29,12 @@ class Summary:
     layers: how many; two numbers for an encoder and a decoder, none for a model that has no layers to count.
     heads: the pairs (heads, key heads) that occur, smallest first.
     cost: operations per token, or per source token and per target token, where each looks at `length` tokens.
+
+    >>> import torch
+    >>> from regard.models.summary import summary
+    >>> found = summary(torch.nn.Linear(3, 5))
+    >>> found.parameters, found.layers, found.cost
+    (20, (), (30,))
     """
 
     model: str

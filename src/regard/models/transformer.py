@@ -6,7 +6,6 @@ Each takes sentences packed one after the other (`Packed`), without a single pad
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,44 +20,12 @@ from regard.mechanism.masks import Causal, Documents, Padding
 from regard.models.blocks import DecoderBlock, EncoderBlock, Recipe
 from regard.models.dropout import Dropout
 from regard.models.heads import Cache, Memory
-from regard.models.loss import vocabulary_loss
-from regard.models.packed import Packed, pack, padding
+from regard.models.loss import IGNORE, vocabulary_loss
+from regard.models.packed import Laid, Packed, all_lengths, as_packed, as_padded, check_batch
 from regard.models.positions import Learned, Rotary, Sinusoidal
-from regard.models.seq2seq import Seq2Seq, State
+from regard.models.seq2seq import Seq2Seq, State, checked_state, two_vocabularies
 
 Caches = Sequence[Cache]
-
-
-class Laid(NamedTuple):
-    """Tokens laid out for attention: their numbers, their positions, and who may look at whom."""
-
-    tokens: Tensor
-    positions: Tensor
-    mask: Mask | None
-
-    @classmethod
-    def out(
-        cls, tokens: Tensor | Packed, lengths: Tensor | None = None, *, causal: bool = False, start: int = 0
-    ) -> "Laid":
-        """Packed (n) or padded (b, l); `start` is the position of the first token."""
-        if isinstance(tokens, Packed):
-            if lengths is not None:
-                raise ArgumentError(
-                    f"a Packed batch knows its {len(tokens)} lengths; `lengths` is for padded batches."
-                )
-            return cls(tokens.tokens, tokens.positions, tokens.mask(Causal() if causal else None))
-        if not isinstance(tokens, Tensor):
-            raise DTypeError(f"the tokens are a {type(tokens).__name__}; give a tensor (b, l) or a Packed.")
-        if tokens.dim() != 2:
-            raise ShapeError(
-                f"the tokens have the shape {tuple(tokens.shape)}; a padded batch is (b, l), a single "
-                "sentence tokens[None], and Packed.of packs sentences of different lengths."
-            )
-        real = padding(tokens, lengths)
-        mask: Mask | None = real
-        if causal:
-            mask = Causal() if real is None else Causal() & real
-        return cls(tokens, torch.arange(start, start + tokens.shape[1], device=tokens.device), mask)
 
 
 class Embedding(nn.Embedding):
@@ -151,8 +118,9 @@ class Stack(nn.Module):
                 f"the Stack was made with cross={self.cross} and got {'no' if self.cross else 'a'} source; "
                 "blocks with cross=True attend to a source, others to their own tokens alone."
             )
-        if positions is None:
-            positions = torch.arange(x.shape[-2], device=x.device)
+        if positions is None:  # after what the caches hold
+            start = caches[0].length if caches else 0
+            positions = torch.arange(start, start + x.shape[-2], device=x.device)
         turn = self.positions(positions, x.dtype) if isinstance(self.positions, Rotary) else None
         bias = self.positions if isinstance(self.positions, RelativeBias) else None
         if isinstance(self.positions, Sinusoidal):
@@ -249,9 +217,15 @@ class LanguageModel(nn.Module):
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> list[int]:
-        """Go on with a prompt: at most `most` tokens, the likeliest each time, or drawn at a temperature."""
+        """Go on with a prompt: at most `most` tokens, the likeliest each time, or drawn at a temperature.
+
+        The prompt is given back as well, and the end mark where it was written. Dropout is as the model has
+        it: call `model.eval()` first.
+        """
         count("generate got most", most)
         number("generate got temperature", temperature, least=0)
+        if end is not None:
+            count("generate got end", end)
         if not len(prompt):
             raise ArgumentError("generate got an empty prompt; it needs one token at least, a start mark.")
         caches, tokens = self.decoder.caches(), [int(token) for token in prompt]
@@ -302,13 +276,14 @@ class MaskedLanguageModel(nn.Module):
 
     def loss(self, tokens: Tensor | Packed, labels: Tensor, lengths: Tensor | None = None) -> Tensor:
         """The mean cross entropy of the labels, of the tokens' shape, that are not −100."""
+        check_batch(tokens, lengths)
         shape = tuple((tokens.tokens if isinstance(tokens, Packed) else tokens).shape)
         if tuple(labels.shape) != shape:
             raise ShapeError(
                 f"the tokens have the shape {shape} and the labels {tuple(labels.shape)}; each token has a "
                 "label, which is −100 where there is nothing to fill in."
             )
-        chosen = labels != -100  # the vocabulary is looked through for these alone
+        chosen = labels != IGNORE  # the vocabulary is looked through for these alone
         x = self.head(self.layers(tokens, lengths)[-1][chosen])
         return vocabulary_loss(x, self.output_weight, self.output_bias, labels[chosen])
 
@@ -319,12 +294,13 @@ def gaps(
     mask: int,
     vocabulary: int,
     share: float = 0.15,
+    spared: Sequence[int] = (),
     generator: torch.Generator | None = None,
 ) -> tuple[Packed, Tensor]:
     """Make gaps in sentences, and the labels to fill them with: Devlin et al. 2019, section 3.1.
 
     Of the chosen share of tokens, 80 % become the token `mask`, 10 % any token, and 10 % stay. The labels of
-    all others are −100.
+    all others are −100. The tokens in `spared`, start and end marks for example, are never chosen.
 
     >>> import torch, regard
     >>> batch = regard.models.Packed.of([[5, 6, 7], [8, 9]])
@@ -332,6 +308,11 @@ def gaps(
     >>> bool((labels[labels != -100] == batch.tokens[labels != -100]).all())
     True
     """
+    if not isinstance(batch, Packed):
+        raise DTypeError(
+            f"gaps got a {type(batch).__name__}; give a Packed. A padded batch is one as "
+            "pack(tokens, lengths)."
+        )
     number("gaps got share", share, above=0, below=1 + 1e-9)
     count("gaps got vocabulary", vocabulary, least=1)
     count("gaps got mask", mask)
@@ -339,13 +320,15 @@ def gaps(
         raise ArgumentError(outside(torch.tensor([mask]), vocabulary))
     tokens = batch.tokens
     drawn = torch.rand(2, len(tokens), generator=generator).to(tokens.device)
-    chosen = drawn[0] < share
-    if len(tokens) and not bool(chosen.any()):
-        chosen[drawn[0].argmin()] = True  # something to learn from, in small batches too
+    free = ~torch.isin(tokens, torch.tensor([*spared], dtype=tokens.dtype, device=tokens.device))
+    chances = torch.where(free, drawn[0], 2.0)
+    chosen = chances < share
+    if bool(free.any()) and not bool(chosen.any()):
+        chosen[chances.argmin()] = True  # something to learn from, in small batches too
     anything = torch.randint(vocabulary, (len(tokens),), generator=generator).to(tokens.device)
     seen = torch.where(chosen & (drawn[1] < 0.8), mask, tokens)
     seen = torch.where(chosen & (drawn[1] >= 0.9), anything, seen)
-    return Packed(seen, batch.lengths), torch.where(chosen, tokens, -100)
+    return Packed(seen, batch.lengths), torch.where(chosen, tokens, IGNORE)
 
 
 class TransformerState(State):
@@ -360,6 +343,9 @@ class TransformerState(State):
         self.mask = Padding(self.mask.lengths[rows])
         for cache in self.caches:
             cache.select(rows)
+
+    def __len__(self) -> int:
+        return len(self.mask.lengths)
 
 
 class Transformer(Seq2Seq):
@@ -386,12 +372,7 @@ class Transformer(Seq2Seq):
         share: bool = False,
     ) -> None:
         super().__init__()
-        source, target = vocabulary if isinstance(vocabulary, tuple) else (vocabulary, vocabulary)
-        if share and source != target:
-            raise ArgumentError(
-                f"Transformer got vocabularies of {source} and {target} tokens and share=True; a shared "
-                "embedding needs one vocabulary for both."
-            )
+        source, target = two_vocabularies("Transformer", vocabulary, share)
         self.source_embedding = None if share else Embedding(source, recipe.width)
         self.embedding = Embedding(target, recipe.width)
         self.encoder = Stack(recipe)
@@ -403,7 +384,7 @@ class Transformer(Seq2Seq):
 
     def encode(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> Tensor:
         """The source's vectors: its shape and m."""
-        laid = Laid.out(source, source_lengths)
+        laid = Laid.out(source, source_lengths, name="source")
         x = (self.source_embedding or self.embedding)(laid.tokens)
         return self.encoder(x, mask=laid.mask, positions=laid.positions)
 
@@ -415,14 +396,18 @@ class Transformer(Seq2Seq):
         source_lengths: Tensor | None = None,
         target_lengths: Tensor | None = None,
     ) -> Tensor:
-        laid = Laid.out(target, target_lengths, causal=True)
+        check_batch(source, source_lengths, "source")
+        laid = Laid.out(target, target_lengths, causal=True, name="target")
+        if len(source) != len(target):
+            raise ShapeError(
+                f"the source has {len(source)} sentences and the target {len(target)}; each target sentence "
+                "belongs to one of the source."
+            )
+        # both in the form of the target
         if isinstance(target, Packed) and not isinstance(source, Packed):
             source, source_lengths = as_packed(source, source_lengths), None
         elif isinstance(source, Packed) and not isinstance(target, Packed):
-            Laid.out(source, source_lengths)  # checks
-            source_lengths = source.lengths
-            source = source.pad(source.tokens)
-        _same_number(source, target)
+            source, source_lengths = as_padded(source)
         x = self.encode(source, source_lengths)
         source_mask: Mask | None
         if isinstance(source, Packed) and isinstance(target, Packed):
@@ -441,18 +426,12 @@ class Transformer(Seq2Seq):
         x = self.encode(source, source_lengths)
         if isinstance(source, Packed):
             x, source_lengths = source.pad(x), source.lengths
-        elif source_lengths is None:
-            source_lengths = torch.full(x.shape[:1], x.shape[1], device=x.device)
-        return TransformerState(self.decoder.remember(x), source_lengths, self.decoder.caches())
+        return TransformerState(
+            self.decoder.remember(x), all_lengths(x, source_lengths), self.decoder.caches()
+        )
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
-        assert isinstance(state, TransformerState)
-        sentences = len(state.memories[0].key)
-        if tokens.shape != (sentences,):
-            raise ShapeError(
-                f"step got tokens of shape {tuple(tokens.shape)} and a state of {sentences} sentences; give "
-                f"one token for each, ({sentences},)."
-            )
+        state = checked_state(tokens, state, TransformerState)
         position = torch.tensor([state.caches[0].length], device=tokens.device)
         x = self.decoder(
             self.embedding(tokens)[:, None],
@@ -462,23 +441,3 @@ class Transformer(Seq2Seq):
             caches=state.caches,
         )
         return F.linear(x[:, 0], self.output_weight)
-
-
-def as_packed(tokens: Tensor | Packed, lengths: Tensor | None) -> Packed:
-    """A batch without its padding."""
-    laid = Laid.out(tokens, lengths)  # checks
-    if isinstance(tokens, Packed):
-        return tokens
-    if lengths is None:
-        lengths = torch.full(tokens.shape[:1], tokens.shape[1], device=tokens.device)
-    return pack(laid.tokens, lengths)
-
-
-def _same_number(source: Tensor | Packed, target: Tensor | Packed) -> None:
-    if isinstance(source, Tensor):
-        Laid.out(source)  # checks
-    if len(source) != len(target):
-        raise ShapeError(
-            f"the source has {len(source)} sentences and the target {len(target)}; each target sentence "
-            "belongs to one of the source."
-        )

@@ -16,7 +16,12 @@ Asked = str | tuple[str, int]  # a word, or a word and which of its occurrences,
 
 
 class Word(NamedTuple):
-    """A word and where it stands: sentence[start:stop] == text."""
+    """A word and where it stands: sentence[start:stop] == text.
+
+    >>> from regard.models.words import split
+    >>> split("Dogs bark")
+    [Word(text='Dogs', start=0, stop=4), Word(text='bark', start=5, stop=9)]
+    """
 
     text: str
     start: int
@@ -242,7 +247,7 @@ def tokens_of_words(
 
 def find(word: Asked, words: Sequence[str], sentence: str) -> int:
     """The place of a word among those of a sentence: as it is spelled, or else in any other case."""
-    text, occurrence = (word, 0) if isinstance(word, str) else _occurrence(word)
+    text, number = occurrence(word)
     places = [place for place, one in enumerate(words) if one == text]
     places = places or [place for place, one in enumerate(words) if fold(one) == fold(text)]
     if not places:
@@ -250,16 +255,19 @@ def find(word: Asked, words: Sequence[str], sentence: str) -> int:
         hint = f"did you mean {' or '.join(map(repr, alike))}? Its" if alike else "its"
         listed = " ".join(words[:30]) + (" …" if len(words) > 30 else "")
         raise ArgumentError(f"{text!r} is not in {shorten(sentence)!r}; {hint} words are: {listed}")
-    if not -len(places) <= occurrence < len(places):
+    if not -len(places) <= number < len(places):
         raise ArgumentError(
-            f"{shorten(sentence)!r} has {text!r} {len(places)} times and occurrence {occurrence} was asked "
+            f"{shorten(sentence)!r} has {text!r} {len(places)} times and occurrence {number} was asked "
             f"for; they count from 0, so give 0 to {len(places) - 1}."
         )
-    return places[occurrence]
+    return places[number]
 
 
-def _occurrence(word: Asked) -> tuple[str, int]:
+def occurrence(word: Asked) -> tuple[str, int]:
+    """A word that was asked for, and which of its occurrences: the first, unless said."""
     match word:
+        case str():
+            return word, 0
         case (str() as text, int() as number) if not isinstance(number, bool):
             return text, number
     raise DTypeError(
@@ -283,3 +291,13 @@ def pair(word: Asked | tuple[Asked, Asked]) -> tuple[Asked, Asked]:
 def shorten(sentence: str, most: int = 80) -> str:
     """A sentence that fits in a message."""
     return sentence if len(sentence) <= most else sentence[: most - 1] + "…"
+
+
+def bar(share: float, width: int = 20) -> str:
+    """A share as a bar of blocks, `width` of which are the whole; none for NaN.
+
+    >>> from regard.models.words import bar
+    >>> bar(0.5, width=6)
+    '███'
+    """
+    return "█" * round(width * min(max(share, 0.0), 1.0)) if share == share else ""

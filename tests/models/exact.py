@@ -1,0 +1,25 @@
+"""What tests of layers share: numbers in float64, modules full of them, and closeness to match."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Normal numbers in float64; the same for the same shape and seed."""
+    generator = torch.Generator().manual_seed(seed + 1000 * len(shape) + sum(shape))
+    return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def close(found: Tensor, wanted: Tensor, within: float = 1e-10) -> None:
+    torch.testing.assert_close(found, wanted, rtol=within, atol=within)
+
+
+def filled(module: nn.Module) -> Any:
+    """In float64, with no parameter left at zero or one."""
+    module.double()
+    with torch.no_grad():
+        for seed, parameter in enumerate(module.parameters()):
+            parameter.copy_(normal(*parameter.shape, seed=seed) / 2)
+    return module
