@@ -1,6 +1,6 @@
 """Races of one decoding step with caches: the same Transformer, attending by regard or by torch's SDPA."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from unittest.mock import patch
 
@@ -42,7 +42,7 @@ def _contenders(sentences: int) -> Lineup:
     return Lineup({"regard": step, "sdpa": partial(_with_sdpa, step)}, "fused")
 
 
-def _with_sdpa(step: partial[Tensor]) -> Tensor:
+def _with_sdpa(step: Callable[[], Tensor]) -> Tensor:
     with patch.object(Attends, "attention", _sdpa):
         return step()
 

@@ -3,10 +3,11 @@
 import io
 import random
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-FOLDER = Path(__file__).resolve().parents[2] / "shared" / "data" / "multi30k"
+from benchmarks.encoders import DATA
+
+FOLDER = DATA / "multi30k"
 VOCABULARY = 8_000
 PADDING, START, END, UNKNOWN = range(4)
 

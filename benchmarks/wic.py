@@ -5,7 +5,7 @@ so much larger than the others that they decide most of it, so there is also the
 features all have mean 0 and variance 1 over train (Timkey and van Schijndel 2021). Thresholds, means,
 variances and the choice of the layer come from train alone; dev is scored, and test where there is one.
 
-    python -m benchmarks.wic [--data ../shared/data/wic] [--model minilm]
+    python -m benchmarks.wic [--data FOLDER] [--model minilm]
 """
 
 import argparse
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.encoders import DATA
 from regard.models.encoders import Embedded
 from regard.models.pretrained import PretrainedEncoder, load_encoder
 
@@ -96,11 +97,13 @@ def accuracy(similarities: Tensor, same: Tensor, bound: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.wic", description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=Path("../shared/data/wic"))
+    parser.add_argument("--data", type=Path, default=DATA / "wic", help="a folder with train and dev")
     parser.add_argument("--model", default="minilm", help="minilm, or a folder")
     asked = parser.parse_args()
     if not (asked.data / "train").is_dir():
-        sys.exit(f"there is no Word-in-Context data in {asked.data}; give --data FOLDER with train and dev.")
+        sys.exit(
+            f"there is no Word-in-Context data in {asked.data}; get WiC 1.0 and give --data FOLDER with train and dev."
+        )
     report(load_encoder(asked.model), asked.data)
 
 

@@ -130,7 +130,6 @@ class Dates:
             optimizer.step()
             if step % 40 == 0:
                 print(f"  after {step} steps and {time.perf_counter() - begun:.0f} s: loss {loss.item():.4f}")
-        self.model.eval()
         asked, right = zip(*(self.pair() for _ in range(200)), strict=True)
         written = self.write(asked)
         good = sum(map(str.__eq__, written, right))
@@ -159,8 +158,7 @@ class Dates:
         (written,) = self.write([asked])
         with torch.no_grad(), regard.watch(self.model) as seen:
             self.model(self.pack([asked]), self.pack([self.START + written[:-1]]))
-        steps = seen.calls("decoder.attention")
-        return Reading(asked, written, torch.cat([weights[0, 0] for weights in steps]))
+        return Reading(asked, written, seen.joined("decoder.attention")[0, 0])
 
 
 class Reading(NamedTuple):

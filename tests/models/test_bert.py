@@ -38,12 +38,12 @@ def test_the_senses_of_a_word_are_told_apart_where_static_vectors_cannot() -> No
 
 def test_packed_and_padded_and_single_sentences_agree() -> None:
     encoder = make().eval()
-    packed = encoder.batch(TEXT)
+    packed = encoder.pack(TEXT)
     states = encoder.states(packed)
     assert states.shape == (3, len(packed.tokens), 12)
     padded = encoder.states(packed.pad(packed.tokens, value=6), packed.lengths)
     for i, part in enumerate(states.split(packed.lengths.tolist(), 1)):
-        alone = encoder.states(encoder.batch(TEXT[i]))
+        alone = encoder.states(encoder.pack(TEXT[i]))
         torch.testing.assert_close(part, alone)
         torch.testing.assert_close(padded[:, i, : part.shape[1]], alone)
     torch.testing.assert_close(encoder(packed), states[-1])
@@ -58,7 +58,7 @@ def test_the_loss_reaches_every_parameter_and_spares_the_marks() -> None:
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
-    batch = encoder.batch(TEXT * 50)
+    batch = encoder.pack(TEXT * 50)
     _, labels = regard.models.gaps(batch, mask=3, vocabulary=len(encoder.vocabulary), spared=[1, 2])
     assert not torch.isin(labels, torch.tensor([1, 2])).any()
     assert (labels >= MARKS).any()
@@ -139,7 +139,7 @@ def test_parameters_that_are_not_finite_are_refused(tmp_path) -> None:
 
 def test_it_compiles_and_runs_on_the_meta_device() -> None:
     encoder = make().eval()
-    packed = encoder.batch(TEXT)
+    packed = encoder.pack(TEXT)
     padded = packed.pad(packed.tokens)
     compiled = torch.compile(encoder, backend="eager")
     torch.testing.assert_close(compiled(padded, packed.lengths), encoder(padded, packed.lengths))

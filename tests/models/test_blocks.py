@@ -92,7 +92,7 @@ def test_blocks_by_hand(norm: Any, before: bool, activation: Any) -> None:
 @pytest.mark.parametrize("before", [True, False])
 def test_a_stack_is_its_blocks_and_a_last_norm(before: bool) -> None:
     stack, x = filled(Stack(replace(RECIPE, before=before))), normal(2, 5, 12)
-    layers = stack.layers(x)
+    layers = stack.states(x)
     assert len(layers) == 3
     y = stack.blocks[1](stack.blocks[0](x))
     close(stack(x), normed(y, stack.norm, "layer") if before else y)

@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.errors import ArgumentError, RegardError, ShapeError
-from regard.models.elmo import MARKS, ElmoEncoder, ScalarMix
+from regard.models.elmo import ElmoEncoder, ScalarMix
 from regard.models.packed import Packed
 from regard.models.static import StaticEncoder
 from regard.models.words import Vocabulary
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+MARKS = ElmoEncoder.marks
 WORDS = ["the", "dogs", "bark", "at", "old", "cats"]
 TEXT = ["the dogs bark at cats", "the bark of old trees", "dogs", "cats of the old"]
 
@@ -54,7 +55,7 @@ def test_the_senses_of_a_word_are_told_apart_where_static_vectors_cannot():
     assert min(same) > max(other) + 0.1
     assert elmo.compare(dogs[0], trees[0], word="bark").similarities[0] == 1.0  # layer 0 knows no context
     assert set(alike(static, dogs, trees)) == {1.0}
-    near = elmo.nearest("bark", sentence=dogs[0], among=[*dogs[3:6], *trees], count=3)
+    near = elmo.nearest("bark", sentence=dogs[0], among=[*dogs[3:6], *trees], most=3)
     assert all(each.word == "bark" and each.sentence in dogs for each in near)
 
 
@@ -72,7 +73,7 @@ def test_each_direction_sees_its_own_side_only():
 
 def test_padded_and_packed_and_single_sentences_agree():
     encoder = make()
-    packed = encoder.batch(TEXT)
+    packed = encoder.pack(TEXT)
     padded = packed.pad(packed.tokens, value=6)
     states = encoder.states(padded, packed.lengths)
     together = encoder.states(packed)
@@ -93,7 +94,7 @@ def padded_places(packed: Packed) -> tuple[Tensor, Tensor]:
 
 def test_layers_are_the_papers():
     encoder = make()
-    tokens = encoder.batch(TEXT[:1]).tokens[None]
+    tokens = encoder.pack(TEXT[:1]).tokens[None]
     states = encoder.states(tokens)
     x = encoder.embedding(tokens)
     torch.testing.assert_close(states[0], torch.cat([x, x], -1))
@@ -109,13 +110,13 @@ def test_the_loss_is_the_cross_entropy_of_both_directions():
     encoder = make()
     logs = []
     for sentence in TEXT:
-        tokens = encoder.batch(sentence).tokens
+        tokens = encoder.pack(sentence).tokens
         top = encoder.states(tokens[None])[-1, 0]
         ahead, back = encoder.output(top[:-1, :5]), encoder.output(top[1:, 5:])
         logs += [F.cross_entropy(ahead, tokens[1:], reduction="none")]
         logs += [F.cross_entropy(back, tokens[:-1], reduction="none")]
     expected = torch.cat(logs).mean()
-    packed = encoder.batch(TEXT)
+    packed = encoder.pack(TEXT)
     torch.testing.assert_close(encoder.loss(TEXT), expected)
     torch.testing.assert_close(encoder.loss(packed), expected)
     torch.testing.assert_close(encoder.loss(packed.pad(packed.tokens, 4), packed.lengths), expected)
@@ -136,7 +137,7 @@ def test_the_mix_is_a_weighted_mean():
 
 def test_gradients_reach_every_parameter():
     encoder = make(dropout=0.1)
-    packed = encoder.batch(TEXT)
+    packed = encoder.pack(TEXT)
     (encoder.loss(packed) + encoder(packed).square().mean()).backward()
     for name, parameter in encoder.named_parameters():
         assert parameter.grad is not None, name
@@ -192,7 +193,7 @@ def test_unknown_words_take_part_but_cannot_be_asked_about():
 )  # torch meets it, and hides it, where a graph breaks
 def test_it_compiles_and_has_shapes_without_numbers():
     encoder = make().eval()
-    packed = encoder.batch(TEXT)
+    packed = encoder.pack(TEXT)
     padded = packed.pad(packed.tokens)
     compiled = torch.compile(encoder, backend="eager")
     torch.testing.assert_close(compiled(padded, packed.lengths), encoder(padded, packed.lengths))

@@ -224,7 +224,7 @@ def test_a_word_the_encoder_does_not_know_cannot_be_asked_about(encoder):
 
 def test_nearest_ranks_all_words_of_the_other_sentences(encoder):
     query, among = "Dogs bark.", ["Trees shed bark.", "Dogs bark.", "A cat"]
-    found = encoder.nearest("bark", sentence=query, among=among, count=100)
+    found = encoder.nearest("bark", sentence=query, among=among, most=100)
     assert sorted(each.word for each in found) == [
         "A",
         "Dogs",
@@ -238,9 +238,9 @@ def test_nearest_ranks_all_words_of_the_other_sentences(encoder):
         assert each.sentence is not None
         expected = encoder.compare(query, each.sentence, word=("bark", each.word)).similarity
         assert each.similarity == pytest.approx(expected, abs=1e-6)
-    assert encoder.nearest("bark", sentence=query, among=among, count=2) == found[:2]
+    assert encoder.nearest("bark", sentence=query, among=among, most=2) == found[:2]
     assert encoder.nearest("bark", among=["bark"]) == []
-    top = encoder.nearest("bark", sentence=query, among=among, layer=0, count=1)
+    top = encoder.nearest("bark", sentence=query, among=among, layer=0, most=1)
     assert top == [Near("bark", "Trees shed bark.", 1.0)]
 
 
@@ -249,8 +249,8 @@ def test_nearest_refuses_what_cannot_be(encoder):
         encoder.nearest("bark")
     with pytest.raises(ArgumentError, match=r"layer is 3 and Letters has layers 0 to 2"):
         encoder.nearest("bark", among=["dog"], layer=3)
-    with pytest.raises(ArgumentError, match="count=0"):
-        encoder.nearest("bark", among=["dog"], count=0)
+    with pytest.raises(ArgumentError, match="most=0"):
+        encoder.nearest("bark", among=["dog"], most=0)
     for wrong in (5, None, ("bark", "x")):
         with pytest.raises(DTypeError, match="give a string, or a pair"):
             encoder.nearest(wrong, among=["dog"])

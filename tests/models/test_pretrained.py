@@ -162,11 +162,11 @@ def agree(encoder: PretrainedEncoder, model: Any, sentences: list[str] = SENTENC
     pieces = encoder.subwords.tokens(sentences)
     packed = Packed.of(pieces)
     with torch.no_grad():
-        layers = [packed.split(x) for x in encoder.hidden(packed)]
+        layers = [packed.split(x) for x in encoder.states(packed)]
         for i, tokens in enumerate(pieces):
             wanted = model(torch.tensor([tokens]), output_hidden_states=True, output_attentions=True)
             with regard.watch(encoder) as seen:
-                alone = encoder.hidden(torch.tensor([tokens]))
+                alone = encoder.states(torch.tensor([tokens]))
             assert len(alone) == len(wanted.hidden_states) == encoder.layers
             for ours, together, hidden in zip(alone, layers, wanted.hidden_states, strict=True):
                 torch.testing.assert_close(ours, hidden, rtol=0, atol=1e-5)
@@ -275,7 +275,7 @@ def test_words_are_means_of_their_pieces(folder):
     (embedded,) = encoder.embed("Dogs may bark, unlikely.")
     assert embedded.words == ("Dogs", "may", "bark", ",", "unlikely", ".")
     (tokens,) = encoder.subwords(["Dogs may bark, unlikely."])
-    layers = torch.stack(encoder.hidden(Packed.of([tokens.tokens])))
+    layers = torch.stack(encoder.states(Packed.of([tokens.tokens])))
     assert tokens.names[5:8] == ["un", "##like", "##ly"]
     torch.testing.assert_close(embedded["unlikely"], layers[:, 5:8].mean(1))
     torch.testing.assert_close(embedded["may"], layers[:, 2])

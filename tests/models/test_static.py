@@ -48,12 +48,12 @@ def test_unknown_words_have_a_vector_in_a_sentence_but_cannot_be_asked_about(enc
 
 
 def test_nearest_looks_in_the_vocabulary_or_in_sentences(encoder):
-    found = encoder.nearest("dogs", count=100)
+    found = encoder.nearest("dogs", most=100)
     assert sorted(each.word for each in found) == ["Paris", "bark", "trees"]  # not itself, no punctuation
     expected = F.cosine_similarity(encoder.vector("dogs"), encoder.vector(found[0].word), dim=0)
     assert found[0].similarity == pytest.approx(expected.item(), abs=1e-6)
     assert found == sorted(found, key=lambda each: -each.similarity)
-    assert [each.word for each in encoder.nearest("dogs", among=["paris , dogs"], count=1)] == ["dogs"]
+    assert [each.word for each in encoder.nearest("dogs", among=["paris , dogs"], most=1)] == ["dogs"]
 
 
 def test_nearest_of_a_word_in_its_sentence_is_that_of_the_word(encoder):
@@ -104,8 +104,8 @@ def corpus() -> list[str]:
 @pytest.mark.usefixtures("one_thread")
 def test_words_beside_the_same_words_become_alike():
     encoder = StaticEncoder.learn(corpus(), width=8)
-    assert {each.word for each in encoder.nearest("dogs", count=2)} == {"foxes", "wolves"}
-    assert {each.word for each in encoder.nearest("oaks", count=2)} == {"pines", "birches"}
+    assert {each.word for each in encoder.nearest("dogs", most=2)} == {"foxes", "wolves"}
+    assert {each.word for each in encoder.nearest("oaks", most=2)} == {"pines", "birches"}
     assert torch.equal(encoder.vectors, StaticEncoder.learn(corpus(), width=8).vectors)
     assert encoder.compare(corpus()[0], corpus()[1], word="bark").similarity == 1.0
 

@@ -10,11 +10,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from regard.mechanism import operator
-from regard.models import DecoderBlock, EncoderBlock, MultiHeadAttention, Recipe
+from regard.models import (
+    DecoderBlock,
+    EncoderBlock,
+    LanguageModel,
+    MaskedLanguageModel,
+    MultiHeadAttention,
+    Recipe,
+    Transformer,
+)
 from regard.models.grids import NonLocal
 from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
 from regard.models.summary import summary
-from regard.models.transformer import LanguageModel, MaskedLanguageModel, Transformer
 
 WIDTH, LENGTH, BATCH = 24, 7, 2
 RECIPE = Recipe(width=WIDTH, heads=4, layers=2, hidden=40, dropout=0.0)
@@ -224,7 +231,7 @@ def test_longer_sentences_cost_more() -> None:
         ),
         (
             Transformer(50, RECIPE),
-            "Transformer: 25.3 k parameters (101.2 kB), 2 + 2 layers, 4 heads, "
+            "Transformer: 26.5 k parameters (106.0 kB), 2 + 2 layers, 4 heads, "
             "46.1 kFLOP per source token and 73.1 kFLOP per target token at 128 tokens",
         ),
         (nn.LSTM(24, 10), "LSTM: 1.4 k parameters (5.8 kB), 1 layer, 2.7 kFLOP per token"),

@@ -219,7 +219,7 @@ def test_a_masked_loss_counts_the_labels() -> None:
     close(model.loss(batch, labels), wanted)
     tokens, lengths = padded(batch)
     spread = nn.functional.pad(batch.pad(labels, value=-100), (0, 1), value=-100)
-    close(model.loss(tokens, spread, lengths), wanted)
+    close(model.loss(tokens, spread, lengths=lengths), wanted)
 
 
 def test_no_labels_are_no_loss() -> None:

@@ -8,13 +8,16 @@
 torch.Size([1, 4, 4, 4])
 """
 
+from regard.mechanism.biases import T5, ALiBi
 from regard.models.bert import BertEncoder
 from regard.models.blocks import DecoderBlock, EncoderBlock, FeedForward, Recipe, Residual
 from regard.models.dropout import Dropout
 from regard.models.elmo import ElmoEncoder, ScalarMix
+from regard.models.embedding import Embedding
 from regard.models.encoders import Attended, Comparison, Embedded, Near, Tokens, WordEncoder
 from regard.models.grids import NonLocal
 from regard.models.heads import Attends, Cache, Memory, MultiHeadAttention, SelfAttention
+from regard.models.language import LanguageModel, MaskedLanguageModel, gaps
 from regard.models.learned import LearnedEncoder
 from regard.models.loss import vocabulary_loss
 from regard.models.memory import keep_memory
@@ -23,19 +26,15 @@ from regard.models.positions import Learned, Rotary, Sinusoidal, Turn
 from regard.models.pretrained import PretrainedEncoder, load_encoder
 from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
 from regard.models.seq2seq import Seq2Seq, State
+from regard.models.stack import Stack
 from regard.models.static import StaticEncoder
 from regard.models.summary import Summary, summary
-from regard.models.transformer import (
-    Embedding,
-    LanguageModel,
-    MaskedLanguageModel,
-    Stack,
-    Transformer,
-    gaps,
-)
+from regard.models.transformer import Transformer
 from regard.models.words import Vocabulary, Word
 
 __all__ = [
+    "T5",
+    "ALiBi",
     "Attended",
     "Attends",
     "BertEncoder",

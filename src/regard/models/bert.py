@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from regard.models.blocks import Recipe
+from regard.models.language import MaskedLanguageModel, gaps
 from regard.models.learned import LearnedEncoder
 from regard.models.packed import Packed, as_packed
-from regard.models.transformer import MaskedLanguageModel, gaps
 from regard.models.words import Vocabulary
 
 
@@ -66,15 +66,15 @@ class BertEncoder(LearnedEncoder):
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
         """All layers: tokens (b, l) or packed (n) → (layers, b, l, m) or (layers, n, m)."""
-        return torch.stack(self.model.layers(tokens, lengths))
+        return torch.stack(self.model.states(tokens, lengths))
 
     def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
         """The last layer: tokens (b, l) or packed (n) → (b, l, m) or (n, m)."""
-        return self.model.layers(tokens, lengths)[-1]
+        return self.model.states(tokens, lengths)[-1]
 
     def loss(self, tokens: Tensor | Packed | str | Sequence[str], lengths: Tensor | None = None) -> Tensor:
         """The mean cross entropy of words that are hidden from the model, other ones in each call."""
-        batch = as_packed(tokens, lengths) if isinstance(tokens, Tensor | Packed) else self.batch(tokens)
+        batch = as_packed(tokens, lengths) if isinstance(tokens, Tensor | Packed) else self.pack(tokens)
         mask, around = self.marks.index("<mask>"), [self.marks.index(mark) for mark in ("<s>", "</s>")]
         hidden, labels = gaps(batch, mask=mask, vocabulary=len(self.vocabulary), spared=around)
         return self.model.loss(hidden, labels)

@@ -98,7 +98,7 @@ class Recipe:
         """The width inside the feed-forward."""
         return 4 * self.width if self.hidden is None else self.hidden
 
-    def attention(self) -> MultiHeadAttention:
+    def make_attention(self) -> MultiHeadAttention:
         """One attention of a block."""
         return MultiHeadAttention(
             self.width,
@@ -114,7 +114,7 @@ class Recipe:
         kind = nn.LayerNorm if self.norm == "layer" else nn.RMSNorm
         return kind(self.width, eps=self.epsilon)
 
-    def feed_forward(self) -> "FeedForward":
+    def make_feed_forward(self) -> "FeedForward":
         """The feed-forward of a block."""
         return FeedForward(
             self.width, self.hidden_width, self.activation, affine=self.affine, dropout=self.dropout
@@ -210,7 +210,7 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
-        self.attention, self.feed_forward = recipe.attention(), recipe.feed_forward()
+        self.attention, self.feed_forward = recipe.make_attention(), recipe.make_feed_forward()
         self.attention_residual, self.feed_forward_residual = Residual(recipe), Residual(recipe)
 
     def forward(
@@ -241,8 +241,8 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
-        self.attention, self.cross = recipe.attention(), recipe.attention()
-        self.feed_forward = recipe.feed_forward()
+        self.attention, self.cross = recipe.make_attention(), recipe.make_attention()
+        self.feed_forward = recipe.make_feed_forward()
         self.attention_residual, self.cross_residual = Residual(recipe), Residual(recipe)
         self.feed_forward_residual = Residual(recipe)
 

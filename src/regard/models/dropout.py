@@ -4,6 +4,8 @@ torch draws a number for each place on one thread, which takes longer than anyth
 does beside its matrix products. A hash needs no mask to be kept, and backward finds the same places again.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +14,29 @@ from torch.nn import functional as F
 
 from regard.mechanism import fused
 from regard.mechanism.concrete import concrete, forward_mode
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, without dropout, for the duration; each module then has its own mode back.
+
+    >>> import torch
+    >>> from regard.models.dropout import evaluating
+    >>> layer = torch.nn.Dropout()
+    >>> with evaluating(layer):
+    ...     layer.training
+    False
+    >>> layer.training
+    True
+    """
+    trained = [module for module in model.modules() if module.training]
+    for module in trained:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in trained:
+            module.training = True
 
 
 class Dropout(nn.Dropout):

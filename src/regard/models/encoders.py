@@ -6,7 +6,6 @@ them into words.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.errors import ArgumentError
-from regard.mechanism import checks
+from regard.mechanism.checks import count
 from regard.mechanism.weights import Weights
-from regard.models.heads import Attends
+from regard.models.dropout import evaluating
+from regard.models.heads import watching
 from regard.models.words import (
     Asked,
     Span,
@@ -140,7 +140,7 @@ class Near(NamedTuple):
     >>> from regard.models import StaticEncoder
     >>> text = ["dogs chase cats", "cats chase mice", "dogs fear cats", "cats fear mice"]
     >>> (near,) = StaticEncoder.learn(text, width=3, window=1).nearest(
-    ...     "chase", among=["who fears mice"], count=1
+    ...     "chase", among=["who fears mice"], most=1
     ... )
     >>> near.word, near.sentence
     ('mice', 'who fears mice')
@@ -226,7 +226,7 @@ class WordEncoder(nn.Module):
         *,
         sentence: str | None = None,
         among: Sequence[str] | None = None,
-        count: int = 5,
+        most: int = 5,
         layer: int | None = None,
     ) -> list[Near]:
         """The words of other sentences whose vectors are most alike to those of a word in its sentence.
@@ -235,7 +235,7 @@ class WordEncoder(nn.Module):
         among: sentences to look in; a word is not compared with itself there.
         layer: whose vectors; `best_layer` by default.
         """
-        checks.count("nearest got count", count, least=1)
+        count("nearest got most", most, least=1)
         if among is None:
             raise ArgumentError(
                 f"{type(self).__name__} has vectors only for words in sentences; give some to look in: "
@@ -253,7 +253,7 @@ class WordEncoder(nn.Module):
             return []
         vectors = torch.stack([each.vectors[layer, number] for each, number in others])
         similarities = _cosine(query.vectors[layer, place], vectors)
-        best = similarities.topk(min(count, len(others))).indices.tolist()
+        best = similarities.topk(min(most, len(others))).indices.tolist()
         return [
             Near(others[i][0].words[others[i][1]], others[i][0].sentence, float(similarities[i]))
             for i in best
@@ -270,7 +270,7 @@ class WordEncoder(nn.Module):
         """
         (given,) = checked([sentence])
         seen: list[Weights] = []
-        with _watching(self, seen):
+        with watching(self, lambda _, weights: seen.append(weights)):
             (tokens,) = self._tokens([given])
         if not seen:
             raise ArgumentError(
@@ -282,8 +282,18 @@ class WordEncoder(nn.Module):
         rows = torch.stack([_rows(weights, parts[place], head) for weights in _chosen(seen, layer)]).mean(0)
         return _columns(rows, tokens, words, parts)
 
+    def tokens(self, sentence: str) -> list[str]:
+        """The tokens that the encoder makes of a sentence, its marks included: what its attentions see.
+
+        >>> import regard
+        >>> regard.load_encoder("minilm").tokens("Unbelievably, dogs bark.")
+        ['[CLS]', 'un', '##bel', '##ie', '##va', '##bly', ',', 'dogs', 'bark', '.', '[SEP]']
+        """
+        (tokens,) = self._tokens(checked([sentence]))
+        return list(tokens.names or [sentence[slice(*span)] if span else "(mark)" for span in tokens.spans])
+
     def _tokens(self, sentences: Sequence[str]) -> list[Tokens]:
-        with torch.no_grad(), _evaluating(self):
+        with torch.no_grad(), evaluating(self):
             tokens = list(self.token_vectors(sentences))
         assert len(tokens) == len(sentences), f"{len(tokens)} results for {len(sentences)} sentences"
         assert all(each.vectors.shape[:2] == (self.layers, len(each.spans)) for each in tokens)
@@ -337,35 +347,6 @@ def _merge(sentence: str, words: Sequence[Word], tokens: Tokens) -> Embedded:
 def _cosine(x: Tensor, y: Tensor) -> Tensor:
     """In float64, so that what is equal has a cosine of exactly 1 in float32."""
     return F.cosine_similarity(x.double(), y.double(), dim=-1).clamp(-1, 1).to(x.dtype)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for the duration; each module then has its own mode back."""
-    trained = [module for module in model.modules() if module.training]
-    for module in trained:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in trained:
-            module.training = True
-
-
-@contextmanager
-def _watching(model: nn.Module, seen: list[Weights]) -> Iterator[None]:
-    """The weights of each attention, in the order of the calls: `regard.watch` without the names."""
-    before = [(module, module.watchers) for module in model.modules() if isinstance(module, Attends)]
-    for module, watchers in before:
-        module.watchers = (*watchers, seen.append)
-    try:
-        yield
-    finally:
-        for module, watchers in before:
-            if watchers:
-                module.watchers = watchers
-            else:
-                del module.watchers
 
 
 def _chosen(seen: list[Weights], layer: int | None) -> list[Weights]:

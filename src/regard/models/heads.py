@@ -5,7 +5,9 @@ output = concatenate(heads of attention) Wo     … h n e -> … n m
 (Vaswani et al. 2017, section 3.2.2)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple, Unpack
 
 import torch
@@ -49,6 +51,34 @@ class Attends(nn.Module):
         for watcher in self.watchers:
             watcher(weights)
         return output
+
+
+@contextmanager
+def watching(model: nn.Module, report: Callable[[str, Weights], None]) -> Iterator[int]:
+    """Report the weights of each attention inside a model, with its module's name; how many there are.
+
+    >>> import torch, regard
+    >>> from regard.models.heads import watching
+    >>> layer, seen = regard.models.SelfAttention(), []
+    >>> with watching(torch.nn.Sequential(layer), lambda name, weights: seen.append((name, weights.shape))):
+    ...     output = layer(torch.eye(3))
+    >>> seen
+    [('0', torch.Size([1, 3, 3]))]
+    """
+    added = [
+        (module, partial(report, name.replace("_orig_mod.", "")))  # the name that torch.compile puts in
+        for name, module in model.named_modules()
+        if isinstance(module, Attends)
+    ]
+    for module, watcher in added:
+        module.watchers = (*module.watchers, watcher)
+    try:
+        yield len(added)
+    finally:
+        for module, watcher in added:  # only one's own: other watches may end in any order
+            module.watchers = tuple(other for other in module.watchers if other is not watcher)
+            if not module.watchers:
+                del module.watchers
 
 
 class SelfAttention(Attends):

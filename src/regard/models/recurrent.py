@@ -19,6 +19,7 @@ from regard.mechanism.checks import count, number
 from regard.mechanism.concrete import concrete
 from regard.mechanism.masks import Padding
 from regard.mechanism.scores import Additive, Dot, General, Score
+from regard.models.embedding import Embedding
 from regard.models.packed import Packed, check_batch, real, reorder, reversed_places
 from regard.models.recurrent_parts import (
     BahdanauDecoder,
@@ -28,7 +29,6 @@ from regard.models.recurrent_parts import (
     RecurrentState,
 )
 from regard.models.seq2seq import Seq2Seq, State, checked_state, two_vocabularies
-from regard.models.transformer import Embedding
 
 Cell = Literal["lstm", "gru"]
 Kind = Literal["none", "additive", "dot", "general", "concat"]
@@ -93,7 +93,7 @@ class RecurrentRecipe:
         """Whether a known target is computed at once, not step by step."""
         return self.attention != "additive" and not self.feeding
 
-    def decoder(self) -> PlainDecoder:
+    def make_decoder(self) -> PlainDecoder:
         """The decoder of this kind of attention."""
         sizes = self.cell, self.width, self.layers, self.dropout
         if self.attention == "none":
@@ -143,7 +143,7 @@ class RecurrentSeq2Seq(Seq2Seq):
         self.encoder = RecurrentEncoder(
             recipe.cell, recipe.width, recipe.layers, recipe.dropout, bidirectional=recipe.bidirectional
         )
-        self.decoder = recipe.decoder()
+        self.decoder = recipe.make_decoder()
         self.dropout = nn.Dropout(recipe.dropout)
         self.matrix = None if share else nn.Parameter(torch.randn(target, recipe.width) * recipe.width**-0.5)
         self.bias = nn.Parameter(torch.zeros(target))

@@ -111,6 +111,9 @@ class _KeysMapped(Score):
 
     additive: Additive
 
+    def __repr__(self) -> str:
+        return repr(self.additive)
+
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         query = query @ self.additive.query_map.to(query.dtype).mT
         return Prepared(query, key, "tanh", self.additive.vector.to(query.dtype))

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.checks import count
 from regard.mechanism.concrete import concrete
+from regard.models.dropout import evaluating
 from regard.models.loss import IGNORE, vocabulary_loss
 from regard.models.packed import Packed, check_batch, real
 
@@ -129,25 +130,23 @@ class Seq2Seq(nn.Module):
         most: int,
         source_lengths: Tensor | None = None,
     ) -> list[list[int]]:
-        """The likeliest token each time, until the end mark or for `most` tokens; without the two marks.
-
-        Dropout is as the model has it: call `model.eval()` first.
-        """
+        """The likeliest token each time, until the end mark or for `most` tokens; without the two marks."""
         for name, value in (("start", start), ("end", end), ("most", most)):
             count(f"greedy got {name}", value)
-        state, found = self.start(source, source_lengths), [list[int]() for _ in range(len(source))]
-        running = list(range(len(found)))  # the sentence of each row that has not ended
-        tokens = torch.full((len(found),), start, device=self.output_weight.device)
-        for _ in range(most):
-            tokens = self.step(tokens, state).argmax(-1)
-            going = (tokens != end).nonzero().squeeze(1)
-            if len(going) < len(running):
-                if not len(going):
-                    break
-                tokens, running = tokens[going], [running[i] for i in going.tolist()]
-                state.select(going)
-            for sentence, token in zip(running, tokens.tolist(), strict=True):
-                found[sentence].append(token)
+        with evaluating(self):
+            state, found = self.start(source, source_lengths), [list[int]() for _ in range(len(source))]
+            running = list(range(len(found)))  # the sentence of each row that has not ended
+            tokens = torch.full((len(found),), start, device=self.output_weight.device)
+            for _ in range(most):
+                tokens = self.step(tokens, state).argmax(-1)
+                going = (tokens != end).nonzero().squeeze(1)
+                if len(going) < len(running):
+                    if not len(going):
+                        break
+                    tokens, running = tokens[going], [running[i] for i in going.tolist()]
+                    state.select(going)
+                for sentence, token in zip(running, tokens.tolist(), strict=True):
+                    found[sentence].append(token)
         return found
 
 

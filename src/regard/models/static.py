@@ -40,7 +40,7 @@ class StaticEncoder(WordEncoder):
     >>> encoder = StaticEncoder(["dogs", "bark", "trees"], torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]))
     >>> encoder.compare("Dogs may bark at strangers.", "Trees shed bark in winter.", word="bark").similarity
     1.0
-    >>> encoder.nearest("bark", count=2)
+    >>> encoder.nearest("bark", most=2)
     [Near(word='dogs', sentence=None, similarity=0.707...), Near(word='trees', ...)]
     >>> encoder.vector("brak")
     Traceback (most recent call last):
@@ -92,7 +92,7 @@ class StaticEncoder(WordEncoder):
         *,
         sentence: str | None = None,
         among: Sequence[str] | None = None,
-        count: int = 5,
+        most: int = 5,
         layer: int | None = None,
     ) -> list[Near]:
         """The words most alike to a word: in the whole vocabulary, unless there are sentences to look in.
@@ -100,16 +100,16 @@ class StaticEncoder(WordEncoder):
         As a word's vector is the same everywhere, its sentence only says how it is spelled there.
         """
         if among is not None:
-            return super().nearest(word, sentence=sentence, among=among, count=count, layer=layer)
+            return super().nearest(word, sentence=sentence, among=among, most=most, layer=layer)
         self._layer(layer)
         text = occurrence(word)[0]
         if sentence is not None:
             (query,) = self.embed([sentence])
             text = query.words[query.index(word)]
-        return self._nearest(self._number(text), count)
+        return self._nearest(self._number(text), most)
 
     def _nearest(self, number: int, most: int) -> list[Near]:
-        count("nearest got count", most, least=1)
+        count("nearest got most", most, least=1)
         with torch.no_grad():
             units = F.normalize(self.vectors, dim=-1)
             similarities = units @ units[number]
@@ -151,7 +151,7 @@ class StaticEncoder(WordEncoder):
         >>> from regard.models.static import StaticEncoder
         >>> text = ["dogs chase cats", "cats chase mice", "dogs fear cats", "cats fear mice"]
         >>> encoder = StaticEncoder.learn(text, width=3, window=1)
-        >>> [near.word for near in encoder.nearest("chase", count=1)]
+        >>> [near.word for near in encoder.nearest("chase", most=1)]
         ['fear']
         """
         count("StaticEncoder.learn got width", width, least=1)

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.weights import Weights
-from regard.models.heads import Attends
+from regard.models.heads import watching
 
 
 class Seen(Mapping[str, Weights]):
@@ -41,6 +41,16 @@ class Seen(Mapping[str, Weights]):
         if name not in self._calls:
             raise KeyError(self._missing(name))
         return list(self._calls[name])
+
+    def joined(self, name: str) -> Tensor:
+        """All that the module of this name did, one call below the other, dense: (…, q, k).
+
+        That is how a decoder that goes step by step looked at its source. Steps with caches, which see more
+        keys each time, are filled up with zeros.
+        """
+        calls = [weights.dense() for weights in self.calls(name)]
+        keys = max(weights.shape[-1] for weights in calls)
+        return torch.cat([nn.functional.pad(w, (0, keys - w.shape[-1])) for w in calls], -2)
 
     def __getitem__(self, name: str | int) -> Weights:
         if isinstance(name, int):
@@ -86,20 +96,11 @@ def watch(model: nn.Module) -> Iterator[Seen]:
     """
     if not isinstance(model, nn.Module):
         raise DTypeError(f"watch got a {type(model).__name__}; it looks into a torch.nn.Module.")
-    watched = [(name, module) for name, module in model.named_modules() if isinstance(module, Attends)]
-    if not watched:
-        raise ArgumentError(
-            f"watch got a {type(model).__name__} in which no module attends; it sees regard's own layers, "
-            "those that derive from regard.models.Attends."
-        )
     seen = Seen()
-    added = [(module, partial(seen.add, name)) for name, module in watched]
-    for module, watcher in added:
-        module.watchers = (*module.watchers, watcher)
-    try:
+    with watching(model, seen.add) as attentions:
+        if not attentions:
+            raise ArgumentError(
+                f"watch got a {type(model).__name__} in which no module attends; it sees regard's own "
+                "layers, those that derive from regard.models.Attends."
+            )
         yield seen
-    finally:
-        for module, watcher in added:  # only one's own: other watches may end in any order
-            module.watchers = tuple(other for other in module.watchers if other is not watcher)
-            if not module.watchers:
-                del module.watchers

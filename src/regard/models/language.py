@@ -1,0 +1,211 @@
+"""Transformers of one side: decoder-only, which goes on with a text, and encoder-only, which fills its gaps.
+
+Both take sentences packed one after the other (`Packed`), or a padded batch (b, l) with its lengths; the
+numbers are the same.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.errors import ArgumentError, DTypeError, ShapeError
+from regard.mechanism.checks import count, number
+from regard.models.blocks import Recipe
+from regard.models.dropout import evaluating
+from regard.models.embedding import Embedding, outside
+from regard.models.loss import IGNORE, vocabulary_loss
+from regard.models.packed import Laid, Packed, as_packed, check_batch
+from regard.models.stack import Caches, Stack
+
+
+class LanguageModel(nn.Module):
+    """A decoder-only Transformer that foretells each token from those before it (Radford et al. 2018).
+
+    >>> import torch, regard
+    >>> model = regard.models.LanguageModel(100, regard.models.Recipe(width=16, heads=2, layers=2))
+    >>> model(torch.tensor([[5, 6, 7]])).shape  # logits
+    torch.Size([1, 3, 100])
+    >>> model.loss(regard.models.Packed.of([[5, 6, 7], [8, 9]])).backward()
+    >>> model.generate([5, 6], most=3)
+    [5, 6, ...]
+    """
+
+    def __init__(self, vocabulary: int, recipe: Recipe = Recipe()) -> None:  # noqa: B008 (a frozen value)
+        super().__init__()
+        self.embedding = Embedding(vocabulary, recipe.width)
+        self.decoder = Stack(recipe, causal=True)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The vocabulary matrix (V, m): that of the embedding (Press and Wolf 2017)."""
+        return self.embedding.weight
+
+    def hidden(
+        self, tokens: Tensor | Packed, lengths: Tensor | None = None, *, caches: Caches | None = None
+    ) -> Tensor:
+        """The vectors that are compared with the vocabulary's: the tokens' shape and m."""
+        if caches is not None and (lengths is not None or isinstance(tokens, Packed)):
+            raise ArgumentError(
+                "caches go on with a batch whose sentences are all of one length, and this batch is "
+                f"{'Packed' if lengths is None else 'padded'}; give tokens (b, l) alone."
+            )
+        laid = Laid.out(tokens, lengths, causal=True, start=caches[0].length if caches else 0)
+        x = self.embedding(laid.tokens)
+        return self.decoder(x, mask=laid.mask, positions=laid.positions, caches=caches)
+
+    def forward(
+        self, tokens: Tensor | Packed, lengths: Tensor | None = None, *, caches: Caches | None = None
+    ) -> Tensor:
+        """Logits of the next token, at each place; with caches, after those of earlier calls."""
+        return F.linear(self.hidden(tokens, lengths, caches=caches), self.output_weight)
+
+    def loss(
+        self, tokens: Tensor | Packed, lengths: Tensor | None = None, *, smoothing: float = 0.0
+    ) -> Tensor:
+        """The mean cross entropy of each token but the first, given those before it."""
+        packed = as_packed(tokens, lengths)
+        inputs, labels = packed.inputs(), packed.outputs().tokens
+        if not len(labels):
+            raise ArgumentError(
+                f"the batch has {len(packed)} sentences and {len(packed.tokens)} tokens, so that no token "
+                "has another before it; a loss needs a sentence of two tokens at least."
+            )
+        x = self.hidden(inputs)
+        return vocabulary_loss(x, self.output_weight, None, labels, smoothing=smoothing)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt: Sequence[int],
+        *,
+        most: int,
+        end: int | None = None,
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> list[int]:
+        """Go on with a prompt: at most `most` tokens, the likeliest each time, or drawn at a temperature.
+
+        The prompt is given back as well, and the end mark where it was written.
+        """
+        count("generate got most", most)
+        number("generate got temperature", temperature, least=0)
+        if end is not None:
+            count("generate got end", end)
+        tokens, caches = _prompt(prompt), self.decoder.caches()
+        new, longest = list(tokens), len(tokens) + most
+        with evaluating(self):
+            while len(tokens) < longest and (end is None or tokens[-1] != end):
+                logits = self(torch.tensor([new], device=self.output_weight.device), caches=caches)[0, -1]
+                if temperature:
+                    chances = torch.softmax(logits / temperature, -1)
+                    new = [int(torch.multinomial(chances, 1, generator=generator))]
+                else:
+                    new = [int(logits.argmax())]
+                tokens += new
+        return tokens
+
+
+def _prompt(prompt: Sequence[int]) -> list[int]:
+    """A prompt as a list of token numbers."""
+    try:
+        tokens = [int(token) for token in prompt]
+    except (TypeError, ValueError, RuntimeError):
+        raise DTypeError(
+            f"generate got a prompt that is a {type(prompt).__name__}; it goes on with one sentence at a "
+            "time, a list of token numbers: generate([5, 6], most=10)."
+        ) from None
+    if not tokens:
+        raise ArgumentError("generate got an empty prompt; it needs one token at least, a start mark.")
+    return tokens
+
+
+class MaskedLanguageModel(nn.Module):
+    """An encoder-only Transformer that fills gaps from both sides: Devlin et al. 2019.
+
+    >>> import torch, regard
+    >>> model = regard.models.MaskedLanguageModel(100, regard.models.Recipe(width=16, heads=2, layers=2))
+    >>> batch = regard.models.Packed.of([[5, 6, 7], [8, 9]])
+    >>> tokens, labels = regard.models.gaps(batch, mask=1, vocabulary=100)
+    >>> model.loss(tokens, labels).backward()
+    >>> model(tokens).shape  # logits
+    torch.Size([5, 100])
+    """
+
+    def __init__(self, vocabulary: int, recipe: Recipe = Recipe()) -> None:  # noqa: B008
+        super().__init__()
+        self.embedding = Embedding(vocabulary, recipe.width)
+        self.encoder = Stack(recipe)
+        self.head = nn.Sequential(nn.Linear(recipe.width, recipe.width), nn.GELU(), recipe.make_norm())
+        self.output_bias = nn.Parameter(torch.zeros(vocabulary))
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The vocabulary matrix (V, m): that of the embedding."""
+        return self.embedding.weight
+
+    def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> list[Tensor]:
+        """The vectors of each token, from the embedding up: the tokens' shape and m."""
+        laid = Laid.out(tokens, lengths)
+        return self.encoder.states(self.embedding(laid.tokens), mask=laid.mask, positions=laid.positions)
+
+    def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
+        """Logits of the token that belongs at each place."""
+        return F.linear(self.head(self.states(tokens, lengths)[-1]), self.output_weight, self.output_bias)
+
+    def loss(self, tokens: Tensor | Packed, labels: Tensor, *, lengths: Tensor | None = None) -> Tensor:
+        """The mean cross entropy of the labels, of the tokens' shape, that are not −100."""
+        check_batch(tokens, lengths)
+        shape = tuple((tokens.tokens if isinstance(tokens, Packed) else tokens).shape)
+        if tuple(labels.shape) != shape:
+            raise ShapeError(
+                f"the tokens have the shape {shape} and the labels {tuple(labels.shape)}; each token has a "
+                "label, which is −100 where there is nothing to fill in."
+            )
+        chosen = labels != IGNORE  # the vocabulary is looked through for these alone
+        x = self.head(self.states(tokens, lengths)[-1][chosen])
+        return vocabulary_loss(x, self.output_weight, self.output_bias, labels[chosen])
+
+
+def gaps(
+    batch: Packed,
+    *,
+    mask: int,
+    vocabulary: int,
+    share: float = 0.15,
+    spared: Sequence[int] = (),
+    generator: torch.Generator | None = None,
+) -> tuple[Packed, Tensor]:
+    """Make gaps in sentences, and the labels to fill them with: Devlin et al. 2019, section 3.1.
+
+    Of the chosen share of tokens, 80 % become the token `mask`, 10 % any token, and 10 % stay. The labels of
+    all others are −100. The tokens in `spared`, start and end marks for example, are never chosen.
+
+    >>> import torch, regard
+    >>> batch = regard.models.Packed.of([[5, 6, 7], [8, 9]])
+    >>> tokens, labels = regard.models.gaps(batch, mask=1, vocabulary=10, share=0.5)
+    >>> bool((labels[labels != -100] == batch.tokens[labels != -100]).all())
+    True
+    """
+    if not isinstance(batch, Packed):
+        raise DTypeError(
+            f"gaps got a {type(batch).__name__}; give a Packed. A padded batch is one as "
+            "pack(tokens, lengths)."
+        )
+    number("gaps got share", share, above=0, below=1 + 1e-9)
+    count("gaps got vocabulary", vocabulary, least=1)
+    count("gaps got mask", mask)
+    if mask >= vocabulary:
+        raise ArgumentError(outside(torch.tensor([mask]), vocabulary))
+    tokens = batch.tokens
+    drawn = torch.rand(2, len(tokens), generator=generator).to(tokens.device)
+    free = ~torch.isin(tokens, torch.tensor([*spared], dtype=tokens.dtype, device=tokens.device))
+    chances = torch.where(free, drawn[0], 2.0)
+    chosen = chances < share
+    if bool(free.any()) and not bool(chosen.any()):
+        chosen[chances.argmin()] = True  # something to learn from, in small batches too
+    anything = torch.randint(vocabulary, (len(tokens),), generator=generator).to(tokens.device)
+    seen = torch.where(chosen & (drawn[1] < 0.8), mask, tokens)
+    seen = torch.where(chosen & (drawn[1] >= 0.9), anything, seen)
+    return Packed(seen, batch.lengths), torch.where(chosen, tokens, IGNORE)
