@@ -1,4 +1,4 @@
-"""The two language models: what each direction may see, senses told apart, and folders good and bad."""
+"""The two language models: what each direction may see, senses told apart, and files good and bad."""
 
 import json
 import random
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -227,7 +228,7 @@ def test_bad_input_is_refused(call, message):
         call()
 
 
-def test_it_survives_a_folder(tmp_path):
+def test_it_survives_a_file(tmp_path):
     encoder = make(dropout=0.25)
     encoder.best_layer = 1
     assert encoder.save(tmp_path / "elmo") == tmp_path / "elmo"
@@ -242,69 +243,73 @@ def test_it_survives_a_folder(tmp_path):
     assert torch.equal(other.embed("dogs")[0].vectors, encoder.embed("dogs")[0].vectors)
 
 
-def config(**changes: object):
-    def spoil(folder: Path) -> None:
-        content = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**content, **changes}))
-
-    return spoil
-
-
-def file(name: str, content: bytes):
-    return lambda folder: (folder / name).write_bytes(content)
+def rewritten(path: Path, change) -> None:
+    """The file again, after a change of its parameters and of its metadata, in place."""
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no mapping)
+        metadata = file.metadata()
+    change(tensors, metadata)
+    save_file(tensors, path, metadata)
 
 
-def words(change):
-    def spoil(folder: Path) -> None:
-        content = json.loads((folder / "words.json").read_text())
-        (folder / "words.json").write_text(json.dumps(change(content)))
+def about(**changes: object):
+    def change(_, metadata: dict[str, str]) -> None:
+        metadata["about"] = json.dumps({**json.loads(metadata["about"]), **changes})
 
-    return spoil
+    return lambda path: rewritten(path, change)
+
+
+def options(**changes: object):
+    def change(_, metadata: dict[str, str]) -> None:
+        content = json.loads(metadata["about"])
+        content["options"] |= changes
+        metadata["about"] = json.dumps(content)
+
+    return lambda path: rewritten(path, change)
+
+
+def words(changed):
+    def change(_, metadata: dict[str, str]) -> None:
+        metadata["words"] = json.dumps(changed(json.loads(metadata["words"])))
+
+    return lambda path: rewritten(path, change)
+
+
+def text(part: str, content: str):
+    return lambda path: rewritten(path, lambda _, metadata: metadata.update({part: content}))
 
 
 def tensors(change):
-    def spoil(folder: Path) -> None:
-        content = {name: x.clone() for name, x in load_file(folder / "model.safetensors").items()}
-        change(content)
-        save_file(content, folder / "model.safetensors")
-
-    return spoil
-
-
-def truncate(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-7])
+    return lambda path: rewritten(path, lambda content, _: change(content))
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-        (lambda folder: (folder / "words.json").unlink(), "words.json"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
-        (file("config.json", b"{"), "can be read"),
-        (file("config.json", b"\xff\xfe"), "can be read"),
-        (file("config.json", b"[" * 50_000), "can be read"),
-        (file("config.json", b" " * 70_000), "longer than"),
-        (file("config.json", b"[]"), "'elmo 1'"),
-        (config(format="elmo 2"), "'elmo 1'"),
-        (config(code="evil.py"), "says .*code"),
-        (config(width=10**12), "overflowed|has the shape"),
-        (config(width="5"), "whole number"),
-        (config(width=7), r"has the shape .* and the config needs"),
-        (config(layers=10**9), "1000000000 layers and there are"),
-        (config(layers=3), "missing or too many"),
-        (config(layers=True), "whole number"),
-        (config(dropout=2), "dropout=2"),
-        (config(best_layer=3), "best_layer 3 of 3"),
-        (config(best_layer=None), "best_layer"),
+        (lambda path: path.unlink(), "there is no file"),
+        (text("about", "{"), "can be read"),
+        (text("about", "[" * 50_000), "can be read"),
+        (text("about", "[]"), "'elmo 1'"),
+        (text("words", "?"), "can be read"),
+        (lambda path: rewritten(path, lambda _, metadata: metadata.clear()), "'elmo 1'"),
+        (about(format="elmo 2"), "'elmo 1'"),
+        (options(code="evil.py"), "options are .*code"),
+        (options(width=10**12), "overflowed|has the shape"),
+        (options(width="5"), "whole number"),
+        (options(width=7), r"has the shape .* and the options need"),
+        (options(layers=10**9), "1000000000 layers and there are"),
+        (options(layers=3), "missing or too many"),
+        (options(layers=True), "whole number"),
+        (options(dropout=2), "dropout=2"),
+        (about(best_layer=3), "best_layer 3 of 3"),
+        (about(best_layer=None), "best_layer"),
         (words(lambda content: content[:-1]), "has the shape"),
         (words(lambda content: [*content[:-1], content[0]]), "again"),
         (words(lambda content: [*content[:-1], 3]), "a word is a string"),
         (words(lambda content: {"a": 1}), "no list"),
-        (file("model.safetensors", b""), "can be read"),
-        (file("model.safetensors", b"\x80\x04pickle"), "can be read"),
-        (truncate, "can be read"),
+        (lambda path: path.write_bytes(b""), "can be read"),
+        (lambda path: path.write_bytes(b"\x80\x04pickle"), "can be read"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-7]), "can be read"),
         (tensors(lambda content: content.pop("mix.gamma")), "missing or too many"),
         (tensors(lambda content: content.update(extra=torch.ones(1))), "missing or too many"),
         (tensors(lambda content: content["output.bias"].fill_(float("nan"))), "output.bias has numbers"),
@@ -312,10 +317,10 @@ def truncate(folder: Path) -> None:
         (tensors(lambda content: content.update({"mix.scores": torch.ones(4)})), "mix.scores has the shape"),
     ],
 )
-def test_spoiled_folders_are_refused(spoil, message, tmp_path):
-    make().save(tmp_path)
-    spoil(tmp_path)
+def test_spoiled_files_are_refused(spoil, message, tmp_path):
+    path = make().save(tmp_path / "elmo.safetensors")
+    spoil(path)
     with pytest.raises(ArgumentError, match=message) as caught:
-        ElmoEncoder.load(tmp_path)
-    assert str(tmp_path) in str(caught.value)
+        ElmoEncoder.load(path)
+    assert str(path) in str(caught.value)
     assert len(str(caught.value)) < 700

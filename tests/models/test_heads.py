@@ -511,3 +511,14 @@ def test_a_layer_of_ones_own_attends() -> None:
 def test_memory_is_a_pair() -> None:
     key, value = Memory(normal(2, 3), normal(2, 5))
     assert (key.shape, value.shape) == ((2, 3), (2, 5))
+
+
+def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
+    layer, cache, x = MultiHeadAttention(8, 2), Cache(), torch.randn(1, 4, 8)
+    with torch.no_grad():
+        layer(x[:, :3], mask=regard.Causal(), cache=cache)
+        with pytest.raises(regard.RegardError):
+            layer(x[:, 3:], mask=torch.ones(7, 7, dtype=torch.bool), cache=cache)
+        assert cache.length == 3
+        again = layer(x[:, 3:], mask=regard.Causal(), cache=cache)
+        torch.testing.assert_close(again, layer(x, mask=regard.Causal())[:, 3:])

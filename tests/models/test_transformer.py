@@ -790,3 +790,21 @@ def test_a_stack_goes_on_where_its_caches_end(recipe: Recipe) -> None:
 
 def test_a_stack_knows_its_recipe() -> None:
     assert Stack(RECIPE).recipe is RECIPE
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([4, 2])])
+def test_one_sided_losses_on_the_meta_device(lengths: Tensor | None) -> None:
+    tokens = torch.zeros(2, 4, dtype=torch.long, device="meta")
+    lengths = None if lengths is None else lengths.to("meta")
+    with torch.device("meta"):
+        language, masked = LanguageModel(WORDS, RECIPE), MaskedLanguageModel(WORDS, RECIPE)
+    assert language.loss(tokens, lengths).shape == ()
+    assert masked.loss(tokens, tokens, lengths=lengths).shape == ()
+
+
+@pytest.mark.parametrize("model", [Transformer, LanguageModel, MaskedLanguageModel])
+def test_a_recipe_of_another_kind_is_refused(model: Any) -> None:
+    with pytest.raises(
+        regard.DTypeError, match=f"{model.__name__} got a recipe that is a dict"
+    ):
+        model(WORDS, {"width": 16})

@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 from contextlib import suppress
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -365,3 +366,52 @@ def test_what_is_no_model() -> None:
         ),
     ):
         pass
+
+
+def test_threads_see_their_own_calls_alone() -> None:
+    layer = MultiHeadAttention(8, 2)
+    sizes: dict[int, set[int]] = {}
+
+    def look(size: int) -> None:
+        x, found = torch.randn(size, 8), sizes.setdefault(size, set())
+        for _ in range(50):
+            with regard.watch(layer) as seen:
+                layer(x)
+            found.update(weights.shape[-1] for weights in seen.values())
+            found.add(-len(seen))
+
+    threads = [Thread(target=look, args=(size,)) for size in (3, 5, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sizes == {size: {size, -1} for size in (3, 5, 7)}
+    assert "watchers" not in vars(layer)
+
+
+def test_copies_are_not_watched() -> None:
+    layer = MultiHeadAttention(8, 2)
+    with regard.watch(layer) as seen:
+        copied = copy.deepcopy(layer)
+        copied(torch.randn(3, 8))
+    assert not seen
+    assert not copied.watchers
+
+
+def test_steps_are_joined() -> None:
+    layer, cache, x = MultiHeadAttention(8, 2), Cache(), torch.randn(1, 4, 8)
+    with torch.no_grad(), regard.watch(layer) as seen:
+        for i in range(4):
+            layer(x[:, i : i + 1], mask=regard.Causal(), cache=cache)
+    with torch.no_grad(), regard.watch(layer) as at_once:
+        layer(x, mask=regard.Causal())
+    torch.testing.assert_close(seen.joined(""), at_once[0].dense())
+
+
+def test_lengths_that_changed_are_noticed() -> None:
+    layer, lengths, x = MultiHeadAttention(8, 2), torch.tensor([4, 2]), torch.randn(2, 4, 8)
+    with torch.no_grad(), regard.watch(layer) as seen:
+        layer(x, mask=regard.Padding(lengths))
+    lengths.fill_(4)
+    with pytest.raises(regard.StaleError, match="the mask that these weights were made of"):
+        seen[0].dense()

@@ -31,7 +31,8 @@ class LazyMatrix:
         """Of a problem, or of one that `inputs` will be made into when somebody looks."""
         self._lead = tuple(lead)
         self._heads: Heads = ("axis" if self._lead else "one") if heads is None else heads
-        self._tau, self._inputs = tau, dict(zip(("query", "key"), inputs, strict=False))
+        self._tau = tau
+        self._inputs = dict(zip(("query", "key", "mask", "mask1"), inputs, strict=False))
         self._versions = {name: _version(tensor) for name, tensor in self._inputs.items()}
         self._later = problem if callable(problem) else None
         self._fitted: Tensor | None = None

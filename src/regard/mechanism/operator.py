@@ -105,7 +105,7 @@ def attend(
         if found is not None:
             output, tau = found
             later = partial(_problem, query, key, value, call)
-            return output, Weights(later, tau, output.shape[:-2], inputs=(query, key))
+            return output, Weights(later, tau, output.shape[:-2], inputs=(query, key, *short.lengths(mask)))
     output, problem, tau = _run(query, key, value, call, implementation)
     return output, Weights(problem.without("value"), tau, output.shape[:-2])
 

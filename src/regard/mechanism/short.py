@@ -231,13 +231,16 @@ def _quiet(*tensors: Tensor) -> bool:
 
 def _version(mask: Any) -> object:
     """What changes when the lengths of a mask are changed in place."""
-    if type(mask) is Padding:
-        lengths: tuple[Tensor, ...] = (mask.lengths,)
-    elif type(mask) is Documents:
-        lengths = (mask.queries, mask.keys)
-    else:
+    if type(mask) is not Padding and type(mask) is not Documents:
         return None
-    return tuple(0 if x.is_inference() else x._version for x in lengths)
+    return tuple(0 if x.is_inference() else x._version for x in lengths(mask))
+
+
+def lengths(mask: Any) -> tuple[Tensor, ...]:
+    """The tensors that a mask of a plain call holds."""
+    if type(mask) is Padding:
+        return (mask.lengths,)
+    return (mask.queries, mask.keys) if type(mask) is Documents else ()
 
 
 @lru_cache(maxsize=16)

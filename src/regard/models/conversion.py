@@ -33,6 +33,7 @@ def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
     given = module.out_proj.weight
     layer.to(device=given.device, dtype=given.dtype).train(module.training)
     _copy(_theirs(module), _ours(layer))
+    layer.requires_grad_(given.requires_grad)
     return layer
 
 

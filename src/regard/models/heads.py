@@ -8,7 +8,8 @@ output = concatenate(heads of attention) Wo     … h n e -> … n m
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, Unpack
+from threading import Lock, get_ident
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from regard.mechanism.weights import Weights
 from regard.models.positions import Turn
 
 Watcher = Callable[[Weights], None]
+_CHANGING = Lock()  # who watches
 
 
 class Attends(nn.Module):
@@ -45,17 +47,24 @@ class Attends(nn.Module):
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options]) -> Tensor:
         """`regard.attention`; somebody who watches gets the weights."""
-        if not self.watchers:
+        watchers = self.watchers
+        if not watchers:
             return attention(query, key, value, **options)
         output, weights = attend(query, key, value, **options)
-        for watcher in self.watchers:
+        for watcher in watchers:
             watcher(weights)
         return output
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without those who watch: a copy is not watched."""
+        return {name: value for name, value in vars(self).items() if name != "watchers"}
 
 
 @contextmanager
 def watching(model: nn.Module, report: Callable[[str, Weights], None]) -> Iterator[int]:
     """Report the weights of each attention inside a model, with its module's name; how many there are.
+
+    Only what this thread computes is reported, so that several may watch one model.
 
     >>> import torch, regard
     >>> from regard.models.heads import watching
@@ -65,20 +74,29 @@ def watching(model: nn.Module, report: Callable[[str, Weights], None]) -> Iterat
     >>> seen
     [('0', torch.Size([1, 3, 3]))]
     """
+    owner = get_ident()
+
+    def watcher(name: str, weights: Weights) -> None:
+        if get_ident() == owner:
+            report(name, weights)
+
     added = [
-        (module, partial(report, name.replace("_orig_mod.", "")))  # the name that torch.compile puts in
+        (module, partial(watcher, name.replace("_orig_mod.", "")))  # which torch.compile puts into names
         for name, module in model.named_modules()
         if isinstance(module, Attends)
     ]
-    for module, watcher in added:
-        module.watchers = (*module.watchers, watcher)
+    with _CHANGING:
+        for module, one in added:
+            module.watchers = (*module.watchers, one)
     try:
         yield len(added)
     finally:
-        for module, watcher in added:  # only one's own: other watches may end in any order
-            module.watchers = tuple(other for other in module.watchers if other is not watcher)
-            if not module.watchers:
-                del module.watchers
+        with _CHANGING:
+            for module, one in added:  # only one's own: other watches may end in any order
+                left = tuple(other for other in module.watchers if other is not one)
+                vars(module).pop("watchers", None)
+                if left:
+                    module.watchers = left
 
 
 class SelfAttention(Attends):
@@ -313,9 +331,17 @@ class MultiHeadAttention(Attends):
         if turn is not None:
             queries = turn(queries)
             keys = keys if isinstance(key, Memory) else turn(keys)
+        before = 0 if cache is None else cache.length
         if cache is not None:
             keys, values = cache.extend(keys, values)
-        output = self.attention(
+        with _undoing(cache, before):
+            output = self._attend(queries, keys, values, mask, bias)
+        return self.outward(output.transpose(-3, -2).flatten(-2))  # … h q e -> … q (h e)
+
+    def _attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Mask | Tensor | None, bias: Bias | None
+    ) -> Tensor:
+        return self.attention(
             queries,
             keys,
             values,
@@ -325,14 +351,13 @@ class MultiHeadAttention(Attends):
             normalize=self.normalize,
             dropout=self.dropout if self.training else 0.0,
         )
-        return self.outward(output.transpose(-3, -2).flatten(-2))  # … h q e -> … q (h e)
 
     def remember(self, key: Tensor, value: Tensor | None = None) -> Memory:
         """Keys and values (…, g, k, ·) of a source (…, k, m), to be read by many calls."""
         value = key if value is None else value
         self._check("key", key, self.key_width)
         self._check("value", value, self.value_width)
-        if value is key and isinstance(self.inward, nn.Linear):
+        if value is key and not isinstance(self.inward, nn.ModuleList):
             first = self._sizes[0]
             bias = None if self.inward.bias is None else self.inward.bias[first:]
             both = F.linear(key, self.inward.weight[first:], bias)
@@ -342,7 +367,7 @@ class MultiHeadAttention(Attends):
         return Memory(self._split(keys, self.key_heads), self._split(values, self.key_heads))
 
     def _project_self(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if not isinstance(self.inward, nn.Linear):
+        if isinstance(self.inward, nn.ModuleList):
             keys, values = self.remember(x)
             return self._split(F.linear(x, *self.part(0)), self.heads), keys, values
         queries, keys, values = self.inward(x).split(self._sizes, -1)
@@ -354,7 +379,7 @@ class MultiHeadAttention(Attends):
 
     def part(self, which: int) -> tuple[Tensor, Tensor | None]:
         """The matrix and bias that make queries (0), keys (1) or values (2)."""
-        if not isinstance(self.inward, nn.Linear):
+        if isinstance(self.inward, nn.ModuleList):
             linear = self.inward[which]
             assert isinstance(linear, nn.Linear)
             return linear.weight, linear.bias
@@ -406,6 +431,17 @@ class MultiHeadAttention(Attends):
         normalize = "" if self.normalize == Softmax() else f", normalize={self.normalize!r}"
         score = "" if self.score == ScaledDot() else f", score={self.score!r}"
         return f"{self.width}, {self.heads}{grouped}{score}{normalize}"
+
+
+@contextmanager
+def _undoing(cache: Cache | None, length: int) -> Iterator[None]:
+    """What a call that fails has added to a cache is taken out again."""
+    try:
+        yield
+    except BaseException:
+        if cache is not None:
+            cache.crop(length)
+        raise
 
 
 def _linear(width: int, size: int, affine: bool, parts: tuple[int, ...] = ()) -> nn.Linear:

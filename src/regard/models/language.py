@@ -12,11 +12,13 @@ from torch.nn import functional as F
 
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.checks import count, number
+from regard.mechanism.concrete import concrete
 from regard.models.blocks import Recipe
 from regard.models.dropout import evaluating
 from regard.models.embedding import Embedding, outside
 from regard.models.loss import IGNORE, vocabulary_loss
-from regard.models.packed import Laid, Packed, as_packed, check_batch
+from regard.models.packed import Laid, Packed, as_packed, check_batch, real
+from regard.models.seq2seq import check_recipe
 from regard.models.stack import Caches, Stack
 
 
@@ -34,6 +36,7 @@ class LanguageModel(nn.Module):
 
     def __init__(self, vocabulary: int, recipe: Recipe = Recipe()) -> None:  # noqa: B008 (a frozen value)
         super().__init__()
+        check_recipe(self, recipe, Recipe)
         self.embedding = Embedding(vocabulary, recipe.width)
         self.decoder = Stack(recipe, causal=True)
 
@@ -65,6 +68,14 @@ class LanguageModel(nn.Module):
         self, tokens: Tensor | Packed, lengths: Tensor | None = None, *, smoothing: float = 0.0
     ) -> Tensor:
         """The mean cross entropy of each token but the first, given those before it."""
+        if isinstance(tokens, Tensor) and not concrete(tokens):  # how many are real cannot be told
+            check_batch(tokens, lengths)
+            labels = tokens[:, 1:]
+            if lengths is not None:
+                lengths = lengths - 1
+                labels = torch.where(real(labels, lengths), labels, IGNORE)
+            x = self.hidden(tokens[:, :-1], lengths)
+            return vocabulary_loss(x, self.output_weight, None, labels, smoothing=smoothing)
         packed = as_packed(tokens, lengths)
         inputs, labels = packed.inputs(), packed.outputs().tokens
         if not len(labels):
@@ -99,7 +110,7 @@ class LanguageModel(nn.Module):
             while len(tokens) < longest and (end is None or tokens[-1] != end):
                 logits = self(torch.tensor([new], device=self.output_weight.device), caches=caches)[0, -1]
                 if temperature:
-                    chances = torch.softmax(logits / temperature, -1)
+                    chances = torch.softmax((logits - logits.max()) / temperature, -1)
                     new = [int(torch.multinomial(chances, 1, generator=generator))]
                 else:
                     new = [int(logits.argmax())]
@@ -135,6 +146,7 @@ class MaskedLanguageModel(nn.Module):
 
     def __init__(self, vocabulary: int, recipe: Recipe = Recipe()) -> None:  # noqa: B008
         super().__init__()
+        check_recipe(self, recipe, Recipe)
         self.embedding = Embedding(vocabulary, recipe.width)
         self.encoder = Stack(recipe)
         self.head = nn.Sequential(nn.Linear(recipe.width, recipe.width), nn.GELU(), recipe.make_norm())
@@ -163,9 +175,10 @@ class MaskedLanguageModel(nn.Module):
                 f"the tokens have the shape {shape} and the labels {tuple(labels.shape)}; each token has a "
                 "label, which is −100 where there is nothing to fill in."
             )
-        chosen = labels != IGNORE  # the vocabulary is looked through for these alone
-        x = self.head(self.states(tokens, lengths)[-1][chosen])
-        return vocabulary_loss(x, self.output_weight, self.output_bias, labels[chosen])
+        x = self.states(tokens, lengths)[-1]
+        if concrete(labels):  # the vocabulary is looked through for these alone
+            x, labels = x[labels != IGNORE], labels[labels != IGNORE]
+        return vocabulary_loss(self.head(x), self.output_weight, self.output_bias, labels)
 
 
 def gaps(

@@ -1,4 +1,4 @@
-"""Word encoders that learn from a text of one's own: their words, their training, and their folders."""
+"""Word encoders that learn from a text of one's own: their words, their training, and their files."""
 
 import inspect
 import json
@@ -38,7 +38,7 @@ class LearnedEncoder(WordEncoder):
     True
     """
 
-    format: ClassVar[str]  # of its folders
+    format: ClassVar[str]  # of its files
     marks: ClassVar[tuple[str, ...]] = ("<unk>", "<s>", "</s>")
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -145,59 +145,53 @@ class LearnedEncoder(WordEncoder):
             schedule.run(encoder, [encoder.numbers(sentence) for sentence in given], report)
         return encoder.eval()
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the encoder to a folder: config.json, words.json and model.safetensors."""
-        place = Path(folder)
-        config = {"format": self.format, **self.options, "best_layer": self.best_layer}
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the encoder to one file, encoder.safetensors: its parameters, options and words."""
+        about = {"format": self.format, "best_layer": self.best_layer, "options": self.options}
+        words = json.dumps(self.vocabulary[len(self.marks) :], ensure_ascii=False)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        words = self.vocabulary[len(self.marks) :]
-        write_whole(place / "words.json", json.dumps(words, ensure_ascii=False, indent=0).encode())
-        write_whole(place / "model.safetensors", save_tensors(tensors))
-        write_whole(place / "config.json", json.dumps(config, indent=2).encode())
-        return place
+        return write_whole(path, save_tensors(tensors, {"about": json.dumps(about), "words": words}))
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> Self:
-        """Read what `save` wrote, or say why the folder holds no such encoder. No code in it is ever run."""
-        place = Path(folder)
-        if not (place / "config.json").is_file():
-            raise ArgumentError(f"{place} has no config.json; give a folder that {cls.__name__}.save wrote.")
-        try:
-            return _understand(cls, place)
-        except (*WRONG, SafetensorError, OSError) as error:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote, or say why the file holds no such encoder. No code in it is ever run."""
+        if not Path(path).is_file():
             raise ArgumentError(
-                f"{place} holds no {cls.__name__} that can be read ({str(error)[:300]}); such a folder is "
-                f"written by {cls.__name__}.save."
+                f"there is no file {os.fspath(path)!r}; give one that {cls.__name__}.save wrote."
+            )
+        try:
+            return _understand(cls, Path(path))
+        except (*WRONG, SafetensorError, OSError, MemoryError) as error:
+            raise ArgumentError(
+                f"{os.fspath(path)!r} holds no {cls.__name__} that can be read ({str(error)[:300]}); such a "
+                f"file is written by {cls.__name__}.save."
             ) from None
 
 
 Encoder = TypeVar("Encoder", bound=LearnedEncoder)
 
 
-def _understand(cls: type[Encoder], place: Path) -> Encoder:
-    """A folder's content, which anybody may have written: nothing in it is taken for granted."""
-    config, words = _json(place / "config.json", 2**16), _json(place / "words.json", 2**28)
-    if (
-        not isinstance(config, dict)
-        or config.pop("format", None) != cls.format
-        or not isinstance(words, list)
-    ):
-        raise ValueError(f"its config.json does not say {cls.format!r}, or its words.json is no list")
-    layers, best = config.get("layers"), config.pop("best_layer", None)
-    needed = set(inspect.signature(cls).parameters) - {"vocabulary"}
-    if set(config) != needed:
-        raise ValueError(f"its config.json says {sorted(config)} and should say {sorted(needed)}")
-    count("config.json got layers", layers, least=1)
-    assert isinstance(layers, int)
-    with safe_open(place / "model.safetensors", "pt") as file:
-        names = set(file.keys())
+def _understand(cls: type[Encoder], path: Path) -> Encoder:
+    """A file's content, which anybody may have written: nothing in it is taken for granted."""
+    with safe_open(path, "pt") as file:
+        metadata, names = file.metadata() or {}, set(file.keys())
+        about, words = (json.loads(metadata.get(part, "null")) for part in ("about", "words"))
+        if not isinstance(about, dict) or about.get("format") != cls.format or not isinstance(words, list):
+            raise ValueError(f"it does not say {cls.format!r}, or its words are no list")
+        options: Any = about.get("options")
+        best: Any = about.get("best_layer")
+        needed = set(inspect.signature(cls).parameters) - {"vocabulary"}
+        if not isinstance(options, dict) or set(options) != needed:
+            raise ValueError(f"its options are {options} and should be {sorted(needed)}")
+        layers = options["layers"]
+        count("its options got layers", layers, least=1)
         if layers > len(names):  # before a model of that many is made
-            raise ValueError(f"config.json says {layers} layers and there are {len(names)} tensors")
+            raise ValueError(f"its options say {layers} layers and there are {len(names)} tensors")
         with torch.device("meta"):  # sizes alone, until they are known to be right
-            encoder = cls(Vocabulary(words, marks=cls.marks), **config)
-        count("config.json got best_layer", best, least=-encoder.layers)
+            encoder = cls(Vocabulary(words, marks=cls.marks), **options)
+        count("the file got best_layer", best, least=-encoder.layers)
         if best >= encoder.layers:
-            raise ValueError(f"config.json says best_layer {best} of {encoder.layers} layers")
+            raise ValueError(f"it says best_layer {best} of {encoder.layers} layers")
         _check_shapes(encoder, {name: file.get_slice(name).get_shape() for name in names})
         tensors = {name: file.get_tensor(name).clone() for name in names}  # no longer tied to the file
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
@@ -219,13 +213,7 @@ def _check_shapes(encoder: LearnedEncoder, shapes: dict[str, list[int]]) -> None
         raise ValueError(f"tensors are missing or too many: {sorted(set(shapes) ^ set(wanted))[:3]}")
     for name, shape in wanted.items():
         if shapes[name] != shape:
-            raise ValueError(f"its {name} has the shape {shapes[name]} and the config needs {shape}")
-
-
-def _json(path: Path, most: int) -> Any:
-    if path.stat().st_size > most:
-        raise ValueError(f"its {path.name} is longer than {most:,} bytes")
-    return json.loads(path.read_text("utf-8"))
+            raise ValueError(f"its {name} has the shape {shapes[name]} and the options need {shape}")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from regard.mechanism.checks import count, number
@@ -53,6 +54,8 @@ def vocabulary_loss(
     rows, dtype = x.reshape(-1, x.shape[-1]), _autocast(x) or x.dtype
     rows, weight = rows.to(dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
+    if torch._C._are_functorch_transforms_active():
+        return _plain(rows, weight, bias, labels.reshape(-1).long(), smoothing, ignore)
     grad = torch.is_grad_enabled()
     needs = [grad and t is not None and t.requires_grad for t in (rows, weight, bias)]
     found = _loss(rows, weight, bias, labels.reshape(-1).long(), float(smoothing), ignore, needs)
@@ -220,6 +223,15 @@ def _autocast(x: Tensor) -> torch.dtype | None:
     if x.dtype is torch.float64 or kind == "meta" or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
+
+
+def _plain(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, ignore: int
+) -> Tensor:
+    """All logits at once, for transformations that know torch's own functions alone."""
+    logits = F.linear(rows, weight, bias)
+    total = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing, ignore_index=ignore)
+    return total / (labels != ignore).sum().clamp(min=1)
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> None:

@@ -28,7 +28,7 @@ from regard.models.recurrent_parts import (
     RecurrentEncoder,
     RecurrentState,
 )
-from regard.models.seq2seq import Seq2Seq, State, checked_state, two_vocabularies
+from regard.models.seq2seq import Seq2Seq, State, check_recipe, checked_state, two_vocabularies
 
 Cell = Literal["lstm", "gru"]
 Kind = Literal["none", "additive", "dot", "general", "concat"]
@@ -136,6 +136,7 @@ class RecurrentSeq2Seq(Seq2Seq):
         share: bool = False,
     ) -> None:
         super().__init__()
+        check_recipe(self, recipe, RecurrentRecipe)
         source, target = two_vocabularies("RecurrentSeq2Seq", vocabulary, share)
         self.recipe = recipe
         self.source_embedding = None if share else Embedding(source, recipe.width)

@@ -15,7 +15,7 @@ from regard.models.blocks import Recipe
 from regard.models.embedding import Embedding
 from regard.models.heads import Cache, Memory
 from regard.models.packed import Laid, Packed, all_lengths, as_packed, as_padded, check_batch
-from regard.models.seq2seq import Seq2Seq, State, checked_state, two_vocabularies
+from regard.models.seq2seq import Seq2Seq, State, check_recipe, checked_state, two_vocabularies
 from regard.models.stack import Stack
 
 
@@ -59,6 +59,7 @@ class Transformer(Seq2Seq):
         share: bool = False,
     ) -> None:
         super().__init__()
+        check_recipe(self, recipe, Recipe)
         source, target = two_vocabularies("Transformer", vocabulary, share)
         self.source_embedding = None if share else Embedding(source, recipe.width)
         self.embedding = Embedding(target, recipe.width)
