@@ -102,7 +102,8 @@ def main() -> None:
     asked = parser.parse_args()
     if not (asked.data / "train").is_dir():
         sys.exit(
-            f"there is no Word-in-Context data in {asked.data}; get WiC 1.0 and give --data FOLDER with train and dev."
+            f"there is no Word-in-Context data in {asked.data}; get WiC 1.0 and give --data FOLDER with "
+            "train and dev."
         )
     report(load_encoder(asked.model), asked.data)
 

@@ -167,7 +167,7 @@ INLINE Rows values_from(const Block& b, int64_t from, int n, float* room) {
 
 // Whether a unit fits into the second cache many times, so that the next one may be asked for meanwhile.
 INLINE bool small(const Problem& p) {
-  return p.heads() == 1 && p.keys * (p.width + p.value_width) + p.queries * p.width < (1 << 14);
+  return p.heads() == 1 && p.keys * (p.width + p.value_width) + p.queries * p.width < (1 << 13);
 }
 
 // What a block asks for while it computes: the next unit, if units are small.

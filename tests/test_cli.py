@@ -1,5 +1,6 @@
 """The command line: what it prints and writes, and one clean line for what it refuses."""
 
+import io
 import json
 import subprocess
 import sys
@@ -49,6 +50,16 @@ def test_help_names_the_commands(capsys):
     run("--help")
     shown = capsys.readouterr().out
     assert all(command in shown for command in ("embed", "compare", "attended"))
+
+
+@pytest.mark.parametrize("where", ["regard.cli._load", "regard.cli.app"])
+def test_an_interrupt_is_one_line(where, monkeypatch, capsys):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, interrupt)
+    run("embed", "bark", status=130)
+    assert capsys.readouterr().err == "regard: interrupted.\n"
 
 
 def test_as_a_module():
@@ -127,6 +138,31 @@ def test_embed_reads_files(model, tmp_path, capsys):
     assert sentences == ["may", "Dogs bark", "Trees", "né"]
 
 
+def test_embed_reads_stdin_as_it_reads_files(model, monkeypatch, capsys):
+    given = io.TextIOWrapper(io.BytesIO("né\n\nDogs bark\n".encode()), encoding="ascii")
+    monkeypatch.setattr("sys.stdin", given)
+    run("embed", "--file", "-", "--model", model)
+    sentences = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+    assert sentences == ["né", "Dogs bark"]
+
+
+def test_stdin_may_be_closed(model, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)
+    run("embed", "--file", "-", "--model", model, status=2)
+    assert capsys.readouterr().err.startswith("regard: --file is - and stdin is closed")
+
+
+def test_one_is_no_plural(model, tmp_path, capsys):
+    run("embed", "bark", "--model", model, "--output", str(tmp_path / "x.npy"))
+    assert "1 sentence, 1 word, every layer" in capsys.readouterr().out
+
+
+def test_no_folder_is_made(model, tmp_path, capsys):
+    run("embed", "bark", "--model", model, "--output", str(tmp_path / "typo" / "x.npy"), status=2)
+    assert f"there is no folder '{tmp_path / 'typo'}'" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
+
+
 def test_compare_shows_every_layer(model, capsys):
     first, second = "Dogs may bark.", "Trees shed bark in winter."
     run("compare", first, second, "--word", "bark", "--model", model)
@@ -142,6 +178,13 @@ def test_compare_shows_every_layer(model, capsys):
 def test_compare_two_words(model, capsys):
     run("compare", "Dogs may bark.", "Trees", "--word", "dogs", "--word", "trees", "--model", model)
     assert capsys.readouterr().out.startswith("Dogs: Dogs may bark.\nTrees: Trees\n")
+
+
+def test_attended_takes_the_word_as_an_argument_too(model, capsys):
+    run("attended", "Dogs may bark", "bark", "--model", model)
+    shown = capsys.readouterr().out
+    run("attended", "Dogs may bark", "--word", "bark", "--model", model)
+    assert capsys.readouterr().out == shown != ""
 
 
 def test_attended_shows_weights_that_add_up_to_one(model, capsys):
@@ -161,6 +204,9 @@ def test_attended_shows_weights_that_add_up_to_one(model, capsys):
             ["embed", "bark", "--output", "x.pkl"],
             "--output is 'x.pkl'; it can end in .safetensors, .npy, .json",
         ),
+        (["embed", "bark", "--output", ".npy"], "an ending without a name; give one: vectors.npy"),
+        (["attended", "Dogs bark"], "attended got 0 words; give one"),
+        (["attended", "Dogs bark", "bark", "--word", "bark"], "attended got 2 words; give one"),
         (["embed", "bark " * 50], "sentence 0 has 52 tokens"),
         (["embed", "--file", "not/there.txt"], "not/there.txt: No such file"),
         (["compare", "Dogs", "bark", "--word", "bark"], "'bark' is not in 'Dogs'"),
@@ -183,6 +229,13 @@ def test_a_file_that_is_no_text(model, tmp_path, capsys):
     assert "is no UTF-8 text" in capsys.readouterr().err
 
 
+def test_a_missing_word_is_told_before_the_model_is_read(capsys):
+    run("attended", "Dogs bark", "brak", "--model", "no/such", status=2)
+    assert "'brak' is not in 'Dogs bark'; did you mean 'bark'?" in capsys.readouterr().err
+    run("compare", "Dogs bark", "Dogs", "--word", "bark", "--model", "no/such", status=2)
+    assert "'bark' is not in 'Dogs'" in capsys.readouterr().err
+
+
 def test_no_such_model(capsys):
     run("embed", "bark", "--model", "no/such", status=2)
     assert "there is no folder 'no/such'" in capsys.readouterr().err
@@ -202,4 +255,4 @@ def test_other_errors_are_not_hidden(model, monkeypatch):
 @needs_minilm
 def test_minilm_is_the_default(capsys):
     run("compare", "Dogs may bark at strangers.", "Trees shed bark in winter.", "--word", "bark")
-    assert "tells meanings apart best" in capsys.readouterr().out
+    assert "best on Word-in-Context" in capsys.readouterr().out

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,7 @@ import typer
 from regard import __version__
 from regard.errors import ArgumentError, RegardError
 from regard.mechanism.files import write_whole
-from regard.models.words import bar
+from regard.models.words import bar, checked, counted, find, split
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 BAR = 20  # characters
 NUMBERS = 6  # of each vector that are shown
+INTERRUPTED = 130  # the exit status of what Ctrl-C ends: 128 + SIGINT
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,22 +34,34 @@ app = typer.Typer(
 )
 
 Model = Annotated[str, typer.Option(help='"minilm", or a folder with a BERT, RoBERTa, DistilBERT or MiniLM.')]
-Word = Annotated[str, typer.Option(help="A word of the sentence.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; what regard refuses is one line on stderr, and exit status 2."""
+    """Run a command; what regard refuses is one line on stderr, and exit status 2. Ctrl-C is 130."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without such characters shows others
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="regard")
+        with _interruptible():
+            app(args=None if arguments is None else list(arguments), prog_name="regard")
     except (RegardError, OSError) as error:
         message = str(error)
         if isinstance(error, OSError) and error.filename and error.strerror:
             message = f"{error.filename}: {error.strerror}"
         print(f"regard: {_plain(message)}", file=sys.stderr)
         sys.exit(2)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C is one line, and no traceback; typer makes an exit of it inside a command."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as left:
+        if isinstance(left, SystemExit) and left.code != INTERRUPTED:
+            raise
+        print("regard: interrupted.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
 
 
 def _version(asked: bool) -> None:
@@ -81,8 +95,8 @@ def embed(
     given = [*(sentences or []), *([] if file is None else _lines(file))]
     if not given:
         raise ArgumentError('embed got no sentences; give some: regard embed "Dogs bark." or --file FILE.')
-    if output is not None and output.suffix not in _WRITERS:
-        raise ArgumentError(f"--output is {str(output)!r}; it can end in {', '.join(_WRITERS)}.")
+    if output is not None:
+        _check_output(output)
     encoder = _load(model)
     if layer is not None and not -encoder.layers <= layer < encoder.layers:
         raise ArgumentError(
@@ -92,10 +106,8 @@ def embed(
     if output is not None:
         write_whole(output, _WRITERS[output.suffix](embedded, layer))
         size = "every layer" if layer is None else f"layer {layer % encoder.layers}"
-        words = sum(map(len, embedded))
-        print(
-            f"{output}: {len(embedded)} sentences, {words} words, {size}, {encoder.recipe.width} numbers each"
-        )
+        sizes = f"{counted(len(embedded), 'sentence')}, {counted(sum(map(len, embedded)), 'word')}"
+        print(f"{output}: {sizes}, {size}, {counted(encoder.recipe.width, 'number')} each")
         return
     _show_vectors(embedded, (encoder.best_layer if layer is None else layer) % encoder.layers)
 
@@ -110,8 +122,10 @@ def compare(
     """How alike a word is in two sentences, layer by layer."""
     if len(word) > 2:
         raise ArgumentError(f"compare got {len(word)} words; give one for both sentences, or one for each.")
+    for sentence, one in zip((first, second), (word[0], word[-1]), strict=True):
+        _check_word(sentence, one)
     encoder = _load(model)
-    found = encoder.compare(first, second, word=word[0] if len(word) == 1 else (word[0], word[1]))
+    found = encoder.compare(first, second, word=(word[0], word[-1]))
     console = _console()
     for name, sentence in zip(found.words, found.sentences, strict=True):
         console.print(f"{_plain(name)}: {_plain(sentence)}")
@@ -119,7 +133,7 @@ def compare(
     best = found.best_layer % encoder.layers
     for layer, cosine in enumerate(found.similarities.tolist()):
         name = "embedding" if layer == 0 else str(layer)
-        mark = "  tells meanings apart best" if layer == best and encoder.best_layer != -1 else ""
+        mark = "  best on Word-in-Context" if layer == best and encoder.best_layer != -1 else ""
         console.print(f"{name:>9}  {cosine:6.3f}  {bar(cosine, BAR):{BAR if mark else 0}}{mark}".rstrip())
     console.print(
         "\nThe cosine of the word's two vectors: the embedding knows the word and its place alone, and each "
@@ -131,17 +145,43 @@ def compare(
 @app.command()
 def attended(
     sentence: Annotated[str, typer.Argument(help="A sentence; quote it.")],
-    word: Word,
+    word: Annotated[str | None, typer.Argument(help="A word of it.")] = None,
+    named: Annotated[str | None, typer.Option("--word", help="The same, as an option.")] = None,
     model: Model = "minilm",
     layer: Annotated[int | None, typer.Option(help="From 1 on; the mean of all by default.")] = None,
     head: Annotated[int | None, typer.Option(help="From 0 on; the mean of all by default.")] = None,
 ) -> None:
     """What a word of a sentence attends to: the weights of its attention, which add up to 1."""
-    found = _load(model).attended(sentence, word, layer=layer, head=head)
+    given = [one for one in (word, named) if one is not None]
+    if len(given) != 1:
+        raise ArgumentError(
+            f'attended got {len(given)} words; give one: regard attended "Dogs may bark." bark'
+        )
+    _check_word(sentence, given[0])
+    found = _load(model).attended(sentence, given[0], layer=layer, head=head)
     names = _padded([_plain(one.word) for one in found])
     console, most = _console(), max(one.weight for one in found)
     for name, one in zip(names, found, strict=True):
         console.print(f"{name}  {one.weight:5.3f}  {bar(one.weight / most, BAR)}".rstrip())
+
+
+def _check_word(sentence: str, word: str) -> None:
+    """Before a model is loaded, which takes seconds."""
+    (given,) = checked([sentence])
+    find(word, [one.text for one in split(given)], given)
+
+
+def _check_output(path: Path) -> None:
+    """Before anything is computed: a known ending, and a folder that is there."""
+    shown = repr(str(path))
+    if path.name in _WRITERS:
+        raise ArgumentError(f"--output is {shown}, an ending without a name; give one: vectors{path.name}.")
+    if path.suffix not in _WRITERS:
+        raise ArgumentError(f"--output is {shown}; it can end in {', '.join(_WRITERS)}.")
+    if not path.parent.is_dir():
+        raise ArgumentError(
+            f"--output is {shown} and there is no folder {str(path.parent)!r}; make it first."
+        )
 
 
 def _load(model: str) -> "PretrainedEncoder":
@@ -153,10 +193,17 @@ def _load(model: str) -> "PretrainedEncoder":
 def _lines(path: Path) -> list[str]:
     """The lines of a file that are not empty."""
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
+        text = _stdin().decode() if str(path) == "-" else path.read_text("utf-8")
     except UnicodeDecodeError:
         raise ArgumentError(f"{str(path)!r} is no UTF-8 text; convert it first: iconv -t utf-8.") from None
     return [line for line in text.splitlines() if line.strip()]
+
+
+def _stdin() -> bytes:
+    """As bytes, as text would be read in the terminal's encoding and not as files are."""
+    if sys.stdin is None:  # closed by who started us
+        raise ArgumentError("--file is - and stdin is closed; give it some text, or name a file.")
+    return sys.stdin.buffer.read()
 
 
 def _show_vectors(embedded: Sequence["Embedded"], layer: int) -> None:

@@ -32,6 +32,21 @@ def test_what_is_no_file_is_not_replaced(tmp_path):
         write_whole(tmp_path, b"new")
 
 
+def test_what_fails_names_the_file_that_was_asked_for(tmp_path, monkeypatch):
+    path = tmp_path / "x.json"
+    for name in ("open", "fsync", "replace"):  # no folder for it, no space, no right
+
+        def refuse(*arguments, **options):
+            raise PermissionError(13, "Permission denied", "beside.part")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, refuse)
+            with pytest.raises(PermissionError) as caught:
+                write_whole(path, b"new")
+        assert caught.value.filename == str(path)
+        assert os.listdir(tmp_path) == []
+
+
 def test_names_may_be_as_long_as_the_system_allows(tmp_path):
     path = tmp_path / ("x" * 255)
     assert write_whole(path, b"new").read_bytes() == b"new"

@@ -300,6 +300,38 @@ def test_sentence_vectors_are_means_of_length_one(folder):
     assert encoder.sentence_vectors([]).shape == (0, WIDTH)
 
 
+@pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 0.1), (torch.float64, 1e-5)])
+def test_sentence_vectors_are_of_the_encoders_precision(dtype, error, folder):
+    encoder = load_encoder(folder)
+    wanted = encoder.sentence_vectors(SENTENCES[:2])
+    found = encoder.to(dtype).sentence_vectors(SENTENCES[:2])
+    assert found.dtype == encoder.sentence_vectors([]).dtype == dtype
+    torch.testing.assert_close(found.float(), wanted, rtol=0, atol=error)
+
+
+def test_a_sentence_without_tokens_has_no_vector(folder):
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
+    encoder = load_encoder(folder)
+    assert encoder.sentence_vectors(["bark", "may"]).isfinite().all()
+    with pytest.raises(ArgumentError, match=r"sentence 1 is '', .* no tokens; give"):
+        encoder.sentence_vectors(["bark", ""])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_tokens_are_whole_numbers_of_any_size(dtype, folder):
+    encoder, tokens = load_encoder(folder), torch.tensor([[2, 5, 7, 3]])
+    assert torch.equal(encoder(tokens.to(dtype)), encoder(tokens))
+    packed = Packed(tokens[0].to(dtype), torch.tensor([3, 1]))
+    assert torch.equal(encoder(packed), encoder(Packed(tokens[0], packed.lengths)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
+def test_tokens_that_are_no_numbers(dtype, folder):
+    with pytest.raises(DTypeError, match=f"the tokens are of {dtype}"):
+        load_encoder(folder)(torch.ones(1, 3, dtype=dtype))
+
+
 def test_unknown_words_are_not_compared(folder):
     encoder = load_encoder(folder)
     assert encoder.embed("bark 東")[0].known == (True, False)
@@ -394,6 +426,42 @@ def test_no_folder(tmp_path):
         load_encoder(3)  # type: ignore[arg-type]
 
 
+def test_paths_that_the_system_refuses(folder, monkeypatch):
+    with pytest.raises(ArgumentError, match=r"'aaa.*…' cannot be read: .*too long") as caught:
+        load_encoder("a" * 300)
+    assert len(str(caught.value)) < 500
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    with pytest.raises(ArgumentError, match="cannot be read: Permission denied; give a folder"):
+        load_encoder(folder)
+
+
+def test_paths_of_bytes():
+    class Bytes:
+        def __fspath__(self) -> bytes:
+            return b"minilm"
+
+    with pytest.raises(DTypeError, match="a path of bytes"):
+        load_encoder(Bytes())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("unable to mmap 68719476736 bytes"), MemoryError()])
+def test_weights_that_no_memory_can_hold(error, folder, monkeypatch):
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", refuse)
+        with pytest.raises(ArgumentError, match=r"cannot be read.* memory"):
+            load_encoder(folder)
+    monkeypatch.setattr("safetensors.safe_open", refuse)
+    with pytest.raises(ArgumentError, match=r"model\.safetensors is no whole"):
+        load_encoder(folder)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_pipes_are_not_waited_for(name, folder):
@@ -449,9 +517,13 @@ def test_config_that_is_none(content, message, folder):
         ({"vocab_size": 2**30}, r"asks for \(1073741824, 14\)"),
         ({"type_vocab_size": 3}, r"token_type.*\(3, 14\)"),
         ({"max_position_embeddings": 2**30}, r"position_embeddings.*1073741824"),
-        ({"layer_norm_eps": -1.0}, r"epsilon=-1\.0"),
+        ({"layer_norm_eps": -1.0}, r"layer_norm_eps=-1\.0; it must be above 0 and below 1"),
+        ({"layer_norm_eps": 10**400}, "layer_norm_eps=1000"),
+        ({"layer_norm_eps": 1}, "layer_norm_eps=1;"),
+        ({"layer_norm_eps": True}, "layer_norm_eps=True"),
+        ({"hidden_dropout_prob": 10**400}, "dropout=1000"),
         ({"layer_norm_eps": "x" * 10**5}, "describes no model.{,400}$"),
-        ({"layer_norm_eps": float("nan")}, "epsilon=nan"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps=nan"),
         ({"hidden_dropout_prob": 1.5}, r"dropout=1\.5"),
         ({"hidden_act": "gelu_new"}, "hidden_act='gelu_new'; load_encoder knows gelu .* and relu"),
         ({"hidden_act": {"a": 1}}, "hidden_act="),
@@ -501,6 +573,11 @@ KEY = "encoder.layer.1.attention.self.key"
         ),
         ({"encoder.layer.7.output.dense.bias": torch.ones(14)}, "the weights have 4 layers"),
         ({"something.else": torch.ones(2)}, "have 'something.else', which is no part"),
+        (
+            {"embeddings.LayerNorm.gamma": torch.ones(14)},
+            "both 'embeddings.LayerNorm.gamma' and 'embeddings.LayerNorm.weight', which are one",
+        ),
+        ({"embeddings.LayerNorm.beta": torch.ones(14)}, "both .*beta' and .*bias'"),
     ],
 )
 def test_tensors_that_do_not_fit(changes, message, folder):
@@ -574,6 +651,15 @@ def test_a_shard_that_is_missing(folder):
     index.write_text(json.dumps({"weight_map": {"x": "model-1.safetensors"}}))
     with pytest.raises(ArgumentError, match="model-1"):
         load_encoder(folder)
+
+
+def test_an_index_with_a_name_that_is_too_long(folder):
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "x" * 5000 + ".safetensors"}}))
+    with pytest.raises(ArgumentError, match=r"cannot be read: .*too long") as caught:
+        load_encoder(folder)
+    assert len(str(caught.value)) < 500
 
 
 def test_links_are_followed(folder, tmp_path_factory):

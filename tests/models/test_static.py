@@ -146,7 +146,7 @@ def test_more_width_than_words_is_filled_with_zeros():
 @pytest.mark.parametrize(
     ("sentences", "options", "message"),
     [
-        ([], {}, "0 sentences, in which no word occurs 1 times"),
+        ([], {}, "0 sentences, in which no word occurs 1 time;"),
         ([" "], {}, "no word occurs"),
         (["a b"], {"least": 2}, "no word occurs 2 times"),
         (["a", "b"], {}, "no two words stand near"),
@@ -166,9 +166,30 @@ def test_vectors_survive_a_file_exactly(encoder, tmp_path):
     again = StaticEncoder.load(path)
     assert torch.equal(again.vectors, encoder.vectors)
     assert again.vocabulary == encoder.vocabulary
-    with pytest.raises(ArgumentError, match="'a b' has a blank"):
-        StaticEncoder(["a b"], torch.ones(1, 3)).save(path)
+    for word in ("a 1", "a nan", " a", "a\nb", "a\0", "\ud800"):
+        with pytest.raises(ArgumentError, match="could not be read again"):
+            StaticEncoder([word], torch.ones(1, 3)).save(path)
     assert StaticEncoder.load(path).vocabulary == encoder.vocabulary  # what was there still is
+
+
+@given(st.lists(st.text("a1 .-\t\r\u3000´é", min_size=1, max_size=5), min_size=1, max_size=3, unique=True))
+def test_what_is_saved_can_be_read(tmp_path_factory, words):
+    path: Path = tmp_path_factory.getbasetemp() / "saved.txt"
+    encoder = StaticEncoder(words, torch.randn(len(words), 3))
+    with suppress(ArgumentError):
+        again = StaticEncoder.load(encoder.save(path))
+        assert again.vocabulary == encoder.vocabulary
+        assert torch.equal(again.vectors, encoder.vectors)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_accents_that_stand_alone_are_saved(tmp_path):
+    """Their compatible form has a blank inside."""
+    encoder = StaticEncoder.learn(["he said ´ here", "‾ and ¨ ﷺ"] * 3, width=3)
+    again = StaticEncoder.load(encoder.save(tmp_path / "vectors.txt"))
+    assert again.vocabulary == encoder.vocabulary
+    assert "´" in again.vocabulary
+    assert not any(" " in word for word in again.vocabulary)
 
 
 GLOVE = b"the 1 2 3\n. . . 4 5 6\nna\xc3\xafve -1e-3 .5 7\n"
@@ -182,6 +203,7 @@ def test_files_of_glove_are_read(tmp_path):
     torch.testing.assert_close(encoder.vectors[1:].mean(0), encoder.vectors[0])
     torch.testing.assert_close(encoder.vector("Naïve"), torch.tensor([-1e-3, 0.5, 7]))
     assert len(StaticEncoder.load(path, most=2).vocabulary) == 3
+    assert torch.equal(StaticEncoder.load(encoder.save(tmp_path / "again.txt")).vectors, encoder.vectors)
     path.write_bytes(
         b"\xef\xbb\xbf3 3\r\n" + GLOVE.replace(b"\n", b" \r\n")
     )  # as word2vec and Windows write it
@@ -224,9 +246,15 @@ def test_wrong_files_are_refused_with_the_line(content, message, tmp_path):
     assert len(str(caught.value)) < 500
 
 
-def test_a_missing_file_is_a_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError):
+def test_what_is_no_file_is_refused(tmp_path):
+    with pytest.raises(ArgumentError, match=r"none\.txt' cannot be read: No such file.*; give a text file"):
         StaticEncoder.load(tmp_path / "none.txt")
+    for path in (tmp_path, "a\0b", "a" * 5000):
+        with pytest.raises(ArgumentError, match="cannot be read"):
+            StaticEncoder.load(path)
+    for number in (5, b"vectors.txt", None):
+        with pytest.raises(DTypeError, match="give the path of a file"):
+            StaticEncoder.load(number)  # type: ignore[arg-type]
 
 
 @given(st.binary(max_size=60) | st.text("ab 12.\n-e", max_size=60).map(str.encode))

@@ -256,3 +256,15 @@ def test_what_is_no_model_is_refused() -> None:
         summary(nn.ReLU(), length=0)
     with pytest.raises(regard.ArgumentError, match="LazyLinear whose weight has no shape yet"):
         summary(nn.LazyLinear(5))
+
+
+def test_a_compiled_model_is_the_same_model():
+    model = Transformer(31, RECIPE)
+    plain = summary(model)
+    assert plain.layers == (2, 2)
+    assert summary(torch.compile(model, backend="eager")) == plain
+    model.encoder = torch.compile(model.encoder, backend="eager")
+    for block in model.decoder.blocks:
+        block.cross = torch.compile(block.cross, backend="eager")
+    assert summary(model) == plain
+    assert summary(torch.compile(model, backend="eager")) == plain  # in parts and whole

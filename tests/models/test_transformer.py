@@ -804,7 +804,5 @@ def test_one_sided_losses_on_the_meta_device(lengths: Tensor | None) -> None:
 
 @pytest.mark.parametrize("model", [Transformer, LanguageModel, MaskedLanguageModel])
 def test_a_recipe_of_another_kind_is_refused(model: Any) -> None:
-    with pytest.raises(
-        regard.DTypeError, match=f"{model.__name__} got a recipe that is a dict"
-    ):
+    with pytest.raises(regard.DTypeError, match=f"{model.__name__} got a recipe that is a dict"):
         model(WORDS, {"width": 16})

@@ -11,7 +11,7 @@ from regard.errors import ArgumentError
 def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
     """Write beside the file and rename, so that what was there is never half overwritten.
 
-    A link is followed, and a file that is there keeps its mode.
+    A link is followed, and a file that is there keeps its mode. What fails names the file that was asked for.
     """
     target = Path(os.path.realpath(path))
     if os.path.lexists(target) and not stat.S_ISREG(target.stat().st_mode):
@@ -19,6 +19,14 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
             raise IsADirectoryError(f"{os.fspath(path)!r} is a folder; name a file in it.")
         raise ArgumentError(f"{os.fspath(path)!r} is no file that could be replaced; name a file.")
     target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _replace(target, content)
+    except OSError as error:  # it would name the file beside, or none
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+    return Path(path)
+
+
+def _replace(target: Path, content: bytes) -> None:
     beside = target.parent / f".{secrets.token_hex(8)}.part"
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
@@ -32,7 +40,6 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
     except BaseException:
         os.unlink(beside)
         raise
-    return Path(path)
 
 
 def readable(size: float) -> str:

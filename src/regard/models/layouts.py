@@ -5,6 +5,7 @@ RoBERTa also in where its positions begin.
 """
 
 import json
+import math
 import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
+from regard.mechanism.checks import number
 from regard.mechanism.files import readable
 from regard.models.blocks import Activation, Recipe
 
@@ -137,6 +139,7 @@ def read_layout(folder: Path) -> Layout:
     length = _whole(path, config, "max_position_embeddings")
     activation = _activation(path, config, family.sizes["activation"])
     try:
+        number("layer_norm_eps", epsilon, above=0, below=1)
         recipe = Recipe(
             width=width,
             layers=layers,
@@ -184,10 +187,8 @@ def _check_plain(path: Path, config: Mapping[str, Any]) -> None:
 
 def _activation(path: Path, config: Mapping[str, Any], name: str) -> Activation:
     value = config.get(name, "gelu")
-    if value == "gelu":
-        return "gelu"
-    if value == "relu":
-        return "relu"
+    if value in ("gelu", "relu"):
+        return value
     raise ArgumentError(
         f"{path} says {name}={_short(value)}; load_encoder knows gelu (the exact one) and relu."
     )
@@ -251,30 +252,38 @@ def read_tensors(folder: Path, layout: Layout) -> dict[str, Tensor]:
             try:
                 file = stack.enter_context(safe_open(path, framework="pt"))
                 slices |= {name: (file, file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
-            except (SafetensorError, OSError) as error:
+            except (SafetensorError, OSError, RuntimeError, MemoryError) as error:  # no room to map it
                 raise ArgumentError(
-                    f"{path} is no whole safetensors file: {_short(str(error))}. Copy or download it again."
+                    f"{path} is no whole safetensors file, or too large for the memory: "
+                    f"{_short(str(error))}. Copy or download it again."
                 ) from None
         names = _named(folder, slices)
         _check_names(folder, names, layout)
-        found = {}
         for _, theirs, shape in layout.tensors():
             for name in theirs:
                 _check_tensor(folder, name, slices[names[name]][1], shape)
-        for ours, theirs, _ in layout.tensors():
-            parts = [_read(folder, names[name], slices[names[name]][0]) for name in theirs]
-            found[ours] = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return found
+        try:
+            return {
+                ours: _read(folder, {names[name]: slices[names[name]][0] for name in theirs}, shape)
+                for ours, theirs, shape in layout.tensors()
+            }
+        except (SafetensorError, RuntimeError, MemoryError) as error:
+            raise ArgumentError(
+                f"the weights in {folder} cannot be read: {_short(str(error))}. Is there memory for them?"
+            ) from None
 
 
-def _read(folder: Path, name: str, file: Any) -> Tensor:
-    tensor: Tensor = file.get_tensor(name).to(torch.float32, copy=True)  # ours, whatever becomes of the file
-    if not bool(tensor.isfinite().all()):
-        raise ArgumentError(
-            f"{name} in {folder} has numbers that are NaN or infinite; the training or the conversion that "
-            "wrote it went wrong. Take an earlier checkpoint."
-        )
-    return tensor
+def _read(folder: Path, files: Mapping[str, Any], shape: tuple[int, ...]) -> Tensor:
+    """Tensors of one shape, stacked: each goes from its file to its place, without a copy between."""
+    whole = torch.empty(len(files) * shape[0], *shape[1:], dtype=torch.float32, device="cpu")
+    for (name, file), part in zip(files.items(), whole.split(shape[0]), strict=True):
+        part.copy_(file.get_tensor(name))
+        if not all(math.isfinite(bound) for bound in part.aminmax()):
+            raise ArgumentError(
+                f"{name} in {folder} has numbers that are NaN or infinite; the training or the conversion "
+                "that wrote it went wrong. Take an earlier checkpoint."
+            )
+    return whole
 
 
 def _files(folder: Path) -> list[Path]:
@@ -329,13 +338,16 @@ def _named(folder: Path, slices: Mapping[str, Any]) -> dict[str, str]:
             f"the weights in {folder} lack {_WORDS}, also behind {', '.join(_PREFIXES[1:])}; there are "
             f"{_short(names)}, … Is this a BERT, RoBERTa or DistilBERT?"
         )
-    found = {}
+    found: dict[str, str] = {}
     for name in slices:
         plain = name.removeprefix(prefix)
         if name.startswith(prefix) and plain.partition(".")[0] not in _HEADS and plain not in _BUFFERS:
             old = plain.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
                 "LayerNorm.beta", "LayerNorm.bias"
             )
+            if old in found:
+                both = f"{_short(found[old])} and {_short(name)}"
+                raise ArgumentError(f"{folder} has both {both}, which are one; leave one of them away.")
             found[old] = name  # the first BERTs call them gamma and beta
     return found
 

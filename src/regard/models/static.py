@@ -12,6 +12,7 @@ import os
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -23,7 +24,17 @@ from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.checks import count
 from regard.mechanism.files import write_whole
 from regard.models.encoders import Near, Tokens, WordEncoder
-from regard.models.words import Asked, Vocabulary, checked, is_word, occurrence, split, unknown
+from regard.models.words import (
+    Asked,
+    Vocabulary,
+    checked,
+    counted,
+    is_word,
+    occurrence,
+    shorten,
+    split,
+    unknown,
+)
 
 _LINE = 2**20  # bytes in a line at most: 50,000 numbers
 
@@ -160,14 +171,14 @@ class StaticEncoder(WordEncoder):
         vocabulary = Vocabulary.of(given, most=most, least=least)
         if len(vocabulary) < 2:
             raise ArgumentError(
-                f"StaticEncoder.learn got {len(given)} sentences, in which no word occurs {least} times; "
-                "give more text, or lower `least`."
+                f"StaticEncoder.learn got {counted(len(given), 'sentence')}, in which no word occurs "
+                f"{counted(least, 'time')}; give more text, or lower `least`."
             )
         pairs, counts = _cooccurrences(given, vocabulary, window)
         if not len(counts):
             raise ArgumentError(
-                f"StaticEncoder.learn got {len(given)} sentences in which no two words stand near each "
-                "other; give sentences of several words."
+                f"StaticEncoder.learn got {counted(len(given), 'sentence')} in which no two words stand near "
+                "each other; give sentences of several words."
             )
         vectors = _factor(_ppmi(pairs, counts, len(vocabulary) - 1), width, seed)
         return cls(vocabulary[1:], vectors)
@@ -176,9 +187,9 @@ class StaticEncoder(WordEncoder):
         """Write the vectors as text, as word2vec does: the sizes, then `word v1 v2 …` for each word."""
         words, vectors = list(self.vocabulary), self.vectors.detach().float().cpu().tolist()
         for word in words:
-            if word.split() != [word]:
+            if not _storable(word):
                 raise ArgumentError(
-                    f"the word {word!r} has a blank inside, which separates numbers; drop it."
+                    f"the word {word!r} could not be read again from a line of text; leave it out."
                 )
         lines = [f"{len(words)} {self.vectors.shape[1]}"]
         # nine digits give back the same float32
@@ -289,9 +300,23 @@ def _read(path: str | os.PathLike[str], most: int | None) -> tuple[list[str], Te
     return list(words), vectors
 
 
+def _open(path: str | os.PathLike[str]) -> BinaryIO:
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+    if not isinstance(name, str):  # a number would be a file that is open already
+        raise DTypeError(f"StaticEncoder.load got a {type(name).__name__}; give the path of a file.")
+    try:
+        return open(name, "rb")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ArgumentError(
+            f"{shorten(name, 200)!r} cannot be read: {why}; give a text file of vectors, as GloVe's, "
+            "word2vec's or StaticEncoder.save's are."
+        ) from None
+
+
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
     """The lines of a text, numbered from 1, as fields."""
-    with open(path, "rb") as file:
+    with _open(path) as file:
         line = 0
         while content := file.readline(_LINE + 1):
             line += 1
@@ -317,6 +342,13 @@ def _row(path: str | os.PathLike[str], line: int, fields: list[str], width: int)
         return " ".join(words), [float(text) for text in fields[-width:]]
     except ValueError as error:
         raise _wrong(path, line, f"has what is no number ({str(error)[:100]})") from None
+
+
+def _storable(word: str) -> bool:
+    """Whether `_row` finds this word again: blanks may be inside, but no numbers behind them."""
+    first, *rest = word.split(" ")
+    whole = first and not set("\n\0") & set(word) and not any(_number(text) for text in rest)
+    return bool(whole) and word.encode(errors="ignore").decode() == word
 
 
 def _whole(text: str) -> bool:

@@ -19,6 +19,7 @@ from regard.models.heads import Attends, MultiHeadAttention
 
 _BLOCKS = (EncoderBlock, DecoderBlock, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _CROSS = ("cross", "multihead_attn")  # the attention to the source in DecoderBlock and in torch's decoder
+_COMPILED = "_orig_mod"  # what torch.compile calls the module that it wraps
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -79,10 +80,12 @@ def summary(model: nn.Module, *, length: int = 128) -> Summary:
     368.6 kFLOP per source token and 393.2 kFLOP per target token at 32 tokens
     """
     _check(model, length)
+    model = _plain(model)
     two = all(isinstance(getattr(model, part, None), nn.Module) for part in ("encoder", "decoder"))
     sides = 2 if two else 1
     cost, stacked, attending, heads = [0] * sides, [0] * sides, [0] * sides, set[tuple[int, int]]()
-    for name, module in model.named_modules(remove_duplicate=False):  # a layer used twice is paid twice
+    for path, module in model.named_modules(remove_duplicate=False):  # a layer used twice is paid twice
+        name = ".".join(part for part in path.split(".") if part != _COMPILED)
         side = 0 if f"{name}.".startswith("encoder.") else -1
         cost[side] += 2 * _matrix(module)
         stacked[side] += _layers(module)
@@ -116,6 +119,12 @@ def _check(model: nn.Module, length: int) -> None:
             raise ArgumentError(
                 f"summary got a {type(model).__name__} whose {name} has no shape yet; call the model once."
             )
+
+
+def _plain(model: nn.Module) -> nn.Module:
+    """The model that torch.compile wrapped."""
+    inner = model._modules.get(_COMPILED)
+    return model if inner is None else _plain(inner)
 
 
 def _matrix(module: nn.Module) -> int:
@@ -184,7 +193,7 @@ def _reads_source(name: str, layer: Attends | nn.MultiheadAttention) -> bool:
 def _tied(model: nn.Module) -> int:
     """The size of vocabulary matrices that belong to no Linear."""
     found: dict[int, Tensor] = {}
-    for module in model.modules():
+    for module in map(_plain, model.modules()):
         with suppress(NotImplementedError):
             weight = getattr(module, "output_weight", None)
             if isinstance(weight, Tensor):

@@ -87,13 +87,14 @@ def is_word(text: str) -> bool:
 
 
 def fold(word: str) -> str:
-    """What is the same in words that differ in case, in the kind of apostrophe, or in how accents are stored.
+    """What is the same in words that differ in case, apostrophes, blanks, or in how accents are stored.
 
     >>> from regard.models.words import fold
     >>> fold("Don’t")
     "don't"
     """
-    return unicodedata.normalize("NFKC", word).casefold().replace("’", "'").replace("\u00ad", "")
+    folded = unicodedata.normalize("NFKC", word).casefold().replace("’", "'").replace("\u00ad", "")
+    return "".join(folded.split())  # NFKC makes a blank and a mark of ´
 
 
 def near(word: str, words: Iterable[str], most: int = 5) -> list[str]:
@@ -291,6 +292,16 @@ def pair(word: Asked | tuple[Asked, Asked]) -> tuple[Asked, Asked]:
 def shorten(sentence: str, most: int = 80) -> str:
     """A sentence that fits in a message."""
     return sentence if len(sentence) <= most else sentence[: most - 1] + "…"
+
+
+def counted(number: int, thing: str) -> str:
+    """How many there are of a thing.
+
+    >>> from regard.models.words import counted
+    >>> counted(1, "sentence"), counted(2, "word")
+    ('1 sentence', '2 words')
+    """
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def bar(share: float, width: int = 20) -> str:
