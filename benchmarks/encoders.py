@@ -8,16 +8,15 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from benchmarks.data import DATA
 from benchmarks.harness import Contender, Lineup, Race
 from benchmarks.peers import skip
 from regard.models.pretrained import PretrainedEncoder, load_encoder
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 SENTENCES = 256
 BATCH = 32
 

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from benchmarks.encoders import DATA
+from benchmarks.data import DATA
 
 FOLDER = DATA / "multi30k"
 VOCABULARY = 8_000

@@ -145,8 +145,8 @@ Stepper = tuple[Callable[[int], Step], int]
 
 def regards(batches: Sequence[Batch], tuned: bool) -> Stepper:
     """regard's Transformer on packed batches."""
+    from regard.models.allocation import keep_memory
     from regard.models.blocks import Recipe
-    from regard.models.memory import keep_memory
     from regard.models.packed import Packed
     from regard.models.transformer import Transformer
 
@@ -168,7 +168,7 @@ def regards(batches: Sequence[Batch], tuned: bool) -> Stepper:
 
 def torchs(batches: Sequence[Batch], tuned: bool) -> Stepper:
     """nn.Transformer on padded batches, with the loss as it is usually written."""
-    from regard.models.memory import keep_memory
+    from regard.models.allocation import keep_memory
 
     if tuned:
         keep_memory()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.encoders import DATA
+from benchmarks.data import DATA
 from regard.models.encoders import Embedded
 from regard.models.pretrained import PretrainedEncoder, load_encoder
 

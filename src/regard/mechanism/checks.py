@@ -43,6 +43,12 @@ def count(what: str, value: Any, *, least: int = 0, why: str = "") -> None:
         raise ArgumentError(f"{what}={value}; it must be at least {least}{why}.")
 
 
+def of_kind(what: str, value: Any, kind: type, cure: str) -> None:
+    """A value of a class; `what` is who got it, and its name: "Transformer got a recipe"."""
+    if not isinstance(value, kind):
+        raise DTypeError(f"{what} that is a {type(value).__name__}; give a {kind.__name__}: {cure}.")
+
+
 def ordinary(what: str, tensor: Tensor) -> None:
     """A dense tensor, neither sparse nor nested nor quantized."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:

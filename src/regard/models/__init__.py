@@ -9,6 +9,7 @@ torch.Size([1, 4, 4, 4])
 """
 
 from regard.mechanism.biases import T5, ALiBi
+from regard.models.allocation import keep_memory
 from regard.models.bert import BertEncoder
 from regard.models.blocks import DecoderBlock, EncoderBlock, FeedForward, Recipe, Residual
 from regard.models.dropout import Dropout
@@ -18,9 +19,8 @@ from regard.models.encoders import Attended, Comparison, Embedded, Near, Tokens,
 from regard.models.grids import NonLocal
 from regard.models.heads import Attends, Cache, Memory, MultiHeadAttention, SelfAttention
 from regard.models.language import LanguageModel, MaskedLanguageModel, gaps
-from regard.models.learned import LearnedEncoder
+from regard.models.learning import LearnedEncoder
 from regard.models.loss import vocabulary_loss
-from regard.models.memory import keep_memory
 from regard.models.packed import Packed, pack
 from regard.models.positions import Learned, Rotary, Sinusoidal, Turn
 from regard.models.pretrained import PretrainedEncoder, load_encoder

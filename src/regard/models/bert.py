@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.models.blocks import Recipe
 from regard.models.language import MaskedLanguageModel, gaps
-from regard.models.learned import LearnedEncoder
+from regard.models.learning import LearnedEncoder
 from regard.models.packed import Packed, as_packed
 from regard.models.words import Vocabulary
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.errors import ShapeError
 from regard.mechanism.checks import count, number
-from regard.models.learned import LearnedEncoder
+from regard.models.learning import LearnedEncoder
 from regard.models.loss import IGNORE, vocabulary_loss
 from regard.models.packed import Packed, as_padded, real, reorder, reversed_places
 from regard.models.words import Vocabulary

@@ -6,7 +6,7 @@ output = concatenate(heads of attention) Wo     … h n e -> … n m
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from threading import Lock, get_ident
 from typing import Any, NamedTuple, Unpack
@@ -175,6 +175,17 @@ class Cache:
         assert held is not None
         return held
 
+    @contextmanager
+    def extending(self, key: Tensor, value: Tensor) -> Iterator[Memory]:
+        """`extend`, taken back if what is done with it fails."""
+        before = self.length
+        memory = self.extend(key, value)
+        try:
+            yield memory
+        except BaseException:
+            self.crop(before)
+            raise
+
     def _check(self, key: Tensor, value: Tensor) -> None:
         if key.shape[:-1] != value.shape[:-1]:
             raise ShapeError(
@@ -331,26 +342,17 @@ class MultiHeadAttention(Attends):
         if turn is not None:
             queries = turn(queries)
             keys = keys if isinstance(key, Memory) else turn(keys)
-        before = 0 if cache is None else cache.length
-        if cache is not None:
-            keys, values = cache.extend(keys, values)
-        with _undoing(cache, before):
-            output = self._attend(queries, keys, values, mask, bias)
+        with nullcontext((keys, values)) if cache is None else cache.extending(keys, values) as memory:
+            output = self.attention(
+                queries,
+                *memory,
+                score=self.score,
+                mask=mask,
+                bias=bias,
+                normalize=self.normalize,
+                dropout=self.dropout if self.training else 0.0,
+            )
         return self.outward(output.transpose(-3, -2).flatten(-2))  # … h q e -> … q (h e)
-
-    def _attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Mask | Tensor | None, bias: Bias | None
-    ) -> Tensor:
-        return self.attention(
-            queries,
-            keys,
-            values,
-            score=self.score,
-            mask=mask,
-            bias=bias,
-            normalize=self.normalize,
-            dropout=self.dropout if self.training else 0.0,
-        )
 
     def remember(self, key: Tensor, value: Tensor | None = None) -> Memory:
         """Keys and values (…, g, k, ·) of a source (…, k, m), to be read by many calls."""
@@ -431,17 +433,6 @@ class MultiHeadAttention(Attends):
         normalize = "" if self.normalize == Softmax() else f", normalize={self.normalize!r}"
         score = "" if self.score == ScaledDot() else f", score={self.score!r}"
         return f"{self.width}, {self.heads}{grouped}{score}{normalize}"
-
-
-@contextmanager
-def _undoing(cache: Cache | None, length: int) -> Iterator[None]:
-    """What a call that fails has added to a cache is taken out again."""
-    try:
-        yield
-    except BaseException:
-        if cache is not None:
-            cache.crop(length)
-        raise
 
 
 def _linear(width: int, size: int, affine: bool, parts: tuple[int, ...] = ()) -> nn.Linear:

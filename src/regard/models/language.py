@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.mechanism.checks import count, number
+from regard.mechanism.checks import count, number, of_kind
 from regard.mechanism.concrete import concrete
 from regard.models.blocks import Recipe
 from regard.models.dropout import evaluating
 from regard.models.embedding import Embedding, outside
 from regard.models.loss import IGNORE, vocabulary_loss
 from regard.models.packed import Laid, Packed, as_packed, check_batch, real
-from regard.models.seq2seq import check_recipe
 from regard.models.stack import Caches, Stack
 
 
@@ -36,7 +35,7 @@ class LanguageModel(nn.Module):
 
     def __init__(self, vocabulary: int, recipe: Recipe = Recipe()) -> None:  # noqa: B008 (a frozen value)
         super().__init__()
-        check_recipe(self, recipe, Recipe)
+        of_kind(f"{type(self).__name__} got a recipe", recipe, Recipe, "Recipe(width=256)")
         self.embedding = Embedding(vocabulary, recipe.width)
         self.decoder = Stack(recipe, causal=True)
 
@@ -146,7 +145,7 @@ class MaskedLanguageModel(nn.Module):
 
     def __init__(self, vocabulary: int, recipe: Recipe = Recipe()) -> None:  # noqa: B008
         super().__init__()
-        check_recipe(self, recipe, Recipe)
+        of_kind(f"{type(self).__name__} got a recipe", recipe, Recipe, "Recipe(width=256)")
         self.embedding = Embedding(vocabulary, recipe.width)
         self.encoder = Stack(recipe)
         self.head = nn.Sequential(nn.Linear(recipe.width, recipe.width), nn.GELU(), recipe.make_norm())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.mechanism.checks import count, number
+from regard.mechanism.checks import count, number, of_kind
 from regard.mechanism.concrete import concrete
 from regard.mechanism.masks import Padding
 from regard.mechanism.scores import Additive, Dot, General, Score
@@ -28,7 +28,7 @@ from regard.models.recurrent_parts import (
     RecurrentEncoder,
     RecurrentState,
 )
-from regard.models.seq2seq import Seq2Seq, State, check_recipe, checked_state, two_vocabularies
+from regard.models.seq2seq import Seq2Seq, State, checked_state, two_vocabularies
 
 Cell = Literal["lstm", "gru"]
 Kind = Literal["none", "additive", "dot", "general", "concat"]
@@ -136,7 +136,7 @@ class RecurrentSeq2Seq(Seq2Seq):
         share: bool = False,
     ) -> None:
         super().__init__()
-        check_recipe(self, recipe, RecurrentRecipe)
+        of_kind("RecurrentSeq2Seq got a recipe", recipe, RecurrentRecipe, "RecurrentRecipe(width=256)")
         source, target = two_vocabularies("RecurrentSeq2Seq", vocabulary, share)
         self.recipe = recipe
         self.source_embedding = None if share else Embedding(source, recipe.width)

@@ -168,15 +168,6 @@ def _check_target(target: Tensor | Packed, lengths: Tensor | None) -> None:
         )
 
 
-def check_recipe(model: nn.Module, recipe: object, kind: type) -> None:
-    """A recipe of the kind that the model is made by."""
-    if not isinstance(recipe, kind):
-        raise DTypeError(
-            f"{type(model).__name__} got a recipe that is a {type(recipe).__name__}; give a {kind.__name__}: "
-            f"{kind.__name__}(width=256)."
-        )
-
-
 def two_vocabularies(model: str, vocabulary: int | tuple[int, int], share: bool) -> tuple[int, int]:
     """The sizes of the source's and of the target's vocabulary, which a shared matrix needs to be one."""
     sizes = vocabulary if isinstance(vocabulary, tuple) else (vocabulary, vocabulary)

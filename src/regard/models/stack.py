@@ -1,6 +1,7 @@
 """Blocks on top of each other: what the three kinds of Transformers have in common."""
 
 from collections.abc import Sequence
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,15 @@ from regard.models.heads import Cache, Memory
 from regard.models.positions import Learned, Rotary, Sinusoidal
 
 Caches = Sequence[Cache]
+
+
+class StackOptions(TypedDict, total=False):
+    """The keyword arguments of `Stack`: the masks, where the tokens stand, and the keys of earlier calls."""
+
+    mask: Mask | None
+    source_mask: Mask | None
+    positions: Tensor | None
+    caches: Caches | None
 
 
 class Stack(nn.Module):
@@ -38,18 +48,10 @@ class Stack(nn.Module):
         self.norm = recipe.make_norm() if recipe.before else nn.Identity()
 
     def forward(
-        self,
-        x: Tensor,
-        source: Tensor | Sequence[Memory] | None = None,
-        *,
-        mask: Mask | None = None,
-        source_mask: Mask | None = None,
-        positions: Tensor | None = None,
-        caches: Caches | None = None,
+        self, x: Tensor, source: Tensor | Sequence[Memory] | None = None, **options: Unpack[StackOptions]
     ) -> Tensor:
         """(…, n, m) → (…, n, m); the source is (…, s, m), or what `remember` made of it."""
-        masks = {"mask": mask, "source_mask": source_mask}
-        return self.states(x, source, positions=positions, caches=caches, **masks)[-1]
+        return self.states(x, source, **options)[-1]
 
     def states(
         self,

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.errors import ShapeError
+from regard.mechanism.checks import of_kind
 from regard.mechanism.masking import Mask
 from regard.mechanism.masks import Documents, Padding
 from regard.models.blocks import Recipe
 from regard.models.embedding import Embedding
 from regard.models.heads import Cache, Memory
 from regard.models.packed import Laid, Packed, all_lengths, as_packed, as_padded, check_batch
-from regard.models.seq2seq import Seq2Seq, State, check_recipe, checked_state, two_vocabularies
+from regard.models.seq2seq import Seq2Seq, State, checked_state, two_vocabularies
 from regard.models.stack import Stack
 
 
@@ -59,7 +60,7 @@ class Transformer(Seq2Seq):
         share: bool = False,
     ) -> None:
         super().__init__()
-        check_recipe(self, recipe, Recipe)
+        of_kind("Transformer got a recipe", recipe, Recipe, "Recipe(width=256)")
         source, target = two_vocabularies("Transformer", vocabulary, share)
         self.source_embedding = None if share else Embedding(source, recipe.width)
         self.embedding = Embedding(target, recipe.width)

@@ -17,7 +17,7 @@ def keep_memory() -> bool:
     peak, and grows in steps of 64 MB. It helps tensors on the CPU, works on the whole process, and cannot be
     undone. Elsewhere than with glibc (macOS, Windows, musl) it does nothing.
 
-    >>> from regard.models.memory import keep_memory
+    >>> from regard.models.allocation import keep_memory
     >>> keep_memory()  # doctest: +SKIP
     True
     """

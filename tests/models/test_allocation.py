@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from regard.models import memory
+from regard.models import allocation
 
 COUNT = """
 import resource, runpy, numpy
@@ -25,11 +25,11 @@ for megabytes in (8, 64):
 
 def faults(keep: bool) -> list[int]:
     """Pages newly mapped for ten arrays of 8 MB, and for ten of 64 MB."""
-    run = [sys.executable, "-c", COUNT.format(keep=keep, path=memory.__file__)]
+    run = [sys.executable, "-c", COUNT.format(keep=keep, path=allocation.__file__)]
     return [int(line) for line in subprocess.run(run, check=True, capture_output=True).stdout.split()]
 
 
-@pytest.mark.skipif(not memory._glibc(), reason="only glibc is told")
+@pytest.mark.skipif(not allocation._glibc(), reason="only glibc is told")
 def test_arrays_get_the_pages_of_those_before() -> None:
     assert max(faults(keep=True)) < 100
     # What the call is there to change; where pages are huge they are few, hence the low bound.
@@ -37,5 +37,5 @@ def test_arrays_get_the_pages_of_those_before() -> None:
 
 
 def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_glibc", lambda: False)
-    assert not memory.keep_memory()
+    monkeypatch.setattr(allocation, "_glibc", lambda: False)
+    assert not allocation.keep_memory()

@@ -4,7 +4,6 @@ import inspect
 import json
 import os
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from regard.models.encoders import Tokens, WordEncoder
 from regard.models.packed import Packed
 from regard.models.words import Vocabulary, checked, shorten, split, unknown
 
-WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RuntimeError)
+_WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RuntimeError)
 _BATCH = 64  # sentences embedded at once
 
 
@@ -33,7 +32,7 @@ class LearnedEncoder(WordEncoder):
     vectors of each layer, and `loss`, what it learns by.
 
     >>> from regard.models import BertEncoder, ElmoEncoder
-    >>> from regard.models.learned import LearnedEncoder
+    >>> from regard.models.learning import LearnedEncoder
     >>> issubclass(ElmoEncoder, LearnedEncoder) and issubclass(BertEncoder, LearnedEncoder)
     True
     """
@@ -56,20 +55,17 @@ class LearnedEncoder(WordEncoder):
         self.vocabulary = vocabulary
 
     @property
-    @abstractmethod
     def options(self) -> dict[str, Any]:
         """What it was made with, beside the vocabulary, by name."""
-        raise NotImplementedError(f"{type(self).__name__} must say its options.")
+        raise NotImplementedError(f"{type(self).__name__} needs a property options")
 
-    @abstractmethod
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
         """All layers: tokens (b, l) or packed (n) → (layers, b, l, m) or (layers, n, m)."""
-        raise NotImplementedError(f"{type(self).__name__} must say its states.")
+        raise NotImplementedError(f"{type(self).__name__} needs a method states(tokens, lengths)")
 
-    @abstractmethod
     def loss(self, tokens: Tensor | Packed | str | Sequence[str], lengths: Tensor | None = None) -> Tensor:
         """What is made small by learning: a mean over the tokens."""
-        raise NotImplementedError(f"{type(self).__name__} must say its loss.")
+        raise NotImplementedError(f"{type(self).__name__} needs a method loss(tokens, lengths)")
 
     def learning(self) -> Iterator[nn.Parameter]:
         """The parameters that the loss reaches."""
@@ -161,7 +157,7 @@ class LearnedEncoder(WordEncoder):
             )
         try:
             return _understand(cls, Path(path))
-        except (*WRONG, SafetensorError, OSError, MemoryError) as error:
+        except (*_WRONG, SafetensorError, OSError, MemoryError) as error:
             raise ArgumentError(
                 f"{os.fspath(path)!r} holds no {cls.__name__} that can be read ({str(error)[:300]}); such a "
                 f"file is written by {cls.__name__}.save."
