@@ -9,8 +9,8 @@ INSTALLED := .venv/.installed
 help: ## list what make can do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(INSTALLED) ## see regard at work
-	$(BIN)/python -m regard.demo
+demo: $(INSTALLED) ## train a translator, and see which word came from which
+	$(BIN)/regard demo
 
 test: $(INSTALLED) ## run the tests, the docstrings' examples and the documents' code
 	$(BIN)/python -m pytest

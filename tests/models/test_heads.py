@@ -508,9 +508,9 @@ def test_a_layer_of_ones_own_attends() -> None:
     close(Own()(x), regard.attention(x, x, x, mask=regard.Causal()))
 
 
-def test_memory_is_a_pair() -> None:
-    key, value = Memory(normal(2, 3), normal(2, 5))
-    assert (key.shape, value.shape) == ((2, 3), (2, 5))
+def test_a_memory_is_read_by_each_row_alone_unless_told() -> None:
+    key, value, readers = Memory(normal(2, 3), normal(2, 5))
+    assert (key.shape, value.shape, readers) == ((2, 3), (2, 5), None)
 
 
 def test_a_refused_call_leaves_the_cache_as_it_was() -> None:

@@ -17,10 +17,11 @@ from regard.models.elmo import ElmoEncoder, ScalarMix
 from regard.models.embedding import Embedding
 from regard.models.encoders import Attended, Comparison, Embedded, Near, Tokens, WordEncoder
 from regard.models.grids import NonLocal
-from regard.models.heads import Attends, Cache, Memory, MultiHeadAttention, SelfAttention
+from regard.models.heads import Attends, MultiHeadAttention, SelfAttention
 from regard.models.language import LanguageModel, MaskedLanguageModel, gaps
 from regard.models.learning import LearnedEncoder
 from regard.models.loss import vocabulary_loss
+from regard.models.memory import Cache, Memory
 from regard.models.packed import Packed, pack
 from regard.models.positions import Learned, Rotary, Sinusoidal, Turn
 from regard.models.pretrained import PretrainedEncoder, load_encoder

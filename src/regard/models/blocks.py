@@ -19,7 +19,8 @@ from regard.mechanism.masking import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax
 from regard.mechanism.prepare import Bias
 from regard.models.dropout import Dropout
-from regard.models.heads import Cache, Memory, MultiHeadAttention
+from regard.models.heads import MultiHeadAttention
+from regard.models.memory import Cache, Memory
 from regard.models.positions import Learned, Rotary, Sinusoidal, Turn
 
 Activation = Literal["relu", "gelu", "swiglu"]

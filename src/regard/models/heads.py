@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from threading import Lock, get_ident
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from regard.mechanism.operator import Options, attend, attention
 from regard.mechanism.prepare import Bias
 from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
 from regard.mechanism.weights import Weights
+from regard.models.memory import Cache, Memory
 from regard.models.positions import Turn
 
 Watcher = Callable[[Weights], None]
@@ -110,135 +111,6 @@ class SelfAttention(Attends):
     def forward(self, x: Tensor, **options: Unpack[Options]) -> Tensor:
         """(…, n, m) → (…, n, m); a batch is (b, n, m), and its sequences do not see each other."""
         return self.attention(x.unsqueeze(-3), x.unsqueeze(-3), x.unsqueeze(-3), **options).squeeze(-3)
-
-
-class Memory(NamedTuple):
-    """Keys and values that are projected once and read many times, both (…, g, k, ·).
-
-    >>> import torch, regard
-    >>> layer, source = regard.models.MultiHeadAttention(16, 4), torch.randn(7, 16)
-    >>> memory = layer.remember(source)
-    >>> memory.key.shape
-    torch.Size([4, 7, 4])
-    >>> x = torch.randn(3, 16)
-    >>> torch.allclose(layer(x, memory), layer(x, source), atol=1e-6)
-    True
-    """
-
-    key: Tensor
-    value: Tensor
-
-    def select(self, rows: Tensor) -> "Memory":
-        """These rows of the batch."""
-        return Memory(self.key[rows], self.value[rows])
-
-
-class Cache:
-    """The keys and values of the tokens so far, for decoding step by step.
-
-    >>> import torch, regard
-    >>> layer, cache, x = (
-    ...     regard.models.MultiHeadAttention(16, 4),
-    ...     regard.models.Cache(),
-    ...     torch.randn(1, 3, 16),
-    ... )
-    >>> with torch.no_grad():
-    ...     at_once = layer(x, mask=regard.Causal())
-    ...     steps = [layer(x[:, i : i + 1], mask=regard.Causal(), cache=cache) for i in range(3)]
-    >>> torch.allclose(torch.cat(steps, 1), at_once, atol=1e-6)
-    True
-    """
-
-    def __init__(self) -> None:
-        self.length = 0
-        self._room: Memory | None = None  # with place for tokens to come
-
-    def extend(self, key: Tensor, value: Tensor) -> Memory:
-        """Append keys and values (…, g, k, ·); all that there are now."""
-        self._check(key, value)
-        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
-            held = self._held()
-            grown = (
-                [key, value]
-                if held is None
-                else [torch.cat([old, new], -2) for old, new in zip(held, (key, value), strict=True)]
-            )
-            self._room = Memory(*grown)
-            self.length = grown[0].shape[-2]
-            return self._room
-        before, self.length = self.length, self.length + key.shape[-2]
-        self._room = self._roomy(before, key, value)
-        for room, new in zip(self._room, (key, value), strict=True):
-            # data: nothing that was handed out changes, so it does not count as stale
-            room.data[..., before : self.length, :].copy_(new.detach())
-        held = self._held()
-        assert held is not None
-        return held
-
-    @contextmanager
-    def extending(self, key: Tensor, value: Tensor) -> Iterator[Memory]:
-        """`extend`, taken back if what is done with it fails."""
-        before = self.length
-        memory = self.extend(key, value)
-        try:
-            yield memory
-        except BaseException:
-            self.crop(before)
-            raise
-
-    def _check(self, key: Tensor, value: Tensor) -> None:
-        if key.shape[:-1] != value.shape[:-1]:
-            raise ShapeError(
-                f"the cache got keys of shape {_shape(key)} and values of shape {_shape(value)}; each key "
-                "has a value, so that they may differ in their last axis alone."
-            )
-        held = self._held()
-        if held is None:
-            return
-        for name, old, new in zip(("keys", "values"), held, (key, value), strict=True):
-            if old.shape[:-2] != new.shape[:-2] or old.shape[-1] != new.shape[-1]:
-                raise ShapeError(
-                    f"the cache holds {name} of shape {_shape(old)} and these are of shape {_shape(new)}; a "
-                    "cache serves one layer and one batch. Use a new Cache()."
-                )
-            if old.dtype != new.dtype:
-                raise DTypeError(
-                    f"the cache holds {name} of {old.dtype} and these are of {new.dtype}; go on in the type "
-                    "that the cache was begun in, or use a new Cache()."
-                )
-
-    def _held(self) -> Memory | None:
-        if self._room is None:
-            return None
-        return Memory(*(room[..., : self.length, :] for room in self._room))
-
-    def _roomy(self, before: int, key: Tensor, value: Tensor) -> Memory:
-        """Room for `length` tokens, and what is there already."""
-        if self._room is not None and self._room.key.shape[-2] >= self.length:
-            return self._room
-        size = max(16, 2 * before, self.length)
-        rooms = []
-        for i, new in enumerate((key, value)):
-            room = new.new_empty(*new.shape[:-2], size, new.shape[-1])
-            if self._room is not None:
-                room[..., :before, :] = self._room[i][..., :before, :]
-            rooms.append(room)
-        return Memory(*rooms)
-
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order: what beam search does after each step."""
-        if self._room is not None:
-            self._room = self._room.select(rows)
-
-    def crop(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
-        count("crop got length", length)
-        if length < self.length and self._room is not None:
-            self._room = Memory(*(room[..., :length, :].clone() for room in self._room))
-            self.length = length
-
-    def __repr__(self) -> str:
-        return f"Cache(<{self.length} tokens>)"
 
 
 class MultiHeadAttention(Attends):
@@ -335,24 +207,25 @@ class MultiHeadAttention(Attends):
                     f"MultiHeadAttention got a value of shape {_shape(value)} and no key; each value belongs "
                     "to a key. Give both, or neither for self-attention."
                 )
-            queries, keys, values = self._project_self(query)
+            queries, memory = self._project_self(query)
         else:
             queries = self._split(F.linear(query, *self.part(0)), self.heads)
-            keys, values = key if isinstance(key, Memory) else self.remember(key, value)
+            memory = key if isinstance(key, Memory) else self.remember(key, value)
         if turn is not None:
             queries = turn(queries)
-            keys = keys if isinstance(key, Memory) else turn(keys)
-        with nullcontext((keys, values)) if cache is None else cache.extending(keys, values) as memory:
+            memory = memory if memory is key else Memory(turn(memory.key), memory.value)
+        with nullcontext(memory) if cache is None else cache.extending(memory.key, memory.value) as held:
             output = self.attention(
-                queries,
-                *memory,
+                held.gather(queries),
+                held.key,
+                held.value,
                 score=self.score,
                 mask=mask,
                 bias=bias,
                 normalize=self.normalize,
                 dropout=self.dropout if self.training else 0.0,
             )
-        return self.outward(output.transpose(-3, -2).flatten(-2))  # … h q e -> … q (h e)
+        return self.outward(held.spread(output).transpose(-3, -2).flatten(-2))  # … h q e -> … q (h e)
 
     def remember(self, key: Tensor, value: Tensor | None = None) -> Memory:
         """Keys and values (…, g, k, ·) of a source (…, k, m), to be read by many calls."""
@@ -368,16 +241,12 @@ class MultiHeadAttention(Attends):
             keys, values = F.linear(key, *self.part(1)), F.linear(value, *self.part(2))
         return Memory(self._split(keys, self.key_heads), self._split(values, self.key_heads))
 
-    def _project_self(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project_self(self, x: Tensor) -> tuple[Tensor, Memory]:
         if isinstance(self.inward, nn.ModuleList):
-            keys, values = self.remember(x)
-            return self._split(F.linear(x, *self.part(0)), self.heads), keys, values
+            return self._split(F.linear(x, *self.part(0)), self.heads), self.remember(x)
         queries, keys, values = self.inward(x).split(self._sizes, -1)
-        return (
-            self._split(queries, self.heads),
-            self._split(keys, self.key_heads),
-            self._split(values, self.key_heads),
-        )
+        memory = Memory(self._split(keys, self.key_heads), self._split(values, self.key_heads))
+        return self._split(queries, self.heads), memory
 
     def part(self, which: int) -> tuple[Tensor, Tensor | None]:
         """The matrix and bias that make queries (0), keys (1) or values (2)."""

@@ -19,6 +19,7 @@ from regard.mechanism.checks import count, number
 from regard.mechanism.files import write_whole
 from regard.models.encoders import Tokens, WordEncoder
 from regard.models.packed import Packed
+from regard.models.parameters import read_parameters
 from regard.models.words import Vocabulary, checked, shorten, split, unknown
 
 _WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RuntimeError)
@@ -188,28 +189,10 @@ def _understand(cls: type[Encoder], path: Path) -> Encoder:
         count("the file got best_layer", best, least=-encoder.layers)
         if best >= encoder.layers:
             raise ValueError(f"it says best_layer {best} of {encoder.layers} layers")
-        _check_shapes(encoder, {name: file.get_slice(name).get_shape() for name in names})
-        tensors = {name: file.get_tensor(name).clone() for name in names}  # no longer tied to the file
-    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or len(dtypes) > 1:
-            raise ValueError(
-                f"its {name} is of {tensor.dtype}, and the parameters should be of one real type"
-            )
-        if not bool(tensor.isfinite().all()):
-            raise ValueError(f"its {name} has numbers that are not finite")
+    tensors = read_parameters(path, encoder)
     encoder.load_state_dict(tensors, assign=True)
     encoder.best_layer = best
     return encoder.eval()
-
-
-def _check_shapes(encoder: LearnedEncoder, shapes: dict[str, list[int]]) -> None:
-    wanted = {name: list(tensor.shape) for name, tensor in encoder.state_dict().items()}
-    if set(shapes) != set(wanted):
-        raise ValueError(f"tensors are missing or too many: {sorted(set(shapes) ^ set(wanted))[:3]}")
-    for name, shape in wanted.items():
-        if shapes[name] != shape:
-            raise ValueError(f"its {name} has the shape {shapes[name]} and the options need {shape}")
 
 
 @dataclass(frozen=True)

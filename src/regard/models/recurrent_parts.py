@@ -10,7 +10,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from regard.mechanism.concrete import concrete
 from regard.mechanism.masks import Padding
 from regard.mechanism.scores import Additive, Prepared, Score
-from regard.models.heads import Attends, Memory
+from regard.models.heads import Attends
+from regard.models.memory import Memory, Readers
 from regard.models.seq2seq import State
 
 Cells = tuple[Tensor, ...]  # the states of all layers, (layers, b, m): one tensor for GRU, two for LSTM
@@ -34,10 +35,15 @@ class RecurrentState(State):
     fed: Tensor | None = None  # b 1 m
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order."""
+        """Keep these rows of the batch, in this order; the source is held once, however many read it."""
+        if self.memory is not None:
+            readers = Readers(len(self)) if self.memory.readers is None else self.memory.readers
+            readers, kept = readers.select(rows)
+            if kept is not None:
+                self.memory = self.memory.select(kept)
+                self.mask = None if self.mask is None else Padding(self.mask.lengths[kept])
+            self.memory = self.memory._replace(readers=readers)
         self.cells = tuple(cell[:, rows] for cell in self.cells)
-        self.memory = None if self.memory is None else self.memory.select(rows)
-        self.mask = None if self.mask is None else Padding(self.mask.lengths[rows])
         self.fed = None if self.fed is None else self.fed[rows]
 
     def __len__(self) -> int:
@@ -102,7 +108,9 @@ class SourceAttention(Attends):
     def forward(self, query: Tensor, memory: Memory, mask: Padding | None = None) -> Tensor:
         """(b, t, m) → (b, t, m)."""
         score = _KeysMapped(self.score) if isinstance(self.score, Additive) else self.score
-        return self.attention(query.unsqueeze(-3), *memory, score=score, mask=mask).squeeze(-3)
+        queries = memory.gather(query.unsqueeze(-3))
+        output = self.attention(queries, memory.key, memory.value, score=score, mask=mask)
+        return memory.spread(output).squeeze(-3)
 
 
 @dataclass(frozen=True)

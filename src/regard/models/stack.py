@@ -12,7 +12,7 @@ from regard.mechanism.masking import Mask
 from regard.mechanism.masks import Causal
 from regard.models.blocks import DecoderBlock, EncoderBlock, Recipe
 from regard.models.dropout import Dropout
-from regard.models.heads import Cache, Memory
+from regard.models.memory import Cache, Memory
 from regard.models.positions import Learned, Rotary, Sinusoidal
 
 Caches = Sequence[Cache]

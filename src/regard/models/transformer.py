@@ -14,27 +14,34 @@ from regard.mechanism.masking import Mask
 from regard.mechanism.masks import Documents, Padding
 from regard.models.blocks import Recipe
 from regard.models.embedding import Embedding
-from regard.models.heads import Cache, Memory
+from regard.models.memory import Cache, Memory, Readers
 from regard.models.packed import Laid, Packed, all_lengths, as_packed, as_padded, check_batch
 from regard.models.seq2seq import Seq2Seq, State, checked_state, two_vocabularies
 from regard.models.stack import Stack
 
 
 class TransformerState(State):
-    """What decoding goes on with: the source's keys and values, and a cache, for each block."""
+    """What decoding goes on with: the source's keys and values, and a cache, for each block.
+
+    The source is held once, however many rows read it.
+    """
 
     def __init__(self, memories: list[Memory], lengths: Tensor, caches: list[Cache]) -> None:
         self.memories, self.mask, self.caches = memories, Padding(lengths), caches
+        self.readers = Readers(len(lengths))
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the batch, in this order."""
-        self.memories = [memory.select(rows) for memory in self.memories]
-        self.mask = Padding(self.mask.lengths[rows])
+        self.readers, kept = self.readers.select(rows)
+        if kept is not None:
+            self.memories = [memory.select(kept) for memory in self.memories]
+            self.mask = Padding(self.mask.lengths[kept])
+        self.memories = [memory._replace(readers=self.readers) for memory in self.memories]
         for cache in self.caches:
             cache.select(rows)
 
     def __len__(self) -> int:
-        return len(self.mask.lengths)
+        return len(self.readers)
 
 
 class Transformer(Seq2Seq):

@@ -1,22 +1,18 @@
-"""The command line: `regard embed`, `regard compare` and `regard attended`."""
+"""Words in context: `regard embed`, `regard compare` and `regard attended`."""
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard import __version__
-from regard.errors import ArgumentError, RegardError
+from regard.cli.shared import check_output, console, padded, plain, read
+from regard.errors import ArgumentError
 from regard.mechanism.files import write_whole
-from regard.models.words import bar, checked, counted, find, split
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from torch import Tensor
 
     from regard.models.encoders import Embedded
@@ -24,62 +20,10 @@ if TYPE_CHECKING:
 
 BAR = 20  # characters
 NUMBERS = 6  # of each vector that are shown
-INTERRUPTED = 130  # the exit status of what Ctrl-C ends: 128 + SIGINT
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 Model = Annotated[str, typer.Option(help='"minilm", or a folder with a BERT, RoBERTa, DistilBERT or MiniLM.')]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; what regard refuses is one line on stderr, and exit status 2. Ctrl-C is 130."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal without such characters shows others
-    try:
-        with _interruptible():
-            app(args=None if arguments is None else list(arguments), prog_name="regard")
-    except (RegardError, OSError) as error:
-        message = str(error)
-        if isinstance(error, OSError) and error.filename and error.strerror:
-            message = f"{error.filename}: {error.strerror}"
-        print(f"regard: {_plain(message)}", file=sys.stderr)
-        sys.exit(2)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C is one line, and no traceback; typer makes an exit of it inside a command."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit) as left:
-        if isinstance(left, SystemExit) and left.code != INTERRUPTED:
-            raise
-        print("regard: interrupted.", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"regard {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _about(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Attention that is fast and can be looked at."""
-
-
-@app.command()
 def embed(
     sentences: Annotated[list[str] | None, typer.Argument(help="Sentences; quote each.")] = None,
     file: Annotated[
@@ -102,6 +46,8 @@ def embed(
         raise ArgumentError(
             f"--layer is {layer} and this model has layers 0 to {encoder.layers - 1}; −1 is the last."
         )
+    from regard.models.words import counted
+
     embedded = encoder.embed(given)
     if output is not None:
         write_whole(output, _WRITERS[output.suffix](embedded, layer))
@@ -112,7 +58,6 @@ def embed(
     _show_vectors(embedded, (encoder.best_layer if layer is None else layer) % encoder.layers)
 
 
-@app.command()
 def compare(
     first: Annotated[str, typer.Argument(help="A sentence; quote it.")],
     second: Annotated[str, typer.Argument(help="Another one.")],
@@ -124,25 +69,26 @@ def compare(
         raise ArgumentError(f"compare got {len(word)} words; give one for both sentences, or one for each.")
     for sentence, one in zip((first, second), (word[0], word[-1]), strict=True):
         _check_word(sentence, one)
+    from regard.models.words import bar
+
     encoder = _load(model)
     found = encoder.compare(first, second, word=(word[0], word[-1]))
-    console = _console()
+    screen = console()
     for name, sentence in zip(found.words, found.sentences, strict=True):
-        console.print(f"{_plain(name)}: {_plain(sentence)}")
-    console.print(f"\n{'layer':>9}  cosine", style="bold")
+        screen.print(f"{plain(name)}: {plain(sentence)}")
+    screen.print(f"\n{'layer':>9}  cosine", style="bold")
     best = found.best_layer % encoder.layers
     for layer, cosine in enumerate(found.similarities.tolist()):
         name = "embedding" if layer == 0 else str(layer)
         mark = "  best on Word-in-Context" if layer == best and encoder.best_layer != -1 else ""
-        console.print(f"{name:>9}  {cosine:6.3f}  {bar(cosine, BAR):{BAR if mark else 0}}{mark}".rstrip())
-    console.print(
+        screen.print(f"{name:>9}  {cosine:6.3f}  {bar(cosine, BAR):{BAR if mark else 0}}{mark}".rstrip())
+    screen.print(
         "\nThe cosine of the word's two vectors: the embedding knows the word and its place alone, and each "
         "layer has seen more of the sentence around it.",
         style="dim",
     )
 
 
-@app.command()
 def attended(
     sentence: Annotated[str, typer.Argument(help="A sentence; quote it.")],
     word: Annotated[str | None, typer.Argument(help="A word of it.")] = None,
@@ -158,30 +104,31 @@ def attended(
             f'attended got {len(given)} words; give one: regard attended "Dogs may bark." bark'
         )
     _check_word(sentence, given[0])
+    from regard.models.words import bar
+
     found = _load(model).attended(sentence, given[0], layer=layer, head=head)
-    names = _padded([_plain(one.word) for one in found])
-    console, most = _console(), max(one.weight for one in found)
+    names = padded([plain(one.word) for one in found])
+    screen, most = console(), max(one.weight for one in found)
     for name, one in zip(names, found, strict=True):
-        console.print(f"{name}  {one.weight:5.3f}  {bar(one.weight / most, BAR)}".rstrip())
+        screen.print(f"{name}  {one.weight:5.3f}  {bar(one.weight / most, BAR)}".rstrip())
 
 
 def _check_word(sentence: str, word: str) -> None:
     """Before a model is loaded, which takes seconds."""
+    from regard.models.words import checked, find, split
+
     (given,) = checked([sentence])
     find(word, [one.text for one in split(given)], given)
 
 
 def _check_output(path: Path) -> None:
-    """Before anything is computed: a known ending, and a folder that is there."""
+    """Before anything is computed: a known ending, and a place to write to."""
     shown = repr(str(path))
     if path.name in _WRITERS:
         raise ArgumentError(f"--output is {shown}, an ending without a name; give one: vectors{path.name}.")
     if path.suffix not in _WRITERS:
         raise ArgumentError(f"--output is {shown}; it can end in {', '.join(_WRITERS)}.")
-    if not path.parent.is_dir():
-        raise ArgumentError(
-            f"--output is {shown} and there is no folder {str(path.parent)!r}; make it first."
-        )
+    check_output(path)
 
 
 def _load(model: str) -> "PretrainedEncoder":
@@ -192,29 +139,18 @@ def _load(model: str) -> "PretrainedEncoder":
 
 def _lines(path: Path) -> list[str]:
     """The lines of a file that are not empty."""
-    try:
-        text = _stdin().decode() if str(path) == "-" else path.read_text("utf-8")
-    except UnicodeDecodeError:
-        raise ArgumentError(f"{str(path)!r} is no UTF-8 text; convert it first: iconv -t utf-8.") from None
-    return [line for line in text.splitlines() if line.strip()]
-
-
-def _stdin() -> bytes:
-    """As bytes, as text would be read in the terminal's encoding and not as files are."""
-    if sys.stdin is None:  # closed by who started us
-        raise ArgumentError("--file is - and stdin is closed; give it some text, or name a file.")
-    return sys.stdin.buffer.read()
+    return [line for line in read(path).splitlines() if line.strip()]
 
 
 def _show_vectors(embedded: Sequence["Embedded"], layer: int) -> None:
-    console = _console()
+    screen = console()
     for each in embedded:
-        console.print(_plain(each.sentence), style="bold")
-        names = _padded(["word", *map(_plain, each.words)])
-        console.print(f"  {names[0]}  {'length':>7}  first numbers at layer {layer}", style="dim")
+        screen.print(plain(each.sentence), style="bold")
+        names = padded(["word", *map(plain, each.words)])
+        screen.print(f"  {names[0]}  {'length':>7}  first numbers at layer {layer}", style="dim")
         for name, vector in zip(names[1:], each.vectors[layer], strict=True):
             numbers = " ".join(f"{number:7.3f}" for number in vector[:NUMBERS].tolist())
-            console.print(f"  {name}  {float(vector.norm()):7.3f}  {numbers} …")
+            screen.print(f"  {name}  {float(vector.norm()):7.3f}  {numbers} …")
 
 
 def _write_safetensors(embedded: Sequence["Embedded"], layer: int | None) -> bytes:
@@ -250,23 +186,3 @@ _WRITERS = {".safetensors": _write_safetensors, ".npy": _write_npy, ".json": _wr
 
 def _chosen(embedded: "Embedded", layer: int | None) -> "Tensor":
     return embedded.vectors if layer is None else embedded.vectors[layer]
-
-
-def _console() -> "Console":
-    """Colours on a terminal, plain text elsewhere; lines are never broken."""
-    from rich.console import Console
-
-    return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
-
-
-def _padded(names: Sequence[str]) -> list[str]:
-    """Names of equal width, as a terminal counts it."""
-    from rich.cells import cell_len
-
-    width = max(map(cell_len, names))
-    return [name + " " * (width - cell_len(name)) for name in names]
-
-
-def _plain(text: str) -> str:
-    """Without the characters that a terminal obeys."""
-    return "".join(character if character.isprintable() else "�" for character in text)

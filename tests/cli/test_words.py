@@ -1,9 +1,7 @@
-"""The command line: what it prints and writes, and one clean line for what it refuses."""
+"""Words in context on the command line: what it prints and writes, and what it refuses."""
 
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy
@@ -11,13 +9,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
-import regard
 from regard.models.pretrained import load_encoder
 
 pytest.importorskip("typer")
 pytest.importorskip("tokenizers")
 
 from regard.cli import main
+from tests.cli.running import run
 from tests.models.test_pretrained import CONFIG, LAYERS, named, needs_minilm, word_pieces
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,38 +31,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     save_file(named(), folder / "model.safetensors")
     word_pieces(folder)
     return str(folder)
-
-
-def run(*arguments: str, status: int = 0) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    assert (left.value.code or 0) == status
-
-
-def test_version(capsys):
-    run("--version")
-    assert capsys.readouterr().out == f"regard {regard.__version__}\n"
-
-
-def test_help_names_the_commands(capsys):
-    run("--help")
-    shown = capsys.readouterr().out
-    assert all(command in shown for command in ("embed", "compare", "attended"))
-
-
-@pytest.mark.parametrize("where", ["regard.cli._load", "regard.cli.app"])
-def test_an_interrupt_is_one_line(where, monkeypatch, capsys):
-    def interrupt(*arguments, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(where, interrupt)
-    run("embed", "bark", status=130)
-    assert capsys.readouterr().err == "regard: interrupted.\n"
-
-
-def test_as_a_module():
-    done = subprocess.run([sys.executable, "-m", "regard", "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"regard {regard.__version__}\n"), done.stderr
 
 
 def test_embed_shows_each_word(model, capsys):

@@ -1,0 +1,272 @@
+"""Translating Multi30k's test sentences with a beam of 5, in sentences per second, beside others' programs.
+
+All run the same weights in batches of 64 sentences of like lengths, until their own search ends; each in a
+process of its own. They take turns batch by batch, the others waiting.
+"""
+
+import argparse
+import importlib.util
+import multiprocessing
+import os
+import random
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks import converted, multi30k
+from benchmarks.data import DATA
+from regard.models import Packed, Recipe, Transformer, keep_memory
+from regard.translation.search import Beam, search
+from regard.translation.tokens import END, MARKS, PADDING
+
+SIZE, BATCH = 5, 64
+SENTENCES = DATA / "multi30k" / "test_2016_flickr.de"
+TRAINED = 110  # steps of 6,000 tokens if there is no trained model: enough to end sentences where they end
+Batches = list[list[list[int]]]  # source sentences, with their end marks
+Translate = Callable[[list[list[int]]], list[list[int]]]
+
+TARGETS = {"Hugging Face generate": 2.0, "CTranslate2 float32": 1.0}
+MODULES = {"Hugging Face generate": "transformers", "CTranslate2 float32": "ctranslate2"}
+
+
+class Turn(NamedTuple):
+    """One batch: the time it took, and the translations."""
+
+    seconds: float
+    found: list[list[int]]
+
+
+def main(quick: bool = False, folder: str | None = None) -> list[dict[str, object]]:
+    """Race all who are here on two threads; one line of results for each target.
+
+    folder: of a trained model, or the environment variable REGARD_BENCH_MODEL; without, one is trained.
+    """
+    folder = folder or os.environ.get("REGARD_BENCH_MODEL")
+    model, sentences, origin = _trained(folder) if folder else _train(quick)
+    ordered = sorted(sentences[: 2 * BATCH if quick else None], key=len)
+    batches = [ordered[i : i + BATCH] for i in range(0, len(ordered), BATCH)]
+    print(f"\ntranslating, beam {SIZE}, batches of {BATCH}, 2 threads; {len(ordered)} sentences; {origin}")
+    entries = ["regard", *(name for name in TARGETS if _takes_part(name, model))]
+    try:
+        found = compete(model, entries, batches, rounds=1 if quick else 5)
+    except Exception as error:  # the other benchmarks are worth running
+        print(f"  failed: {type(error).__name__}: {error}", flush=True)
+        return [_about(name) | {"error": repr(error), "met": False} for name in entries[1:]]
+    for name, rounds in found.items():
+        _print(name, rounds, found["regard"], len(ordered))
+    return [_result(name, found[name], found["regard"], len(ordered)) for name in entries[1:]]
+
+
+def _takes_part(name: str, model: Transformer) -> bool:
+    missing = importlib.util.find_spec(MODULES[name]) is None
+    why = f"{MODULES[name]} is not installed" if missing else converted.refusal(model)
+    if why is not None:
+        print(f"  ({name} takes no part: {why})")
+    return why is None
+
+
+def _trained(folder: str) -> tuple[Any, list[list[int]], str]:
+    """A model that was trained earlier, and the test sentences in its tokens."""
+    from regard.translation.checkpoint import load_model
+
+    model, tokens, _ = load_model(folder)
+    lines = SENTENCES.read_text("utf-8").splitlines()
+    return model, [[*ids, END] for ids in tokens.source.encode_all(lines)], f"{SENTENCES.stem}, {folder}"
+
+
+def _train(quick: bool) -> tuple[Transformer, list[list[int]], str]:
+    """A model that has learned in two minutes where sentences end, and sentences that it has not seen."""
+    keep_memory()
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    data, origin = multi30k.pairs(3_000 if quick else 29_000)
+    unseen, batches = data[:1_000], multi30k.in_random_order(data[1_000:], 600 if quick else 6_000)
+    model = Transformer(multi30k.VOCABULARY, Recipe(), share=True)
+    steps = 3 if quick else TRAINED
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
+    for i in range(steps):
+        sides = zip(*batches[i % len(batches)], strict=True)
+        loss = model.loss(*(Packed.of(side) for side in sides), smoothing=0.1)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    about = f"{origin}; trained for {steps} steps, loss {loss.item():.2f}"
+    return model.eval(), [pair.source for pair in unseen], about
+
+
+def compete(model: Any, entries: list[str], batches: Batches, rounds: int) -> dict[str, list[list[Turn]]]:
+    """The turns of each contender, round by round: each batch is translated by all, in an order drawn anew."""
+    context = multiprocessing.get_context("spawn")
+    pipes: dict[str, Connection] = {}
+    workers = []
+    try:
+        for name in entries:
+            pipes[name], theirs = context.Pipe()
+            workers.append(context.Process(target=work, args=(theirs, name, model), daemon=True))
+            workers[-1].start()
+            theirs.close()
+        order, shuffle = list(entries), random.Random(0).shuffle
+        found: dict[str, list[list[Turn]]] = {name: [] for name in entries}
+        for done in range(-1, rounds):  # the first round warms up, on a few batches
+            turns: dict[str, list[Turn]] = {name: [] for name in entries}
+            for batch in batches if done >= 0 else batches[:: max(len(batches) // 3, 1)]:
+                shuffle(order)
+                for name in order:
+                    pipes[name].send(batch)
+                    turns[name].append(_ask(pipes[name]))
+            if done >= 0:
+                for name in entries:
+                    found[name].append(turns[name])
+        return found
+    finally:
+        for pipe in pipes.values():
+            pipe.close()  # a worker ends when nobody asks any more
+        for worker in workers:
+            worker.join(timeout=10)
+
+
+def _ask(pipe: Connection) -> Any:
+    answer = pipe.recv()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def work(pipe: Connection, name: str, model: Any) -> None:
+    """A process that translates, one batch whenever it gets one."""
+    torch.set_num_threads(2)
+    warnings.filterwarnings("ignore")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            translate = CONTENDERS[name](model, Path(folder))
+            while True:
+                batch = pipe.recv()
+                begun = time.perf_counter()
+                found = translate(batch)
+                pipe.send(Turn(time.perf_counter() - begun, found))
+    except EOFError:
+        return
+    except Exception as error:
+        pipe.send(error)
+
+
+def _most(batch: list[list[int]]) -> int:
+    return 2 * max(map(len, batch)) + 10
+
+
+def regards(model: Any, folder: Path) -> Translate:
+    """regard's own search."""
+    keep_memory()
+    return lambda batch: [
+        best[0].tokens for best in search(model, Packed.of(batch), Beam(SIZE), most=_most(batch))
+    ]
+
+
+def hugging_faces(model: Any, folder: Path) -> Translate:
+    """`generate` of transformers, with freed memory kept as well."""
+    keep_memory()
+    theirs = converted.hugging_face(model)
+
+    def translate(batch: list[list[int]]) -> list[list[int]]:
+        tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(x) for x in batch], batch_first=True)
+        found = theirs.generate(
+            tokens,
+            attention_mask=(tokens != PADDING).long(),
+            num_beams=SIZE,
+            do_sample=False,
+            length_penalty=1.0,
+            max_length=None,
+            max_new_tokens=_most(batch),
+        )
+        return [[token for token in row if token >= MARKS - 1] for row in found.tolist()]
+
+    return translate
+
+
+def ctranslate2s(model: Any, folder: Path) -> Translate:
+    """CTranslate2 in float32; its tokens are words."""
+    import ctranslate2
+
+    converted.ctranslate2(model, folder)
+    theirs = ctranslate2.Translator(str(folder), inter_threads=1, intra_threads=2, compute_type="float32")
+
+    def translate(batch: list[list[int]]) -> list[list[int]]:
+        words = [[str(token) for token in sentence] for sentence in batch]
+        found = theirs.translate_batch(words, beam_size=SIZE, max_decoding_length=_most(batch))
+        return [[int(word) for word in one.hypotheses[0]] for one in found]
+
+    return translate
+
+
+CONTENDERS: dict[str, Callable[[Any, Path], Translate]] = {
+    "regard": regards,
+    "Hugging Face generate": hugging_faces,
+    "CTranslate2 float32": ctranslate2s,
+}
+
+
+def seconds(rounds: list[list[Turn]]) -> float:
+    """Of all batches, in the median round."""
+    return statistics.median(sum(turn.seconds for turn in turns) for turns in rounds)
+
+
+def _same(rounds: list[list[Turn]], ours: list[list[Turn]]) -> float:
+    """The share of sentences that are translated as by regard."""
+    pairs = [
+        (x, y) for a, b in zip(rounds[0], ours[0], strict=True) for x, y in zip(a.found, b.found, strict=True)
+    ]
+    return sum(x == y for x, y in pairs) / len(pairs)
+
+
+def _length(rounds: list[list[Turn]]) -> float:
+    return statistics.mean(len(found) for turn in rounds[0] for found in turn.found)
+
+
+def _print(name: str, rounds: list[list[Turn]], ours: list[list[Turn]], sentences: int) -> None:
+    ratio = seconds(rounds) / seconds(ours)
+    target = TARGETS.get(name)
+    goal = "" if target is None else f"≥ {target} {'met' if ratio >= target else 'NOT'}"
+    same = f"{_same(rounds, ours):5.0%} as regard, {_length(rounds):.1f} tokens"
+    print(
+        f"  {name:24}{sentences / seconds(rounds):7.1f} sentences/s   {same}{ratio:7.2f} ×   {goal}",
+        flush=True,
+    )
+
+
+def _about(name: str) -> dict[str, object]:
+    """What a line of benchmarks.json begins with, in the form of the other races."""
+    about = {"group": "translating", "name": f"beam {SIZE} beside {name}", "threads": 2}
+    return about | {"target": TARGETS[name], "limit": None}
+
+
+def _result(name: str, rounds: list[list[Turn]], ours: list[list[Turn]], sentences: int) -> dict[str, object]:
+    both, ratio = {"regard": ours, name: rounds}, seconds(rounds) / seconds(ours)
+    return _about(name) | {
+        "implementation": "fused",
+        "rates": {who: sentences / seconds(turns) for who, turns in both.items()},
+        "seconds": {who: seconds(turns) for who, turns in both.items()},
+        "lengths": {who: _length(turns) for who, turns in both.items()},
+        "same": _same(rounds, ours),
+        "rounds": len(ours),
+        "ratios": {name: ratio},
+        "wrong": {},
+        "met": ratio >= TARGETS[name],
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", metavar="FOLDER", help="of a trained model; without, one is trained")
+    parser.add_argument("--quick", action="store_true", help="see that everything runs")
+    asked = parser.parse_args()
+    main(asked.quick, asked.model)

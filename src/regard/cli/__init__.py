@@ -1,0 +1,155 @@
+"""The command line. `regard --help` answers at once: torch is imported by the commands that need it.
+
+A command is a function with typer's annotations in a module of its own, and a line in `COMMANDS`. The first
+line of its docstring is what `regard --help` says of it. Three rules keep it quick and clean:
+
+- The standard library, typer, `regard.errors`, `regard.mechanism.files` and `regard.cli.shared` are light and
+  imported at the top. All else is imported inside the function, after its arguments have been checked, so
+  that a mistake is told before torch is loaded.
+- What the user can cause is a `RegardError`, mostly an `ArgumentError`, or an `OSError`. `main` makes one
+  line of it, with exit status 2. A package that is missing is told with its pip command.
+- Ctrl-C is one line and status 130. A command that has said how to go on by itself ends with SystemExit(130).
+
+    def shout(
+        text: Annotated[str, typer.Argument(help="What to shout.")],
+        times: Annotated[int, typer.Option(min=1, help="How often.")] = 1,
+    ) -> None:
+        \"\"\"Say it louder.\"\"\"
+        from regard.models.words import counted
+        console().print(f"{plain(text).upper()}, {counted(times, 'time')}")
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from regard import __version__
+from regard.cli.shared import CURES, PACKAGES, plain
+from regard.errors import RegardError
+
+INTERRUPTED = 130  # the exit status of what Ctrl-C ends: 128 + SIGINT
+_INTERRUPTED = "regard: interrupted."
+REFUSED = 2
+
+# the panels of `regard --help`: each command and the module it is in
+COMMANDS = {
+    "Translation": {
+        "demo": "demo",
+        "train": "train",
+        "translate": "translate",
+        "align": "align",
+        "evaluate": "evaluate",
+        "curves": "curves",
+    },
+    "Words in context": {"compare": "words", "attended": "words", "embed": "words"},
+}
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# typer's own refusals, an option that is not there for example; it exports one kind of them alone
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; what is refused is one line on stderr, and exit status 2. Ctrl-C is 130."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without such characters shows others
+    given = None if arguments is None else list(arguments)
+    try:
+        with _interruptible():
+            status = app(args=given, prog_name="regard", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        status = INTERRUPTED
+    except (RegardError, OSError, _UsageError, ModuleNotFoundError) as error:
+        _refuse(error)
+    if status == INTERRUPTED:  # typer makes a status of Ctrl-C inside a command
+        print(_INTERRUPTED, file=sys.stderr)
+    sys.exit(status)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C during an import ends the process there: raised in one, it may come out as any other error."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        above = frame
+        while above is not None:
+            if above.f_code.co_filename.startswith("<frozen importlib"):
+                os.write(2, f"{_INTERRUPTED}\n".encode())
+                os._exit(INTERRUPTED)
+            above = above.f_back
+        signal.default_int_handler(number, frame)
+
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not ours or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _refuse(error: Exception) -> NoReturn:
+    """One line, if it is the user's to mend; a mistake of regard's own keeps its traceback."""
+    if isinstance(error, ModuleNotFoundError):
+        package = error.name or ""
+        if not package or package.partition(".")[0] == "regard" or "." in package:
+            raise error
+        message = f"this needs the package {package!r}: pip install {PACKAGES.get(package, package)}"
+    elif isinstance(error, _UsageError):
+        message = _usage(error)
+    elif isinstance(error, OSError) and error.filename and error.strerror:
+        message = f"{error.filename}: {error.strerror}{CURES.get(error.errno or 0, '')}"
+    else:
+        message = str(error)
+    print(f"regard: {plain(message)}", file=sys.stderr)
+    sys.exit(REFUSED)
+
+
+def _usage(error: Exception) -> str:
+    """What typer refused, and where the right usage stands."""
+    message = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+    context = getattr(error, "ctx", None)
+    path = "regard" if context is None else context.command_path
+    return f"{message.rstrip('.?')}{'?' if message.endswith('?') else '.'} See {path} --help."
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"regard {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _about(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Attention that is fast and can be looked at: translators, word alignments, words in context."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(REFUSED)
+
+
+for _panel, _commands in COMMANDS.items():
+    for _name, _module in _commands.items():
+        _command = getattr(import_module(f"regard.cli.{_module}"), _name, None)
+        if _command is not None:
+            app.command(_name, rich_help_panel=_panel)(_command)

@@ -1,0 +1,63 @@
+"""`regard curves`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.cli.evaluate import check_picture, names_of
+from regard.cli.shared import console, padded, plain
+from regard.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from regard.translation.logs import Row
+
+LOG = "log.csv"
+
+
+def curves(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Model folders, or log.csv files.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The picture: a .png, .svg or .pdf file.")
+    ] = Path("curves.png"),
+) -> None:
+    """Draw how models learned: loss, dev loss and dev BLEU, over updates and over minutes."""
+    check_picture(output, "--output")
+    files = [_log(folder) for folder in folders]
+    names = names_of([file.parent if file.name == LOG else file for file in files])
+    from regard.translation.logs import read_log
+    from regard.view.curves import draw_curves
+
+    logs = {name: read_log(file) for name, file in zip(names, files, strict=True)}
+    draw_curves(logs, output)
+    screen = console()
+    for name, rows in zip(padded([plain(each) for each in names]), logs.values(), strict=True):
+        screen.print(f"{name}  {_summary(rows)}")
+    screen.print(f"The picture is {plain(str(output))}.")
+
+
+def _log(folder: Path) -> Path:
+    """The log of a model folder; a file is its own."""
+    if folder.is_dir() and not (folder / LOG).is_file():
+        raise ArgumentError(f"the folder {str(folder)!r} has no {LOG}; name the folder of a training.")
+    return folder / LOG if folder.is_dir() else folder
+
+
+def _summary(rows: Sequence["Row"]) -> str:
+    """How far it came, and when it was best."""
+    last = rows[-1]
+    parts = [f"{last.step:,} update{'' if last.step == 1 else 's'} in {_minutes(last)}"]
+    judged = [row for row in rows if row.dev_bleu is not None]
+    if judged:
+        best = max(judged, key=lambda row: row.dev_bleu or 0.0)
+        parts.append(f"best dev BLEU {best.dev_bleu:.2f} at update {best.step:,}, after {_minutes(best)}")
+    losses = [row for row in rows if row.dev_loss is not None]
+    if losses:
+        best = min(losses, key=lambda row: row.dev_loss or 0.0)
+        parts.append(f"lowest dev loss {best.dev_loss:.3f} at update {best.step:,}")
+    return "; ".join(parts)
+
+
+def _minutes(row: "Row") -> str:
+    return "an unknown time" if row.seconds is None else f"{row.seconds / 60:.1f} minutes"

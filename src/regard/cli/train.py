@@ -1,0 +1,101 @@
+"""`regard train`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli.shared import console, plain
+from regard.errors import ArgumentError
+
+_HOW = "Model and size"
+_DATA = "Data"
+_LONG = "How long"
+
+
+def train(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            help="A file with a sentence on each line; or, without TARGET, one with pairs: .tsv or .jsonl, "
+            "also gzipped; - is stdin. embedded: dates, times and numbers; bible: Greek and English."
+        ),
+    ] = None,
+    target: Annotated[str | None, typer.Argument(help="Their translations, line by line.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The model folder to make, or to go on in.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint, if there is one.")
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="transformer, recurrent or plain.", rich_help_panel=_HOW)
+    ] = None,
+    preset: Annotated[str, typer.Option(help="tiny, small or base.", rich_help_panel=_HOW)] = "small",
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file with any settings.", rich_help_panel=_HOW)
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="One setting: --set training.rate=0.001", rich_help_panel=_HOW),
+    ] = None,
+    settings: Annotated[
+        bool,
+        typer.Option("--settings", help="Show all settings as TOML, and do nothing.", rich_help_panel=_HOW),
+    ] = False,
+    dev: Annotated[
+        tuple[str, str] | None,
+        typer.Option(help="Two files to judge by, SOURCE TARGET.", show_default=False, rich_help_panel=_DATA),
+    ] = None,
+    form: Annotated[
+        str | None, typer.Option(help="tsv or jsonl, if the name does not say it.", rich_help_panel=_DATA)
+    ] = None,
+    swap: Annotated[
+        bool, typer.Option("--swap", help="Translate from TARGET to SOURCE.", rich_help_panel=_DATA)
+    ] = False,
+    languages: Annotated[str, typer.Option(help="Of the embedded corpus.", rich_help_panel=_DATA)] = "en-de",
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Times through the data.", rich_help_panel=_LONG)
+    ] = None,
+    updates: Annotated[
+        int | None, typer.Option(min=1, help="Updates of the weights, instead.", rich_help_panel=_LONG)
+    ] = None,
+    shard: Annotated[
+        bool, typer.Option("--shard", help="Under torchrun: share out the parameters, too (FSDP2).")
+    ] = False,
+) -> None:
+    """Train a translator on two files of sentences; then translate, align and evaluate with its folder."""
+    from regard.translation.plan import Plan, toml
+
+    single = list(setting or [])
+    single += [] if epochs is None else [f"training.epochs={epochs}"]
+    single += [] if updates is None else [f"training.updates={updates}"]
+    plan = Plan.preset(preset, model or "transformer")
+    if config is not None:
+        plan = Plan.read(config, plan)
+        if model is not None:
+            plan = plan.changed({"model": {"kind": model}})
+    plan = plan.but(single)
+    if settings:
+        print(toml(plan))
+        return
+    if output is None:
+        raise ArgumentError("train got no folder to write to; name one: --output FOLDER.")
+    from regard.cli.training import run  # torch
+
+    finished = run(
+        output,
+        plan,
+        source,
+        target,
+        dev=dev,
+        form=form,
+        swap=swap,
+        languages=languages,
+        resume=resume,
+        shard=shard,
+    )
+    if not finished:
+        console().print(f"Go on with: regard train --output {plain(str(output))} --resume")
+        raise SystemExit(130)
+    console().print(f'Now try: regard translate --model {plain(str(output))} "A sentence."')

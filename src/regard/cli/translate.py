@@ -1,0 +1,267 @@
+"""`regard translate`."""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from regard.cli.shared import check_input, check_output, plain, written_whole
+from regard.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from regard.translation.distributed import World
+    from regard.translation.search import How
+    from regard.translation.translator import Translation, Translator
+
+BEAM = 5
+_SEARCH = "Search"
+_SHOW = "What is printed"
+_NOTES = 5  # that are shown
+_GROUP = 16  # batches that are sorted by length together, of a file
+
+
+class Show(NamedTuple):
+    """What is printed of a translation, in columns between tabs or as JSON."""
+
+    n_best: bool
+    scores: bool
+    alignment: bool
+    json: bool
+
+    def lines(self, number: int, found: "Translation") -> Iterator[str]:
+        """The lines of a translation, whose source is the line `number`, counted from 1."""
+        if self.json:
+            yield json.dumps(self._described(found), ensure_ascii=False)
+            return
+        for one in [found, *found.alternatives]:
+            yield "\t".join(
+                [
+                    *([str(number)] if self.n_best else []),
+                    one.text,
+                    *([f"{one.score:.4f}"] if self.scores else []),
+                    *([one.alignment.pharaoh()] if self.alignment else []),
+                ]
+            )
+
+    def _described(self, found: "Translation") -> dict[str, Any]:
+        described: dict[str, Any] = {
+            "source": found.source,
+            "text": found.text,
+            "score": found.score,
+            "tokens": found.tokens,
+        }
+        if found.note:
+            described["note"] = found.note
+        if self.alignment:
+            read = found.alignment
+            described["alignment"] = {
+                "links": read.pharaoh(),
+                "source_words": list(read.source_words),
+                "target_words": list(read.target_words),
+                "weights": [[round(weight, 4) for weight in row] for row in read.weights.tolist()],
+            }
+        if self.n_best:
+            described["alternatives"] = [self._described(one) for one in found.alternatives]
+        return described
+
+
+def translate(
+    model: Annotated[
+        Path, typer.Option("--model", "-m", metavar="FOLDER", help="A folder that regard train wrote.")
+    ],
+    sentences: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SENTENCES",
+            help="Sentences; quote each. Without any, and without --file, lines are read from stdin.",
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A file with a sentence on each line, also gzipped; - is stdin."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="A file to write; it appears when all is done."),
+    ] = None,
+    beam: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help=f"Hypotheses at a time, {BEAM} by default; 1 is greedy.", rich_help_panel=_SEARCH
+        ),
+    ] = None,
+    n_best: Annotated[
+        int,
+        typer.Option("--n-best", min=1, help="Translations of each sentence.", rich_help_panel=_SEARCH),
+    ] = 1,
+    sample: Annotated[
+        bool, typer.Option("--sample", help="Draw by chance instead.", rich_help_panel=_SEARCH)
+    ] = False,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="With --sample: below 1 likelier, above 1 bolder.", rich_help_panel=_SEARCH),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            "--top-p", help="With --sample: of the likeliest pieces, up to this sum.", rich_help_panel=_SEARCH
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="With --sample: another seed, other draws.", rich_help_panel=_SEARCH),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sentences at a time.", rich_help_panel=_SEARCH)] = 64,
+    scores: Annotated[
+        bool,
+        typer.Option("--scores", help="The score of each, after a tab.", rich_help_panel=_SHOW),
+    ] = False,
+    alignment: Annotated[
+        bool,
+        typer.Option(
+            "--alignment",
+            help="Which word came from which, after a tab: 0-0 1-2, source-target.",
+            rich_help_panel=_SHOW,
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="All of it, an object on each line.", rich_help_panel=_SHOW),
+    ] = False,
+) -> None:
+    """Translate sentences, a file, or what comes in on stdin: a line for each, in order.
+
+    With --n-best there are several lines for each sentence, which begin with its number. An empty line stays
+    empty, and a very long one is translated in parts. Words that the model does not know are copied.
+
+    Under torchrun --file is shared out, and the parts are put together in --output. The same command goes on
+    where it was interrupted.
+    """
+    _check(sentences, file, output)
+    show = Show(n_best > 1, scores, alignment, as_json)
+    how = _how(beam, n_best, sample, {"temperature": temperature, "top_p": top_p, "seed": seed})
+    from regard.translation.distributed import join_world
+    from regard.translation.translator import load_translator
+
+    with join_world() as world:
+        translator = load_translator(model)
+        translator.model.to(world.device)
+        work = Work(translator, how, batch, show)
+        if world.size > 1 and file is not None and output is not None:
+            _share_out(work, model, file, output, world)
+        else:
+            with nullcontext(sys.stdout) if output is None else written_whole(output) as to:
+                if sentences:
+                    work.write(sentences, to)
+                elif file is None or str(file) == "-":
+                    work.write_stream(_stdin(), to)
+                else:
+                    work.write(_lines(file), to)
+        work.tell()
+
+
+def _share_out(work: "Work", model: Path, file: Path, output: Path, world: "World") -> None:
+    """The part of this process; the first one puts all together."""
+    from regard.cli.shards import Shards, fingerprint
+    from regard.translation.checkpoint import WEIGHTS
+
+    key = fingerprint(file, model / WEIGHTS, work.options, work.show)
+    shards = Shards.of(output, key, sum(1 for _ in _lines(file)), world.size)
+    shards.folder.mkdir(exist_ok=True)
+    for number, part in shards.parts(_lines(file), shards.missing(world.rank, world.size)):
+        work.number = number * shards.lines
+        with written_whole(shards.path(number)) as to:
+            work.write(part, to)
+    world.wait()
+    if world.rank == 0:
+        shards.join(output)
+
+
+class Work:
+    """Translates lines, writes them, and says in the end what was out of the ordinary."""
+
+    def __init__(self, translator: "Translator", how: "How", batch: int, show: Show) -> None:
+        self.translator, self.show = translator, show
+        self.options: dict[str, Any] = {"how": how, "batch": batch, "alignment": show.alignment}
+        self.noted: list[str] = []
+        self.number = 0  # of the last line
+
+    def write(self, lines: Iterable[str], to: IO[str]) -> None:
+        """Those of a file, in large groups, so that sentences of like lengths are translated together."""
+        lines = iter(lines)
+        while group := list(islice(lines, self.options["batch"] * _GROUP)):
+            self._write(self.translator.translate(group, **self.options), to)
+
+    def write_stream(self, lines: Iterable[str], to: IO[str]) -> None:
+        """Those that come in by and by, each as soon as it is there."""
+        self._write(self.translator.stream(lines, **self.options), to)
+
+    def _write(self, translations: Iterable["Translation"], to: IO[str]) -> None:
+        for found in translations:
+            self.number += 1
+            for line in self.show.lines(self.number, found):
+                to.write(f"{line}\n")
+            to.flush()
+            if found.note:
+                self.noted.append(f"line {self.number}: {found.note}.")
+
+    def tell(self) -> None:
+        """On stderr, so that it does not get among the translations."""
+        for note in self.noted[:_NOTES]:
+            print(f"regard: {plain(note)}", file=sys.stderr)
+        if len(self.noted) > _NOTES:
+            more = len(self.noted) - _NOTES
+            print(f"regard: and {more:,} more lines with notes, which --json shows.", file=sys.stderr)
+
+
+def _check(sentences: list[str] | None, file: Path | None, output: Path | None) -> None:
+    """Before anything is loaded."""
+    if sentences and file is not None:
+        raise ArgumentError(
+            f"translate got {len(sentences)} sentences and --file {str(file)!r}; give one of the two."
+        )
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and (file is None or str(file) == "-" or output is None):
+        raise ArgumentError(
+            "under torchrun translate shares out a file; give --file FILE and --output FILE, or leave torchrun away."
+        )
+    if not sentences:
+        check_input(file or Path("-"))
+    if output is not None:
+        check_output(output)
+
+
+def _how(beam: int | None, n_best: int, sample: bool, drawing: dict[str, Any]) -> "How":
+    """How to search, of options that fit together."""
+    given = {name: value for name, value in drawing.items() if value is not None}
+    if not sample and given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ArgumentError(f"{names} is for drawing by chance; add --sample, or leave it away.")
+    if sample and beam is not None:
+        raise ArgumentError(f"--beam {beam} and --sample are two ways to search; give one of them.")
+    if beam is not None and n_best > beam:
+        raise ArgumentError(
+            f"--n-best is {n_best} and --beam {beam}; no more come out than are followed: --beam {n_best}."
+        )
+    from regard.translation.search import Beam, Sample
+
+    if sample:
+        return Sample(best=n_best, **given)
+    return Beam(beam or max(BEAM, n_best), best=n_best)
+
+
+def _lines(file: Path) -> Iterator[str]:
+    from regard.translation.corpus import _lines
+
+    return _lines(file)
+
+
+def _stdin() -> Iterator[str]:
+    if sys.stdin.isatty():
+        print("regard: type a sentence and Enter; Ctrl-D ends.", file=sys.stderr)
+    return _lines(Path("-"))

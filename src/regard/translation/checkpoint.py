@@ -1,0 +1,281 @@
+"""Model folders: what a training writes, what a translator reads, and what a killed training goes on from.
+
+FOLDER/config.json         the plan, and how alignments are read
+FOLDER/tokens.model        the vocabulary; or source.model and target.model
+FOLDER/model.safetensors   the weights to translate with: the best so far
+FOLDER/checkpoints/step-00001000/   model.safetensors  optimizer.safetensors  state.json
+FOLDER/data/  log.csv  tensorboard/
+
+Files and checkpoints are written beside their place and renamed, so that each is whole or not there.
+"""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.mechanism.files import write_whole
+from regard.models.parameters import read_parameters
+from regard.models.seq2seq import Seq2Seq
+from regard.translation.plan import Plan
+from regard.translation.tokens import Tokens, TwoSides
+
+FORMAT = "regard translator 1"
+CONFIG, WEIGHTS, OPTIMIZER, STATE = "config.json", "model.safetensors", "optimizer.safetensors", "state.json"
+SHARED, SOURCE, TARGET = "tokens.model", "source.model", "target.model"
+_WRONG = (KeyError, TypeError, ValueError, OSError, SafetensorError)
+
+
+class Loaded(NamedTuple):
+    """What a model folder holds."""
+
+    model: Seq2Seq
+    tokens: TwoSides
+    config: dict[str, Any]
+
+
+def load_model(folder: str | os.PathLike[str]) -> Loaded:
+    """The model of a folder, its vocabularies and its config, or an error that says what is wrong with it."""
+    config = read_config(folder)
+    path = Path(folder)
+    if not (path / WEIGHTS).is_file():
+        raise ArgumentError(
+            f"{os.fspath(folder)!r} has no {WEIGHTS} yet; its training has not come to the first look at the "
+            "dev data. Go on with regard train --resume."
+        )
+    try:
+        tokens = read_tokens(path, config)
+        with torch.device("meta"):  # sizes alone, until they are known to be right
+            model = Plan.of(config["plan"]).model.make(tokens.sizes())
+        model.load_state_dict(read_parameters(path / WEIGHTS, model), assign=True)
+    except _WRONG as error:
+        raise ArgumentError(
+            f"{os.fspath(folder)!r} is damaged ({str(error)[:300]}); copy it again, or train anew."
+        ) from None
+    return Loaded(model.eval(), tokens, config)
+
+
+def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What config.json says."""
+    path = Path(folder)
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        raise ArgumentError(f"{os.fspath(folder)!r} {what}; give a folder that regard train wrote.")
+    try:
+        config = json.loads((path / CONFIG).read_text("utf-8"))
+    except FileNotFoundError:
+        raise ArgumentError(
+            f"{os.fspath(folder)!r} has no {CONFIG}, so it is no model folder; give one that regard train "
+            "wrote."
+        ) from None
+    except ValueError:
+        config = None
+    if (
+        not isinstance(config, dict)
+        or config.get("format") != FORMAT
+        or not isinstance(config.get("plan"), dict)
+    ):
+        raise ArgumentError(
+            f"the {CONFIG} of {os.fspath(folder)!r} does not say {FORMAT!r}; give a folder that regard train "
+            "wrote."
+        )
+    return config
+
+
+def write_config(folder: Path, plan: Plan, **more: Any) -> None:
+    """Write config.json; `more` goes beside the plan."""
+    config = {"format": FORMAT, "plan": plan.settings(), **more}
+    write_whole(folder / CONFIG, json.dumps(config, indent=2, ensure_ascii=False).encode())
+
+
+def read_tokens(folder: Path, config: Mapping[str, Any]) -> TwoSides:
+    """The vocabularies of a folder."""
+    plan = Plan.of(config["plan"]).tokens
+    if plan.shared:
+        shared = Tokens.load(folder / SHARED, plan.kind)
+        return TwoSides(shared, shared)
+    return TwoSides(Tokens.load(folder / SOURCE, plan.kind), Tokens.load(folder / TARGET, plan.kind))
+
+
+def write_tokens(folder: Path, tokens: TwoSides) -> None:
+    """Write the vocabularies into a folder."""
+    if tokens.shared:
+        tokens.source.save(folder / SHARED)
+    else:
+        tokens.source.save(folder / SOURCE)
+        tokens.target.save(folder / TARGET)
+
+
+def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write the weights to translate with; those that were there stay until these are whole."""
+    part = folder / f".{secrets.token_hex(8)}.part"
+    try:
+        _save(part, tensors)
+        _sync(part)
+        os.replace(part, folder / WEIGHTS)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+class Checkpoint(NamedTuple):
+    """A state of a training, on disk.
+
+    >>> import tempfile, torch
+    >>> from pathlib import Path
+    >>> from regard.translation.checkpoint import Checkpoint
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     one = Checkpoint.write(Path(folder), 100, {"a": torch.ones(2)}, {}, {"seconds": 1.5})
+    ...     found = Checkpoint.all(Path(folder))
+    ...     found[-1].step, found[-1].weights(), found[-1].state()
+    (100, {'a': tensor([1., 1.])}, {'seconds': 1.5})
+    """
+
+    path: Path
+    step: int
+
+    @classmethod
+    def all(cls, folder: Path) -> list["Checkpoint"]:
+        """Those of a folder, from the first to the last step."""
+        names = (folder / "checkpoints").glob("step-*")
+        found = [(int(name.name[5:]), name) for name in names if name.name[5:].isdigit()]
+        return [cls(name, step) for step, name in sorted(found)]
+
+    @classmethod
+    def write(
+        cls,
+        folder: Path,
+        step: int,
+        weights: Mapping[str, Tensor],
+        optimizer: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+    ) -> "Checkpoint":
+        """Write a checkpoint whole; if that fails, the others are as they were."""
+        with cls.beside(folder, step) as part:
+            _save(part / WEIGHTS, weights)
+            _save(part / OPTIMIZER, optimizer)
+            write_state(part, state)
+        return cls.at(folder, step)
+
+    @classmethod
+    def at(cls, folder: Path, step: int) -> "Checkpoint":
+        """That of a step, whether it is there or not."""
+        return cls(folder / "checkpoints" / f"step-{step:08}", step)
+
+    @property
+    def part(self) -> Path:
+        """Where it is before it is whole."""
+        return self.path.with_name(f".{self.path.name}.part")
+
+    @classmethod
+    @contextmanager
+    def beside(cls, folder: Path, step: int) -> Iterator[Path]:
+        """A folder to be filled, which becomes the checkpoint of this step if no error ends the block."""
+        place = cls.at(folder, step)
+        try:
+            shutil.rmtree(place.part, ignore_errors=True)  # of one that was killed
+            place.part.mkdir(parents=True)
+            yield place.part
+            for path in place.part.iterdir():
+                _sync(path)
+            _sync(place.part)
+            if not place.path.exists():  # else a training came here before, to the same state
+                os.replace(place.part, place.path)
+                _sync(place.path.parent)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror or str(error), os.fspath(place.path)) from error
+        except SafetensorError as error:
+            raise OSError(None, f"could not be written ({error})", os.fspath(place.path)) from error
+        finally:
+            shutil.rmtree(place.part, ignore_errors=True)
+
+    @staticmethod
+    def tidy(folder: Path, keep: Sequence["Checkpoint"]) -> None:
+        """Remove all checkpoints but these, and what a killed training left half written."""
+        kept = {one.path for one in keep}
+        for path in (folder / "checkpoints").glob("*"):
+            if path not in kept and (path.name.startswith("step-") or path.suffix == ".part"):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters."""
+        return _load(self.path / WEIGHTS)
+
+    def optimizer(self) -> dict[str, Tensor]:
+        """The optimizer's tensors."""
+        return _load(self.path / OPTIMIZER)
+
+    def state(self) -> dict[str, Any]:
+        """All else that a training goes on with."""
+        try:
+            return json.loads((self.path / STATE).read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise ArgumentError(damaged(self.path, error)) from None
+
+
+def write_state(part: Path, state: Mapping[str, Any]) -> None:
+    """Write what a checkpoint has beside its tensors."""
+    write_whole(part / STATE, json.dumps(dict(state)).encode())
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> dict[str, Tensor]:
+    """What an optimizer remembers of each parameter, as tensors with names."""
+    states = optimizer.state_dict()["state"]
+    return {
+        f"{kind}:{names[number]}": value
+        for number, state in states.items()
+        for kind, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, names: Sequence[str], tensors: Mapping[str, Tensor]
+) -> None:
+    """Give an optimizer back what `optimizer_tensors` took."""
+    numbers = {name: number for number, name in enumerate(names)}
+    states: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        kind, _, name = key.partition(":")
+        # steps are single numbers; a sharded training writes them as vectors of one
+        states.setdefault(numbers[name], {})[kind] = value.reshape(()) if kind == "step" else value
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": states})
+
+
+def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ArgumentError(damaged(path.parent, error)) from None
+
+
+def damaged(path: Path, error: Exception) -> str:
+    """What to say of a checkpoint that cannot be read."""
+    return (
+        f"the checkpoint {os.fspath(path)!r} is damaged ({error}); remove it, and the training goes on from "
+        "the one before."
+    )
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

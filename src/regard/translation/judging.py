@@ -1,0 +1,84 @@
+"""Looks at the dev data during a training: the loss of each token, BLEU, exact match and a sample."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from regard.models.dropout import evaluating
+from regard.models.packed import Packed
+from regard.models.seq2seq import Seq2Seq
+from regard.translation.batches import Batch, Batches, InMemory
+from regard.translation.corpus import Pair
+from regard.translation.evaluation import evaluate
+from regard.translation.plan import Criterion
+from regard.translation.progress import Judgement, Sample
+from regard.translation.tokens import END, START, TwoSides
+
+_TOKENS = 4096  # of a batch
+_SENTENCES = 100  # that are translated together
+_TRANSLATED = 1000  # at most, of the dev data
+
+
+class Dev(NamedTuple):
+    """Dev data, ready to be looked at many times: batches with all pairs, and sources in order."""
+
+    pairs: Sequence[Pair]
+    batches: list[Batch]
+    sources: list[list[int]]
+
+    @classmethod
+    def of(cls, pairs: Sequence[Pair], tokens: TwoSides) -> "Dev":
+        """Pairs of sentences, cut into pieces."""
+        sources = tokens.source.encode_all([pair.source for pair in pairs])
+        targets = tokens.target.encode_all([pair.target for pair in pairs])
+        batches = Batches(InMemory(list(zip(sources, targets, strict=True))), _TOKENS)
+        return cls(pairs, [batches.get(some, 0) for some in batches.epoch(0)], sources[:_TRANSLATED])
+
+
+class Judged(NamedTuple):
+    """What the dev data say; `value` is what has improved if it is larger."""
+
+    value: float
+    loss: float
+    bleu: float
+    exact: float
+    sample: Sample
+
+    def judgement(self, step: int, best: bool) -> Judgement:
+        """For those who listen."""
+        return Judgement(step, self.loss, self.bleu, self.exact, self.sample, best)
+
+
+def judge(model: Seq2Seq, tokens: TwoSides, dev: Dev, criterion: Criterion) -> Judged:
+    """Look at the dev data: the loss of every token, and translations by the likeliest token each time."""
+    loss = dev_loss(model, dev.batches)
+    written = translations(model, tokens, dev.sources)
+    references = [pair.target for pair in dev.pairs[: len(written)]]
+    scores = evaluate(written, references)
+    # the longest of the first ones: there is something to see in it
+    shown = max(range(min(8, len(written))), key=lambda i: len(dev.pairs[i].source))
+    sample = Sample(dev.pairs[shown].source, written[shown], dev.pairs[shown].target)
+    value = -loss if criterion == "loss" else scores.bleu
+    return Judged(value, loss, scores.bleu, scores.exact, sample)
+
+
+@torch.no_grad()
+def dev_loss(model: Seq2Seq, batches: Sequence[Batch]) -> float:
+    """The mean cross entropy of a token."""
+    with evaluating(model):
+        losses = [float(model.loss(batch.source, batch.target)) * batch.labels for batch in batches]
+    return sum(losses) / sum(batch.labels for batch in batches)
+
+
+def translations(model: Seq2Seq, tokens: TwoSides, sources: Sequence[Sequence[int]]) -> list[str]:
+    """The likeliest token each time; sentences of like lengths together."""
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    found = [""] * len(sources)
+    for first in range(0, len(order), _SENTENCES):
+        some = order[first : first + _SENTENCES]
+        packed = Packed.of([[*sources[i], END] for i in some])
+        most = 2 * max(len(sources[i]) for i in some) + 10
+        for i, ids in zip(some, model.greedy(packed, start=START, end=END, most=most), strict=True):
+            found[i] = tokens.target.join(ids).text
+    return found

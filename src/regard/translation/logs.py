@@ -1,0 +1,208 @@
+"""What remains of a training: a CSV file, which `regard curves` draws, and files for TensorBoard."""
+
+import csv
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from regard.errors import ArgumentError
+from regard.mechanism.files import write_whole
+from regard.translation.progress import Judgement, Listener, Report
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+LOG = "log.csv"
+
+
+class Row(NamedTuple):
+    """A row of a log: what was reported at a step, and what was judged; None for what was not.
+
+    The columns are those of `Report` and `Judgement`. In a row that was judged and not reported, `seconds` is
+    that of the report before it.
+    """
+
+    step: int
+    epoch: float | None = None
+    loss: float | None = None
+    rate: float | None = None
+    tokens_per_second: float | None = None
+    seconds: float | None = None
+    dev_loss: float | None = None
+    dev_bleu: float | None = None
+
+
+def read_log(path: str | os.PathLike[str]) -> list[Row]:
+    """The rows of a log; the file's name or its folder's. A last line that was not finished is left out.
+
+    >>> import tempfile
+    >>> from regard.translation.logs import CsvLog, read_log
+    >>> from regard.translation.progress import Judgement
+    >>> folder = tempfile.mkdtemp()
+    >>> log = CsvLog(folder)
+    >>> log.begin("A small Transformer", 0, 2000)
+    >>> log.judge(Judgement(500, 2.5, 31.4, None, None, True))
+    >>> read_log(folder)[0].dev_bleu
+    31.4
+    """
+    path = Path(path) / LOG if Path(path).is_dir() else Path(path)
+    return [row for row, _ in _rows(path, path.read_bytes())]
+
+
+def _rows(path: Path, content: bytes) -> list[tuple[Row, bytes]]:
+    """Each row, and the line it was read from."""
+    lines = content.splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()  # a training was killed while it wrote this line
+    if not lines:
+        return []
+    names = _values(lines[0])
+    if not set(Row._fields) <= set(names):
+        raise ArgumentError(
+            f"{os.fspath(path)!r} is no log of a training; its first line should be {','.join(Row._fields)}."
+        )
+    rows = []
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            rows.append((_row(dict(zip(names, _values(line), strict=True))), line))
+        except ValueError:
+            raise ArgumentError(
+                f"{os.fspath(path)!r}, line {number}, has not a number in each of its {len(names)} columns; "
+                "remove the line."
+            ) from None
+    return rows
+
+
+def _values(line: bytes) -> list[str]:
+    return next(csv.reader([line.decode(errors="replace")]), [])
+
+
+def _row(values: dict[str, str]) -> Row:
+    numbers = {name: float(values[name]) if values[name] else None for name in Row._fields[1:]}
+    return Row(int(values["step"]), **numbers)
+
+
+def _line(row: Row) -> bytes:
+    file = StringIO()
+    numbers = ("" if value is None else f"{value:.8g}" for value in row[1:])
+    csv.writer(file, lineterminator="\n").writerow([row.step, *numbers])
+    return file.getvalue().encode()
+
+
+class CsvLog(Listener):
+    """Writes FOLDER/log.csv, one row for each step that was reported or judged, at once.
+
+    When a training goes on after a step, the rows of later steps are removed first: they will come again.
+
+    >>> import tempfile
+    >>> from regard.translation.logs import CsvLog, read_log
+    >>> from regard.translation.progress import Report
+    >>> log = CsvLog(tempfile.mkdtemp())
+    >>> log.begin("A small Transformer", 0, 2000)
+    >>> for step in (100, 200, 300):
+    ...     log.report(Report(step, 2000, 0.5, 4.2, 1e-3, 7800, 60, None))
+    >>> log.begin("A small Transformer", 200, 2000)
+    >>> [row.step for row in read_log(log.path)]
+    [100, 200]
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.path = Path(folder) / LOG
+        self._row = Row(-1)  # the last one
+        self._start = self._stop = 0  # its bytes
+
+    def begin(self, about: str, step: int, steps: int) -> None:
+        kept = []
+        if step and self.path.exists():
+            kept = [(row, line) for row, line in _rows(self.path, self.path.read_bytes()) if row.step <= step]
+        content = b"".join([_HEADER, *(line for _, line in kept)])
+        write_whole(self.path, content)
+        self._row, last = kept[-1] if kept else (Row(-1), b"")
+        self._start, self._stop = len(content) - len(last), len(content)
+
+    def report(self, report: Report) -> None:
+        known = {name: value for name, value in report._asdict().items() if name in Row._fields}
+        self._put(report.step, known)
+
+    def judge(self, judgement: Judgement) -> None:
+        self._put(judgement.step, {"dev_loss": judgement.loss, "dev_bleu": judgement.bleu})
+
+    def _put(self, step: int, known: dict[str, float | None]) -> None:
+        """A new row, or more of the last one if it is of the same step."""
+        if step == self._row.step:
+            self._row = self._row._replace(**known)  # type: ignore[arg-type]
+        else:
+            self._row = Row(step, seconds=self._row.seconds)._replace(**known)  # type: ignore[arg-type]
+            self._start = self._stop
+        if not self.path.exists() or self.path.stat().st_size < self._start:
+            write_whole(self.path, _HEADER)  # somebody has removed it, and the training goes on
+            self._start = len(_HEADER)
+        line = _line(self._row)
+        self._stop = self._start + len(line)
+        try:
+            with open(self.path, "r+b") as file:
+                file.seek(self._start)
+                file.write(line)
+                file.truncate()
+        except OSError as error:  # that of a full disk names no file
+            raise OSError(error.errno, error.strerror, os.fspath(self.path)) from error
+
+
+_HEADER = (",".join(Row._fields) + "\n").encode()
+
+
+class TensorBoardLog(Listener):
+    """Writes FOLDER/tensorboard/, if the package tensorboard is there, and otherwise says once how to get it.
+
+    say: who is told so; standard error by default.
+
+    >>> import tempfile
+    >>> from regard.translation.logs import TensorBoardLog
+    >>> log = TensorBoardLog(tempfile.mkdtemp())
+    >>> log.end("nothing was logged")
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], say: Callable[[str], None] | None = None) -> None:
+        self.path = Path(folder) / "tensorboard"
+        self._say = say or (lambda text: print(text, file=sys.stderr))
+        self._writer: SummaryWriter | None = None
+
+    def begin(self, about: str, step: int, steps: int) -> None:
+        self.end("")
+        if find_spec("tensorboard") is None:
+            self._say("There will be no files for TensorBoard; to get them: pip install tensorboard")
+            return
+        with warnings.catch_warnings():  # of tensorboard's own dependencies: none is for the user
+            warnings.simplefilter("ignore")
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(os.fspath(self.path), purge_step=step + 1)
+            self._writer.add_text("about", about, step)
+
+    def report(self, report: Report) -> None:
+        names = {"loss": "train/loss", "rate": "train/rate", "tokens_per_second": "train/tokens_per_second"}
+        self._add(report.step, {names[name]: getattr(report, name) for name in names})
+
+    def judge(self, judgement: Judgement) -> None:
+        known = {"dev/loss": judgement.loss, "dev/bleu": judgement.bleu, "dev/exact": judgement.exact}
+        self._add(judgement.step, {name: value for name, value in known.items() if value is not None})
+        if self._writer and judgement.sample:
+            # indented by four blanks, so that TensorBoard's markdown shows a sentence as it is
+            text = "\n".join(f"    {name}: {text}" for name, text in judgement.sample._asdict().items())
+            self._writer.add_text("dev/sample", text, judgement.step)
+            self._writer.flush()
+
+    def end(self, text: str) -> None:
+        if self._writer:
+            self._writer.close()
+            self._writer = None
+
+    def _add(self, step: int, numbers: dict[str, float]) -> None:
+        if self._writer:
+            for name, number in numbers.items():
+                self._writer.add_scalar(name, number, step)

@@ -1,0 +1,344 @@
+"""All settings of a training in one value: presets, a TOML file, and single settings on top of both."""
+
+import dataclasses
+import difflib
+import json
+import os
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from regard.errors import ArgumentError
+from regard.mechanism.checks import count, number
+from regard.mechanism.normalizers import Entmax15, Normalizer, Softmax, Softmax1, Sparsemax
+from regard.models.blocks import Activation, Norm, Positions, Recipe
+from regard.models.recurrent import Cell, Kind as Attention, RecurrentRecipe, RecurrentSeq2Seq
+from regard.models.seq2seq import Seq2Seq
+from regard.models.transformer import Transformer
+from regard.translation import tokens as vocabulary
+
+Model = Literal["transformer", "recurrent", "plain"]
+Schedule = Literal["cosine", "inverse-sqrt", "constant"]
+Precision = Literal["float32", "bfloat16"]
+Criterion = Literal["bleu", "loss"]
+Preset = Literal["tiny", "small", "base"]
+NORMALIZERS: dict[str, type[Normalizer]] = {
+    "softmax": Softmax,
+    "softmax1": Softmax1,
+    "sparsemax": Sparsemax,
+    "entmax15": Entmax15,
+}
+_RECURRENT = ("cell", "attention", "bidirectional", "reverse", "feeding")
+_TRANSFORMER = ("heads", "key_heads", "hidden", "activation", "norm", "before", "positions", "length")
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """What is trained: the settings of `Recipe` for a Transformer, of `RecurrentRecipe` for the others.
+
+    kind: "transformer"; "recurrent", with attention (Bahdanau et al. 2015); "plain", without (Sutskever et
+        al. 2014). normalize: "softmax", "softmax1", "sparsemax" or "entmax15", of a Transformer.
+    """
+
+    kind: Model = "transformer"
+    width: int = 256
+    layers: int = 3
+    dropout: float = 0.1
+    heads: int = 8
+    key_heads: int | None = None
+    hidden: int | None = None
+    activation: Activation = "relu"
+    norm: Norm = "layer"
+    before: bool = True
+    positions: Positions = "sinusoidal"
+    length: int = 1024
+    normalize: str = "softmax"
+    cell: Cell = "gru"
+    attention: Attention = "additive"
+    bidirectional: bool = True
+    reverse: bool = False
+    feeding: bool = False
+
+    def __post_init__(self) -> None:
+        if self.normalize not in NORMALIZERS:
+            raise ArgumentError(f"normalize is {self.normalize!r}; there are {', '.join(NORMALIZERS)}.")
+        self.recipe()
+
+    def recipe(self) -> Recipe | RecurrentRecipe:
+        """What the model is made of."""
+        shared = {"width": self.width, "layers": self.layers, "dropout": self.dropout}
+        if self.kind == "transformer":
+            chosen = {name: getattr(self, name) for name in _TRANSFORMER}
+            return Recipe(**shared, **chosen, normalize=NORMALIZERS[self.normalize]())
+        chosen = {name: getattr(self, name) for name in _RECURRENT}
+        if self.kind == "plain":
+            chosen |= {"attention": "none", "feeding": False}
+        return RecurrentRecipe(**shared, **chosen)
+
+    def make(self, sizes: int | tuple[int, int]) -> Seq2Seq:
+        """A new model; one vocabulary for both sides is one matrix."""
+        recipe, share = self.recipe(), isinstance(sizes, int)
+        if isinstance(recipe, Recipe):
+            return Transformer(sizes, recipe, share=share)
+        return RecurrentSeq2Seq(sizes, recipe, share=share)
+
+
+@dataclass(frozen=True)
+class TokensPlan:
+    """The vocabulary: see `Tokens.learn`; shared: one for both sides."""
+
+    kind: vocabulary.Kind = "unigram"
+    size: int = 8000
+    shared: bool = True
+    coverage: float = 0.9995
+
+    def __post_init__(self) -> None:
+        count("size", self.size, least=vocabulary.MARKS + 1)
+        number("coverage", self.coverage, above=0, below=1.0000001)
+
+
+@dataclass(frozen=True)
+class CorpusPlan:
+    """Which pairs are used.
+
+    longest: sentences of more pieces, on either side, are dropped. ratio: pairs are dropped of which one side
+        is longer than so many times the other (and 10 pieces more). dev: how many distinct source sentences
+        are held back to judge by, if no dev files are given.
+    """
+
+    longest: int = 256
+    ratio: float = 4.0
+    dev: int = 1000
+
+    def __post_init__(self) -> None:
+        count("longest", self.longest, least=1)
+        count("dev", self.dev, least=1)
+        number("ratio", self.ratio, least=1)
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """How a model is trained.
+
+    epochs, updates: when it ends; updates, if given, count more. tokens: of a batch, source and target.
+    accumulate: batches whose gradients are added up for one update.
+    rate, schedule, warmup: the highest learning rate, after so many updates; then "cosine" (to 0 at the end),
+        "inverse-sqrt" (Vaswani et al. 2017, section 5.3) or "constant".
+    smoothing, decay, clip: of labels; of weights (AdamW); the largest norm of a gradient, 0 for any.
+    unknown: the share of pairs with a hidden piece, see `Batches`.
+    precision: "bfloat16" computes in it where that is safe; it pays on processors that multiply in bfloat16.
+    judge, save: updates between two looks at the dev data, between two checkpoints; 0 is once an epoch, and
+        whenever it was judged.
+    keep: how many of the last checkpoints stay, besides the best. average: of how many the weights to
+        translate with are the mean.
+    patience: after so many looks without improvement the training ends, 0 for never; `criterion` says which
+        improvement: of "bleu" or of the "loss".
+    threads: 0 is as many as torch takes.
+    """
+
+    epochs: int = 20
+    updates: int | None = None
+    tokens: int = 4096
+    accumulate: int = 1
+    rate: float = 1e-3
+    schedule: Schedule = "cosine"
+    warmup: int = 400
+    smoothing: float = 0.1
+    decay: float = 0.0
+    clip: float = 1.0
+    unknown: float = 0.02
+    precision: Precision = "float32"
+    judge: int = 0
+    save: int = 0
+    average: int = 1
+    patience: int = 0
+    criterion: Criterion = "bleu"
+    seed: int = 0
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "tokens", "accumulate", "average"):
+            count(name, getattr(self, name), least=1)
+        for name in ("warmup", "judge", "save", "patience", "seed", "threads"):
+            count(name, getattr(self, name))
+        if self.updates is not None:
+            count("updates", self.updates, least=1)
+        number("rate", self.rate, above=0)
+        for name in ("smoothing", "unknown"):
+            number(name, getattr(self, name), least=0, below=1)
+        for name in ("decay", "clip"):
+            number(name, getattr(self, name), least=0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All settings of a training, in four parts, which are the sections of a TOML file.
+
+    >>> from regard.translation import Plan
+    >>> plan = Plan.preset("tiny").but(["training.epochs=3", "model.kind=recurrent"])
+    >>> plan.training.epochs, plan.model.recipe().attention
+    (3, 'additive')
+    >>> plan.but(["training.epoch=3"])
+    Traceback (most recent call last):
+    regard.errors.ArgumentError: there is no setting training.epoch; did you mean training.epochs?
+    """
+
+    model: ModelPlan = field(default_factory=ModelPlan)
+    tokens: TokensPlan = field(default_factory=TokensPlan)
+    corpus: CorpusPlan = field(default_factory=CorpusPlan)
+    training: TrainingPlan = field(default_factory=TrainingPlan)
+
+    @classmethod
+    def preset(cls, name: Preset = "small", model: Model = "transformer") -> "Plan":
+        """A plan of a size: "tiny" learns in a minute, "small" in half an hour, "base" wants a large machine."""
+        if name not in PRESETS:
+            raise ArgumentError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}.")
+        plan = cls().changed(PRESETS[name]).changed({"model": {"kind": model}})
+        return plan if model == "transformer" else plan.changed(_WITHOUT_TRANSFORMER[model])
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], base: "Plan | None" = None) -> "Plan":
+        """A plan from a TOML file; what it does not say is as in `base`."""
+        try:
+            found = tomllib.loads(Path(path).read_text("utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ArgumentError(f"{os.fspath(path)!r} is no TOML file: {error}.") from None
+        return (base or cls()).changed(found)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "Plan":
+        """The plan that `settings` gave."""
+        return cls().changed(settings)
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """All settings, by section and name, as JSON and TOML have them."""
+        return dataclasses.asdict(self)
+
+    def changed(self, settings: Mapping[str, Any]) -> "Plan":
+        """With these settings, by section and name."""
+        parts = {}
+        for section, values in settings.items():
+            if section not in _SECTIONS:
+                raise ArgumentError(_unknown(f"section [{section}]", section, list(_SECTIONS)))
+            if not isinstance(values, Mapping):
+                raise ArgumentError(f"{section} is {values!r}; it is a section: [{section}], then name = value.")
+            checked = {name: _checked(section, name, value) for name, value in values.items()}
+            try:
+                parts[section] = dataclasses.replace(getattr(self, section), **checked)
+            except (ValueError, TypeError) as error:
+                raise ArgumentError(f"[{section}]: {error}") from None
+        return dataclasses.replace(self, **parts)
+
+    def but(self, settings: Sequence[str]) -> "Plan":
+        """With single settings changed: "training.rate=0.001"."""
+        found: dict[str, dict[str, Any]] = {}
+        for one in settings:
+            path, equals, value = one.partition("=")
+            section, dot, name = path.strip().partition(".")
+            if not equals or not dot:
+                raise ArgumentError(f"the setting {one!r} is not understood; write section.name=value.")
+            if section not in _SECTIONS:
+                raise ArgumentError(_unknown(f"section [{section}]", section, list(_SECTIONS)))
+            found.setdefault(section, {})[name] = _parsed(section, name, value.strip())
+        return self.changed(found)
+
+
+_SECTIONS = {"model": ModelPlan, "tokens": TokensPlan, "corpus": CorpusPlan, "training": TrainingPlan}
+_TYPES = {section: get_type_hints(part) for section, part in _SECTIONS.items()}
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "tiny": {
+        "model": {"width": 128, "layers": 2, "heads": 4},
+        "tokens": {"size": 1000},
+        "corpus": {"dev": 200},
+        "training": {"tokens": 2048, "epochs": 10, "warmup": 200, "rate": 2e-3},
+    },
+    "small": {"training": {"tokens": 2500}},
+    "base": {
+        "model": {"width": 512, "layers": 6},
+        "tokens": {"size": 32_000},
+        "training": {
+            "tokens": 16_384,
+            "rate": 7e-4,
+            "schedule": "inverse-sqrt",
+            "warmup": 4000,
+            "updates": 100_000,
+            "judge": 2000,
+            "average": 5,
+        },
+    },
+}
+_WITHOUT_TRANSFORMER: dict[str, dict[str, dict[str, Any]]] = {
+    "recurrent": {"model": {"layers": 1}},
+    "plain": {"model": {"layers": 2, "cell": "lstm", "reverse": True, "bidirectional": False}},
+}
+
+
+def _unknown(what: str, name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"there is no {what}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}.")
+
+
+def _type(section: str, name: str) -> Any:
+    """What a setting is: a type, a Literal, or one of them or None."""
+    types_ = _TYPES[section]
+    if name not in types_:
+        near = difflib.get_close_matches(name, list(types_), 1)
+        cure = f"did you mean {section}.{near[0]}?" if near else f"there are {', '.join(types_)}."
+        raise ArgumentError(f"there is no setting {section}.{name}; {cure}")
+    return types_[name]
+
+
+def _checked(section: str, name: str, value: Any) -> Any:
+    """A setting of the right type, whoever wrote it."""
+    kind = _type(section, name)
+    if isinstance(kind, types.UnionType):
+        if value is None:
+            return None
+        (kind,) = (one for one in get_args(kind) if one is not type(None))
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise ArgumentError(f"{section}.{name} is {value!r}; there are {', '.join(get_args(kind))}.")
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[kind]
+        raise ArgumentError(f"{section}.{name} is {value!r}; it must be {wanted}.")
+    return value
+
+
+def _parsed(section: str, name: str, text: str) -> Any:
+    """A setting from the command line: as in TOML, but for the quotes around texts."""
+    kind = _type(section, name)
+    if text == "none" and isinstance(kind, types.UnionType):
+        return None
+    if kind is str or get_origin(kind) is Literal:
+        return text.strip("\"'")
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # which is refused for its type
+
+
+def toml(plan: Plan) -> str:
+    """All settings of a plan as a TOML file, which `Plan.read` understands.
+
+    >>> from regard.translation.plan import Plan, toml
+    >>> print(toml(Plan())[:28])
+    [model]
+    kind = "transformer"
+    """
+    lines = []
+    for section, values in plan.settings().items():
+        lines.append(f"[{section}]")
+        for name, value in values.items():
+            if value is None:
+                lines.append(f"# {name} = (not set)")
+            else:
+                lines.append(f"{name} = {json.dumps(value)}")
+        lines.append("")
+    return "\n".join(lines).rstrip()

@@ -1,0 +1,139 @@
+"""From pairs of sentences to what a training reads: vocabularies, ids on disk, dev pairs.
+
+It happens once. What a training that is cut off has prepared, it finds again.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import NamedTuple
+
+from regard.errors import ArgumentError
+from regard.mechanism.files import write_whole
+from regard.translation.checkpoint import read_config, read_tokens, write_tokens
+from regard.translation.corpus import Cleaned, Dropped, Pair, clean, read_pairs, split, write_pairs
+from regard.translation.plan import CorpusPlan, Plan, TokensPlan
+from regard.translation.store import Store
+from regard.translation.tokens import Tokens, TwoSides
+
+_TEXT, _IDS, _DEV, _READY = "text.tsv", "train.ids", "dev.tsv", "ready"
+_LINES = 1000  # cut into pieces at once
+_SLACK = 10  # pieces by which short sentences may differ, whatever the ratio
+_LETTERS = 16  # of a piece, at most: to drop sentences that are much too long before they are cut
+
+
+class Prepared(NamedTuple):
+    """All that a training reads."""
+
+    tokens: TwoSides
+    pairs: Store
+    dev: list[Pair]
+
+
+def prepared(folder: Path) -> Prepared | None:
+    """What `prepare` has put into a folder; None if it did not come to its end."""
+    data = folder / "data"
+    if not (data / _READY).exists():
+        return None
+    return Prepared(
+        read_tokens(folder, read_config(folder)), Store.open(data / _IDS), list(read_pairs(data / _DEV))
+    )
+
+
+def prepare(
+    folder: Path,
+    plan: Plan,
+    pairs: Iterable[Pair],
+    dev: Iterable[Pair] | None = None,
+    say: Callable[[str], None] = print,
+) -> Prepared:
+    """Clean and split pairs of sentences, learn vocabularies, and write all into a model folder.
+
+    dev: pairs to judge by; without them, some of `pairs` are held back. say: is told what was dropped.
+    """
+    data = folder / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    # once to the disk, as standard input cannot be read twice
+    kept = _clean(pairs, plan.corpus)
+    written = write_pairs(data / _TEXT, kept)
+    say(str(kept.dropped))
+    if not written:
+        raise ArgumentError(f"no pairs are left to train on; {kept.dropped}.")
+    held, train = _hold_back(data, plan, dev, say)
+    say(f"{len(held):,} pairs to judge by")
+    tokens = _learn(plan.tokens, train, plan.training.seed)
+    write_tokens(folder, tokens)
+    say(f"a vocabulary of {' and '.join(f'{len(side):,}' for side in dict.fromkeys(tokens))}")
+    dropped = Dropped(plan.corpus.longest, plan.corpus.ratio, _SLACK, "pieces")
+    most = max(len(side) for side in tokens)
+    pairs_ = Store.write(data / _IDS, _kept(_encoded(tokens, train), dropped), vocabulary=most)
+    if dropped.total:
+        say(str(dropped))
+    if not len(pairs_):
+        raise ArgumentError(f"no pairs are left to train on; {dropped}. Raise corpus.longest or corpus.ratio.")
+    write_pairs(data / _DEV, held)
+    (data / _TEXT).unlink()
+    write_whole(data / _READY, b"")
+    return Prepared(tokens, pairs_, held)
+
+
+def _clean(pairs: Iterable[Pair], plan: CorpusPlan) -> Cleaned:
+    return clean(pairs, longest=_LETTERS * plan.longest, ratio=plan.ratio)
+
+
+def _hold_back(
+    data: Path, plan: Plan, dev: Iterable[Pair] | None, say: Callable[[str], None]
+) -> tuple[list[Pair], Iterable[Pair]]:
+    """The pairs to judge by, and those to train on, which are read anew whenever they are iterated."""
+
+    def read() -> Iterable[Pair]:
+        return read_pairs(data / _TEXT, form="tsv")
+
+    if dev is None:
+        parts = split(read, dev=plan.corpus.dev, seed=plan.training.seed)
+        if not parts.dev:
+            raise ArgumentError(
+                "there are fewer than 10 different source sentences, too few to hold some back to judge by; give "
+                "more, or dev pairs of their own."
+            )
+        return parts.dev, parts.train
+    given = _clean(dev, plan.corpus)
+    held = list(given)
+    if given.dropped.total:
+        say(f"dev: {given.dropped}")
+    if not held:
+        raise ArgumentError(f"no dev pairs are left; {given.dropped}.")
+    return held, _Again(read)
+
+
+class _Again(Iterable[Pair]):
+    """Pairs that are read anew whenever they are iterated."""
+
+    def __init__(self, read: Callable[[], Iterable[Pair]]) -> None:
+        self._read = read
+
+    def __iter__(self) -> Iterator[Pair]:
+        return iter(self._read())
+
+
+def _learn(plan: TokensPlan, train: Iterable[Pair], seed: int) -> TwoSides:
+    def learn(lines: Iterable[str]) -> Tokens:
+        return Tokens.learn(lines, kind=plan.kind, size=plan.size, coverage=plan.coverage, seed=seed)
+
+    if plan.shared:
+        shared = learn(chain.from_iterable(train))
+        return TwoSides(shared, shared)
+    return TwoSides(learn(pair.source for pair in train), learn(pair.target for pair in train))
+
+
+def _encoded(tokens: TwoSides, pairs: Iterable[Pair]) -> Iterator[tuple[list[int], list[int]]]:
+    coming = iter(pairs)
+    while some := list(islice(coming, _LINES)):
+        sides = zip(tokens, zip(*some, strict=True), strict=True)
+        yield from zip(*(side.encode_all(lines) for side, lines in sides), strict=True)
+
+
+def _kept(
+    pairs: Iterable[tuple[list[int], list[int]]], dropped: Dropped
+) -> Iterator[tuple[list[int], list[int]]]:
+    return (pair for pair in pairs if dropped.keeps(len(pair[0]), len(pair[1])))

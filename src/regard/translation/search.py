@@ -1,0 +1,352 @@
+"""From a source to target sentences: the likeliest token each time, beam search, or tokens drawn by chance.
+
+All sentences of a batch are extended together, one token a step; those that have ended leave the batch.
+
+beam:    each hypothesis is extended by every token, and the best of all extensions stay. One that ends is
+         finished and gives up its place, so that fewer are extended from then on.
+score:   log probability / length ** exponent, the end mark counted (Wu et al. 2016, eq. 14, without their 5)
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError, DTypeError, ShapeError
+from regard.mechanism.checks import count, number, of_kind
+from regard.models.dropout import evaluating
+from regard.models.embedding import outside
+from regard.models.packed import Packed
+from regard.models.seq2seq import Seq2Seq
+from regard.translation.tokens import END, PADDING, START
+
+_BLOCK = 64  # words of a vocabulary whose largest is found first; of 20 to 100 the fastest for 8,000 words
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """The likeliest token each time; the same as `Beam(1)`.
+
+    >>> from regard.translation.search import Greedy
+    >>> Greedy()
+    Greedy()
+    """
+
+
+@dataclass(frozen=True)
+class Beam:
+    """The best of several hypotheses at a time.
+
+    size: how many are followed. best: how many of them are given back.
+    length: the exponent of a hypothesis' length, by which its log probability is divided; with 0 short
+        sentences are preferred, with 1 the mean over the tokens counts.
+
+    >>> from regard.translation.search import Beam
+    >>> Beam(size=4, best=5)
+    Traceback (most recent call last):
+    regard.errors.ArgumentError: Beam got size=4 and best=5; ...
+    """
+
+    size: int = 5
+    length: float = 1.0
+    best: int = 1
+
+    def __post_init__(self) -> None:
+        count("Beam got size", self.size, least=1)
+        count("Beam got best", self.best, least=1)
+        number("Beam got length", self.length, least=0)
+        if self.best > self.size:
+            raise ArgumentError(
+                f"Beam got size={self.size} and best={self.best}; no more come out than are followed. Give a "
+                f"size of {self.best} at least."
+            )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Tokens drawn by their chances, the same for a source sentence and seed whatever else is in the batch.
+
+    temperature: below 1 likely tokens get likelier, above it less so.
+    top_p: draw of the likeliest tokens alone that have this probability together (Holtzman et al. 2020).
+    best: how many are drawn for each sentence; they may be equal.
+
+    >>> from regard.translation.search import Sample
+    >>> Sample(top_p=0)
+    Traceback (most recent call last):
+    regard.errors.ArgumentError: Sample got top_p=0; it must be above 0 and at most 1. ...
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    best: int = 1
+
+    def __post_init__(self) -> None:
+        number("Sample got temperature", self.temperature, above=0, cure="For the likeliest use Greedy().")
+        number("Sample got top_p", self.top_p)
+        count("Sample got seed", self.seed)
+        count("Sample got best", self.best, least=1)
+        if not 0 < self.top_p <= 1:
+            raise ArgumentError(
+                f"Sample got top_p={self.top_p}; it must be above 0 and at most 1. With 1 any token is drawn."
+            )
+
+
+How = Greedy | Beam | Sample
+
+
+class Hypothesis(NamedTuple):
+    """A target sentence without marks; `finished` if its end mark was written too.
+
+    score: what it is ranked by; for a sample its log probability.
+
+    >>> from regard.translation.search import Hypothesis
+    >>> Hypothesis([5, 6], score=-0.5, log_probability=-1.5, finished=True).tokens
+    [5, 6]
+    """
+
+    tokens: list[int]
+    score: float
+    log_probability: float
+    finished: bool
+
+
+def search(
+    model: Seq2Seq,
+    source: Packed,
+    how: How = Beam(),  # noqa: B008 (a frozen value)
+    *,
+    start: int = START,
+    end: int = END,
+    most: int | Sequence[int],
+    never: Sequence[int] = (PADDING,),
+) -> list[list[Hypothesis]]:
+    """The best hypotheses for each sentence, best first; those that are finished come before the others.
+
+    most: tokens of a hypothesis, the end mark among them; for all sentences, or one number for each.
+    never: tokens that are not written, nor is the start mark. Probabilities stay those of the model.
+
+    A sentence leaves the batch as soon as none of its hypotheses can become one of the best any more, and no
+    earlier: what comes out is what searching on would give.
+
+    >>> import torch
+    >>> from regard.models import Packed, Recipe, Transformer
+    >>> from regard.translation.search import Beam, search
+    >>> model = Transformer(100, Recipe(width=16, heads=2, layers=1))
+    >>> found = search(model, Packed.of([[5, 6, 2], [7, 2]]), Beam(4, best=2), most=[6, 4])
+    >>> [len(hypotheses) for hypotheses in found]
+    [2, 2]
+    """
+    of_kind("search got a source", source, Packed, "Packed.of([[5, 6, 2]])")
+    if not isinstance(how, How):
+        raise DTypeError(f"search got how={how!r}; give Greedy(), Beam(5) or Sample().")
+    limits, forbidden = _limits(most, len(source)), _forbidden(model, start, end, never)
+    if not len(source):
+        return []
+    with torch.inference_mode(), evaluating(model):
+        device = model.output_weight.device
+        picker = _Draws(how, source) if isinstance(how, Sample) else _Beams(how, len(source), device)
+        found = _Found(picker, torch.tensor(limits, device=device), end)
+        live, state = _Live.start(len(source), picker.rows, start, device), model.start(source)
+        held, rows = len(source), live.sentences  # rows of the state, and those that hypotheses go on from
+        while True:
+            going = found.settle(live)
+            live, rows = live.take(going), rows[going]
+            if not len(rows):
+                return found.best()
+            if len(rows) != held or not torch.equal(rows, torch.arange(held, device=device)):
+                state.select(rows)
+            logits = model.step(live.tokens[:, -1], state)
+            log_probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+            log_probabilities[:, forbidden] = -math.inf
+            held, (live, rows) = len(rows), picker.extend(live, log_probabilities)
+
+
+class _Live(NamedTuple):
+    """The hypotheses that go on, n of them, those of a sentence one after the other."""
+
+    sentences: Tensor  # n
+    origins: Tensor  # n: the row that each began in
+    totals: Tensor  # n: log probabilities
+    tokens: Tensor  # n t, with the start mark
+
+    @classmethod
+    def start(cls, sentences: int, rows: int, start: int, device: torch.device) -> "_Live":
+        """So many rows of each sentence, with the start mark alone."""
+        origins = torch.arange(sentences * rows, device=device)
+        totals = torch.zeros(len(origins), dtype=torch.float64, device=device)
+        return cls(origins // rows, origins, totals, torch.full((len(origins), 1), start, device=device))
+
+    def take(self, rows: Tensor) -> "_Live":
+        """These of them."""
+        return _Live(*(each[rows] for each in self))
+
+    def extend(self, parents: Tensor, tokens: Tensor, totals: Tensor) -> "_Live":
+        """These of them, with one more token each."""
+        tokens = torch.cat([self.tokens[parents], tokens[:, None]], 1)
+        return _Live(self.sentences[parents], self.origins[parents], totals, tokens)
+
+
+class _Beams:
+    """Extends hypotheses by the best tokens, into as many as a sentence has places left."""
+
+    rows = 1  # of each sentence at first: more would be equal
+
+    def __init__(self, how: Greedy | Beam, sentences: int, device: torch.device) -> None:
+        beam = how if isinstance(how, Beam) else Beam(1)
+        self.length, self.best = beam.length, beam.best
+        self.places = torch.full((sentences,), beam.size, device=device)
+
+    def extend(self, live: _Live, log_probabilities: Tensor) -> tuple[_Live, Tensor]:
+        """The hypotheses one token later, the best of a sentence first, and the rows that they come from."""
+        places = self.places[live.sentences]
+        most = int(places.max())
+        k = min(most, log_probabilities.shape[1])
+        values, tokens = _largest(log_probabilities, k)
+        _check(values[:, 0])
+        totals = live.totals[:, None] + values  # n k
+        _, sentence, rows = live.sentences.unique_consecutive(return_inverse=True, return_counts=True)
+        first = rows.cumsum(0) - rows
+        column = torch.arange(len(sentence), device=rows.device) - first[sentence]
+        table = totals.new_full((len(rows), int(rows.max()), k), -math.inf)
+        table[sentence, column] = totals
+        ranked, at = table.flatten(1).sort(descending=True, stable=True)  # sentences × all their extensions
+        ranked, at = ranked[:, :most], at[:, :most]
+        place = torch.arange(ranked.shape[1], device=rows.device)
+        kept = (place < places[first][:, None]) & (ranked > -math.inf)
+        parents = (first[:, None] + at // k)[kept]
+        return live.extend(parents, tokens[parents, (at % k)[kept]], ranked[kept]), parents
+
+    def end(self, sentences: Tensor) -> None:
+        """A hypothesis of each of these has ended, and gives up its place."""
+        self.places.index_add_(0, sentences, torch.ones_like(sentences), alpha=-1)
+
+
+class _Draws:
+    """Extends each hypothesis by a token drawn by its chances, with random numbers of its own."""
+
+    length = 0.0
+
+    def __init__(self, how: Sample, source: Packed) -> None:
+        self.how, self.rows, self.best = how, how.best, how.best
+        self.random = [
+            numpy.random.default_rng([how.seed, i, *part.tolist()])
+            for part in source.split(source.tokens)
+            for i in range(how.best)
+        ]
+
+    def extend(self, live: _Live, log_probabilities: Tensor) -> tuple[_Live, Tensor]:
+        """The hypotheses one token later, and the rows that they come from: all of them."""
+        _check(log_probabilities.amax(-1))
+        chances = (log_probabilities.double() / self.how.temperature).softmax(-1)
+        order = None
+        if self.how.top_p < 1:
+            chances, order = chances.sort(descending=True, stable=True)
+            chances = chances.masked_fill(chances.cumsum(-1) - chances >= self.how.top_p, 0)
+        below = chances.cumsum(-1)
+        # float32, so that it stays below 1 when it is multiplied by the sum of all
+        drawn = [float(self.random[i].random(dtype=numpy.float32)) for i in live.origins.tolist()]
+        at = below[:, -1:] * torch.tensor(drawn, dtype=below.dtype, device=below.device)[:, None]
+        tokens = torch.searchsorted(below, at, right=True)  # n 1
+        tokens = tokens if order is None else order.gather(1, tokens)
+        totals = live.totals + log_probabilities.gather(1, tokens)[:, 0]
+        rows = torch.arange(len(totals), device=totals.device)
+        return live.extend(rows, tokens[:, 0], totals), rows
+
+    def end(self, sentences: Tensor) -> None:
+        """Each has its own place."""
+
+
+class _Found:
+    """The hypotheses that have ended, for each sentence, and what one must reach to be among the best."""
+
+    def __init__(self, picker: _Beams | _Draws, limits: Tensor, end: int) -> None:
+        self.picker, self.limits, self.end = picker, limits, end
+        self.hypotheses: list[list[Hypothesis]] = [[] for _ in range(len(limits))]
+        self.bar = torch.full(limits.shape, -math.inf, dtype=torch.float64, device=limits.device)
+
+    def settle(self, live: _Live) -> Tensor:
+        """Take those that have ended or may not get longer; which of them all go on (n)."""
+        size = live.tokens.shape[1] - 1
+        ended = (live.tokens[:, -1] == self.end) & (size > 0)  # the start mark may be the end mark too
+        cut = ~ended & (self.limits[live.sentences] <= size)
+        self._take(live.take(ended), size, finished=True)
+        self._take(live.take(cut), size, finished=False)
+        self.picker.end(live.sentences[ended])
+        # a log probability only falls, so that this is the most that any continuation can score
+        reach = live.totals / self.limits[live.sentences].double() ** self.picker.length
+        going = ~ended & ~cut
+        hopeful = torch.zeros_like(self.bar, dtype=torch.bool)
+        hopeful[live.sentences[going & (reach > self.bar[live.sentences])]] = True
+        return going & hopeful[live.sentences]
+
+    def _take(self, live: _Live, size: int, finished: bool) -> None:
+        scores = live.totals / max(size, 1) ** self.picker.length
+        rows = (live.sentences, live.tokens, scores, live.totals)
+        for sentence, tokens, score, total in zip(*(each.tolist() for each in rows), strict=True):
+            written = tokens[1:-1] if finished else tokens[1:]
+            self.hypotheses[sentence].append(Hypothesis(written, score, total, finished))
+            done = sorted((h.score for h in self.hypotheses[sentence] if h.finished), reverse=True)
+            if len(done) >= self.picker.best:
+                self.bar[sentence] = done[self.picker.best - 1]
+
+    def best(self) -> list[list[Hypothesis]]:
+        """For each sentence, best first."""
+        ranked = (sorted(some, key=lambda h: (h.finished, h.score), reverse=True) for some in self.hypotheses)
+        return [some[: self.picker.best] for some in ranked]
+
+
+def _largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row, and their columns.
+
+    They are in those k blocks of columns whose largest are the largest, and these are found much faster.
+    """
+    blocks = x.shape[1] // _BLOCK
+    if k > blocks // 4:
+        return x.topk(k)
+    whole, rest = x[:, : blocks * _BLOCK].unflatten(1, (blocks, _BLOCK)), x[:, blocks * _BLOCK :]
+    which = whole.amax(-1).topk(k).indices[..., None]  # n k 1
+    chosen = whole.gather(1, which.expand(-1, -1, _BLOCK)).flatten(1)
+    values, at = torch.cat([chosen, rest], 1).topk(k)
+    column = torch.arange(x.shape[1], device=x.device)
+    inside = (which * _BLOCK + column[:_BLOCK]).flatten(1)
+    columns = torch.cat([inside, column[blocks * _BLOCK :].expand_as(rest)], 1)
+    return values, columns.gather(1, at)
+
+
+def _check(largest: Tensor) -> None:
+    """The largest log probability of each row: some token has a chance."""
+    if not bool((largest > -math.inf).all()):  # nor is NaN
+        raise ArgumentError(
+            "the model gave NaN, or no chance to any token that may be written; look at its weights, at what "
+            "was trained last, and at never."
+        )
+
+
+def _limits(most: int | Sequence[int], sentences: int) -> list[int]:
+    limits = list(most) if isinstance(most, Sequence) else [most] * sentences
+    if len(limits) != sentences:
+        raise ShapeError(
+            f"search got {sentences} sentences and most with {len(limits)} numbers; give one for all, or one "
+            "for each."
+        )
+    for limit in limits:
+        count("search got most", limit)
+    return limits
+
+
+def _forbidden(model: Seq2Seq, start: int, end: int, never: Sequence[int]) -> list[int]:
+    for name, token in (("start", start), ("end", end), *(("never", token) for token in never)):
+        count(f"search got {name}", token)
+        if token >= len(model.output_weight):
+            raise ArgumentError(outside(torch.tensor([token]), len(model.output_weight)))
+    if end in never:
+        raise ArgumentError(
+            f"search got end={end} and never={tuple(never)}; no sentence ends without its end mark, so leave "
+            "it out of never."
+        )
+    return sorted({start, *never} - {end})

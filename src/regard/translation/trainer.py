@@ -1,0 +1,358 @@
+"""Training: updates, looks at the dev data, checkpoints; the same run from wherever it was cut off.
+
+Everything that an update does follows from its number: the batch, the learning rate, and the seed of its
+dropout. So a training that is killed and goes on from a checkpoint ends where it would have ended.
+"""
+
+import math
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError, RegardError
+from regard.models.allocation import keep_memory
+from regard.models.seq2seq import Seq2Seq
+from regard.translation.batches import Batch, Batches, Pairs
+from regard.translation.checkpoint import Checkpoint, write_weights
+from regard.translation.corpus import Pair
+from regard.translation.distributed import Alone, Objective, World
+from regard.translation.judging import Dev, judge
+from regard.translation.plan import Plan
+from regard.translation.progress import Listener, Report
+from regard.translation.schedule import learning_rate
+from regard.translation.tokens import TwoSides
+
+_REPORT = 50  # updates between two reports
+
+
+@dataclass
+class Progress:
+    """Where a training stands, beside its weights; saved with each checkpoint."""
+
+    step: int = 0
+    seconds: float = 0.0
+    best: float = -math.inf
+    best_step: int = 0
+    without_improvement: int = 0
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self) | {"best": None if math.isinf(self.best) else self.best}
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> "Progress":
+        """What `state` gave."""
+        return cls(**state | {"best": -math.inf if state["best"] is None else state["best"]})
+
+
+class Outcome(NamedTuple):
+    """How a training ended: where it stands, and whether there is nothing left to do."""
+
+    progress: Progress
+    finished: bool
+
+
+class Trainer:
+    """Trains a model of a plan on pairs of token numbers, in a model folder, from its last checkpoint on.
+
+    `Trainer(...).run()` returns when the plan is fulfilled, or after Ctrl-C, when all is saved.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: Plan,
+        tokens: TwoSides,
+        pairs: Pairs,
+        dev: Sequence[Pair],
+        *,
+        listeners: Sequence[Listener] = (),
+        world: World | None = None,
+    ) -> None:
+        self.folder, self.plan, self.tokens, self.listeners = folder, plan, tokens, listeners
+        self.world = world or Alone()
+        training = plan.training
+        self.batches = Batches(pairs, training.tokens, training.seed, training.unknown)
+        self.epoch = max(1, len(self.batches.epoch(0)) // training.accumulate)  # in updates
+        self.steps = training.updates or training.epochs * self.epoch
+        self.dev = Dev.of(dev, tokens)
+        self.progress = Progress()
+        self._stop = False
+
+    def run(self) -> Outcome:
+        """Train until the plan is fulfilled."""
+        training = self.plan.training
+        if self.world.device.type == "cpu":
+            keep_memory()
+        if training.threads:
+            torch.set_num_threads(training.threads)
+        with torch.random.fork_rng(devices=[]), self._interruptible():
+            self._begin()
+            self._tell("begin", self._about(), self.progress.step, self.steps)
+            finished = self._loop()
+        return Outcome(self.progress, finished)
+
+    def _begin(self) -> None:
+        """A new model, or that of the last checkpoint."""
+        torch.manual_seed(self.plan.training.seed)
+        self.model = self.plan.model.make(self.tokens.sizes()).to(self.world.device)
+        # what is judged and translated with, on one process and whole; its weights may be an average
+        self.judged = self.plan.model.make(self.tokens.sizes()) if self.world.rank == 0 else None
+        self.objective = self.world.wrap(Objective(self.model, self.plan.training.smoothing))
+        training = self.plan.training
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=training.rate,
+            betas=(0.9, 0.98),
+            eps=1e-9,
+            weight_decay=training.decay,
+            fused=True,
+        )
+        found = Checkpoint.all(self.folder)
+        step = int(self.world.total(found[-1].step if found and self.world.rank == 0 else 0))
+        if step:
+            self._restore(Checkpoint.at(self.folder, step))
+
+    def _restore(self, saved: Checkpoint) -> None:
+        try:
+            with self.world.agreed():
+                self.progress = Progress.of(saved.state())
+            self.world.restore(saved, self.model, self.optimizer)
+        except RegardError:
+            raise
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise ArgumentError(
+                f"the checkpoint {str(saved.path)!r} does not fit the plan of its folder "
+                f"({str(error).splitlines()[0]}); remove it, or train in a new folder."
+            ) from None
+
+    def _loop(self) -> bool:
+        """Update after update; whether the plan is fulfilled."""
+        training, progress = self.plan.training, self.progress
+        coming = self.batches.from_step(progress.step * training.accumulate)
+        since = Since(progress.seconds)
+        while progress.step < self.steps:
+            if self._patience_ended():
+                return self._end("no improvement any more")
+            batches = [(epoch, places) for epoch, _, places in islice(coming, training.accumulate)]
+            loss, size = self._update(batches)
+            progress.step += 1
+            since.add(loss, size)
+            progress.seconds = since.seconds()
+            last = progress.step == self.steps
+            if progress.step % _REPORT == 0 or last:
+                self._tell("report", self._report(since))
+            if self._due(training.judge) or last:
+                self._judge()
+                since.pause(progress.seconds)
+            stop = self.world.total(self._stop) > 0  # all processes, if one was told to
+            if last or self._due(training.save) or self._due(training.judge) or stop:
+                self._save()
+            if stop and not last:
+                self._tell("end", f"stopped after update {progress.step}; all is saved.")
+                return False
+        return self._end("all updates are done")
+
+    def _update(self, batches: Sequence[tuple[int, NDArray[numpy.int64]]]) -> tuple[float, int]:
+        """One update by the gradient of these batches; this process's share of the loss, and their tokens."""
+        training, world = self.plan.training, self.world
+        torch.manual_seed((training.seed * 1_000_003 + self.progress.step) * 64 + world.rank)
+        parts = [self._part(epoch, places) for epoch, places in batches]
+        mine = [
+            sum(part.labels * weight for part, weight in parts),
+            sum(part.size * weight for part, weight in parts),
+        ]
+        labels, size = map(int, world.totals(mine))
+        loss = 0.0
+        for number, (part, weight) in enumerate(parts, 1):
+            with nullcontext() if number == len(parts) else world.apart(self.objective):
+                with self._precision():
+                    share = self.objective(part, labels) * weight
+                share.backward()
+            loss += float(share.detach())
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(training, self.progress.step, self.steps)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), training.clip or math.inf)
+        self._check_finite(float(norm))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss, size
+
+    def _part(self, epoch: int, places: NDArray[numpy.int64]) -> tuple[Batch, int]:
+        """This process's part of a batch; if there is none, any pair, that counts 0 times."""
+        mine = places[self.world.rank :: self.world.size]
+        batch = self.batches.get(mine if len(mine) else places[:1], epoch)
+        return batch.to(self.world.device), 1 if len(mine) else 0
+
+    def _precision(self) -> Any:
+        if self.plan.training.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.world.device.type, torch.bfloat16)
+
+    def _check_finite(self, norm: float) -> None:
+        if math.isfinite(norm):
+            return
+        with self.world.agreed():
+            raise ArgumentError(
+                f"the gradient of update {self.progress.step} is not finite; the last checkpoint is as it "
+                f"was. Lower training.rate, which is {self.plan.training.rate:g}, or set training.clip, "
+                f"which is {self.plan.training.clip:g}."
+            )
+
+    def _due(self, every: int) -> bool:
+        return self.progress.step % (every or self.epoch) == 0
+
+    def _judge(self) -> None:
+        """Look at the dev data with the average of the last checkpoints; keep it if it is the best."""
+        progress = self.progress
+        weights, value = self.world.weights(self.model), 0.0
+        with self.world.agreed():
+            if self.judged is not None:
+                value = self._look(self.judged, self._average(weights))
+        value = self.world.total(value)  # which the first process alone knows
+        if value > progress.best:
+            progress.best, progress.best_step, progress.without_improvement = value, progress.step, 0
+        else:
+            progress.without_improvement += 1
+
+    def _look(self, model: Seq2Seq, weights: dict[str, Tensor]) -> float:
+        """Judge these weights with this model, and keep them if they are the best."""
+        model.load_state_dict(weights)
+        found = judge(model, self.tokens, self.dev, self.plan.training.criterion)
+        better = found.value > self.progress.best
+        if better:
+            write_weights(self.folder, weights)
+        self._tell("judge", found.judgement(self.progress.step, better))
+        return found.value
+
+    def _average(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The mean of these weights and those of the checkpoints before."""
+        others = (
+            self._regular()[-(self.plan.training.average - 1) :] if self.plan.training.average > 1 else []
+        )
+        if not others:
+            return weights
+        sums = {name: tensor.double() for name, tensor in weights.items()}
+        for one in others:
+            for name, tensor in one.weights().items():
+                sums[name] = sums[name] + tensor.to(sums[name].device)
+        return {name: (sums[name] / (len(others) + 1)).to(tensor.dtype) for name, tensor in weights.items()}
+
+    def _regular(self) -> list[Checkpoint]:
+        """The checkpoints before this step that the plan asked for, and not Ctrl-C."""
+        training = self.plan.training
+        every = [training.save or self.epoch, training.judge or self.epoch]
+        return [
+            one
+            for one in Checkpoint.all(self.folder)
+            if one.step < self.progress.step and any(one.step % each == 0 for each in every)
+        ]
+
+    def _save(self) -> None:
+        """Write a checkpoint, and remove those that are no longer needed."""
+        progress, world = self.progress, self.world
+        one = world.write(self.folder, progress.step, self.model, self.optimizer, progress.state)
+        if world.rank == 0:
+            before = self._regular()[-max(1, self.plan.training.average - 1) :]
+            Checkpoint.tidy(self.folder, [*before, one])
+            self._tell("saved", progress.step, one.path)
+
+    def _patience_ended(self) -> bool:
+        patience = self.plan.training.patience
+        return bool(patience) and self.progress.without_improvement >= patience
+
+    def _end(self, why: str) -> bool:
+        best = f"the best weights are those of update {self.progress.best_step}"
+        self._tell("end", f"{why} after {self.progress.step} updates; {best}.")
+        return True
+
+    def _report(self, since: "Since") -> Report:
+        progress = self.progress
+        loss, tokens_per_second = since.take()
+        loss = self.world.total(loss)
+        return Report(
+            step=progress.step,
+            steps=self.steps,
+            epoch=progress.step / self.epoch,
+            loss=loss,
+            rate=self.optimizer.param_groups[0]["lr"],
+            tokens_per_second=tokens_per_second,
+            seconds=progress.seconds,
+            left=(self.steps - progress.step) * progress.seconds / progress.step,
+        )
+
+    def _about(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        pairs = len(self.batches.pairs.sizes)
+        return f"{self.plan.model.kind}, {parameters / 1e6:.1f} M parameters, {pairs:,} pairs"
+
+    def _tell(self, what: str, *about: Any) -> None:
+        if self.world.rank == 0:
+            for listener in self.listeners:
+                getattr(listener, what)(*about)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl-C, or a request to end, lets the update finish and saves; a second one ends at once."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self._stop:
+                raise KeyboardInterrupt
+            self._stop = True
+            self._tell("say", "stopping after this update …")
+
+        # torchrun passes Ctrl-C on to all processes; it asks them to end when one is lost, and then no update
+        # can be finished any more
+        numbers = [signal.SIGINT] if self.world.size > 1 else [signal.SIGINT, signal.SIGTERM]
+        try:
+            before = {number: signal.signal(number, stop) for number in numbers}
+        except ValueError:  # not in the main thread, where signals do not arrive
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Since:
+    """Loss and speed since the last report; the time of looks at the dev data does not count."""
+
+    def __init__(self, seconds: float) -> None:
+        self._before, self._begun = seconds, time.monotonic()
+        self._reported = seconds
+        self._losses: list[float] = []
+        self._size = 0
+
+    def add(self, loss: float, size: int) -> None:
+        """One more update."""
+        self._losses.append(loss)
+        self._size += size
+
+    def seconds(self) -> float:
+        """Of training, over all resumes."""
+        return self._before + time.monotonic() - self._begun
+
+    def pause(self, seconds: float) -> None:
+        """Go on counting from here."""
+        self._before, self._begun = seconds, time.monotonic()
+
+    def take(self) -> tuple[float, float]:
+        """The mean loss, and source and target tokens per second; the next report counts from here."""
+        now = self.seconds()
+        found = sum(self._losses) / len(self._losses), self._size / max(now - self._reported, 1e-9)
+        self._losses, self._size, self._reported = [], 0, now
+        return found

@@ -1,0 +1,100 @@
+"""From pairs of sentences to a translator: prepare, train, and choose what alignments are read from."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from regard.errors import ArgumentError
+from regard.translation.alignment import choose
+from regard.translation.checkpoint import WEIGHTS, load_model, read_config, write_config
+from regard.translation.corpus import Pair
+from regard.translation.distributed import Alone, World
+from regard.translation.logs import CsvLog, TensorBoardLog
+from regard.translation.plan import Plan
+from regard.translation.preparation import Prepared, prepare, prepared
+from regard.translation.progress import Listener
+from regard.translation.trainer import Outcome, Trainer
+
+_ALIGNED = 300  # dev pairs by which layer and heads are chosen
+
+
+def train(
+    folder: str | os.PathLike[str],
+    pairs: Iterable[Pair] | None = None,
+    *,
+    dev: Iterable[Pair] | None = None,
+    plan: Plan | None = None,
+    resume: bool = False,
+    listeners: Sequence[Listener] = (),
+    world: World | None = None,
+) -> Outcome:
+    """Train a translator in a model folder; `load_translator(folder)` reads it.
+
+    pairs: `read_pairs("a.en", "a.de")`, or any others. dev: pairs to judge by; otherwise some are held back.
+    resume: go on from the last checkpoint of the folder, if there is one; its own plan counts then.
+    listeners: are told how it goes. The folder gets log.csv, and logs for TensorBoard if that is installed.
+
+    >>> import tempfile
+    >>> from regard.translation import Pair, Plan, load_translator, train
+    >>> pairs = [Pair(f"{word} {i}", f"{i} {word.upper()}") for i in range(8) for word in ("one", "two", "six")]
+    >>> plan = Plan.preset("tiny").but(["training.updates=2", "tokens.size=40", "model.width=16"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     outcome = train(folder, pairs, plan=plan)
+    ...     translations = load_translator(folder).translate(["one 3"])
+    >>> outcome.finished
+    True
+    """
+    path, world = Path(folder), world or Alone()
+    if world.rank == 0:
+        _prepare(path, pairs, dev, plan or Plan(), resume, listeners)
+    world.wait()
+    found = prepared(path)
+    assert found is not None
+    plan = Plan.of(read_config(path)["plan"])
+    listeners = [*listeners, CsvLog(path), TensorBoardLog(path)] if world.rank == 0 else []
+    outcome = Trainer(path, plan, *found, listeners=listeners, world=world).run()
+    if world.rank == 0 and outcome.finished:
+        _choose(path, plan, found)
+    world.wait()
+    return outcome
+
+
+def _prepare(
+    folder: Path,
+    pairs: Iterable[Pair] | None,
+    dev: Iterable[Pair] | None,
+    plan: Plan,
+    resume: bool,
+    listeners: Sequence[Listener],
+) -> None:
+    """A folder with all that a training reads, unless it is there."""
+    there = folder.exists() and any(folder.iterdir())
+    if there and not resume:
+        raise ArgumentError(
+            f"the folder {os.fspath(folder)!r} is not empty; go on in it with resume (--resume), or name a new one."
+        )
+    if there and prepared(folder) is not None:
+        return
+    if there:
+        read_config(folder)  # it must be a model folder, and not just any
+    if pairs is None:
+        raise ArgumentError(
+            f"there is nothing to go on with in {os.fspath(folder)!r}; give the pairs to train on as well."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(folder, plan)
+
+    def say(text: str) -> None:
+        for listener in listeners:
+            listener.say(text)
+
+    prepare(folder, plan, pairs, dev, say)
+
+
+def _choose(folder: Path, plan: Plan, found: Prepared) -> None:
+    """Which layer and heads show word alignments best, into config.json."""
+    if plan.model.kind == "plain" or not (folder / WEIGHTS).exists():
+        return
+    model = load_model(folder).model
+    choice = choose(model, found.tokens, found.dev[:_ALIGNED])
+    write_config(folder, plan, alignment=choice.settings())

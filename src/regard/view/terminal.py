@@ -1,0 +1,208 @@
+"""Word alignments, drawn in a terminal and as pictures: a row per target word, a column per source word."""
+
+import os
+import unicodedata
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from regard.errors import ArgumentError, ShapeError
+from regard.mechanism.checks import count
+from regard.translation.progress import plain
+from regard.view.curves import check_ending, drawing, save
+from regard.view.pictures import LABELS, heatmap
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+SHADES = " ░▒▓█"
+LETTERS = " .:+#"  # for a terminal that has no others
+# matplotlib's cividis, as the pictures, at 0, 1/8 … 1
+COLOURS = ["#00224d", "#1a386f", "#434e6b", "#61646f", "#7c7b78", "#9b9376", "#bbad6c", "#dec957", "#fde737"]
+FULL = 0.5  # what is drawn strongest is the largest weight, or this if all are smaller
+TALLEST = 14  # letters of a source word, which stands upright
+WIDEST = 20  # columns of a target word
+CELL = 2  # columns of a weight: about as wide as high, and room for a Han character
+LEAST = 8  # columns that a drawing needs
+INCHES, LARGEST = 0.45, 24  # of a picture: for each word, and in all
+MOST = 120  # words along its axes; of more, some are named
+
+
+class Aligned(Protocol):
+    """Words of two sentences, and how much each target word (row) looked at each source word (column)."""
+
+    @property
+    def source_words(self) -> Sequence[str]: ...
+    @property
+    def target_words(self) -> Sequence[str]: ...
+    @property
+    def weights(self) -> Tensor: ...
+
+
+def draw_alignment(alignment: Aligned, console: "Console | None" = None) -> None:
+    """Draw an alignment in a terminal: colours where it has some, shades elsewhere.
+
+    >>> import torch
+    >>> from types import SimpleNamespace
+    >>> from rich.console import Console
+    >>> from regard.view.terminal import draw_alignment
+    >>> weights = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
+    >>> words = {"source_words": ["zwei", "Hunde"], "target_words": ["two", "dogs"]}
+    >>> draw_alignment(SimpleNamespace(weights=weights, **words), Console(color_system=None))
+           H
+         z u
+         w n
+         e d
+         i e
+    two  ██   zwei
+    dogs ░░██ Hunde
+    """
+    from rich.console import Console
+
+    console = console or Console(highlight=False)
+    colours = console.color_system in ("256", "truecolor") and not console.no_color
+    ours = SHADES if console.encoding.startswith("utf") else LETTERS
+    shades = None if colours else ours
+    for line in _lines(alignment, max(console.width, LEAST), shades, console.encoding):
+        console.print(line, soft_wrap=True)
+
+
+def alignment_lines(alignment: Aligned, *, width: int = 80, shades: str = SHADES) -> list[str]:
+    """The lines that draw an alignment without colours, none wider than `width`.
+
+    Source words stand upright above their columns; if there are more than fit, the rest follows below.
+    At the end of each row stands the source word that its target word looked at most, if there is room.
+
+    >>> import torch
+    >>> from types import SimpleNamespace
+    >>> from regard.view.terminal import alignment_lines
+    >>> words = {"source_words": ["zwei", "Hunde"], "target_words": ["two", "dogs"]}
+    >>> alignment = SimpleNamespace(weights=torch.eye(2), **words)
+    >>> alignment_lines(alignment, shades=" .:+#")[-2:]
+    ['two  ##   zwei', 'dogs   ## Hunde']
+    """
+    count("alignment_lines got width", width, least=LEAST)
+    if len(shades) < 2:
+        raise ArgumentError(f"alignment_lines got shades={shades!r}; give at least two, the faintest first.")
+    return [line.plain.rstrip() for line in _lines(alignment, width, shades)]
+
+
+def draw_alignment_picture(
+    alignment: Aligned, path: str | os.PathLike[str], *, title: str | None = None
+) -> Path:
+    """Draw an alignment as a heat map: .png, .svg or .pdf.
+
+    >>> import tempfile, torch
+    >>> from types import SimpleNamespace
+    >>> from regard.view.terminal import draw_alignment_picture
+    >>> alignment = SimpleNamespace(weights=torch.eye(2), source_words=["a", "b"], target_words=["c", "d"])
+    >>> draw_alignment_picture(alignment, tempfile.mkdtemp() + "/alignment.png").name
+    'alignment.png'
+    """
+    check_ending(path)
+    sources, targets, weights = _checked(alignment)
+    if not sources or not targets:
+        raise ArgumentError(
+            f"an alignment of {len(targets)} target words and {len(sources)} source words cannot be drawn; "
+            "give sentences that have words."
+        )
+    size = tuple(min(max(2.0 + INCHES * len(words), 4), LARGEST) for words in (sources, targets))
+    with drawing((size[0], size[1]), [*sources, *targets, title or ""]) as figure:
+        axes = figure.subplots()
+        heatmap(axes, weights, queries=targets, keys=sources, title=title)
+        if LABELS < max(len(sources), len(targets)) <= MOST:
+            axes.set_xticks(range(len(sources)), sources, rotation=45, ha="right")
+            axes.set_yticks(range(len(targets)), targets)
+        axes.set_xlabel("source")
+        axes.set_ylabel("target")
+        return save(figure, path)
+
+
+def _checked(alignment: Aligned, encoding: str = "utf-8") -> tuple[list[str], list[str], Tensor]:
+    """Words without control characters or any that cannot be written, and weights of the right shape."""
+    given = (alignment.source_words, alignment.target_words)
+    sources, targets = ([_written(plain(word), encoding) for word in words] for words in given)
+    weights = alignment.weights.detach().cpu().float().nan_to_num(0)
+    if tuple(weights.shape) != (len(targets), len(sources)):
+        raise ShapeError(
+            f"an alignment of {len(targets)} target words and {len(sources)} source words has weights of "
+            f"shape {tuple(weights.shape)}; it needs a row per target word and a column per source word."
+        )
+    return sources, targets, weights
+
+
+def _written(text: str, encoding: str) -> str:
+    return text.encode(encoding, "replace").decode(encoding)
+
+
+def _lines(alignment: Aligned, width: int, shades: str | None, encoding: str = "utf-8") -> "Iterator[Text]":
+    """Line by line; without shades, in colours."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    sources, targets, weights = _checked(alignment, encoding)
+    if not sources or not targets:
+        yield Text("(no words to align)"[:width])
+        return
+    weights = weights / max(float(weights.max()), FULL)
+    label = min(max(map(cell_len, targets)), WIDEST, (width - CELL - 1) // 2)
+    panels = -(-len(sources) // ((width - label - 1) // CELL))
+    columns = -(-len(sources) // panels)
+    room = width - label - 1 - CELL * len(sources) - 1
+    named = room >= min(LEAST, max(map(cell_len, sources)))
+    for first in range(0, len(sources), columns):
+        if first:
+            yield Text()
+        yield from _heading(sources[first : first + columns], label, _written("⋮", encoding))
+        for target, row in zip(targets, weights, strict=True):
+            line = Text(_fit(target, label, encoding) + " ")
+            for weight in row[first : first + columns].tolist():
+                line.append(*_cell(weight, shades))
+            if named and float(row.max()) > 0:
+                line.append(" " + _fit(sources[int(row.argmax())], room, encoding))
+            if shades:
+                line.rstrip()
+            yield line
+
+
+def _heading(words: Sequence[str], label: int, cut: str) -> "Iterator[Text]":
+    """Words that stand upright, each above its column; `cut` stands where the end of one is cut."""
+    from rich.cells import set_cell_size
+    from rich.text import Text
+
+    upright = [_letters(word) for word in words]
+    upright = [each if len(each) <= TALLEST else [*each[: TALLEST - 1], cut] for each in upright]
+    for height in range(max(map(len, upright)), 0, -1):
+        letters = (each[-height] if len(each) >= height else "" for each in upright)
+        line = " " * (label + 1) + "".join(set_cell_size(letter, CELL) for letter in letters)
+        yield Text(line.rstrip())
+
+
+def _letters(word: str) -> list[str]:
+    """Characters, each with the marks that belong to it."""
+    letters: list[str] = []
+    for character in word:
+        if letters and unicodedata.category(character) in ("Mn", "Mc", "Me", "Cf"):
+            letters[-1] += character
+        else:
+            letters.append(character)
+    return letters
+
+
+def _cell(weight: float, shades: str | None) -> tuple[str, str]:
+    """What is drawn for a weight between 0 and 1, and its style."""
+    if shades is None:
+        return " " * CELL, f"on {COLOURS[round(min(max(weight, 0), 1) * (len(COLOURS) - 1))]}"
+    return shades[min(max(round(weight * (len(shades) - 1)), 0), len(shades) - 1)] * CELL, ""
+
+
+def _fit(word: str, width: int, encoding: str) -> str:
+    """Exactly so many columns: blanks are added, or the end is cut."""
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(word) <= width:
+        return set_cell_size(word, width)
+    return set_cell_size(word, width - 1) + _written("…", encoding)

@@ -1,0 +1,174 @@
+"""The command line as a whole: quick, helpful, and one clean line for what it refuses."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+
+import regard
+
+pytest.importorskip("typer")
+
+import typer
+
+from regard.cli import app, main
+from tests.cli.running import run
+
+NAMES = [str(command.name) for command in app.registered_commands]
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """A command that does what the test wants, as `regard try`."""
+
+    def add(function):
+        monkeypatch.setattr(app, "registered_commands", list(app.registered_commands))
+        app.command("try")(function)
+
+    return add
+
+
+def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+
+
+def test_version(capsys):
+    run("--version")
+    assert capsys.readouterr().out == f"regard {regard.__version__}\n"
+
+
+def test_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "regard", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"regard {regard.__version__}\n"), done.stderr
+
+
+def test_help_names_the_commands(capsys):
+    run("--help")
+    shown = capsys.readouterr().out
+    assert all(f" {command} " in shown for command in NAMES)
+
+
+def test_no_command_is_help(capsys):
+    run("--help")
+    shown = capsys.readouterr().out
+    run(status=2)
+    assert capsys.readouterr().out.strip() == shown.strip()
+
+
+def test_every_help_is_shown_without_torch():
+    """torch takes a second to import; so do others that few commands need."""
+    program = (
+        "import sys\n"
+        "from regard.cli import main\n"
+        "for command in ([], *([name] for name in sys.argv[1:])):\n"
+        "    try:\n"
+        "        main([*command, '--help'])\n"
+        "    except SystemExit as left:\n"
+        "        assert not left.code, (command, left.code)\n"
+        "heavy = {'torch', 'numpy', 'sentencepiece', 'sacrebleu', 'matplotlib', 'babel', 'tensorboard'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = python(program, *NAMES)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Usage: regard") == 1 + len(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["embed", "--lyaer", "2"], "No such option: --lyaer"),
+        (["embed", "bark", "--layer", "two"], "Invalid value for '--layer'"),
+        (["compare", "one"], "Missing argument 'second'. See regard compare --help."),
+        (["embd"], "No such command 'embd'. Did you mean 'embed'? See regard --help."),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments, message, capsys):
+    run(*arguments, status=2)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"regard: {message}")
+    assert shown.err.count("\n") == 1
+
+
+def test_an_error_of_the_system_names_the_file_and_the_cure(command, capsys):
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model/x")
+
+    command(full)
+    run("try", status=2)
+    assert capsys.readouterr().err == (
+        "regard: model/x: No space left on device; free some space and run the same command again.\n"
+    )
+
+
+def test_a_missing_package_is_told_with_what_installs_it(command, monkeypatch, capsys):
+    def needs(package: Annotated[str, typer.Argument()]) -> None:
+        __import__(package)
+
+    command(needs)
+    monkeypatch.setitem(sys.modules, "bible_alignments", None)
+    run("try", "bible_alignments", status=2)
+    assert 'pip install "regard[bible]"' in capsys.readouterr().err
+    run("try", "no_such_package_anywhere", status=2)
+    shown = capsys.readouterr().err
+    assert "this needs the package 'no_such_package_anywhere': pip install" in shown
+    for ours in ("regard.nowhere", "json.nowhere"):
+        with pytest.raises(ModuleNotFoundError):
+            main(["try", ours])
+
+
+@pytest.mark.parametrize("where", ["regard.cli.words._load", "regard.cli.app"])
+def test_an_interrupt_is_one_line(where, monkeypatch, capsys):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, interrupt)
+    run("embed", "bark", status=130)
+    assert capsys.readouterr().err == "regard: interrupted.\n"
+
+
+def test_a_command_may_say_itself_that_it_was_interrupted(command, capsys):
+    def saved() -> None:
+        raise SystemExit(130)
+
+    command(saved)
+    run("try", status=130)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_an_interrupt_inside_an_import_is_one_line_too(inside, tmp_path: Path):
+    """What is imported may turn the exception into another one, as numpy and torch do."""
+    interrupted = (
+        "import os, signal\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    while True: pass\n"
+        "except KeyboardInterrupt:\n"
+        "    raise RuntimeError('something else')\n"
+    )
+    (tmp_path / "torchlike.py").write_text(interrupted if inside else "")
+    program = (
+        "import sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "from regard.cli import app, main\n"
+        "@app.command('try')\n"
+        "def command():\n"
+        "    import torchlike\n"
+        "    import os, signal\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "main(['try'])\n"
+    )
+    done = python(program, str(tmp_path))
+    assert (done.returncode, done.stderr) == (130, "regard: interrupted.\n")
+
+
+def test_the_handler_of_ctrl_c_is_given_back():
+    before = signal.getsignal(signal.SIGINT)
+    run("--version")
+    assert signal.getsignal(signal.SIGINT) is before

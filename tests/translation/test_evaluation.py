@@ -1,0 +1,331 @@
+"""Evaluation: sacreBLEU's own numbers, exact match, short sentences and long ones; and the command."""
+
+import json
+import random
+import sys
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.errors import ArgumentError, DTypeError
+from regard.translation.evaluation import (
+    LEAST,
+    Lengths,
+    by_length,
+    check_tokenizer,
+    evaluate,
+    exact_match,
+    length_bins,
+    words,
+)
+
+MULTI30K = Path(__file__).parents[3] / "shared" / "data" / "multi30k"
+REFERENCES = [
+    "A man in an orange hat stares at something.",
+    "Two dogs run across the wide green lawn.",
+    "Hello!",
+    "People are fixing the roof of a house .",
+    "",
+]
+TRANSLATIONS = [
+    "A man in an orange hat is staring at something.",
+    "two dogs run across the wide green lawn.",
+    "Hello!",
+    "people fix the roof of the house.",
+    "",
+]
+sentences = st.lists(st.text("ab .", max_size=20), min_size=1, max_size=30)
+
+
+def test_the_numbers_and_signatures_are_those_of_sacrebleu():
+    import sacrebleu
+
+    found = evaluate(TRANSLATIONS, REFERENCES)
+    assert found.bleu == sacrebleu.corpus_bleu(TRANSLATIONS, [REFERENCES]).score
+    assert found.lowercase_bleu == sacrebleu.corpus_bleu(TRANSLATIONS, [REFERENCES], lowercase=True).score
+    assert found.chrf == sacrebleu.corpus_chrf(TRANSLATIONS, [REFERENCES]).score
+    assert found.bleu_signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert "case:lc" in found.lowercase_signature
+    assert found.chrf_signature.startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no")
+    assert found.exact == 2 / 5
+    assert found.bleu < found.lowercase_bleu
+
+
+def test_a_perfect_translation():
+    found = evaluate(REFERENCES, REFERENCES, sources=REFERENCES)
+    assert (found.bleu, found.chrf, found.exact) == pytest.approx((100, 100, 1))
+    assert [one.bleu for one in found.by_length] == [pytest.approx(100)]
+
+
+@settings(max_examples=25)
+@given(sentences, st.randoms(use_true_random=False))
+def test_the_order_of_sentences_is_irrelevant(references, chance):
+    translations = [text[: chance.randrange(1, 20)] for text in references]
+    pairs = list(zip(translations, references, strict=True))
+    mixed = random.Random(0).sample(pairs, len(pairs))
+    first, second = (evaluate(*map(list, zip(*each, strict=True))) for each in (pairs, mixed))
+    assert (first.bleu, first.chrf, first.exact) == pytest.approx((second.bleu, second.chrf, second.exact))
+    assert 0 <= first.bleu <= 100.0001
+
+
+def test_lower_case_changes_scores_and_signatures():
+    found = evaluate(TRANSLATIONS, REFERENCES, lowercase=True)
+    assert found.bleu == found.lowercase_bleu == evaluate(TRANSLATIONS, REFERENCES).lowercase_bleu
+    assert "case:lc" in found.bleu_signature
+    assert "case:lc" in found.chrf_signature
+    assert found.exact == 3 / 5
+    assert str(found).count("\n") == 2  # BLEU in lower case is not printed twice
+
+
+def test_printed_it_is_a_line_for_each_score():
+    lines = str(evaluate(TRANSLATIONS, REFERENCES, sources=REFERENCES)).splitlines()
+    assert [line[:11].strip() for line in lines[:4]] == ["BLEU", "lower case", "chrF", "exact match"]
+    assert "|tok:13a|" in lines[0]
+    assert "40.00 %  of 5 sentences" in lines[3]
+    assert lines[5].split() == ["source", "words", "sentences", "BLEU", "exact"]
+
+
+def test_blanks_do_not_matter_to_exact_match_and_words_do():
+    assert exact_match(["a  b ", "ab", "a"], [" a b", "a b", "A"]) == 1 / 3
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ArgumentError, match="2 translations and 1 references"):
+        evaluate(["a", "b"], ["a"])
+    with pytest.raises(ArgumentError, match="1 translations and 3 sources"):
+        by_length(["a"], ["a"], ["a", "b", "c"])
+    with pytest.raises(ArgumentError, match="evaluate got no sentences"):
+        evaluate([], [])
+    with pytest.raises(DTypeError, match="one string as references"):
+        evaluate(["a"], "a")
+    with pytest.raises(ArgumentError, match="tokenize='spm'; it can be '13a'"):
+        evaluate(["a"], ["a"], tokenize="spm")
+    for bins in ([], [3, 3], [5, 2]):
+        with pytest.raises(ArgumentError, match="give growing lengths"):
+            by_length(["a"], ["a"], ["a"], bins=bins)
+    with pytest.raises(DTypeError, match="must be a whole number"):
+        by_length(["a"], ["a"], ["a"], bins=[2.5])
+
+
+def test_a_tokenizer_whose_package_is_missing(monkeypatch):
+    def missing(*arguments, **options):
+        raise RuntimeError
+
+    monkeypatch.setattr("sacrebleu.metrics.bleu.BLEU.__init__", missing)
+    with pytest.raises(ArgumentError, match=r"pip install 'sacrebleu\[ja\]'"):
+        check_tokenizer("ja-mecab")
+
+
+def test_nothing_is_logged_about_tokenized_text(capfd):
+    evaluate(["it ends with a period ."] * 200, ["it ends with a period ."] * 200)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_words_are_counted_in_any_script():
+    assert [words(text) for text in ("", "...", "Dogs bark.", "它叫了。", "e\u0301te\u0301")] == [
+        0,
+        0,
+        2,
+        3,
+        1,
+    ]
+
+
+@given(st.lists(st.integers(0, 80), min_size=1, max_size=400))
+def test_bins_hold_every_sentence_once_and_enough_of_them(lengths):
+    sources = [" ".join("a" * length) for length in lengths]
+    found = by_length(sources, sources, sources)
+    assert sum(one.sentences for one in found) == len(sources)
+    assert len(found) <= 8
+    assert len(found) == 1 or all(one.sentences >= LEAST for one in found)
+    assert all(one.exact == 1 for one in found)
+    spans = [one.lengths for one in found]
+    assert all(span.last < after.first for span, after in pairwise(spans))
+
+
+def test_bins_that_are_given():
+    sources = [" ".join("a" * length) for length in (1, 2, 3, 5, 8, 13)]
+    found = by_length(sources, sources, sources, bins=[2, 4, 7])
+    assert [(str(one.lengths), one.sentences) for one in found] == [
+        ("1–2", 2),
+        ("3–4", 1),
+        ("5–7", 1),
+        ("8+", 2),
+    ]
+    assert found[-1].lengths == Lengths(8, None)
+
+
+def test_one_bin_is_all():
+    (one,) = by_length(TRANSLATIONS, REFERENCES, REFERENCES, bins=[100])
+    assert one.bleu == evaluate(TRANSLATIONS, REFERENCES).bleu
+
+
+def test_a_bin_of_single_words_is_scored_too():
+    (one,) = by_length(["dog"] * 9, ["dog"] * 9, ["Hund"] * 9)
+    assert one.bleu == pytest.approx(100)  # there are no four words in a row, and none is missing
+
+
+def test_a_long_tail_is_one_bin():
+    assert length_bins(["a"] * 100 + ["a b"] * 100 + ["a b c d e f g h"]) == [1, 8]
+    assert length_bins(["a"]) == [1]
+    assert length_bins([]) == []
+
+
+@pytest.mark.skipif(not MULTI30K.exists(), reason="there is no Multi30k on this machine")
+def test_bins_of_real_sentences():
+    german, english = (
+        (MULTI30K / f"test_2016_flickr.{name}").read_text("utf-8").splitlines() for name in ("de", "en")
+    )
+    found = evaluate(english, english, sources=german)
+    assert 4 <= len(found.by_length) <= 8
+    assert (found.sentences, found.exact) == (1000, 1)
+
+
+# The command
+
+
+class Shouting:
+    """A translator that says the same in capitals, and that a test can look at."""
+
+    calls: ClassVar[list[tuple[str, int, int, int]]] = []
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise ArgumentError(f"there is no folder {str(folder)!r}; check the path.")
+        self.folder = folder
+
+    def translate(self, texts, *, how, batch):
+        self.calls.append((self.folder.name, len(texts), how.size, batch))
+        change = str.upper if self.folder.name == "loud" else str
+        return [SimpleNamespace(text=change(text), tokens=text.split()) for text in texts]
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch) -> Path:
+    """Two files, two model folders, and a translator for them."""
+    (tmp_path / "source").write_text("".join(f"der Hund {'x ' * (i % 9)}\n" for i in range(300)))
+    (tmp_path / "reference").write_text("".join(f"DER HUND {'X ' * (i % 9)}\n" for i in range(300)))
+    for name in ("loud", "quiet"):
+        (tmp_path / name).mkdir()
+    module = ModuleType("regard.translation.translator")
+    module.load_translator = Shouting
+    monkeypatch.setitem(sys.modules, "regard.translation.translator", module)
+    monkeypatch.setattr(Shouting, "calls", [])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str, status: int = 0) -> None:
+    from regard.cli import main
+
+    with pytest.raises(SystemExit) as left:
+        main(["evaluate", *arguments])
+    assert (left.value.code or 0) == status
+
+
+def test_one_model(corpus, capsys):
+    run("source", "reference", "--model", "loud", "--beam", "3", "--batch", "7", "--output", "out")
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "loud"
+    assert shown[1].split()[:2] == ["BLEU", "100.00"]
+    assert "|tok:13a|" in shown[1]
+    assert shown[4].split() == ["exact", "match", "100.00", "%", "of", "300", "sentences"]
+    assert "sentences/s" in shown[5]
+    assert "target tokens/s" in shown[5]
+    assert len(shown) == 6
+    assert Shouting.calls == [("loud", 300, 3, 7)]
+    assert [line.split() for line in (corpus / "out").read_text().splitlines()] == [
+        line.split() for line in (corpus / "reference").read_text().splitlines()
+    ]
+
+
+def test_several_models_are_compared_and_drawn(corpus, capsys):
+    run("source", "reference", "-m", "loud", "-m", "quiet", "--picture", "lengths.svg")
+    shown = capsys.readouterr().out
+    rows = [line.split() for line in shown.splitlines()]
+    assert rows[0][:4] == ["BLEU", "lower", "case", "chrF"]
+    assert rows[1][:3] == ["loud", "100.00", "100.00"]
+    assert rows[2][:3] == ["quiet", "0.00", "100.00"]
+    start = rows.index(["words", "sentences", "loud", "quiet"])
+    assert sum(int(row[1]) for row in rows[start + 1 :]) == 300
+    assert (corpus / "lengths.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_ready_translations_need_no_model(corpus, capsys):
+    run("source", "reference", "--translations", "reference", "--by-length")
+    shown = capsys.readouterr().out
+    assert "100.00" in shown
+    assert "speed" not in shown
+    assert "source words" in shown
+    assert Shouting.calls == []
+
+
+def test_json(corpus, capsys):
+    run("source", "reference", "-m", "loud", "--translations", "source", "--by-length", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["loud", "source"]
+    assert found["loud"]["exact"] == 1
+    assert found["loud"]["sentences_per_second"] > 0
+    assert found["source"]["seconds"] is None
+    assert found["source"]["by_length"][0].keys() == {"first", "last", "bleu", "sentences", "exact"}
+
+
+def test_lower_case_is_an_option(corpus, capsys):
+    run("source", "reference", "-m", "quiet", "--lowercase", "--json")
+    assert json.loads(capsys.readouterr().out)["quiet"]["bleu"] == pytest.approx(100)
+
+
+def test_pairs_in_one_file(corpus, capsys):
+    (corpus / "pairs.tsv").write_text("der Hund\tDER HUND\neine Katze\tA CAT\n")
+    run("pairs.tsv", "--model", "loud")
+    assert "50.00 %  of 2 sentences" in capsys.readouterr().out
+
+
+def test_the_embedded_corpus(corpus, capsys, monkeypatch):
+    pytest.importorskip("num2words")
+    pytest.importorskip("babel")
+    from regard.translation import embedded
+
+    monkeypatch.setattr(embedded, "embedded", partial(embedded.embedded, size=200))  # in less time
+    run("embedded", "--model", "loud", "--json")
+    held_out = json.loads(capsys.readouterr().out)["loud"]["sentences"]
+    run("embedded-longer", "--model", "loud", "--json")
+    assert json.loads(capsys.readouterr().out)["loud"]["sentences"] > held_out > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["source", "reference"], "evaluate got no model; name one"),
+        (["source", "reference", "-m", "nothing"], "there is no folder 'nothing'"),
+        (["source", "missing", "-m", "loud"], "missing"),
+        (["source", "reference", "-m", "loud", "-m", "loud"], "'loud' is given 2 times"),
+        (
+            ["source", "reference", "-m", "loud", "-m", "quiet", "-o", "x"],
+            "--output is for the translations of",
+        ),
+        (["source", "reference", "-m", "loud", "--output", "no/x"], "there is no folder 'no'"),
+        (["source", "reference", "-m", "loud", "--picture", "x.gif"], "--picture is 'x.gif'; it can end in"),
+        (["source", "reference", "-m", "loud", "--tokenize", "13b"], "tokenize='13b'; it can be"),
+        (["source", "reference", "-m", "loud", "--beam", "0"], "--beam"),
+        (["source", "reference", "--translations", "short"], "'short' has 2 translations and there are 300"),
+        (["embedded", "-m", "loud", "--languages", "german"], "--languages is 'german'; it is a pair"),
+        (["empty", "empty", "-m", "loud"], "has no sentences"),
+    ],
+)
+def test_what_is_refused_is_one_line(arguments, message, corpus, capsys):
+    (corpus / "short").write_text("a\nb\n")
+    (corpus / "empty").write_text("")
+    run(*arguments, status=2)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("regard: ")
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+    assert Shouting.calls == []
