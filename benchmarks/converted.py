@@ -1,4 +1,4 @@
-"""A Transformer of regard's as others run it: the same weights in Hugging Face's and in CTranslate2's form."""
+"""A Transformer of regard's as others run it: its weights in Hugging Face's and in CTranslate2's form."""
 
 from collections.abc import Iterator
 from pathlib import Path

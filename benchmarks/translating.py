@@ -105,7 +105,7 @@ def _train(quick: bool) -> tuple[Transformer, list[list[int]], str]:
 
 
 def compete(model: Any, entries: list[str], batches: Batches, rounds: int) -> dict[str, list[list[Turn]]]:
-    """The turns of each contender, round by round: each batch is translated by all, in an order drawn anew."""
+    """The turns of each contender, round by round; all translate each batch, in an order drawn anew."""
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
     workers = []

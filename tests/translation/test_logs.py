@@ -85,8 +85,20 @@ def test_killed_at_any_byte_and_resumed_is_as_if_nothing_had_happened(data, tmp_
     complete = [row.step for row in read_log(folder)]
     assert complete == list(STEPS)[: max(whole[:cut].count(b"\n") - 1, 0)]
     after = data.draw(st.sampled_from([0, *complete]))  # the last checkpoint
+    CsvLog(folder).begin("a model", after, 1000)
+    assert [row.step for row in read_log(folder)] == [step for step in complete if step <= after]
     train(CsvLog(folder), after)
     assert (folder / "log.csv").read_bytes() == whole
+
+
+def test_a_row_that_becomes_shorter_leaves_nothing_behind(tmp_path):
+    log = CsvLog(tmp_path)
+    log.begin("a model", 0, 1000)
+    for loss in (1.2345678, 2.0):
+        log.judge(judgement(100)._replace(loss=loss, bleu=None))
+    assert read_log(tmp_path) == [Row(100, dev_loss=2.0)]
+    log.report(report(150))
+    assert [row.step for row in read_log(tmp_path)] == [100, 150]
 
 
 def test_a_new_training_begins_a_new_log(tmp_path):

@@ -16,7 +16,7 @@ from torch import Tensor
 import regard
 from regard.models import Packed, Recipe, RecurrentRecipe, RecurrentSeq2Seq, Transformer
 from regard.models.seq2seq import Seq2Seq, State
-from regard.translation.search import Beam, Greedy, Hypothesis, Sample, _largest, search
+from regard.translation.search import Beam, Greedy, Hypothesis, Sample, _best, _Live, search
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -76,6 +76,8 @@ def plainly(
         extended.sort(key=lambda pair: -pair[0])
         live = []
         for total, written in extended[: beam.size - len(found)]:
+            if total < extended[0][0] - beam.within:
+                break
             if written[-1] == END:
                 found.append(Hypothesis(written[:-1], total / size**beam.length, total, True))
             else:
@@ -121,7 +123,8 @@ def test_any_beam_is_what_lists_give(
     never: tuple[int, ...],
     data: st.DataObject,
 ) -> None:
-    model, beam = made(name, seed=seed), Beam(size, length, data.draw(st.integers(1, size)))
+    within = data.draw(st.sampled_from([math.inf, math.inf, 2.0, 0.0]))
+    model, beam = made(name, seed=seed), Beam(size, length, data.draw(st.integers(1, size)), within)
     most = [data.draw(st.integers(0, 6)) for _ in sources]
     found = search(model, Packed.of(sources), beam, most=most, never=never)
     for source, limit, hypotheses in zip(sources, most, found, strict=True):
@@ -363,19 +366,33 @@ def test_a_cold_sample_is_the_likeliest() -> None:
     assert [h.tokens for (h,) in cold] == [h.tokens for (h,) in search(model, source, Greedy(), most=6)]
 
 
-# The largest of a row
+# The best of a vocabulary
 
 
 @settings(max_examples=60)
-@given(rows=st.integers(1, 4), columns=st.integers(1, 2_000), k=st.integers(1, 9), seed=st.integers(0, 9))
-def test_the_largest_by_blocks_are_the_largest(rows: int, columns: int, k: int, seed: int) -> None:
-    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
-    x[:, ::5] = -math.inf
-    k = min(k, columns)
-    values, at = _largest(x, k)
-    assert torch.equal(values, x.topk(k).values)
-    assert torch.equal(x.gather(1, at), values)
-    assert all(len(set(row)) == k for row in at.tolist())
+@given(
+    rows=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    columns=st.integers(1, 600),
+    k=st.integers(1, 9),
+    seed=st.integers(0, 9),
+)
+def test_the_best_by_blocks_are_the_best(rows: list[int], columns: int, k: int, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(sum(rows), columns, generator=draw)
+    x[:, 1::5] = -math.inf
+    sentences = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows))
+    totals = torch.randn(sum(rows), generator=draw).double()
+    first = torch.tensor([sum(rows[:i]) for i in range(len(rows))])
+    found = _best(_Live(sentences, sentences, totals, sentences[:, None]), x, first, k)
+    every = (totals[:, None] + x).split(rows)
+    for wanted, values, parents, tokens in zip(every, *found, strict=True):
+        likely = wanted.flatten().sort(descending=True).values[:k]
+        assert torch.equal(values[: len(likely)], likely)
+        assert bool((values[len(likely) :] == -math.inf).all())
+        there = values > -math.inf
+        parents, tokens = parents[there], tokens[there]
+        assert torch.equal((totals[:, None] + x)[parents, tokens], values[there])
+        assert len(set(zip(parents.tolist(), tokens.tolist(), strict=True))) == len(parents)
 
 
 # What cannot be
@@ -388,6 +405,8 @@ def test_the_largest_by_blocks_are_the_largest(rows: int, columns: int, k: int, 
         (lambda: Beam(2, best=3), "size=2 and best=3"),
         (lambda: Beam(length=-1.0), "length=-1"),
         (lambda: Beam(length=math.nan), "length=nan"),
+        (lambda: Beam(within=-1), "within=-1"),
+        (lambda: Beam(within=math.nan), "within=nan"),
         (lambda: Sample(temperature=0), r"temperature=0; .*Greedy\(\)"),
         (lambda: Sample(top_p=0.0), "top_p=0.0; it must be above 0 and at most 1"),
         (lambda: Sample(top_p=1.5), "top_p=1.5"),

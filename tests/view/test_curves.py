@@ -172,7 +172,7 @@ def test_several_folders_and_files(folder, capsys):
         "step,epoch,loss,rate,tokens_per_second,seconds,dev_loss,dev_bleu\n1,,2,,,,,\n"
     )
     run("small", "other/log.csv")
-    assert capsys.readouterr().out.splitlines()[1] == "other  1 update in an unknown time"
+    assert capsys.readouterr().out.splitlines()[1] == "other  1 update"
     assert (folder / "curves.png").exists()
 
 

@@ -26,10 +26,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from inspect import getdoc
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, get_args, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from regard import __version__
 from regard.cli.shared import CURES, PACKAGES, plain
@@ -57,6 +59,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+# how the help calls what is given to an option; to a flag, nothing is
+_VALUES: dict[object, str] = {bool: "", int: "N", int | None: "N", float: "X", float | None: "X"}
 
 # typer's own refusals, an option that is not there for example; it exports one kind of them alone
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -139,7 +144,8 @@ def _version(asked: bool) -> None:
 def _about(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+        bool,
+        typer.Option("--version", metavar="", help="Print the version.", callback=_version, is_eager=True),
     ] = False,
 ) -> None:
     """Attention that is fast and can be looked at: translators, word alignments, words in context."""
@@ -148,8 +154,21 @@ def _about(
         raise typer.Exit(REFUSED)
 
 
+def _register(name: str, module: str, panel: str) -> None:
+    """Add a command, with a help that reads well."""
+    command = getattr(import_module(f"regard.cli.{module}"), name)
+    for hint in get_type_hints(command, include_extras=True).values():
+        match get_args(hint):
+            case kind, OptionInfo(metavar=None) as option:
+                option.metavar = _VALUES.get(kind)
+    paragraphs = (getdoc(command) or "").split(
+        "\n\n"
+    )  # lines within them are broken anew, to fit the terminal
+    app.command(name, rich_help_panel=panel, help="\n\n".join(" ".join(one.split()) for one in paragraphs))(
+        command
+    )
+
+
 for _panel, _commands in COMMANDS.items():
     for _name, _module in _commands.items():
-        _command = getattr(import_module(f"regard.cli.{_module}"), _name, None)
-        if _command is not None:
-            app.command(_name, rich_help_panel=_panel)(_command)
+        _register(_name, _module, _panel)

@@ -1,1 +1,284 @@
 """`regard align`."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from io import StringIO
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from regard.cli.shared import check_input, check_output, written_whole
+from regard.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from regard.translation.alignment import Alignment
+    from regard.translation.links import Links
+    from regard.translation.quality import Gold
+    from regard.translation.translator import Translator
+
+How = Literal["intersection", "union", "grow-diag-final-and"]
+Pair = tuple[str, str]
+
+_BOTH = "Both directions"
+_GOLD = "Compared with people"
+_READ = "Which attention is read"
+_SHOW = "What is written"
+_GROUP = 512  # pairs that are aligned together
+
+
+def align(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A file with a sentence on each line; or, without TARGET, one of pairs: .tsv or .jsonl, "
+            "also gzipped; - is stdin.",
+        ),
+    ],
+    model: Annotated[
+        Path, typer.Option("--model", "-m", metavar="FOLDER", help="A folder that regard train wrote.")
+    ],
+    target: Annotated[
+        str | None, typer.Argument(metavar="TARGET", help="Their translations, line by line.")
+    ] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="SOURCE and TARGET are two sentences, and no files.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="A file to write; it appears when all is done."),
+    ] = None,
+    reverse_model: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="A model from TARGET to SOURCE.", rich_help_panel=_BOTH),
+    ] = None,
+    symmetrize: Annotated[
+        How | None,
+        typer.Option(
+            metavar="HOW",
+            help="How its links join the others: intersection, union or, by default, grow-diag-final-and.",
+            rich_help_panel=_BOTH,
+        ),
+    ] = None,
+    gold: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The right links, 0-1 sure and 0p1 possible; prints AER, precision and recall instead.",
+            rich_help_panel=_GOLD,
+        ),
+    ] = None,
+    base: Annotated[
+        int | None,
+        typer.Option(min=0, max=1, help="The number of a first word there, 0 or 1.", rich_help_panel=_GOLD),
+    ] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(help="Of the decoder, from 0; -1 is the last.", rich_help_panel=_READ),
+    ] = None,
+    heads: Annotated[
+        str | None,
+        typer.Option(metavar="N,N", help="The mean of these heads, from 0; or all.", rich_help_panel=_READ),
+    ] = None,
+    shift: Annotated[
+        Literal["input", "output"] | None,
+        typer.Option(
+            metavar="WHEN",
+            help="When a word is the decoder's input, or when it is its output.",
+            rich_help_panel=_READ,
+        ),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="All links of this weight; by default the best of each target word.", rich_help_panel=_SHOW
+        ),
+    ] = None,
+    soft: Annotated[
+        bool, typer.Option("--soft", help="All weights, as JSON on each line.", rich_help_panel=_SHOW)
+    ] = False,
+    draw: Annotated[
+        bool, typer.Option("--draw", help="All weights, drawn for the eye.", rich_help_panel=_SHOW)
+    ] = False,
+) -> None:
+    """Which word came from which in given translations: links on each line, 0-0 1-2, source-target from 0.
+
+    The model reads both sentences, and its attention to the source is what links their words, which stand
+    between white space. Which layer and heads align best was found in the training.
+    """
+    _check_input(source, target, text)
+    _check_flags(soft or draw, soft and draw, threshold, reverse_model, symmetrize, gold, base)
+    if output is not None:
+        check_output(output)
+    chosen = _chosen(layer, heads, shift)
+    from regard.translation.links import pharaoh
+    from regard.translation.quality import error_rate
+    from regard.translation.translator import load_translator
+
+    pairs: Iterable[Pair] = _pairs(source, target, text)
+    true = None
+    if gold is not None:
+        pairs = list(pairs)
+        true = _gold(gold, base or 0, pairs)
+    forward = load_translator(model)
+    forward.choice = replace(forward.choice, **chosen)
+    backward = None if reverse_model is None else load_translator(reverse_model)
+    links: list[Links] = []
+    with _opened(output, quiet=gold is not None) as to:
+        for group in _groups(pairs):
+            read = forward.align(group)
+            if soft or draw:
+                _write_weights(read, to, draw)
+                continue
+            some = [one.links(threshold) for one in read]
+            if backward is not None:
+                some = _both(some, backward, group, threshold, symmetrize)
+            links += some if true is not None else []
+            to.writelines(f"{pharaoh(one)}\n" for one in some)
+    if true is not None:
+        print(error_rate(links, true))
+
+
+def _check_input(source: str, target: str | None, text: bool) -> None:
+    """Before anything is loaded: two sentences, or files that can be read."""
+    if text:
+        if target is None:
+            raise ArgumentError('--text needs two sentences; give both: regard align --text "Ja." "Yes."')
+        return
+    for name, path in (("SOURCE", source), ("TARGET", target)):
+        if path is not None and not Path(path).exists() and len(path.split()) > 1:
+            raise ArgumentError(f"there is no file {path!r}; to align two sentences, add --text.")
+        if path is not None:
+            check_input(Path(path), name)
+    if source == target == "-":
+        raise ArgumentError("SOURCE and TARGET are both -; give pairs, source⇥target, and no TARGET.")
+
+
+def _check_flags(
+    weights: bool,
+    twice: bool,
+    threshold: float | None,
+    reverse_model: Path | None,
+    symmetrize: str | None,
+    gold: Path | None,
+    base: int | None,
+) -> None:
+    """Options that make sense together."""
+    if twice:
+        raise ArgumentError("--soft and --draw are two ways to show weights; give one of them.")
+    if weights:
+        wrong = {"--threshold": threshold, "--reverse-model": reverse_model, "--gold": gold}
+        for name, value in wrong.items():
+            if value is not None:
+                raise ArgumentError(f"{name} is about links; leave it away, or --soft and --draw.")
+    if symmetrize is not None and reverse_model is None:
+        raise ArgumentError(
+            f"--symmetrize {symmetrize} joins two directions; give the other one: --reverse-model FOLDER."
+        )
+    if base is not None and gold is None:
+        raise ArgumentError(f"--base {base} says how a gold file counts; give it, too: --gold FILE.")
+    if gold is not None:
+        check_input(gold, "--gold")
+
+
+def _chosen(layer: int | None, heads: str | None, shift: str | None) -> dict[str, Any]:
+    """What was asked for of the attention that is read; heads of one layer say nothing about another."""
+    chosen: dict[str, Any] = {} if shift is None else {"shift": shift}
+    if layer is not None:
+        chosen |= {"layer": layer, "heads": None}
+    if heads is not None:
+        numbers = heads.replace(",", " ").split()
+        if not numbers or not all(number.isdecimal() for number in numbers):
+            raise ArgumentError(f"--heads is {heads!r}; give numbers from 0 on, with commas between: 0,2.")
+        chosen["heads"] = tuple(map(int, numbers))
+    return chosen
+
+
+def _pairs(source: str, target: str | None, text: bool) -> Iterable[Pair]:
+    if text and target is not None:
+        return [(source, target)]
+    from regard.translation.corpus import read_pairs
+
+    return read_pairs(source, target)
+
+
+def _gold(path: Path, base: int, pairs: Sequence[Pair]) -> "list[Gold]":
+    """The right links of all pairs, between words that are there."""
+    from regard.translation.quality import read_gold
+
+    gold = read_gold(path, base)
+    if len(gold) != len(pairs):
+        raise ArgumentError(
+            f"{str(path)!r} has links of {len(gold):,} pairs and there are {len(pairs):,}; give a line for "
+            "each, an empty one where there are no links."
+        )
+    for line, ((source, target), one) in enumerate(zip(pairs, gold, strict=True), start=1):
+        words = len(source.split()), len(target.split())
+        for link in one.sure | one.possible:
+            if link[0] >= words[0] or link[1] >= words[1]:
+                counted = "" if base else " If its words are counted from 1, say --base 1."
+                raise ArgumentError(
+                    f"{str(path)!r}, line {line}, links word {link[0] + base} with {link[1] + base}, and the "
+                    f"pair has {words[0]} and {words[1]} words, between white space.{counted}"
+                )
+    return gold
+
+
+def _groups(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+    pairs = iter(pairs)
+    while group := [(source, target) for source, target in islice(pairs, _GROUP)]:
+        yield group
+
+
+@contextmanager
+def _opened(output: Path | None, quiet: bool) -> Iterator[IO[str]]:
+    """Where the links go: to a file, to stdout, or nowhere."""
+    if output is not None:
+        with written_whole(output) as to:
+            yield to
+    elif quiet:
+        yield StringIO()
+    else:
+        yield sys.stdout
+
+
+def _both(
+    forward: "list[Links]",
+    backward: "Translator",
+    pairs: Sequence[Pair],
+    threshold: float | None,
+    how: How | None,
+) -> "list[Links]":
+    """One set of links out of those of both directions."""
+    from regard.translation.links import symmetrize, turned
+
+    read = backward.align([(target, source) for source, target in pairs])
+    return [
+        symmetrize(there, turned(back.links(threshold)), how or "grow-diag-final-and")
+        for there, back in zip(forward, read, strict=True)
+    ]
+
+
+def _write_weights(read: "Sequence[Alignment]", to: IO[str], draw: bool) -> None:
+    if draw:
+        from rich.console import Console
+
+        from regard.view.terminal import draw_alignment
+
+        screen = Console(file=to, highlight=False)
+        for one in read:
+            draw_alignment(one, screen)
+            screen.print()
+        return
+    for one in read:
+        described = {
+            "source_words": one.source_words,
+            "target_words": one.target_words,
+            "weights": [[round(weight, 4) for weight in row] for row in one.weights.tolist()],
+        }
+        to.write(f"{json.dumps(described, ensure_ascii=False)}\n")

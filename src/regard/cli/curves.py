@@ -47,11 +47,11 @@ def _log(folder: Path) -> Path:
 def _summary(rows: Sequence["Row"]) -> str:
     """How far it came, and when it was best."""
     last = rows[-1]
-    parts = [f"{last.step:,} update{'' if last.step == 1 else 's'} in {_minutes(last)}"]
+    parts = [f"{last.step:,} update{'' if last.step == 1 else 's'}{_time(' in', last)}"]
     judged = [row for row in rows if row.dev_bleu is not None]
     if judged:
         best = max(judged, key=lambda row: row.dev_bleu or 0.0)
-        parts.append(f"best dev BLEU {best.dev_bleu:.2f} at update {best.step:,}, after {_minutes(best)}")
+        parts.append(f"best dev BLEU {best.dev_bleu:.2f} at update {best.step:,}{_time(', after', best)}")
     losses = [row for row in rows if row.dev_loss is not None]
     if losses:
         best = min(losses, key=lambda row: row.dev_loss or 0.0)
@@ -59,5 +59,5 @@ def _summary(rows: Sequence["Row"]) -> str:
     return "; ".join(parts)
 
 
-def _minutes(row: "Row") -> str:
-    return "an unknown time" if row.seconds is None else f"{row.seconds / 60:.1f} minutes"
+def _time(word: str, row: "Row") -> str:
+    return "" if row.seconds is None else f"{word} {row.seconds / 60:.1f} minutes"

@@ -198,6 +198,7 @@ def _translate(
     about = f"{plain(name)} translates {len(sources):,} sentences …"
     with Console(stderr=True).status(Text(about)):
         translator = load_translator(folder)
+        translator.translate(sources[:1], how=Beam(beam), batch=batch)  # the first time takes longer
         start = time.perf_counter()
         found = translator.translate(sources, how=Beam(beam), batch=batch)
         seconds = time.perf_counter() - start

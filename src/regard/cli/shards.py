@@ -22,7 +22,7 @@ class Shards(NamedTuple):
     folder: Path
     key: str
     lines: int
-    count: int
+    number: int
 
     @classmethod
     def of(cls, output: Path, key: str, lines: int, processes: int) -> "Shards":
@@ -36,12 +36,12 @@ class Shards(NamedTuple):
 
     def missing(self, rank: int, processes: int) -> list[int]:
         """Those that a process has to write, and that are not there yet."""
-        return [n for n in range(rank, self.count, processes) if not self.path(n).exists()]
+        return [n for n in range(rank, self.number, processes) if not self.path(n).exists()]
 
     def parts(self, lines: Iterable[str], numbers: Iterable[int]) -> Iterator[tuple[int, list[str]]]:
         """The lines of some shards, with their numbers; the file is read once."""
         lines, wanted = iter(lines), set(numbers)
-        for number in range(self.count):
+        for number in range(self.number):
             part = list(islice(lines, self.lines))
             if number in wanted:
                 yield number, part
@@ -49,7 +49,7 @@ class Shards(NamedTuple):
     def join(self, output: Path) -> None:
         """Put all of them together, and take them away."""
         with written_whole(output) as to:
-            for number in range(self.count):
+            for number in range(self.number):
                 with self.path(number).open(encoding="utf-8", newline="\n") as part:
                     shutil.copyfileobj(part, to)
         shutil.rmtree(self.folder)

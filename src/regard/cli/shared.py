@@ -71,6 +71,8 @@ def check_output(path: Path, option: str = "--output") -> None:
     """Before anything is computed: a file that can be written, in a folder that is there."""
     if path.is_dir():
         raise ArgumentError(f"{option} is {str(path)!r}, a folder; name a file in it.")
+    if path.exists() and not path.is_file():
+        raise ArgumentError(f"{option} is {str(path)!r}, no file that could be replaced; name a file.")
     if not path.parent.is_dir():
         raise ArgumentError(
             f"{option} is {str(path)!r} and there is no folder {str(path.parent)!r}; make it first."
@@ -95,6 +97,7 @@ def check_input(path: Path, option: str = "--file") -> None:
 def written_whole(path: Path) -> Iterator[IO[str]]:
     """A text file to write line by line: beside its place, where it is put when all went well."""
     target = Path(os.path.realpath(path))
+    check_output(target)  # or a device would become a file
     beside = target.parent / f".{secrets.token_hex(8)}.part"
     try:
         with beside.open("x", encoding="utf-8", newline="\n") as file:

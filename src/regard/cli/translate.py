@@ -223,12 +223,10 @@ class Work:
 def _check(sentences: list[str] | None, file: Path | None, output: Path | None) -> None:
     """Before anything is loaded."""
     if sentences and file is not None:
-        raise ArgumentError(
-            f"translate got {len(sentences)} sentences and --file {str(file)!r}; give one of the two."
-        )
+        raise ArgumentError(f"translate got --file {str(file)!r} and sentences as well; give one of the two.")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and (file is None or str(file) == "-" or output is None):
         raise ArgumentError(
-            "under torchrun translate shares out a file; give --file FILE and --output FILE, or leave torchrun away."
+            "under torchrun translate shares out a file; give --file and --output, or start one process."
         )
     if not sentences:
         check_input(file or Path("-"))
@@ -262,6 +260,8 @@ def _lines(file: Path) -> Iterator[str]:
 
 
 def _stdin() -> Iterator[str]:
+    from regard.translation.arriving import standard_input
+
     if sys.stdin.isatty():
         print("regard: type a sentence and Enter; Ctrl-D ends.", file=sys.stderr)
-    return _lines(Path("-"))
+    return standard_input()

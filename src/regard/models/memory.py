@@ -125,17 +125,16 @@ class Cache:
         """Append keys and values (…, g, k, ·); all that there are now."""
         self._check(key, value)
         self._sizes = key.shape[-3], key.shape[-1], value.shape[-1]
-        new = torch.cat([part.transpose(-3, -2).flatten(-2) for part in (key, value)], -1)
         before, self.length = self.length, self.length + key.shape[-2]
-        if new.requires_grad:
+        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+            new = torch.cat([part.transpose(-3, -2).flatten(-2) for part in (key, value)], -1)
             self._room = new if self._room is None else torch.cat([self._room[..., :before, :], new], -2)
-        else:
-            self._room = self._roomy(before, new)
+            return self._held(0)
+        self._room = self._roomy(before, key)
+        for place, new in zip(self._held(before)[:2], (key, value), strict=True):
             # data: nothing that was handed out changes, so it does not count as stale
-            self._room.data[..., before : self.length, :].copy_(new)
-        held = self._held()
-        assert held is not None
-        return held
+            place.data.copy_(new.detach())
+        return self._held(0)
 
     @contextmanager
     def extending(self, key: Tensor, value: Tensor) -> Iterator[Memory]:
@@ -154,9 +153,9 @@ class Cache:
                 f"the cache got keys of shape {_shape(key)} and values of shape {_shape(value)}; each key "
                 "has a value, so that they may differ in their last axis alone."
             )
-        held = self._held()
-        if held is None:
+        if self._room is None:
             return
+        held = self._held(0)
         for name, old, new in (("keys", held.key, key), ("values", held.value, value)):
             if old.shape[:-2] != new.shape[:-2] or old.shape[-1] != new.shape[-1]:
                 raise ShapeError(
@@ -169,18 +168,20 @@ class Cache:
                     "that the cache was begun in, or use a new Cache()."
                 )
 
-    def _held(self) -> Memory | None:
-        if self._room is None:
-            return None
+    def _held(self, start: int) -> Memory:
+        """Keys and values of the tokens from `start` on, where they are."""
+        assert self._room is not None
         heads, width, value_width = self._sizes
-        parts = self._room[..., : self.length, :].split([heads * width, heads * value_width], -1)
+        parts = self._room[..., start : self.length, :].split([heads * width, heads * value_width], -1)
         return Memory(*(part.unflatten(-1, (heads, -1)).transpose(-3, -2) for part in parts))
 
-    def _roomy(self, before: int, new: Tensor) -> Tensor:
+    def _roomy(self, before: int, key: Tensor) -> Tensor:
         """Room for `length` tokens, and what is there already."""
         if self._room is not None and self._room.shape[-2] >= self.length:
             return self._room
-        room = new.new_empty(*new.shape[:-2], max(16, 2 * before, self.length), new.shape[-1])
+        heads, width, value_width = self._sizes
+        size = max(16, 2 * before, self.length)
+        room = key.new_empty(*key.shape[:-3], size, heads * (width + value_width))
         if self._room is not None:
             room[..., :before, :] = self._room[..., :before, :]
         return room

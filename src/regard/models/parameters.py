@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
+import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+
+_REAL = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # that models compute in
 
 
 def read_parameters(path: str | os.PathLike[str], model: nn.Module) -> dict[str, Tensor]:
@@ -33,9 +35,9 @@ def check_shapes(model: nn.Module, shapes: Mapping[str, list[int]]) -> None:
 
 def check_numbers(tensors: Mapping[str, Tensor]) -> None:
     """All of one real type, and finite."""
-    dtypes: set[Any] = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    dtypes = {tensor.dtype for tensor in tensors.values()} & _REAL
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or len(dtypes) > 1:
+        if tensor.dtype not in _REAL or len(dtypes) > 1:
             raise ValueError(
                 f"its {name} is of {tensor.dtype}, and the parameters should be of one real type"
             )

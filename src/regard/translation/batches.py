@@ -6,6 +6,7 @@ lengths, cuts them where the budget is spent, and shuffles the batches. Nothing 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import numpy
@@ -18,6 +19,7 @@ from regard.models.packed import Packed
 from regard.translation.tokens import END, MARKS, START, UNKNOWN
 
 Ids = Sequence[int] | NDArray[numpy.integer]
+Places = NDArray[numpy.int64]  # of pairs, by number
 _BUCKET = 50  # batches that are sorted together: enough for like lengths, few enough to stay random
 
 
@@ -92,11 +94,13 @@ class Batches:
     seed: all that the order depends on.
     unknown: the share of pairs in which one piece is hidden on both sides, so that a model learns to write
         the unknown mark for what it does not know (Luong et al. 2015b); an alignment then tells what it was.
+        Where no piece stands on both sides, an unknown one is added to both, beyond what `tokens` says.
+    shared: whether a number is the same piece on both sides.
 
     >>> from regard.translation.batches import Batches, InMemory
     >>> batches = Batches(InMemory([([5] * n, [6] * n) for n in range(1, 9)]), tokens=24)
-    >>> [len(batch) for batch in batches.epoch(0)]
-    [1, 1, 4, 1, 1]
+    >>> sorted(len(batch) for batch in batches.epoch(0))
+    [1, 1, 1, 2, 3]
     >>> batches.get(batches.epoch(0)[0], epoch=0).size <= 24
     True
     """
@@ -105,6 +109,7 @@ class Batches:
     tokens: int = 4096
     seed: int = 0
     unknown: float = 0.0
+    shared: bool = True
 
     def __post_init__(self) -> None:
         count("Batches got tokens", self.tokens, least=1)
@@ -112,7 +117,7 @@ class Batches:
         if not len(self.pairs.sizes):
             raise ArgumentError("Batches got no pairs; give one at least.")
 
-    def epoch(self, epoch: int) -> list[NDArray[numpy.int64]]:
+    def epoch(self, epoch: int) -> list[Places]:
         """The pairs of each batch of an epoch, by number."""
         random = numpy.random.default_rng((self.seed, epoch))
         sizes = self.pairs.sizes
@@ -120,19 +125,19 @@ class Batches:
         total = sizes.sum(1) + 2  # an end mark each; the start mark is not counted
         mean = max(float(total.mean()), 1.0)
         bucket = max(1, int(_BUCKET * self.tokens / mean))
-        batches: list[NDArray[numpy.int64]] = []
+        batches: list[Places] = []
         for first in range(0, len(order), bucket):
             some = order[first : first + bucket]
             some = some[numpy.lexsort((sizes[some, 0], sizes[some, 1]))]
             batches.extend(_cut(some, total[some], self.tokens))
         return [batches[i] for i in random.permutation(len(batches))]
 
-    def get(self, places: Sequence[int] | NDArray[numpy.int64], epoch: int) -> Batch:
+    def get(self, places: Sequence[int] | Places, epoch: int) -> Batch:
         """The pairs with these numbers as a batch; in each epoch other pieces are hidden."""
         pairs = [self._pair(int(place), epoch) for place in places]
         return Batch.of(pairs)
 
-    def from_step(self, step: int) -> Iterator[tuple[int, int, NDArray[numpy.int64]]]:
+    def from_step(self, step: int) -> Iterator[tuple[int, int, Places]]:
         """Epoch, place in it and pairs of each batch from a step on, without end; steps count from 0."""
         epoch = 0
         batches = self.epoch(epoch)
@@ -151,11 +156,11 @@ class Batches:
         if self.unknown:
             random = numpy.random.default_rng((self.seed, epoch, place))
             if random.random() < self.unknown:
-                return _hidden(list(source), list(target), random)
+                return _hidden(list(source), list(target), random, self.shared)
         return source, target
 
 
-def _cut(order: NDArray[numpy.int64], sizes: NDArray[numpy.int64], most: int) -> Iterator[NDArray[numpy.int64]]:
+def _cut(order: Places, sizes: NDArray[numpy.int64], most: int) -> Iterator[Places]:
     """Parts of an order, each with at most so many tokens, or with one pair."""
     first, held = 0, 0
     for place, size in enumerate(sizes.tolist()):
@@ -168,13 +173,13 @@ def _cut(order: NDArray[numpy.int64], sizes: NDArray[numpy.int64], most: int) ->
 
 
 def _hidden(
-    source: list[int], target: list[int], random: numpy.random.Generator
+    source: list[int], target: list[int], random: numpy.random.Generator, shared: bool
 ) -> tuple[list[int], list[int]]:
-    """One piece that stands once on both sides becomes unknown; without such a piece, one is added to both."""
+    """One piece that stands once on both sides becomes unknown; if there is none, one is added to both."""
     both = [
         piece
-        for piece in dict.fromkeys(source)
-        if piece >= MARKS and source.count(piece) == 1 and target.count(piece) == 1
+        for piece in source
+        if shared and piece >= MARKS and source.count(piece) == 1 and target.count(piece) == 1
     ]
     if both:
         piece = both[random.integers(len(both))]
@@ -187,5 +192,5 @@ def _hidden(
 
 def _packed(sentences: Sequence[Sequence[int]]) -> Packed:
     lengths = torch.tensor([len(sentence) for sentence in sentences], dtype=torch.long)
-    tokens = numpy.fromiter((one for sentence in sentences for one in sentence), numpy.int64, int(lengths.sum()))
+    tokens = numpy.fromiter(chain.from_iterable(sentences), numpy.int64, int(lengths.sum()))
     return Packed(torch.from_numpy(tokens), lengths)

@@ -11,7 +11,7 @@ Files and checkpoints are written beside their place and renamed, so that each i
 
 import json
 import os
-import secrets
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ from regard.translation.tokens import Tokens, TwoSides
 FORMAT = "regard translator 1"
 CONFIG, WEIGHTS, OPTIMIZER, STATE = "config.json", "model.safetensors", "optimizer.safetensors", "state.json"
 SHARED, SOURCE, TARGET = "tokens.model", "source.model", "target.model"
-_WRONG = (KeyError, TypeError, ValueError, OSError, SafetensorError)
+_WRONG = (LookupError, TypeError, ValueError, OverflowError, RuntimeError, OSError, SafetensorError)
 
 
 class Loaded(NamedTuple):
@@ -54,9 +54,13 @@ def load_model(folder: str | os.PathLike[str]) -> Loaded:
             "dev data. Go on with regard train --resume."
         )
     try:
-        tokens = read_tokens(path, config)
+        tokens, plan = read_tokens(path, config), Plan.of(config["plan"]).model
+        with safe_open(path / WEIGHTS, "pt") as file:
+            tensors = len(list(file.keys()))
+        if plan.layers > tensors:  # before a model of that many is made
+            raise ValueError(f"{CONFIG} says {plan.layers} layers and {WEIGHTS} has {tensors} tensors")
         with torch.device("meta"):  # sizes alone, until they are known to be right
-            model = Plan.of(config["plan"]).model.make(tokens.sizes())
+            model = plan.make(tokens.sizes())
         model.load_state_dict(read_parameters(path / WEIGHTS, model), assign=True)
     except _WRONG as error:
         raise ArgumentError(
@@ -78,7 +82,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
             f"{os.fspath(folder)!r} has no {CONFIG}, so it is no model folder; give one that regard train "
             "wrote."
         ) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         config = None
     if (
         not isinstance(config, dict)
@@ -118,14 +122,12 @@ def write_tokens(folder: Path, tokens: TwoSides) -> None:
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write the weights to translate with; those that were there stay until these are whole."""
-    part = folder / f".{secrets.token_hex(8)}.part"
-    try:
-        _save(part, tensors)
-        _sync(part)
-        os.replace(part, folder / WEIGHTS)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    part = folder / "checkpoints" / ".best.part"  # a folder, as safetensors writes beside its file, too
+    with _written(folder / WEIGHTS, part):
+        _save(part / WEIGHTS, tensors)
+        _sync(part / WEIGHTS)
+        os.replace(part / WEIGHTS, folder / WEIGHTS)
+        _sync(folder)
 
 
 class Checkpoint(NamedTuple):
@@ -148,7 +150,7 @@ class Checkpoint(NamedTuple):
     def all(cls, folder: Path) -> list["Checkpoint"]:
         """Those of a folder, from the first to the last step."""
         names = (folder / "checkpoints").glob("step-*")
-        found = [(int(name.name[5:]), name) for name in names if name.name[5:].isdigit()]
+        found = [(int(name.name[5:]), name) for name in names if name.name[5:].isdecimal()]
         return [cls(name, step) for step, name in sorted(found)]
 
     @classmethod
@@ -182,9 +184,7 @@ class Checkpoint(NamedTuple):
     def beside(cls, folder: Path, step: int) -> Iterator[Path]:
         """A folder to be filled, which becomes the checkpoint of this step if no error ends the block."""
         place = cls.at(folder, step)
-        try:
-            shutil.rmtree(place.part, ignore_errors=True)  # of one that was killed
-            place.part.mkdir(parents=True)
+        with _written(place.path, place.part):
             yield place.part
             for path in place.part.iterdir():
                 _sync(path)
@@ -192,12 +192,6 @@ class Checkpoint(NamedTuple):
             if not place.path.exists():  # else a training came here before, to the same state
                 os.replace(place.part, place.path)
                 _sync(place.path.parent)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror or str(error), os.fspath(place.path)) from error
-        except SafetensorError as error:
-            raise OSError(None, f"could not be written ({error})", os.fspath(place.path)) from error
-        finally:
-            shutil.rmtree(place.part, ignore_errors=True)
 
     @staticmethod
     def tidy(folder: Path, keep: Sequence["Checkpoint"]) -> None:
@@ -250,6 +244,23 @@ def restore_optimizer(
         # steps are single numbers; a sharded training writes them as vectors of one
         states.setdefault(numbers[name], {})[kind] = value.reshape(()) if kind == "step" else value
     optimizer.load_state_dict(optimizer.state_dict() | {"state": states})
+
+
+@contextmanager
+def _written(place: Path, part: Path) -> Iterator[None]:
+    """An empty folder `part` for as long as the block lasts; what fails names the place that is written."""
+    try:
+        shutil.rmtree(part, ignore_errors=True)  # of one that was killed
+        part.mkdir(parents=True)
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), os.fspath(place)) from error
+    except SafetensorError as error:
+        found = re.search(r"os error (\d+)", str(error))  # a full disk, for example
+        number, text = (int(found[1]), os.strerror(int(found[1]))) if found else (None, str(error))
+        raise OSError(number, text, os.fspath(place)) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:

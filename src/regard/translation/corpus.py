@@ -90,6 +90,20 @@ def read_pairs(source: _Path, target: _Path | None = None, *, form: Form | None 
     return _from_two(source, target)
 
 
+def read_lines(path: _Path) -> Iterator[str]:
+    """The lines of one text file, or of "-", standard input: read as `read_pairs` reads them.
+
+    >>> import pathlib, tempfile
+    >>> from regard.translation.corpus import read_lines
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     written = pathlib.Path(folder, "text").write_bytes("two\\u2028dogs\\r\\nbark".encode())
+    ...     print(list(read_lines(f"{folder}/text")))
+    ['two\\u2028dogs', 'bark']
+    """
+    _check_readable(path)
+    return _lines(path)
+
+
 def write_pairs(path: _Path, pairs: Iterable[Pair]) -> int:
     """Write pairs as TSV while they come, and say how many they were; the file gets its name at the end.
 

@@ -99,7 +99,7 @@ def cross_weights(
     >>> [tuple(weights.shape) for weights in cross_weights(model, [[5, 6, 7], [8]], [[5, 6], [7, 8]])]
     [(2, 3), (2, 1)]
     """
-    name = _chosen(model, choice)
+    name = chosen(model, choice)
     found: dict[int, Tensor] = {}
     for some, seen in watched(model, sources, targets, [name]):
         weights = torch.cat([_mean(one, choice.heads) for one in seen[name]], -2)
@@ -174,7 +174,7 @@ def crossing(model: Seq2Seq) -> dict[str, int]:
     return found
 
 
-def _chosen(model: Seq2Seq, choice: Choice) -> str:
+def chosen(model: Seq2Seq, choice: Choice) -> str:
     """The name of the attention that was chosen, if the model has it."""
     layers = crossing(model)
     if not -len(layers) <= choice.layer < len(layers):

@@ -38,6 +38,7 @@ from regard.translation.checkpoint import (
     restore_optimizer,
     write_state,
 )
+from regard.translation.meeting import brief, lost, meet
 from regard.translation.shards import read_shards, room, settle, write_shards
 from regard.translation.tokens import UNKNOWN
 
@@ -174,7 +175,7 @@ class Parallel:
         from torch.nn.parallel import DistributedDataParallel
 
         objective.register_forward_hook(self._sum)
-        wrapped = DistributedDataParallel(objective, broadcast_buffers=False, gradient_as_bucket_view=True)
+        wrapped = DistributedDataParallel(objective, gradient_as_bucket_view=True)
         # After the first gradient it lays them out anew, in another order of adding up. So that the first
         # update after a restart is the same as without one, that happens before any.
         pair = Batch.of([([UNKNOWN], [UNKNOWN])]).to(self.device)
@@ -332,11 +333,9 @@ def join_world(*, shard: bool = False) -> Iterator[World]:
         return
     device = _device()
     try:
-        distributed.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+        meet("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
     except RuntimeError as error:
-        raise Elsewhere(
-            f"the processes did not find each other ({_first_line(error)}); start all again."
-        ) from None
+        raise Elsewhere(f"the processes did not find each other ({brief(error)}); start all again.") from None
     try:
         with _told_once(distributed.get_rank()):
             yield Sharded(device) if shard else Parallel(device)
@@ -372,23 +371,14 @@ def _told_once(rank: int) -> Iterator[None]:
             sys.exit(130)
         raise
     except RuntimeError as error:
-        if not _lost(error):
+        if not lost(error):
             raise
         if rank:
             sys.exit(1)
         raise Elsewhere(
-            f"another process of this training is gone ({_first_line(error)}); the last checkpoint is as it "
+            f"another process of this training is gone ({brief(error)}); the last checkpoint is as it "
             "was. With torchrun --max-restarts 5 and --resume, training goes on from it by itself."
         ) from None
-
-
-def _lost(error: RuntimeError) -> bool:
-    """Whether the connection to another process is what failed."""
-    return isinstance(error, distributed.DistError) or "gloo/transport" in str(error)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0].strip()[:200] if str(error) else type(error).__name__
 
 
 def _names(model: nn.Module) -> list[str]:

@@ -77,8 +77,10 @@ def embedded(
     seed: the same seed gives the same corpus.
 
     >>> from regard.translation.embedded import embedded
-    >>> for pair in embedded("en", "de", size=3, values=(1, 1)).train:
+    >>> for pair in embedded("en", "de", size=2, values=(1, 1)).train:
     ...     print(*pair, sep=" → ")
+    two hundred and eighty-one meters → zweihunderteinundachtzig Meter
+    fifty-seven kilometers → siebenundfünfzig Kilometer
     """
     count("embedded got size", size, least=1)
     least, most = _checked(values)

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import json
+import math
 import os
 import tomllib
 import types
@@ -15,7 +16,8 @@ from regard.errors import ArgumentError
 from regard.mechanism.checks import count, number
 from regard.mechanism.normalizers import Entmax15, Normalizer, Softmax, Softmax1, Sparsemax
 from regard.models.blocks import Activation, Norm, Positions, Recipe
-from regard.models.recurrent import Cell, Kind as Attention, RecurrentRecipe, RecurrentSeq2Seq
+from regard.models.recurrent import Cell, RecurrentRecipe, RecurrentSeq2Seq
+from regard.models.recurrent import Kind as Attention
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 from regard.translation import tokens as vocabulary
@@ -69,7 +71,7 @@ class ModelPlan:
 
     def recipe(self) -> Recipe | RecurrentRecipe:
         """What the model is made of."""
-        shared = {"width": self.width, "layers": self.layers, "dropout": self.dropout}
+        shared: dict[str, Any] = {"width": self.width, "layers": self.layers, "dropout": self.dropout}
         if self.kind == "transformer":
             chosen = {name: getattr(self, name) for name in _TRANSFORMER}
             return Recipe(**shared, **chosen, normalize=NORMALIZERS[self.normalize]())
@@ -93,11 +95,11 @@ class TokensPlan:
     kind: vocabulary.Kind = "unigram"
     size: int = 8000
     shared: bool = True
-    coverage: float = 0.9995
+    coverage: float = 1.0
 
     def __post_init__(self) -> None:
         count("size", self.size, least=vocabulary.MARKS + 1)
-        number("coverage", self.coverage, above=0, below=1.0000001)
+        number("coverage", self.coverage, least=vocabulary.LEAST_COVERAGE, below=1.0000001)
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,7 @@ class TrainingPlan:
     precision: "bfloat16" computes in it where that is safe; it pays on processors that multiply in bfloat16.
     judge, save: updates between two looks at the dev data, between two checkpoints; 0 is once an epoch, and
         whenever it was judged.
-    keep: how many of the last checkpoints stay, besides the best. average: of how many the weights to
-        translate with are the mean.
+    average: of how many of the last checkpoints the weights to translate with are the mean.
     patience: after so many looks without improvement the training ends, 0 for never; `criterion` says which
         improvement: of "bleu" or of the "loss".
     threads: 0 is as many as torch takes.
@@ -164,6 +165,8 @@ class TrainingPlan:
             count(name, getattr(self, name), least=1)
         for name in ("warmup", "judge", "save", "patience", "seed", "threads"):
             count(name, getattr(self, name))
+        if self.seed >= 2**32:
+            raise ArgumentError(f"seed={self.seed}; it must be below 2**32.")
         if self.updates is not None:
             count("updates", self.updates, least=1)
         number("rate", self.rate, above=0)
@@ -191,9 +194,18 @@ class Plan:
     corpus: CorpusPlan = field(default_factory=CorpusPlan)
     training: TrainingPlan = field(default_factory=TrainingPlan)
 
+    def __post_init__(self) -> None:
+        model, needed = self.model, 2 * self.corpus.longest + 12  # as long as a translation may become
+        if model.kind == "transformer" and model.positions == "learned" and model.length < needed:
+            raise ArgumentError(
+                f"model.length is {model.length} and corpus.longest is {self.corpus.longest}; so many "
+                f"learned positions are too few for its translations. Raise model.length to {needed}, lower "
+                "corpus.longest, or choose other positions."
+            )
+
     @classmethod
     def preset(cls, name: Preset = "small", model: Model = "transformer") -> "Plan":
-        """A plan of a size: "tiny" learns in a minute, "small" in half an hour, "base" wants a large machine."""
+        """A plan of a size: "tiny" learns in a minute, "small" in half an hour, "base" on a large machine."""
         if name not in PRESETS:
             raise ArgumentError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}.")
         plan = cls().changed(PRESETS[name]).changed({"model": {"kind": model}})
@@ -204,7 +216,7 @@ class Plan:
         """A plan from a TOML file; what it does not say is as in `base`."""
         try:
             found = tomllib.loads(Path(path).read_text("utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ArgumentError(f"{os.fspath(path)!r} is no TOML file: {error}.") from None
         return (base or cls()).changed(found)
 
@@ -224,7 +236,9 @@ class Plan:
             if section not in _SECTIONS:
                 raise ArgumentError(_unknown(f"section [{section}]", section, list(_SECTIONS)))
             if not isinstance(values, Mapping):
-                raise ArgumentError(f"{section} is {values!r}; it is a section: [{section}], then name = value.")
+                raise ArgumentError(
+                    f"{section} is {values!r}; it is a section: [{section}], then name = value."
+                )
             checked = {name: _checked(section, name, value) for name, value in values.items()}
             try:
                 parts[section] = dataclasses.replace(getattr(self, section), **checked)
@@ -279,7 +293,9 @@ _WITHOUT_TRANSFORMER: dict[str, dict[str, dict[str, Any]]] = {
 
 def _unknown(what: str, name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, known, 1)
-    return f"there is no {what}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}.")
+    return f"there is no {what}; " + (
+        f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
+    )
 
 
 def _type(section: str, name: str) -> Any:
@@ -304,7 +320,7 @@ def _checked(section: str, name: str, value: Any) -> Any:
             raise ArgumentError(f"{section}.{name} is {value!r}; there are {', '.join(get_args(kind))}.")
         return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if abs(value) < 2**53 else math.inf * (1 if value > 0 else -1)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[kind]
         raise ArgumentError(f"{section}.{name} is {value!r}; it must be {wanted}.")

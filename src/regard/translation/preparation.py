@@ -53,24 +53,26 @@ def prepare(
     """
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
+    for part in data.glob("*.part"):  # of one that was killed
+        part.unlink()
     # once to the disk, as standard input cannot be read twice
     kept = _clean(pairs, plan.corpus)
     written = write_pairs(data / _TEXT, kept)
     say(str(kept.dropped))
     if not written:
-        raise ArgumentError(f"no pairs are left to train on; {kept.dropped}.")
+        raise ArgumentError(f"no pairs are left to train on: {kept.dropped}. Give others.")
     held, train = _hold_back(data, plan, dev, say)
-    say(f"{len(held):,} pairs to judge by")
     tokens = _learn(plan.tokens, train, plan.training.seed)
     write_tokens(folder, tokens)
     say(f"a vocabulary of {' and '.join(f'{len(side):,}' for side in dict.fromkeys(tokens))}")
-    dropped = Dropped(plan.corpus.longest, plan.corpus.ratio, _SLACK, "pieces")
+    dropped = _limits(plan.corpus)
     most = max(len(side) for side in tokens)
     pairs_ = Store.write(data / _IDS, _kept(_encoded(tokens, train), dropped), vocabulary=most)
     if dropped.total:
         say(str(dropped))
     if not len(pairs_):
-        raise ArgumentError(f"no pairs are left to train on; {dropped}. Raise corpus.longest or corpus.ratio.")
+        raise ArgumentError(f"no pairs are left to train on: {dropped}. Raise corpus.longest or ratio.")
+    held = _short_enough(held, tokens, plan.corpus, say)
     write_pairs(data / _DEV, held)
     (data / _TEXT).unlink()
     write_whole(data / _READY, b"")
@@ -93,8 +95,8 @@ def _hold_back(
         parts = split(read, dev=plan.corpus.dev, seed=plan.training.seed)
         if not parts.dev:
             raise ArgumentError(
-                "there are fewer than 10 different source sentences, too few to hold some back to judge by; give "
-                "more, or dev pairs of their own."
+                "there are fewer than 10 different source sentences, too few to hold some back to judge by; "
+                "give more, or dev pairs of their own."
             )
         return parts.dev, parts.train
     given = _clean(dev, plan.corpus)
@@ -102,7 +104,7 @@ def _hold_back(
     if given.dropped.total:
         say(f"dev: {given.dropped}")
     if not held:
-        raise ArgumentError(f"no dev pairs are left; {given.dropped}.")
+        raise ArgumentError(f"no dev pairs are left: {given.dropped}. Give others.")
     return held, _Again(read)
 
 
@@ -114,6 +116,28 @@ class _Again(Iterable[Pair]):
 
     def __iter__(self) -> Iterator[Pair]:
         return iter(self._read())
+
+
+def _short_enough(
+    held: list[Pair], tokens: TwoSides, plan: CorpusPlan, say: Callable[[str], None]
+) -> list[Pair]:
+    """The pairs to judge by that a model of this plan is meant for."""
+    dropped = _limits(plan)
+    kept = [
+        pair
+        for pair, ids in zip(held, _encoded(tokens, held), strict=True)
+        if dropped.keeps(len(ids[0]), len(ids[1]))
+    ]
+    if dropped.total:
+        say(f"dev: {dropped}")
+    if not kept:
+        raise ArgumentError(f"no dev pairs are left: {dropped}. Raise corpus.longest or ratio.")
+    say(f"{len(kept):,} pairs to judge by")
+    return kept
+
+
+def _limits(plan: CorpusPlan) -> Dropped:
+    return Dropped(plan.longest, plan.ratio, _SLACK, "pieces")
 
 
 def _learn(plan: TokensPlan, train: Iterable[Pair], seed: int) -> TwoSides:

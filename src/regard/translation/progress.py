@@ -215,9 +215,11 @@ class Display(Listener):
 
     def judge(self, judgement: Judgement) -> None:
         self._judgements = [*self._judgements, judgement]  # a new list: another thread may be drawing the old
+        self._step = max(self._step, judgement.step)
 
     def saved(self, step: int, path: str | os.PathLike[str]) -> None:
         self._saved = step
+        self._step = max(self._step, step)
 
     def say(self, text: str) -> None:
         from rich.text import Text

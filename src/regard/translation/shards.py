@@ -1,4 +1,4 @@
-"""Checkpoints of sharded models, with torch's own distributed checkpoints: each process writes and reads a part.
+"""Checkpoints of sharded models by torch's own distributed checkpoints: each process writes and reads a part.
 
 torch writes safetensors here (no pickle), and joins the parts tensor by tensor: what comes out are the files
 of any other checkpoint, and no process holds more than one whole tensor.
@@ -20,7 +20,7 @@ def write_shards(
     part: Path,
     weights: Mapping[str, Tensor],
     optimizer: Mapping[str, Tensor],
-    group: distributed.ProcessGroup,
+    group: "distributed.ProcessGroup",
 ) -> None:
     """All processes together write these tensors into a folder; what fails in one is raised in all."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
@@ -71,7 +71,7 @@ def room(path: Path, model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def read_shards(path: Path, tensors: dict[str, Tensor], group: distributed.ProcessGroup) -> None:
+def read_shards(path: Path, tensors: dict[str, Tensor], group: "distributed.ProcessGroup") -> None:
     """Each process reads its part of a checkpoint into these tensors; what fails in one is raised in all."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load

@@ -151,27 +151,17 @@ def writing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     if target.is_dir():
         raise ArgumentError(f"{os.fspath(path)!r} is a folder; name a file in it.")
     beside = target.parent / f".{secrets.token_hex(8)}.part"
-    with _asked_for(path, beside):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(beside, "xb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, target)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
-
-
-@contextmanager
-def _asked_for(path: str | os.PathLike[str], beside: Path | None = None) -> Iterator[None]:
-    """Errors of the file system name the file that was asked for, not one beside it or none."""
     try:
-        yield
-    except OSError as error:
-        if error.filename in (None, beside, os.fspath(beside or "")):
-            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(beside, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, target)
+    except BaseException as error:
+        beside.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, beside, str(beside)):
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # what was asked for
         raise
 
 

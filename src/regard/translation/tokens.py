@@ -6,7 +6,7 @@ ids   → pieces → words → text        and each piece knows its word, which 
 
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -25,6 +25,14 @@ Kind = Literal["unigram", "bpe", "words", "characters"]
 _NAMES = {"unigram": "unigram", "bpe": "bpe", "words": "word", "characters": "char"}  # SentencePiece's own
 _MOST_LINES = 2_000_000  # that a vocabulary is learned from; of more, a sample
 _LONGEST_LINE = 1 << 16  # bytes
+LEAST_COVERAGE = 0.98  # that SentencePiece accepts
+_HALF = (
+    "the text has half of a surrogate pair (\\ud800 to \\udfff), which is no character; read it as UTF-8, or "
+    "remove it."
+)
+_NOTHING = (
+    f"there is no text to learn a vocabulary from; every line is blank, or has over {_LONGEST_LINE:,} bytes."
+)
 
 
 class Cut(NamedTuple):
@@ -67,20 +75,21 @@ class Tokens:
         *,
         kind: Kind = "unigram",
         size: int = 8000,
-        coverage: float = 0.9995,
+        coverage: float = 1.0,
         seed: int = 0,
     ) -> "Tokens":
         """Learn a vocabulary of at most `size` pieces from text.
 
-        coverage: the share of all letters that get a number; the rest, rare ones, are unknown.
+        coverage: the share of all letters that get a number, at least 0.98; the rest, rare ones, are unknown.
         """
         from sentencepiece import SentencePieceTrainer, set_random_generator_seed
 
         _known(kind)
         count("Tokens.learn got size", size, least=MARKS + 1)
-        number("Tokens.learn got coverage", coverage, above=0, below=1.0000001)
-        set_random_generator_seed(seed)
-        written = io.BytesIO()
+        number("Tokens.learn got coverage", coverage, least=LEAST_COVERAGE, below=1.0000001)
+        count("Tokens.learn got seed", seed)
+        set_random_generator_seed(seed % 2**32)
+        written, given = io.BytesIO(), _Lines(lines)
         options: dict[str, Any] = {
             "model_type": _NAMES[kind],
             "vocab_size": size,
@@ -96,10 +105,13 @@ class Tokens:
             "unk_id": UNKNOWN,
         }
         try:
-            SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=written, **options)
+            SentencePieceTrainer.train(sentence_iterator=iter(given), model_writer=written, **options)
         except RuntimeError as error:
-            raise ArgumentError(_why(error, kind, size)) from None
-        return cls(written.getvalue(), kind)
+            raise given.failed or ArgumentError(_why(error, kind, size)) from None
+        tokens = cls(written.getvalue(), kind)
+        if len(tokens) == MARKS:
+            raise ArgumentError(_NOTHING)
+        return tokens
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], kind: Kind = "unigram") -> "Tokens":
@@ -125,22 +137,22 @@ class Tokens:
 
     def encode_all(self, lines: Sequence[str]) -> list[list[int]]:
         """The numbers of the pieces of each line."""
-        if self.kind != "words":
-            return self._processor.encode(list(lines))
+        if self.kind != "words":  # one blank between words: SentencePiece does not know all kinds of them
+            return self._encoded([" ".join(line.split()) for line in lines])
         # word by word, as SentencePiece makes one piece of several unknown words
-        return [[one for ids in self._processor.encode(line.split()) for one in ids] for line in lines]
+        return [[one for ids in self._encoded(line.split()) for one in ids] for line in lines]
 
     def cut(self, text: str) -> Cut:
         """A text cut into pieces, each with the word that it belongs to; words stand between white space."""
         words = text.split()
         # no piece crosses a space, so that words can be cut one by one
-        pieces = self._processor.encode(words, out_type=str) if words else []
-        ids = self._processor.encode(words) if words else []
+        pieces, ids = self._encoded(words, str), self._encoded(words)
         cut = Cut(words, [], [], [], {})
         for word, (some, numbers) in enumerate(zip(pieces, ids, strict=True)):
             for piece, number_ in zip(some, numbers, strict=True):
                 if number_ == UNKNOWN:
-                    cut.unknown[len(cut.ids)] = piece.removeprefix(SPACE)
+                    letters = words[word] if self.kind == "words" and len(some) == 1 else piece
+                    cut.unknown[len(cut.ids)] = letters.removeprefix(SPACE)
                 cut.ids.append(number_)
                 cut.pieces.append(piece)
                 cut.word_of.append(word)
@@ -155,18 +167,24 @@ class Tokens:
             if one < MARKS and one != UNKNOWN:
                 piece = ""
             elif one == UNKNOWN:
-                piece = letters.get(place, "⁇")
-                piece = (SPACE if self.kind == "words" else "") + piece
-                cut.unknown[place] = piece.removeprefix(SPACE)
+                cut.unknown[place] = letters.get(place, "⁇")
+                piece = (SPACE if self.kind == "words" else "") + cut.unknown[place]
             else:
                 piece = self._pieces[one]
             if piece.startswith(SPACE) or not words:
                 words.append("")
-            words[-1] += piece.removeprefix(SPACE).replace(SPACE, "")
+            words[-1] += piece.removeprefix(SPACE)
             cut.ids.append(one)
             cut.pieces.append(piece)
             cut.word_of.append(len(words) - 1)
         return _without_empty(cut)
+
+    def _encoded(self, texts: list[str], kind: type = int) -> list[list[Any]]:
+        """The numbers of the pieces of each text, or the pieces."""
+        try:
+            return self._processor.encode(texts, out_type=kind)
+        except TypeError:
+            raise ArgumentError(_HALF) from None
 
     @cached_property
     def _pieces(self) -> list[str]:
@@ -185,10 +203,11 @@ class Tokens:
                 raise RuntimeError("empty")
             found = self._processor
             marks = (found.pad_id(), found.bos_id(), found.eos_id(), found.unk_id())
-        except RuntimeError:
+            _ = self._pieces  # each of them text
+        except (RuntimeError, UnicodeDecodeError):
             raise ArgumentError(
-                f"{name!r} is no SentencePiece model, or a damaged one; it is part of a model folder, so copy "
-                "that folder again, or train anew."
+                f"{name!r} is no SentencePiece model, or a damaged one; it is part of a model folder, so "
+                "copy that folder again, or train anew."
             ) from None
         if marks != (PADDING, START, END, UNKNOWN):
             raise ArgumentError(
@@ -230,14 +249,31 @@ def _known(kind: str) -> None:
         raise ArgumentError(f"Tokens got kind={kind!r}; there are {', '.join(get_args(Kind))}.")
 
 
+class _Lines(Iterable[str]):
+    """Lines on their way through SentencePiece, which would tell nothing of what failed in them."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._lines = lines
+        self.failed: BaseException | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            yield from self._lines
+        except BaseException as error:
+            self.failed = error
+            raise
+
+
 def _why(error: RuntimeError, kind: Kind, size: int) -> str:
     """What SentencePiece refused, in words that help."""
     text = str(error)
-    if "Vocabulary size is smaller" in text or "required_chars" in text:
+    if "Unable to cast" in text:
+        return _HALF
+    if ".empty()" in text:
+        return _NOTHING
+    if "Vocabulary size is smaller" in text:
         return (
             f"a vocabulary of {size} is too small for the letters of this text; give a larger one, or a "
             "smaller coverage."
         )
-    if "!sentences_.empty()" in text or "sentences.empty" in text or "Empty" in text:
-        return "there is no text to learn a vocabulary from; every line is empty."
     return f"SentencePiece could not learn a {kind} vocabulary of {size}: {text.strip().splitlines()[-1]}"

@@ -84,7 +84,7 @@ class Trainer:
         self.folder, self.plan, self.tokens, self.listeners = folder, plan, tokens, listeners
         self.world = world or Alone()
         training = plan.training
-        self.batches = Batches(pairs, training.tokens, training.seed, training.unknown)
+        self.batches = Batches(pairs, training.tokens, training.seed, training.unknown, tokens.shared)
         self.epoch = max(1, len(self.batches.epoch(0)) // training.accumulate)  # in updates
         self.steps = training.updates or training.epochs * self.epoch
         self.dev = Dev.of(dev, tokens)
@@ -205,11 +205,14 @@ class Trainer:
         if math.isfinite(norm):
             return
         with self.world.agreed():
-            raise ArgumentError(
-                f"the gradient of update {self.progress.step} is not finite; the last checkpoint is as it "
-                f"was. Lower training.rate, which is {self.plan.training.rate:g}, or set training.clip, "
-                f"which is {self.plan.training.clip:g}."
-            )
+            raise self._not_finite(f"the gradient of update {self.progress.step + 1}")
+
+    def _not_finite(self, what: str) -> ArgumentError:
+        training = self.plan.training
+        return ArgumentError(
+            f"{what} is not finite; the last checkpoint is as it was. Lower training.rate, which is "
+            f"{training.rate:g}, or set training.clip, which is {training.clip:g}."
+        )
 
     def _due(self, every: int) -> bool:
         return self.progress.step % (every or self.epoch) == 0
@@ -231,6 +234,8 @@ class Trainer:
         """Judge these weights with this model, and keep them if they are the best."""
         model.load_state_dict(weights)
         found = judge(model, self.tokens, self.dev, self.plan.training.criterion)
+        if not math.isfinite(found.loss):
+            raise self._not_finite(f"the dev loss after update {self.progress.step}")
         better = found.value > self.progress.best
         if better:
             write_weights(self.folder, weights)

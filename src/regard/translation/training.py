@@ -6,7 +6,7 @@ from pathlib import Path
 
 from regard.errors import ArgumentError
 from regard.translation.alignment import choose
-from regard.translation.checkpoint import WEIGHTS, load_model, read_config, write_config
+from regard.translation.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_model, read_config, write_config
 from regard.translation.corpus import Pair
 from regard.translation.distributed import Alone, World
 from regard.translation.logs import CsvLog, TensorBoardLog
@@ -36,7 +36,9 @@ def train(
 
     >>> import tempfile
     >>> from regard.translation import Pair, Plan, load_translator, train
-    >>> pairs = [Pair(f"{word} {i}", f"{i} {word.upper()}") for i in range(8) for word in ("one", "two", "six")]
+    >>> pairs = [
+    ...     Pair(f"{word} {i}", f"{i} {word.upper()}") for i in range(8) for word in ("one", "two", "six")
+    ... ]
     >>> plan = Plan.preset("tiny").but(["training.updates=2", "tokens.size=40", "model.width=16"])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     outcome = train(folder, pairs, plan=plan)
@@ -68,15 +70,20 @@ def _prepare(
     listeners: Sequence[Listener],
 ) -> None:
     """A folder with all that a training reads, unless it is there."""
-    there = folder.exists() and any(folder.iterdir())
-    if there and not resume:
-        raise ArgumentError(
-            f"the folder {os.fspath(folder)!r} is not empty; go on in it with resume (--resume), or name a new one."
-        )
-    if there and prepared(folder) is not None:
-        return
-    if there:
+    if folder.exists() and any(folder.iterdir()):
+        if not resume and not _only_begun(folder):
+            raise ArgumentError(
+                f"the folder {os.fspath(folder)!r} is not empty; go on in it with resume (--resume), or "
+                "name a new one."
+            )
         read_config(folder)  # it must be a model folder, and not just any
+        if prepared(folder) is not None:
+            return
+        if not _only_begun(folder):
+            raise ArgumentError(
+                f"{os.fspath(folder)!r} has a model, and no data to go on with; copy its folder data as "
+                "well, or train in a new folder."
+            )
     if pairs is None:
         raise ArgumentError(
             f"there is nothing to go on with in {os.fspath(folder)!r}; give the pairs to train on as well."
@@ -91,10 +98,16 @@ def _prepare(
     prepare(folder, plan, pairs, dev, say)
 
 
+def _only_begun(folder: Path) -> bool:
+    """Whether a preparation was cut off here, so that nothing is lost if it begins again."""
+    trained = (folder / WEIGHTS).exists() or Checkpoint.all(folder)
+    return (folder / CONFIG).exists() and not trained and prepared(folder) is None
+
+
 def _choose(folder: Path, plan: Plan, found: Prepared) -> None:
     """Which layer and heads show word alignments best, into config.json."""
     if plan.model.kind == "plain" or not (folder / WEIGHTS).exists():
         return
     model = load_model(folder).model
     choice = choose(model, found.tokens, found.dev[:_ALIGNED])
-    write_config(folder, plan, alignment=choice.settings())
+    write_config(folder, plan, alignment=choice.to_dict())

@@ -120,7 +120,8 @@ def _draw_losses(axes: "Axes", places: Sequence[float], rows: Sequence[Row], num
     if trained:
         x, loss = (list(each) for each in zip(*trained, strict=True))
         axes.plot(x, loss, color=style["color"], linewidth=0.6, alpha=0.3)
-        axes.plot(x, _smooth(loss), color=style["color"], linewidth=1.2, linestyle="--")
+        alone = "." if len(x) == 1 else None  # of one point, no line could be seen
+        axes.plot(x, _smooth(loss), color=style["color"], marker=alone, linewidth=1.2, linestyle="--")
     judged = [(x, row.dev_loss) for x, row in zip(places, rows, strict=True) if row.dev_loss is not None]
     if judged:
         axes.plot(*zip(*judged, strict=True), **style, markersize=4, linewidth=1.8)

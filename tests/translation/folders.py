@@ -1,0 +1,46 @@
+"""Small model folders with weights drawn by chance: all that a translator needs, and no training."""
+
+from pathlib import Path
+
+import torch
+
+from regard.translation.checkpoint import write_config, write_tokens, write_weights
+from regard.translation.crossing import Choice
+from regard.translation.plan import Plan
+from regard.translation.tokens import Tokens, TwoSides
+
+TEXT = [
+    "ein Hund bellt laut",
+    "zwei Katzen schlafen heute gern",
+    "eine Frau singt sehr laut und lacht",
+    "a dog barks loudly",
+    "two cats sleep gladly today",
+    "a woman sings very loudly and laughs",
+] * 5
+
+
+def tokens(kind: str = "bpe") -> TwoSides:
+    """One vocabulary for both sides."""
+    shared = Tokens.learn(TEXT, kind=kind, size=90)
+    return TwoSides(shared, shared)
+
+
+def plan(kind: str = "transformer", longest: int = 40) -> Plan:
+    """A small model of this kind."""
+    settings = ["model.width=16", "model.layers=2", "model.heads=2", f"corpus.longest={longest}"]
+    return Plan.preset("tiny", kind).but([*settings, "tokens.kind=bpe"])
+
+
+def write(folder: Path, kind: str = "transformer", longest: int = 40, seed: int = 0) -> Path:
+    """A model folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(seed)
+    sides, settings = tokens(), plan(kind, longest)
+    model = settings.model.make(sides.sizes())
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)  # far from ties, so that rounding decides nothing
+    choice = {} if kind == "plain" else {"alignment": Choice(layer=0, shift="output").to_dict()}
+    write_config(folder, settings, **choice)
+    write_tokens(folder, sides)
+    write_weights(folder, model.state_dict())
+    return folder

@@ -1,0 +1,255 @@
+"""Vocabularies: what is cut can be joined again, and each piece knows its word."""
+
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from regard.errors import ArgumentError, DTypeError
+from regard.translation.tokens import MARKS, UNKNOWN, Cut, Tokens, TwoSides
+
+LINES = [
+    "ein Hund bellt laut",
+    "eine Frau lacht und singt",
+    "die Katze schläft auf dem Sofa",
+    "zwei Männer gehen über die Straße",
+    "漢字 中 文 und so weiter",
+] * 5
+KINDS = ("unigram", "bpe", "words", "characters")
+LEARNED = {kind: Tokens.learn(LINES, kind=kind, size=80) for kind in KINDS}
+
+kinds = pytest.mark.parametrize("kind", KINDS)
+# blanks of all kinds, combining marks, joiners, ligatures, and that with which SentencePiece begins words
+ODD = [
+    *("\u0301", "\u0308", "\u200b", "\u200d", "\xa0", "\u3000", "\u2028", "\x85", "\x1c", "\v"),
+    *("▁", "ﬁ", "Ⅷ", "ﷺ", "¨", "한", "漢", "😀", "👩‍👩‍👧", "⁇", "▅", "<s>", "</s>", "<unk>", "<pad>"),
+]
+known = st.sampled_from([word for line in LINES for word in line.split()])
+words = st.one_of(known, st.sampled_from(ODD), st.text(max_size=4))
+texts = st.lists(st.tuples(words, st.sampled_from(["", " ", "  "])), max_size=8).map(
+    lambda parts: "".join(word + blank for word, blank in parts)
+)
+
+
+def again(tokens: Tokens, text: str) -> str:
+    """A text, cut and joined."""
+    cut = tokens.cut(text)
+    return tokens.join(cut.ids, cut.unknown).text
+
+
+@kinds
+@given(text=texts)
+@example(text="a\x1cb\x85c Hund")
+def test_a_text_is_cut_word_by_word(kind: str, text: str) -> None:
+    tokens, cut = LEARNED[kind], LEARNED[kind].cut(text)
+    by_word = [tokens.encode(word) for word in text.split()]
+    assert tokens.encode(text) == cut.ids == [one for ids in by_word for one in ids]
+    assert cut.word_of == [word for word, ids in enumerate(by_word) for _ in ids]
+    assert cut.words == text.split()
+    assert len(cut.pieces) == len(cut.ids)
+    assert {place for place, one in enumerate(cut.ids) if one == UNKNOWN} == set(cut.unknown)
+
+
+@kinds
+@given(text=texts)
+def test_no_text_is_a_mark(kind: str, text: str) -> None:
+    assert all(one == UNKNOWN or one >= MARKS for one in LEARNED[kind].encode(text))
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "characters"])
+@given(
+    text=st.text(
+        st.characters(max_codepoint=0x24F, exclude_categories=["Cc"])
+        | st.sampled_from("\u0301\u0308\u200d\xa0\u3000▁ﬁⅧﷺ한漢字😀")
+    )
+)
+def test_what_was_cut_is_joined_to_the_normal_form(kind: str, text: str) -> None:
+    normal = unicodedata.normalize("NFKC", text).replace("▁", " ")
+    assert again(LEARNED[kind], text) == " ".join(normal.split())
+
+
+@given(text=texts)
+@example(text="Hund a▁b x\u200by laut")
+def test_words_that_are_not_known_keep_all_their_letters(text: str) -> None:
+    tokens = LEARNED["words"]
+    shown = [word.removeprefix("▁") for word in text.split() if tokens.encode(word) == [UNKNOWN]]
+    joined = again(tokens, text).split(" ")
+    assert all(word in joined for word in shown)
+
+
+@kinds
+@given(text=st.text() | texts)
+def test_a_joined_text_stays_as_it_is(kind: str, text: str) -> None:
+    once = again(LEARNED[kind], text)
+    assert again(LEARNED[kind], once) == once
+
+
+@kinds
+@given(data=st.data())
+def test_whatever_a_model_writes_is_words(kind: str, data: st.DataObject) -> None:
+    tokens = LEARNED[kind]
+    ids = data.draw(st.lists(st.integers(0, len(tokens) - 1)))
+    joined = tokens.join(ids)
+    assert joined.ids == ids
+    assert joined.text == " ".join(joined.words)
+    assert all(joined.words)
+    assert joined.word_of == sorted(joined.word_of)
+    if joined.words:
+        assert set(joined.word_of) == set(range(len(joined.words)))
+        assert joined.words == [_spelled(joined, word) for word in range(len(joined.words))]
+
+
+def _spelled(cut: Cut, word: int) -> str:
+    """A word, from its pieces."""
+    return "".join(piece for piece, of in zip(cut.pieces, cut.word_of, strict=True) if of == word).strip("▁")
+
+
+@kinds
+def test_letters_that_are_not_known_come_back(kind: str) -> None:
+    tokens = LEARNED[kind]
+    cut = tokens.cut("Hund щука bellt")
+    assert "".join(cut.unknown.values()) == "щука"
+    assert tokens.join(cut.ids, cut.unknown).text == "Hund щука bellt"
+    assert tokens.join(cut.ids).text == "Hund ⁇ bellt"
+    assert tokens.join(cut.ids, dict.fromkeys(cut.unknown, "carpa")).words[1] == "carpa"
+
+
+@kinds
+def test_lines_are_cut_as_each_of_them(kind: str) -> None:
+    tokens = LEARNED[kind]
+    assert tokens.encode_all(LINES[:5]) == [tokens.encode(line) for line in LINES[:5]]
+    assert tokens.encode_all(["", "  ", "Hund"])[:2] == [[], []]
+    assert tokens.encode_all([]) == []
+
+
+@kinds
+def test_the_same_text_gives_the_same_vocabulary(kind: str) -> None:
+    assert Tokens.learn(iter(LINES), kind=kind, size=80).content == LEARNED[kind].content
+
+
+@kinds
+@pytest.mark.parametrize("size", [45, 60, 8000])
+def test_a_vocabulary_is_never_larger_than_asked(kind: str, size: int) -> None:
+    tokens = Tokens.learn(LINES, kind=kind, size=size)
+    assert MARKS < len(tokens) <= size
+    assert f"{len(tokens):,}" in repr(tokens)
+
+
+@kinds
+def test_what_is_saved_is_loaded(kind: str, tmp_path: Path) -> None:
+    LEARNED[kind].save(tmp_path / "tokens.model")
+    loaded = Tokens.load(tmp_path / "tokens.model", kind)
+    assert loaded.content == LEARNED[kind].content
+    assert loaded.cut("ein Hund 鳥") == LEARNED[kind].cut("ein Hund 鳥")
+
+
+def test_one_vocabulary_is_shared_and_two_are_not() -> None:
+    one, two = LEARNED["bpe"], LEARNED["words"]
+    assert TwoSides(one, one).shared
+    assert TwoSides(one, one).sizes() == len(one)
+    assert not TwoSides(one, two).shared
+    assert TwoSides(one, two).sizes() == (len(one), len(two))
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("vocabulary") / "tokens.model"
+
+
+@kinds
+@given(part=st.floats(0, 0.999))
+def test_a_vocabulary_that_was_cut_off_is_refused(kind: str, part: float, file: Path) -> None:
+    content = LEARNED[kind].content
+    file.write_bytes(content[: int(part * len(content))])
+    with pytest.raises(ArgumentError, match=r"tokens\.model"):
+        Tokens.load(file, kind)
+
+
+@given(content=st.binary(max_size=200))
+def test_what_is_no_vocabulary_is_refused(content: bytes, file: Path) -> None:
+    file.write_bytes(content)
+    with pytest.raises(ArgumentError, match="copy that folder again"):
+        Tokens.load(file)
+
+
+@kinds
+@given(data=st.data())
+def test_a_damaged_vocabulary_is_refused_or_works(kind: str, data: st.DataObject, file: Path) -> None:
+    content = bytearray(LEARNED[kind].content)
+    for place in data.draw(st.lists(st.integers(0, 3000), min_size=1, max_size=9)):
+        content[place] = data.draw(st.integers(0, 255))
+    file.write_bytes(content)
+    try:
+        tokens = Tokens.load(file, kind)
+    except ArgumentError:
+        return
+    tokens.join(range(len(tokens)))
+    tokens.cut("ein Hund 鳥")
+
+
+def test_a_vocabulary_with_other_marks_is_refused(tmp_path: Path) -> None:
+    from sentencepiece import SentencePieceTrainer
+
+    with open(tmp_path / "other.model", "wb") as file:
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(LINES),
+            model_writer=file,
+            vocab_size=60,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+    with pytest.raises(ArgumentError, match=r"\(-1, 1, 2, 0\).*regard needs \(0, 1, 2, 3\)"):
+        Tokens.load(tmp_path / "other.model")
+
+
+@kinds
+@pytest.mark.parametrize("lines", [[], ["", "  "], ["\u200b", "▁"], ["a" * 70_000]])
+def test_no_text_is_no_vocabulary(kind: str, lines: list[str]) -> None:
+    with pytest.raises(ArgumentError, match="no text to learn"):
+        Tokens.learn(lines, kind=kind)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_a_vocabulary_holds_all_letters_or_is_refused(kind: str) -> None:
+    with pytest.raises(ArgumentError, match="of 12 is too small"):
+        Tokens.learn(LINES, kind=kind, size=12)
+
+
+def test_an_error_in_the_lines_is_the_error_that_is_seen() -> None:
+    def broken() -> Iterator[str]:
+        yield "ein Hund"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Tokens.learn(broken())
+
+
+def test_half_of_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="half of a surrogate pair"):
+        Tokens.learn(["ein \ud800 Hund"])
+    for kind in KINDS:
+        for call in (LEARNED[kind].encode, LEARNED[kind].cut):
+            with pytest.raises(ArgumentError, match="half of a surrogate pair"):
+                call("ein \ud800 Hund")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"kind": "letters"}, "kind='letters'; there are unigram, bpe, words, characters"),
+        ({"size": 4}, "size=4; it must be at least 5"),
+        ({"coverage": 0.9}, "coverage=0.9; it must be at least 0.98"),
+        ({"coverage": 1.1}, "coverage=1.1"),
+        ({"seed": -1}, "seed=-1; it must be at least 0"),
+    ],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, object], why: str) -> None:
+    with pytest.raises(ArgumentError, match=why):
+        Tokens.learn(LINES, **wrong)
+    with pytest.raises(DTypeError, match="whole number"):
+        Tokens.learn(LINES, size="many")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="there are unigram"):
+        Tokens.load("tokens.model", "letters")  # type: ignore[arg-type]
