@@ -9,10 +9,10 @@ import time
 import torch
 
 import regard
-from benchmarks import long, machine, memory, speed, table, training
+from benchmarks import long, machine, memory, speed, table, training, translating
 from regard.mechanism.files import write_whole
 
-SPEED = (*speed.GROUPS, "memory", "training")
+SPEED = (*speed.GROUPS, "memory", "training", "translating")
 
 
 def main() -> None:
@@ -41,6 +41,8 @@ def main() -> None:
     races = speed.main([name for name in groups if name in speed.GROUPS], asked.quick)
     if "training" in groups:
         races += training.main(asked.quick)
+    if "translating" in groups:
+        races += translating.main(asked.quick)
     found["races"] = races
     if "memory" in groups:
         found["memory"] = memory.main(asked.quick)

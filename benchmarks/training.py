@@ -1,4 +1,4 @@
-"""A training step of a Transformer, in source + target tokens per second, beside torch.nn.Transformer's.
+"""A training step of a Transformer, in source + target tokens per second, beside others' Transformers.
 
 Each contender trains in a process of its own, as what one does about memory would help all in its process.
 They take turns step by step, the others waiting. Only real tokens count; each batch has equally many.
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks import multi30k, table
+from benchmarks import joeynmt, multi30k, table
 from benchmarks.multi30k import VOCABULARY, Batch
 
 WIDTH, HEADS, LAYERS, HIDDEN = 256, 8, 3, 1024
@@ -29,7 +29,10 @@ ADAM = {"lr": 5e-4, "betas": (0.9, 0.98), "eps": 1e-9}
 
 
 class Entry(NamedTuple):
-    """A contender: which model on which batches, with a fused Adam and `keep_memory` or without."""
+    """A contender: which model on which batches, with a fused Adam and `keep_memory` or without.
+
+    JoeyNMT makes its Adam itself: tuned, it has `keep_memory` alone.
+    """
 
     model: str
     batches: str
@@ -38,12 +41,13 @@ class Entry(NamedTuple):
     @property
     def name(self) -> str:
         """As printed."""
-        model = "regard" if self.model == "regard" else "nn.Transformer"
-        return f"{model}, {self.batches}" + (", tuned" if self.tuned else "")
+        return f"{NAMES[self.model]}, {self.batches}" + (", tuned" if self.tuned else "")
 
 
+NAMES = {"regard": "regard", "torch": "nn.Transformer", "joeynmt": "JoeyNMT"}
 OURS = Entry("regard", "packed", True)
-TARGETS = {Entry("torch", "bucketed", False): 1.2, Entry("torch", "random order", False): 2.5}
+JOEYNMT = Entry("joeynmt", "random order", True)  # it does not sort by length
+TARGETS = {Entry("torch", "bucketed", False): 1.2, Entry("torch", "random order", False): 2.5, JOEYNMT: 2.5}
 OTHERS = (
     Entry("torch", "bucketed", True),
     Entry("torch", "random order", True),
@@ -73,16 +77,18 @@ def main(quick: bool = False) -> list[dict[str, object]]:
     print(
         f"\ntraining steps of about {tokens:,} source + target tokens, 2 threads; {origin}, {mean:.1f} source"
     )
-    print("tokens a sentence; tuned: Adam(fused=True), and freed memory kept; ×: how much faster regard is")
-    entries = (OURS, *TARGETS, *(() if quick else OTHERS))
+    print("tokens a sentence; tuned: freed memory kept, and Adam(fused=True) unless the Adam is JoeyNMT's;")
+    print("×: how much faster regard is")
+    targets = [entry for entry in TARGETS if entry != JOEYNMT or joeynmt.is_here()]
+    entries = (OURS, *targets, *(() if quick else OTHERS))
     try:
         found = compete({entry: batches[entry.batches] for entry in entries}, rounds, threads=2)
     except Exception as error:  # the other benchmarks are worth running
         print(f"  failed: {type(error).__name__}: {error}", flush=True)
-        return [_about(entry) | {"error": repr(error), "met": False} for entry in TARGETS]
+        return [_about(entry) | {"error": repr(error), "met": False} for entry in targets]
     for entry, steps in found.items():
         _print(entry, steps, found[OURS])
-    return [_result(entry, found[entry], found[OURS]) for entry in TARGETS]
+    return [_result(entry, found[entry], found[OURS]) for entry in targets]
 
 
 def compete(batches: dict[Entry, list[Batch]], rounds: int, threads: int) -> dict[Entry, list[Step]]:
@@ -163,7 +169,7 @@ def regards(batches: Sequence[Batch], tuned: bool) -> Stepper:
     def loss(i: int) -> Tensor:
         return model.loss(*packed[i], smoothing=SMOOTHING)
 
-    return _stepper(model, loss, batches, places, tuned)
+    return _stepper(model, loss, batches, places, _adam(model, tuned))
 
 
 def torchs(batches: Sequence[Batch], tuned: bool) -> Stepper:
@@ -189,10 +195,28 @@ def torchs(batches: Sequence[Batch], tuned: bool) -> Stepper:
             logits.flatten(0, 1), target[:, 1:].flatten(), ignore_index=0, label_smoothing=SMOOTHING
         )
 
-    return _stepper(model, loss, batches, places, tuned)
+    return _stepper(model, loss, batches, places, _adam(model, tuned))
 
 
-CONTENDERS = {"regard": regards, "torch": torchs}
+def joeynmts(batches: Sequence[Batch], tuned: bool) -> Stepper:
+    """JoeyNMT's Transformer and loss on padded batches, with the Adam that it makes of its settings."""
+    from regard.models.allocation import keep_memory
+    from regard.models.blocks import Recipe
+
+    if tuned:
+        keep_memory()
+    recipe = Recipe(width=WIDTH, heads=HEADS, layers=LAYERS, hidden=HIDDEN, dropout=DROPOUT)
+    model = joeynmt.build(VOCABULARY, VOCABULARY, recipe, share=True, smoothing=SMOOTHING)
+    padded = [joeynmt.make_batch(*zip(*batch, strict=True)) for batch in batches]
+    places = [batch.src.numel() + batch.trg.numel() for batch in padded]
+
+    def loss(i: int) -> Tensor:
+        return joeynmt.loss(model, padded[i])
+
+    return _stepper(model, loss, batches, places, joeynmt.adam(model, ADAM["lr"], ADAM["betas"]))
+
+
+CONTENDERS = {"regard": regards, "torch": torchs, "joeynmt": joeynmts}
 
 
 class Usual(nn.Module):
@@ -226,11 +250,18 @@ class Usual(nn.Module):
         return F.linear(x, self.embedding.weight)
 
 
+def _adam(model: nn.Module, tuned: bool) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), fused=True if tuned else None, **ADAM)
+
+
 def _stepper(
-    model: nn.Module, loss: Callable[[int], Tensor], batches: Sequence[Batch], places: list[int], tuned: bool
+    model: nn.Module,
+    loss: Callable[[int], Tensor],
+    batches: Sequence[Batch],
+    places: list[int],
+    optimizer: torch.optim.Optimizer,
 ) -> Stepper:
     model.train()
-    optimizer = torch.optim.Adam(model.parameters(), fused=True if tuned else None, **ADAM)
     tokens = [sum(pair.size for pair in batch) for batch in batches]
 
     def step(i: int) -> Step:

@@ -1,12 +1,16 @@
 """What all sequence-to-sequence models get from their base: the loss and greedy decoding."""
 
+from typing import Any
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.models import Packed
+from regard.models import Packed, Recipe, Transformer
 from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
 from regard.models.seq2seq import Seq2Seq, State
 
@@ -119,6 +123,39 @@ def test_targets_without_anything_to_foretell() -> None:
         model.loss(SOURCE, Packed.of([[1, 2], [1, 11], [1, 2]]))
     with pytest.raises(ArgumentError, match=r"target is Packed.* 3 lengths; leave target_lengths away"):
         model.loss(SOURCE, TARGET, target_lengths=TARGET.lengths)
+
+
+# Step by step
+
+
+@torch.no_grad()
+@settings(max_examples=40)
+@given(
+    recipe=st.sampled_from(
+        [
+            Recipe(width=8, heads=2, layers=2, positions="rotary"),
+            *(RecurrentRecipe(width=8, attention=kind) for kind in ("none", "additive", "concat")),
+            RecurrentRecipe(width=8, attention="dot", cell="gru", feeding=True),
+        ]
+    ),
+    selections=st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=7), min_size=1, max_size=5),
+)
+def test_rows_go_their_own_ways(recipe: Any, selections: list[list[int]]) -> None:
+    torch.manual_seed(0)
+    kind = Transformer if isinstance(recipe, Recipe) else RecurrentSeq2Seq
+    model = kind(WORDS, recipe).double().eval()
+    sentences, state = [part.tolist() for part in SOURCE.split(SOURCE.tokens)], model.start(SOURCE)
+    rows = [(sentence, [START]) for sentence in sentences]
+    for selection in selections:
+        chosen = [row % len(rows) for row in selection]
+        model.step(torch.tensor([written[-1] for _, written in rows]), state)
+        state.select(torch.tensor(chosen))
+        rows = [(rows[row][0], [*rows[row][1], 3 + i]) for i, row in enumerate(chosen)]
+    assert len(state) == len(rows)
+    found = model.step(torch.tensor([written[-1] for _, written in rows]), state)
+    target = Packed.of([written for _, written in rows])
+    wanted = model(Packed.of([sentence for sentence, _ in rows]), target)[target.ends()]
+    torch.testing.assert_close(found, wanted)
 
 
 # Greedy decoding

@@ -10,12 +10,12 @@ from regard.translation.plan import Plan
 from regard.translation.tokens import Tokens, TwoSides
 
 TEXT = [
-    "ein Hund bellt laut",
+    "ein Hund bellt laut. und?",
     "zwei Katzen schlafen heute gern",
     "eine Frau singt sehr laut und lacht",
     "a dog barks loudly",
     "two cats sleep gladly today",
-    "a woman sings very loudly and laughs",
+    "a woman sings very loudly and laughs!",
 ] * 5
 
 

@@ -64,6 +64,12 @@ def test_no_value_that_is_held_out_is_in_training(seed):
     assert all(any(re.fullmatch(kind, value) for value in test) for kind in (r".*-.*", r".*:.*", r"\d\d\d?"))
 
 
+def test_no_list_can_be_read_as_one_number(corpus):
+    assert any(re.search(r"hundred and \w+$", pair.source) for pair in corpus.train)
+    for pair in corpus.train:  # "six hundred and two" is "sechshundertzwei", never "sechshundert und zwei"
+        assert not re.search(r"(hundert|tausend) und ", pair.target)
+
+
 def test_the_parts_have_no_sentence_in_common(corpus):
     for side in range(2):
         sentences = [pair[side] for part in corpus for pair in part]

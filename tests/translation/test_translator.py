@@ -269,7 +269,7 @@ class TestUnknown:
         cut = scripted.translator.tokens.source.cut("ein 漢字 Hund 🍕.")
         hund = cut.word_of.index(2)
         dog = len(scripted.ids("a"))
-        found = scripted.says("ein 漢字 Hund 🍕.", "a dog", {place: hund for place in range(dog, 9)})
+        found = scripted.says("ein 漢字 Hund 🍕.", "a dog", dict.fromkeys(range(dog, 9), hund))
         assert found.text == "a 漢字 dog 🍕"
         assert found.note == "copied what the model does not know: '漢字', '🍕'"
         assert found.alignment.target_words == ("a", "漢字", "dog", "🍕")
@@ -282,7 +282,7 @@ class TestUnknown:
 
     def test_at_the_beginning_and_alone(self, translator, monkeypatch):
         scripted = Scripted(translator, monkeypatch)
-        assert scripted.says("漢字 Hund", "dog", {place: 2 for place in range(9)}).text == "漢字 dog"
+        assert scripted.says("漢字 Hund", "dog", dict.fromkeys(range(9), 2)).text == "漢字 dog"
         assert scripted.says("漢字", "").text == "漢字"
 
     def test_control_characters_do_not_come_through(self, translator):

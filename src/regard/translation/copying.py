@@ -4,6 +4,7 @@ A model writes the unknown mark for a piece that it does not know. The source pi
 meanwhile tells which letters to put there. A word that it left out altogether is put where it would stand.
 """
 
+import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -47,10 +48,11 @@ def letters(ids: Sequence[int], source: Cut, weights: Tensor | None, kind: Kind)
     pairs = list(zip(marks, pieces, strict=False))
     if weights is not None and marks and pieces:
         pairs = _strongest(marks, pieces, weights)
-    found = {mark: source.unknown[piece] for mark, piece in pairs}
+    found = {mark: _harmless(source.unknown[piece]) for mark, piece in pairs}
     if weights is not None and kind == "words" and source.ids:
         for mark in marks:
-            found.setdefault(mark, source.words[source.word_of[int(weights[mark].argmax())]])
+            word = source.words[source.word_of[int(weights[mark].argmax())]]
+            found.setdefault(mark, _harmless(word))
     return Letters(found, {piece for _, piece in pairs})
 
 
@@ -70,7 +72,7 @@ def _strongest(marks: Sequence[int], pieces: Sequence[int], weights: Tensor) -> 
 def left_out(source: Cut, used: set[int]) -> list[int]:
     """The source words with unknown pieces, none of which came through."""
     through = {source.word_of[piece] for piece in used}
-    words = {source.word_of[piece] for piece, shown in source.unknown.items() if shown.isprintable()}
+    words = {source.word_of[piece] for piece, shown in source.unknown.items() if _harmless(shown)}
     return sorted(words - through)
 
 
@@ -105,7 +107,7 @@ def place(words: Sequence[str], source: Cut, missing: Sequence[int], weights: Te
 
 def _core(source: Cut, word: int) -> tuple[str, str]:
     """A source word without the punctuation around it, and what the model can read of that."""
-    text = source.words[word]
+    text = _harmless(source.words[word])
     unknown = {
         letter for piece, shown in source.unknown.items() if source.word_of[piece] == word for letter in shown
     }
@@ -122,3 +124,8 @@ def _before(word: int, targets: int, sources: int, missing: Sequence[int], weigh
     if weights is None:
         return -(-word * targets // sources) - 1
     return int(weights[:, known[-1]].argmax())
+
+
+def _harmless(text: str) -> str:
+    """Without control characters, which a terminal would obey."""
+    return "".join(letter for letter in text if unicodedata.category(letter) != "Cc")

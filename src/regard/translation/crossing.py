@@ -201,13 +201,13 @@ def _batches(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]])
     """Pairs of similar lengths, so that little is padded."""
     lengths = [(len(target) + 1, len(source) + 1) for source, target in zip(sources, targets, strict=True)]
     batch: list[int] = []
-    longest = 0
+    longest = (0, 0)
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        size = max(longest, sum(lengths[i]))
-        if batch and size * (len(batch) + 1) > _TOKENS:
+        padded = max(longest[0], lengths[i][0]), max(longest[1], lengths[i][1])
+        if batch and sum(padded) * (len(batch) + 1) > _TOKENS:
             yield batch
-            batch, size = [], sum(lengths[i])
+            batch, padded = [], lengths[i]
         batch.append(i)
-        longest = size
+        longest = padded
     if batch:
         yield batch

@@ -281,6 +281,8 @@ class _Dice(Random):
 
 def _date(dice: _Dice) -> _Value:
     day, style = _FIRST + timedelta(dice.below(_DAYS)), dice.one(("full", "long"))
+    if not day.year % 100:  # "sixteen hundred and two" would be one year, or a year and a number
+        return _date(dice)
     return _Value(f"date {day}", lambda language: language.date(day, style))
 
 
@@ -291,6 +293,8 @@ def _time(dice: _Dice) -> _Value:
 
 def _cardinal(dice: _Dice) -> _Value:
     number, key = dice.number(2, 3, 4)
+    if not number % 100:  # as above
+        return _cardinal(dice)
     return _Value(key, lambda language: language.number(number))
 
 

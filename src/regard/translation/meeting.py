@@ -46,7 +46,7 @@ def _password(store: Any, rank: int, size: int) -> str:
     return name
 
 
-def lost(error: RuntimeError) -> bool:
+def lost(error: Exception) -> bool:
     """Whether the connection to another process is what failed."""
     return isinstance(error, distributed.DistError) or "gloo/transport" in str(error)
 

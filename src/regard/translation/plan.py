@@ -270,7 +270,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "corpus": {"dev": 200},
         "training": {"tokens": 2048, "epochs": 10, "warmup": 200, "rate": 2e-3},
     },
-    "small": {"training": {"tokens": 2500}},
+    "small": {"model": {"dropout": 0.2}, "training": {"tokens": 2500, "epochs": 10}},
     "base": {
         "model": {"width": 512, "layers": 6},
         "tokens": {"size": 32_000},

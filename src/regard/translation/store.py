@@ -15,7 +15,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -159,7 +159,8 @@ def writing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(beside, target)
     except BaseException as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         if isinstance(error, OSError) and error.filename in (None, beside, str(beside)):
             raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # what was asked for
         raise

@@ -28,6 +28,7 @@ from regard.translation.checkpoint import Checkpoint, write_weights
 from regard.translation.corpus import Pair
 from regard.translation.distributed import Alone, Objective, World
 from regard.translation.judging import Dev, judge
+from regard.translation.meeting import lost
 from regard.translation.plan import Plan
 from regard.translation.progress import Listener, Report
 from regard.translation.schedule import learning_rate
@@ -93,12 +94,9 @@ class Trainer:
 
     def run(self) -> Outcome:
         """Train until the plan is fulfilled."""
-        training = self.plan.training
         if self.world.device.type == "cpu":
             keep_memory()
-        if training.threads:
-            torch.set_num_threads(training.threads)
-        with torch.random.fork_rng(devices=[]), self._interruptible():
+        with torch.random.fork_rng(devices=[]), _threads(self.plan.training.threads), self._interruptible():
             self._begin()
             self._tell("begin", self._about(), self.progress.step, self.steps)
             finished = self._loop()
@@ -133,6 +131,8 @@ class Trainer:
         except RegardError:
             raise
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            if lost(error):
+                raise
             raise ArgumentError(
                 f"the checkpoint {str(saved.path)!r} does not fit the plan of its folder "
                 f"({str(error).splitlines()[0]}); remove it, or train in a new folder."
@@ -331,6 +331,17 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """So many for torch, unless it is 0."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Since:

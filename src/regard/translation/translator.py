@@ -257,6 +257,8 @@ class _Draft(NamedTuple):
     def score(self) -> float:
         """That of the hypothesis; of several runs the mean, the longer one counting more."""
         scores = [hypothesis.score for hypothesis in self.hypotheses]
+        if len(scores) == 1:
+            return scores[0]
         lengths = [len(hypothesis.tokens) + 1 for hypothesis in self.hypotheses]
         return sum(score * n for score, n in zip(scores, lengths, strict=True)) / max(sum(lengths), 1)
 

@@ -1,0 +1,175 @@
+"""`regard align`: links of given pairs, in one direction or both, and how they compare with gold links."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+
+from regard.translation.crossing import Choice
+from regard.translation.links import pharaoh, symmetrize, turned
+from regard.translation.quality import error_rate, read_gold
+from regard.translation.translator import Translator, load_translator
+from tests.cli.running import run
+from tests.translation import folders
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PAIRS = [
+    ("ein Hund bellt", "a dog barks"),
+    ("zwei Katzen schlafen heute", "today two cats sleep"),
+    ("", ""),
+    ("eine Frau singt", "a woman sings and laughs"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folders.write(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def reverse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folders.write(tmp_path_factory.mktemp("reverse"), seed=1)
+
+
+@pytest.fixture
+def files(tmp_path) -> list[Path]:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path, side in zip(paths, zip(*PAIRS, strict=True), strict=True):
+        path.write_text("".join(f"{line}\n" for line in side))
+    return paths
+
+
+@pytest.fixture
+def gold(tmp_path) -> Path:
+    path = tmp_path / "gold"
+    path.write_text("1-1 2-2 3p3\n1-2 2-3 3-4 4-1\n\n1-1 2-2\n")
+    return path
+
+
+def wanted(model: Path, **choice) -> list[str]:
+    translator = load_translator(model)
+    if choice:
+        translator = Translator(translator.model, translator.tokens, choice=Choice(**choice))
+    return [one.pharaoh() for one in translator.align(PAIRS)]
+
+
+def test_two_files(model, files, capsys):
+    run("align", "-m", model, *files)
+    assert capsys.readouterr().out.split("\n") == [*wanted(model), ""]
+
+
+def test_pairs_in_one_file(model, tmp_path, capsys):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
+    run("align", "-m", model, path)
+    assert capsys.readouterr().out.split("\n") == [*wanted(model), ""]
+
+
+def test_two_sentences(model, capsys):
+    run("align", "-m", model, "--text", *PAIRS[0])
+    assert capsys.readouterr().out.splitlines() == wanted(model)[:1]
+
+
+def test_output_is_written_whole(model, files, tmp_path, capsys):
+    run("align", "-m", model, *files, "-o", tmp_path / "links")
+    assert (tmp_path / "links").read_text().split("\n") == [*wanted(model), ""]
+    assert capsys.readouterr().out == ""
+
+
+def test_another_attention(model, files, capsys):
+    run("align", "-m", model, *files, "--layer", 1, "--heads", "1", "--shift", "input")
+    shown = capsys.readouterr().out.split("\n")
+    assert shown == [*wanted(model, layer=1, heads=(1,), shift="input"), ""]
+    run("align", "-m", model, *files, "--layer", 1)  # all heads: those that were chosen are of another layer
+    assert capsys.readouterr().out.split("\n") == [*wanted(model, layer=1, shift="output"), ""]
+
+
+def test_a_threshold(model, files, capsys):
+    run("align", "-m", model, *files, "--threshold", 0.2)
+    lines = [one.pharaoh(0.2) for one in load_translator(model).align(PAIRS)]
+    assert capsys.readouterr().out.split("\n") == [*lines, ""]
+
+
+@pytest.mark.parametrize("how", ["intersection", "union", "grow-diag-final-and", None])
+def test_both_directions(how, model, reverse, files, capsys):
+    option = [] if how is None else ["--symmetrize", how]
+    run("align", "-m", model, *files, "--reverse-model", reverse, *option)
+    forward = load_translator(model).align(PAIRS)
+    backward = load_translator(reverse).align([(target, source) for source, target in PAIRS])
+    lines = [
+        pharaoh(symmetrize(one.links(), turned(other.links()), how or "grow-diag-final-and"))
+        for one, other in zip(forward, backward, strict=True)
+    ]
+    assert capsys.readouterr().out.split("\n") == [*lines, ""]
+
+
+def test_gold(model, files, gold, tmp_path, capsys):
+    run("align", "-m", model, *files, "--gold", gold, "--base", 1, "-o", tmp_path / "links")
+    links = [one.links() for one in load_translator(model).align(PAIRS)]
+    assert capsys.readouterr().out == f"{error_rate(links, read_gold(gold, 1))}\n"
+    assert (tmp_path / "links").read_text().split("\n") == [*wanted(model), ""]
+    run("align", "-m", model, *files, "--gold", gold, "--base", 1)
+    assert capsys.readouterr().out.startswith("AER ")
+
+
+def test_soft(model, files, capsys):
+    run("align", "-m", model, *files, "--soft")
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for one, read in zip(found, load_translator(model).align(PAIRS), strict=True):
+        assert (tuple(one["source_words"]), tuple(one["target_words"])) == (
+            read.source_words,
+            read.target_words,
+        )
+        for row, weights in zip(one["weights"], read.weights.tolist(), strict=True):
+            assert row == pytest.approx(weights, abs=1e-4)
+
+
+def test_drawn(model, capsys):
+    run("align", "-m", model, "--text", *PAIRS[0], "--draw")
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in PAIRS[0][1].split())
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ein Hund", "a dog"], "there is no file 'ein Hund'; to align two sentences, add --text"),
+        (["--text", "ein"], "--text needs two sentences"),
+        (["no", "such"], "no: No such file or directory; check the path"),
+        (["-", "-"], "SOURCE and TARGET are both -"),
+        (["{a}", "{b}", "--symmetrize", "union"], "give the other one: --reverse-model FOLDER"),
+        (["{a}", "{b}", "--symmetrize", "onion"], "'onion' is not one of"),
+        (["{a}", "{b}", "--base", "1"], "--base 1 says how a gold file counts; give it, too"),
+        (["{a}", "{b}", "--soft", "--draw"], "--soft and --draw are two ways"),
+        (["{a}", "{b}", "--soft", "--threshold", "0.5"], "--threshold is about links"),
+        (["{a}", "{b}", "--heads", "1,x"], "--heads is '1,x'; give numbers from 0 on"),
+        (["{a}", "{b}", "--heads", "9"], "the choice is head 9, and the attention has 2"),
+        (["{a}", "{b}", "--layer", "9"], "the choice is layer 9"),
+        (
+            ["{a}", "{b}", "--gold", "{gold}"],
+            "words, between white space. If its words are counted from 1, say",
+        ),
+        (["{a}", "{b}", "--gold", "{a}"], "'ein' is no link"),
+        (["{a}", "{b}", "--gold", "nowhere"], "nowhere: No such file"),
+        (["{a}", "{gold}", "--gold", "{short}"], "has links of 1 pairs and there are 4"),
+        (["{a}", "{short}"], "4 lines and"),
+        (["{a}", "{b}", "-o", "no/such/x"], "there is no folder 'no/such'"),
+        (["{a}", "{b}", "--reverse-model", "no/such"], "'no/such' does not exist"),
+    ],
+)
+def test_refusals(arguments, message, model, files, gold, tmp_path, capsys):
+    (tmp_path / "short").write_text("0-0\n")
+    names = {"a": files[0], "b": files[1], "gold": gold, "short": tmp_path / "short"}
+    run("align", "-m", model, *(one.format(**names) for one in arguments), status=2)
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_a_model_without_attention(tmp_path, files, capsys):
+    run("align", "-m", folders.write(tmp_path / "plain", "plain"), *files, status=2)
+    assert "does not attend to the source" in capsys.readouterr().err

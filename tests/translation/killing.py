@@ -1,0 +1,45 @@
+"""Trainings in processes of their own, which are killed at a moment of one's choice."""
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.translation.small import small_plan, train_small
+
+# what changes a folder: between two of these, a folder stays as it is but for a file that is being written
+_EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+# a server that has imported everything, from which each process is forked at once
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["tests.translation.killing", "torch._dynamo", "sacrebleu"])
+
+
+def killed_after(
+    folder: Path, model: str, settings: Sequence[str], *, events: int = 0, seconds: float = 0.0
+) -> bool:
+    """Train until it is done, or until so many changes of the folder, or seconds; whether it was killed."""
+    process = _processes.Process(target=_train, args=(folder, model, settings, events))
+    process.start()
+    process.join(seconds or None)
+    process.kill()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def _train(folder: Path, model: str, settings: Sequence[str], events: int) -> None:
+    left = events
+
+    def count(event: str, given: tuple[Any, ...]) -> None:
+        nonlocal left
+        if event in _EVENTS and (event != "open" or str(given[0]).startswith(str(folder))):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    if events:
+        sys.addaudithook(count)
+    train_small(folder, small_plan(model, *settings))

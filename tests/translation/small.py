@@ -1,0 +1,44 @@
+"""A training that takes a moment: numbers, digit by digit, and the same numbers backwards."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from regard.translation.batches import InMemory
+from regard.translation.corpus import Pair
+from regard.translation.plan import Plan
+from regard.translation.progress import Listener
+from regard.translation.tokens import Tokens, TwoSides
+from regard.translation.trainer import Outcome, Trainer
+
+PAIRS = [Pair(" ".join(str(n)), " ".join(reversed(str(n)))) for n in range(95, 155)]
+DEV = [Pair(" ".join(str(n)), " ".join(reversed(str(n)))) for n in range(98, 118, 4)]
+_SHARED = Tokens.learn([pair.source for pair in PAIRS], kind="words", size=20)
+TOKENS = TwoSides(_SHARED, _SHARED)
+IDS = InMemory([(_SHARED.encode(pair.source), _SHARED.encode(pair.target)) for pair in PAIRS])
+
+
+def small_plan(model: str = "transformer", *settings: str) -> Plan:
+    """A plan that asks for everything that makes going on difficult, unless the settings say otherwise."""
+    return Plan.preset("tiny", model).but(
+        [
+            *("model.width=16", "model.layers=1", "model.heads=2", "model.dropout=0.2"),
+            *("tokens.kind=words", "tokens.size=20"),
+            *("training.updates=14", "training.tokens=64", "training.accumulate=2", "training.warmup=4"),
+            *("training.judge=4", "training.save=3", "training.average=3", "training.unknown=0.2"),
+            *("training.rate=0.01", "training.criterion=loss", "training.threads=1"),
+            *settings,
+        ]
+    )
+
+
+def small_trainer(
+    folder: Path, plan: Plan | None = None, *, pairs: InMemory = IDS, listeners: Sequence[Listener] = ()
+) -> Trainer:
+    """What trains this plan in a folder."""
+    return Trainer(folder, plan or small_plan(), TOKENS, pairs, DEV, listeners=listeners)
+
+
+def train_small(folder: Path, plan: Plan | None = None) -> Outcome:
+    """Train in a folder, from wherever it stands."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return small_trainer(folder, plan).run()

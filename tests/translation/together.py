@@ -1,0 +1,82 @@
+"""What torchrun starts in each process: the training of `small`, in a folder.
+
+    torchrun … together.py FOLDER [--shard] [--kill RANK:UPDATE] [--full UPDATE] [section.setting=value …]
+
+--kill: that process is killed before that update, the first time it comes there.
+--full: from that update on no file can grow beyond a few kilobytes.
+"""
+
+import os
+import resource
+import signal
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from regard.errors import RegardError
+from regard.translation.batches import InMemory
+from regard.translation.distributed import World, join_world
+from regard.translation.plan import Plan
+from regard.translation.progress import Lines
+from regard.translation.trainer import Outcome, Trainer
+from tests.translation.small import DEV, PAIRS, TOKENS, small_plan
+
+_SHARED = TOKENS.source
+_LONG = ([_SHARED.encode("1")[0]] * 40, [_SHARED.encode("2")[0]] * 40)
+# the long pair is a batch of its own, of which one process alone gets a part
+IDS = InMemory([*((_SHARED.encode(one.source), _SHARED.encode(one.target)) for one in PAIRS), _LONG])
+
+
+def plan(model: str = "transformer", settings: Sequence[str] = ()) -> Plan:
+    """Without dropout, which each process draws by itself; all checkpoints are kept, and averaged."""
+    return small_plan(model, "model.dropout=0", "training.clip=2", "training.average=8", *settings)
+
+
+def train(folder: Path, plan: Plan, world: World | None = None) -> Outcome:
+    """Train in a folder, from wherever it stands."""
+    return Trainer(folder, plan, TOKENS, IDS, DEV, world=world).run()
+
+
+class Fated(Trainer):
+    """A training to which something happens."""
+
+    fate: Namespace
+
+    def _update(self, batches):  # type: ignore[no-untyped-def]
+        fate, step, mark = self.fate, self.progress.step, self.folder / "killed"
+        if fate.kill == f"{self.world.rank}:{step}" and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fate.full is not None and step >= fate.full:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))
+        return super()._update(batches)
+
+
+def main() -> None:
+    """Train, as one of several processes."""
+    parser = ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--model", default="transformer")
+    parser.add_argument("--shard", action="store_true")
+    parser.add_argument("--kill")
+    parser.add_argument("--full", type=int)
+    parser.add_argument("settings", nargs="*")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    try:
+        with join_world(shard=given.shard) as world:
+            settings, listeners = plan(given.model, given.settings), [Lines()]
+            trainer = Fated(given.folder, settings, TOKENS, IDS, DEV, listeners=listeners, world=world)
+            trainer.fate = given
+            finished = trainer.run().finished
+    except (RegardError, OSError) as error:
+        sys.exit(f"refused: {error}")
+    if world.rank == 0:
+        print("finished" if finished else "stopped")
+
+
+if __name__ == "__main__":
+    main()
