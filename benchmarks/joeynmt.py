@@ -3,6 +3,7 @@
 What JoeyNMT reads files with is left out: batches hold numbers of tokens already.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ def build(source: int, target: int, recipe: Recipe, *, share: bool, smoothing: f
     """Their model for two vocabularies of these sizes; share: one matrix for source, target and output."""
     from joeynmt.model import build_model
 
+    logging.disable(logging.INFO)  # in this process, which is JoeyNMT's alone: it tells all it does
     side = {
         "type": "transformer",
         "embeddings": {"embedding_dim": recipe.width, "scale": True, "dropout": recipe.dropout},

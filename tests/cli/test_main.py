@@ -16,10 +16,10 @@ pytest.importorskip("typer")
 
 import typer
 
-from regard.cli import app, main
+from regard.cli import COMMANDS, app, main
 from tests.cli.running import run
 
-NAMES = [str(command.name) for command in app.registered_commands]
+NAMES = [name for commands in COMMANDS.values() for name in commands]
 
 
 @pytest.fixture

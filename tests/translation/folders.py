@@ -1,5 +1,6 @@
 """Small model folders with weights drawn by chance: all that a translator needs, and no training."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -25,17 +26,19 @@ def tokens(kind: str = "bpe") -> TwoSides:
     return TwoSides(shared, shared)
 
 
-def plan(kind: str = "transformer", longest: int = 40) -> Plan:
+def plan(kind: str = "transformer", longest: int = 40, more: Sequence[str] = ()) -> Plan:
     """A small model of this kind."""
     settings = ["model.width=16", "model.layers=2", "model.heads=2", f"corpus.longest={longest}"]
-    return Plan.preset("tiny", kind).but([*settings, "tokens.kind=bpe"])
+    return Plan.preset("tiny", kind).but([*settings, "tokens.kind=bpe", *more])
 
 
-def write(folder: Path, kind: str = "transformer", longest: int = 40, seed: int = 0) -> Path:
+def write(
+    folder: Path, kind: str = "transformer", longest: int = 40, seed: int = 0, more: Sequence[str] = ()
+) -> Path:
     """A model folder."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    sides, settings = tokens(), plan(kind, longest)
+    sides, settings = tokens(), plan(kind, longest, more)
     model = settings.model.make(sides.sizes())
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)  # far from ties, so that rounding decides nothing

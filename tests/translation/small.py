@@ -23,7 +23,7 @@ def small_plan(model: str = "transformer", *settings: str) -> Plan:
         [
             *("model.width=16", "model.layers=1", "model.heads=2", "model.dropout=0.2"),
             *("tokens.kind=words", "tokens.size=20"),
-            *("training.updates=14", "training.tokens=64", "training.accumulate=2", "training.warmup=4"),
+            *("training.updates=10", "training.tokens=64", "training.accumulate=2", "training.warmup=4"),
             *("training.judge=4", "training.save=3", "training.average=3", "training.unknown=0.2"),
             *("training.rate=0.01", "training.criterion=loss", "training.threads=1"),
             *settings,

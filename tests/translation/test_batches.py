@@ -87,8 +87,8 @@ def test_a_batch_has_its_marks() -> None:
     assert (batch.labels, batch.size) == (6, 10)
     moved = batch.to(torch.device("meta"))
     assert (
-        {side.tokens.device.type for side in moved}
-        == {side.lengths.device.type for side in moved}
+        {side.tokens.device.type for side in moved[:2]}
+        == {side.lengths.device.type for side in moved[:2]}
         == {"meta"}
     )
 
@@ -136,7 +136,7 @@ def test_what_is_hidden_is_one_piece_more_or_one_piece_less(pairs, seed, epoch) 
     assert torch.equal(batch.target.tokens, again.target.tokens)
     assert pairs == before  # the pairs themselves are as they were
     for place, pair in enumerate(pairs):
-        for side, sentence in zip(batch, pair, strict=True):
+        for side, sentence in zip(batch[:2], pair, strict=True):
             shown = Counter(side.split(side.tokens)[place].tolist())
             lost = Counter(sentence) - shown
             assert shown[UNKNOWN] <= 1

@@ -216,7 +216,7 @@ def test_a_write_that_fails_ends_all_and_harms_nothing(trained_alone: Folder, tm
     assert "step-00000009" in refused
     assert max(path.name for path in (folder / "checkpoints").iterdir()) == f"step-{BEGUN:08}"
     assert not list(folder.rglob("*.part"))
-    together(folder, "--shard")
+    train(folder, plan())
     assert_same_training(trained_alone(), folder)
 
 

@@ -1,10 +1,10 @@
-"""Lines that are too long are cut into runs: nothing is lost, and sentences stay whole where they can."""
+"""Lines that are too long are cut into parts: nothing is lost, and sentences stay whole where they can."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.translation.lines import Line, runs
+from regard.translation.lines import Line, Part
 from regard.translation.tokens import Cut
 
 WORDS = st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["", ".", ",", "!»"])), max_size=60)
@@ -13,29 +13,44 @@ WORDS = st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["", ".", ",", "!�
 def cut(words: list[tuple[int, str]]) -> Cut:
     """Words of so many pieces, with these ends."""
     of = [number for number, (pieces, _) in enumerate(words) for _ in range(pieces)]
-    return Cut([f"w{end}" for _, end in words], of, ["p"] * len(of), of, {})
+    unknown = dict.fromkeys(range(0, len(of), 3), "Ω")
+    return Cut([f"w{end}" for _, end in words], of, ["p"] * len(of), of, unknown)
+
+
+def parts(cut_: Cut, longest: int) -> list[Part]:
+    return Line.of("", cut_, longest).parts
 
 
 @given(WORDS, st.integers(1, 30))
-def test_runs_are_all_of_a_line_in_order_and_short_enough(words, longest):
-    given_ = cut(words)
-    found = runs(given_, longest)
-    assert [at for first, stop in found for at in range(first, stop)] == list(range(len(given_.ids)))
-    assert all(0 < stop - first <= longest for first, stop in found)
+def test_parts_are_all_of_a_line_in_order_and_short_enough(words, longest):
+    whole = cut(words)
+    found = parts(whole, longest)
+    assert [one for part in found for one in part.cut.ids] == whole.ids
+    assert [part.word + word for part in found for word in part.cut.word_of] == whole.word_of
+    assert all(0 < len(part.cut.ids) <= longest for part in found)
+    assert {
+        (part.word + part.cut.word_of[at], shown) for part in found for at, shown in part.cut.unknown.items()
+    } == {(whole.word_of[at], shown) for at, shown in whole.unknown.items()}
 
 
 @given(WORDS, st.integers(9, 30))
 def test_words_are_not_cut_if_they_fit(words, longest):
-    given_ = cut(words)
-    of = given_.word_of
-    assert all(of[stop - 1] != of[stop] for _, stop in runs(given_, longest)[:-1])
+    whole = cut(words)
+    assert [word for part in parts(whole, longest) for word in part.cut.words] == whole.words
+
+
+@given(st.integers(1, 40), st.integers(1, 9))
+def test_of_a_word_that_is_too_long_each_part_has_its_letters(length, longest):
+    letters = [chr(ord("a") + i % 26) for i in range(length)]
+    whole = Cut(["".join(letters)], [7] * length, letters, [0] * length, {})
+    assert "".join(part.cut.text for part in parts(whole, longest)) == whole.text
 
 
 @given(WORDS, st.integers(1, 30))
-def test_a_line_that_fits_is_one_run(words, longest):
-    given_ = cut(words)
-    if 0 < len(given_.ids) <= longest:
-        assert runs(given_, longest) == [(0, len(given_.ids))]
+def test_a_line_that_fits_is_one_part(words, longest):
+    whole = cut(words)
+    if 0 < len(whole.ids) <= longest:
+        assert parts(whole, longest) == [Part(0, whole)]
 
 
 @pytest.mark.parametrize(
@@ -49,8 +64,8 @@ def test_a_line_that_fits_is_one_run(words, longest):
     ],
 )
 def test_where_a_line_is_cut(ends, stop):
-    assert runs(cut([(1, end) for end in ends]), longest=4)[0] == (0, stop)
+    assert len(parts(cut([(1, end) for end in ends]), longest=4)[0].cut.ids) == stop
 
 
-def test_nothing_has_no_runs():
-    assert Line.of(" ", cut([]), 5).runs == []
+def test_nothing_has_no_parts():
+    assert parts(cut([]), 5) == []

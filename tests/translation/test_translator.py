@@ -123,30 +123,41 @@ class TestTranslate:
 class TestLongLines:
     LINE = "ein Hund bellt laut. zwei Katzen schlafen heute gern! " * 9
 
+    def parts(self, translator, line):
+        return module.Line.of(line, translator.tokens.source.cut(line), translator.longest).parts
+
     def test_sentences_are_translated_one_after_the_other(self, translator):
         (one,) = translator.translate(self.LINE)
-        cut = translator.tokens.source.cut(self.LINE)
-        runs = module.Line.of(self.LINE, cut, translator.longest).runs
-        assert len(runs) > 2
-        words = [cut.words[cut.word_of[first] : cut.word_of[stop - 1] + 1] for first, stop in runs]
-        assert all(part[-1][-1] in ".!" for part in words)
-        parts = translator.translate([" ".join(part) for part in words])
-        assert one.text == " ".join(part.text for part in parts)
-        assert one.tokens == [token for part in parts for token in part.tokens]
-        assert min(part.score for part in parts) <= one.score <= max(part.score for part in parts)
-        assert re.match(
-            rf"translated in {len(runs)} parts of \d+ pieces at most, as it has {len(cut.ids)}", one.note
-        )
+        parts = self.parts(translator, self.LINE)
+        assert len(parts) > 2
+        assert all(part.cut.text[-1] in ".!" for part in parts)
+        alone = translator.translate([part.cut.text for part in parts])
+        assert one.text == " ".join(part.text for part in alone)
+        assert one.tokens == [token for part in alone for token in part.tokens]
+        assert min(part.score for part in alone) <= one.score <= max(part.score for part in alone)
+        pieces = len(translator.tokens.source.encode(self.LINE))
+        noted = rf"translated in {len(parts)} parts of \d+ pieces at most, as it has {pieces}"
+        assert re.match(noted, one.note)
 
     def test_an_alignment_stays_within_its_part(self, translator):
         (one,) = translator.translate(self.LINE)
-        cut = translator.tokens.source.cut(self.LINE)
-        first = cut.word_of[module.Line.of(self.LINE, cut, translator.longest).runs[0][1]]
-        (part,) = translator.translate(" ".join(cut.words[:first]))
+        first, second, *_ = self.parts(translator, self.LINE)
+        (part,) = translator.translate(first.cut.text)
         rows = len(part.alignment.target_words)
-        assert one.alignment.source_words == tuple(cut.words)
-        torch.testing.assert_close(one.alignment.weights[:rows, :first], part.alignment.weights)
-        assert not one.alignment.weights[:rows, first:].any()
+        assert one.alignment.source_words == tuple(self.LINE.split())
+        assert one.alignment.target_words == tuple(one.text.split())
+        torch.testing.assert_close(one.alignment.weights[:rows, : second.word], part.alignment.weights)
+        assert not one.alignment.weights[:rows, second.word :].any()
+
+    def test_the_longest_lines_take_no_more_memory_than_their_parts(self, translator, monkeypatch):
+        """Of a line of some megabytes, all weights together would not fit; each part's do."""
+        monkeypatch.setattr(module, "search", lambda model, packed, *a, **o: [done] * len(packed))
+        done = [Hypothesis([UNKNOWN], -1.0, -1.0, True)]
+        (one,) = translator.translate("Ω Hund " * 2000)
+        assert one.text.count("Ω") == 2000
+        monkeypatch.setattr(module, "_MOST", 1_000_000)
+        with pytest.raises(ArgumentError, match="Translate it sentence by sentence"):
+            _ = one.alignment
 
     def test_alternatives_of_all_parts(self, translator):
         (one,) = translator.translate(self.LINE, how=Beam(3, best=3))
@@ -157,6 +168,13 @@ class TestLongLines:
         (one,) = translator.translate("Hund" * 200)
         assert "parts" in one.note
         assert len(one.alignment.source_words) == 1
+
+    def test_learned_positions_are_few(self, tmp_path):
+        few = ["model.positions=learned", "model.length=20"]
+        translator = load_translator(folders.write(tmp_path / "x", more=few))
+        assert translator.longest == 19
+        for one in translator.translate(["Hund " * 30, "ein Hund bellt laut und lacht sehr gern heute"]):
+            assert one.alignment.weights.isfinite().all()
 
     def test_settings_say_how_long(self, translator):
         assert translator.longest == 40

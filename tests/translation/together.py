@@ -32,7 +32,12 @@ IDS = InMemory([*((_SHARED.encode(one.source), _SHARED.encode(one.target)) for o
 
 def plan(model: str = "transformer", settings: Sequence[str] = ()) -> Plan:
     """Without dropout, which each process draws by itself; all checkpoints are kept, and averaged."""
-    return small_plan(model, "model.dropout=0", "training.clip=2", "training.average=8", *settings)
+    ours = [
+        *("model.dropout=0", "training.accumulate=2", "training.tokens=64", "training.clip=2"),
+        *("training.updates=14", "training.judge=4", "training.save=3", "training.average=8"),
+        *("training.criterion=loss", "training.threads=1"),
+    ]
+    return small_plan(model, *ours, *settings)
 
 
 def train(folder: Path, plan: Plan, world: World | None = None) -> Outcome:
@@ -64,7 +69,7 @@ def main() -> None:
     parser.add_argument("--kill")
     parser.add_argument("--full", type=int)
     parser.add_argument("settings", nargs="*")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     torch.set_num_threads(1)
     try:
         with join_world(shard=given.shard) as world:

@@ -89,8 +89,9 @@ def check_input(path: Path, option: str = "--file") -> None:
         return
     if path.is_dir():
         raise ArgumentError(f"{option} is {str(path)!r}, a folder; name a file in it.")
-    with path.open("rb"):
-        pass
+    path.stat()
+    if not os.access(path, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """`regard train`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,9 +29,15 @@ def train(
         bool, typer.Option("--resume", help="Go on from the last checkpoint, if there is one.")
     ] = False,
     model: Annotated[
-        str | None, typer.Option(help="transformer, recurrent or plain.", rich_help_panel=_HOW)
+        Literal["transformer", "recurrent", "plain"] | None,
+        typer.Option(
+            help="A Transformer, the default; Bahdanau's attention; none at all.", rich_help_panel=_HOW
+        ),
     ] = None,
-    preset: Annotated[str, typer.Option(help="tiny, small or base.", rich_help_panel=_HOW)] = "small",
+    preset: Annotated[
+        Literal["tiny", "small", "base"],
+        typer.Option(help="For a minute, half an hour, a large machine.", rich_help_panel=_HOW),
+    ] = "small",
     config: Annotated[
         Path | None, typer.Option(help="A TOML file with any settings.", rich_help_panel=_HOW)
     ] = None,
@@ -48,7 +54,8 @@ def train(
         typer.Option(help="Two files to judge by, SOURCE TARGET.", show_default=False, rich_help_panel=_DATA),
     ] = None,
     form: Annotated[
-        str | None, typer.Option(help="tsv or jsonl, if the name does not say it.", rich_help_panel=_DATA)
+        Literal["tsv", "jsonl"] | None,
+        typer.Option(help="Of one file with pairs, if its name does not say it.", rich_help_panel=_DATA),
     ] = None,
     swap: Annotated[
         bool, typer.Option("--swap", help="Translate from TARGET to SOURCE.", rich_help_panel=_DATA)

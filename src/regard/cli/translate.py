@@ -3,8 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -153,17 +153,35 @@ def translate(
         translator = load_translator(model)
         translator.model.to(world.device)
         work = Work(translator, how, batch, show)
-        if world.size > 1 and file is not None and output is not None:
-            _share_out(work, model, file, output, world)
-        else:
-            with nullcontext(sys.stdout) if output is None else written_whole(output) as to:
-                if sentences:
-                    work.write(sentences, to)
-                elif file is None or str(file) == "-":
-                    work.write_stream(_stdin(), to)
-                else:
-                    work.write(_lines(file), to)
+        with _shown(output) as work.say:
+            if world.size > 1 and file is not None and output is not None:
+                _share_out(work, model, file, output, world)
+            else:
+                _write(work, sentences, file, output)
         work.tell()
+
+
+def _write(work: "Work", sentences: list[str] | None, file: Path | None, output: Path | None) -> None:
+    """All of it, in one process."""
+    with nullcontext(sys.stdout) if output is None else written_whole(output) as to:
+        if sentences:
+            work.write(sentences, to)
+        elif file is None or str(file) == "-":
+            work.write_stream(_stdin(), to)
+        else:
+            work.write(_lines(file), to)
+
+
+@contextmanager
+def _shown(output: Path | None) -> Iterator[Callable[[str], None]]:
+    """Something that shows how far it is on a terminal, unless one sees the translations themselves."""
+    if output is None:
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("translating …") as status:
+        yield status.update
 
 
 def _share_out(work: "Work", model: Path, file: Path, output: Path, world: "World") -> None:
@@ -189,14 +207,16 @@ class Work:
     def __init__(self, translator: "Translator", how: "How", batch: int, show: Show) -> None:
         self.translator, self.show = translator, show
         self.options: dict[str, Any] = {"how": how, "batch": batch, "alignment": show.alignment}
-        self.noted: list[str] = []
-        self.number = 0  # of the last line
+        self.notes: list[str] = []  # the first ones
+        self.noted = self.number = 0  # how many have a note; the number of the last line
+        self.say: Callable[[str], None] = lambda text: None
 
     def write(self, lines: Iterable[str], to: IO[str]) -> None:
         """Those of a file, in large groups, so that sentences of like lengths are translated together."""
         lines = iter(lines)
         while group := list(islice(lines, self.options["batch"] * _GROUP)):
             self._write(self.translator.translate(group, **self.options), to)
+            self.say(f"line {self.number:,} is translated …")
 
     def write_stream(self, lines: Iterable[str], to: IO[str]) -> None:
         """Those that come in by and by, each as soon as it is there."""
@@ -209,14 +229,16 @@ class Work:
                 to.write(f"{line}\n")
             to.flush()
             if found.note:
-                self.noted.append(f"line {self.number}: {found.note}.")
+                self.noted += 1
+                if self.noted <= _NOTES:
+                    self.notes.append(f"line {self.number:,}: {found.note}.")
 
     def tell(self) -> None:
         """On stderr, so that it does not get among the translations."""
-        for note in self.noted[:_NOTES]:
+        for note in self.notes:
             print(f"regard: {plain(note)}", file=sys.stderr)
-        if len(self.noted) > _NOTES:
-            more = len(self.noted) - _NOTES
+        if self.noted > _NOTES:
+            more = self.noted - _NOTES
             print(f"regard: and {more:,} more lines with notes, which --json shows.", file=sys.stderr)
 
 
@@ -224,7 +246,7 @@ def _check(sentences: list[str] | None, file: Path | None, output: Path | None) 
     """Before anything is loaded."""
     if sentences and file is not None:
         raise ArgumentError(f"translate got --file {str(file)!r} and sentences as well; give one of the two.")
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and (file is None or str(file) == "-" or output is None):
+    if os.environ.get("WORLD_SIZE", "1") != "1" and (file is None or not file.is_file() or output is None):
         raise ArgumentError(
             "under torchrun translate shares out a file; give --file and --output, or start one process."
         )
@@ -254,9 +276,9 @@ def _how(beam: int | None, n_best: int, sample: bool, drawing: dict[str, Any]) -
 
 
 def _lines(file: Path) -> Iterator[str]:
-    from regard.translation.corpus import _lines
+    from regard.translation.corpus import read_lines
 
-    return _lines(file)
+    return read_lines(file)
 
 
 def _stdin() -> Iterator[str]:

@@ -183,6 +183,15 @@ def rate_choices(
 
     gold: of each pair the links of its words, which stand between white space. Without it, confident links of
     `Anchors` stand for it, learned from these pairs: they tell which attention is best, not how good it is.
+
+    >>> from regard.models import Recipe, Transformer
+    >>> from regard.translation import Tokens, TwoSides
+    >>> from regard.translation.alignment import rate_choices
+    >>> tokens = Tokens.learn(["ein Hund", "a dog"] * 9, kind="words")
+    >>> model = Transformer(len(tokens), Recipe(width=16, heads=2, layers=2))
+    >>> rated = rate_choices(model, TwoSides(tokens, tokens), [("ein Hund", "a dog")])
+    >>> len(rated)  # 2 layers × (2 heads + their mean) × 2 shifts
+    12
     """
     cuts = cut_pairs(tokens, pairs)
     true = [_as_gold(links) for links in (_anchored(pairs) if gold is None else gold)]

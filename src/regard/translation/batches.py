@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.mechanism.checks import count, number
@@ -50,10 +51,14 @@ class InMemory:
 
 
 class Batch(NamedTuple):
-    """Sentences and their translations with their marks, packed; `labels` are the tokens to be foretold."""
+    """Sentences and their translations with their marks, packed; `labels` are the tokens to be foretold.
+
+    links: of each pair, (n, 2): target token and source token, counted without marks; if somebody wants them.
+    """
 
     source: Packed
     target: Packed
+    links: tuple[Tensor, ...] = ()
 
     @property
     def labels(self) -> int:
@@ -67,9 +72,10 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         """On a device."""
-        return Batch(
-            *(Packed(side.tokens.to(device), side.lengths.to(device)) for side in (self.source, self.target))
+        source, target = (
+            Packed(side.tokens.to(device), side.lengths.to(device)) for side in (self.source, self.target)
         )
+        return Batch(source, target, tuple(some.to(device) for some in self.links))
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[Ids, Ids]]) -> "Batch":
@@ -96,6 +102,7 @@ class Batches:
         the unknown mark for what it does not know (Luong et al. 2015b); an alignment then tells what it was.
         Where no piece stands on both sides, an unknown one is added to both, beyond what `tokens` says.
     shared: whether a number is the same piece on both sides.
+    links: of the tokens of each pair, those of the source and those of the target.
 
     >>> from regard.translation.batches import Batches, InMemory
     >>> batches = Batches(InMemory([([5] * n, [6] * n) for n in range(1, 9)]), tokens=24)
@@ -110,6 +117,7 @@ class Batches:
     seed: int = 0
     unknown: float = 0.0
     shared: bool = True
+    links: Pairs | None = None
 
     def __post_init__(self) -> None:
         count("Batches got tokens", self.tokens, least=1)
@@ -135,7 +143,11 @@ class Batches:
     def get(self, places: Sequence[int] | Places, epoch: int) -> Batch:
         """The pairs with these numbers as a batch; in each epoch other pieces are hidden."""
         pairs = [self._pair(int(place), epoch) for place in places]
-        return Batch.of(pairs)
+        batch = Batch.of(pairs)
+        if self.links is None:
+            return batch
+        links = (self.links[int(place)] for place in places)
+        return batch._replace(links=tuple(_linked(source, target) for source, target in links))
 
     def from_step(self, step: int) -> Iterator[tuple[int, int, Places]]:
         """Epoch, place in it and pairs of each batch from a step on, without end; steps count from 0."""
@@ -188,6 +200,10 @@ def _hidden(
         source.append(UNKNOWN)
         target.append(UNKNOWN)
     return source, target
+
+
+def _linked(source: Ids, target: Ids) -> Tensor:
+    return torch.from_numpy(numpy.stack([target, source], -1).astype(numpy.int64))
 
 
 def _packed(sentences: Sequence[Sequence[int]]) -> Packed:

@@ -38,6 +38,7 @@ from regard.translation.checkpoint import (
     restore_optimizer,
     write_state,
 )
+from regard.translation.guidance import guided, guiding
 from regard.translation.meeting import brief, lost, meet
 from regard.translation.shards import read_shards, room, settle, write_shards
 from regard.translation.tokens import UNKNOWN
@@ -51,17 +52,24 @@ _LONG = timedelta(
 class Objective(nn.Module):
     """A model's share of the loss of a batch: what is differentiated, in each process.
 
-    The loss is a mean over the labels of the whole batch, of which a process may have a part.
+    The loss is a mean over the labels of the whole batch, of which a process may have a part. To it comes
+    `guide` times that of a head, for batches that say where words come from.
     """
 
-    def __init__(self, model: Seq2Seq, smoothing: float) -> None:
+    def __init__(self, model: Seq2Seq, smoothing: float, guide: float = 0.0) -> None:
         super().__init__()
-        self.model, self.smoothing = model, smoothing
+        self.model, self.smoothing, self.guide = model, smoothing, guide
 
     def forward(self, batch: Batch, labels: int) -> Tensor:
         """The loss of this batch's labels, as part of that of so many."""
-        loss = self.model.loss(batch.source, batch.target, smoothing=self.smoothing)
-        return loss * (batch.labels / labels)
+        return self._loss(batch) * (batch.labels / labels)
+
+    def _loss(self, batch: Batch) -> Tensor:
+        if not self.guide or not batch.links:
+            return self.model.loss(batch.source, batch.target, smoothing=self.smoothing)
+        with guiding(self.model, guided(self.model)) as guide:
+            loss = self.model.loss(batch.source, batch.target, smoothing=self.smoothing)
+            return loss + self.guide * guide.loss(batch.source, batch.target, batch.links)
 
 
 class World(Protocol):

@@ -19,7 +19,7 @@ from regard.mechanism.scores import ScaledDot
 from regard.models.heads import MultiHeadAttention
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.crossing import Choice, Shift, chosen
+from regard.translation.crossing import Choice, Shift, chosen, crossing
 from regard.translation.links import Links
 from regard.translation.tokens import Cut
 
@@ -68,6 +68,11 @@ class Guide:
         scores, wanted = scores[linked], wanted[linked]
         missed = scores.logsumexp(-1) - scores.masked_fill(~wanted, -torch.inf).logsumexp(-1)
         return missed.sum() / len(target.outputs().tokens)
+
+
+def guided(model: Seq2Seq) -> Choice:
+    """The head that a training guides: one of the layer before the last (Garg et al. 2019, section 4.2)."""
+    return Choice(layer=max(len(crossing(model)) - 2, 0), heads=(0,))
 
 
 @contextmanager

@@ -131,6 +131,8 @@ class TrainingPlan:
         "inverse-sqrt" (Vaswani et al. 2017, section 5.3) or "constant".
     smoothing, decay, clip: of labels; of weights (AdamW); the largest norm of a gradient, 0 for any.
     unknown: the share of pairs with a hidden piece, see `Batches`.
+    guide: how much one head of a Transformer is taught where words come from (Garg et al. 2019), by links
+        that are found in the pairs themselves; 0.3 makes alignments much better, 0 leaves it alone.
     precision: "bfloat16" computes in it where that is safe; it pays on processors that multiply in bfloat16.
     judge, save: updates between two looks at the dev data, between two checkpoints; 0 is once an epoch, and
         whenever it was judged.
@@ -151,6 +153,7 @@ class TrainingPlan:
     decay: float = 0.0
     clip: float = 1.0
     unknown: float = 0.02
+    guide: float = 0.0
     precision: Precision = "float32"
     judge: int = 0
     save: int = 0
@@ -172,7 +175,7 @@ class TrainingPlan:
         number("rate", self.rate, above=0)
         for name in ("smoothing", "unknown"):
             number(name, getattr(self, name), least=0, below=1)
-        for name in ("decay", "clip"):
+        for name in ("decay", "clip", "guide"):
             number(name, getattr(self, name), least=0)
 
 
@@ -201,6 +204,11 @@ class Plan:
                 f"model.length is {model.length} and corpus.longest is {self.corpus.longest}; so many "
                 f"learned positions are too few for its translations. Raise model.length to {needed}, lower "
                 "corpus.longest, or choose other positions."
+            )
+        if self.training.guide and model.kind != "transformer":
+            raise ArgumentError(
+                f"training.guide is {self.training.guide:g} and model.kind is {model.kind!r}; only a "
+                "transformer can be guided. Set training.guide=0."
             )
 
     @classmethod

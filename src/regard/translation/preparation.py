@@ -4,19 +4,22 @@ It happens once. What a training that is cut off has prepared, it finds again.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain, islice, tee
 from pathlib import Path
 from typing import NamedTuple
 
 from regard.errors import ArgumentError
 from regard.mechanism.files import write_whole
+from regard.translation.anchors import Anchors
 from regard.translation.checkpoint import read_config, read_tokens, write_tokens
 from regard.translation.corpus import Cleaned, Dropped, Pair, clean, read_pairs, split, write_pairs
+from regard.translation.guidance import token_links
 from regard.translation.plan import CorpusPlan, Plan, TokensPlan
 from regard.translation.store import Store
 from regard.translation.tokens import Tokens, TwoSides
 
-_TEXT, _IDS, _DEV, _READY = "text.tsv", "train.ids", "dev.tsv", "ready"
+_TEXT, _IDS, _LINKS, _DEV, _READY = "text.tsv", "train.ids", "links.ids", "dev.tsv", "ready"
+_ANCHORED = 50_000  # pairs from which it is learned which words belong together
 _LINES = 1000  # cut into pieces at once
 _SLACK = 10  # pieces by which short sentences may differ, whatever the ratio
 _LETTERS = 16  # of a piece, at most: to drop sentences that are much too long before they are cut
@@ -28,6 +31,7 @@ class Prepared(NamedTuple):
     tokens: TwoSides
     pairs: Store
     dev: list[Pair]
+    links: Store | None = None
 
 
 def prepared(folder: Path) -> Prepared | None:
@@ -36,7 +40,10 @@ def prepared(folder: Path) -> Prepared | None:
     if not (data / _READY).exists():
         return None
     return Prepared(
-        read_tokens(folder, read_config(folder)), Store.open(data / _IDS), list(read_pairs(data / _DEV))
+        read_tokens(folder, read_config(folder)),
+        Store.open(data / _IDS),
+        list(read_pairs(data / _DEV)),
+        Store.open(data / _LINKS) if (data / _LINKS).exists() else None,
     )
 
 
@@ -74,9 +81,15 @@ def prepare(
         raise ArgumentError(f"no pairs are left to train on: {dropped}. Raise corpus.longest or ratio.")
     held = _short_enough(held, tokens, plan.corpus, say)
     write_pairs(data / _DEV, held)
+    links = None
+    if plan.training.guide:
+        say("looking for words that belong together")
+        links = Store.write(
+            data / _LINKS, _linked(tokens, train, plan.corpus), vocabulary=plan.corpus.longest
+        )
     (data / _TEXT).unlink()
     write_whole(data / _READY, b"")
-    return Prepared(tokens, pairs_, held)
+    return Prepared(tokens, pairs_, held, links)
 
 
 def _clean(pairs: Iterable[Pair], plan: CorpusPlan) -> Cleaned:
@@ -155,6 +168,24 @@ def _encoded(tokens: TwoSides, pairs: Iterable[Pair]) -> Iterator[tuple[list[int
     while some := list(islice(coming, _LINES)):
         sides = zip(tokens, zip(*some, strict=True), strict=True)
         yield from zip(*(side.encode_all(lines) for side, lines in sides), strict=True)
+
+
+def _linked(
+    tokens: TwoSides, train: Iterable[Pair], plan: CorpusPlan
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Of each pair that is kept, the source and the target tokens that are linked, one to one."""
+
+    def kept() -> Iterator[Pair]:
+        limits, (first, second) = _limits(plan), tee(train)
+        sizes = ((len(source), len(target)) for source, target in _encoded(tokens, second))
+        return (pair for pair, size in zip(first, sizes, strict=True) if limits.keeps(*size))
+
+    anchors = Anchors.learn(list(islice(kept(), _ANCHORED)))
+    coming = kept()
+    while some := list(islice(coming, _LINES)):
+        for pair, links in zip(some, anchors.links(some, "grow-diag-final-and"), strict=True):
+            found = token_links(tokens.source.cut(pair.source), tokens.target.cut(pair.target), links)
+            yield found[:, 1].tolist(), found[:, 0].tolist()
 
 
 def _kept(

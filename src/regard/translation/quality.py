@@ -28,7 +28,12 @@ class Gold(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Alignment error rate, precision and recall, each from 0 to 1; printed in per cent."""
+    """Alignment error rate, precision and recall, each from 0 to 1; printed in per cent.
+
+    >>> from regard.translation.quality import Rates
+    >>> print(Rates(aer=0.207, precision=0.9, recall=0.7))
+    AER 20.7%, precision 90.0%, recall 70.0%
+    """
 
     aer: float
     precision: float
@@ -76,6 +81,14 @@ def read_gold(path: str | os.PathLike[str], base: int = 0) -> list[Gold]:
     """The gold links of a file, a line for each sentence pair: `1-2` is sure, `1p2` possible.
 
     base: the number of a sentence's first word, 0 or 1; files of the WPT shared tasks count from 1.
+
+    >>> import pathlib, tempfile
+    >>> from regard.translation.quality import read_gold
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "gold")
+    ...     written = path.write_text("1-1 2p3")
+    ...     read_gold(path, base=1)
+    [Gold(sure=frozenset({(0, 0)}), possible=frozenset({(1, 2)}))]
     """
     if base not in (0, 1):
         raise ArgumentError(f"read_gold got base={base}; words are counted from 0 or from 1.")
@@ -83,7 +96,16 @@ def read_gold(path: str | os.PathLike[str], base: int = 0) -> list[Gold]:
 
 
 def read_pharaoh(path: str | os.PathLike[str]) -> list[Links]:
-    """The links of a file in the format of Pharaoh and Moses: `0-0 1-2`, source-target, counted from 0."""
+    """The links of a file in the format of Pharaoh and Moses: `0-0 1-2`, source-target, counted from 0.
+
+    >>> import pathlib, tempfile
+    >>> from regard.translation.quality import read_pharaoh
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "links")
+    ...     written = path.write_text("0-1")
+    ...     read_pharaoh(path)
+    [frozenset({(0, 1)})]
+    """
     return [read_links(line, where)[0] for where, line in _lines(path)]
 
 

@@ -28,7 +28,7 @@ def write_shards(
 
     writer = HuggingFaceStorageWriter(
         os.fspath(part),
-        fqn_to_index_mapping=dict.fromkeys(weights, 1) | dict.fromkeys(optimizer, 2),
+        fqn_to_index_mapping=dict.fromkeys(sorted(weights), 1) | dict.fromkeys(sorted(optimizer), 2),
         save_distributed=True,
         enable_consolidation=True,
     )

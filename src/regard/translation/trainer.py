@@ -79,13 +79,14 @@ class Trainer:
         pairs: Pairs,
         dev: Sequence[Pair],
         *,
+        links: Pairs | None = None,
         listeners: Sequence[Listener] = (),
         world: World | None = None,
     ) -> None:
         self.folder, self.plan, self.tokens, self.listeners = folder, plan, tokens, listeners
         self.world = world or Alone()
         training = plan.training
-        self.batches = Batches(pairs, training.tokens, training.seed, training.unknown, tokens.shared)
+        self.batches = Batches(pairs, training.tokens, training.seed, training.unknown, tokens.shared, links)
         self.epoch = max(1, len(self.batches.epoch(0)) // training.accumulate)  # in updates
         self.steps = training.updates or training.epochs * self.epoch
         self.dev = Dev.of(dev, tokens)
@@ -104,12 +105,12 @@ class Trainer:
 
     def _begin(self) -> None:
         """A new model, or that of the last checkpoint."""
-        torch.manual_seed(self.plan.training.seed)
+        training = self.plan.training
+        torch.manual_seed(training.seed)
         self.model = self.plan.model.make(self.tokens.sizes()).to(self.world.device)
         # what is judged and translated with, on one process and whole; its weights may be an average
         self.judged = self.plan.model.make(self.tokens.sizes()) if self.world.rank == 0 else None
-        self.objective = self.world.wrap(Objective(self.model, self.plan.training.smoothing))
-        training = self.plan.training
+        self.objective = self.world.wrap(Objective(self.model, training.smoothing, training.guide))
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=training.rate,
@@ -122,6 +123,7 @@ class Trainer:
         step = int(self.world.total(found[-1].step if found and self.world.rank == 0 else 0))
         if step:
             self._restore(Checkpoint.at(self.folder, step))
+            self._tidy()  # if it was killed before it could
 
     def _restore(self, saved: Checkpoint) -> None:
         try:
@@ -266,13 +268,17 @@ class Trainer:
         ]
 
     def _save(self) -> None:
-        """Write a checkpoint, and remove those that are no longer needed."""
+        """Write a checkpoint."""
         progress, world = self.progress, self.world
         one = world.write(self.folder, progress.step, self.model, self.optimizer, progress.state)
-        if world.rank == 0:
+        self._tidy()
+        self._tell("saved", progress.step, one.path)
+
+    def _tidy(self) -> None:
+        """Remove all checkpoints but that of this step, and those before it that are needed."""
+        if self.world.rank == 0:
             before = self._regular()[-max(1, self.plan.training.average - 1) :]
-            Checkpoint.tidy(self.folder, [*before, one])
-            self._tell("saved", progress.step, one.path)
+            Checkpoint.tidy(self.folder, [*before, Checkpoint.at(self.folder, self.progress.step)])
 
     def _patience_ended(self) -> bool:
         patience = self.plan.training.patience

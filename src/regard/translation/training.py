@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 
 from regard.errors import ArgumentError
 from regard.translation.alignment import choose
+from regard.translation.anchors import Anchors
 from regard.translation.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_model, read_config, write_config
 from regard.translation.corpus import Pair
 from regard.translation.distributed import Alone, World
@@ -16,6 +18,7 @@ from regard.translation.progress import Listener
 from regard.translation.trainer import Outcome, Trainer
 
 _ALIGNED = 300  # dev pairs by which layer and heads are chosen
+_ANCHORED = 5000  # pairs of the training from which it is learned which of their words belong together
 
 
 def train(
@@ -54,7 +57,9 @@ def train(
     assert found is not None
     plan = Plan.of(read_config(path)["plan"])
     listeners = [*listeners, CsvLog(path), TensorBoardLog(path)] if world.rank == 0 else []
-    outcome = Trainer(path, plan, *found, listeners=listeners, world=world).run()
+    tokens, ids, held, links = found
+    trainer = Trainer(path, plan, tokens, ids, held, links=links, listeners=listeners, world=world)
+    outcome = trainer.run()
     if world.rank == 0 and outcome.finished:
         _choose(path, plan, found)
     world.wait()
@@ -108,6 +113,10 @@ def _choose(folder: Path, plan: Plan, found: Prepared) -> None:
     """Which layer and heads show word alignments best, into config.json."""
     if plan.model.kind == "plain" or not (folder / WEIGHTS).exists():
         return
-    model = load_model(folder).model
-    choice = choose(model, found.tokens, found.dev[:_ALIGNED])
-    write_config(folder, plan, alignment=choice.to_dict())
+    model, tokens, dev = load_model(folder).model, found.tokens, found.dev[:_ALIGNED]
+    texts = (
+        Pair(*(side.join(ids.tolist()).text for side, ids in zip(tokens, pair, strict=True)))
+        for pair in islice(found.pairs, _ANCHORED)
+    )
+    anchors = Anchors.learn([*dev, *texts]).links(dev)
+    write_config(folder, plan, alignment=choose(model, tokens, dev, anchors).to_dict())

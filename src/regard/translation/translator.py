@@ -1,6 +1,7 @@
 """Text in, text out: translations with their scores, alternatives and word alignments."""
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.mechanism.checks import count
+from regard.mechanism.files import readable
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
 from regard.models.words import checked, shorten
@@ -19,12 +21,14 @@ from regard.translation.arriving import in_groups
 from regard.translation.checkpoint import load_model
 from regard.translation.copying import Placed, left_out, letters, place
 from regard.translation.crossing import crossing
-from regard.translation.lines import Line, Run
+from regard.translation.lines import Line, Part
 from regard.translation.search import Beam, How, Hypothesis, search
 from regard.translation.tokens import END, UNKNOWN, Cut, TwoSides
 
 LONGEST = 256  # pieces of a line that are translated at once, if the model's settings do not say
 _GROUP = 8  # batches that are sorted by length together when lines arrive
+_SHOWN = 5  # copied words that a note tells
+_MOST = 400_000_000  # weights of an alignment
 
 
 @dataclass(eq=False)
@@ -82,7 +86,13 @@ class Translator:
     ) -> None:
         self.model, self.tokens = model, tokens
         self.choice, self.settings = choice or Choice(), settings or {}
-        self.longest: int = self.settings.get("plan", {}).get("corpus", {}).get("longest", LONGEST)
+        plan = self.settings.get("plan", {})
+        match plan.get("model"):
+            case {"kind": "transformer", "positions": "learned", "length": int(places)}:
+                self._places = places  # that were learned, for pieces and a mark
+            case _:
+                self._places = sys.maxsize
+        self.longest: int = min(plan.get("corpus", {}).get("longest", LONGEST), self._places - 1)
 
     def translate(
         self,
@@ -105,12 +115,11 @@ class Translator:
             crossing(self.model)  # refuses a model without attention, before the work
         lines = [Line.of(text, self.tokens.source.cut(text), self.longest) for text in checked(texts)]
         drafts = self._search(lines, how, batch)
-        every = [draft for some in drafts for draft in some]
-        needed = [draft for draft in every if alignment or draft.has_unknown]
-        weights = dict(zip(map(id, needed), self._weigh(needed), strict=True))
+        passages = [passage for some in drafts for draft in some for passage in draft]
+        weights = self._weigh([passage for passage in passages if alignment or passage.has_unknown])
         found = []
-        for some in drafts:
-            best, *others = (self._finish(draft, weights.get(id(draft)), alignment) for draft in some)
+        for line, some in zip(lines, drafts, strict=True):
+            best, *others = (self._finish(line, draft, weights, alignment) for draft in some)
             best.alternatives.extend(others)
             found.append(best)
         return found
@@ -143,30 +152,29 @@ class Translator:
     def __repr__(self) -> str:
         return f"Translator({type(self.model).__name__}, {self.tokens!r})"
 
-    def _search(self, lines: Sequence[Line], how: How, batch: int) -> list[list["_Draft"]]:
-        """The best drafts of each line, best first; lines of like lengths are searched together."""
-        jobs = [(number, run) for number, line in enumerate(lines) for run in line.runs]
-        jobs.sort(key=lambda job: job[1][1] - job[1][0])
+    def _search(self, lines: Sequence[Line], how: How, batch: int) -> list[list[list["_Passage"]]]:
+        """The best drafts of each line, best first; parts of like lengths are searched together."""
+        parts = [part for line in lines for part in line.parts]
+        order = sorted(range(len(parts)), key=lambda number: len(parts[number].cut.ids))
         device = self.model.output_weight.device
-        found: dict[tuple[int, Run], list[Hypothesis]] = {}
-        for first in range(0, len(jobs), batch):
-            some = jobs[first : first + batch]
-            sources = [lines[number].cut.ids[slice(*run)] for number, run in some]
+        found: dict[int, list[Hypothesis]] = {}
+        for first in range(0, len(order), batch):
+            some = order[first : first + batch]
+            sources = [parts[number].cut.ids for number in some]
             packed = Packed.of([[*source, END] for source in sources], device)
-            most = [2 * len(source) + 10 for source in sources]
+            most = [min(2 * len(source) + 10, self._places) for source in sources]
             found.update(zip(some, search(self.model, packed, how, most=most), strict=True))
-        return [_drafts(line, [found[number, run] for run in line.runs]) for number, line in enumerate(lines)]
+        numbers = iter(range(len(parts)))
+        return [_drafts(line, [found[next(numbers)] for _ in line.parts]) for line in lines]
 
-    def _weigh(self, drafts: Sequence["_Draft"]) -> list[Tensor | None]:
-        """The weights of each draft, (target tokens, source tokens); None of a model without attention."""
-        if not self._attends:
-            return [None] * len(drafts)
-        weights = [torch.zeros(len(draft.ids), len(draft.line.cut.ids)) for draft in drafts]
-        blocks = [block for draft, all_ in zip(drafts, weights, strict=True) for block in draft.blocks(all_)]
-        sources, targets = [block.source for block in blocks], [block.target for block in blocks]
-        for block, read in zip(blocks, cross_weights(self.model, sources, targets, self.choice), strict=True):
-            block.weights.copy_(read)
-        return list(weights)
+    def _weigh(self, passages: Sequence["_Passage"]) -> dict[int, Tensor]:
+        """What was looked at in passages, (target tokens, source tokens); of no attention, nothing."""
+        if not self._attends or not passages:
+            return {}
+        sources = [passage.part.cut.ids for passage in passages]
+        targets = [passage.hypothesis.tokens for passage in passages]
+        read = cross_weights(self.model, sources, targets, self.choice)
+        return {id(passage): weights for passage, weights in zip(passages, read, strict=True)}
 
     @cached_property
     def _attends(self) -> bool:
@@ -175,116 +183,119 @@ class Translator:
         except ArgumentError:
             return False
 
-    def _finish(self, draft: "_Draft", weights: Tensor | None, aligned: bool) -> Translation:
+    def _finish(
+        self, line: Line, draft: Sequence["_Passage"], weights: Mapping[int, Tensor], aligned: bool
+    ) -> Translation:
         """Ids become text, and what the model does not know is copied."""
-        source = draft.line.cut
-        known = letters(draft.ids, source, weights, self.tokens.target.kind)
-        cut = self._join(draft, known.at)
-        missing = left_out(source, known.used)
-        words = [Placed(word, own=number) for number, word in enumerate(cut.words)]
-        if missing:
-            read = None if weights is None else merge(source, cut, weights)
-            words = place(cut.words, source, missing, read)
-        notes = [*draft.notes(), *_copied(words)]
+        finished = [self._written(passage, weights.get(id(passage))) for passage in draft]
+        words = [word for written in finished for word in written.words]
         translation = Translation(
-            draft.line.text,
+            line.text,
             " ".join(word.text for word in words),
-            draft.score,
-            cut.pieces,
-            "; ".join(notes),
-            _read=partial(self._align, draft, cut, words, weights),
+            _score(draft),
+            [piece for written in finished for piece in written.cut.pieces],
+            "; ".join(_notes(draft, words)),
+            _read=partial(self._align, line, finished),
         )
         if aligned:
             translation.alignment = translation._read()
         return translation
 
-    def _join(self, draft: "_Draft", unknown: Mapping[int, str]) -> Cut:
-        """What was written in all runs, as text; no word goes on in the next run."""
-        joined, before = Cut([], [], [], [], {}), 0
-        for hypothesis in draft.hypotheses:
-            own = {at - before: shown for at, shown in unknown.items() if at >= before}
-            part = self.tokens.target.join(hypothesis.tokens, own)
-            joined.word_of.extend(len(joined.words) + word for word in part.word_of)
-            joined.words.extend(part.words)
-            joined.pieces.extend(part.pieces)
-            joined.ids.extend(part.ids)
-            before += len(hypothesis.tokens)
-        return joined
+    def _written(self, passage: "_Passage", weights: Tensor | None) -> "_Written":
+        source, ids = passage.part.cut, passage.hypothesis.tokens
+        known = letters(ids, source, weights, self.tokens.target.kind)
+        cut = self.tokens.target.join(ids, known.at)
+        missing = left_out(source, known.used)
+        read = merge(source, cut, weights) if missing and weights is not None else None
+        return _Written(passage, cut, place(cut.words, source, missing, read), weights)
 
-    def _align(self, draft: "_Draft", cut: Cut, words: Sequence[Placed], weights: Tensor | None) -> Alignment:
+    def _align(self, line: Line, finished: Sequence["_Written"]) -> Alignment:
         """The alignment of a finished translation: its words' weights, and a link for each copy."""
-        if weights is None:
-            (weights,) = self._weigh([draft])
-        if weights is None:
-            crossing(self.model)  # says why
-        assert weights is not None
-        source = draft.line.cut
-        own = merge(source, cut, weights)
-        rows = torch.zeros(len(words), len(source.words))
-        for row, word in enumerate(words):
-            if word.own is not None:
-                rows[row] = own[word.own]
-            elif word.copied is not None:
-                rows[row, word.copied] = 1
-        return Alignment(tuple(source.words), tuple(word.text for word in words), rows)
+        words = [word.text for written in finished for word in written.words]
+        _check_size(len(line.words), len(words))
+        if finished:
+            crossing(self.model)  # says what is wrong, if it does not attend
+        needed = [written.passage for written in finished if written.weights is None]
+        weights = self._weigh(needed)
+        rows, first = torch.zeros(len(words), len(line.words)), 0
+        for written in finished:
+            found = weights.get(id(written.passage), written.weights)
+            assert found is not None
+            block = written.block(found)
+            start = written.passage.part.word
+            rows[first : first + len(block), start : start + block.shape[1]] = block
+            first += len(block)
+        return Alignment(tuple(line.words), tuple(words), rows)
 
 
-class _Block(NamedTuple):
-    """A run of a source, what was written for it, and the part of the weights that belongs to both."""
+class _Passage(NamedTuple):
+    """A part of a line, and what was found for it."""
 
-    source: list[int]
-    target: list[int]
-    weights: Tensor
-
-
-class _Draft(NamedTuple):
-    """A line and what was written for each of its runs."""
-
-    line: Line
-    hypotheses: list[Hypothesis]
-
-    @property
-    def ids(self) -> list[int]:
-        """All that was written."""
-        return [one for hypothesis in self.hypotheses for one in hypothesis.tokens]
+    part: Part
+    hypothesis: Hypothesis
 
     @property
     def has_unknown(self) -> bool:
         """Whether there is something that is not in the vocabulary, read or written."""
-        return bool(self.line.cut.unknown) or UNKNOWN in self.ids
-
-    @property
-    def score(self) -> float:
-        """That of the hypothesis; of several runs the mean, the longer one counting more."""
-        scores = [hypothesis.score for hypothesis in self.hypotheses]
-        if len(scores) == 1:
-            return scores[0]
-        lengths = [len(hypothesis.tokens) + 1 for hypothesis in self.hypotheses]
-        return sum(score * n for score, n in zip(scores, lengths, strict=True)) / max(sum(lengths), 1)
-
-    def blocks(self, weights: Tensor) -> Iterator[_Block]:
-        """The runs, each with its part of the draft's weights."""
-        row = 0
-        for (first, stop), hypothesis in zip(self.line.runs, self.hypotheses, strict=True):
-            last = row + len(hypothesis.tokens)
-            yield _Block(self.line.cut.ids[first:stop], hypothesis.tokens, weights[row:last, first:stop])
-            row = last
-
-    def notes(self) -> Iterator[str]:
-        """What is out of the ordinary."""
-        if len(self.line.runs) > 1:
-            longest = max(stop - first for first, stop in self.line.runs)
-            yield (
-                f"translated in {len(self.line.runs)} parts of {longest} pieces at most, as it has "
-                f"{len(self.line.cut.ids)}"
-            )
-        if not all(hypothesis.finished for hypothesis in self.hypotheses):
-            yield "cut off, as the model found no end"
+        return bool(self.part.cut.unknown) or UNKNOWN in self.hypothesis.tokens
 
 
-def _drafts(line: Line, found: Sequence[Sequence[Hypothesis]]) -> list[_Draft]:
-    """A draft of the best hypotheses of all runs, one of the second best, and so on; one of an empty line."""
-    return [_Draft(line, list(chosen)) for chosen in zip(*found, strict=False)] or [_Draft(line, [])]
+class _Written(NamedTuple):
+    """A passage as text: what the model wrote, the words with those that were copied, and where it looked."""
+
+    passage: _Passage
+    cut: Cut
+    words: list[Placed]
+    weights: Tensor | None
+
+    def block(self, weights: Tensor) -> Tensor:
+        """(target words, source words): from where each word came."""
+        source = self.passage.part.cut
+        own = merge(source, self.cut, weights)
+        block = torch.zeros(len(self.words), len(source.words))
+        for row, word in enumerate(self.words):
+            if word.own is not None:
+                block[row] = own[word.own]
+            elif word.copied is not None:
+                block[row, word.copied] = 1
+        return block
+
+
+def _drafts(line: Line, found: Sequence[Sequence[Hypothesis]]) -> list[list[_Passage]]:
+    """A draft of the best hypotheses of all parts, one of the second best, …; of an empty line, one."""
+    ranked = zip(*found, strict=False)
+    return [list(map(_Passage, line.parts, chosen)) for chosen in ranked] or [[]]
+
+
+def _score(draft: Sequence[_Passage]) -> float:
+    """That of the hypothesis; of several parts the mean, the longer one counting more."""
+    scores = [passage.hypothesis.score for passage in draft]
+    if len(scores) == 1:
+        return scores[0]
+    lengths = [len(passage.hypothesis.tokens) + 1 for passage in draft]
+    return sum(score * n for score, n in zip(scores, lengths, strict=True)) / max(sum(lengths), 1)
+
+
+def _notes(draft: Sequence[_Passage], words: Sequence[Placed]) -> Iterator[str]:
+    """What is out of the ordinary."""
+    if len(draft) > 1:
+        lengths = [len(passage.part.cut.ids) for passage in draft]
+        yield f"translated in {len(draft)} parts of {max(lengths)} pieces at most, as it has {sum(lengths)}"
+    if not all(passage.hypothesis.finished for passage in draft):
+        yield "cut off, as the model found no end"
+    copied = [repr(shorten(word.text)) for word in words if word.copied is not None]
+    if copied:
+        more = " …" if len(copied) > _SHOWN else ""
+        yield f"copied what the model does not know: {', '.join(copied[:_SHOWN])}{more}"
+
+
+def _check_size(source: int, target: int) -> None:
+    """A matrix that fits into memory."""
+    if source * target > _MOST:
+        raise ArgumentError(
+            f"the line has {source:,} words and its translation {target:,}; their alignment would take "
+            f"{readable(4 * source * target)}. Translate it sentence by sentence."
+        )
 
 
 def load_translator(folder: str | os.PathLike[str]) -> Translator:
@@ -298,9 +309,3 @@ def load_translator(folder: str | os.PathLike[str]) -> Translator:
     model, tokens, config = load_model(folder)
     choice = config.get("alignment")
     return Translator(model, tokens, choice=Choice.from_dict(choice) if choice else None, settings=config)
-
-
-def _copied(words: Sequence[Placed]) -> list[str]:
-    """What to say of source words that were copied."""
-    copied = [repr(shorten(word.text)) for word in words if word.copied is not None]
-    return [f"copied what the model does not know: {', '.join(copied)}"] if copied else []
