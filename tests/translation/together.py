@@ -27,7 +27,11 @@ from tests.translation.small import DEV, PAIRS, TOKENS, small_plan
 _SHARED = TOKENS.source
 _LONG = ([_SHARED.encode("1")[0]] * 40, [_SHARED.encode("2")[0]] * 40)
 # the long pair is a batch of its own, of which one process alone gets a part
-IDS = InMemory([*((_SHARED.encode(one.source), _SHARED.encode(one.target)) for one in PAIRS), _LONG])
+_ALL = [*((_SHARED.encode(one.source), _SHARED.encode(one.target)) for one in PAIRS), _LONG]
+IDS = InMemory(_ALL)
+LINKS = InMemory(
+    [(range(len(source))[::-1], range(len(source))) for source, _ in _ALL]
+)  # the last is the first
 
 
 def plan(model: str = "transformer", settings: Sequence[str] = ()) -> Plan:
@@ -36,13 +40,14 @@ def plan(model: str = "transformer", settings: Sequence[str] = ()) -> Plan:
         *("model.dropout=0", "training.accumulate=2", "training.tokens=64", "training.clip=2"),
         *("training.updates=14", "training.judge=4", "training.save=3", "training.average=8"),
         *("training.criterion=loss", "training.threads=1"),
+        *(["training.guide=0.3"] if model == "transformer" else []),
     ]
     return small_plan(model, *ours, *settings)
 
 
 def train(folder: Path, plan: Plan, world: World | None = None) -> Outcome:
     """Train in a folder, from wherever it stands."""
-    return Trainer(folder, plan, TOKENS, IDS, DEV, world=world).run()
+    return Trainer(folder, plan, TOKENS, IDS, DEV, links=LINKS, world=world).run()
 
 
 class Fated(Trainer):
@@ -73,8 +78,8 @@ def main() -> None:
     torch.set_num_threads(1)
     try:
         with join_world(shard=given.shard) as world:
-            settings, listeners = plan(given.model, given.settings), [Lines()]
-            trainer = Fated(given.folder, settings, TOKENS, IDS, DEV, listeners=listeners, world=world)
+            data, settings = (TOKENS, IDS, DEV), plan(given.model, given.settings)
+            trainer = Fated(given.folder, settings, *data, links=LINKS, listeners=[Lines()], world=world)
             trainer.fate = given
             finished = trainer.run().finished
     except (RegardError, OSError) as error:

@@ -42,7 +42,7 @@ class Readers:
 
     def select(self, rows: Tensor) -> "tuple[Readers, Tensor | None]":
         """These rows of the batch; and the memories to keep, once a quarter of them is not read any more."""
-        reads = rows if self.reads is None else self.reads[rows]
+        reads = rows.long() if self.reads is None else self.reads[rows]
         used, number = reads.unique(return_inverse=True)
         if 4 * len(used) <= 3 * self.memories:
             return Readers(len(used), number), used

@@ -44,9 +44,8 @@ from regard.translation.shards import read_shards, room, settle, write_shards
 from regard.translation.tokens import UNKNOWN
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # that torchrun sets
-_LONG = timedelta(
-    days=7
-)  # the others wait while the first process prepares a corpus or looks at the dev data
+# the others wait while the first process prepares a corpus or looks at the dev data
+_LONG = timedelta(days=7)
 
 
 class Objective(nn.Module):

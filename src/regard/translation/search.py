@@ -44,9 +44,9 @@ class Beam:
     size: how many are followed. best: how many of them are given back.
     length: the exponent of a hypothesis' length, by which its log probability is divided; with 0 short
         sentences are preferred, with 1 the mean over the tokens counts.
-    within: those whose log probability is lower than the best one's by more than this are given up early
-        (Freitag and Al-Onaizan 2017, section 3); with 3 a translation seldom changes and takes a fifth less
-        time.
+    within: those whose log probability is lower than the best one's by more than this are given up (relative
+        threshold pruning, Freitag and Al-Onaizan 2017). With 3 a translation seldom changes and takes a fifth
+        less time; of several, fewer than `best` may come out.
 
     >>> from regard.translation.search import Beam
     >>> Beam(size=4, best=5)
@@ -139,7 +139,6 @@ def search(
     A hypothesis is given up as soon as it cannot become one of the best any more, and no earlier: what comes
     out is what searching on would give. So a tight `most` makes searching faster.
 
-    >>> import torch
     >>> from regard.models import Packed, Recipe, Transformer
     >>> from regard.translation.search import Beam, search
     >>> model = Transformer(100, Recipe(width=16, heads=2, layers=1))

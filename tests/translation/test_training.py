@@ -1,0 +1,278 @@
+"""From two files to a translator: the whole way, what is refused, and how it goes on."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from regard.errors import ArgumentError
+from regard.translation import load_translator
+from regard.translation.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_model, read_config
+from regard.translation.corpus import Pair
+from regard.translation.plan import Plan
+from regard.translation.progress import Listener
+from regard.translation.training import train
+from tests.cli.running import run
+from tests.translation.small import PAIRS, small_plan
+from tests.translation.test_checkpoint import content
+from tests.translation.test_trainer import Interrupts, Told, bits
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+QUICK = ("training.updates=4", "training.judge=2", "training.accumulate=1")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a training has come to its end."""
+    folder = tmp_path_factory.mktemp("trained") / "model"
+    assert train(folder, PAIRS, plan=small_plan("transformer", *QUICK)).finished
+    return folder
+
+
+@pytest.fixture
+def folder(trained: Path, tmp_path: Path) -> Path:
+    """The same once more, to be changed."""
+    return Path(shutil.copytree(trained, tmp_path / "model"))
+
+
+def same(folder: Path, other: Path) -> bool:
+    """Whether two trainings have left the same, but for logs, which tell the time."""
+    found = [
+        {name: one for name, one in bits(one).items() if not name.startswith(("log", "tensorboard"))}
+        for one in (folder, other)
+    ]
+    return found[0] == found[1]
+
+
+@pytest.mark.parametrize("model", ["transformer", "recurrent", "plain"])
+def test_pairs_become_a_translator(tmp_path: Path, model: str) -> None:
+    told = Told()
+    outcome = train(tmp_path / "new" / "model", iter(PAIRS), plan=small_plan(model, *QUICK), listeners=[told])
+    assert outcome.finished
+    folder = tmp_path / "new" / "model"
+    (translation,) = load_translator(folder).translate(["1 2 3"])
+    assert isinstance(translation.text, str)
+    names = {path.name for path in folder.iterdir()}
+    assert {CONFIG, WEIGHTS, "tokens.model", "log.csv", "data", "checkpoints"} <= names
+    assert ("alignment" in read_config(folder)) == (model != "plain")
+    assert told.begun == [(0, 4)]
+    assert any("pairs to judge by" in text for text in told.texts)
+    assert "update 4" not in told.texts[0]
+    assert (folder / "log.csv").read_text().count("\n") == 3  # a header, and two looks at the dev data
+
+
+def test_a_folder_with_something_in_it_is_not_touched(folder: Path, tmp_path: Path) -> None:
+    before = content(folder)
+    with pytest.raises(ArgumentError, match=r"is not empty; go on in it with resume \(--resume\)"):
+        train(folder, PAIRS, plan=small_plan())
+    assert content(folder) == before
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
+    for resume, why in ((False, "is not empty"), (True, "no config.json, so it is no model folder")):
+        with pytest.raises(ArgumentError, match=why):
+            train(tmp_path / "photos", PAIRS, plan=small_plan(), resume=resume)
+    assert content(tmp_path / "photos") == {"cat.jpg": b"cat"}
+
+
+def test_an_empty_folder_will_do(tmp_path: Path) -> None:
+    assert train(tmp_path, PAIRS, plan=small_plan("plain", *QUICK)).finished
+
+
+def test_going_on_in_a_finished_folder_changes_nothing(folder: Path, trained: Path) -> None:
+    assert train(folder, resume=True).finished
+    assert train(folder, PAIRS[:3], plan=small_plan("plain"), resume=True).finished  # its own plan counts
+    assert same(folder, trained)
+
+
+def test_a_training_that_was_interrupted_goes_on_without_its_pairs(tmp_path: Path, trained: Path) -> None:
+    plan, folder = small_plan("transformer", *QUICK), tmp_path / "model"
+    outcome = train(folder, PAIRS, plan=plan, listeners=[Interrupts("saved", 2)])
+    assert (outcome.finished, outcome.progress.step) == (False, 3)
+    assert "alignment" not in read_config(folder)
+    load_model(folder)  # what there is so far can be used
+    assert train(folder, resume=True).finished
+    assert same(folder, trained)
+
+
+def test_there_must_be_something_to_go_on_with(tmp_path: Path) -> None:
+    with pytest.raises(
+        ArgumentError, match="nothing to go on with in .*; give the pairs to train on as well"
+    ):
+        train(tmp_path / "new", resume=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_resume_begins_where_there_is_nothing(tmp_path: Path, trained: Path) -> None:
+    plan = small_plan("transformer", *QUICK)
+    assert train(tmp_path / "model", PAIRS, plan=plan, resume=True).finished
+    assert same(tmp_path / "model", trained)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_preparation_that_failed_can_be_made_again(tmp_path: Path, trained: Path, resume: bool) -> None:
+    plan = small_plan("transformer", *QUICK)
+    with pytest.raises(ArgumentError, match="fewer than 10"):
+        train(tmp_path / "model", PAIRS[:5], plan=plan)
+    assert train(tmp_path / "model", PAIRS, plan=plan, resume=resume).finished
+    assert same(tmp_path / "model", trained)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("missing", [["data"], ["data", "checkpoints"]])
+def test_a_model_without_its_data_is_not_trained_over(folder: Path, resume: bool, missing: list[str]) -> None:
+    for name in missing:
+        shutil.rmtree(folder / name)
+    before = content(folder)
+    with pytest.raises(ArgumentError, match="no data to go on with" if resume else "is not empty"):
+        train(folder, PAIRS, plan=small_plan(), resume=resume)
+    assert content(folder) == before
+
+
+def test_dev_pairs_of_ones_own_are_those_that_are_shown(tmp_path: Path) -> None:
+    told = Told()
+    dev = [Pair("9 9 9 9", "9 9 9 9")]
+    train(tmp_path / "model", PAIRS, dev=dev, plan=small_plan("plain", *QUICK), listeners=[told])
+    assert {one.sample.source for one in told.judgements if one.sample} == {"9 9 9 9"}
+
+
+def test_a_listener_that_fails_is_not_hushed_up(tmp_path: Path) -> None:
+    class Fails(Listener):
+        def judge(self, judgement: object) -> None:
+            raise RuntimeError("no paper")
+
+    with pytest.raises(RuntimeError, match="no paper"):
+        train(tmp_path / "model", PAIRS, plan=small_plan("plain", *QUICK), listeners=[Fails()])
+
+
+# the command
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """A corpus in two files."""
+    for name, side in (("a.en", 0), ("a.de", 1)):
+        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS))
+    return tmp_path / "a.en", tmp_path / "a.de"
+
+
+def settings(plan: Plan) -> list[str]:
+    """A plan as options of the command."""
+    return [
+        part
+        for section, values in plan.settings().items()
+        for name, value in values.items()
+        for part in ("--set", f"{section}.{name}={'none' if value is None else json.dumps(value)}")
+    ]
+
+
+SMALL = ("--set", "model.width=16", "--set", "model.heads=2", "--set", "training.threads=1")
+
+
+def test_the_command_makes_a_translator(
+    tmp_path: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("train", *files, "--output", tmp_path / "model", "--preset", "tiny", "--epochs", 1, *SMALL)
+    shown = capsys.readouterr().out
+    assert "pairs to judge by" in shown
+    assert "dev BLEU" in shown
+    assert f"regard translate --model {tmp_path / 'model'}" in shown
+    run("translate", "--model", tmp_path / "model", "1 2 3")
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_the_command_trains_what_python_does(tmp_path: Path, files: tuple[Path, Path], trained: Path) -> None:
+    plan = small_plan("transformer", *QUICK)
+    run("train", *files, "-o", tmp_path / "model", *settings(plan))
+    assert same(tmp_path / "model", trained)
+
+
+def test_swapped_files_are_another_direction(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    options = settings(small_plan("plain", *QUICK))
+    run("train", *files, "-o", tmp_path / "there", *options, "--dev", *files)
+    run("train", *files[::-1], "-o", tmp_path / "back", *options, "--dev", *files[::-1])
+    run("train", *files, "-o", tmp_path / "swapped", *options, "--swap", "--dev", *files)
+    assert same(tmp_path / "back", tmp_path / "swapped")
+    assert not same(tmp_path / "there", tmp_path / "swapped")
+
+
+REFUSED = {
+    "no folder": (["{a.en}", "{a.de}"], "no folder to write to; name one: --output FOLDER"),
+    "missing file": (["{no.en}", "{a.de}", "-o", "{m}"], "no file"),
+    "unequal files": (["{a.en}", "{short.de}", "-o", "{m}"], "60 lines and"),
+    "bad UTF-8": (["{a.en}", "{latin.de}", "-o", "{m}"], "is not UTF-8"),
+    "a folder": (["{a.en}", "{photos}", "-o", "{m}"], "is a folder"),
+    "empty files": (["{empty}", "{empty}", "-o", "{m}"], "no pairs are left to train on"),
+    "one file without tabs": (["{a.en}", "-o", "{m}"], "has no tab"),
+    "folder with something": (["{a.en}", "{a.de}", "-o", "{photos}"], "is not empty"),
+    "no model to go on with": (["-o", "{photos}", "--resume"], "no config.json"),
+    "nothing to go on with": (["-o", "{m}", "--resume"], "nothing to go on with"),
+    "no pairs": (["-o", "{m}"], "give the pairs"),
+    "file as folder": (["{a.en}", "{a.de}", "-o", "{a.en}"], "a.en"),
+    "folder below a file": (["{a.en}", "{a.de}", "-o", "{a.en}/model"], "a.en"),
+    "unwritable": (["{a.en}", "{a.de}", "-o", "/proc/model"], "/proc/model"),
+    "preset": (["{a.en}", "{a.de}", "-o", "{m}", "--preset", "huge"], "no preset 'huge'"),
+    "model": (["{a.en}", "{a.de}", "-o", "{m}", "--model", "rnn"], "there are transformer, recurrent, plain"),
+    "setting": (
+        ["{a.en}", "{a.de}", "-o", "{m}", "--set", "training.epoch=3"],
+        "did you mean training.epochs?",
+    ),
+    "value": (["{a.en}", "{a.de}", "-o", "{m}", "--set", "model.heads=7"], "heads"),
+    "epochs": (["{a.en}", "{a.de}", "-o", "{m}", "--epochs", "0"], "0"),
+    "missing TOML": (["{a.en}", "{a.de}", "-o", "{m}", "--config", "{no.toml}"], "no.toml"),
+    "wrong TOML": (["{a.en}", "{a.de}", "-o", "{m}", "--config", "{a.en}"], "is no TOML file"),
+    "vocabulary": (["{a.en}", "{a.de}", "-o", "{m}", "--set", "tokens.size=5"], "is too small"),
+    "languages": (["embedded", "-o", "{m}", "--languages", "german"], "it is a pair: en-de"),
+    "shard alone": (["{a.en}", "{a.de}", "-o", "{m}", "--shard"], "torchrun"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_user_can_do_wrong_is_one_line(
+    tmp_path: Path, files: tuple[Path, Path], case: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.de").write_text("1\n2\n")
+    (tmp_path / "latin.de").write_bytes(b"f\xfcnf\n" * 60)
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
+    arguments, why = REFUSED[case]
+    given = [one.replace("{", f"{tmp_path}/").replace("}", "") for one in arguments]
+    run("train", *given, status=2)
+    shown = capfd.readouterr().err
+    assert why in shown
+    assert shown.startswith("regard: ")
+    assert shown.count("\n") == 1
+    assert content(tmp_path / "photos") == {"cat.jpg": b"cat"}
+    assert files[0].read_text().count("\n") == len(PAIRS)
+
+
+def test_ctrl_c_ends_the_command_with_130_and_going_on_ends_with_the_same_bits(
+    tmp_path: Path, files: tuple[Path, Path]
+) -> None:
+    plan = small_plan("transformer", "training.updates=100", "training.save=1", "training.judge=30")
+    command = [sys.executable, "-m", "regard", "train", *map(str, files), "-o", str(tmp_path / "cut")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*command, *settings(plan)],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+    ) as process:
+        while process.poll() is None and not Checkpoint.all(tmp_path / "cut"):
+            pass
+        process.send_signal(signal.SIGINT)
+        shown = process.communicate()[0]
+    assert process.returncode == 130, shown
+    assert "all is saved" in shown
+    assert f"regard train --output {tmp_path / 'cut'} --resume" in shown
+    assert "Traceback" not in shown
+    assert 0 < Checkpoint.all(tmp_path / "cut")[-1].step < 100
+    run("train", "--output", tmp_path / "cut", "--resume")
+    train(tmp_path / "whole", PAIRS, plan=plan)
+    assert same(tmp_path / "cut", tmp_path / "whole")
