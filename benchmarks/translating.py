@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks import converted, multi30k
+from benchmarks import converted, joeynmt, multi30k
 from benchmarks.data import DATA
 from regard.models import Packed, Recipe, Transformer, keep_memory
 from regard.translation.search import Beam, search
@@ -33,10 +33,15 @@ TRAINED = 110  # steps of 6,000 tokens if there is no trained model: enough to e
 Batches = list[list[list[int]]]  # source sentences, with their end marks
 Translate = Callable[[list[list[int]]], list[list[int]]]
 
-TARGETS = {"Hugging Face generate": 2.0, "CTranslate2 float32": 1.0}
-MODULES = {"Hugging Face generate": "transformers", "CTranslate2 float32": "ctranslate2"}
+TARGETS = {"Hugging Face generate": 2.0, "CTranslate2 float32": 1.0, "JoeyNMT": 10.0}
+MODULES = {
+    "Hugging Face generate": "transformers",
+    "CTranslate2 float32": "ctranslate2",
+    "JoeyNMT": "joeynmt",
+}
+ONCE = ("JoeyNMT",)  # one round takes minutes
 # what each is compared with: the same search, and one that skips work without a difference worth having
-OURS = {"Hugging Face generate": "regard", "CTranslate2 float32": "regard, within=3"}
+OURS = {"Hugging Face generate": "regard", "CTranslate2 float32": "regard, within=3", "JoeyNMT": "regard"}
 
 
 class Turn(NamedTuple):
@@ -76,7 +81,7 @@ def _takes_part(name: str, model: Transformer) -> bool:
     why = f"{MODULES[name]} is not installed" if missing else converted.refusal(model)
     if why is not None:
         print(f"  ({name} takes no part: {why})")
-    return why is None
+    return why is None and (name != "JoeyNMT" or joeynmt.is_here())
 
 
 def _trained(folder: str) -> tuple[Any, list[list[int]], str]:
@@ -125,14 +130,14 @@ def compete(model: Any, entries: list[str], batches: Batches, rounds: int) -> di
         order, shuffle = list(entries), random.Random(0).shuffle
         found: dict[str, Rounds] = {name: [] for name in entries}
         for done in range(-1, rounds):  # the first round warms up, on a few batches
-            turns: dict[str, list[Turn]] = {name: [] for name in entries}
+            turns: dict[str, list[Turn]] = {name: [] for name in entries if done <= 0 or name not in ONCE}
             for batch in batches if done >= 0 else batches[:: max(len(batches) // 3, 1)]:
                 shuffle(order)
-                for name in order:
+                for name in (one for one in order if one in turns):
                     pipes[name].send(batch)
                     turns[name].append(_ask(pipes[name]))
             if done >= 0:
-                for name in entries:
+                for name in turns:
                     found[name].append(turns[name])
         return found
     finally:
@@ -218,11 +223,18 @@ def ctranslate2s(model: Any, folder: Path) -> Translate:
     return translate
 
 
+def joeynmts(model: Any, folder: Path) -> Translate:
+    """JoeyNMT's beam search, with freed memory kept as well; it has no caches."""
+    keep_memory()
+    return joeynmt.translator(model, SIZE, _most)
+
+
 CONTENDERS: dict[str, Callable[[Any, Path], Translate]] = {
     "regard": regards,
     "regard, within=3": partial(regards, how=Beam(SIZE, within=3)),
     "Hugging Face generate": hugging_faces,
     "CTranslate2 float32": ctranslate2s,
+    "JoeyNMT": joeynmts,
 }
 
 

@@ -60,7 +60,8 @@ def test_translations_come_in_the_order_of_their_sources(
 def test_what_is_judged_by_is_larger_if_better(model: Seq2Seq, criterion: str) -> None:
     dev = Dev.of(DEV, TOKENS)
     found = judge(model, TOKENS, dev, criterion)
-    assert found.value == (-found.loss if criterion == "loss" else found.bleu)
+    wanted = -found.loss if criterion == "loss" else found.bleu
+    assert found.value == pytest.approx(wanted, abs=0.002 * found.loss)
     assert 0 <= found.bleu <= 100
     assert 0 <= found.exact <= 1
     told = found.judgement(7, best=True)
@@ -105,3 +106,16 @@ def test_of_many_pairs_some_are_translated_and_all_have_a_loss(
 def test_one_pair_is_enough(model: Seq2Seq) -> None:
     found = judge(model, TOKENS, Dev.of(DEV[:1], TOKENS), "bleu")
     assert found.sample.source == DEV[0].source
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_where_bleu_tells_nothing_the_loss_decides(better: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BLEU counts four words in a row, which these targets do not have."""
+    model = small_plan("plain").model.make(TOKENS.sizes())
+    dev = Dev.of(DEV, TOKENS)
+    monkeypatch.setattr(judging, "translations", lambda *given: [pair.target for pair in DEV])
+    first = judge(model, TOKENS, dev, "bleu")
+    monkeypatch.setattr(judging, "dev_loss", lambda *given: first.loss + (-0.1 if better else 0.1))
+    second = judge(model, TOKENS, dev, "bleu")
+    assert first.bleu == second.bleu == 0
+    assert (second.value > first.value) == better

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,7 @@ def test_a_training_that_was_interrupted_goes_on_without_its_pairs(tmp_path: Pat
 
 def test_there_must_be_something_to_go_on_with(tmp_path: Path) -> None:
     with pytest.raises(
-        ArgumentError, match="nothing to go on with in .*; give the pairs to train on as well"
+        ArgumentError, match=r"nothing to go on with in .*; give the pairs to train on as well"
     ):
         train(tmp_path / "new", resume=True)
     assert not (tmp_path / "new").exists()
@@ -215,14 +216,14 @@ REFUSED = {
     "file as folder": (["{a.en}", "{a.de}", "-o", "{a.en}"], "a.en"),
     "folder below a file": (["{a.en}", "{a.de}", "-o", "{a.en}/model"], "a.en"),
     "unwritable": (["{a.en}", "{a.de}", "-o", "/proc/model"], "/proc/model"),
-    "preset": (["{a.en}", "{a.de}", "-o", "{m}", "--preset", "huge"], "no preset 'huge'"),
-    "model": (["{a.en}", "{a.de}", "-o", "{m}", "--model", "rnn"], "there are transformer, recurrent, plain"),
+    "preset": (["{a.en}", "{a.de}", "-o", "{m}", "--preset", "huge"], "'huge'"),
+    "model": (["{a.en}", "{a.de}", "-o", "{m}", "--model", "rnn"], "'rnn'"),
     "setting": (
         ["{a.en}", "{a.de}", "-o", "{m}", "--set", "training.epoch=3"],
         "did you mean training.epochs?",
     ),
     "value": (["{a.en}", "{a.de}", "-o", "{m}", "--set", "model.heads=7"], "heads"),
-    "epochs": (["{a.en}", "{a.de}", "-o", "{m}", "--epochs", "0"], "0"),
+    "epochs": (["{a.en}", "{a.de}", "-o", "{m}", "--epochs", "0"], "--epochs"),
     "missing TOML": (["{a.en}", "{a.de}", "-o", "{m}", "--config", "{no.toml}"], "no.toml"),
     "wrong TOML": (["{a.en}", "{a.de}", "-o", "{m}", "--config", "{a.en}"], "is no TOML file"),
     "vocabulary": (["{a.en}", "{a.de}", "-o", "{m}", "--set", "tokens.size=5"], "is too small"),
@@ -254,7 +255,7 @@ def test_what_a_user_can_do_wrong_is_one_line(
 def test_ctrl_c_ends_the_command_with_130_and_going_on_ends_with_the_same_bits(
     tmp_path: Path, files: tuple[Path, Path]
 ) -> None:
-    plan = small_plan("transformer", "training.updates=100", "training.save=1", "training.judge=30")
+    plan = small_plan("transformer", "training.updates=30", "training.save=2", "training.judge=15")
     command = [sys.executable, "-m", "regard", "train", *map(str, files), "-o", str(tmp_path / "cut")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
@@ -265,14 +266,14 @@ def test_ctrl_c_ends_the_command_with_130_and_going_on_ends_with_the_same_bits(
         env=environment,
     ) as process:
         while process.poll() is None and not Checkpoint.all(tmp_path / "cut"):
-            pass
+            time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         shown = process.communicate()[0]
     assert process.returncode == 130, shown
     assert "all is saved" in shown
     assert f"regard train --output {tmp_path / 'cut'} --resume" in shown
     assert "Traceback" not in shown
-    assert 0 < Checkpoint.all(tmp_path / "cut")[-1].step < 100
+    assert 0 < Checkpoint.all(tmp_path / "cut")[-1].step < 30
     run("train", "--output", tmp_path / "cut", "--resume")
     train(tmp_path / "whole", PAIRS, plan=plan)
     assert same(tmp_path / "cut", tmp_path / "whole")

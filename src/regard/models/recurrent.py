@@ -12,7 +12,6 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.checks import count, number, of_kind
@@ -186,7 +185,7 @@ class RecurrentSeq2Seq(Seq2Seq):
         """One more target token each, (b): the logits (b, V) of the next; the state moves on."""
         state = checked_state(tokens, state, RecurrentState)
         x = self._decode(tokens[:, None], state)[:, 0]
-        return F.linear(x, self.output_weight, self.output_bias)
+        return self._logits(x, state)
 
     def _read(self, source: "Sentences") -> RecurrentState:
         embedding = self.embedding if self.source_embedding is None else self.source_embedding

@@ -6,7 +6,6 @@ It takes sentences packed one after the other (`Packed`), without a single padde
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from regard.errors import ShapeError
 from regard.mechanism.checks import of_kind
@@ -138,4 +137,4 @@ class Transformer(Seq2Seq):
             positions=position,
             caches=state.caches,
         )
-        return F.linear(x[:, 0], self.output_weight)
+        return self._logits(x[:, 0], state)

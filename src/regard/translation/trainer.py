@@ -8,7 +8,7 @@ import math
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -322,7 +322,8 @@ class Trainer:
             if self._stop:
                 raise KeyboardInterrupt
             self._stop = True
-            self._tell("say", "stopping after this update …")
+            with suppress(RuntimeError):  # if it comes while something is printed
+                self._tell("say", "stopping after this update …")
 
         # torchrun passes Ctrl-C on to all processes; it asks them to end when one is lost, and then no update
         # can be finished any more
