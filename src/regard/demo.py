@@ -17,6 +17,7 @@ from regard.translation.plan import Model, Plan
 from regard.translation.progress import display
 from regard.translation.training import train
 from regard.translation.translator import Translation, Translator, load_translator
+from regard.view.page import write_page
 from regard.view.pictures import heatmap
 from regard.view.terminal import draw_alignment
 
@@ -24,6 +25,7 @@ from regard.view.terminal import draw_alignment
 _TOKENS = ["tokens.kind=bpe", "tokens.size=300"]
 _EPOCHS = {"transformer": 7, "recurrent": 6, "plain": 10}
 _SHOWN = 3  # pairs, and translations
+_ON_PAGE = 30
 
 
 def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
@@ -39,14 +41,21 @@ def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
     _train(folder, Plan.preset("tiny", model).but(settings), corpus)
     translator = load_translator(folder)
     say(f"\n{_judged(translator, corpus)}", style="bold")
-    shown = translator.translate([pair.source for pair in _telling(corpus.test)])
-    _show(shown, seen=model != "plain")
-    if model != "plain":
+    attends = model != "plain"
+    found = translator.translate([pair.source for pair in _telling(corpus.test)], alignment=attends)
+    shown = found[:_SHOWN]
+    _show(shown, attends)
+    say("")
+    if attends:
         picture = output / f"{model}.png"
         _draw(shown[:2], picture)
-        say(f"\nThe picture: {plain(str(picture))}")
-    say(f"\nThe model: {plain(str(folder))}. Go on with it:")
-    say(f'  regard translate --model {plain(str(folder))} --alignment "{shown[0].source}"')
+        say(f"The picture: {plain(str(picture))}")
+    page = write_page(output / f"{model}.html", found, title=f"{languages}, {model}")
+    say(f"The page, to be opened in a browser: {page.resolve().as_uri()}")
+    say(f"The model: {plain(str(folder))}. Go on with it:")
+    say(
+        f'  regard translate --model {plain(str(folder))} {"--alignment " if attends else ""}"{shown[0].source}"'
+    )
     say(f"  regard curves {plain(str(folder))}")
 
 
@@ -78,15 +87,15 @@ def _judged(translator: Translator, corpus: Embedded) -> str:
 def _telling(pairs: Sequence[Pair]) -> list[Pair]:
     """A few sentences with something to see: neither short nor wider than a terminal."""
     fit = [pair for pair in pairs if 4 <= len(pair.source.split()) <= 9]
-    return sorted(fit or pairs, key=lambda pair: -len(pair.target.split()))[:_SHOWN]
+    return sorted(fit or pairs, key=lambda pair: -len(pair.target.split()))[:_ON_PAGE]
 
 
-def _show(shown: Sequence[Translation], seen: bool) -> None:
+def _show(shown: Sequence[Translation], attends: bool) -> None:
     say = console().print
     for one in shown:
         say(f"\n{plain(one.source)}", style="bold")
         say(f"  {plain(one.text)}")
-        if seen:
+        if attends:
             draw_alignment(one.alignment)
 
 
