@@ -4,7 +4,7 @@ Trained on the text of books 40 to 44 (the Gospels and Acts) alone, without its 
 from what is counted. Beside it stand the diagonal and the lexical aligner that guides the attention.
 
     pip install --no-deps bible-alignments
-    python -m benchmarks.greek [--guide 1] [--epochs 30] [--folder greek]
+    python -m benchmarks.greek [--guide 1] [--epochs 12] [--folder greek]
 """
 
 import argparse
@@ -23,7 +23,7 @@ SETTINGS = ["tokens.size=4000", "model.dropout=0.2", "training.unknown=0", "trai
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.greek", description=__doc__.split("\n")[0])
     parser.add_argument("--guide", type=float, default=1.0, help="0 is attention that nobody guides")
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--folder", type=Path, default=Path("greek"), help="for the two models")
     asked = parser.parse_args()
     verses = bible(BOOKS)

@@ -3,7 +3,7 @@
 Three models learn dates, times and numbers in words, up to four of them in a sentence, and translate
 sentences of up to twelve that were held out (Bahdanau et al. 2015, figure 2; Cho et al. 2014).
 
-    python -m benchmarks.lengths [--folder lengths] [--epochs 8] [--output lengths.png]
+    python -m benchmarks.lengths [--folder lengths] [--epochs 4] [--output lengths.png]
 """
 
 import argparse
@@ -22,7 +22,7 @@ SETTINGS = ["tokens.kind=bpe", "tokens.size=300", "model.positions=t5"]
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.lengths", description=__doc__.split("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path("lengths"), help="for the models")
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--output", type=Path, default=Path("lengths.png"))
     asked = parser.parse_args()
     corpus = embedded(values=(1, 4))

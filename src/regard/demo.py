@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard.cli.shared import console, plain
+from regard.cli.shared import console, plain, two_languages
 from regard.mechanism.files import write_whole
 from regard.translation.corpus import Pair
 from regard.translation.embedded import Embedded, embedded
@@ -31,7 +31,7 @@ _ON_PAGE = 30
 def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
     """Train, translate what was held out, count what is right, and draw where the model looked."""
     say = console().print
-    corpus = embedded(*languages.split("-"), seed=seed)
+    corpus = embedded(*two_languages(languages), seed=seed)
     say(f"{len(corpus.train):,} pairs of dates, times and numbers in words, such as", style="bold")
     for pair in corpus.train[:_SHOWN]:
         say(f"  {plain(pair.source)}\n    {plain(pair.target)}")
@@ -53,9 +53,8 @@ def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
     page = write_page(output / f"{model}.html", found, title=f"{languages}, {model}")
     say(f"The page, to be opened in a browser: {page.resolve().as_uri()}")
     say(f"The model: {plain(str(folder))}. Go on with it:")
-    say(
-        f'  regard translate --model {plain(str(folder))} {"--alignment " if attends else ""}"{shown[0].source}"'
-    )
+    option = "--alignment " if attends else ""
+    say(f'  regard translate --model {plain(str(folder))} {option}"{shown[0].source}"')
     say(f"  regard curves {plain(str(folder))}")
 
 

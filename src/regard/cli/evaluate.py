@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard.cli.shared import check_output, console, padded, plain, read
+from regard.cli.shared import check_output, console, padded, plain, read, two_languages
 from regard.errors import ArgumentError
 from regard.mechanism.files import write_whole
 
@@ -142,10 +142,7 @@ def _pairs(source: str, reference: str | None, languages: str) -> Sequence[tuple
     if source in ("embedded", "embedded-longer") and reference is None and not Path(source).exists():
         from regard.translation.embedded import embedded
 
-        names = languages.split("-")
-        if len(names) != 2:
-            raise ArgumentError(f"--languages is {languages!r}; it is a pair: en-de.")
-        corpus = embedded(*names)
+        corpus = embedded(*two_languages(languages))
         return corpus.test if source == "embedded" else [*corpus.test, *corpus.longer]
     from regard.translation.corpus import read_pairs
 

@@ -114,3 +114,11 @@ def written_whole(path: Path) -> Iterator[IO[str]]:
         raise
     finally:
         beside.unlink(missing_ok=True)
+
+
+def two_languages(languages: str) -> tuple[str, str]:
+    """What --languages says: en-de is from English to German."""
+    names = tuple(languages.split("-"))
+    if len(names) != 2 or not all(names):
+        raise ArgumentError(f"--languages is {languages!r}; it is a pair, from which to which: en-de.")
+    return names[0], names[1]

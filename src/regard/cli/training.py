@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from regard.errors import ArgumentError
+from regard.cli.shared import two_languages
 from regard.translation.corpus import Pair, read_pairs
 from regard.translation.distributed import join_world
 from regard.translation.plan import Plan
@@ -51,17 +51,14 @@ def _corpus(
 def _embedded(languages: str) -> tuple[Iterable[Pair], Iterable[Pair]]:
     from regard.translation.embedded import embedded
 
-    names = languages.split("-")
-    if len(names) != 2:
-        raise ArgumentError(f"--languages is {languages!r}; it is a pair: en-de.")
-    corpus = embedded(*names)
+    corpus = embedded(*two_languages(languages))
     return corpus.train, corpus.dev
 
 
 def _bible() -> Iterable[Pair]:
     from regard.translation.bible import bible
 
-    return [Pair(" ".join(verse.source_words), " ".join(verse.target_words)) for verse in bible()]
+    return [verse.pair for verse in bible()]
 
 
 def _swapped(pairs: Iterable[Pair] | None) -> Iterable[Pair] | None:
