@@ -227,7 +227,7 @@ REFUSED = {
     "missing TOML": (["{a.en}", "{a.de}", "-o", "{m}", "--config", "{no.toml}"], "no.toml"),
     "wrong TOML": (["{a.en}", "{a.de}", "-o", "{m}", "--config", "{a.en}"], "is no TOML file"),
     "vocabulary": (["{a.en}", "{a.de}", "-o", "{m}", "--set", "tokens.size=5"], "is too small"),
-    "languages": (["embedded", "-o", "{m}", "--languages", "german"], "it is a pair: en-de"),
+    "languages": (["embedded", "-o", "{m}", "--languages", "german"], "en-de"),
     "shard alone": (["{a.en}", "{a.de}", "-o", "{m}", "--shard"], "torchrun"),
 }
 

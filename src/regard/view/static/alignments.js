@@ -56,13 +56,15 @@ function listPairs() {
 function choose(number) {
   history.replaceState(null, "", `#${number + 1}`);
   show(number);
-  byId("pairs").children[number].focus({ preventScroll: true });
+  byId("pairs").children[number].focus();
 }
 
-// The pair that the address names, page.html#3, or the first
-function numberInAddress() {
+// The pair that the address names, page.html#3, or the first; the list is scrolled to it, and not the page
+function showAddressed() {
   const number = Number(location.hash.slice(1)) - 1;
-  return number in pairs ? number : 0;
+  show(number in pairs ? number : 0);
+  const list = byId("pairs");
+  list.scrollTop = list.children[chosen.number].offsetTop - list.clientHeight / 3;
 }
 
 // ---- one pair
@@ -75,7 +77,6 @@ function show(number) {
     option.setAttribute("aria-selected", String(other === number));
     option.tabIndex = other === number ? 0 : -1;
   }
-  byId("pairs").children[number].scrollIntoView({ block: "nearest" });
   byId("reason").textContent = pair.reason;
   byId("reason").hidden = !pair.reason;
   byId("attended").hidden = !pair.weights;
@@ -260,7 +261,7 @@ byId("shown").hidden = !pairs.length;
 byId("nothing").hidden = Boolean(pairs.length);
 if (pairs.length) {
   listPairs();
-  show(numberInAddress());
-  addEventListener("hashchange", () => show(numberInAddress()));
+  showAddressed();
+  addEventListener("hashchange", showAddressed);
   new ResizeObserver(place).observe(byId("drawing"));
 }
