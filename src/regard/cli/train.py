@@ -75,7 +75,7 @@ def train(
     from regard.translation.plan import Plan, toml
 
     single = list(setting or [])
-    single += [] if epochs is None else [f"training.epochs={epochs}"]
+    single += [] if epochs is None else [f"training.epochs={epochs}", "training.updates=none"]
     single += [] if updates is None else [f"training.updates={updates}"]
     plan = Plan.preset(preset, model or "transformer")
     if config is not None:
@@ -88,6 +88,8 @@ def train(
         return
     if output is None:
         raise ArgumentError("train got no folder to write to; name one: --output FOLDER.")
+    if resume:
+        _check_same(output, single)
     from regard.cli.training import run  # torch
 
     finished = run(
@@ -106,3 +108,19 @@ def train(
         console().print(f"Go on with: regard train --output {plain(str(output))} --resume")
         raise SystemExit(130)
     console().print(f'Now try: regard translate --model {plain(str(output))} "A sentence."')
+
+
+def _check_same(output: Path, settings: list[str]) -> None:
+    """A training goes on as it was begun: single settings that say otherwise would have no effect."""
+    from regard.translation.checkpoint import CONFIG, read_config
+    from regard.translation.plan import Plan
+
+    if not (output / CONFIG).exists():
+        return
+    begun = Plan.of(read_config(output)["plan"])
+    for setting in settings:
+        if begun.but([setting]) != begun:
+            raise ArgumentError(
+                f"{str(output)!r} was begun with another setting than {setting}, and goes on as it was "
+                "begun; leave it out, or train in a new folder."
+            )

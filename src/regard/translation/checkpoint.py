@@ -96,6 +96,34 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return config
 
 
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """A folder in which no other training works meanwhile; it is made, and goes again if it stays empty."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(handle, folder)
+        yield
+    finally:
+        os.close(handle)  # which unlocks it, and so does being killed
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _lock(handle: int, folder: Path) -> None:
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ArgumentError(
+            f"another training is at work in {os.fspath(folder)!r}; wait for it, stop it, or train in a new "
+            "folder."
+        ) from None
+    except (ImportError, OSError):  # a system, or a file system, without locks
+        pass
+
+
 def write_config(folder: Path, plan: Plan, **more: Any) -> None:
     """Write config.json; `more` goes beside the plan."""
     config = {"format": FORMAT, "plan": plan.settings(), **more}

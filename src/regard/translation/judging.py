@@ -67,8 +67,10 @@ def judge(model: Seq2Seq, tokens: TwoSides, dev: Dev, criterion: Criterion) -> J
 @torch.no_grad()
 def dev_loss(model: Seq2Seq, batches: Sequence[Batch]) -> float:
     """The mean cross entropy of a token."""
+    device = model.output_weight.device
     with evaluating(model):
-        losses = [float(model.loss(batch.source, batch.target)) * batch.labels for batch in batches]
+        moved = (batch.to(device) for batch in batches)
+        losses = [float(model.loss(batch.source, batch.target)) * batch.labels for batch in moved]
     return sum(losses) / sum(batch.labels for batch in batches)
 
 
@@ -78,7 +80,7 @@ def translations(model: Seq2Seq, tokens: TwoSides, sources: Sequence[Sequence[in
     found = [""] * len(sources)
     for first in range(0, len(order), _SENTENCES):
         some = order[first : first + _SENTENCES]
-        packed = Packed.of([[*sources[i], END] for i in some])
+        packed = Packed.of([[*sources[i], END] for i in some], model.output_weight.device)
         most = 2 * max(len(sources[i]) for i in some) + 10
         for i, ids in zip(some, model.greedy(packed, start=START, end=END, most=most), strict=True):
             found[i] = tokens.target.join(ids).text

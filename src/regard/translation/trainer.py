@@ -4,6 +4,7 @@ Everything that an update does follows from its number: the batch, the learning 
 dropout. So a training that is killed and goes on from a checkpoint ends where it would have ended.
 """
 
+import copy
 import math
 import signal
 import time
@@ -109,7 +110,7 @@ class Trainer:
         torch.manual_seed(training.seed)
         self.model = self.plan.model.make(self.tokens.sizes()).to(self.world.device)
         # what is judged and translated with, on one process and whole; its weights may be an average
-        self.judged = self.plan.model.make(self.tokens.sizes()) if self.world.rank == 0 else None
+        self.judged = copy.deepcopy(self.model) if self.world.rank == 0 else None
         self.objective = self.world.wrap(Objective(self.model, training.smoothing, training.guide))
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),

@@ -2,13 +2,22 @@
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 
 from regard.errors import ArgumentError
 from regard.translation.alignment import choose
 from regard.translation.anchors import Anchors
-from regard.translation.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_model, read_config, write_config
+from regard.translation.checkpoint import (
+    CONFIG,
+    WEIGHTS,
+    Checkpoint,
+    alone_in,
+    load_model,
+    read_config,
+    write_config,
+)
 from regard.translation.corpus import Pair
 from regard.translation.distributed import Alone, World
 from regard.translation.logs import CsvLog, TensorBoardLog
@@ -50,18 +59,23 @@ def train(
     True
     """
     path, world = Path(folder), world or Alone()
-    if world.rank == 0:
-        _prepare(path, pairs, dev, plan or Plan(), resume, listeners)
-    world.wait()
-    found = prepared(path)
+    with alone_in(path) if world.rank == 0 else nullcontext():
+        if world.rank == 0:
+            _prepare(path, pairs, dev, plan or Plan(), resume, listeners)
+        world.wait()
+        return _train(path, listeners, world)
+
+
+def _train(folder: Path, listeners: Sequence[Listener], world: World) -> Outcome:
+    """Train on what is prepared, and choose what alignments are read from."""
+    found, plan = prepared(folder), Plan.of(read_config(folder)["plan"])
     assert found is not None
-    plan = Plan.of(read_config(path)["plan"])
-    listeners = [*listeners, CsvLog(path), TensorBoardLog(path)] if world.rank == 0 else []
+    listeners = [*listeners, CsvLog(folder), TensorBoardLog(folder)] if world.rank == 0 else []
     tokens, ids, held, links = found
-    trainer = Trainer(path, plan, tokens, ids, held, links=links, listeners=listeners, world=world)
+    trainer = Trainer(folder, plan, tokens, ids, held, links=links, listeners=listeners, world=world)
     outcome = trainer.run()
     if world.rank == 0 and outcome.finished:
-        _choose(path, plan, found)
+        _choose(folder, plan, found)
     world.wait()
     return outcome
 
@@ -93,7 +107,6 @@ def _prepare(
         raise ArgumentError(
             f"there is nothing to go on with in {os.fspath(folder)!r}; give the pairs to train on as well."
         )
-    folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, plan)
 
     def say(text: str) -> None:
