@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from regard.cli.shared import console, plain
+from regard.cli.shared import check_input, console, plain
 from regard.errors import ArgumentError
 
 _HOW = "Model and size"
@@ -72,6 +72,11 @@ def train(
     ] = False,
 ) -> None:
     """Train a translator on two files of sentences; then translate, align and evaluate with its folder."""
+    if output is None and not settings:
+        raise ArgumentError("train got no folder to write to; name one: --output FOLDER.")
+    for path in (source, target, *(dev or ())):
+        if path not in (None, "embedded", "bible"):
+            check_input(Path(path))
     from regard.translation.plan import Plan, toml
 
     single = list(setting or [])
@@ -86,11 +91,10 @@ def train(
     if settings:
         print(toml(plan))
         return
-    if output is None:
-        raise ArgumentError("train got no folder to write to; name one: --output FOLDER.")
+    assert output is not None
     if resume:
         _check_same(output, single)
-    from regard.cli.training import run  # torch
+    from regard.cli.training import run
 
     finished = run(
         output,

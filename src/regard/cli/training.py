@@ -1,4 +1,4 @@
-"""What `regard train` runs once its arguments are understood; this is where torch is imported."""
+"""What `regard train` runs once its arguments are understood."""
 
 from collections.abc import Iterable
 from pathlib import Path
