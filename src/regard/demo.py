@@ -8,8 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard.cli.shared import console, plain, two_languages
+from regard.cli.shared import console, two_languages
 from regard.mechanism.files import write_whole
+from regard.mechanism.text import plain
 from regard.translation.corpus import Pair
 from regard.translation.embedded import Embedded, embedded
 from regard.translation.evaluation import evaluate

@@ -3,9 +3,9 @@
 A command is a function with typer's annotations in a module of its own, and a line in `COMMANDS`. The first
 line of its docstring is what `regard --help` says of it. Three rules keep it quick and clean:
 
-- The standard library, typer, `regard.errors`, `regard.mechanism.files` and `regard.cli.shared` are light and
-  imported at the top. All else is imported inside the function, after its arguments have been checked, so
-  that a mistake is told before torch is loaded.
+- The standard library, typer, `regard.errors`, `files` and `text` of `regard.mechanism` and
+  `regard.cli.shared` are light and imported at the top. All else is imported inside the function, after its
+  arguments have been checked, so that a mistake is told before torch is loaded.
 - What the user can cause is a `RegardError`, mostly an `ArgumentError`, or an `OSError`. `main` makes one
   line of it, with exit status 2. A package that is missing is told with its pip command.
 - Ctrl-C is one line and status 130. A command that has said how to go on by itself ends with SystemExit(130).
@@ -34,8 +34,9 @@ import typer
 from typer.models import OptionInfo
 
 from regard import __version__
-from regard.cli.shared import CURES, PACKAGES, plain
+from regard.cli.shared import CURES, PACKAGES
 from regard.errors import RegardError
+from regard.mechanism.text import plain
 
 INTERRUPTED = 130  # the exit status of what Ctrl-C ends: 128 + SIGINT
 _INTERRUPTED = "regard: interrupted."

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.evaluate import check_picture, names_of
-from regard.cli.shared import console, padded, plain
+from regard.cli.shared import console, padded
 from regard.errors import ArgumentError
+from regard.mechanism.text import plain
 
 if TYPE_CHECKING:
     from regard.translation.logs import Row

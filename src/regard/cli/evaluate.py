@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard.cli.shared import check_output, console, padded, plain, read, two_languages
+from regard.cli.shared import check_output, console, padded, read, two_languages
 from regard.errors import ArgumentError
 from regard.mechanism.files import write_whole
+from regard.mechanism.text import plain
 
 if TYPE_CHECKING:
     from regard.translation.evaluation import Scores

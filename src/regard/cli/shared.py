@@ -47,11 +47,6 @@ def padded(names: Sequence[str]) -> list[str]:
     return [name + " " * (width - cell_len(name)) for name in names]
 
 
-def plain(text: str) -> str:
-    """Without the characters that a terminal obeys."""
-    return "".join(character if character.isprintable() else "�" for character in text)
-
-
 def read(path: Path, option: str = "--file") -> str:
     """The text of a file; - is standard input."""
     try:

@@ -1,12 +1,14 @@
 """`regard train`."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from regard.cli.shared import check_input, console, plain
+from regard.cli.shared import check_input, console
 from regard.errors import ArgumentError
+from regard.mechanism.text import plain
 
 _HOW = "Model and size"
 _DATA = "Data"
@@ -108,6 +110,8 @@ def train(
         resume=resume,
         shard=shard,
     )
+    if os.environ.get("RANK", "0") != "0":  # the first of torchrun's processes speaks for all
+        raise SystemExit(0 if finished else 130)
     if not finished:
         console().print(f"Go on with: regard train --output {plain(str(output))} --resume")
         raise SystemExit(130)

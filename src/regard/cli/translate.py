@@ -11,8 +11,9 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard.cli.shared import check_input, check_output, plain, written_whole
+from regard.cli.shared import check_input, check_output, written_whole
 from regard.errors import ArgumentError
+from regard.mechanism.text import plain
 
 if TYPE_CHECKING:
     from regard.translation.distributed import World

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.shared import check_output, console, padded, plain, read
+from regard.cli.shared import check_output, console, padded, read
 from regard.errors import ArgumentError
 from regard.mechanism.files import write_whole
+from regard.mechanism.text import plain
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from regard.errors import ArgumentError
 from regard.mechanism.checks import count
+from regard.mechanism.text import shorten
 from regard.mechanism.weights import Weights
 from regard.models.dropout import evaluating
 from regard.models.heads import watching
@@ -28,7 +29,6 @@ from regard.models.words import (
     is_word,
     occurrence,
     pair,
-    shorten,
     split,
     tokens_of_words,
 )

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError
 from regard.mechanism.checks import count, number
 from regard.mechanism.files import write_whole
+from regard.mechanism.text import shorten
 from regard.models.encoders import Tokens, WordEncoder
 from regard.models.packed import Packed
 from regard.models.parameters import read_parameters
-from regard.models.words import Vocabulary, checked, shorten, split, unknown
+from regard.models.words import Vocabulary, checked, split, unknown
 
 _WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RuntimeError)
 _BATCH = 64  # sentences embedded at once

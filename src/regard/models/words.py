@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.checks import count
+from regard.mechanism.text import shorten
 
 Span = tuple[int, int]  # characters [start, stop) of a sentence
 Asked = str | tuple[str, int]  # a word, or a word and which of its occurrences, counted from 0
@@ -287,11 +288,6 @@ def pair(word: Asked | tuple[Asked, Asked]) -> tuple[Asked, Asked]:
     raise DTypeError(
         f"compare got word={word!r}; give a string for both sentences, or a pair of strings, one for each."
     )
-
-
-def shorten(sentence: str, most: int = 80) -> str:
-    """A sentence that fits in a message."""
-    return sentence if len(sentence) <= most else sentence[: most - 1] + "…"
 
 
 def counted(number: int, thing: str) -> str:

@@ -10,6 +10,8 @@ import sys
 import time
 from typing import IO, TYPE_CHECKING, NamedTuple
 
+from regard.mechanism.text import plain, shorten
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
@@ -19,7 +21,6 @@ FRAMES = 2  # a second
 PAUSE = 5.0  # seconds between two plain lines, at first
 SHARE = 50  # and later this part of the time so far
 LONGEST = 60  # characters of a sample's sentence in a plain line
-_JOINERS = "\u200c\u200d"  # they change how letters are written, and nothing else
 
 
 class Report(NamedTuple):
@@ -341,25 +342,3 @@ def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(max(seconds, 0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def shorten(text: str, most: int) -> str:
-    """A text of at most so many characters.
-
-    >>> from regard.translation.progress import shorten
-    >>> shorten("a long sentence", 7)
-    'a long…'
-    """
-    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
-
-
-def plain(text: str) -> str:
-    """A line without the characters that a terminal obeys.
-
-    >>> from regard.translation.progress import plain
-    >>> plain("a\\tdog\\x1b[31m")
-    'a dog�[31m'
-    """
-    return "".join(
-        one if one.isprintable() or one in _JOINERS else " " if one.isspace() else "�" for one in text
-    )

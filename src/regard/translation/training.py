@@ -60,9 +60,9 @@ def train(
     """
     path, world = Path(folder), world or Alone()
     with alone_in(path) if world.rank == 0 else nullcontext():
-        if world.rank == 0:
-            _prepare(path, pairs, dev, plan or Plan(), resume, listeners)
-        world.wait()
+        with world.agreed():
+            if world.rank == 0:
+                _prepare(path, pairs, dev, plan or Plan(), resume, listeners)
         return _train(path, listeners, world)
 
 
@@ -74,9 +74,9 @@ def _train(folder: Path, listeners: Sequence[Listener], world: World) -> Outcome
     tokens, ids, held, links = found
     trainer = Trainer(folder, plan, tokens, ids, held, links=links, listeners=listeners, world=world)
     outcome = trainer.run()
-    if world.rank == 0 and outcome.finished:
-        _choose(folder, plan, found)
-    world.wait()
+    with world.agreed():
+        if world.rank == 0 and outcome.finished:
+            _choose(folder, plan, found)
     return outcome
 
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.mechanism.checks import count
 from regard.mechanism.files import readable
+from regard.mechanism.text import shorten
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
-from regard.models.words import checked, shorten
+from regard.models.words import checked
 from regard.translation.alignment import Alignment, Choice, align, cross_weights, merge
 from regard.translation.arriving import in_groups
 from regard.translation.checkpoint import load_model

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from regard.errors import ArgumentError
 from regard.mechanism.files import write_whole
+from regard.mechanism.text import plain
 from regard.translation.logs import Row, read_log
-from regard.translation.progress import plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

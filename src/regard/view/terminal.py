@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.checks import count
-from regard.translation.progress import plain
+from regard.mechanism.text import plain
 from regard.view.curves import check_ending, drawing, save
 from regard.view.pictures import LABELS, heatmap
 
