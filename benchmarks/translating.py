@@ -13,8 +13,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,8 +39,10 @@ MODULES = {
     "JoeyNMT": "joeynmt",
 }
 ONCE = ("JoeyNMT",)  # one round takes minutes
-# what each is compared with: the same search, and one that skips work without a difference worth having
-OURS = {"Hugging Face generate": "regard", "CTranslate2 float32": "regard, within=3", "JoeyNMT": "regard"}
+LEAN = "regard, lean"
+# What each is compared with: the same search; and one that gives up unlikely hypotheses and knows only the
+# words that a target of the training has (38.2 BLEU beside 38.3, and 38.1 of CTranslate2).
+OURS = {"Hugging Face generate": "regard", "CTranslate2 float32": LEAN, "JoeyNMT": "regard"}
 
 
 class Turn(NamedTuple):
@@ -60,14 +61,14 @@ def main(quick: bool = False, folder: str | None = None) -> list[dict[str, objec
     folder: of a trained model, or the environment variable REGARD_BENCH_MODEL; without, one is trained.
     """
     folder = folder or os.environ.get("REGARD_BENCH_MODEL")
-    model, sentences, origin = _trained(folder) if folder else _train(quick)
+    model, sentences, words, origin = _trained(folder) if folder else _train(quick)
     ordered = sorted(sentences[: 12 if quick else None], key=len)
     batches = [ordered[i : i + BATCH] for i in range(0, len(ordered), BATCH)]
     print(f"\ntranslating, beam {SIZE}, batches of {BATCH}, 2 threads; {len(ordered)} sentences; {origin}")
     peers = [name for name in TARGETS if _takes_part(name, model)]
-    entries = ["regard", "regard, within=3", *peers]
+    entries = ["regard", LEAN, *peers]
     try:
-        found = compete(model, entries, batches, rounds=1 if quick else 5)
+        found = compete(model, words, entries, batches, rounds=1 if quick else 5)
     except Exception as error:  # the other benchmarks are worth running
         print(f"  failed: {type(error).__name__}: {error}", flush=True)
         return [_about(name) | {"error": repr(error), "met": False} for name in peers]
@@ -84,16 +85,25 @@ def _takes_part(name: str, model: Transformer) -> bool:
     return why is None and (name != "JoeyNMT" or joeynmt.is_here())
 
 
-def _trained(folder: str) -> tuple[Any, list[list[int]], str]:
-    """A model that was trained earlier, and the test sentences in its tokens."""
+Known = tuple[Any, list[list[int]], list[int], str]
+
+
+def _trained(folder: str) -> Known:
+    """A model that was trained earlier, the test sentences in its tokens, and the words of targets."""
     from regard.translation.checkpoint import load_model
 
     model, tokens, _ = load_model(folder)
     lines = SENTENCES.read_text("utf-8").splitlines()
-    return model, [[*ids, END] for ids in tokens.source.encode_all(lines)], f"{SENTENCES.stem}, {folder}"
+    targets = tokens.target.encode_all((multi30k.FOLDER / "train.en").read_text("utf-8").splitlines())
+    sentences = [[*ids, END] for ids in tokens.source.encode_all(lines)]
+    return model, sentences, _seen(targets), f"{SENTENCES.stem}, {folder}"
 
 
-def _train(quick: bool) -> tuple[Transformer, list[list[int]], str]:
+def _seen(targets: Iterable[list[int]]) -> list[int]:
+    return sorted({END}.union(*targets))
+
+
+def _train(quick: bool) -> Known:
     """A model that has learned in two minutes where sentences end, and sentences that it has not seen."""
     keep_memory()
     torch.set_num_threads(2)
@@ -113,10 +123,13 @@ def _train(quick: bool) -> tuple[Transformer, list[list[int]], str]:
         optimizer.zero_grad()
         schedule.step()
     about = f"{origin}; trained for {steps} steps, loss {loss.item():.2f}"
-    return model.eval(), [pair.source for pair in unseen], about
+    words = _seen(pair.target for pair in data[1_000:])
+    return model.eval(), [pair.source for pair in unseen], words, about
 
 
-def compete(model: Any, entries: list[str], batches: Batches, rounds: int) -> dict[str, Rounds]:
+def compete(
+    model: Any, words: list[int], entries: list[str], batches: Batches, rounds: int
+) -> dict[str, Rounds]:
     """The turns of each contender, round by round; all translate each batch, in an order drawn anew."""
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
@@ -124,7 +137,7 @@ def compete(model: Any, entries: list[str], batches: Batches, rounds: int) -> di
     try:
         for name in entries:
             pipes[name], theirs = context.Pipe()
-            workers.append(context.Process(target=work, args=(theirs, name, model), daemon=True))
+            workers.append(context.Process(target=work, args=(theirs, name, model, words), daemon=True))
             workers[-1].start()
             theirs.close()
         order, shuffle = list(entries), random.Random(0).shuffle
@@ -154,13 +167,13 @@ def _ask(pipe: Connection) -> Any:
     return answer
 
 
-def work(pipe: Connection, name: str, model: Any) -> None:
+def work(pipe: Connection, name: str, model: Any, words: list[int]) -> None:
     """A process that translates, one batch whenever it gets one."""
     torch.set_num_threads(2)
     warnings.filterwarnings("ignore")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            translate = CONTENDERS[name](model, Path(folder))
+            translate = CONTENDERS[name](model, words, Path(folder))
             while True:
                 batch = pipe.recv()
                 begun = time.perf_counter()
@@ -176,18 +189,27 @@ def _most(batch: list[list[int]]) -> int:
     return 2 * max(map(len, batch)) + 10
 
 
-def regards(model: Any, folder: Path, how: Beam = Beam(SIZE)) -> Translate:  # noqa: B008
+def regards(model: Any, words: list[int], folder: Path) -> Translate:
     """regard's own search."""
+    return _by_search(model, Beam(SIZE), None)
+
+
+def leans(model: Any, words: list[int], folder: Path) -> Translate:
+    """The same with less work."""
+    return _by_search(model, Beam(SIZE, within=3), words)
+
+
+def _by_search(model: Any, how: Beam, only: list[int] | None) -> Translate:
     keep_memory()
 
     def translate(batch: list[list[int]]) -> list[list[int]]:
         most = [2 * len(sentence) + 10 for sentence in batch]
-        return [best[0].tokens for best in search(model, Packed.of(batch), how, most=most)]
+        return [best[0].tokens for best in search(model, Packed.of(batch), how, most=most, only=only)]
 
     return translate
 
 
-def hugging_faces(model: Any, folder: Path) -> Translate:
+def hugging_faces(model: Any, words: list[int], folder: Path) -> Translate:
     """`generate` of transformers, with freed memory kept as well."""
     keep_memory()
     theirs = converted.hugging_face(model)
@@ -208,7 +230,7 @@ def hugging_faces(model: Any, folder: Path) -> Translate:
     return translate
 
 
-def ctranslate2s(model: Any, folder: Path) -> Translate:
+def ctranslate2s(model: Any, words: list[int], folder: Path) -> Translate:
     """CTranslate2 in float32; its tokens are words."""
     import ctranslate2
 
@@ -223,15 +245,15 @@ def ctranslate2s(model: Any, folder: Path) -> Translate:
     return translate
 
 
-def joeynmts(model: Any, folder: Path) -> Translate:
+def joeynmts(model: Any, words: list[int], folder: Path) -> Translate:
     """JoeyNMT's beam search, with freed memory kept as well; it has no caches."""
     keep_memory()
     return joeynmt.translator(model, SIZE, _most)
 
 
-CONTENDERS: dict[str, Callable[[Any, Path], Translate]] = {
+CONTENDERS: dict[str, Callable[[Any, list[int], Path], Translate]] = {
     "regard": regards,
-    "regard, within=3": partial(regards, how=Beam(SIZE, within=3)),
+    LEAN: leans,
     "Hugging Face generate": hugging_faces,
     "CTranslate2 float32": ctranslate2s,
     "JoeyNMT": joeynmts,
@@ -273,7 +295,7 @@ def _about(name: str) -> dict[str, object]:
 
 
 def _result(name: str, found: dict[str, Rounds], sentences: int) -> dict[str, object]:
-    some = {who: found[who] for who in ("regard", "regard, within=3", name)}
+    some = {who: found[who] for who in ("regard", LEAN, name)}
     return _about(name) | {
         "implementation": "fused",
         "rates": {who: sentences / seconds(rounds) for who, rounds in some.items()},

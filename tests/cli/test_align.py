@@ -123,6 +123,7 @@ def test_soft(model, files, capsys):
             read.source_words,
             read.target_words,
         )
+        assert one["links"] == read.pharaoh()
         for row, weights in zip(one["weights"], read.weights.tolist(), strict=True):
             assert row == pytest.approx(weights, abs=1e-4)
 

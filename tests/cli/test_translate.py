@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("typer")
 
-from regard.cli.shards import LINES, Shards, fingerprint
+from regard.cli.shards import LINES, Shards, digest
 from regard.cli.translate import Show, Work, _share_out
 from regard.translation.search import Beam, Sample
 from regard.translation.translator import load_translator
@@ -213,9 +213,9 @@ class TestShards:
     def test_the_key_tells_what_they_are_made_of(self, tmp_path):
         (tmp_path / "a").write_text("a")
         (tmp_path / "b").write_text("b")
-        keys = [fingerprint(tmp_path / name, how) for name in "ab" for how in (Beam(4), Beam(5))]
+        keys = [digest(tmp_path / name, how) for name in "ab" for how in (Beam(4), Beam(5))]
         assert len(set(keys)) == 4
-        assert fingerprint(tmp_path / "a", Beam(4)) == keys[0]
+        assert digest(tmp_path / "a", Beam(4)) == keys[0]
 
     def test_what_is_there_is_not_translated_again(self, model, translator, file, tmp_path):
         """Two processes, one after the other; the second shard was left by a run that was cut off."""
@@ -224,7 +224,7 @@ class TestShards:
         def work():
             return Work(translator, Beam(), 64, Show(False, False, False, False))
 
-        key = fingerprint(file, model / "model.safetensors", work().options, work().show)
+        key = digest(file, model / "model.safetensors", work().options, work().show)
         shards = Shards.of(output, key, len(LINES_), 2)
         shards.folder.mkdir()
         shards.path(1).write_text("from before\n")

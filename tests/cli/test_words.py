@@ -104,6 +104,17 @@ def test_embed_reads_files(model, tmp_path, capsys):
     assert sentences == ["may", "Dogs bark", "Trees", "né"]
 
 
+def test_embed_cuts_no_line_in_two(model, tmp_path, monkeypatch):
+    """Unlike str.splitlines and universal newlines; and a mark of the byte order is no letter."""
+    from regard.cli.words import _lines
+
+    content = "\ufeffDogs\u2028bark\x85 may\r\n\nTrees\x0b and\rtrees".encode()
+    (tmp_path / "x.txt").write_bytes(content)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
+    for path in (tmp_path / "x.txt", Path("-")):
+        assert _lines(path) == ["Dogs\u2028bark\x85 may", "Trees\x0b and\rtrees"]
+
+
 def test_embed_reads_stdin_as_it_reads_files(model, monkeypatch, capsys):
     given = io.TextIOWrapper(io.BytesIO("né\n\nDogs bark\n".encode()), encoding="ascii")
     monkeypatch.setattr("sys.stdin", given)

@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 
 import regard
-from regard.mechanism.files import write_whole
+from regard.mechanism.files import write_whole, writing
 
 
 def test_a_link_is_followed_and_a_mode_is_kept(tmp_path):
@@ -36,8 +36,8 @@ def test_what_fails_names_the_file_that_was_asked_for(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
     for name in ("open", "fsync", "replace"):  # no folder for it, no space, no right
 
-        def refuse(*arguments, **options):
-            raise PermissionError(13, "Permission denied", "beside.part")
+        def refuse(*arguments, name=name, **options):
+            raise PermissionError(13, "Permission denied", None if name == "fsync" else arguments[0])
 
         with monkeypatch.context() as patch:
             patch.setattr(os, name, refuse)
@@ -45,6 +45,36 @@ def test_what_fails_names_the_file_that_was_asked_for(tmp_path, monkeypatch):
                 write_whole(path, b"new")
         assert caught.value.filename == str(path)
         assert os.listdir(tmp_path) == []
+
+
+def test_what_fails_for_another_file_names_that_one(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught, writing(tmp_path / "new"):
+        (tmp_path / "missing").read_bytes()
+    assert os.fspath(caught.value.filename) == str(tmp_path / "missing")
+    with pytest.raises(OSError, match=r"^the server is gone$"), writing(tmp_path / "new"):
+        raise OSError("the server is gone")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_takes_its_place_only_when_it_is_complete(tmp_path):
+    path = tmp_path / "new" / "notes"
+    with writing(path) as file:
+        file.write(b"one")
+        assert not path.exists()
+    assert path.read_bytes() == b"one"
+    with pytest.raises(TypeError), writing(path) as file:
+        file.writelines([b"two", "no bytes"])
+    assert path.read_bytes() == b"one"
+    assert os.listdir(path.parent) == ["notes"]
+
+
+def test_a_private_file_is_private_while_it_is_written(tmp_path):
+    path = tmp_path / "keys"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    with writing(path):
+        assert {stat.S_IMODE(one.stat().st_mode) for one in tmp_path.iterdir()} == {0o600}
+    assert path.read_bytes() == b""
 
 
 def test_names_may_be_as_long_as_the_system_allows(tmp_path):

@@ -1,3 +1,4 @@
+import json
 import random
 from typing import Any
 
@@ -242,9 +243,22 @@ def test_links() -> None:
     assert alignment.pharaoh(0.9) == ""
     assert repr(alignment) == "Alignment(3 source × 3 target words: 1-0 2-2)"
     assert str(alignment).splitlines() == ["     a    b    c", "x   10   50   30", "y", "z   20   20   60"]
-    for threshold in (0.0, 1.5, -1.0):
+    for threshold in (0.0, 1.00000001, 1.5, -1.0):
         with pytest.raises(ArgumentError, match="links got threshold"):
             alignment.links(threshold)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_alignment_as_json(dtype: torch.dtype) -> None:
+    odd = torch.tensor([[float("nan"), 0.123456, -0.5], [float("inf"), 1.5, 1 / 3]], dtype=dtype)
+    described = Alignment(("a", "b", "漢"), ("x", "y"), odd.requires_grad_()).to_dict()
+    assert json.loads(json.dumps(described, allow_nan=False)) == described
+    assert described["source_words"] == ["a", "b", "漢"]
+    assert described["target_words"] == ["x", "y"]
+    expected = [[0, round(odd[0, 1].item(), 4), 0], [0, 1, round(odd[1, 2].item(), 4)]]
+    assert described["weights"] == expected
+    one = Alignment(("a", "b"), ("x", "y"), torch.tensor([[0.1, 0.9], [0.8, 0.2]]))
+    assert one.to_dict()["links"] == one.pharaoh()
 
 
 def test_empty_alignments() -> None:

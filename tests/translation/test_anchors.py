@@ -9,7 +9,7 @@ from regard.errors import ArgumentError
 from regard.translation import anchors
 from regard.translation.anchors import Anchors
 from regard.translation.bible import bible
-from regard.translation.links import How, Links
+from regard.translation.links import Joining, Links
 from regard.translation.quality import error_rate
 
 
@@ -149,7 +149,7 @@ def test_mark_in_greek_and_english() -> None:
     )
     learned = Anchors.learn(pairs)
     rates = {}
-    hows: list[How] = ["intersection", "grow-diag-final-and"]
+    hows: list[Joining] = ["intersection", "grow-diag-final-and"]
     for how in hows:
         links = zip(verses, learned.links(pairs, how), strict=True)
         rates[how] = error_rate([verse.without_punctuation(some) for verse, some in links], gold)

@@ -93,6 +93,15 @@ def test_a_batch_has_its_marks() -> None:
     )
 
 
+def test_links_come_with_their_pairs(tmp_path: Path) -> None:
+    """Of each (source token, target token)."""
+    pairs = [([5] * n, [6] * n) for n in range(1, 6)]
+    links = [(list(range(n)), [n - 1] * n) for n in range(1, 6)]
+    for kept in (InMemory(links), Store.write(tmp_path / "links.ids", links, vocabulary=10)):
+        batch = Batches(InMemory(pairs), 50, links=kept).get(numpy.array([2, 0]), 0)
+        assert [some.tolist() for some in batch.links] == [[[0, 2], [1, 2], [2, 2]], [[0, 0]]]
+
+
 def test_pairs_on_disk_give_the_same_batches(tmp_path: Path) -> None:
     pairs = [([5] * n, [6] * (n % 7 + 1)) for n in range(1, 30)]
     store = Store.write(tmp_path / "pairs.ids", pairs, vocabulary=10)

@@ -31,6 +31,7 @@ from regard.translation.checkpoint import (
     TARGET,
     WEIGHTS,
     Checkpoint,
+    alone_in,
     load_model,
     optimizer_tensors,
     read_config,
@@ -55,6 +56,32 @@ def made(folder: Path, plan: Plan | None = None, tokens: TwoSides = TOKENS) -> d
     weights = plan.model.make(tokens.sizes()).state_dict()
     write_weights(folder, weights)
     return weights
+
+
+def test_one_is_alone_in_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "model"
+    with alone_in(folder):
+        with pytest.raises(ArgumentError, match="another training is at work"), alone_in(folder):
+            pytest.fail("there are two")
+        assert folder.is_dir()  # who was refused takes nothing away, even if it is still empty
+    assert not folder.exists()
+    with alone_in(folder):
+        (folder / "kept").touch()
+    with alone_in(folder):  # free again
+        assert [path.name for path in folder.iterdir()] == ["kept"]
+
+
+def test_a_folder_that_is_gone_hides_no_error(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    with pytest.raises(ArithmeticError, match="the real one"), alone_in(folder):
+        _go_and_fail(folder)
+    with alone_in(folder):  # nor is it one by itself
+        folder.rmdir()
+
+
+def _go_and_fail(folder: Path) -> None:
+    folder.rmdir()
+    raise ArithmeticError("the real one")
 
 
 @pytest.mark.parametrize("model", ["transformer", "recurrent", "plain"])

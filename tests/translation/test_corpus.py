@@ -83,6 +83,13 @@ def test_standard_input_is_read_and_its_form_found(form, pack, tmp_path, monkeyp
     assert list(read_pairs("-")) == PAIRS
 
 
+def test_a_closed_standard_input_is_refused(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    for read in (read_pairs, read_lines):
+        with pytest.raises(ArgumentError, match="standard input is closed"):
+            read("-")
+
+
 @pytest.mark.parametrize("form", ["lines", "tsv", "jsonl"])
 def test_windows_files_and_a_byte_order_mark_make_no_difference(form, tmp_path):
     paths = written(tmp_path, PAIRS, form, end="\r\n")

@@ -2,6 +2,7 @@
 
 import re
 from datetime import date, time
+from importlib import import_module
 
 import pytest
 
@@ -145,10 +146,11 @@ def test_what_cannot_be_is_refused():
 
 
 def test_more_sentences_than_there_are_end_in_an_error(monkeypatch):
-    monkeypatch.setattr("regard.translation.embedded._MOST_TRIES", 20)
+    module = import_module("regard.translation.embedded")  # the package's attribute is the function
+    monkeypatch.setattr(module, "_MOST_TRIES", 20)
     sentences = _Sentences(Digits("en"), Digits("de"), 0)
     monkeypatch.setattr(sentences, "kinds", sentences.kinds[3:4])  # times
-    monkeypatch.setattr("regard.translation.embedded._MOMENTS", 0)
+    monkeypatch.setattr(module, "_MOMENTS", 0)
     with pytest.raises(
         ArgumentError, match=r"finds no more than .* distinct sentences for test; ask for fewer"
     ):

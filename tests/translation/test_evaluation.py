@@ -4,6 +4,7 @@ import json
 import random
 import sys
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,10 +20,10 @@ from regard.translation.evaluation import (
     Lengths,
     by_length,
     check_tokenizer,
+    count_words,
     evaluate,
     exact_match,
     length_bins,
-    words,
 )
 
 MULTI30K = Path(__file__).parents[3] / "shared" / "data" / "multi30k"
@@ -128,7 +129,7 @@ def test_nothing_is_logged_about_tokenized_text(capfd):
 
 
 def test_words_are_counted_in_any_script():
-    assert [words(text) for text in ("", "...", "Dogs bark.", "它叫了。", "e\u0301te\u0301")] == [
+    assert [count_words(text) for text in ("", "...", "Dogs bark.", "它叫了。", "e\u0301te\u0301")] == [
         0,
         0,
         2,
@@ -257,6 +258,13 @@ def test_several_models_are_compared_and_drawn(corpus, capsys):
     assert (corpus / "lengths.svg").read_bytes().startswith(b"<?xml")
 
 
+def test_ready_translations_may_come_from_windows(corpus, capsys):
+    lines = (corpus / "reference").read_bytes()
+    (corpus / "windows").write_bytes(b"\xef\xbb\xbf" + lines.replace(b"\n", b"\r\n"))
+    run("source", "reference", "--translations", "windows", "--json")
+    assert json.loads(capsys.readouterr().out)["windows"]["exact"] == 1
+
+
 def test_ready_translations_need_no_model(corpus, capsys):
     run("source", "reference", "--translations", "reference", "--by-length")
     shown = capsys.readouterr().out
@@ -290,8 +298,7 @@ def test_pairs_in_one_file(corpus, capsys):
 def test_the_embedded_corpus(corpus, capsys, monkeypatch):
     pytest.importorskip("num2words")
     pytest.importorskip("babel")
-    from regard.translation import embedded
-
+    embedded = import_module("regard.translation.embedded")  # the function has the same name
     monkeypatch.setattr(embedded, "embedded", partial(embedded.embedded, size=200))  # in less time
     run("embedded", "--model", "loud", "--json")
     held_out = json.loads(capsys.readouterr().out)["loud"]["sentences"]

@@ -12,7 +12,7 @@ from regard.translation.guidance import guiding, token_links
 from regard.translation.tokens import END, START, Cut
 
 SOURCES, TARGETS = [[5, 6, 7, 8, 9], [10, 11], [12]], [[20, 21, 22], [23, 24, 25, 26], []]
-LINKS = [torch.tensor([[0, 4], [2, 1], [2, 2]]), torch.tensor([[3, 0]]), torch.zeros(0, 2, dtype=torch.long)]
+LINKS = [torch.tensor([[4, 0], [1, 2], [2, 2]]), torch.tensor([[0, 3]]), torch.zeros(0, 2, dtype=torch.long)]
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def test_links_of_words_are_links_of_all_their_pieces() -> None:
     source = Cut(["a", "b"], [5, 6, 7], ["p"] * 3, [0, 0, 1], {})
     target = Cut(["x", "y", "z"], [5, 6, 7, 8], ["p"] * 4, [0, 1, 1, 2], {})
     found = token_links(source, target, frozenset({(0, 1), (1, 2)}))
-    assert found.tolist() == [[1, 0], [1, 1], [2, 0], [2, 1], [3, 2]]
+    assert found.tolist() == [[0, 1], [0, 2], [1, 1], [1, 2], [2, 3]]
     assert token_links(source, target, frozenset()).shape == (0, 2)
 
 
@@ -95,7 +95,7 @@ def test_a_guided_head_aligns() -> None:
     chance = random.Random(0)
     sources = [chance.sample(range(5, 20), chance.randint(3, 6)) for _ in range(48)]
     targets = [[word + 15 for word in reversed(source)] for source in sources]
-    links = [torch.tensor([[i, len(s) - 1 - i] for i in range(len(s))]) for s in sources]
+    links = [torch.tensor([[len(s) - 1 - i, i] for i in range(len(s))]) for s in sources]
     right = {}
     for strength in (0.0, 1.0):
         torch.manual_seed(0)
@@ -109,7 +109,7 @@ def test_a_guided_head_aligns() -> None:
             loss.backward()
             optimizer.step()
         best = [weights.argmax(-1) for weights in cross_weights(model, sources, targets, choice)]
-        hits = [int((row == some[:, 1]).sum()) for row, some in zip(best, links, strict=True)]
+        hits = [int((row == some[:, 0]).sum()) for row, some in zip(best, links, strict=True)]
         right[strength] = sum(hits) / sum(map(len, links))
     assert right[1.0] > 0.9
     assert right[1.0] > right[0.0] + 0.3

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from regard.errors import ArgumentError
 from regard.translation import logs
 from regard.translation.logs import CsvLog, Row, TensorBoardLog, read_log
-from regard.translation.progress import Judgement, Listener, Report, Sample
+from regard.translation.progress import Example, Judgement, Listener, Report
 
 STEPS = range(50, 501, 50)
 
@@ -20,7 +20,7 @@ def report(step: int) -> Report:
 
 
 def judgement(step: int) -> Judgement:
-    return Judgement(step, 120 / step, step / 13, 0.5, Sample("a", "b", "c"), True)
+    return Judgement(step, 120 / step, step / 13, 0.5, Example("a", "b", "c"), True)
 
 
 def train(log: Listener, after: int = 0, judged_first: bool = False) -> None:

@@ -138,6 +138,7 @@ def test_the_last_of_two_settings_counts() -> None:
         ("model.normalize=max", "normalize is 'max'; there are softmax, softmax1"),
         ("model.dropout=1.5", "dropout=1.5"),
         ("tokens.size=4", "size=4; it must be at least 5"),
+        ("tokens.coverage=1.00000001", "coverage=1.00000001; it must be at least 0.98 and at most 1"),
         ("tokens.coverage=0.5", "coverage=0.5; it must be at least 0.98"),
         ("corpus.ratio=0.5", "ratio=0.5; it must be at least 1"),
         ("corpus.longest=0", "longest=0"),

@@ -15,10 +15,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from regard.translation import progress
-from regard.translation.progress import Display, Judgement, Lines, Listener, Report, Sample, display
+from regard.translation.progress import Display, Example, Judgement, Lines, Listener, Report, display
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-SENTENCE = Sample("Ein [bold]Mann[/] \x1b[31m schläft", "A man [sleeps]\n", "A 人 is sleeping")
+SENTENCE = Example("Ein [bold]Mann[/] \x1b[31m schläft", "A man [sleeps]\n", "A 人 is sleeping")
 
 
 def report(step: int = 100, steps: int = 1000, seconds: float = 60.0, left: float | None = 90.0) -> Report:
@@ -96,7 +96,7 @@ def test_going_on_says_from_where():
 
 @given(st.text(), st.text(), st.text())
 def test_no_sentence_breaks_a_line(source, translation, reference):
-    lines = plain_lines(("judge", judgement(sample=Sample(source, translation, reference))))
+    lines = plain_lines(("judge", judgement(sample=Example(source, translation, reference))))
     assert len(lines) == 1
     assert all(one.isprintable() or one in "\u200c\u200d" for one in lines[0])
 
@@ -148,7 +148,7 @@ def test_what_is_said_stands_above_the_bar():
 @settings(max_examples=25)
 @given(st.text(), st.text(), st.integers(20, 120))
 def test_no_sentence_breaks_the_display(source, translation, width):
-    text = live(("judge", judgement(sample=Sample(source, translation, source))), width=width)
+    text = live(("judge", judgement(sample=Example(source, translation, source))), width=width)
     frame = last_frame(text)
     assert sum(line.startswith(("source ", "translation ", "reference ")) for line in frame) == 3
     assert all(cell_len(line) <= width for line in frame)

@@ -62,7 +62,7 @@ def test_written_links_are_read_again(tmp_path_factory: pytest.TempPathFactory, 
         ("1--1", 0, "line 2: '1--1' is no link"),
         ("٣-1", 0, "is no link"),
         ("1-" + 20 * "9", 0, "is no link"),
-        (b"\xff-1", 0, "is no link"),
+        (b"\xff-1", 0, "line 2, is not UTF-8"),
         ("1-1", 2, "base=2"),
     ],
 )
@@ -82,6 +82,8 @@ def test_possible_links_are_for_gold_alone(tmp_path: Path) -> None:
 def test_empty_lines_are_pairs_without_links(tmp_path: Path) -> None:
     (tmp_path / "links").write_text("\n0-1\n\n")
     assert read_pharaoh(tmp_path / "links") == [frozenset(), frozenset({(0, 1)}), frozenset()]
+    (tmp_path / "links").write_bytes(b"\xef\xbb\xbf0-1\r\n\r\n1-0")  # as Windows writes it
+    assert read_pharaoh(tmp_path / "links") == [frozenset({(0, 1)}), frozenset(), frozenset({(1, 0)})]
     (tmp_path / "links").write_text("")
     assert read_pharaoh(tmp_path / "links") == []
 

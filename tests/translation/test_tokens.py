@@ -242,7 +242,7 @@ def test_half_of_a_surrogate_pair_is_refused() -> None:
         ({"kind": "letters"}, "kind='letters'; there are unigram, bpe, words, characters"),
         ({"size": 4}, "size=4; it must be at least 5"),
         ({"coverage": 0.9}, "coverage=0.9; it must be at least 0.98"),
-        ({"coverage": 1.1}, "coverage=1.1"),
+        ({"coverage": 1.1}, "coverage=1.1; it must be at least 0.98 and at most 1."),
         ({"seed": -1}, "seed=-1; it must be at least 0"),
     ],
 )

@@ -20,7 +20,7 @@ from regard.errors import ArgumentError
 from regard.translation.batches import InMemory
 from regard.translation.checkpoint import OPTIMIZER, STATE, WEIGHTS, Checkpoint
 from regard.translation.judging import Judged
-from regard.translation.progress import Judgement, Listener, Report, Sample
+from regard.translation.progress import Example, Judgement, Listener, Report
 from regard.translation.trainer import Progress, Trainer
 from tests.translation.killing import killed_after
 from tests.translation.small import DEV, IDS, small_plan, small_trainer, train_small
@@ -254,7 +254,7 @@ def test_the_best_weights_are_kept_and_no_worse_ones(tmp_path: Path, monkeypatch
     values = {4: 3.0, 8: 3.0, 10: 2.0}  # as good as the best is not better
 
     def judge(*given: Any) -> Judged:
-        return Judged(values[told.progress.step], 1.0, 0.0, 0.0, Sample("", "", ""))
+        return Judged(values[told.progress.step], 1.0, 0.0, 0.0, Example("", "", ""))
 
     monkeypatch.setattr("regard.translation.trainer.judge", judge)
     told = Told()
@@ -395,6 +395,20 @@ def test_a_checkpoint_of_another_plan_is_refused(tmp_path: Path, setting: str) -
         ArgumentError, match=r"step-00000003' does not fit the plan of its folder .*; remove it"
     ):
         train_small(tmp_path, small_plan("transformer", setting))
+
+
+@pytest.mark.parametrize(("error", "shown"), [(ValueError(), "ValueError"), (KeyError("best"), "'best'")])
+def test_an_error_without_words_is_told_by_its_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, shown: str
+) -> None:
+    train_small(tmp_path, small_plan("transformer", "training.updates=3"))
+
+    def fail(*given: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("regard.translation.trainer.Progress.of", fail)
+    with pytest.raises(ArgumentError, match=rf"does not fit the plan of its folder \({shown}\); remove it"):
+        train_small(tmp_path)
 
 
 @pytest.mark.parametrize("state", ["{}", "[]", '{"best": null, "steps": 1}', "null", '"x"', "3"])

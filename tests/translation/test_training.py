@@ -203,10 +203,10 @@ def test_swapped_files_are_another_direction(tmp_path: Path, files: tuple[Path, 
 
 REFUSED = {
     "no folder": (["{a.en}", "{a.de}"], "no folder to write to; name one: --output FOLDER"),
-    "missing file": (["{no.en}", "{a.de}", "-o", "{m}"], "no file"),
+    "missing file": (["{no.en}", "{a.de}", "-o", "{m}"], "No such file"),
     "unequal files": (["{a.en}", "{short.de}", "-o", "{m}"], "60 lines and"),
     "bad UTF-8": (["{a.en}", "{latin.de}", "-o", "{m}"], "is not UTF-8"),
-    "a folder": (["{a.en}", "{photos}", "-o", "{m}"], "is a folder"),
+    "a folder": (["{a.en}", "{photos}", "-o", "{m}"], "a folder"),
     "empty files": (["{empty}", "{empty}", "-o", "{m}"], "no pairs are left to train on"),
     "one file without tabs": (["{a.en}", "-o", "{m}"], "has no tab"),
     "folder with something": (["{a.en}", "{a.de}", "-o", "{photos}"], "is not empty"),

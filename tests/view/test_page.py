@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from regard.errors import ArgumentError
 from regard.translation import Alignment, Translation
+from regard.translation.alignment import DECIMALS
 from regard.view import page as module
-from regard.view.page import CELLS, DECIMALS, make_page, write_page
+from regard.view.page import CELLS, make_page, write_page
 
 HOSTILE = [
     "</script><script>document.title='run'</script>",

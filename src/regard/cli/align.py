@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from regard.translation.quality import Gold
     from regard.translation.translator import Translator
 
-How = Literal["intersection", "union", "grow-diag-final-and"]
+Joining = Literal["intersection", "union", "grow-diag-final-and"]
 Pair = tuple[str, str]
 
 _BOTH = "Both directions"
@@ -58,7 +58,7 @@ def align(
         typer.Option(metavar="FOLDER", help="A model from TARGET to SOURCE.", rich_help_panel=_BOTH),
     ] = None,
     symmetrize: Annotated[
-        How | None,
+        Joining | None,
         typer.Option(
             metavar="HOW",
             help="How its links join the others: intersection, union or, by default, grow-diag-final-and.",
@@ -252,7 +252,7 @@ def _both(
     backward: "Translator",
     pairs: Sequence[Pair],
     threshold: float | None,
-    how: How | None,
+    how: Joining | None,
 ) -> "list[Links]":
     """One set of links out of those of both directions."""
     from regard.translation.links import symmetrize, turned
@@ -276,9 +276,4 @@ def _write_weights(read: "Sequence[Alignment]", to: IO[str], draw: bool) -> None
             screen.print()
         return
     for one in read:
-        described = {
-            "source_words": one.source_words,
-            "target_words": one.target_words,
-            "weights": [[round(weight, 4) for weight in row] for row in one.weights.tolist()],
-        }
-        to.write(f"{json.dumps(described, ensure_ascii=False)}\n")
+        to.write(f"{json.dumps(one.to_dict(), ensure_ascii=False)}\n")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard.cli.shared import check_output, console, padded, read, two_languages
+from regard.cli.shared import check_output, console, padded, two_languages
 from regard.errors import ArgumentError
 from regard.mechanism.files import write_whole
 from regard.mechanism.text import plain
@@ -98,7 +98,9 @@ def evaluate(
     _check(folders, files, output, picture)
     pairs = _pairs(source, reference, languages)
     sources, references = [one for one, _ in pairs], [one for _, one in pairs]
-    ready = [_lines(file) for file in files]
+    from regard.translation.corpus import read_lines
+
+    ready = [list(read_lines(file)) for file in files]
     _check_lines(files, ready, len(references))
     from regard.translation.evaluation import check_tokenizer
     from regard.translation.evaluation import evaluate as score
@@ -151,11 +153,6 @@ def _pairs(source: str, reference: str | None, languages: str) -> Sequence[tuple
     if not pairs:
         raise ArgumentError(f"{source!r} has no sentences; name a file with some.")
     return pairs
-
-
-def _lines(path: Path) -> list[str]:
-    lines = read(path, "--translations").split("\n")
-    return lines[:-1] if not lines[-1] else lines
 
 
 def _check_lines(files: Sequence[Path], ready: Sequence[Sequence[str]], wanted: int) -> None:

@@ -55,7 +55,7 @@ class Shards(NamedTuple):
         shutil.rmtree(self.folder)
 
 
-def fingerprint(*parts: object) -> str:
+def digest(*parts: object) -> str:
     """A short name for the contents of files, and for values; it is another one if any of them is."""
     found = hashlib.blake2b(digest_size=8)
     for part in parts:

@@ -1,8 +1,8 @@
 """What several commands need: reading text, writing files whole, and printing."""
 
 import errno
+import io
 import os
-import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from regard.errors import ArgumentError
+from regard.mechanism.files import writing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,9 +49,10 @@ def padded(names: Sequence[str]) -> list[str]:
 
 
 def read(path: Path, option: str = "--file") -> str:
-    """The text of a file; - is standard input."""
+    """The text of a file, with the ends of its lines as they are; - is standard input."""
+    content = _stdin(option) if str(path) == "-" else path.read_bytes()
     try:
-        return _stdin(option).decode() if str(path) == "-" else path.read_text("utf-8")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ArgumentError(f"{str(path)!r} is no UTF-8 text; convert it first: iconv -t utf-8.") from None
 
@@ -92,23 +94,10 @@ def check_input(path: Path, option: str = "--file") -> None:
 @contextmanager
 def written_whole(path: Path) -> Iterator[IO[str]]:
     """A text file to write line by line: beside its place, where it is put when all went well."""
-    target = Path(os.path.realpath(path))
-    check_output(target)  # or a device would become a file
-    beside = target.parent / f".{secrets.token_hex(8)}.part"
-    try:
-        with beside.open("x", encoding="utf-8", newline="\n") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if target.exists():
-            beside.chmod(target.stat().st_mode & 0o7777)
-        beside.replace(target)
-    except OSError as error:
-        if error.filename in (None, str(beside)):  # it would name the file beside, or none
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
-    finally:
-        beside.unlink(missing_ok=True)
+    with writing(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
+        yield text
+        text.detach()  # what it holds is written, and the file stays open
 
 
 def two_languages(languages: str) -> tuple[str, str]:

@@ -60,13 +60,7 @@ class Show(NamedTuple):
         if found.note:
             described["note"] = found.note
         if self.alignment:
-            read = found.alignment
-            described["alignment"] = {
-                "links": read.pharaoh(),
-                "source_words": list(read.source_words),
-                "target_words": list(read.target_words),
-                "weights": [[round(weight, 4) for weight in row] for row in read.weights.tolist()],
-            }
+            described["alignment"] = found.alignment.to_dict()
         if self.n_best:
             described["alternatives"] = [self._described(one) for one in found.alternatives]
         return described
@@ -187,10 +181,10 @@ def _shown(output: Path | None) -> Iterator[Callable[[str], None]]:
 
 def _share_out(work: "Work", model: Path, file: Path, output: Path, world: "World") -> None:
     """The part of this process; the first one puts all together."""
-    from regard.cli.shards import Shards, fingerprint
+    from regard.cli.shards import Shards, digest
     from regard.translation.checkpoint import WEIGHTS
 
-    key = fingerprint(file, model / WEIGHTS, work.options, work.show)
+    key = digest(file, model / WEIGHTS, work.options, work.show)
     shards = Shards.of(output, key, sum(1 for _ in _lines(file)), world.size)
     shards.folder.mkdir(exist_ok=True)
     for number, part in shards.parts(_lines(file), shards.missing(world.rank, world.size)):

@@ -139,8 +139,8 @@ def _load(model: str) -> "PretrainedEncoder":
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file that are not empty."""
-    return [line for line in read(path).splitlines() if line.strip()]
+    """The lines of a file that are not empty; str.splitlines would also cut at U+2028 and others."""
+    return [line.removesuffix("\r") for line in read(path).split("\n") if line.strip()]
 
 
 def _show_vectors(embedded: Sequence["Embedded"], layer: int) -> None:

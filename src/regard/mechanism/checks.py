@@ -17,6 +17,7 @@ def number(
     above: float | None = None,
     least: float | None = None,
     below: float = math.inf,
+    most: float | None = None,
     cure: str = "",
 ) -> None:
     """A real number within bounds; `what` is who got it, and its name: "Softmax got temperature"."""
@@ -26,12 +27,14 @@ def number(
         )
     plain: Any = value
     enough = plain > (-math.inf if above is None else above) and (least is None or plain >= least)
-    if not enough or not plain < below:
+    if not enough or not plain < below or (most is not None and plain > most):
         bounds = [
             *([] if above is None else [f"above {above:g}"]),
             *([] if least is None else [f"at least {least:g}"]),
-            "finite" if below == math.inf else f"below {below:g}",
+            *([] if below == math.inf else [f"below {below:g}"]),
+            *([] if most is None else [f"at most {most:g}"]),
         ]
+        bounds += ["finite"] if below == math.inf and most is None else []
         raise ArgumentError(f"{what}={value}; it must be {' and '.join(bounds)}. {cure}".rstrip())
 
 

@@ -5,6 +5,7 @@ weights of tokens → merged into words → soft: `weights`; hard: `links`; both
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ __all__ = [
     "symmetrize",
     "turned",
 ]
+
+DECIMALS = 4  # of weights in JSON
 
 
 @dataclass(frozen=True, eq=False)  # tensors do not compare to one truth
@@ -68,7 +71,7 @@ class Alignment:
     def links(self, threshold: float | None = None) -> Links:
         """(source word, target word): for each target word its best source; or all that reach a threshold."""
         if threshold is not None:
-            number("links got threshold", threshold, above=0, below=1.0000001)
+            number("links got threshold", threshold, above=0, most=1)
             rows, columns = (self.weights >= threshold).nonzero(as_tuple=True)
             return frozenset(zip(columns.tolist(), rows.tolist(), strict=True))
         return frozenset((source, row) for row, source in enumerate(self.best()) if source is not None)
@@ -83,6 +86,22 @@ class Alignment:
     def pharaoh(self, threshold: float | None = None) -> str:
         """The links in the format of Pharaoh and Moses, source-target from 0: "0-0 1-2"."""
         return pharaoh(self.links(threshold))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON can hold: the words, the links, and weights between 0 and 1, rounded.
+
+        >>> import torch
+        >>> from regard.translation.alignment import Alignment
+        >>> Alignment(("ein", "Hund"), ("dog",), torch.tensor([[0.125, 0.75]])).to_dict()
+        {'source_words': ['ein', 'Hund'], 'target_words': ['dog'], 'links': '1-0', 'weights': [[0.125, 0.75]]}
+        """
+        numbers = self.weights.detach().double().nan_to_num(0, 0, 0).clamp(0, 1)
+        return {
+            "source_words": list(self.source_words),
+            "target_words": list(self.target_words),
+            "links": self.pharaoh(),
+            "weights": [[round(number, DECIMALS) for number in row] for row in numbers.tolist()],
+        }
 
     def __repr__(self) -> str:
         sizes = f"{len(self.source_words)} source × {len(self.target_words)} target words"

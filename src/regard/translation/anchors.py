@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from regard.errors import ArgumentError
 from regard.mechanism.checks import count
-from regard.translation.links import How, Links, symmetrize, turned
+from regard.translation.links import Joining, Links, symmetrize, turned
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -81,7 +81,7 @@ class Anchors:
             ]
         return cls(words, keys, sides)
 
-    def links(self, pairs: Sequence[tuple[str, str]], how: How = "intersection") -> list[Links]:
+    def links(self, pairs: Sequence[tuple[str, str]], how: Joining = "intersection") -> list[Links]:
         """The links of each pair, of both directions together; the intersection has few wrong ones."""
         forward, backward = self._soft(pairs)
         return [

@@ -53,7 +53,7 @@ class InMemory:
 class Batch(NamedTuple):
     """Sentences and their translations with their marks, packed; `labels` are the tokens to be foretold.
 
-    links: of each pair, (n, 2): target token and source token, counted without marks; if somebody wants them.
+    links: of each pair, (n, 2): source token and target token, counted without marks; if somebody wants them.
     """
 
     source: Packed
@@ -203,7 +203,7 @@ def _hidden(
 
 
 def _linked(source: Ids, target: Ids) -> Tensor:
-    return torch.from_numpy(numpy.stack([target, source], -1).astype(numpy.int64))
+    return torch.from_numpy(numpy.stack([source, target], -1).astype(numpy.int64))
 
 
 def _packed(sentences: Sequence[Sequence[int]]) -> Packed:

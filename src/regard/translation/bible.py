@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from regard.errors import ArgumentError
 from regard.translation.corpus import Pair
-
-Links = frozenset[tuple[int, int]]  # (source word, target word)
+from regard.translation.links import Links
 
 _GREEK = "data/sources/SBLGNT.tsv"
 _ENGLISH = "data/eng/targets/BSB/nt_BSB.tsv"

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,11 +103,13 @@ def alone_in(folder: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)
     try:
         _lock(handle, folder)
-        yield
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                folder.rmdir()  # the system refuses if it is not empty, or gone
     finally:
         os.close(handle)  # which unlocks it, and so does being killed
-        if not any(folder.iterdir()):
-            folder.rmdir()
 
 
 def _lock(handle: int, folder: Path) -> None:
@@ -293,6 +295,8 @@ def _written(place: Path, part: Path) -> Iterator[None]:
 
 def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    # safetensors lets nobody else read it; whoever may enter the folder may read other files of it
+    path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def _load(path: Path) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from typing import BinaryIO, Literal, NamedTuple, get_args
 
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.checks import count, number
-from regard.translation.store import writing
+from regard.mechanism.files import writing
 
 Form = Literal["tsv", "jsonl"]
 _Path = str | os.PathLike[str]
@@ -324,6 +324,8 @@ def _check_readable(path: _Path) -> None:
     """What can be known before a file is opened; pipes and devices are fine."""
     name = os.fspath(path)
     if name == "-":
+        if sys.stdin is None:  # closed by who started us
+            raise ArgumentError("standard input is closed; give it some text, or name a file.")
         return
     if not os.path.exists(name):
         raise ArgumentError(f"there is no file {name!r}; check the name and the folder.")

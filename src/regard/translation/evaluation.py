@@ -49,6 +49,11 @@ class Scores:
 
     bleu, chrf, lowercase_bleu: 0 to 100; exact: the share of sentences translated exactly, 0 to 1;
     by_length: where sources were given, the same for short sentences up to long ones.
+
+    >>> from regard.translation import evaluate
+    >>> scores = evaluate(["Dogs bark at the moon.", "a cat"], ["Dogs bark at the moon.", "A cat"])
+    >>> scores.sentences, round(scores.bleu, 2), round(scores.lowercase_bleu, 2), scores.exact
+    (2, 92.41, 100.0, 0.5)
     """
 
     sentences: int
@@ -164,7 +169,7 @@ def by_length(
     3–4 1 37
     """
     _check("by_length", translations=translations, references=references, sources=sources)
-    lengths = [words(source) for source in sources]
+    lengths = [count_words(source) for source in sources]
     edges = _edges(lengths) if bins is None else _checked(bins)
     bleu = _bleu(tokenize, lowercase, effective_order=True)
     found = []
@@ -180,11 +185,11 @@ def by_length(
     return found
 
 
-def words(sentence: str) -> int:
+def count_words(sentence: str) -> int:
     """How many words a sentence has, punctuation not counted; each Han character is one.
 
-    >>> from regard.translation.evaluation import words
-    >>> words("Dogs don't bark, they say."), words("我愛狗。")
+    >>> from regard.translation.evaluation import count_words
+    >>> count_words("Dogs don't bark, they say."), count_words("我愛狗。")
     (5, 3)
     """
     return sum(is_word(word.text) for word in split(sentence))
@@ -199,7 +204,7 @@ def length_bins(sources: Sequence[str], *, most: int = BINS, least: int = LEAST)
     """
     count("length_bins got most", most, least=1)
     count("length_bins got least", least, least=1)
-    return _edges([words(source) for source in sources], most, least)
+    return _edges([count_words(source) for source in sources], most, least)
 
 
 def _edges(lengths: Sequence[int], most: int = BINS, least: int = LEAST) -> list[int]:

@@ -45,7 +45,7 @@ class Guide:
         """How little the head looks where it should: a mean over all labels, like the model's own loss.
 
         source, target: the batch that the model has just read, with its marks.
-        links: of each sentence, (n, 2): target token and source token, counted without marks.
+        links: of each sentence, (n, 2): source token and target token, counted without marks.
         """
         if self._query is None or self._key is None:
             raise ArgumentError(
@@ -61,7 +61,7 @@ class Guide:
         real = torch.arange(key.shape[1], device=key.device) < source.lengths[:, None]
         scores = scores.masked_fill(~real[:, None], -torch.inf)
         sentence = torch.arange(len(links)).repeat_interleave(torch.tensor([len(some) for some in links]))
-        row, column = torch.cat([*links, torch.zeros(0, 2, dtype=torch.long)]).T
+        column, row = torch.cat([*links, torch.zeros(0, 2, dtype=torch.long)]).T
         wanted = torch.zeros_like(scores, dtype=torch.bool)
         wanted[sentence, row + (self.shift == "input"), column] = True
         linked = wanted.any(-1)
@@ -87,7 +87,7 @@ def guiding(model: Seq2Seq, choice: Choice) -> Iterator[Guide]:
     >>> source, target = Packed.of([[5, 6, 2]]), Packed.of([[1, 7, 8, 2]])
     >>> with guiding(model, Choice(layer=0, heads=(1,))) as guide:
     ...     loss = model.loss(source, target)
-    ...     loss = loss + 0.05 * guide.loss(source, target, [torch.tensor([[0, 1], [1, 0]])])
+    ...     loss = loss + 0.05 * guide.loss(source, target, [torch.tensor([[0, 0], [1, 1]])])
     >>> loss.backward()
     """
     module = model.get_submodule(chosen(model, choice))
@@ -106,20 +106,20 @@ def guiding(model: Seq2Seq, choice: Choice) -> Iterator[Guide]:
 
 
 def token_links(source: Cut, target: Cut, links: Links) -> Tensor:
-    """Links of words as links of their pieces, (n, 2): target token and source token.
+    """Links of words as links of their pieces, (n, 2): source token and target token.
 
     >>> from regard.translation.guidance import token_links
     >>> from regard.translation.tokens import Cut
     >>> source = Cut(["Hunde"], [5, 6], ["▁Hund", "e"], [0, 0], {})
     >>> target = Cut(["the", "dogs"], [7, 8, 9], ["▁the", "▁dog", "s"], [0, 1, 1], {})
     >>> token_links(source, target, frozenset({(0, 1)})).tolist()
-    [[1, 0], [1, 1], [2, 0], [2, 1]]
+    [[0, 1], [0, 2], [1, 1], [1, 2]]
     """
     found = [
         (i, j)
-        for i, row in enumerate(target.word_of)
-        for j, column in enumerate(source.word_of)
-        if (column, row) in links
+        for i, one in enumerate(source.word_of)
+        for j, other in enumerate(target.word_of)
+        if (one, other) in links
     ]
     return torch.tensor(found, dtype=torch.long).reshape(-1, 2)
 

@@ -12,7 +12,7 @@ from regard.translation.batches import Batch, Batches, InMemory
 from regard.translation.corpus import Pair
 from regard.translation.evaluation import evaluate
 from regard.translation.plan import Criterion
-from regard.translation.progress import Judgement, Sample
+from regard.translation.progress import Example, Judgement
 from regard.translation.tokens import END, START, TwoSides
 
 _TOKENS = 4096  # of a batch
@@ -44,7 +44,7 @@ class Judged(NamedTuple):
     loss: float
     bleu: float
     exact: float
-    sample: Sample
+    sample: Example
 
     def judgement(self, step: int, best: bool) -> Judgement:
         """For those who listen."""
@@ -59,7 +59,7 @@ def judge(model: Seq2Seq, tokens: TwoSides, dev: Dev, criterion: Criterion) -> J
     scores = evaluate(written, references)
     # the longest of the first ones: there is something to see in it
     shown = max(range(min(8, len(written))), key=lambda i: len(dev.pairs[i].source))
-    sample = Sample(dev.pairs[shown].source, written[shown], dev.pairs[shown].target)
+    sample = Example(dev.pairs[shown].source, written[shown], dev.pairs[shown].target)
     value = -loss if criterion == "loss" else scores.bleu - _TIE * loss
     return Judged(value, loss, scores.bleu, scores.exact, sample)
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from regard.errors import ArgumentError
 
 Links = frozenset[tuple[int, int]]  # (source word, target word), counted from 0
-How = Literal["intersection", "union", "grow-diag-final-and"]
+Joining = Literal["intersection", "union", "grow-diag-final-and"]
 
 _BESIDE = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))  # Moses' order
 _LINK = re.compile(r"([0-9]{1,9})([-p])([0-9]{1,9})")
@@ -59,7 +59,7 @@ def turned(links: Iterable[tuple[int, int]]) -> Links:
     return frozenset((target, source) for source, target in links)
 
 
-def symmetrize(forward: Links, backward: Links, how: How = "grow-diag-final-and") -> Links:
+def symmetrize(forward: Links, backward: Links, how: Joining = "grow-diag-final-and") -> Links:
     """One set of links out of those of two directions, both (source word, target word).
 
     forward: a source for each target word, what a model from source to target finds.
@@ -72,8 +72,8 @@ def symmetrize(forward: Links, backward: Links, how: How = "grow-diag-final-and"
     >>> sorted(symmetrize(forward, backward))
     [(0, 0), (1, 1), (1, 2), (2, 1)]
     """
-    if how not in get_args(How):
-        raise ArgumentError(f"symmetrize got how={how!r}; there are {', '.join(get_args(How))}.")
+    if how not in get_args(Joining):
+        raise ArgumentError(f"symmetrize got how={how!r}; there are {', '.join(get_args(Joining))}.")
     if how == "intersection":
         return forward & backward
     if how == "union":

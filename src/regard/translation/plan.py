@@ -99,7 +99,7 @@ class TokensPlan:
 
     def __post_init__(self) -> None:
         count("size", self.size, least=vocabulary.MARKS + 1)
-        number("coverage", self.coverage, least=vocabulary.LEAST_COVERAGE, below=1.0000001)
+        number("coverage", self.coverage, least=vocabulary.LEAST_COVERAGE, most=1)
 
 
 @dataclass(frozen=True)

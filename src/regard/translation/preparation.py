@@ -185,7 +185,7 @@ def _linked(
     while some := list(islice(coming, _LINES)):
         for pair, links in zip(some, anchors.links(some, "grow-diag-final-and"), strict=True):
             found = token_links(tokens.source.cut(pair.source), tokens.target.cut(pair.target), links)
-            yield found[:, 1].tolist(), found[:, 0].tolist()
+            yield found[:, 0].tolist(), found[:, 1].tolist()
 
 
 def _kept(

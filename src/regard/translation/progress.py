@@ -40,7 +40,7 @@ class Report(NamedTuple):
     left: float | None
 
 
-class Sample(NamedTuple):
+class Example(NamedTuple):
     """A sentence of the dev data, how the model translates it, and how it should."""
 
     source: str
@@ -59,7 +59,7 @@ class Judgement(NamedTuple):
     loss: float
     bleu: float | None
     exact: float | None
-    sample: Sample | None
+    sample: Example | None
     best: bool
 
 
@@ -114,11 +114,11 @@ def display(console: "Console | None" = None) -> Listener:
 class Lines(Listener):
     """Plain lines: one for each judgement, and for reports the fewer the longer the training takes.
 
-    >>> from regard.translation.progress import Judgement, Lines, Sample
+    >>> from regard.translation.progress import Judgement, Lines, Example
     >>> lines = Lines()
     >>> lines.begin("A small Transformer", 0, 2000)
     A small Transformer
-    >>> lines.judge(Judgement(500, 2.5, 31.4, 0.25, Sample("Hunde bellen", "dogs bark", "dogs bark"), True))
+    >>> lines.judge(Judgement(500, 2.5, 31.4, 0.25, Example("Hunde bellen", "dogs bark", "dogs bark"), True))
     step   500/2,000  dev loss 2.500  dev BLEU 31.4  exact 25.0 %  best  "Hunde bellen" → "dogs bark"
     (reference "dogs bark")
     """
@@ -304,7 +304,7 @@ class Display(Listener):
         return table
 
 
-def _sample(sample: Sample) -> "RenderableType":
+def _sample(sample: Example) -> "RenderableType":
     """Three lines, cut where the terminal ends."""
     from rich.console import Group
     from rich.text import Text

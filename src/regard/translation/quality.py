@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from regard.errors import ArgumentError
 from regard.mechanism.files import write_whole
+from regard.translation.corpus import read_lines
 from regard.translation.links import Links, pharaoh, read_links
 
 
@@ -123,6 +124,5 @@ def write_pharaoh(path: str | os.PathLike[str], links: Iterable[Iterable[tuple[i
 
 def _lines(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
     """Each line, and the words with which an error about it begins; an empty line is a pair without links."""
-    text = Path(path).read_bytes().decode("utf-8-sig", errors="replace")  # what is no digit is refused later
-    lines = text.removesuffix("\n").split("\n") if text else []
-    return [(f"{os.fspath(path)}, line {number}: ", line) for number, line in enumerate(lines, start=1)]
+    lines = enumerate(read_lines(path), start=1)
+    return [(f"{os.fspath(path)}, line {number}: ", line) for number, line in lines]

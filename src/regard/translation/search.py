@@ -93,13 +93,9 @@ class Sample:
 
     def __post_init__(self) -> None:
         number("Sample got temperature", self.temperature, above=0, cure="For the likeliest use Greedy().")
-        number("Sample got top_p", self.top_p)
+        number("Sample got top_p", self.top_p, above=0, most=1, cure="With 1 any token is drawn.")
         count("Sample got seed", self.seed)
         count("Sample got best", self.best, least=1)
-        if not 0 < self.top_p <= 1:
-            raise ArgumentError(
-                f"Sample got top_p={self.top_p}; it must be above 0 and at most 1. With 1 any token is drawn."
-            )
 
 
 How = Greedy | Beam | Sample

@@ -11,11 +11,9 @@ import json
 import mmap
 import operator
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -25,13 +23,14 @@ from numpy.typing import NDArray
 
 from regard.errors import ArgumentError
 from regard.mechanism.checks import count
+from regard.mechanism.files import writing
 
 _FORMAT = "regard store 1"
 _HEADER = 4096  # bytes: a page, so that the ids start on one
 _RECORD = 24  # bytes
 _CHUNK = 1024  # pairs that are written at once
 
-Ids = NDArray[np.integer[Any]]
+IdArray = NDArray[np.integer[Any]]
 
 
 class IdPair(NamedTuple):
@@ -44,8 +43,8 @@ class IdPair(NamedTuple):
     [1, 7, 2]
     """
 
-    source: Ids
-    target: Ids
+    source: IdArray
+    target: IdArray
 
 
 class Store(Sequence[IdPair]):
@@ -133,37 +132,6 @@ class Store(Sequence[IdPair]):
 
     def __repr__(self) -> str:
         return f"Store({os.fspath(self.path)!r}: {len(self):,} pairs, {len(self._ids):,} ids)"
-
-
-@contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write as a stream, which gets its name at the end, and only if nothing failed.
-
-    >>> import pathlib, tempfile
-    >>> from regard.translation.store import writing
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with writing(f"{folder}/notes.txt") as file:
-    ...         size = file.write(b"complete")
-    ...     print(pathlib.Path(folder, "notes.txt").read_text())
-    complete
-    """
-    target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise ArgumentError(f"{os.fspath(path)!r} is a folder; name a file in it.")
-    beside = target.parent / f".{secrets.token_hex(8)}.part"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with open(beside, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, target)
-    except BaseException as error:
-        with suppress(OSError):
-            beside.unlink()
-        if isinstance(error, OSError) and error.filename in (None, beside, str(beside)):
-            raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # what was asked for
-        raise
 
 
 class _About(NamedTuple):

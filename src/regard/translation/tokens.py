@@ -39,6 +39,11 @@ class Cut(NamedTuple):
     """A text cut into pieces; `word_of` gives the number of the word that each piece belongs to.
 
     `unknown` has the letters of the pieces that are not in the vocabulary, by their places.
+
+    >>> from regard.translation import Cut
+    >>> cut = Cut(["dogs", "bark"], [5, 6, 7], ["▁dog", "s", "▁bark"], [0, 0, 1], {})
+    >>> cut.words[cut.word_of[1]], cut.text
+    ('dogs', 'dogs bark')
     """
 
     words: list[str]
@@ -86,7 +91,7 @@ class Tokens:
 
         _known(kind)
         count("Tokens.learn got size", size, least=MARKS + 1)
-        number("Tokens.learn got coverage", coverage, least=LEAST_COVERAGE, below=1.0000001)
+        number("Tokens.learn got coverage", coverage, least=LEAST_COVERAGE, most=1)
         count("Tokens.learn got seed", seed)
         set_random_generator_seed(seed % 2**32)
         written, given = io.BytesIO(), _Lines(lines)
@@ -217,7 +222,14 @@ class Tokens:
 
 
 class TwoSides(NamedTuple):
-    """The vocabularies of the source and of the target; one and the same if they share it."""
+    """The vocabularies of the source and of the target; one and the same if they share it.
+
+    >>> from regard.translation import Tokens, TwoSides
+    >>> source = Tokens.learn(["ein Hund bellt"], kind="words")
+    >>> target = Tokens.learn(["a dog barks loudly"], kind="words")
+    >>> TwoSides(source, target).sizes(), TwoSides(source, source).sizes()  # with four marks each
+    ((7, 8), 7)
+    """
 
     source: Tokens
     target: Tokens

@@ -29,7 +29,7 @@ from regard.translation.checkpoint import Checkpoint, write_weights
 from regard.translation.corpus import Pair
 from regard.translation.distributed import Alone, Objective, World
 from regard.translation.judging import Dev, judge
-from regard.translation.meeting import lost
+from regard.translation.meeting import brief, lost
 from regard.translation.plan import Plan
 from regard.translation.progress import Listener, Report
 from regard.translation.schedule import learning_rate
@@ -60,7 +60,13 @@ class Progress:
 
 
 class Outcome(NamedTuple):
-    """How a training ended: where it stands, and whether there is nothing left to do."""
+    """How a training ended: where it stands, and whether there is nothing left to do.
+
+    >>> from regard.translation.trainer import Outcome, Progress
+    >>> outcome = Outcome(Progress(step=500, best_step=400), finished=True)
+    >>> outcome.progress.best_step, outcome.finished
+    (400, True)
+    """
 
     progress: Progress
     finished: bool
@@ -138,7 +144,7 @@ class Trainer:
                 raise
             raise ArgumentError(
                 f"the checkpoint {str(saved.path)!r} does not fit the plan of its folder "
-                f"({str(error).splitlines()[0]}); remove it, or train in a new folder."
+                f"({brief(error)}); remove it, or train in a new folder."
             ) from None
 
     def _loop(self) -> bool:

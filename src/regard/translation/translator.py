@@ -39,6 +39,15 @@ class Translation:
     score: what hypotheses are ranked by; for beam search the mean log probability of a piece. tokens: the
     pieces that the model wrote. alternatives: the next best ones, if they were asked for. note: what happened
     on the way that one might want to know, or nothing.
+
+    >>> import torch
+    >>> from regard.models import Recipe, Transformer
+    >>> from regard.translation import Beam, Tokens, Translator, TwoSides
+    >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
+    >>> model = Transformer(len(tokens), Recipe(width=16, heads=2, layers=1), share=True)
+    >>> (found,) = Translator(model, TwoSides(tokens, tokens)).translate("ein Hund", how=Beam(3, best=2))
+    >>> found.source, len(found.alternatives), str(found) == found.text
+    ('ein Hund', 1, True)
     """
 
     source: str

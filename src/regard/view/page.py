@@ -12,14 +12,12 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from torch import Tensor
-
 from regard.errors import ArgumentError
 from regard.mechanism.files import write_whole
+from regard.translation.alignment import DECIMALS
 from regard.translation.translator import Translation
 
 ENDINGS = (".html", ".htm")
-DECIMALS = 4  # of weights and scores
 CELLS = 40_000  # of a matrix; a browser takes long for more
 
 
@@ -88,15 +86,13 @@ def _embedded(data: Any) -> str:
 def _pair(translation: Translation) -> dict[str, Any]:
     """What the page knows of a translation; without weights there is a reason, or there are no words."""
     words = {"source_words": translation.source.split(), "target_words": translation.text.split()}
-    weights, reason = None, ""
-    sizes = [len(each) for each in words.values()]
+    read: dict[str, Any] = {**words, "weights": None}
+    sizes, reason = [len(each) for each in words.values()], ""
     if math.prod(sizes) > CELLS:
         reason = f"{sizes[0]:,} source words and {sizes[1]:,} target words are too many to be drawn."
     elif all(sizes):
         try:
-            alignment = translation.alignment
-            words = {side: list(getattr(alignment, side)) for side in words}
-            weights = _rounded(alignment.weights)
+            read = translation.alignment.to_dict()
         except ArgumentError as error:  # the model does not attend
             reason = str(error)
     return {
@@ -104,13 +100,6 @@ def _pair(translation: Translation) -> dict[str, Any]:
         "text": translation.text,
         "score": round(translation.score, DECIMALS) if math.isfinite(translation.score) else None,
         "note": translation.note,
-        **words,
-        "weights": weights,
+        **read,
         "reason": reason,
     }
-
-
-def _rounded(weights: Tensor) -> list[list[float]]:
-    """Numbers between 0 and 1 that JSON can hold."""
-    numbers = weights.detach().double().nan_to_num(0, 0, 0).clamp(0, 1)
-    return [[round(number, DECIMALS) for number in row] for row in numbers.tolist()]
