@@ -1,16 +1,18 @@
 """What `regard demo` shows: a translator trained on the embedded corpus, its translations and alignments."""
 
 import io
-import os
 import secrets
 import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from regard.cli.shared import console, two_languages
 from regard.mechanism.files import write_whole
 from regard.mechanism.text import plain
+from regard.models.words import counted
 from regard.translation.corpus import Pair
 from regard.translation.embedded import Embedded, embedded
 from regard.translation.evaluation import evaluate
@@ -37,7 +39,7 @@ def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
     for pair in corpus.train[:_SHOWN]:
         say(f"  {plain(pair.source)}\n    {plain(pair.target)}")
     folder = output / model
-    say(f"\nA {model} model learns them, on {os.cpu_count()} cores:", style="bold")
+    say(f"\nA {model} model learns them, on {counted(torch.get_num_threads(), 'core')}:", style="bold")
     settings = [*_TOKENS, f"training.epochs={_EPOCHS[model]}", f"training.seed={seed}"]
     _train(folder, Plan.preset("tiny", model).but(settings), corpus)
     translator = load_translator(folder)

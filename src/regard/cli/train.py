@@ -76,6 +76,10 @@ def train(
     """Train a translator on two files of sentences; then translate, align and evaluate with its folder."""
     if output is None and not settings:
         raise ArgumentError("train got no folder to write to; name one: --output FOLDER.")
+    if target is not None:
+        _check_two(source or "", target)
+    if epochs is not None and updates is not None:
+        raise ArgumentError(f"--epochs is {epochs} and --updates {updates}; a training ends by one of them.")
     for path in (source, target, *(dev or ())):
         if path not in (None, "embedded", "bible"):
             check_input(Path(path))
@@ -116,6 +120,18 @@ def train(
         console().print(f"Go on with: regard train --output {plain(str(output))} --resume")
         raise SystemExit(130)
     console().print(f'Now try: regard translate --model {plain(str(output))} "A sentence."')
+
+
+def _check_two(source: str, target: str) -> None:
+    """Two files with the sentences of one language each."""
+    if source == target and source != "-":
+        raise ArgumentError(f"SOURCE and TARGET are both {source!r}; give the translations as TARGET.")
+    for path in (source, target):
+        if Path(path.removesuffix(".gz")).suffix in (".tsv", ".jsonl"):
+            raise ArgumentError(
+                f"{path!r} is a file with pairs, and there is another one beside it; give it alone, or two "
+                "files with a sentence on each line."
+            )
 
 
 def _check_same(output: Path, settings: list[str]) -> None:

@@ -127,7 +127,11 @@ def translate(
     ] = False,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="All of it, an object on each line.", rich_help_panel=_SHOW),
+        typer.Option(
+            "--json",
+            help="All of it, an object on each line; with --alignment, links and weights too.",
+            rich_help_panel=_SHOW,
+        ),
     ] = False,
 ) -> None:
     """Translate sentences, a file, or what comes in on stdin: a line for each, in order.
@@ -247,6 +251,11 @@ def _check(sentences: list[str] | None, file: Path | None, output: Path | None) 
         )
     if not sentences:
         check_input(file or Path("-"))
+    elif len(sentences) == 1 and len(sentences[0]) < 256 and Path(sentences[0]).is_file():
+        raise ArgumentError(
+            f"translate got {sentences[0]!r} as a sentence, and it is a file; to translate what is in it: "
+            f"--file {sentences[0]}"
+        )
     if output is not None:
         check_output(output)
 

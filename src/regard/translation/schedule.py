@@ -17,7 +17,7 @@ def learning_rate(plan: TrainingPlan, step: int, steps: int) -> float:
     >>> [round(learning_rate(plan, step, 8), 2) for step in range(8)]
     [0.5, 1.0, 0.93, 0.75, 0.5, 0.25, 0.07, 0.0]
     """
-    warmup = min(plan.warmup, steps)
+    warmup = min(plan.warmup, max(steps // 4, 1))  # of a short training, a quarter
     done = step + 1
     if done <= warmup:
         return plan.rate * done / warmup

@@ -161,9 +161,10 @@ class Trainer:
             since.add(loss, size)
             progress.seconds = since.seconds()
             last = progress.step == self.steps
-            if progress.step % _REPORT == 0 or last:
+            judged = self._due(training.judge) or last
+            if progress.step % _REPORT == 0 or judged:
                 self._tell("report", self._report(since))
-            if self._due(training.judge) or last:
+            if judged:
                 self._judge()
                 since.pause(progress.seconds)
             stop = self.world.total(self._stop) > 0  # all processes, if one was told to
