@@ -1,7 +1,6 @@
 """What `regard demo` shows: a translator trained on the embedded corpus, its translations and alignments."""
 
 import io
-import secrets
 import shutil
 import time
 from collections.abc import Sequence
@@ -9,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from regard.cli.shared import console, two_languages
+from regard.cli.shared import INTERRUPTED, console, two_languages
+from regard.errors import ArgumentError
 from regard.mechanism.files import write_whole
 from regard.mechanism.text import plain
 from regard.models.words import counted
@@ -29,6 +29,7 @@ _TOKENS = ["tokens.kind=bpe", "tokens.size=300"]
 _EPOCHS = {"transformer": 7, "recurrent": 6, "plain": 10}
 _SHOWN = 3  # pairs, and translations
 _ON_PAGE = 30
+_MARK = ".demo"  # a file in folders that the next demo may replace
 
 
 def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
@@ -62,16 +63,19 @@ def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
 
 
 def _train(folder: Path, plan: Plan, corpus: Embedded) -> None:
-    """Beside the model of an earlier demo, which is there until this one is ready."""
-    beside = folder.parent / f".{secrets.token_hex(4)}.part"
-    try:
-        outcome = train(beside, corpus.train, dev=corpus.dev, plan=plan, listeners=[display()])
-        if not outcome.finished:
-            raise KeyboardInterrupt
-        shutil.rmtree(folder, ignore_errors=True)
-        beside.rename(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    """In place of the model of an earlier demo, and of nothing else that somebody may have there."""
+    if (folder / _MARK).exists():
+        shutil.rmtree(folder)
+    elif folder.exists():
+        raise ArgumentError(
+            f"{str(folder)!r} is there and was not made by a demo; name another folder: --output FOLDER."
+        )
+    folder.mkdir(parents=True)
+    (folder / _MARK).touch()
+    outcome = train(folder, corpus.train, dev=corpus.dev, plan=plan, resume=True, listeners=[display()])
+    if not outcome.finished:
+        console().print(f"Go on with: regard train --output {plain(str(folder))} --resume")
+        raise SystemExit(INTERRUPTED)
 
 
 def _judged(translator: Translator, corpus: Embedded) -> str:

@@ -207,7 +207,10 @@ REFUSED = {
     "unequal files": (["{a.en}", "{short.de}", "-o", "{m}"], "60 lines and"),
     "bad UTF-8": (["{a.en}", "{latin.de}", "-o", "{m}"], "is not UTF-8"),
     "a folder": (["{a.en}", "{photos}", "-o", "{m}"], "a folder"),
-    "empty files": (["{empty}", "{empty}", "-o", "{m}"], "no pairs are left to train on"),
+    "empty files": (["{empty}", "{empty.de}", "-o", "{m}"], "no pairs are left to train on"),
+    "the same file twice": (["{a.en}", "{a.en}", "-o", "{m}"], "SOURCE and TARGET are both"),
+    "pairs and a target": (["{a.tsv.gz}", "{a.de}", "-o", "{m}"], "a file with pairs"),
+    "two ends": (["{a.en}", "{a.de}", "-o", "{m}", "--epochs", "2", "--updates", "9"], "one of them"),
     "one file without tabs": (["{a.en}", "-o", "{m}"], "has no tab"),
     "folder with something": (["{a.en}", "{a.de}", "-o", "{photos}"], "is not empty"),
     "no model to go on with": (["-o", "{photos}", "--resume"], "no config.json"),
@@ -239,6 +242,7 @@ def test_what_a_user_can_do_wrong_is_one_line(
     (tmp_path / "short.de").write_text("1\n2\n")
     (tmp_path / "latin.de").write_bytes(b"f\xfcnf\n" * 60)
     (tmp_path / "empty").write_text("")
+    (tmp_path / "empty.de").write_text("")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
     arguments, why = REFUSED[case]

@@ -34,11 +34,10 @@ import typer
 from typer.models import OptionInfo
 
 from regard import __version__
-from regard.cli.shared import CURES, PACKAGES
+from regard.cli.shared import CURES, INTERRUPTED, PACKAGES
 from regard.errors import RegardError
 from regard.mechanism.text import plain
 
-INTERRUPTED = 130  # the exit status of what Ctrl-C ends: 128 + SIGINT
 _INTERRUPTED = "regard: interrupted."
 REFUSED = 2
 
@@ -72,7 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; what is refused is one line on stderr, and exit status 2. Ctrl-C is 130."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal without such characters shows others
+            # a terminal without such characters shows others; a file or a pipe gets them as they are
+            terminal = stream.isatty()
+            stream.reconfigure(encoding=None if terminal else "utf-8", errors="replace")
     given = None if arguments is None else list(arguments)
     try:
         with _interruptible():

@@ -7,6 +7,7 @@ interruption finds those that are there, and goes on with the others.
 import hashlib
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -52,7 +53,10 @@ class Shards(NamedTuple):
             for number in range(self.number):
                 with self.path(number).open(encoding="utf-8", newline="\n") as part:
                     shutil.copyfileobj(part, to)
-        shutil.rmtree(self.folder)
+        for number in range(self.number):
+            self.path(number).unlink()
+        with suppress(OSError):  # somebody keeps files of their own there
+            self.folder.rmdir()
 
 
 def digest(*parts: object) -> str:

@@ -15,6 +15,7 @@ from regard.mechanism.files import writing
 if TYPE_CHECKING:
     from rich.console import Console
 
+INTERRUPTED = 130  # the exit status of what Ctrl-C ends: 128 + SIGINT
 # what to do about an error of the operating system
 CURES = {
     errno.ENOENT: "; check the path.",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from regard.cli.shared import check_input, console
+from regard.cli.shared import INTERRUPTED, check_input, console
 from regard.errors import ArgumentError
 from regard.mechanism.text import plain
 
@@ -115,10 +115,10 @@ def train(
         shard=shard,
     )
     if os.environ.get("RANK", "0") != "0":  # the first of torchrun's processes speaks for all
-        raise SystemExit(0 if finished else 130)
+        raise SystemExit(0 if finished else INTERRUPTED)
     if not finished:
         console().print(f"Go on with: regard train --output {plain(str(output))} --resume")
-        raise SystemExit(130)
+        raise SystemExit(INTERRUPTED)
     console().print(f'Now try: regard translate --model {plain(str(output))} "A sentence."')
 
 
@@ -138,8 +138,9 @@ def _check_same(output: Path, settings: list[str]) -> None:
     """A training goes on as it was begun: single settings that say otherwise would have no effect."""
     from regard.translation.checkpoint import CONFIG, read_config
     from regard.translation.plan import Plan
+    from regard.translation.preparation import prepared
 
-    if not (output / CONFIG).exists():
+    if not (output / CONFIG).exists() or prepared(output) is None:  # nothing was begun yet
         return
     begun = Plan.of(read_config(output)["plan"])
     for setting in settings:

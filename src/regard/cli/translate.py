@@ -252,10 +252,8 @@ def _check(sentences: list[str] | None, file: Path | None, output: Path | None) 
     if not sentences:
         check_input(file or Path("-"))
     elif len(sentences) == 1 and len(sentences[0]) < 256 and Path(sentences[0]).is_file():
-        raise ArgumentError(
-            f"translate got {sentences[0]!r} as a sentence, and it is a file; to translate what is in it: "
-            f"--file {sentences[0]}"
-        )
+        shown = plain(sentences[0])
+        print(f"regard: {shown!r} is a file; what is in it is translated by --file {shown}", file=sys.stderr)
     if output is not None:
         check_output(output)
 

@@ -39,11 +39,12 @@ def prepared(folder: Path) -> Prepared | None:
     data = folder / "data"
     if not (data / _READY).exists():
         return None
+    config = read_config(folder)
     return Prepared(
-        read_tokens(folder, read_config(folder)),
+        read_tokens(folder, config),
         Store.open(data / _IDS),
         list(read_pairs(data / _DEV)),
-        Store.open(data / _LINKS) if (data / _LINKS).exists() else None,
+        Store.open(data / _LINKS) if Plan.of(config["plan"]).training.guide else None,
     )
 
 
@@ -60,8 +61,8 @@ def prepare(
     """
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
-    for part in data.glob("*.part"):  # of one that was killed
-        part.unlink()
+    for part in [*data.glob(".*.part"), *data.glob("*.part"), data / _IDS, data / _LINKS, data / _DEV]:
+        part.unlink(missing_ok=True)  # of one that was killed
     # once to the disk, as standard input cannot be read twice
     kept = _clean(pairs, plan.corpus)
     written = write_pairs(data / _TEXT, kept)

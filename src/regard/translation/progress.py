@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 from regard.mechanism.text import plain, shorten
@@ -167,7 +168,9 @@ class Lines(Listener):
         stream = self._stream or sys.stdout  # looked up now: whoever redirects it later is heeded
         encoding = getattr(stream, "encoding", None) or "utf-8"
         text = "\n".join(plain(line) for line in text.splitlines())
-        print(text.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
+        # who no longer listens, as `head` does, does not end the training
+        with suppress(OSError):
+            print(text.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
 
 
 class Display(Listener):

@@ -89,7 +89,9 @@ def _prepare(
     listeners: Sequence[Listener],
 ) -> None:
     """A folder with all that a training reads, unless it is there."""
-    if folder.exists() and any(folder.iterdir()):
+    for part in folder.glob(".*.part"):  # of one that was killed
+        part.unlink()
+    if any(not path.name.startswith(".") for path in folder.glob("*")):
         if not resume and not _only_begun(folder):
             raise ArgumentError(
                 f"the folder {os.fspath(folder)!r} is not empty; go on in it with resume (--resume), or "

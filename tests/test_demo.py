@@ -1,0 +1,28 @@
+"""What `regard demo` does with folders; what it shows is seen by `make demo`."""
+
+import pytest
+
+from regard import demo
+from regard.errors import ArgumentError
+from regard.translation.embedded import embedded
+from regard.translation.plan import Plan
+
+PLAN = Plan.preset("tiny").but(["training.updates=2", "model.width=16", "tokens.size=200"])
+
+
+def test_a_folder_that_no_demo_made_is_left_alone(tmp_path):
+    (tmp_path / "transformer").mkdir()
+    (tmp_path / "transformer" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ArgumentError, match="was not made by a demo; name another folder"):
+        demo._train(tmp_path / "transformer", PLAN, embedded(size=60))
+    assert (tmp_path / "transformer" / "thesis.txt").read_text() == "years of work"
+
+
+def test_the_folder_of_an_earlier_demo_is_replaced(tmp_path):
+    corpus = embedded(size=60)
+    for _ in range(2):
+        demo._train(tmp_path / "transformer", PLAN, corpus)
+        assert (tmp_path / "transformer" / "model.safetensors").exists()
+        (tmp_path / "transformer" / "of the earlier one").touch()
+    demo._train(tmp_path / "transformer", PLAN, corpus)
+    assert not (tmp_path / "transformer" / "of the earlier one").exists()
