@@ -14,6 +14,7 @@ import typer
 
 from regard.cli.shared import check_input, check_output, written_whole
 from regard.errors import ArgumentError
+from regard.mechanism.text import shorten
 
 if TYPE_CHECKING:
     from regard.translation.alignment import Alignment
@@ -191,10 +192,14 @@ def _chosen(layer: int | None, heads: str | None, shift: str | None) -> dict[str
     chosen: dict[str, Any] = {} if shift is None else {"shift": shift}
     if layer is not None:
         chosen |= {"layer": layer, "heads": None}
-    if heads is not None:
+    if heads == "all":
+        chosen["heads"] = None
+    elif heads is not None:
         numbers = heads.replace(",", " ").split()
-        if not numbers or not all(number.isdecimal() for number in numbers):
-            raise ArgumentError(f"--heads is {heads!r}; give numbers from 0 on, with commas between: 0,2.")
+        if not numbers or not all(number.isdecimal() and len(number) < 10 for number in numbers):
+            raise ArgumentError(
+                f"--heads is {shorten(heads)!r}; give numbers from 0 on, with commas between: 0,2; or all."
+            )
         chosen["heads"] = tuple(map(int, numbers))
     return chosen
 

@@ -273,6 +273,12 @@ def restore_optimizer(
         kind, _, name = key.partition(":")
         # steps are single numbers; a sharded training writes them as vectors of one
         states.setdefault(numbers[name], {})[kind] = value.reshape(()) if kind == "step" else value
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    for number, parameter in enumerate(parameters):
+        # a fused optimizer would write beyond tensors that are too small
+        shapes = {kind: value.shape for kind, value in states.get(number, {}).items()}
+        if shapes != {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}:
+            raise ValueError(f"the optimizer's tensors of {names[number]} are missing or of another shape")
     optimizer.load_state_dict(optimizer.state_dict() | {"state": states})
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy
 import torch
@@ -56,7 +56,12 @@ class Progress:
     @classmethod
     def of(cls, state: dict[str, Any]) -> "Progress":
         """What `state` gave."""
-        return cls(**state | {"best": -math.inf if state["best"] is None else state["best"]})
+        found = cls(**state | {"best": -math.inf if state["best"] is None else state["best"]})
+        for name, kind in get_type_hints(cls).items():
+            value = getattr(found, name)
+            if type(value) not in (kind, int) or (name != "best" and value < 0) or math.isnan(value):
+                raise ValueError(f"its {name} is {value!r}")
+        return found
 
 
 class Outcome(NamedTuple):
