@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from benchmarks import joeynmt, multi30k, table
 from benchmarks.multi30k import VOCABULARY, Batch
+from benchmarks.workers import ask, dismiss
 
 WIDTH, HEADS, LAYERS, HIDDEN = 256, 8, 3, 1024
 DROPOUT, SMOOTHING = 0.1, 0.1
@@ -102,7 +103,7 @@ def compete(batches: dict[Entry, list[Batch]], rounds: int, threads: int) -> dic
             workers.append(context.Process(target=work, args=(theirs, entry, some, threads), daemon=True))
             workers[-1].start()
             theirs.close()
-        sizes = {entry: _ask(pipe) for entry, pipe in pipes.items()}
+        sizes = {entry: ask(pipe) for entry, pipe in pipes.items()}
         assert len(set(sizes.values())) == 1, f"the models differ in their parameters: {sizes}"
         order, shuffle = list(batches), random.Random(0).shuffle
         steps: dict[Entry, list[Step]] = {entry: [] for entry in order}
@@ -110,22 +111,12 @@ def compete(batches: dict[Entry, list[Batch]], rounds: int, threads: int) -> dic
             shuffle(order)
             for entry in order:
                 pipes[entry].send("step")
-                step = _ask(pipes[entry])
+                step = ask(pipes[entry])
                 if done >= 0:
                     steps[entry].append(step)
         return steps
     finally:
-        for pipe in pipes.values():
-            pipe.close()  # a worker ends when nobody asks any more
-        for worker in workers:
-            worker.join(timeout=10)
-
-
-def _ask(pipe: Connection) -> Any:
-    answer = pipe.recv()
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+        dismiss(pipes.values(), workers)
 
 
 def work(pipe: Connection, entry: Entry, batches: list[Batch], threads: int) -> None:

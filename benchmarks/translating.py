@@ -22,6 +22,7 @@ import torch
 
 from benchmarks import converted, joeynmt, multi30k
 from benchmarks.data import DATA
+from benchmarks.workers import ask, dismiss
 from regard.models import Packed, Recipe, Transformer, keep_memory
 from regard.translation.search import Beam, search
 from regard.translation.tokens import END, MARKS, PADDING
@@ -148,23 +149,13 @@ def compete(
                 shuffle(order)
                 for name in (one for one in order if one in turns):
                     pipes[name].send(batch)
-                    turns[name].append(_ask(pipes[name]))
+                    turns[name].append(ask(pipes[name]))
             if done >= 0:
                 for name in turns:
                     found[name].append(turns[name])
         return found
     finally:
-        for pipe in pipes.values():
-            pipe.close()  # a worker ends when nobody asks any more
-        for worker in workers:
-            worker.join(timeout=10)
-
-
-def _ask(pipe: Connection) -> Any:
-    answer = pipe.recv()
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+        dismiss(pipes.values(), workers)
 
 
 def work(pipe: Connection, name: str, model: Any, words: list[int]) -> None:

@@ -38,7 +38,7 @@ def train(
     ] = None,
     preset: Annotated[
         Literal["tiny", "small", "base"],
-        typer.Option(help="For a minute, half an hour, a large machine.", rich_help_panel=_HOW),
+        typer.Option(help="For a minute, twenty, a large machine.", rich_help_panel=_HOW),
     ] = "small",
     config: Annotated[
         Path | None, typer.Option(help="A TOML file with any settings.", rich_help_panel=_HOW)

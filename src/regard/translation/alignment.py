@@ -15,21 +15,9 @@ from regard.mechanism.checks import number
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.anchors import Anchors
 from regard.translation.crossing import Choice, Shift, cross_weights, crossing, of_tokens, watched
-from regard.translation.links import Links, pharaoh, symmetrize, turned
+from regard.translation.links import Links, pharaoh
 from regard.translation.quality import Gold, Rates, rates
 from regard.translation.tokens import Cut, TwoSides
-
-__all__ = [
-    "Alignment",
-    "Choice",
-    "align",
-    "choose",
-    "cross_weights",
-    "merge",
-    "rate_choices",
-    "symmetrize",
-    "turned",
-]
 
 DECIMALS = 4  # of weights in JSON
 

@@ -213,7 +213,7 @@ class Plan:
 
     @classmethod
     def preset(cls, name: Preset = "small", model: Model = "transformer") -> "Plan":
-        """A plan of a size: "tiny" learns in a minute, "small" in half an hour, "base" on a large machine."""
+        """A plan of a size: "tiny" learns in a minute, "small" in twenty, "base" on a large machine."""
         if name not in PRESETS:
             raise ArgumentError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}.")
         plan = cls().changed(PRESETS[name]).changed({"model": {"kind": model}})

@@ -17,11 +17,11 @@ from regard.mechanism.text import shorten
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
 from regard.models.words import checked
-from regard.translation.alignment import Alignment, Choice, align, cross_weights, merge
+from regard.translation.alignment import Alignment, align, merge
 from regard.translation.arriving import in_groups
 from regard.translation.checkpoint import load_model
 from regard.translation.copying import Placed, left_out, letters, place
-from regard.translation.crossing import crossing
+from regard.translation.crossing import Choice, cross_weights, crossing
 from regard.translation.lines import Line, Part
 from regard.translation.search import Beam, How, Hypothesis, search
 from regard.translation.tokens import END, UNKNOWN, Cut, TwoSides
