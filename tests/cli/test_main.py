@@ -106,6 +106,66 @@ def test_an_error_of_the_system_names_the_file_and_the_cure(command, capsys):
     )
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 9.09 TiB for an array"),
+        RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+        ),
+        RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+    ],
+)
+def test_too_little_memory_is_one_line(error, command, capsys):
+    def large() -> None:
+        raise error
+
+    command(large)
+    run("try", status=2)
+    shown = capsys.readouterr().err
+    assert "the memory does not suffice; take less at a time: a smaller --batch or --beam" in shown
+    assert shown.count("\n") == 1
+
+
+def test_other_errors_keep_their_traceback(command):
+    def wrong() -> None:
+        raise RuntimeError("a mistake of our own")
+
+    command(wrong)
+    with pytest.raises(RuntimeError, match="of our own"):
+        main(["try"])
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_outputs_lead_nowhere(closed, tmp_path):
+    """What is opened next would get their numbers, and what is printed."""
+    program = (
+        "import sys\n"
+        "from regard.cli import app, main\n"
+        "@app.command('try')\n"
+        "def command():\n"
+        "    with open(sys.argv[1], 'w') as file:\n"
+        "        print('printed'); print('told', file=sys.stderr)\n"
+        "        file.write('written')\n"
+        "main(['try'])\n"
+    )
+    command = f'"{sys.executable}" -c "$0" "$1" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", command, program, str(tmp_path / "file")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "file").read_text() == "written"
+    assert done.stdout == ("" if ">&- " in f" {closed} ".replace("2>&-", "") else "printed\n")
+
+
+def test_who_reads_no_more_is_told_nothing(tmp_path):
+    program = "from regard.cli import main; main(['--help'])"
+    done = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -c "$0" | true', program], capture_output=True, text=True
+    )
+    assert done.stderr == ""
+
+
 def test_a_missing_package_is_told_with_what_installs_it(command, monkeypatch, capsys):
     def needs(package: Annotated[str, typer.Argument()]) -> None:
         __import__(package)

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("typer")
 
-from regard.cli.shards import LINES, Shards, digest
+from regard.cli.sharing import LINES, Shards, digest
 from regard.cli.translate import Show, Work, _share_out
 from regard.translation.search import Beam, Sample
 from regard.translation.translator import load_translator
@@ -81,6 +81,24 @@ class TestInput:
                 assert process.stdout.readline() == f"{text}\n"
             process.stdin.close()
             assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--beam", "1000000"], "--beam is 1,000,000; give 1,000 at most"),
+        (["--n-best", "1000000"], "--n-best is 1,000,000; give 1,000 at most"),
+        (["--batch", "1000000000"], "--batch is 1,000,000,000; give 100,000 at most"),
+        (["--sample", "--temperature", "1e-320"], "give one from 1e-6 to 1e6"),
+        (["--sample", "--temperature", "nan"], "--temperature is nan"),
+        (["--sample", "--top-p", "0"], "--top-p is 0; it must be above 0"),
+    ],
+)
+def test_numbers_that_nobody_can_mean(options, message, model, capsys):
+    run("translate", "-m", model, "ein", *options, status=2)
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
 
 
 class TestOutput:
@@ -163,7 +181,7 @@ class TestOutput:
         (["ein", "--temperature", "2"], "--temperature is for drawing by chance; add --sample"),
         (["ein", "--seed", "2", "--top-p", "0.5"], "--top-p, --seed is for drawing by chance"),
         (["ein", "--sample", "--beam", "3"], "--beam 3 and --sample are two ways to search"),
-        (["ein", "--sample", "--temperature", "0"], "Sample got temperature=0.0; it must be above 0"),
+        (["ein", "--sample", "--temperature", "0"], "--temperature is 0; give one from 1e-6"),
         (["ein", "--beam", "2", "--n-best", "3"], "--n-best is 3 and --beam 2"),
         (["ein", "--beam", "0"], "Invalid value for '--beam'"),
         (["ein", "-o", "no/such/x"], "there is no folder 'no/such'; make it first"),

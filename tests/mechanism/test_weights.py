@@ -745,6 +745,93 @@ def test_pool_into_equal_blocks():
     close(weights.pool(3, 2), weights.dense().reshape(3, 2, 2, 4).mean((1, 3)))
 
 
+PARTS = [
+    (slice(None), slice(None)),
+    (slice(1, 4), slice(2, 6)),
+    (slice(-2, None), slice(0, 1)),
+    (slice(3, 4), slice(None)),
+    (slice(0, 99), slice(-99, 5)),
+]
+
+
+@many_tiles
+@few
+def test_pool_of_a_part_is_that_of_its_weights(case):
+    weights = case.weights()
+    dense = weights.dense()
+    for rows, keys in PARTS:
+        for size in ((1, 1), (2, 3), (99, 99)):
+            found = weights.pool(*size, within=(rows, keys))
+            close(found, pooled(dense[..., rows, keys], *size), case.dtype)
+
+
+@pytest.mark.parametrize(
+    "heads", [lambda w: w.mean("heads"), lambda w: w.heads(1), lambda w: w.heads([2, 0])]
+)
+def test_pool_of_a_part_of_some_heads(heads):
+    weights = heads(Case().weights())
+    close(weights.pool(2, 2, within=(slice(1, 4), slice(2, 6))), pooled(weights.dense()[..., 1:4, 2:6], 2, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mask": regard.Causal()},
+        {"mask": regard.Window(9), "normalize": regard.Entmax15()},
+        {"normalize": regard.Sigmoid()},
+        {"normalize": regard.Softmax1()},
+        {"bias": regard.ALiBi(heads=4)},
+        {"score": regard.Gaussian(3.0), "normalize": regard.Sparsemax()},
+    ],
+)
+@pytest.mark.parametrize("heads", [lambda w: w, lambda w: w.mean("heads")])
+def test_pool_of_wide_bands(dtype, options, heads):
+    """Blocks of many rows are added up without holding their weights."""
+    query, key = randn(B, 4, 131, D).to(dtype), randn(B, 2, 157, D).to(dtype)
+    weights = heads(regard.attend(query, key, key, **options)[1])
+    dense = weights.dense().double()
+    for size, part in (((3, 5), (slice(None), slice(None))), ((2, 4), (slice(20, 120), slice(11, 150)))):
+        found = weights.pool(*size, within=part).double()
+        torch.testing.assert_close(
+            found, pooled(dense[..., *part], *size), atol=1e-6, rtol=1e-2 if dtype is torch.bfloat16 else 1e-4
+        )
+
+
+def test_pool_of_nothing_is_empty():
+    weights = Case().weights()
+    assert weights.pool(2, 3, within=(slice(2, 2), slice(0, 4))).shape[-2:] == (0, 3)
+    assert weights.pool(2, 3, within=(slice(4, 2), slice(6, 6))).shape[-2:] == (0, 0)
+
+
+def test_pool_of_a_part_next_to_a_broken_key():
+    """A row that sees a NaN is NaN everywhere, also where the part does not reach that key."""
+    query, key = randn(Q, D).float(), randn(K, D).float()
+    key[0] = math.nan
+    weights = regard.attend(query, key, key, mask=regard.Causal())[1]
+    part = weights.pool(9, 9, within=(slice(2, 4), slice(1, 3)))
+    torch.testing.assert_close(part, weights.dense()[2:4, 1:3], equal_nan=True)
+
+
+@pytest.mark.parametrize("part", [slice(0, 4, 2), 3, None])
+def test_pool_takes_a_part_as_slices(part):
+    with pytest.raises(regard.ArgumentError, match="without a step"):
+        Case().weights().pool(2, 2, within=(slice(None), part))
+
+
+def test_pool_of_a_part_can_be_differentiated():
+    query = randn(Q, D).requires_grad_()
+    key = randn(K, D)
+    part = slice(1, 4), slice(2, 6)
+    (found,) = torch.autograd.grad(
+        regard.attend(query, key, key)[1].pool(2, 2, within=part).square().sum(), query
+    )
+    dense = (query @ key.mT / math.sqrt(D)).softmax(-1)
+    (expected,) = torch.autograd.grad(pooled(dense[part], 2, 2).square().sum(), query)
+    close(found, expected)
+
+
 @pytest.mark.parametrize("size", [(0, 3), (3, 0), (-1, 3)])
 def test_pool_needs_a_row_and_a_column(size):
     with pytest.raises(regard.ArgumentError, match="at least 1"):

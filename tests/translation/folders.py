@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from regard.translation.checkpoint import write_config, write_tokens, write_weights
+from regard.translation.checkpoint import write_config, write_parameters, write_tokens
 from regard.translation.crossing import Choice
 from regard.translation.plan import Plan
 from regard.translation.tokens import Tokens, TwoSides
@@ -45,5 +45,5 @@ def write(
     choice = {} if kind == "plain" else {"alignment": Choice(layer=0, shift="output").to_dict()}
     write_config(folder, settings, **choice)
     write_tokens(folder, sides)
-    write_weights(folder, model.state_dict())
+    write_parameters(folder, model.state_dict())
     return folder

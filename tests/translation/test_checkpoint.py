@@ -24,12 +24,12 @@ from regard.models.packed import Packed
 from regard.translation import checkpoint
 from regard.translation.checkpoint import (
     CONFIG,
+    MODEL,
     OPTIMIZER,
     SHARED,
     SOURCE,
     STATE,
     TARGET,
-    WEIGHTS,
     Checkpoint,
     alone_in,
     load_model,
@@ -37,14 +37,14 @@ from regard.translation.checkpoint import (
     read_config,
     restore_optimizer,
     write_config,
+    write_parameters,
     write_tokens,
-    write_weights,
 )
 from regard.translation.plan import Plan
 from regard.translation.tokens import Tokens, TwoSides
 from tests.translation.small import TOKENS, small_plan
 
-WEIGHT, MOMENT = {"a": torch.arange(6.0).reshape(2, 3)}, {"exp_avg:a": torch.ones(2, 3)}
+PARAMETER, MOMENT = {"a": torch.arange(6.0).reshape(2, 3)}, {"exp_avg:a": torch.ones(2, 3)}
 
 
 def made(folder: Path, plan: Plan | None = None, tokens: TwoSides = TOKENS) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ def made(folder: Path, plan: Plan | None = None, tokens: TwoSides = TOKENS) -> d
     write_config(folder, plan)
     write_tokens(folder, tokens)
     weights = plan.model.make(tokens.sizes()).state_dict()
-    write_weights(folder, weights)
+    write_parameters(folder, weights)
     return weights
 
 
@@ -65,6 +65,10 @@ def test_one_is_alone_in_a_folder(tmp_path: Path) -> None:
             pytest.fail("there are two")
         assert folder.is_dir()  # who was refused takes nothing away, even if it is still empty
     assert not folder.exists()
+    folder.mkdir()
+    with alone_in(folder):
+        pass
+    assert folder.is_dir()  # somebody else has made it
     with alone_in(folder):
         (folder / "kept").touch()
     with alone_in(folder):  # free again
@@ -114,16 +118,16 @@ def test_a_loaded_model_computes_what_it_did(tmp_path: Path, positions: str, nor
 
 def test_weights_of_a_smaller_type_are_taken(tmp_path: Path) -> None:
     weights = made(tmp_path)
-    write_weights(tmp_path, {name: tensor.bfloat16() for name, tensor in weights.items()})
+    write_parameters(tmp_path, {name: tensor.bfloat16() for name, tensor in weights.items()})
     assert {one.dtype for one in load_model(tmp_path).model.parameters()} == {torch.bfloat16}
 
 
 def changed(folder: Path, **changes: Tensor | None) -> None:
     """The weights of a folder with some others, or without those that are None."""
-    weights: dict[str, Any] = load_file(folder / WEIGHTS)
+    weights: dict[str, Any] = load_file(folder / MODEL)
     name = next(iter(weights))
     weights |= {name if key == "first" else key: value for key, value in changes.items()}
-    save_file({key: value for key, value in weights.items() if value is not None}, folder / WEIGHTS)
+    save_file({key: value for key, value in weights.items() if value is not None}, folder / MODEL)
 
 
 def settings(folder: Path, section: str, **changes: object) -> None:
@@ -137,7 +141,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing there": (shutil.rmtree, "does not exist"),
     "a file": (lambda folder: (shutil.rmtree(folder), folder.write_text("")), "is a file"),
     "no config": (lambda folder: (folder / CONFIG).unlink(), "no config.json"),
-    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "has no model.safetensors yet"),
+    "no weights": (lambda folder: (folder / MODEL).unlink(), "has no model.safetensors yet"),
     "no vocabulary": (lambda folder: (folder / SHARED).unlink(), "tokens.model"),
     "empty config": (lambda folder: (folder / CONFIG).write_text(""), "does not say"),
     "config that is a list": (lambda folder: (folder / CONFIG).write_text("[]"), "does not say"),
@@ -165,8 +169,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "NaN": (lambda folder: changed(folder, first=torch.full((48,), torch.nan)), "not finite"),
     "missing tensor": (lambda folder: changed(folder, first=None), "missing or too many"),
     "more tensors": (lambda folder: changed(folder, more=torch.ones(1)), "missing or too many"),
-    "cut off": (lambda folder: os.truncate(folder / WEIGHTS, 1000), "damaged"),
-    "no safetensors": (lambda folder: (folder / WEIGHTS).write_bytes(b"PK\x03\x04" * 99), "damaged"),
+    "cut off": (lambda folder: os.truncate(folder / MODEL, 1000), "damaged"),
+    "no safetensors": (lambda folder: (folder / MODEL).write_bytes(b"PK\x03\x04" * 99), "damaged"),
 }
 
 
@@ -218,7 +222,7 @@ def test_config_keeps_what_is_beside_the_plan(tmp_path: Path) -> None:
 
 def one(folder: Path, step: int = 100) -> Checkpoint:
     """A checkpoint that was written."""
-    return Checkpoint.write(folder, step, WEIGHT, MOMENT, {"step": step})
+    return Checkpoint.write(folder, step, PARAMETER, MOMENT, {"step": step})
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -235,7 +239,7 @@ def test_checkpoints_are_found_in_the_order_of_their_steps(tmp_path: Path) -> No
     assert [found.step for found in Checkpoint.all(tmp_path)] == [3, 20, 100, 100_000_000]
     last = Checkpoint.all(tmp_path)[-1]
     assert last == Checkpoint.at(tmp_path, 100_000_000)
-    assert torch.equal(last.weights()["a"], WEIGHT["a"])
+    assert torch.equal(last.parameters()["a"], PARAMETER["a"])
     assert torch.equal(last.optimizer()["exp_avg:a"], MOMENT["exp_avg:a"])
     assert last.state() == {"step": 100_000_000}
 
@@ -269,16 +273,16 @@ def no_file_larger_than(size: int) -> Iterator[None]:
 @pytest.mark.parametrize("size", [0, 50, 5_000])
 def test_a_disk_that_is_full_leaves_all_as_it_was(tmp_path: Path, size: int) -> None:
     one(tmp_path)
-    write_weights(tmp_path, WEIGHT)
+    write_parameters(tmp_path, PARAMETER)
     before = content(tmp_path)
     large = {"a": torch.zeros(10_000)}
     with no_file_larger_than(size), pytest.raises(OSError, match="step-00000200") as refused:
         Checkpoint.write(tmp_path, 200, large, {}, {})
     assert refused.value.errno == errno.EFBIG
     with no_file_larger_than(size), pytest.raises(OSError, match=r"model\.safetensors") as refused:
-        write_weights(tmp_path, large)
+        write_parameters(tmp_path, large)
     assert refused.value.errno == errno.EFBIG
-    assert refused.value.filename == str(tmp_path / WEIGHTS)
+    assert refused.value.filename == str(tmp_path / MODEL)
     assert content(tmp_path) == before
     assert [found.step for found in Checkpoint.all(tmp_path)] == [100]
 
@@ -321,25 +325,25 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         one(tmp_path)
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, STATE])
+@pytest.mark.parametrize("name", [MODEL, OPTIMIZER, STATE])
 @given(part=st.floats(0, 0.99))
 @limits(max_examples=20)  # each waits for the disk
 def test_a_checkpoint_that_was_cut_off_is_refused(name: str, part: float, tmp_path_factory: Any) -> None:
     found = one(tmp_path_factory.mktemp("checkpoint"))
     whole = (found.path / name).read_bytes()
     (found.path / name).write_bytes(whole[: int(part * len(whole))])
-    read = {WEIGHTS: found.weights, OPTIMIZER: found.optimizer, STATE: found.state}[name]
+    read = {MODEL: found.parameters, OPTIMIZER: found.optimizer, STATE: found.state}[name]
     with pytest.raises(
         ArgumentError, match=r"step-00000100.* is damaged .*; remove it, and the training goes on"
     ):
         read()
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, OPTIMIZER, STATE])
+@pytest.mark.parametrize("name", [MODEL, OPTIMIZER, STATE])
 def test_a_checkpoint_without_a_file_is_refused(tmp_path: Path, name: str) -> None:
     found = one(tmp_path)
     (found.path / name).unlink()
-    read = {WEIGHTS: found.weights, OPTIMIZER: found.optimizer, STATE: found.state}[name]
+    read = {MODEL: found.parameters, OPTIMIZER: found.optimizer, STATE: found.state}[name]
     with pytest.raises(ArgumentError, match="is damaged"):
         read()
 

@@ -13,17 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, DTypeError
-from regard.translation.corpus import (
-    Dropped,
-    Pair,
-    clean,
-    fingerprint,
-    read_lines,
-    read_pairs,
-    split,
-    tidy,
-    write_pairs,
-)
+from regard.translation.cleaning import Dropped, clean
+from regard.translation.corpus import Pair, fingerprint, split, tidy
+from regard.translation.formats import read_lines, read_pairs, write_pairs
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 PAIRS = [
@@ -190,7 +182,7 @@ def test_a_mistake_in_a_file_is_named_with_its_cure(write, message, tmp_path):
 
 
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.translation.corpus._LINE", 1000)
+    monkeypatch.setattr("regard.translation.formats._LINE", 1000)
     (tmp_path / "a").write_bytes(b"x" * 1000 + b"\ty\n")
     with pytest.raises(ArgumentError, match="line 1, has more than 1,000 bytes"):
         list(read_pairs(tmp_path / "a"))
@@ -201,7 +193,7 @@ def test_what_cannot_be_meant_is_refused_at_once(tmp_path):
     for arguments, form, message in [
         ([path], "csv", "form='csv'; give 'tsv' or 'jsonl'"),
         ([path, path], "tsv", "two files and form='tsv'"),
-        (["-", "-"], None, "standard input twice"),
+        (["-", "-"], None, "standard input is given twice"),
         ([path, tmp_path / "none"], None, "there is no file"),
     ]:
         with pytest.raises(ArgumentError, match=message):

@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_refused():
         evaluate([], [])
     with pytest.raises(DTypeError, match="one string as references"):
         evaluate(["a"], "a")
-    with pytest.raises(ArgumentError, match="tokenize='spm'; it can be '13a'"):
+    with pytest.raises(ArgumentError, match=r"tokenize='spm' .*; it can be '13a'"):
         evaluate(["a"], ["a"], tokenize="spm")
     for bins in ([], [3, 3], [5, 2]):
         with pytest.raises(ArgumentError, match="give growing lengths"):
@@ -196,7 +196,7 @@ class Shouting:
 
     calls: ClassVar[list[tuple[str, int, int, int]]] = []
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str) -> None:
         if not folder.is_dir():
             raise ArgumentError(f"there is no folder {str(folder)!r}; check the path.")
         self.folder = folder
@@ -298,7 +298,7 @@ def test_pairs_in_one_file(corpus, capsys):
 def test_the_embedded_corpus(corpus, capsys, monkeypatch):
     pytest.importorskip("num2words")
     pytest.importorskip("babel")
-    embedded = import_module("regard.translation.embedded")  # the function has the same name
+    embedded = import_module("regard.translation.dates")  # the function has the same name
     monkeypatch.setattr(embedded, "embedded", partial(embedded.embedded, size=200))  # in less time
     run("embedded", "--model", "loud", "--json")
     held_out = json.loads(capsys.readouterr().out)["loud"]["sentences"]
@@ -319,7 +319,10 @@ def test_the_embedded_corpus(corpus, capsys, monkeypatch):
         ),
         (["source", "reference", "-m", "loud", "--output", "no/x"], "there is no folder 'no'"),
         (["source", "reference", "-m", "loud", "--picture", "x.gif"], "--picture is 'x.gif'; it can end in"),
-        (["source", "reference", "-m", "loud", "--tokenize", "13b"], "tokenize='13b'; it can be"),
+        (
+            ["source", "reference", "-m", "loud", "--tokenize", "13b"],
+            "tokenize='13b' (--tokenize); it can be",
+        ),
         (["source", "reference", "-m", "loud", "--beam", "0"], "--beam"),
         (["source", "reference", "--translations", "short"], "'short' has 2 translations and there are 300"),
         (["embedded", "-m", "loud", "--languages", "german"], "--languages is 'german'; it is a pair"),
@@ -336,3 +339,18 @@ def test_what_is_refused_is_one_line(arguments, message, corpus, capsys):
     assert message in shown.err
     assert shown.err.count("\n") == 1
     assert Shouting.calls == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            (one for one in ["a"]),
+            r"got a generator as translations; give a list of sentences: list\(translations\)",
+        ),
+        ([7], "got a int as number 0 of translations; give strings"),
+    ],
+)
+def test_what_is_no_list_of_sentences_is_refused(given, message):
+    with pytest.raises(DTypeError, match=message):
+        evaluate(given, ["a"])

@@ -6,8 +6,10 @@ import torch
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
 from regard.translation import judging
+from regard.translation.alignment import align
 from regard.translation.batches import Batch
 from regard.translation.corpus import Pair
+from regard.translation.crossing import attends
 from regard.translation.judging import Dev, dev_loss, judge, translations
 from regard.translation.tokens import END, START
 from tests.translation.small import DEV, PAIRS, TOKENS, small_plan
@@ -119,3 +121,15 @@ def test_where_bleu_tells_nothing_the_loss_decides(better: bool, monkeypatch: py
     second = judge(model, TOKENS, dev, "bleu")
     assert first.bleu == second.bleu == 0
     assert (second.value > first.value) == better
+
+
+def test_the_sample_says_which_of_the_models_words_came_from_which(model: Seq2Seq) -> None:
+    sample = judge(model, TOKENS, Dev.of(LONG, TOKENS), "loss").sample
+    if not attends(model):
+        assert sample.alignment is None
+        return
+    assert sample.alignment is not None
+    assert sample.alignment["source_words"] == sample.source.split()
+    assert sample.alignment["target_words"] == sample.translation.split()
+    wanted = align(model, TOKENS, [(sample.source, sample.translation)])
+    assert sample.alignment == wanted[0].to_dict()

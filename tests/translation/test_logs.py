@@ -1,5 +1,6 @@
 """Logs: what is written, what a kill leaves behind, and what is read again."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from regard.errors import ArgumentError
 from regard.translation import logs
-from regard.translation.logs import CsvLog, Row, TensorBoardLog, read_log
+from regard.translation.logs import CsvLog, Row, SampleLog, TensorBoardLog, read_log
 from regard.translation.progress import Example, Judgement, Listener, Report
 
 STEPS = range(50, 501, 50)
@@ -140,6 +141,11 @@ def test_other_columns_and_line_ends_are_read(tmp_path):
         (logs._HEADER + b"x,,,,,,,\n", "line 2"),
         (logs._HEADER + b"1,x,,,,,,\n", "line 2"),
         (b"\x00\xff\n", "is no log"),
+        (b"x" * 200_000 + b"\n", "is no log"),
+        (logs._HEADER + b"1,,2" + b"0" * 200_000 + b",,,,,\n", "line 2"),
+        (logs._HEADER + b"1" + b"0" * 400 + b",,,,,,,\n", "line 2"),
+        (logs._HEADER + b"-1,,,,,,,\n", "line 2"),
+        (logs._HEADER + b"1,,1e300,,,,,\n", "line 2"),
     ],
 )
 def test_what_is_no_log_is_refused(content, message, tmp_path):
@@ -163,6 +169,43 @@ def test_a_full_disk_names_the_file(tmp_path):
     log.path.symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device: '.*log\.csv'"):
         log.report(report(1))
+
+
+def samples(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text("utf-8").splitlines()]
+
+
+def test_a_sample_for_each_judgement(tmp_path):
+    log = SampleLog(tmp_path)
+    log.begin("a model", 0, 1000)
+    assert samples(tmp_path) == []  # it is there at once
+    alignment = {"source_words": ["ä"], "target_words": ["b"], "links": "0-0", "weights": [[1.0]]}
+    log.judge(judgement(100)._replace(sample=Example("ä", "b", "c", alignment)))
+    log.judge(judgement(200)._replace(sample=None))
+    log.judge(judgement(300))
+    assert samples(tmp_path) == [
+        {"step": 100, "source": "ä", "text": "b", "reference": "c", "alignment": alignment},
+        {"step": 300, "source": "a", "text": "b", "reference": "c", "alignment": None},
+    ]
+
+
+@given(data=st.data())
+def test_samples_of_a_killed_training_are_as_if_nothing_had_happened(data, tmp_path_factory):
+    folder: Path = tmp_path_factory.mktemp("log")
+    train(SampleLog(folder))
+    whole = (folder / "samples.jsonl").read_bytes()
+    cut = data.draw(st.integers(0, len(whole)))
+    (folder / "samples.jsonl").write_bytes(whole[:cut])
+    after = 100 * data.draw(st.integers(0, whole[:cut].count(b"\n")))  # the last checkpoint
+    train(SampleLog(folder), after)
+    assert (folder / "samples.jsonl").read_bytes() == whole
+
+
+def test_lines_that_are_no_samples_do_not_stop_a_training(tmp_path):
+    strange = b'7\n[]\n{"step": true}\n{"step": "x"}\n\xff\n{"step": 50, "text": "b"}\n{"step": 40'
+    (tmp_path / "samples.jsonl").write_bytes(strange)
+    SampleLog(tmp_path).begin("a model", 100, 1000)
+    assert samples(tmp_path) == [{"step": 50, "text": "b"}]
 
 
 def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
@@ -210,3 +253,13 @@ def test_without_tensorboard_stderr_is_told(tmp_path, monkeypatch, capsys):
 
 def test_tensorboard_is_imported_late():
     assert "tensorboard" not in vars(sys.modules["regard.translation.logs"])
+
+
+def test_tensorboard_that_fails_ends_no_training(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    said: list[str] = []
+    log = TensorBoardLog(f"{tmp_path}/\udcff", said.append)  # a name that is no text
+    train(log)
+    log.end("done")
+    assert len(said) == 1
+    assert "no more files for TensorBoard" in said[0]

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from regard.errors import ArgumentError
 from regard.models.recurrent import RecurrentSeq2Seq
 from regard.models.transformer import Transformer
-from regard.translation.plan import PRESETS, Plan, toml
+from regard.translation.plan import PRESETS, Plan
+from regard.translation.settings import ABOUT, toml
 
 NAMES = [(section, name) for section, values in Plan().settings().items() for name in values]
 MODELS = ("transformer", "recurrent", "plain")
@@ -61,7 +62,10 @@ def test_a_plain_model_has_no_attention_and_a_recurrent_one_has() -> None:
 )
 def test_a_plan_comes_back_from_what_it_writes(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(toml(plan), "utf-8")
-    assert Plan.read(tmp_path / "plan.toml") == plan
+    read = Plan.read(tmp_path / "plan.toml")
+    assert (read.tokens, read.corpus, read.training) == (plan.tokens, plan.corpus, plan.training)
+    assert read.model.recipe() == plan.model.recipe()  # but for what is of no use to its kind of model
+    assert toml(read) == toml(plan)
     assert Plan.of(plan.settings()) == plan
     assert Plan.of(json.loads(json.dumps(plan.settings()))) == plan
 
@@ -200,6 +204,40 @@ def test_a_wrong_file_is_refused(content: bytes, why: str, tmp_path: Path) -> No
 def test_a_file_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Plan.read(tmp_path / "plan.toml")
+
+
+def test_every_setting_is_explained() -> None:
+    assert [(section, name) for section, names in ABOUT.items() for name in names] == NAMES
+    lines = [line for line in toml(Plan()).splitlines() if " = " in line]
+    assert all(len(line.split("# ")[-1]) > 5 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"), [("transformer", "heads"), ("recurrent", "attention"), ("plain", "cell")]
+)
+def test_settings_that_do_not_matter_are_not_shown(kind: str, shown: str) -> None:
+    names = {line.split(" = ")[0] for line in toml(Plan.preset("tiny", kind)).splitlines()}
+    hidden = {
+        "transformer": {"cell", "feeding"},
+        "recurrent": {"heads", "guide"},
+        "plain": {"attention", "guide"},
+    }
+    assert shown in names
+    assert not hidden[kind] & names
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("model.width=1000000000", "model.layers=1000000000", "model.hidden=99999999999"),
+        *("model.heads=1000000000", "model.length=99999999999", "tokens.size=99999999999"),
+        *("training.accumulate=1000000000", "training.threads=1000000", "training.tokens=99999999999"),
+        *("corpus.longest=99999999999", "training.epochs=99999999999999"),
+    ],
+)
+def test_numbers_that_nobody_can_mean_are_refused(setting: str) -> None:
+    with pytest.raises(ArgumentError, match=r"; it must be at most [0-9,]+\. Give"):
+        Plan().but([setting])
 
 
 def test_an_unknown_preset_is_refused() -> None:

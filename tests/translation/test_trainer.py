@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 
 from regard.errors import ArgumentError
 from regard.translation.batches import InMemory
-from regard.translation.checkpoint import OPTIMIZER, STATE, WEIGHTS, Checkpoint
-from regard.translation.judging import Judged
+from regard.translation.checkpoint import MODEL, OPTIMIZER, STATE, Checkpoint
+from regard.translation.judging import DevScores
 from regard.translation.progress import Example, Judgement, Listener, Report
 from regard.translation.trainer import Progress, Trainer
 from tests.translation.killing import killed_after
@@ -52,7 +52,7 @@ class Told(Listener):
         self.judgements.append(judgement)
 
     def saved(self, step: int, path: str | os.PathLike[str]) -> None:
-        self.weights[step] = load_file(Path(path) / WEIGHTS)
+        self.weights[step] = load_file(Path(path) / MODEL)
 
     def say(self, text: str) -> None:
         self.texts.append(text)
@@ -246,15 +246,15 @@ def test_the_weights_to_translate_with_are_the_mean_of_the_last(tmp_path: Path, 
     assert outcome.progress.best_step == 10
     assert list(told.weights) == [3, 4, 6, 8, 9, 10]
     last = list(told.weights.values())[-average:]
-    for name, tensor in load_file(tmp_path / WEIGHTS).items():
+    for name, tensor in load_file(tmp_path / MODEL).items():
         torch.testing.assert_close(tensor, torch.stack([one[name] for one in last]).mean(0))
 
 
 def test_the_best_weights_are_kept_and_no_worse_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {4: 3.0, 8: 3.0, 10: 2.0}  # as good as the best is not better
 
-    def judge(*given: Any) -> Judged:
-        return Judged(values[told.progress.step], 1.0, 0.0, 0.0, Example("", "", ""))
+    def judge(*given: Any) -> DevScores:
+        return DevScores(values[told.progress.step], 1.0, 0.0, 0.0, Example("", "", ""))
 
     monkeypatch.setattr("regard.translation.trainer.judge", judge)
     told = Told()
@@ -264,7 +264,7 @@ def test_the_best_weights_are_kept_and_no_worse_ones(tmp_path: Path, monkeypatch
     assert (outcome.progress.best, outcome.progress.best_step) == (3.0, 4)
     assert outcome.progress.without_improvement == 2
     assert [one.best for one in told.judgements] == [True, False, False]
-    found = load_file(tmp_path / WEIGHTS)
+    found = load_file(tmp_path / MODEL)
     assert all(torch.equal(found[name], tensor) for name, tensor in told.weights[4].items())
 
 
@@ -290,7 +290,7 @@ def test_gradients_that_are_added_up_are_those_of_one_large_batch(tmp_path: Path
     one.batches = Merged(three.batches, 3)  # type: ignore[assignment]
     for trainer in (three, one):
         trainer.folder.mkdir()
-        trainer.listeners = [told := Told()]
+        trainer.listeners = told = Told()
         trainer.run()
         trainer.told = told  # type: ignore[attr-defined]
     for a, b in zip(three.told.judgements, one.told.judgements, strict=True):  # type: ignore[attr-defined]
@@ -316,7 +316,7 @@ def test_bfloat16_learns_nearly_the_same(tmp_path: Path) -> None:
         plan = small_plan("transformer", f"training.precision={precision}")
         small_trainer(tmp_path / precision, plan, listeners=[told]).run()
         losses[precision] = told.judgements[-1].loss
-        weights = load_file(tmp_path / precision / WEIGHTS)
+        weights = load_file(tmp_path / precision / MODEL)
         assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.05)
     assert losses["bfloat16"] != losses["float32"]
@@ -367,11 +367,11 @@ def test_weights_that_are_not_finite_are_never_kept(tmp_path: Path) -> None:
     )
     with pytest.raises(ArgumentError, match="dev loss after update 1 is not finite"):
         train_small(tmp_path, small_plan("transformer", *wild))
-    assert not (tmp_path / WEIGHTS).exists()
+    assert not (tmp_path / MODEL).exists()
     assert not Checkpoint.all(tmp_path)
 
 
-@pytest.mark.parametrize("harm", [WEIGHTS, OPTIMIZER, STATE])
+@pytest.mark.parametrize("harm", [MODEL, OPTIMIZER, STATE])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_there(
     tmp_path: Path, whole: Callable[..., dict[str, Any]], harm: str
 ) -> None:
@@ -427,7 +427,7 @@ def test_small_corpora_and_batches_of_one_pair(tmp_path: Path, pairs: int, token
     outcome = small_trainer(tmp_path, plan, pairs=few).run()
     assert outcome.finished
     assert outcome.progress.step == 2 * max(1, (pairs if tokens == 1 else 1) // 2)  # two batches an update
-    assert (tmp_path / WEIGHTS).exists()
+    assert (tmp_path / MODEL).exists()
 
 
 def test_a_training_that_is_shorter_than_its_intervals_is_judged_and_saved(tmp_path: Path) -> None:
@@ -437,7 +437,7 @@ def test_a_training_that_is_shorter_than_its_intervals_is_judged_and_saved(tmp_p
     assert [one.step for one in told.judgements] == list(told.weights) == [3]
     assert [report.step for report in told.reports] == [3]
     assert "update 3" in told.texts[-1]
-    assert (tmp_path / WEIGHTS).exists()
+    assert (tmp_path / MODEL).exists()
 
 
 def test_once_an_epoch_is_the_default(tmp_path: Path) -> None:
@@ -463,5 +463,5 @@ def test_dev_data_are_not_trained_on(tmp_path: Path) -> None:
         plan = small_plan("transformer", "training.average=1")
         small = small_trainer(tmp_path / name, plan)
         Trainer(tmp_path / name, plan, small.tokens, IDS, dev).run()
-    last = [content(Checkpoint.all(tmp_path / name)[-1].path)[WEIGHTS] for name in ("a", "b")]
+    last = [content(Checkpoint.all(tmp_path / name)[-1].path)[MODEL] for name in ("a", "b")]
     assert last[0] == last[1]

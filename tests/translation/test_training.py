@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, DTypeError
 from regard.translation import load_translator
-from regard.translation.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_model, read_config
+from regard.translation.checkpoint import CONFIG, MODEL, Checkpoint, load_model, read_config
 from regard.translation.corpus import Pair
 from regard.translation.plan import Plan
 from regard.translation.progress import Listener
@@ -42,9 +42,10 @@ def folder(trained: Path, tmp_path: Path) -> Path:
 
 
 def same(folder: Path, other: Path) -> bool:
-    """Whether two trainings have left the same, but for logs, which tell the time."""
+    """Whether two trainings have left the same, but for logs, which tell the time, and names of files."""
     found = [
         {name: one for name, one in bits(one).items() if not name.startswith(("log", "tensorboard"))}
+        | {CONFIG: read_config(one) | {"origin": None}}
         for one in (folder, other)
     ]
     return found[0] == found[1]
@@ -59,12 +60,15 @@ def test_pairs_become_a_translator(tmp_path: Path, model: str) -> None:
     (translation,) = load_translator(folder).translate(["1 2 3"])
     assert isinstance(translation.text, str)
     names = {path.name for path in folder.iterdir()}
-    assert {CONFIG, WEIGHTS, "tokens.model", "log.csv", "data", "checkpoints"} <= names
+    assert {CONFIG, MODEL, "tokens.model", "log.csv", "data", "checkpoints"} <= names
     assert ("alignment" in read_config(folder)) == (model != "plain")
     assert told.begun == [(0, 4)]
     assert any("pairs to judge by" in text for text in told.texts)
     assert "update 4" not in told.texts[0]
     assert (folder / "log.csv").read_text().count("\n") == 3  # a header, and two looks at the dev data
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text("utf-8").splitlines()]
+    assert [sample["step"] for sample in samples] == [2, 4]
+    assert all((sample["alignment"] is None) == (model == "plain") for sample in samples)
 
 
 def test_a_folder_with_something_in_it_is_not_touched(folder: Path, tmp_path: Path) -> None:
@@ -148,6 +152,22 @@ def test_a_listener_that_fails_is_not_hushed_up(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="no paper"):
         train(tmp_path / "model", PAIRS, plan=small_plan("plain", *QUICK), listeners=[Fails()])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pairs": "a.tsv"}, r"train got pairs='a.tsv'; give pairs of sentences.* or read_pairs\(file\)"),
+        ({"pairs": PAIRS, "dev": "a.tsv"}, "train got dev='a.tsv'"),
+        ({"pairs": 7}, "the pairs are a int; give a list of pairs"),
+        ({"pairs": ["ab", "cd"]}, r"pair 0 is 'ab'; a pair is \(source, target\)"),
+        ({"pairs": [*PAIRS, ("a", "b", "c")]}, r"pair 60 is \('a', 'b', 'c'\)"),
+        ({"pairs": PAIRS, "plan": {}}, "train got a plan that is a dict; give a Plan"),
+    ],
+)
+def test_what_is_no_corpus_and_no_plan_is_refused(options: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DTypeError, match=message):
+        train(tmp_path / "model", **options)
 
 
 # the command

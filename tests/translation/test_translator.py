@@ -155,9 +155,11 @@ class TestLongLines:
         done = [Hypothesis([UNKNOWN], -1.0, -1.0, True)]
         (one,) = translator.translate("Ω Hund " * 2000)
         assert one.text.count("Ω") == 2000
-        monkeypatch.setattr(module, "_MOST", 1_000_000)
-        with pytest.raises(ArgumentError, match="Translate it sentence by sentence"):
+        monkeypatch.setattr("regard.translation.alignment._MOST", 1_000_000)
+        with pytest.raises(ArgumentError, match="Give it sentence by sentence"):
             _ = one.alignment
+        with pytest.raises(ArgumentError, match=r"pair 1 has 8,000 pieces .* and 8,000 in its target"):
+            translator.align([("ein", "a"), ("Hund " * 4000, "Hund " * 4000)])
 
     def test_alternatives_of_all_parts(self, translator):
         (one,) = translator.translate(self.LINE, how=Beam(3, best=3))

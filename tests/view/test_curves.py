@@ -3,13 +3,15 @@
 from itertools import combinations
 
 import pytest
+import torch
 
 from regard.errors import ArgumentError
+from regard.models.encoders import Comparison
 from regard.translation.evaluation import Lengths, OfLength
 from regard.translation.logs import CsvLog, Row
 from regard.translation.progress import Judgement, Report
 from regard.view import curves
-from regard.view.curves import draw_by_length, draw_curves
+from regard.view.curves import draw_by_distance, draw_by_length, draw_comparison, draw_curves
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -87,11 +89,6 @@ def test_names_are_letters_and_no_formulas(tmp_path, figures):
     assert names(figures[0]) == [" _hidden", "$x_1^$", "漢字 �"]
 
 
-def test_other_fonts_help_out():
-    assert curves._fonts("Größe Ελληνικά кот") == []
-    assert curves._fonts("𝔛")  # STIX, which comes with matplotlib as well, or another
-
-
 def test_the_same_curves_make_the_same_file(tmp_path):
     first, second = (
         draw_by_length({"a": [("1", 2.0, 3)]}, tmp_path / name).read_bytes() for name in ("1.png", "2.png")
@@ -135,6 +132,40 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
     with pytest.raises(ArgumentError, match="got no lengths"):
         draw_by_length({"small": []}, tmp_path / "x.png")
     assert list(tmp_path.iterdir()) == []
+
+
+def compared(*similarities: float, best: int = -1) -> Comparison:
+    return Comparison(("bark", "Bark"), ("Dogs bark.", "Bark of $trees$"), torch.tensor(similarities), best)
+
+
+def test_words_by_layer(tmp_path, figures):
+    found = {"minilm": compared(1.0, 0.5, 0.25, best=1), "static": compared(-0.5)}
+    draw_comparison(found, tmp_path / "x.svg")
+    (axes,) = figures[0].axes
+    first, star, second = axes.get_lines()
+    assert list(first.get_ydata()) == [1.0, 0.5, 0.25]
+    assert (list(star.get_xdata()), list(star.get_ydata())) == ([1], [0.5])
+    assert list(second.get_ydata()) == [-0.5]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["embedding", "1", "2"]
+    assert axes.get_ylim()[0] < -0.5
+    assert names(figures[0]) == ["minilm", "static"]
+
+
+def test_one_comparison_is_named_by_its_words(tmp_path, figures):
+    draw_comparison(compared(1.0, 0.5), tmp_path / "x.png", dark=True)
+    assert names(figures[0]) == ["bark in “Dogs bark.” and Bark in “Bark of $trees$”"]
+    with pytest.raises(ArgumentError, match="got no comparisons"):
+        draw_comparison({}, tmp_path / "y.png")
+
+
+@pytest.mark.parametrize("heads", [1, 8, 20])
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_line_for_each_head(heads, dark, tmp_path, figures):
+    draw_by_distance([-1, 0, 1], [[-1.0 * i, 0, i] for i in range(heads)], tmp_path / "x.svg", dark=dark)
+    lines = figures[0].axes[0].get_lines()
+    assert [line.get_ydata()[2] for line in lines] == list(range(heads))
+    assert len({line.get_color() for line in lines}) == heads
+    assert len(names(figures[0])) == heads
 
 
 def run(*arguments: str, status: int = 0) -> None:

@@ -1,8 +1,7 @@
-"""Alignments in a terminal and as pictures: every word in its place, whatever its script and the width."""
+"""Alignments in a terminal: every word in its place, whatever its script and the width."""
 
 import io
 import re
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +11,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from regard.errors import ArgumentError, DTypeError, RegardError, ShapeError
+from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.view import terminal
-from regard.view.terminal import alignment_lines, draw_alignment, draw_alignment_picture
+from regard.view.terminal import alignment_lines, draw_alignment
 
 COLOUR = re.compile(r"\x1b\[48;(?:2|5);[\d;]+m")
 letters = st.characters(exclude_characters="█")
@@ -143,7 +142,7 @@ def test_no_words():
         assert alignment_lines(alignment) == ["(no words to align)"]
 
 
-def test_what_does_not_fit_is_refused(tmp_path):
+def test_what_does_not_fit_is_refused():
     with pytest.raises(ShapeError, match=r"2 target words and 3 source words has weights of shape \(3, 2\)"):
         alignment_lines(aligned(list("abc"), list("de"), torch.zeros(3, 2)))
     with pytest.raises(ArgumentError, match="width=7; it must be at least 8"):
@@ -152,23 +151,3 @@ def test_what_does_not_fit_is_refused(tmp_path):
         alignment_lines(DOGS, width=30.5)
     with pytest.raises(ArgumentError, match="give at least two, the faintest first"):
         alignment_lines(DOGS, shades="#")
-    for alignment, path in ((aligned([], [], torch.zeros(0, 0)), "x.png"), (DOGS, "x.txt")):
-        with pytest.raises(RegardError):
-            draw_alignment_picture(alignment, tmp_path / path)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("size", [1, 12, 50, 130])
-def test_a_picture_names_the_words(size, tmp_path, monkeypatch):
-    figures = []
-    save = terminal.save
-    monkeypatch.setattr(terminal, "save", lambda figure, path: figures.append(figure) or save(figure, path))
-    sources, targets = ([f"{letter}{i}" for i in range(size)] for letter in "st")
-    path = draw_alignment_picture(aligned(sources, targets), tmp_path / "x.png", title="a $title^$ 漢")
-    assert path.read_bytes().startswith(b"\x89PNG")
-    (axes,) = figures[0].axes
-    for axis, wanted in ((axes.get_xticklabels(), sources), (axes.get_yticklabels(), targets)):
-        names = [label.get_text() for label in axis]
-        assert names == wanted if size <= terminal.MOST else set(names) < set(wanted)
-        boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
-        assert not any(a.overlaps(b) for a, b in pairwise(boxes))

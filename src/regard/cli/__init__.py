@@ -20,6 +20,7 @@ line of its docstring is what `regard --help` says of it. Three rules keep it qu
 """
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -34,12 +35,13 @@ import typer
 from typer.models import OptionInfo
 
 from regard import __version__
-from regard.cli.shared import CURES, INTERRUPTED, PACKAGES
-from regard.errors import RegardError
+from regard.cli.shared import BROKEN_PIPE, CURES, INTERRUPTED, OUT_OF_MEMORY, PACKAGES
+from regard.errors import ArgumentError, RegardError
 from regard.mechanism.text import plain
 
 _INTERRUPTED = "regard: interrupted."
 REFUSED = 2
+_NO_MEMORY = re.compile("(allocate|not enough|out of) memory", re.IGNORECASE)  # as torch says it
 
 # the panels of `regard --help`: each command and the module it is in
 COMMANDS = {
@@ -52,6 +54,7 @@ COMMANDS = {
         "curves": "curves",
     },
     "Words in context": {"compare": "words", "attended": "words", "embed": "words"},
+    "Looking": {"look": "look", "draw": "draw"},
 }
 
 app = typer.Typer(
@@ -69,6 +72,7 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; what is refused is one line on stderr, and exit status 2. Ctrl-C is 130."""
+    _open_closed()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # a terminal without such characters shows others; a file or a pipe gets them as they are
@@ -78,13 +82,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with _interruptible():
             status = app(args=given, prog_name="regard", standalone_mode=False)
+            sys.stdout.flush()  # here, where it can be told what is wrong with it
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
+    except BrokenPipeError:  # who reads has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = BROKEN_PIPE
     except (RegardError, OSError, _UsageError, ModuleNotFoundError) as error:
         _refuse(error)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error)):
+            raise
+        _refuse(ArgumentError(OUT_OF_MEMORY))
     if status == INTERRUPTED:  # typer makes a status of Ctrl-C inside a command
         print(_INTERRUPTED, file=sys.stderr)
     sys.exit(status)
+
+
+def _open_closed() -> None:
+    """Standard output or error that whoever started us has closed leads nowhere; a file opened later would
+    get its number, and what is printed."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
 
 
 @contextmanager
@@ -131,6 +155,7 @@ def _refuse(error: Exception) -> NoReturn:
 def _usage(error: Exception) -> str:
     """What typer refused, and where the right usage stands."""
     message = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+    message = message.replace("Value error, ", "")  # with which pydantic begins
     context = getattr(error, "ctx", None)
     path = "regard" if context is None else context.command_path
     return f"{message.rstrip('.?')}{'?' if message.endswith('?') else '.'} See {path} --help."
@@ -158,7 +183,8 @@ def _about(
 
 def _register(name: str, module: str, panel: str) -> None:
     """Add a command, with a help that reads well."""
-    command = getattr(import_module(f"regard.cli.{module}"), name)
+    home = import_module(f"regard.cli.{module}")
+    command = getattr(home, name)
     for hint in get_type_hints(command, include_extras=True).values():
         match get_args(hint):
             case kind, OptionInfo(metavar=None) as option:
@@ -166,9 +192,12 @@ def _register(name: str, module: str, panel: str) -> None:
     paragraphs = (getdoc(command) or "").split(
         "\n\n"
     )  # lines within them are broken anew, to fit the terminal
-    app.command(name, rich_help_panel=panel, help="\n\n".join(" ".join(one.split()) for one in paragraphs))(
-        command
-    )
+    app.command(
+        name,
+        cls=getattr(home, "Command", None),
+        rich_help_panel=panel,
+        help="\n\n".join(" ".join(one.split()) for one in paragraphs),
+    )(command)
 
 
 for _panel, _commands in COMMANDS.items():

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
-from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from regard.cli.shared import check_input, check_output, written_whole
+from regard.cli.shared import check_input, check_output, load, written_whole
 from regard.errors import ArgumentError
 from regard.mechanism.text import shorten
 
@@ -30,6 +29,8 @@ _GOLD = "Compared with people"
 _READ = "Which attention is read"
 _SHOW = "What is written"
 _GROUP = 512  # pairs that are aligned together
+_CELLS = 4_000_000  # pairs of words, in a group
+_TELLING = 10  # pairs in which a first word is linked somewhere
 
 
 def align(
@@ -119,16 +120,15 @@ def align(
     chosen = _chosen(layer, heads, shift)
     from regard.translation.links import pharaoh
     from regard.translation.quality import error_rate
-    from regard.translation.translator import load_translator
 
     pairs: Iterable[Pair] = _pairs(source, target, text)
     true = None
     if gold is not None:
         pairs = list(pairs)
-        true = _gold(gold, base or 0, pairs)
-    forward = load_translator(model)
+        true = _gold(gold, base, pairs)
+    forward = load(model)
     forward.choice = replace(forward.choice, **chosen)
-    backward = None if reverse_model is None else load_translator(reverse_model)
+    backward = None if reverse_model is None else load(reverse_model)
     links: list[Links] = []
     with _opened(output, quiet=gold is not None) as to:
         for group in _groups(pairs):
@@ -181,6 +181,10 @@ def _check_flags(
         raise ArgumentError(
             f"--symmetrize {symmetrize} joins two directions; give the other one: --reverse-model FOLDER."
         )
+    if threshold is not None and not 0 < threshold <= 1:
+        raise ArgumentError(
+            f"--threshold is {threshold:g}; weights are above 0 and at most 1: --threshold 0.2."
+        )
     if base is not None and gold is None:
         raise ArgumentError(f"--base {base} says how a gold file counts; give it, too: --gold FILE.")
     if gold is not None:
@@ -207,36 +211,57 @@ def _chosen(layer: int | None, heads: str | None, shift: str | None) -> dict[str
 def _pairs(source: str, target: str | None, text: bool) -> Iterable[Pair]:
     if text and target is not None:
         return [(source, target)]
-    from regard.translation.corpus import read_pairs
+    from regard.translation.formats import read_pairs
 
     return read_pairs(source, target)
 
 
-def _gold(path: Path, base: int, pairs: Sequence[Pair]) -> "list[Gold]":
+def _gold(path: Path, base: int | None, pairs: Sequence[Pair]) -> "list[Gold]":
     """The right links of all pairs, between words that are there."""
     from regard.translation.quality import read_gold
 
-    gold = read_gold(path, base)
+    gold = read_gold(path, base or 0)
+    if base is None:
+        _check_base(path, gold)
     if len(gold) != len(pairs):
         raise ArgumentError(
             f"{str(path)!r} has links of {len(gold):,} pairs and there are {len(pairs):,}; give a line for "
             "each, an empty one where there are no links."
         )
+    first = base or 0
     for line, ((source, target), one) in enumerate(zip(pairs, gold, strict=True), start=1):
         words = len(source.split()), len(target.split())
         for link in one.sure | one.possible:
             if link[0] >= words[0] or link[1] >= words[1]:
-                counted = "" if base else " If its words are counted from 1, say --base 1."
+                counted = "" if first else " If its words are counted from 1, say --base 1."
                 raise ArgumentError(
-                    f"{str(path)!r}, line {line}, links word {link[0] + base} with {link[1] + base}, and the "
-                    f"pair has {words[0]} and {words[1]} words, between white space.{counted}"
+                    f"{str(path)!r}, line {line}, links word {link[0] + first} with {link[1] + first}, and "
+                    f"the pair has {words[0]} and {words[1]} words, between white space.{counted}"
                 )
     return gold
 
 
+def _check_base(path: Path, gold: "Sequence[Gold]") -> None:
+    """Words counted from 1 would be taken for others, and nothing but the error rate would tell."""
+    links = [link for one in gold for link in one.sure | one.possible]
+    if len(gold) >= _TELLING and links and all(0 not in link for link in links):
+        raise ArgumentError(
+            f"{str(path)!r} links no first word, of either side, in {len(gold):,} pairs, so it seems to "
+            "count from 1; say --base 1, or --base 0 if it does not."
+        )
+
+
 def _groups(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    pairs = iter(pairs)
-    while group := [(source, target) for source, target in islice(pairs, _GROUP)]:
+    """Pairs that are aligned together: not too many, and of very long ones fewer, as weights take memory."""
+    group: list[Pair] = []
+    cells = 0
+    for source, target in pairs:
+        group.append((source, target))
+        cells += len(source.split()) * len(target.split())
+        if len(group) == _GROUP or cells > _CELLS:
+            yield group
+            group, cells = [], 0
+    if group:
         yield group
 
 

@@ -1,5 +1,6 @@
 """`regard curves`."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,11 +50,11 @@ def _summary(rows: Sequence["Row"]) -> str:
     """How far it came, and when it was best."""
     last = rows[-1]
     parts = [f"{last.step:,} update{'' if last.step == 1 else 's'}{_time(' in', last)}"]
-    judged = [row for row in rows if row.dev_bleu is not None]
+    judged = [row for row in rows if row.dev_bleu is not None and math.isfinite(row.dev_bleu)]
     if judged:
         best = max(judged, key=lambda row: row.dev_bleu or 0.0)
         parts.append(f"best dev BLEU {best.dev_bleu:.2f} at update {best.step:,}{_time(', after', best)}")
-    losses = [row for row in rows if row.dev_loss is not None]
+    losses = [row for row in rows if row.dev_loss is not None and math.isfinite(row.dev_loss)]
     if losses:
         best = min(losses, key=lambda row: row.dev_loss or 0.0)
         parts.append(f"lowest dev loss {best.dev_loss:.3f} at update {best.step:,}")
@@ -61,4 +62,6 @@ def _summary(rows: Sequence["Row"]) -> str:
 
 
 def _time(word: str, row: "Row") -> str:
-    return "" if row.seconds is None else f"{word} {row.seconds / 60:.1f} minutes"
+    if row.seconds is None or not math.isfinite(row.seconds):
+        return ""
+    return f"{word} {row.seconds / 60:.1f} minutes"

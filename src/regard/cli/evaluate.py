@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard.cli.shared import check_output, console, padded, two_languages
+from regard.cli.shared import check_output, console, load, padded, two_languages
+from regard.cli.translate import check_sizes
 from regard.errors import ArgumentError
 from regard.mechanism.files import write_whole
 from regard.mechanism.text import plain
@@ -96,9 +97,10 @@ def evaluate(
     folders, files = model or [], translations or []
     names = names_of([*folders, *files])
     _check(folders, files, output, picture)
+    check_sizes(beam, batch)
     pairs = _pairs(source, reference, languages)
     sources, references = [one for one, _ in pairs], [one for _, one in pairs]
-    from regard.translation.corpus import read_lines
+    from regard.translation.formats import read_lines
 
     ready = [list(read_lines(file)) for file in files]
     _check_lines(files, ready, len(references))
@@ -143,11 +145,11 @@ def _check(folders: Sequence[Path], files: Sequence[Path], output: Path | None, 
 
 def _pairs(source: str, reference: str | None, languages: str) -> Sequence[tuple[str, str]]:
     if source in ("embedded", "embedded-longer") and reference is None and not Path(source).exists():
-        from regard.translation.embedded import embedded
+        from regard.translation.dates import embedded
 
         corpus = embedded(*two_languages(languages))
         return corpus.test if source == "embedded" else [*corpus.test, *corpus.longer]
-    from regard.translation.corpus import read_pairs
+    from regard.translation.formats import read_pairs
 
     pairs = list(read_pairs(source, reference))
     if not pairs:
@@ -188,11 +190,10 @@ def _translate(
     from rich.text import Text
 
     from regard.translation.search import Beam
-    from regard.translation.translator import load_translator
 
     about = f"{plain(name)} translates {len(sources):,} sentences …"
     with Console(stderr=True).status(Text(about)):
-        translator = load_translator(folder)
+        translator = load(folder)
         translator.translate(sources[:1], how=Beam(beam), batch=batch)  # the first time takes longer
         start = time.perf_counter()
         found = translator.translate(sources, how=Beam(beam), batch=batch)

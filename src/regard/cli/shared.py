@@ -15,7 +15,14 @@ from regard.mechanism.files import writing
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from regard.translation.translator import Translator
+
 INTERRUPTED = 130  # the exit status of what Ctrl-C ends: 128 + SIGINT
+BROKEN_PIPE = 141  # and of what nobody reads any more: 128 + SIGPIPE
+OUT_OF_MEMORY = (
+    "the memory does not suffice; take less at a time: a smaller --batch or --beam, shorter sentences, and "
+    "for train --set training.tokens=1000 or a smaller model.width."
+)
 # what to do about an error of the operating system
 CURES = {
     errno.ENOENT: "; check the path.",
@@ -99,6 +106,21 @@ def written_whole(path: Path) -> Iterator[IO[str]]:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
         yield text
         text.detach()  # what it holds is written, and the file stays open
+
+
+def check_most(option: str, given: int | None, most: int) -> None:
+    """A number that is not larger than anybody can mean."""
+    if given is not None and given > most:
+        raise ArgumentError(f"{option} is {given:,}; give {most:,} at most.")
+
+
+def load(folder: Path) -> "Translator":
+    """The translator of a model folder, on the GPU if there is one."""
+    import torch
+
+    from regard.translation.translator import load_translator
+
+    return load_translator(folder, device="cuda" if torch.cuda.is_available() else "cpu")
 
 
 def two_languages(languages: str) -> tuple[str, str]:

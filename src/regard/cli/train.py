@@ -1,18 +1,53 @@
 """`regard train`."""
 
+import errno
 import os
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
-from regard.cli.shared import INTERRUPTED, check_input, console
+from regard.cli.resuming import PRESET, Asked, check_same
+from regard.cli.shared import INTERRUPTED, check_input, console, two_languages
 from regard.errors import ArgumentError
 from regard.mechanism.text import plain
+
+if TYPE_CHECKING:
+    from regard.translation.corpus import Pair
+    from regard.translation.plan import Plan
 
 _HOW = "Model and size"
 _DATA = "Data"
 _LONG = "How long"
+_OWN = ("embedded", "bible")  # corpora that come along
+_PAIRS = (".tsv", ".jsonl")
+
+
+class Command(TyperCommand):
+    """`regard train`, whose --dev takes two files, or one with pairs."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """An empty second name after the one of a file with pairs."""
+        return super().parse_args(ctx, list(_with_two(args)))
+
+
+def _with_two(arguments: Sequence[str]) -> Iterator[str]:
+    before = ""
+    for one in arguments:
+        name, equals, value = one.partition("=")
+        yield one
+        if (before == "--dev" and _of_pairs(one)) or (name == "--dev" and equals and _of_pairs(value)):
+            yield ""
+        before = one
+
+
+def _of_pairs(path: str) -> bool:
+    """Whether the name says that a file has both sides."""
+    return Path(path.removesuffix(".gz")).suffix in _PAIRS
 
 
 def train(
@@ -37,9 +72,9 @@ def train(
         ),
     ] = None,
     preset: Annotated[
-        Literal["tiny", "small", "base"],
-        typer.Option(help="For a minute, twenty, a large machine.", rich_help_panel=_HOW),
-    ] = "small",
+        Literal["tiny", "small", "base"] | None,
+        typer.Option(help="For a minute; twenty, the default; a large machine.", rich_help_panel=_HOW),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="A TOML file with any settings.", rich_help_panel=_HOW)
     ] = None,
@@ -49,11 +84,20 @@ def train(
     ] = None,
     settings: Annotated[
         bool,
-        typer.Option("--settings", help="Show all settings as TOML, and do nothing.", rich_help_panel=_HOW),
+        typer.Option(
+            "--settings",
+            help="Show all settings and what they mean, as TOML, and do nothing.",
+            rich_help_panel=_HOW,
+        ),
     ] = False,
     dev: Annotated[
         tuple[str, str] | None,
-        typer.Option(help="Two files to judge by, SOURCE TARGET.", show_default=False, rich_help_panel=_DATA),
+        typer.Option(
+            metavar="SOURCE TARGET",
+            help="Two files to judge by, or one with pairs.",
+            show_default=False,
+            rich_help_panel=_DATA,
+        ),
     ] = None,
     form: Annotated[
         Literal["tsv", "jsonl"] | None,
@@ -67,7 +111,7 @@ def train(
         int | None, typer.Option(min=1, help="Times through the data.", rich_help_panel=_LONG)
     ] = None,
     updates: Annotated[
-        int | None, typer.Option(min=1, help="Updates of the weights, instead.", rich_help_panel=_LONG)
+        int | None, typer.Option(min=1, help="Updates of the parameters, instead.", rich_help_panel=_LONG)
     ] = None,
     shard: Annotated[
         bool, typer.Option("--shard", help="Under torchrun: share out the parameters, too (FSDP2).")
@@ -76,76 +120,155 @@ def train(
     """Train a translator on two files of sentences; then translate, align and evaluate with its folder."""
     if output is None and not settings:
         raise ArgumentError("train got no folder to write to; name one: --output FOLDER.")
-    if target is not None:
-        _check_two(source or "", target)
     if epochs is not None and updates is not None:
         raise ArgumentError(f"--epochs is {epochs} and --updates {updates}; a training ends by one of them.")
-    for path in (source, target, *(dev or ())):
-        if path not in (None, "embedded", "bible"):
-            check_input(Path(path))
-    from regard.translation.plan import Plan, toml
-
+    judged_by = None if dev is None else [*dev[:1], *filter(None, dev[1:])]
+    _check_files(source, target, judged_by, form)
     single = list(setting or [])
     single += [] if epochs is None else [f"training.epochs={epochs}", "training.updates=none"]
     single += [] if updates is None else [f"training.updates={updates}"]
-    plan = Plan.preset(preset, model or "transformer")
-    if config is not None:
-        plan = Plan.read(config, plan)
-        if model is not None:
-            plan = plan.changed({"model": {"kind": model}})
-    plan = plan.but(single)
+    asked = Asked(preset, model, config, single, source, target, judged_by, swap, languages)
+    plan = _plan(asked)
     if settings:
+        from regard.translation.settings import toml
+
         print(toml(plan))
         return
     assert output is not None
     if resume:
-        _check_same(output, single)
-    from regard.cli.training import run
-
-    finished = run(
-        output,
-        plan,
-        source,
-        target,
-        dev=dev,
-        form=form,
-        swap=swap,
-        languages=languages,
-        resume=resume,
-        shard=shard,
-    )
+        check_same(output, asked)
+    with _full_disk(output):
+        finished = _run(output, plan, asked, form=form, resume=resume, shard=shard)
     if os.environ.get("RANK", "0") != "0":  # the first of torchrun's processes speaks for all
         raise SystemExit(0 if finished else INTERRUPTED)
     if not finished:
-        console().print(f"Go on with: regard train --output {plain(str(output))} --resume")
+        console().print(f"Go on with: {_going_on(output)}")
         raise SystemExit(INTERRUPTED)
-    console().print(f'Now try: regard translate --model {plain(str(output))} "A sentence."')
+    from regard.translation.preparation import dev_sentence
+
+    sentence = shlex.quote(plain(dev_sentence(output)))
+    console().print(f"Now try: regard translate --model {_quoted(output)} {sentence}")
+
+
+def _check_files(source: str | None, target: str | None, dev: Sequence[str] | None, form: str | None) -> None:
+    """Before anything is loaded: files that can be read, and that fit together."""
+    named = [("SOURCE", source), ("TARGET", target), *(("--dev", path) for path in dev or ())]
+    if target is not None:
+        _check_two(source or "", target)
+        if form is not None:
+            raise ArgumentError(
+                f"--form {form} is about one file with pairs, and there are two; leave it out."
+            )
+    if dev is not None and len(dev) == 2:
+        for file in filter(_of_pairs, dev):
+            raise ArgumentError(f"--dev has the file with pairs {file!r} and another one; give it alone.")
+    streams = [name for name, path in named if path == "-"]
+    if len(streams) > 1:
+        raise ArgumentError(f"{' and '.join(streams)} are both -, and stdin is read once; name a file.")
+    for name, path in named:
+        if path is not None and path not in _OWN:
+            check_input(Path(path), name)
 
 
 def _check_two(source: str, target: str) -> None:
     """Two files with the sentences of one language each."""
-    if source == target and source != "-":
-        raise ArgumentError(f"SOURCE and TARGET are both {source!r}; give the translations as TARGET.")
+    if source == target:
+        cure = "give pairs as TSV, and no TARGET" if source == "-" else "give the translations as TARGET"
+        raise ArgumentError(f"SOURCE and TARGET are both {source!r}; {cure}.")
     for path in (source, target):
-        if Path(path.removesuffix(".gz")).suffix in (".tsv", ".jsonl"):
+        if _of_pairs(path):
             raise ArgumentError(
                 f"{path!r} is a file with pairs, and there is another one beside it; give it alone, or two "
                 "files with a sentence on each line."
             )
 
 
-def _check_same(output: Path, settings: list[str]) -> None:
-    """A training goes on as it was begun: single settings that say otherwise would have no effect."""
-    from regard.translation.checkpoint import CONFIG, read_config
+def _plan(asked: Asked) -> "Plan":
+    """Preset, then a file, then single settings."""
     from regard.translation.plan import Plan
-    from regard.translation.preparation import prepared
 
-    if not (output / CONFIG).exists() or prepared(output) is None:  # nothing was begun yet
-        return
-    begun = Plan.of(read_config(output)["plan"])
-    for setting in settings:
-        if begun.but([setting]) != begun:
-            raise ArgumentError(
-                f"{str(output)!r} was begun with another setting than {setting}, and goes on as it was "
-                "begun; leave it out, or train in a new folder."
-            )
+    plan = Plan.preset(asked.preset or PRESET, asked.model or "transformer")  # type: ignore[arg-type]
+    if asked.config is not None:
+        plan = Plan.read(asked.config, plan)
+        if asked.model is not None:
+            plan = plan.changed({"model": {"kind": asked.model}})
+    return plan.but(asked.single)
+
+
+def _run(output: Path, plan: "Plan", asked: Asked, *, form: Any, resume: bool, shard: bool) -> bool:
+    """Train; whether it came to its end."""
+    from regard.translation.distributed import join_world
+    from regard.translation.formats import read_pairs
+    from regard.translation.progress import display
+    from regard.translation.training import train
+
+    pairs, held = _corpus(asked, form)
+    if asked.dev is not None:
+        held = read_pairs(*asked.dev)
+    if asked.swap:
+        pairs, held = _swapped(pairs), _swapped(held)
+    with join_world(shard=shard) as world:
+        outcome = train(
+            output,
+            pairs,
+            dev=held,
+            plan=plan,
+            resume=resume,
+            listeners=[display()] if world.rank == 0 else [],
+            world=world,
+            origin=asked.origin(),
+        )
+    return outcome.finished
+
+
+def _corpus(asked: Asked, form: Any) -> "tuple[Iterable[Pair] | None, Iterable[Pair] | None]":
+    """The pairs that were asked for, and those to judge by if they come along."""
+    source, target = asked.source, asked.target
+    if source is None:
+        return None, None
+    if source in _OWN and target is None and not Path(source).exists():
+        return _embedded(asked.languages) if source == "embedded" else (_bible(), None)
+    from regard.translation.formats import read_pairs
+
+    return read_pairs(source, target, form=form), None
+
+
+def _embedded(languages: str) -> "tuple[Iterable[Pair], Iterable[Pair]]":
+    from regard.translation.dates import embedded
+
+    corpus = embedded(*two_languages(languages))
+    return corpus.train, corpus.dev
+
+
+def _bible() -> "Iterable[Pair]":
+    from regard.translation.bible import bible
+
+    return [verse.pair for verse in bible()]
+
+
+def _swapped(pairs: "Iterable[Pair] | None") -> "Iterable[Pair] | None":
+    from regard.translation.corpus import Pair
+
+    return None if pairs is None else (Pair(target, source) for source, target in pairs)
+
+
+@contextmanager
+def _full_disk(output: Path) -> Iterator[None]:
+    """A training that ran out of space goes on from its last checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise ArgumentError(
+            f"{error.filename or output}: {error.strerror}; free some space, then go on with "
+            f"{_going_on(output)}"
+        ) from None
+
+
+def _going_on(output: Path) -> str:
+    return f"regard train --output {_quoted(output)} --resume"
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(plain(str(path)))

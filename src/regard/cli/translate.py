@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard.cli.shared import check_input, check_output, written_whole
+from regard.cli.shared import check_input, check_most, check_output, written_whole
 from regard.errors import ArgumentError
 from regard.mechanism.text import plain
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from regard.translation.translator import Translation, Translator
 
 BEAM = 5
+MOST, MOST_BATCH = 1000, 100_000  # far more than anybody needs
 _SEARCH = "Search"
 _SHOW = "What is printed"
 _NOTES = 5  # that are shown
@@ -88,7 +89,9 @@ def translate(
     beam: Annotated[
         int | None,
         typer.Option(
-            min=1, help=f"Hypotheses at a time, {BEAM} by default; 1 is greedy.", rich_help_panel=_SEARCH
+            min=1,
+            help=f"Hypotheses at a time, {BEAM} by default; 1 is greedy.",
+            rich_help_panel=_SEARCH,
         ),
     ] = None,
     n_best: Annotated[
@@ -143,6 +146,8 @@ def translate(
     where it was interrupted.
     """
     _check(sentences, file, output)
+    check_sizes(beam, batch)
+    check_most("--n-best", n_best, MOST)
     show = Show(n_best > 1, scores, alignment, as_json)
     how = _how(beam, n_best, sample, {"temperature": temperature, "top_p": top_p, "seed": seed})
     from regard.translation.distributed import join_world
@@ -185,10 +190,10 @@ def _shown(output: Path | None) -> Iterator[Callable[[str], None]]:
 
 def _share_out(work: "Work", model: Path, file: Path, output: Path, world: "World") -> None:
     """The part of this process; the first one puts all together."""
-    from regard.cli.shards import Shards, digest
-    from regard.translation.checkpoint import WEIGHTS
+    from regard.cli.sharing import Shards, digest
+    from regard.translation.checkpoint import MODEL
 
-    key = digest(file, model / WEIGHTS, work.options, work.show)
+    key = digest(file, model / MODEL, work.options, work.show)
     shards = Shards.of(output, key, sum(1 for _ in _lines(file)), world.size)
     shards.folder.mkdir(exist_ok=True)
     for number, part in shards.parts(_lines(file), shards.missing(world.rank, world.size)):
@@ -241,6 +246,12 @@ class Work:
             print(f"regard: and {more:,} more lines with notes, which --json shows.", file=sys.stderr)
 
 
+def check_sizes(beam: int | None, batch: int) -> None:
+    """Before anything is loaded: what memory may suffice for."""
+    check_most("--beam", beam, MOST)
+    check_most("--batch", batch, MOST_BATCH)
+
+
 def _check(sentences: list[str] | None, file: Path | None, output: Path | None) -> None:
     """Before anything is loaded."""
     if sentences and file is not None:
@@ -264,6 +275,7 @@ def _how(beam: int | None, n_best: int, sample: bool, drawing: dict[str, Any]) -
     if not sample and given:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ArgumentError(f"{names} is for drawing by chance; add --sample, or leave it away.")
+    _check_drawing(**drawing)
     if sample and beam is not None:
         raise ArgumentError(f"--beam {beam} and --sample are two ways to search; give one of them.")
     if beam is not None and n_best > beam:
@@ -277,8 +289,21 @@ def _how(beam: int | None, n_best: int, sample: bool, drawing: dict[str, Any]) -
     return Beam(beam or max(BEAM, n_best), best=n_best)
 
 
+def _check_drawing(temperature: float | None, top_p: float | None, seed: int | None) -> None:
+    """Numbers that can be meant; `seed` may be any."""
+    if temperature is not None and not 1e-6 <= temperature <= 1e6:
+        raise ArgumentError(
+            f"--temperature is {temperature:g}; give one from 1e-6 to 1e6, 1 for the model's own chances. "
+            "For the likeliest leave out --sample."
+        )
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ArgumentError(
+            f"--top-p is {top_p:g}; it must be above 0 and at most 1, which is for any piece."
+        )
+
+
 def _lines(file: Path) -> Iterator[str]:
-    from regard.translation.corpus import read_lines
+    from regard.translation.formats import read_lines
 
     return read_lines(file)
 

@@ -112,6 +112,17 @@ class LazyMatrix:
             self._fitted = fused.fit(self._problem)
         return None if self._fitted is None else (self._problem, self._fitted)
 
+    def _settle(self) -> None:
+        """Find τ once, where nobody has: that of weights which another's kernel used is unknown, NaN."""
+        problem = self._problem
+        tau = problem["tau"]
+        if not tau.numel() or not _kernels_can(problem) or not bool(tau[(0,) * tau.dim()].isnan()):
+            return
+        found = fused.fit(problem)
+        if found is not None:
+            self._made = problem.with_tensors({**problem.tensors, "tau": found})
+            self._versions["tau"] = _version(found)
+
     def _blocks(self) -> Iterator[tuple[Tile, Tensor]]:
         """Tile after tile: where it stands, and its weights."""
         self._check()

@@ -231,8 +231,7 @@ def _run(
 
 def _problem(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Problem:
     """The problem of a call that took the short way, for its weights."""
-    with torch.no_grad():
-        problem = prepare(query, key, value, Layout.of(query, key, value), call)
+    problem = prepare(query, key, value, Layout.of(query, key, value), call)
     return problem.with_rules(fused=True).without("value")
 
 

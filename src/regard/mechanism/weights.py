@@ -4,6 +4,7 @@ A `Weights` holds query, key, score, mask and the rows' statistic τ, from which
 computed again, exactly, when somebody looks. It is a linear operator: `weights @ x` is attention itself.
 """
 
+import importlib
 import math
 import operator
 import os
@@ -12,13 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.mechanism import fused, records, reference
+from regard.mechanism import fused, records, reference, regions
 from regard.mechanism.concrete import concrete
 from regard.mechanism.files import readable
 from regard.mechanism.lazy import LazyMatrix
@@ -202,37 +202,24 @@ class Weights(LazyMatrix):
         ones = torch.ones(self.shape[-2], dtype=self.dtype, device=self.device)
         return self._transposed_product(ones)
 
-    def pool(self, rows: int, columns: int) -> Tensor:
+    def pool(self, rows: int, columns: int, *, within: tuple[slice, slice] | None = None) -> Tensor:
         """A small map of the matrix, (…, rows, columns): the mean weight of each block.
 
         The blocks are as equal as can be, and there are no more of them than queries and keys.
+        within: some queries and keys, as slices: the map is that of this part, which alone is computed.
 
         >>> import torch, regard
         >>> x = torch.zeros(6, 2)
-        >>> regard.attend(x, x, x, mask=regard.Causal())[1].pool(2, 2)
+        >>> weights = regard.attend(x, x, x, mask=regard.Causal())[1]
+        >>> weights.pool(2, 2)
         tensor([[0.3333, 0.0000],
                 [0.2056, 0.1278]])
+        >>> weights.pool(1, 3, within=(slice(1, 2), slice(0, 3)))
+        tensor([[0.5000, 0.5000, 0.0000]])
         """
         if rows < 1 or columns < 1:
-            raise ArgumentError(
-                f"pool got {rows} rows and {columns} columns; a map needs at least 1 of each."
-            )
-        row_edges, column_edges = (
-            _edges(n, m) for n, m in zip(self.shape[-2:], (rows, columns), strict=True)
-        )
-        sums = self._new(self.shape[-1], len(row_edges) - 1)  # … k rows: columns come last
-        for at, block in self._blocks():
-            first = int(np.searchsorted(row_edges, at.rows.start, "right")) - 1
-            for band in range(first, len(row_edges) - 1):
-                low, high = (
-                    min(max(edge - at.rows.start, 0), block.shape[-2]) for edge in row_edges[band : band + 2]
-                )
-                if low < high:
-                    sums[at.keys_index][..., band] += block[..., low:high, :].sum(-2)
-        bands = [part.sum(-2) for part in sums.split(np.diff(column_edges).tolist(), -2)]
-        pooled = torch.stack(bands, -1) if self.shape[-1] else sums.mT
-        cells = np.outer(np.diff(row_edges), np.diff(column_edges))
-        return self._merge(pooled / torch.from_numpy(cells).to(pooled))
+            raise ArgumentError(f"pool got {rows} rows and {columns} columns; a map has at least 1 of each.")
+        return regions.pool(self, (rows, columns), within or (slice(None), slice(None)))
 
     # A linear operator
 
@@ -272,6 +259,56 @@ class Weights(LazyMatrix):
             part = reference.read(block.mT, columns[at.rows_index], careful=careful)
             result[at.keys_index] += part
         return self._merge(result)[..., 0] if vector else self._merge(result)
+
+    # Looking at it
+
+    def show(
+        self, *, queries: Sequence[str] | None = None, keys: Sequence[str] | None = None, title: str = ""
+    ) -> Any:
+        """Look at it: a widget in a notebook; elsewhere a page that opens in the browser, whose path it is.
+
+        queries, keys: the tokens of both sides. Without keys, the queries read each other.
+
+        >>> def look(weights, words):
+        ...     return weights.show(queries=words)
+        """
+        return _view("page").show(self, queries=queries, keys=keys, title=title)
+
+    def to_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        queries: Sequence[str] | None = None,
+        keys: Sequence[str] | None = None,
+        title: str = "",
+    ) -> Path:
+        """Write an interactive page, one file that opens in any browser; very many weights as block means.
+
+        >>> import torch, regard, tempfile
+        >>> x = torch.eye(3)
+        >>> regard.attend(x, x, x)[1].to_html(tempfile.mkdtemp() + "/dogs.html", queries=list("abc")).name
+        'dogs.html'
+        """
+        exhibit = _view("exhibit").Exhibit.of(self, queries, keys, title)
+        return _view("page").write_page(path, exhibit, title=title)
+
+    def to_png(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        queries: Sequence[str] | None = None,
+        keys: Sequence[str] | None = None,
+        title: str | None = None,
+        dark: bool = False,
+    ) -> Path:
+        """Draw it: a picture with the tokens on both axes, .png, or .svg or .pdf if the path ends so.
+
+        >>> import torch, regard, tempfile
+        >>> x = torch.eye(3)
+        >>> regard.attend(x, x, x)[1].to_png(tempfile.mkdtemp() + "/dogs.png", title="Dogs").name
+        'dogs.png'
+        """
+        return _view("pictures").draw_weights(self, path, queries=queries, keys=keys, title=title, dark=dark)
 
     # Keeping it
 
@@ -354,11 +391,10 @@ class TransposedWeights:
         return f"transpose of {self._weights!r}"
 
 
+def _view(name: str) -> Any:
+    """A module of the view, found by its name: the mechanism imports nothing that looks at it."""
+    return importlib.import_module(f"regard.view.{name}")
+
+
 def _wants_gradient(x: Tensor) -> bool:
     return not concrete(x) or (torch.is_grad_enabled() and x.requires_grad)
-
-
-def _edges(size: int, parts: int) -> NDArray[np.int64]:
-    """Where to cut `size` into at most `parts` nearly equal parts."""
-    parts = min(parts, size)
-    return np.arange(parts + 1) * size // max(parts, 1)

@@ -2,10 +2,12 @@
 
 from regard.translation.alignment import Alignment, align, choose
 from regard.translation.anchors import Anchors
-from regard.translation.corpus import Pair, clean, read_pairs, split, write_pairs
+from regard.translation.cleaning import clean
+from regard.translation.corpus import Pair, split
 from regard.translation.crossing import Choice
-from regard.translation.embedded import Embedded, embedded
+from regard.translation.dates import Embedded, embedded
 from regard.translation.evaluation import Scores, by_length, evaluate
+from regard.translation.formats import read_pairs, write_pairs
 from regard.translation.links import Links, pharaoh, symmetrize
 from regard.translation.plan import Plan
 from regard.translation.quality import Gold, Rates, error_rate, read_gold, read_pharaoh

@@ -12,14 +12,17 @@ from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.checks import number
+from regard.mechanism.files import readable
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.anchors import Anchors
+from regard.translation.corpus import as_pair, listed
 from regard.translation.crossing import Choice, Shift, cross_weights, crossing, of_tokens, watched
 from regard.translation.links import Links, pharaoh
 from regard.translation.quality import Gold, Rates, rates
 from regard.translation.tokens import Cut, TwoSides
 
 DECIMALS = 4  # of weights in JSON
+_MOST = 400_000_000  # weights of an alignment
 
 
 @dataclass(frozen=True, eq=False)  # tensors do not compare to one truth
@@ -152,7 +155,22 @@ def align(
 
 def cut_pairs(tokens: TwoSides, pairs: Sequence[tuple[str, str]]) -> list[tuple[Cut, Cut]]:
     """Both sides of each pair, cut into pieces."""
-    return [(tokens.source.cut(source), tokens.target.cut(target)) for source, target in pairs]
+    found = []
+    for number_, given in enumerate(listed(pairs)):
+        pair = as_pair(given, number_)
+        source, target = tokens.source.cut(pair.source), tokens.target.cut(pair.target)
+        check_size(f"pair {number_}", "pieces", len(source.ids), len(target.ids))
+        found.append((source, target))
+    return found
+
+
+def check_size(what: str, unit: str, source: int, target: int) -> None:
+    """A matrix that fits into memory."""
+    if source * target > _MOST:
+        raise ArgumentError(
+            f"{what} has {source:,} {unit} in its source and {target:,} in its target; their alignment would "
+            f"take {readable(4 * source * target)}. Give it sentence by sentence."
+        )
 
 
 def choose(
@@ -266,7 +284,7 @@ def _check_gold(pairs: Sequence[tuple[str, str]], gold: Sequence[Gold]) -> None:
                 raise ArgumentError(
                     f"the gold links word {link[0]} to word {link[1]} in pair {pair}, which has {sizes[0]} "
                     f"and {sizes[1]} words; they are counted from 0, and stand between white space. A file "
-                    "that counts from 1 is read with base=1."
+                    "that counts from 1 is read with base=1 (--base 1)."
                 )
 
 

@@ -89,11 +89,6 @@ class Anchors:
             for first, second in zip(forward, backward, strict=True)
         ]
 
-    def weights(self, pairs: Sequence[tuple[str, str]]) -> list[Floats]:
-        """The probability of each link, (target words × source words): the mean of both directions."""
-        forward, backward = self._soft(pairs)
-        return [(first + second) / 2 for first, second in zip(forward, backward, strict=True)]
-
     def _soft(self, pairs: Sequence[tuple[str, str]]) -> list[list[Floats]]:
         """Of each direction and pair: target words × source words."""
         corpus = _Corpus(self._words, pairs)

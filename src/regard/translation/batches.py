@@ -172,6 +172,22 @@ class Batches:
         return source, target
 
 
+def by_length(
+    sources: Sequence[Sequence[int]], size: int, device: torch.device
+) -> Iterator[tuple[list[int], Packed]]:
+    """Sources of like lengths together, the shortest first: which they are, and packed with their end marks.
+
+    >>> import torch
+    >>> from regard.translation.batches import by_length
+    >>> [some for some, _ in by_length([[5, 6, 7], [8], [9, 10]], 2, torch.device("cpu"))]
+    [[1, 2], [0]]
+    """
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    for first in range(0, len(order), size):
+        some = order[first : first + size]
+        yield some, Packed.of([[*sources[i], END] for i in some], device)
+
+
 def _cut(order: Places, sizes: NDArray[numpy.int64], most: int) -> Iterator[Places]:
     """Parts of an order, each with at most so many tokens, or with one pair."""
     first, held = 0, 0

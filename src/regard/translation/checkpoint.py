@@ -2,7 +2,7 @@
 
 FOLDER/config.json         the plan, and how alignments are read
 FOLDER/tokens.model        the vocabulary; or source.model and target.model
-FOLDER/model.safetensors   the weights to translate with: the best so far
+FOLDER/model.safetensors   the parameters to translate with: the best so far
 FOLDER/checkpoints/step-00001000/   model.safetensors  optimizer.safetensors  state.json
 FOLDER/data/  log.csv  tensorboard/
 
@@ -31,7 +31,7 @@ from regard.translation.plan import Plan
 from regard.translation.tokens import Tokens, TwoSides
 
 FORMAT = "regard translator 1"
-CONFIG, WEIGHTS, OPTIMIZER, STATE = "config.json", "model.safetensors", "optimizer.safetensors", "state.json"
+CONFIG, MODEL, OPTIMIZER, STATE = "config.json", "model.safetensors", "optimizer.safetensors", "state.json"
 SHARED, SOURCE, TARGET = "tokens.model", "source.model", "target.model"
 _WRONG = (LookupError, TypeError, ValueError, OverflowError, RuntimeError, OSError, SafetensorError)
 
@@ -46,27 +46,39 @@ class Loaded(NamedTuple):
 
 def load_model(folder: str | os.PathLike[str]) -> Loaded:
     """The model of a folder, its vocabularies and its config, or an error that says what is wrong with it."""
+    check_name(folder)
     config = read_config(folder)
     path = Path(folder)
-    if not (path / WEIGHTS).is_file():
+    if not (path / MODEL).is_file():
         raise ArgumentError(
-            f"{os.fspath(folder)!r} has no {WEIGHTS} yet; its training has not come to the first look at the "
+            f"{os.fspath(folder)!r} has no {MODEL} yet; its training has not come to the first look at the "
             "dev data. Go on with regard train --resume."
         )
     try:
         tokens, plan = read_tokens(path, config), Plan.of(config["plan"]).model
-        with safe_open(path / WEIGHTS, "pt") as file:
+        with safe_open(path / MODEL, "pt") as file:
             tensors = len(list(file.keys()))
         if plan.layers > tensors:  # before a model of that many is made
-            raise ValueError(f"{CONFIG} says {plan.layers} layers and {WEIGHTS} has {tensors} tensors")
+            raise ValueError(f"{CONFIG} says {plan.layers} layers and {MODEL} has {tensors} tensors")
         with torch.device("meta"):  # sizes alone, until they are known to be right
             model = plan.make(tokens.sizes())
-        model.load_state_dict(read_parameters(path / WEIGHTS, model), assign=True)
+        model.load_state_dict(read_parameters(path / MODEL, model), assign=True)
     except _WRONG as error:
         raise ArgumentError(
             f"{os.fspath(folder)!r} is damaged ({str(error)[:300]}); copy it again, or train anew."
         ) from None
     return Loaded(model.eval(), tokens, config)
+
+
+def check_name(folder: str | os.PathLike[str]) -> None:
+    """A folder whose files safetensors can read: their names must be text."""
+    try:
+        os.fspath(folder).encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(
+            f"the name of the folder {os.fspath(folder)!r} is no UTF-8 text, so that a model in it could not "
+            "be read again; give it another name."
+        ) from None
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -98,7 +110,8 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """A folder in which no other training works meanwhile; it is made, and goes again if it stays empty."""
+    """A folder in which no other training works meanwhile; if it was made here, it goes if it stays empty."""
+    made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -106,8 +119,9 @@ def alone_in(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            with suppress(OSError):
-                folder.rmdir()  # the system refuses if it is not empty, or gone
+            if made:
+                with suppress(OSError):
+                    folder.rmdir()  # the system refuses if it is not empty, or gone
     finally:
         os.close(handle)  # which unlocks it, and so does being killed
 
@@ -150,13 +164,13 @@ def write_tokens(folder: Path, tokens: TwoSides) -> None:
         tokens.target.save(folder / TARGET)
 
 
-def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the weights to translate with; those that were there stay until these are whole."""
+def write_parameters(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write the parameters to translate with; those that were there stay until these are whole."""
     part = folder / "checkpoints" / ".best.part"  # a folder, as safetensors writes beside its file, too
-    with _written(folder / WEIGHTS, part):
-        _save(part / WEIGHTS, tensors)
-        _sync(part / WEIGHTS)
-        os.replace(part / WEIGHTS, folder / WEIGHTS)
+    with _written(folder / MODEL, part):
+        _save(part / MODEL, tensors)
+        _sync(part / MODEL)
+        os.replace(part / MODEL, folder / MODEL)
         _sync(folder)
 
 
@@ -169,7 +183,7 @@ class Checkpoint(NamedTuple):
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     one = Checkpoint.write(Path(folder), 100, {"a": torch.ones(2)}, {}, {"seconds": 1.5})
     ...     found = Checkpoint.all(Path(folder))
-    ...     found[-1].step, found[-1].weights(), found[-1].state()
+    ...     found[-1].step, found[-1].parameters(), found[-1].state()
     (100, {'a': tensor([1., 1.])}, {'seconds': 1.5})
     """
 
@@ -188,13 +202,13 @@ class Checkpoint(NamedTuple):
         cls,
         folder: Path,
         step: int,
-        weights: Mapping[str, Tensor],
+        parameters: Mapping[str, Tensor],
         optimizer: Mapping[str, Tensor],
         state: Mapping[str, Any],
     ) -> "Checkpoint":
         """Write a checkpoint whole; if that fails, the others are as they were."""
         with cls.beside(folder, step) as part:
-            _save(part / WEIGHTS, weights)
+            _save(part / MODEL, parameters)
             _save(part / OPTIMIZER, optimizer)
             write_state(part, state)
         return cls.at(folder, step)
@@ -231,9 +245,9 @@ class Checkpoint(NamedTuple):
             if path not in kept and (path.name.startswith("step-") or path.suffix == ".part"):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def weights(self) -> dict[str, Tensor]:
-        """The parameters."""
-        return _load(self.path / WEIGHTS)
+    def parameters(self) -> dict[str, Tensor]:
+        """The model's tensors."""
+        return _load(self.path / MODEL)
 
     def optimizer(self) -> dict[str, Tensor]:
         """The optimizer's tensors."""

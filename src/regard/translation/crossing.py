@@ -161,17 +161,32 @@ def crossing(model: Seq2Seq) -> dict[str, int]:
     >>> crossing(Transformer(100, Recipe(width=16, heads=2, layers=2)))
     {'decoder.blocks.0.cross': 2, 'decoder.blocks.1.cross': 2}
     """
-    found = {
-        name: int(getattr(module, "heads", 1))
-        for name, module in ((n.replace("_orig_mod.", ""), m) for n, m in model.named_modules())
-        if isinstance(module, Attends) and _CROSS.search(name)
-    }
+    found = _crossing(model)
     if not found:
         raise ArgumentError(
             f"this {type(model).__name__} does not attend to the source, so that it cannot say which word "
             "came from which; train one with attention: a transformer, or recurrent."
         )
     return found
+
+
+def attends(model: Seq2Seq) -> bool:
+    """Whether a model attends to the source at all; a plain one does not.
+
+    >>> from regard.models import RecurrentRecipe, RecurrentSeq2Seq
+    >>> from regard.translation.crossing import attends
+    >>> [attends(RecurrentSeq2Seq(9, RecurrentRecipe(8, attention=kind))) for kind in ("none", "additive")]
+    [False, True]
+    """
+    return bool(_crossing(model))
+
+
+def _crossing(model: Seq2Seq) -> dict[str, int]:
+    return {
+        name: int(getattr(module, "heads", 1))
+        for name, module in ((n.replace("_orig_mod.", ""), m) for n, m in model.named_modules())
+        if isinstance(module, Attends) and _CROSS.search(name)
+    }
 
 
 def chosen(model: Seq2Seq, choice: Choice) -> str:
@@ -186,7 +201,7 @@ def chosen(model: Seq2Seq, choice: Choice) -> str:
     if choice.heads is not None and max(choice.heads) >= layers[name]:
         raise ArgumentError(
             f"the choice is head {max(choice.heads)}, and the attention has {layers[name]}; give 0 to "
-            f"{layers[name] - 1}, or heads=None for the mean of all."
+            f"{layers[name] - 1}, or None (--heads all) for the mean of all."
         )
     return name
 

@@ -90,7 +90,7 @@ class World(Protocol):
     def totals(self, numbers: Sequence[float]) -> list[float]:
         """The sums of every process's numbers."""
 
-    def weights(self, model: Seq2Seq) -> dict[str, Tensor]:
+    def parameters(self, model: Seq2Seq) -> dict[str, Tensor]:
         """All of the parameters, in the first process at least."""
 
     def write(
@@ -139,7 +139,7 @@ class Alone:
         """The numbers."""
         return list(numbers)
 
-    def weights(self, model: Seq2Seq) -> dict[str, Tensor]:
+    def parameters(self, model: Seq2Seq) -> dict[str, Tensor]:
         """The parameters."""
         return dict(model.state_dict())
 
@@ -148,11 +148,11 @@ class Alone:
     ) -> Checkpoint:
         """A checkpoint, written whole."""
         tensors = optimizer_tensors(optimizer, _names(model))
-        return Checkpoint.write(folder, step, self.weights(model), tensors, state)
+        return Checkpoint.write(folder, step, self.parameters(model), tensors, state)
 
     def restore(self, saved: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
         """Model and optimizer as they were when it was written."""
-        model.load_state_dict(saved.weights())
+        model.load_state_dict(saved.parameters())
         restore_optimizer(optimizer, _names(model), saved.optimizer())
 
     def agreed(self) -> AbstractContextManager[None]:
@@ -212,9 +212,9 @@ class Parallel:
         distributed.all_reduce(tensor, how, self._group)
         return tensor.tolist()
 
-    def weights(self, model: Seq2Seq) -> dict[str, Tensor]:
+    def parameters(self, model: Seq2Seq) -> dict[str, Tensor]:
         """The parameters."""
-        return self._alone.weights(model)
+        return self._alone.parameters(model)
 
     def write(
         self, folder: Path, step: int, model: Seq2Seq, optimizer: Optimizer, state: Mapping[str, Any]
@@ -273,7 +273,7 @@ class Sharded(Parallel):
         """Nothing: whole gradients that wait for more would take the room that sharding saves."""
         return nullcontext()
 
-    def weights(self, model: Seq2Seq) -> dict[str, Tensor]:
+    def parameters(self, model: Seq2Seq) -> dict[str, Tensor]:
         """All of the parameters, in the first process alone."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 

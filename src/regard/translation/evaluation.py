@@ -243,7 +243,7 @@ def check_tokenizer(tokenize: str) -> None:
     >>> from regard.translation.evaluation import check_tokenizer
     >>> check_tokenizer("13b")
     Traceback (most recent call last):
-    regard.errors.ArgumentError: tokenize='13b'; it can be '13a', 'intl', ...
+    regard.errors.ArgumentError: tokenize='13b' (--tokenize); it can be '13a', 'intl', ...
     """
     _bleu(tokenize, lowercase=False)
 
@@ -252,7 +252,9 @@ def _bleu(tokenize: str, lowercase: bool, *, effective_order: bool = False) -> "
     from sacrebleu.metrics.bleu import BLEU
 
     if tokenize not in TOKENIZERS:
-        raise ArgumentError(f"tokenize={tokenize!r}; it can be {', '.join(map(repr, TOKENIZERS))}.")
+        raise ArgumentError(
+            f"tokenize={tokenize!r} (--tokenize); it can be {', '.join(map(repr, TOKENIZERS))}."
+        )
     try:
         # force: no warning about text that looks as if it were cut into words already
         return BLEU(tokenize=tokenize, lowercase=lowercase, effective_order=effective_order, force=True)
@@ -267,6 +269,15 @@ def _check(who: str, **given: Sequence[str]) -> None:
     for name, sentences in given.items():
         if isinstance(sentences, str):
             raise DTypeError(f"{who} got one string as {name}; give a list of sentences.")
+        if not isinstance(sentences, Sequence):
+            raise DTypeError(
+                f"{who} got a {type(sentences).__name__} as {name}; give a list of sentences: list({name})."
+            )
+        for number, sentence in enumerate(sentences):
+            if not isinstance(sentence, str):
+                raise DTypeError(
+                    f"{who} got a {type(sentence).__name__} as number {number} of {name}; give strings."
+                )
     (first, one), *others = given.items()
     for name, other in others:
         if len(one) != len(other):

@@ -1,16 +1,18 @@
 """Looks at the dev data during a training: the loss of each token, BLEU, exact match and a sample."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from regard.models.dropout import evaluating
-from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.batches import Batch, Batches, InMemory
+from regard.translation.alignment import align
+from regard.translation.batches import Batch, Batches, InMemory, by_length
 from regard.translation.corpus import Pair
+from regard.translation.crossing import attends
 from regard.translation.evaluation import evaluate
+from regard.translation.lines import longest_translation
 from regard.translation.plan import Criterion
 from regard.translation.progress import Example, Judgement
 from regard.translation.tokens import END, START, TwoSides
@@ -37,7 +39,7 @@ class Dev(NamedTuple):
         return cls(pairs, [batches.get(some, 0) for some in batches.epoch(0)], sources[:_TRANSLATED])
 
 
-class Judged(NamedTuple):
+class DevScores(NamedTuple):
     """What the dev data say; `value` is what has improved if it is larger."""
 
     value: float
@@ -51,7 +53,7 @@ class Judged(NamedTuple):
         return Judgement(step, self.loss, self.bleu, self.exact, self.sample, best)
 
 
-def judge(model: Seq2Seq, tokens: TwoSides, dev: Dev, criterion: Criterion) -> Judged:
+def judge(model: Seq2Seq, tokens: TwoSides, dev: Dev, criterion: Criterion) -> DevScores:
     """Look at the dev data: the loss of every token, and translations by the likeliest token each time."""
     loss = dev_loss(model, dev.batches)
     written = translations(model, tokens, dev.sources)
@@ -59,9 +61,17 @@ def judge(model: Seq2Seq, tokens: TwoSides, dev: Dev, criterion: Criterion) -> J
     scores = evaluate(written, references)
     # the longest of the first ones: there is something to see in it
     shown = max(range(min(8, len(written))), key=lambda i: len(dev.pairs[i].source))
-    sample = Example(dev.pairs[shown].source, written[shown], dev.pairs[shown].target)
+    pair, text = dev.pairs[shown], written[shown]
+    sample = Example(pair.source, text, pair.target, _aligned(model, tokens, pair.source, text))
     value = -loss if criterion == "loss" else scores.bleu - _TIE * loss
-    return Judged(value, loss, scores.bleu, scores.exact, sample)
+    return DevScores(value, loss, scores.bleu, scores.exact, sample)
+
+
+def _aligned(model: Seq2Seq, tokens: TwoSides, source: str, text: str) -> dict[str, Any] | None:
+    """Which words of a translation came from which; None if the model does not attend to the source."""
+    if not attends(model):
+        return None
+    return align(model, tokens, [(source, text)])[0].to_dict()
 
 
 @torch.no_grad()
@@ -76,12 +86,9 @@ def dev_loss(model: Seq2Seq, batches: Sequence[Batch]) -> float:
 
 def translations(model: Seq2Seq, tokens: TwoSides, sources: Sequence[Sequence[int]]) -> list[str]:
     """The likeliest token each time; sentences of like lengths together."""
-    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     found = [""] * len(sources)
-    for first in range(0, len(order), _SENTENCES):
-        some = order[first : first + _SENTENCES]
-        packed = Packed.of([[*sources[i], END] for i in some], model.output_weight.device)
-        most = 2 * max(len(sources[i]) for i in some) + 10
+    for some, packed in by_length(sources, _SENTENCES, model.output_weight.device):
+        most = longest_translation(max(len(sources[i]) for i in some))
         for i, ids in zip(some, model.greedy(packed, start=START, end=END, most=most), strict=True):
             found[i] = tokens.target.join(ids).text
     return found

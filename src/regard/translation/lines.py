@@ -80,3 +80,13 @@ def _part(cut: Cut, first: int, stop: int) -> Part:
 def _inside(cut: Cut, at: int) -> bool:
     """Whether a word goes on across this place."""
     return 0 < at < len(cut.ids) and cut.word_of[at] == cut.word_of[at - 1]
+
+
+def longest_translation(pieces: int) -> int:
+    """How many tokens the translation of a source of so many pieces may have, its end mark among them.
+
+    >>> from regard.translation.lines import longest_translation
+    >>> longest_translation(20)
+    50
+    """
+    return 2 * pieces + 10

@@ -43,7 +43,7 @@ def read_links(line: str, where: str = "", base: int = 0, possible: bool = False
         if min(source, target) < 0:
             raise ArgumentError(
                 f"{where}{field!r} counts words from 0, and base={base} says that they are counted from "
-                f"{base}; give base=0."
+                f"{base}; give base=0 (--base 0)."
             )
         kinds[link[2]].add((source, target))
     return frozenset(kinds["-"]), frozenset(kinds["p"])

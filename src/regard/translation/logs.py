@@ -1,10 +1,13 @@
-"""What remains of a training: a CSV file, which `regard curves` draws, and files for TensorBoard."""
+"""What remains of a training: log.csv, which `regard curves` draws, samples.jsonl, files for TensorBoard."""
 
 import csv
+import json
+import math
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -12,12 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from regard.errors import ArgumentError
 from regard.mechanism.files import write_whole
+from regard.mechanism.text import plain
 from regard.translation.progress import Judgement, Listener, Report
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-LOG = "log.csv"
+_MOST = 1e15  # steps, and whatever else is counted or measured
+LOG, SAMPLES = "log.csv", "samples.jsonl"
 
 
 class Row(NamedTuple):
@@ -61,7 +66,10 @@ def _rows(path: Path, content: bytes) -> list[tuple[Row, bytes]]:
         lines.pop()  # a training was killed while it wrote this line
     if not lines:
         return []
-    names = _values(lines[0])
+    try:
+        names = _values(lines[0])
+    except csv.Error:  # a field without end
+        names = []
     if not set(Row._fields) <= set(names):
         raise ArgumentError(
             f"{os.fspath(path)!r} is no log of a training; its first line should be {','.join(Row._fields)}."
@@ -70,7 +78,7 @@ def _rows(path: Path, content: bytes) -> list[tuple[Row, bytes]]:
     for number, line in enumerate(lines[1:], 2):
         try:
             rows.append((_row(dict(zip(names, _values(line), strict=True))), line))
-        except ValueError:
+        except (ValueError, OverflowError, csv.Error):
             raise ArgumentError(
                 f"{os.fspath(path)!r}, line {number}, has not a number in each of its {len(names)} columns; "
                 "remove the line."
@@ -84,7 +92,10 @@ def _values(line: bytes) -> list[str]:
 
 def _row(values: dict[str, str]) -> Row:
     numbers = {name: float(values[name]) if values[name] else None for name in Row._fields[1:]}
-    return Row(int(values["step"]), **numbers)
+    step = int(values["step"])
+    if not 0 <= step < _MOST or any(_MOST < abs(one) < math.inf for one in numbers.values() if one):
+        raise ValueError("no number that a training has")
+    return Row(step, **numbers)
 
 
 def _line(row: Row) -> bytes:
@@ -144,16 +155,74 @@ class CsvLog(Listener):
             self._start = len(_HEADER)
         line = _line(self._row)
         self._stop = self._start + len(line)
-        try:
-            with open(self.path, "r+b") as file:
-                file.seek(self._start)
-                file.write(line)
-                file.truncate()
-        except OSError as error:  # that of a full disk names no file
-            raise OSError(error.errno, error.strerror, os.fspath(self.path)) from error
+        with _named(self.path), open(self.path, "r+b") as file:
+            file.seek(self._start)
+            file.write(line)
+            file.truncate()
 
 
 _HEADER = (",".join(Row._fields) + "\n").encode()
+
+
+class SampleLog(Listener):
+    """Writes FOLDER/samples.jsonl: how one sentence of the dev data is translated, whenever it is judged.
+
+    Each line is an object with step, source, text, reference and alignment: which of the model's words came
+    from which, as `Alignment.to_dict` says it, or null. Lines of later steps than a training goes on from are
+    removed, as in `CsvLog`.
+
+    >>> import tempfile
+    >>> from regard.translation.logs import SampleLog
+    >>> from regard.translation.progress import Example, Judgement
+    >>> log = SampleLog(tempfile.mkdtemp())
+    >>> log.begin("A small Transformer", 0, 2000)
+    >>> log.judge(Judgement(500, 2.5, 31.4, 0.25, Example("zwei Hunde", "two dogs", "two dogs"), True))
+    >>> log.path.read_text()
+    '{"step": 500, "source": "zwei Hunde", "text": "two dogs", "reference": "two dogs", "alignment": null}\\n'
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.path = Path(folder) / SAMPLES
+
+    def begin(self, about: str, step: int, steps: int) -> None:
+        kept = b""
+        if step and self.path.exists():
+            lines = self.path.read_bytes().splitlines(keepends=True)
+            kept = b"".join(line for line in lines if 0 <= _step(line) <= step)
+        write_whole(self.path, kept)
+
+    def judge(self, judgement: Judgement) -> None:
+        sample = judgement.sample
+        if sample is None:
+            return
+        found = {
+            "step": judgement.step,
+            "source": sample.source,
+            "text": sample.translation,
+            "reference": sample.reference,
+            "alignment": sample.alignment,
+        }
+        line = json.dumps(found, ensure_ascii=False).encode(errors="replace")
+        with _named(self.path), open(self.path, "ab") as file:
+            file.write(line + b"\n")
+
+
+def _step(line: bytes) -> int:
+    """The step of a line of samples; −1 if it is none, as a training was killed while it wrote it."""
+    try:
+        found = json.loads(line)["step"] if line.endswith(b"\n") else -1
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return -1
+    return found if type(found) is int else -1
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An error of the system names the file; that of a full disk would name none."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
 class TensorBoardLog(Listener):
@@ -181,8 +250,18 @@ class TensorBoardLog(Listener):
             warnings.simplefilter("ignore")
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(os.fspath(self.path), purge_step=step + 1)
-            self._writer.add_text("about", about, step)
+            with self._spared():
+                self._writer = SummaryWriter(os.fspath(self.path), purge_step=step + 1)
+                self._writer.add_text("about", about, step)
+
+    @contextmanager
+    def _spared(self) -> Iterator[None]:
+        """Whatever fails in TensorBoard, a folder whose name is no text for example, ends no training."""
+        try:
+            yield
+        except Exception as error:
+            self._writer = None
+            self._say(f"There will be no more files for TensorBoard, which failed: {plain(str(error))}")
 
     def report(self, report: Report) -> None:
         names = {"loss": "train/loss", "rate": "train/rate", "tokens_per_second": "train/tokens_per_second"}
@@ -193,16 +272,19 @@ class TensorBoardLog(Listener):
         self._add(judgement.step, {name: value for name, value in known.items() if value is not None})
         if self._writer and judgement.sample:
             # indented by four blanks, so that TensorBoard's markdown shows a sentence as it is
-            text = "\n".join(f"    {name}: {text}" for name, text in judgement.sample._asdict().items())
-            self._writer.add_text("dev/sample", text, judgement.step)
-            self._writer.flush()
+            text = "\n".join(f"    {name}: {text}" for name, text in judgement.sample.texts().items())
+            with self._spared():
+                self._writer.add_text("dev/sample", text, judgement.step)
+                self._writer.flush()
 
     def end(self, text: str) -> None:
         if self._writer:
-            self._writer.close()
+            with self._spared():
+                self._writer.close()
             self._writer = None
 
     def _add(self, step: int, numbers: dict[str, float]) -> None:
         if self._writer:
-            for name, number in numbers.items():
-                self._writer.add_scalar(name, number, step)
+            with self._spared():
+                for name, number in numbers.items():
+                    self._writer.add_scalar(name, number, step)

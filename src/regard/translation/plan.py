@@ -2,7 +2,6 @@
 
 import dataclasses
 import difflib
-import json
 import math
 import os
 import tomllib
@@ -21,6 +20,7 @@ from regard.models.recurrent import Kind as Attention
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 from regard.translation import tokens as vocabulary
+from regard.translation.lines import longest_translation
 
 Model = Literal["transformer", "recurrent", "plain"]
 Schedule = Literal["cosine", "inverse-sqrt", "constant"]
@@ -33,8 +33,26 @@ NORMALIZERS: dict[str, type[Normalizer]] = {
     "sparsemax": Sparsemax,
     "entmax15": Entmax15,
 }
-_RECURRENT = ("cell", "attention", "bidirectional", "reverse", "feeding")
-_TRANSFORMER = ("heads", "key_heads", "hidden", "activation", "norm", "before", "positions", "length")
+RECURRENT = ("cell", "attention", "bidirectional", "reverse", "feeding")
+_RECIPE = ("heads", "key_heads", "hidden", "activation", "norm", "before", "positions", "length")
+TRANSFORMER = (*_RECIPE, "normalize")
+# far more than anybody needs, so that a slip of the finger is refused before it fills the memory
+_MOST = {
+    "width": 65_536,
+    "layers": 1024,
+    "heads": 4096,
+    "key_heads": 4096,
+    "hidden": 1_000_000,
+    "length": 10_000_000,
+    "size": 10_000_000,
+    "longest": 10_000_000,
+    "dev": 10_000_000,
+    "tokens": 100_000_000,
+    "accumulate": 100_000,
+    "average": 10_000,
+    "threads": 4096,
+    **dict.fromkeys(("epochs", "updates", "warmup", "judge", "save", "patience"), 10**12),
+}
 
 
 @dataclass(frozen=True)
@@ -67,15 +85,20 @@ class ModelPlan:
     def __post_init__(self) -> None:
         if self.normalize not in NORMALIZERS:
             raise ArgumentError(f"normalize is {self.normalize!r}; there are {', '.join(NORMALIZERS)}.")
+        for name in ("width", "layers", "heads", "length"):
+            _count(name, getattr(self, name), least=1)
+        for name in ("key_heads", "hidden"):
+            if getattr(self, name) is not None:
+                _count(name, getattr(self, name), least=1)
         self.recipe()
 
     def recipe(self) -> Recipe | RecurrentRecipe:
         """What the model is made of."""
         shared: dict[str, Any] = {"width": self.width, "layers": self.layers, "dropout": self.dropout}
         if self.kind == "transformer":
-            chosen = {name: getattr(self, name) for name in _TRANSFORMER}
+            chosen = {name: getattr(self, name) for name in _RECIPE}
             return Recipe(**shared, **chosen, normalize=NORMALIZERS[self.normalize]())
-        chosen = {name: getattr(self, name) for name in _RECURRENT}
+        chosen = {name: getattr(self, name) for name in RECURRENT}
         if self.kind == "plain":
             chosen |= {"attention": "none", "feeding": False}
         return RecurrentRecipe(**shared, **chosen)
@@ -98,7 +121,7 @@ class TokensPlan:
     coverage: float = 1.0
 
     def __post_init__(self) -> None:
-        count("size", self.size, least=vocabulary.MARKS + 1)
+        _count("size", self.size, least=vocabulary.MARKS + 1)
         number("coverage", self.coverage, least=vocabulary.LEAST_COVERAGE, most=1)
 
 
@@ -116,8 +139,8 @@ class CorpusPlan:
     dev: int = 1000
 
     def __post_init__(self) -> None:
-        count("longest", self.longest, least=1)
-        count("dev", self.dev, least=1)
+        _count("longest", self.longest, least=1)
+        _count("dev", self.dev, least=1)
         number("ratio", self.ratio, least=1)
 
 
@@ -129,14 +152,14 @@ class TrainingPlan:
     accumulate: batches whose gradients are added up for one update.
     rate, schedule, warmup: the highest learning rate, after so many updates; then "cosine" (to 0 at the end),
         "inverse-sqrt" (Vaswani et al. 2017, section 5.3) or "constant".
-    smoothing, decay, clip: of labels; of weights (AdamW); the largest norm of a gradient, 0 for any.
+    smoothing, decay, clip: of labels; of parameters (AdamW); the largest norm of a gradient, 0 for any.
     unknown: the share of pairs with a hidden piece, see `Batches`.
     guide: how much one head of a Transformer is taught where words come from (Garg et al. 2019), by links
         that are found in the pairs themselves; 0.3 makes alignments much better, 0 leaves it alone.
     precision: "bfloat16" computes in it where that is safe; it pays on processors that multiply in bfloat16.
     judge, save: updates between two looks at the dev data, between two checkpoints; 0 is once an epoch, and
         whenever it was judged.
-    average: of how many of the last checkpoints the weights to translate with are the mean.
+    average: of how many of the last checkpoints the parameters to translate with are the mean.
     patience: after so many looks without improvement the training ends, 0 for never; `criterion` says which
         improvement: of "bleu" or of the "loss".
     threads: 0 is as many as torch takes.
@@ -165,13 +188,13 @@ class TrainingPlan:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "tokens", "accumulate", "average"):
-            count(name, getattr(self, name), least=1)
+            _count(name, getattr(self, name), least=1)
         for name in ("warmup", "judge", "save", "patience", "seed", "threads"):
-            count(name, getattr(self, name))
+            _count(name, getattr(self, name))
         if self.seed >= 2**32:
             raise ArgumentError(f"seed={self.seed}; it must be below 2**32.")
         if self.updates is not None:
-            count("updates", self.updates, least=1)
+            _count("updates", self.updates, least=1)
         number("rate", self.rate, above=0)
         for name in ("smoothing", "unknown"):
             number(name, getattr(self, name), least=0, below=1)
@@ -198,7 +221,7 @@ class Plan:
     training: TrainingPlan = field(default_factory=TrainingPlan)
 
     def __post_init__(self) -> None:
-        model, needed = self.model, 2 * self.corpus.longest + 12  # as long as a translation may become
+        model, needed = self.model, longest_translation(self.corpus.longest) + 2  # and marks
         if model.kind == "transformer" and model.positions == "learned" and model.length < needed:
             raise ArgumentError(
                 f"model.length is {model.length} and corpus.longest is {self.corpus.longest}; so many "
@@ -222,11 +245,15 @@ class Plan:
     @classmethod
     def read(cls, path: str | os.PathLike[str], base: "Plan | None" = None) -> "Plan":
         """A plan from a TOML file; what it does not say is as in `base`."""
+        return (base or cls()).changed(cls.written(path))
+
+    @staticmethod
+    def written(path: str | os.PathLike[str]) -> dict[str, Any]:
+        """What a TOML file says, by section and name."""
         try:
-            found = tomllib.loads(Path(path).read_text("utf-8"))
+            return tomllib.loads(Path(path).read_text("utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ArgumentError(f"{os.fspath(path)!r} is no TOML file: {error}.") from None
-        return (base or cls()).changed(found)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "Plan":
@@ -299,6 +326,13 @@ _WITHOUT_TRANSFORMER: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+def _count(name: str, value: int, least: int = 0) -> None:
+    """A whole number that can be meant."""
+    count(name, value, least=least)
+    if value > _MOST.get(name, value):
+        raise ArgumentError(f"{name}={value:,}; it must be at most {_MOST[name]:,}. Give a smaller one.")
+
+
 def _unknown(what: str, name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, known, 1)
     return f"there is no {what}; " + (
@@ -346,23 +380,3 @@ def _parsed(section: str, name: str, text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text  # which is refused for its type
-
-
-def toml(plan: Plan) -> str:
-    """All settings of a plan as a TOML file, which `Plan.read` understands.
-
-    >>> from regard.translation.plan import Plan, toml
-    >>> print(toml(Plan())[:28])
-    [model]
-    kind = "transformer"
-    """
-    lines = []
-    for section, values in plan.settings().items():
-        lines.append(f"[{section}]")
-        for name, value in values.items():
-            if value is None:
-                lines.append(f"# {name} = (not set)")
-            else:
-                lines.append(f"{name} = {json.dumps(value)}")
-        lines.append("")
-    return "\n".join(lines).rstrip()

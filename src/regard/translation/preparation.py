@@ -8,12 +8,15 @@ from itertools import chain, islice, tee
 from pathlib import Path
 from typing import NamedTuple
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, RegardError
 from regard.mechanism.files import write_whole
 from regard.translation.anchors import Anchors
 from regard.translation.checkpoint import read_config, read_tokens, write_tokens
-from regard.translation.corpus import Cleaned, Dropped, Pair, clean, read_pairs, split, write_pairs
+from regard.translation.cleaning import Cleaned, Dropped, clean
+from regard.translation.corpus import Pair, split
+from regard.translation.formats import read_pairs, write_pairs
 from regard.translation.guidance import token_links
+from regard.translation.meeting import brief
 from regard.translation.plan import CorpusPlan, Plan, TokensPlan
 from regard.translation.store import Store
 from regard.translation.tokens import Tokens, TwoSides
@@ -21,6 +24,7 @@ from regard.translation.tokens import Tokens, TwoSides
 _TEXT, _IDS, _LINKS, _DEV, _READY = "text.tsv", "train.ids", "links.ids", "dev.tsv", "ready"
 _ANCHORED = 50_000  # pairs from which it is learned which words belong together
 _LINES = 1000  # cut into pieces at once
+_TRIED, _TELLING = 100, 50  # dev sentences that are looked at, and the letters of a good one
 _SLACK = 10  # pieces by which short sentences may differ, whatever the ratio
 _LETTERS = 16  # of a piece, at most: to drop sentences that are much too long before they are cut
 
@@ -34,18 +38,51 @@ class Prepared(NamedTuple):
     links: Store | None = None
 
 
+def is_prepared(folder: Path) -> bool:
+    """Whether `prepare` came to its end in a folder."""
+    return (folder / "data" / _READY).exists()
+
+
 def prepared(folder: Path) -> Prepared | None:
     """What `prepare` has put into a folder; None if it did not come to its end."""
-    data = folder / "data"
-    if not (data / _READY).exists():
+    if not is_prepared(folder):
         return None
-    config = read_config(folder)
-    return Prepared(
-        read_tokens(folder, config),
-        Store.open(data / _IDS),
-        list(read_pairs(data / _DEV)),
-        Store.open(data / _LINKS) if Plan.of(config["plan"]).training.guide else None,
-    )
+    config, data = read_config(folder), folder / "data"
+    try:
+        found = Prepared(
+            read_tokens(folder, config),
+            Store.open(data / _IDS),
+            list(read_pairs(data / _DEV)),
+            Store.open(data / _LINKS) if Plan.of(config["plan"]).training.guide else None,
+        )
+        _check_whole(found)
+    except (RegardError, OSError, ValueError) as error:
+        raise ArgumentError(
+            f"the data of {str(folder)!r} are damaged ({brief(error)}); copy the folder again, or train in a "
+            "new one."
+        ) from None
+    return found
+
+
+def _check_whole(found: Prepared) -> None:
+    """What can be seen at once: parts that belong together."""
+    most = max(len(side) for side in found.tokens)
+    if found.pairs.vocabulary != most:
+        raise ArgumentError(
+            f"{_IDS} has numbers for {found.pairs.vocabulary:,} pieces and the vocabulary has {most:,}"
+        )
+    if not len(found.pairs) or not found.dev:
+        raise ArgumentError(f"{_IDS} has {len(found.pairs):,} pairs and {_DEV} {len(found.dev):,}")
+    if found.links is not None and len(found.links) != len(found.pairs):
+        raise ArgumentError(
+            f"{_LINKS} has links of {len(found.links):,} pairs and {_IDS} {len(found.pairs):,} pairs"
+        )
+
+
+def dev_sentence(folder: Path) -> str:
+    """A source sentence of the dev data, neither very short nor long, to try a model with."""
+    pairs = islice(read_pairs(folder / "data" / _DEV), _TRIED)
+    return min((pair.source for pair in pairs), key=lambda text: abs(len(text) - _TELLING), default="")
 
 
 def prepare(
@@ -72,7 +109,7 @@ def prepare(
     held, train = _hold_back(data, plan, dev, say)
     tokens = _learn(plan.tokens, train, plan.training.seed)
     write_tokens(folder, tokens)
-    say(f"a vocabulary of {' and '.join(f'{len(side):,}' for side in dict.fromkeys(tokens))}")
+    say(_told(tokens, plan.tokens))
     dropped = _limits(plan.corpus)
     most = max(len(side) for side in tokens)
     pairs_ = Store.write(data / _IDS, _kept(_encoded(tokens, train), dropped), vocabulary=most)
@@ -162,6 +199,15 @@ def _learn(plan: TokensPlan, train: Iterable[Pair], seed: int) -> TwoSides:
         shared = learn(chain.from_iterable(train))
         return TwoSides(shared, shared)
     return TwoSides(learn(pair.source for pair in train), learn(pair.target for pair in train))
+
+
+def _told(tokens: TwoSides, plan: TokensPlan) -> str:
+    """How large the vocabularies are, and whether that is less than was asked for."""
+    sizes = [len(side) for side in dict.fromkeys(tokens)]
+    said = f"a vocabulary of {' and '.join(f'{size:,}' for size in sizes)}"
+    if min(sizes) < plan.size:
+        said += f"; {plan.size:,} were asked for (tokens.size), and the text has no more"
+    return said
 
 
 def _encoded(tokens: TwoSides, pairs: Iterable[Pair]) -> Iterator[tuple[list[int], list[int]]]:

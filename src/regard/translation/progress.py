@@ -8,8 +8,9 @@ import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from regard.mechanism.text import plain, shorten
 
@@ -42,11 +43,20 @@ class Report(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A sentence of the dev data, how the model translates it, and how it should."""
+    """A sentence of the dev data, how the model translates it, and how it should.
+
+    alignment: which of the model's words came from which, as `Alignment.to_dict` says it; None if the model
+    does not attend to the source.
+    """
 
     source: str
     translation: str
     reference: str
+    alignment: dict[str, Any] | None = None
+
+    def texts(self) -> dict[str, str]:
+        """The three sentences, by name."""
+        return {"source": self.source, "translation": self.translation, "reference": self.reference}
 
 
 class Judgement(NamedTuple):
@@ -92,6 +102,43 @@ class Listener:
 
     def end(self, text: str) -> None:
         """The training is over, or was interrupted; `text` says which."""
+
+
+class Listeners(Listener):
+    """Several listeners as one: each is told all.
+
+    >>> from regard.translation.progress import Lines, Listeners
+    >>> Listeners([Lines(), Lines()]).say("half of it is done")
+    half of it is done
+    half of it is done
+    """
+
+    def __init__(self, all_of_them: Sequence[Listener] = ()) -> None:
+        self._all = tuple(all_of_them)
+
+    def begin(self, about: str, step: int, steps: int) -> None:
+        for one in self._all:
+            one.begin(about, step, steps)
+
+    def report(self, report: Report) -> None:
+        for one in self._all:
+            one.report(report)
+
+    def judge(self, judgement: Judgement) -> None:
+        for one in self._all:
+            one.judge(judgement)
+
+    def saved(self, step: int, path: str | os.PathLike[str]) -> None:
+        for one in self._all:
+            one.saved(step, path)
+
+    def say(self, text: str) -> None:
+        for one in self._all:
+            one.say(text)
+
+    def end(self, text: str) -> None:
+        for one in self._all:
+            one.end(text)
 
 
 def display(console: "Console | None" = None) -> Listener:
@@ -150,7 +197,9 @@ class Lines(Listener):
         if judgement.best:
             parts.append("best")
         if judgement.sample:
-            source, translation, reference = (shorten(plain(one), LONGEST) for one in judgement.sample)
+            source, translation, reference = (
+                shorten(plain(one), LONGEST) for one in judgement.sample.texts().values()
+            )
             parts.append(f'"{source}" → "{translation}" (reference "{reference}")')
         self._print("  ".join(parts))
 
@@ -312,8 +361,9 @@ def _sample(sample: Example) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    width = max(map(len, sample._fields)) + 2
-    lines = (((f"{name:<{width}}", "dim"), plain(sentence)) for name, sentence in sample._asdict().items())
+    texts = sample.texts()
+    width = max(map(len, texts)) + 2
+    lines = (((f"{name:<{width}}", "dim"), plain(sentence)) for name, sentence in texts.items())
     return Group(*(Text.assemble(*line, no_wrap=True, overflow="ellipsis") for line in lines))
 
 

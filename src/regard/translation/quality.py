@@ -7,13 +7,11 @@ A: the links found; S: the sure ones of the gold; P: the possible ones, among wh
 
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from regard.errors import ArgumentError
-from regard.mechanism.files import write_whole
-from regard.translation.corpus import read_lines
-from regard.translation.links import Links, pharaoh, read_links
+from regard.translation.formats import read_lines
+from regard.translation.links import Links, read_links
 
 
 class Gold(NamedTuple):
@@ -108,18 +106,6 @@ def read_pharaoh(path: str | os.PathLike[str]) -> list[Links]:
     [frozenset({(0, 1)})]
     """
     return [read_links(line, where)[0] for where, line in _lines(path)]
-
-
-def write_pharaoh(path: str | os.PathLike[str], links: Iterable[Iterable[tuple[int, int]]]) -> Path:
-    """Write links in the format of Pharaoh and Moses, a line for each sentence pair.
-
-    >>> import tempfile
-    >>> from regard.translation.quality import read_pharaoh, write_pharaoh
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     read_pharaoh(write_pharaoh(f"{folder}/links.txt", [{(0, 1)}, []]))
-    [frozenset({(0, 1)}), frozenset()]
-    """
-    return write_whole(path, "".join(f"{pharaoh(some)}\n" for some in links).encode())
 
 
 def _lines(path: str | os.PathLike[str]) -> list[tuple[str, str]]:

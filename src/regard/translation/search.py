@@ -24,6 +24,8 @@ from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.tokens import END, PADDING, START
 
+WIDEST = 10_000  # hypotheses of a sentence, and sentences that are drawn
+COLDEST, HOTTEST = 1e-6, 1e6  # beyond them chances are 0 and 1, or all the same
 _BLOCK = 64  # words of a vocabulary whose largest is found first; of 20 to 100 the fastest for 8,000 words
 
 
@@ -61,6 +63,7 @@ class Beam:
 
     def __post_init__(self) -> None:
         count("Beam got size", self.size, least=1)
+        number("Beam got size", self.size, most=WIDEST, cure="A few suffice: Beam(5).")
         count("Beam got best", self.best, least=1)
         number("Beam got length", self.length, least=0)
         if self.within != math.inf:
@@ -92,10 +95,12 @@ class Sample:
     best: int = 1
 
     def __post_init__(self) -> None:
-        number("Sample got temperature", self.temperature, above=0, cure="For the likeliest use Greedy().")
+        cure = "For the likeliest use Greedy()."
+        number("Sample got temperature", self.temperature, least=COLDEST, most=HOTTEST, cure=cure)
         number("Sample got top_p", self.top_p, above=0, most=1, cure="With 1 any token is drawn.")
         count("Sample got seed", self.seed)
         count("Sample got best", self.best, least=1)
+        number("Sample got best", self.best, most=WIDEST, cure="Draw fewer, and again with another seed.")
 
 
 How = Greedy | Beam | Sample

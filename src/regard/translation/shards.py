@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, distributed, nn
 
-from regard.translation.checkpoint import OPTIMIZER, WEIGHTS
+from regard.translation.checkpoint import MODEL, OPTIMIZER
 
 
 def write_shards(
     part: Path,
-    weights: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
     optimizer: Mapping[str, Tensor],
     group: "distributed.ProcessGroup",
 ) -> None:
@@ -28,25 +28,25 @@ def write_shards(
 
     writer = HuggingFaceStorageWriter(
         os.fspath(part),
-        fqn_to_index_mapping=dict.fromkeys(sorted(weights), 1) | dict.fromkeys(sorted(optimizer), 2),
+        fqn_to_index_mapping=dict.fromkeys(sorted(parameters), 1) | dict.fromkeys(sorted(optimizer), 2),
         save_distributed=True,
         enable_consolidation=True,
     )
     # single numbers as vectors of one, as torch's joining loses their value
     vectors = {name: tensor.reshape(tensor.shape or 1) for name, tensor in optimizer.items()}
     with _plain_errors():
-        save({**weights, **vectors}, storage_writer=writer, process_group=group)
+        save({**parameters, **vectors}, storage_writer=writer, process_group=group)
 
 
 def settle(part: Path) -> None:
     """Of what torch has written, the joined files alone, under the names of any checkpoint."""
-    weights, optimizer = sorted(part.glob("*.safetensors"))  # torch numbers them
-    weights.rename(part / WEIGHTS)
+    parameters, optimizer = sorted(part.glob("*.safetensors"))  # torch numbers them
+    parameters.rename(part / MODEL)
     optimizer.rename(part / OPTIMIZER)
     for path in part.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name not in (WEIGHTS, OPTIMIZER):
+        elif path.name not in (MODEL, OPTIMIZER):
             path.unlink()
 
 

@@ -25,13 +25,13 @@ from regard.errors import ArgumentError, RegardError
 from regard.models.allocation import keep_memory
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.batches import Batch, Batches, Pairs
-from regard.translation.checkpoint import Checkpoint, write_weights
+from regard.translation.checkpoint import Checkpoint, write_parameters
 from regard.translation.corpus import Pair
 from regard.translation.distributed import Alone, Objective, World
 from regard.translation.judging import Dev, judge
 from regard.translation.meeting import brief, lost
 from regard.translation.plan import Plan
-from regard.translation.progress import Listener, Report
+from regard.translation.progress import Listener, Listeners, Report
 from regard.translation.schedule import learning_rate
 from regard.translation.tokens import TwoSides
 
@@ -40,7 +40,7 @@ _REPORT = 50  # updates between two reports
 
 @dataclass
 class Progress:
-    """Where a training stands, beside its weights; saved with each checkpoint."""
+    """Where a training stands, beside its parameters; saved with each checkpoint."""
 
     step: int = 0
     seconds: float = 0.0
@@ -95,8 +95,10 @@ class Trainer:
         listeners: Sequence[Listener] = (),
         world: World | None = None,
     ) -> None:
-        self.folder, self.plan, self.tokens, self.listeners = folder, plan, tokens, listeners
+        self.folder, self.plan, self.tokens = folder, plan, tokens
         self.world = world or Alone()
+        # the first process speaks for all
+        self.listeners = Listeners(listeners if self.world.rank == 0 else ())
         training = plan.training
         self.batches = Batches(pairs, training.tokens, training.seed, training.unknown, tokens.shared, links)
         self.epoch = max(1, len(self.batches.epoch(0)) // training.accumulate)  # in updates
@@ -111,7 +113,7 @@ class Trainer:
             keep_memory()
         with torch.random.fork_rng(devices=[]), _threads(self.plan.training.threads), self._interruptible():
             self._begin()
-            self._tell("begin", self._about(), self.progress.step, self.steps)
+            self.listeners.begin(self._about(), self.progress.step, self.steps)
             finished = self._loop()
         return Outcome(self.progress, finished)
 
@@ -120,8 +122,8 @@ class Trainer:
         training = self.plan.training
         torch.manual_seed(training.seed)
         self.model = self.plan.model.make(self.tokens.sizes()).to(self.world.device)
-        # what is judged and translated with, on one process and whole; its weights may be an average
-        self.judged = copy.deepcopy(self.model) if self.world.rank == 0 else None
+        # what is judged and translated with, on one process and whole; its parameters may be an average
+        self.averaged = copy.deepcopy(self.model) if self.world.rank == 0 else None
         self.objective = self.world.wrap(Objective(self.model, training.smoothing, training.guide))
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -168,7 +170,7 @@ class Trainer:
             last = progress.step == self.steps
             judged = self._due(training.judge) or last
             if progress.step % _REPORT == 0 or judged:
-                self._tell("report", self._report(since))
+                self.listeners.report(self._report(since))
             if judged:
                 self._judge()
                 since.pause(progress.seconds)
@@ -176,7 +178,7 @@ class Trainer:
             if last or self._due(training.save) or self._due(training.judge) or stop:
                 self._save()
             if stop and not last:
-                self._tell("end", f"stopped after update {progress.step}; all is saved.")
+                self.listeners.end(f"stopped after update {progress.step}; all is saved.")
                 return False
         return self._end("all updates are done")
 
@@ -235,40 +237,42 @@ class Trainer:
     def _judge(self) -> None:
         """Look at the dev data with the average of the last checkpoints; keep it if it is the best."""
         progress = self.progress
-        weights, value = self.world.weights(self.model), 0.0
+        parameters, value = self.world.parameters(self.model), 0.0
         with self.world.agreed():
-            if self.judged is not None:
-                value = self._look(self.judged, self._average(weights))
+            if self.averaged is not None:
+                value = self._look(self.averaged, self._average(parameters))
         value = self.world.total(value)  # which the first process alone knows
         if value > progress.best:
             progress.best, progress.best_step, progress.without_improvement = value, progress.step, 0
         else:
             progress.without_improvement += 1
 
-    def _look(self, model: Seq2Seq, weights: dict[str, Tensor]) -> float:
-        """Judge these weights with this model, and keep them if they are the best."""
-        model.load_state_dict(weights)
+    def _look(self, model: Seq2Seq, parameters: dict[str, Tensor]) -> float:
+        """Judge these parameters with this model, and keep them if they are the best."""
+        model.load_state_dict(parameters)
         found = judge(model, self.tokens, self.dev, self.plan.training.criterion)
         if not math.isfinite(found.loss):
             raise self._not_finite(f"the dev loss after update {self.progress.step}")
         better = found.value > self.progress.best
         if better:
-            write_weights(self.folder, weights)
-        self._tell("judge", found.judgement(self.progress.step, better))
+            write_parameters(self.folder, parameters)
+        self.listeners.judge(found.judgement(self.progress.step, better))
         return found.value
 
-    def _average(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The mean of these weights and those of the checkpoints before."""
+    def _average(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The mean of these parameters and those of the checkpoints before."""
         others = (
             self._regular()[-(self.plan.training.average - 1) :] if self.plan.training.average > 1 else []
         )
         if not others:
-            return weights
-        sums = {name: tensor.double() for name, tensor in weights.items()}
+            return parameters
+        sums = {name: tensor.double() for name, tensor in parameters.items()}
         for one in others:
-            for name, tensor in one.weights().items():
+            for name, tensor in one.parameters().items():
                 sums[name] = sums[name] + tensor.to(sums[name].device)
-        return {name: (sums[name] / (len(others) + 1)).to(tensor.dtype) for name, tensor in weights.items()}
+        return {
+            name: (sums[name] / (len(others) + 1)).to(tensor.dtype) for name, tensor in parameters.items()
+        }
 
     def _regular(self) -> list[Checkpoint]:
         """The checkpoints before this step that the plan asked for, and not Ctrl-C."""
@@ -285,7 +289,7 @@ class Trainer:
         progress, world = self.progress, self.world
         one = world.write(self.folder, progress.step, self.model, self.optimizer, progress.state)
         self._tidy()
-        self._tell("saved", progress.step, one.path)
+        self.listeners.saved(progress.step, one.path)
 
     def _tidy(self) -> None:
         """Remove all checkpoints but that of this step, and those before it that are needed."""
@@ -298,8 +302,8 @@ class Trainer:
         return bool(patience) and self.progress.without_improvement >= patience
 
     def _end(self, why: str) -> bool:
-        best = f"the best weights are those of update {self.progress.best_step}"
-        self._tell("end", f"{why} after {self.progress.step} updates; {best}.")
+        best = f"the best parameters are those of update {self.progress.best_step}"
+        self.listeners.end(f"{why} after {self.progress.step} updates; {best}.")
         return True
 
     def _report(self, since: "Since") -> Report:
@@ -322,11 +326,6 @@ class Trainer:
         pairs = len(self.batches.pairs.sizes)
         return f"{self.plan.model.kind}, {parameters / 1e6:.1f} M parameters, {pairs:,} pairs"
 
-    def _tell(self, what: str, *about: Any) -> None:
-        if self.world.rank == 0:
-            for listener in self.listeners:
-                getattr(listener, what)(*about)
-
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
         """Ctrl-C, or a request to end, lets the update finish and saves; a second one ends at once."""
@@ -336,7 +335,7 @@ class Trainer:
                 raise KeyboardInterrupt
             self._stop = True
             with suppress(RuntimeError):  # if it comes while something is printed
-                self._tell("say", "stopping after this update …")
+                self.listeners.say("stopping after this update …")
 
         # torchrun passes Ctrl-C on to all processes; it asks them to end when one is lost, and then no update
         # can be finished any more

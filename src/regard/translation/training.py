@@ -1,29 +1,32 @@
 """From pairs of sentences to a translator: prepare, train, and choose what alignments are read from."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, DTypeError
+from regard.mechanism.checks import of_kind
 from regard.translation.alignment import choose
 from regard.translation.anchors import Anchors
 from regard.translation.checkpoint import (
     CONFIG,
-    WEIGHTS,
+    MODEL,
     Checkpoint,
     alone_in,
+    check_name,
     load_model,
     read_config,
     write_config,
 )
 from regard.translation.corpus import Pair
 from regard.translation.distributed import Alone, World
-from regard.translation.logs import CsvLog, TensorBoardLog
+from regard.translation.logs import CsvLog, SampleLog, TensorBoardLog
 from regard.translation.plan import Plan
-from regard.translation.preparation import Prepared, prepare, prepared
-from regard.translation.progress import Listener
+from regard.translation.preparation import Prepared, is_prepared, prepare, prepared
+from regard.translation.progress import Listener, Listeners
 from regard.translation.trainer import Outcome, Trainer
 
 _ALIGNED = 300  # dev pairs by which layer and heads are chosen
@@ -39,12 +42,15 @@ def train(
     resume: bool = False,
     listeners: Sequence[Listener] = (),
     world: World | None = None,
+    origin: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Train a translator in a model folder; `load_translator(folder)` reads it.
 
     pairs: `read_pairs("a.en", "a.de")`, or any others. dev: pairs to judge by; otherwise some are held back.
     resume: go on from the last checkpoint of the folder, if there is one; its own plan counts then.
-    listeners: are told how it goes. The folder gets log.csv, and logs for TensorBoard if that is installed.
+    origin: where the pairs come from, for config.json to keep.
+    listeners: are told how it goes. The folder gets log.csv and samples.jsonl, and logs for TensorBoard if
+        that is installed.
 
     >>> import tempfile
     >>> from regard.translation import Pair, Plan, load_translator, train
@@ -58,11 +64,19 @@ def train(
     >>> outcome.finished
     True
     """
-    path, world = Path(folder), world or Alone()
+    path, world, plan = Path(folder), world or Alone(), Plan() if plan is None else plan
+    check_name(path)
+    of_kind("train got a plan", plan, Plan, 'Plan.preset("tiny")')
+    for name, some in (("pairs", pairs), ("dev", dev)):
+        if isinstance(some, str | bytes | os.PathLike):
+            raise DTypeError(
+                f"train got {name}={os.fspath(some)[:80]!r}; give pairs of sentences, [(source, target), …], "
+                "or read_pairs(file)."
+            )
     with alone_in(path) if world.rank == 0 else nullcontext():
         with world.agreed():
             if world.rank == 0:
-                _prepare(path, pairs, dev, plan or Plan(), resume, listeners)
+                _prepare(path, pairs, dev, plan, resume, Listeners(listeners), origin or {})
         return _train(path, listeners, world)
 
 
@@ -70,9 +84,11 @@ def _train(folder: Path, listeners: Sequence[Listener], world: World) -> Outcome
     """Train on what is prepared, and choose what alignments are read from."""
     found, plan = prepared(folder), Plan.of(read_config(folder)["plan"])
     assert found is not None
-    listeners = [*listeners, CsvLog(folder), TensorBoardLog(folder)] if world.rank == 0 else []
+    logs = [CsvLog(folder), SampleLog(folder), TensorBoardLog(folder)]
     tokens, ids, held, links = found
-    trainer = Trainer(folder, plan, tokens, ids, held, links=links, listeners=listeners, world=world)
+    trainer = Trainer(
+        folder, plan, tokens, ids, held, links=links, listeners=[*listeners, *logs], world=world
+    )
     outcome = trainer.run()
     with world.agreed():
         if world.rank == 0 and outcome.finished:
@@ -86,7 +102,8 @@ def _prepare(
     dev: Iterable[Pair] | None,
     plan: Plan,
     resume: bool,
-    listeners: Sequence[Listener],
+    listeners: Listener,
+    origin: Mapping[str, Any],
 ) -> None:
     """A folder with all that a training reads, unless it is there."""
     for part in folder.glob(".*.part"):  # of one that was killed
@@ -98,7 +115,7 @@ def _prepare(
                 "name a new one."
             )
         read_config(folder)  # it must be a model folder, and not just any
-        if prepared(folder) is not None:
+        if is_prepared(folder):
             return
         if not _only_begun(folder):
             raise ArgumentError(
@@ -109,24 +126,19 @@ def _prepare(
         raise ArgumentError(
             f"there is nothing to go on with in {os.fspath(folder)!r}; give the pairs to train on as well."
         )
-    write_config(folder, plan)
-
-    def say(text: str) -> None:
-        for listener in listeners:
-            listener.say(text)
-
-    prepare(folder, plan, pairs, dev, say)
+    write_config(folder, plan, **({"origin": dict(origin)} if origin else {}))
+    prepare(folder, plan, pairs, dev, listeners.say)
 
 
 def _only_begun(folder: Path) -> bool:
     """Whether a preparation was cut off here, so that nothing is lost if it begins again."""
-    trained = (folder / WEIGHTS).exists() or Checkpoint.all(folder)
-    return (folder / CONFIG).exists() and not trained and prepared(folder) is None
+    trained = (folder / MODEL).exists() or Checkpoint.all(folder)
+    return (folder / CONFIG).exists() and not trained and not is_prepared(folder)
 
 
 def _choose(folder: Path, plan: Plan, found: Prepared) -> None:
     """Which layer and heads show word alignments best, into config.json."""
-    if plan.model.kind == "plain" or not (folder / WEIGHTS).exists():
+    if plan.model.kind == "plain" or not (folder / MODEL).exists():
         return
     model, tokens, dev = load_model(folder).model, found.tokens, found.dev[:_ALIGNED]
     texts = (
@@ -134,4 +146,5 @@ def _choose(folder: Path, plan: Plan, found: Prepared) -> None:
         for pair in islice(found.pairs, _ANCHORED)
     )
     anchors = Anchors.learn([*dev, *texts]).links(dev)
-    write_config(folder, plan, alignment=choose(model, tokens, dev, anchors).to_dict())
+    origin = {name: value for name, value in read_config(folder).items() if name == "origin"}
+    write_config(folder, plan, **origin, alignment=choose(model, tokens, dev, anchors).to_dict())

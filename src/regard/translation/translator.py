@@ -10,26 +10,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError
+from regard.errors import DTypeError
 from regard.mechanism.checks import count
-from regard.mechanism.files import readable
 from regard.mechanism.text import shorten
-from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
 from regard.models.words import checked
-from regard.translation.alignment import Alignment, align, merge
+from regard.translation.alignment import Alignment, align, check_size, merge
 from regard.translation.arriving import in_groups
+from regard.translation.batches import by_length
 from regard.translation.checkpoint import load_model
 from regard.translation.copying import Placed, left_out, letters, place
-from regard.translation.crossing import Choice, cross_weights, crossing
-from regard.translation.lines import Line, Part
+from regard.translation.crossing import Choice, attends, cross_weights, crossing
+from regard.translation.lines import Line, Part, longest_translation
 from regard.translation.search import Beam, How, Hypothesis, search
-from regard.translation.tokens import END, UNKNOWN, Cut, TwoSides
+from regard.translation.tokens import UNKNOWN, Cut, TwoSides
 
 LONGEST = 256  # pieces of a line that are translated at once, if the model's settings do not say
 _GROUP = 8  # batches that are sorted by length together when lines arrive
 _SHOWN = 5  # copied words that a note tells
-_MOST = 400_000_000  # weights of an alignment
 
 
 @dataclass(eq=False)
@@ -151,6 +149,8 @@ class Translator:
         ...         print(translation.text, flush=True)
         """
         count("stream got batch", batch, least=1)
+        if isinstance(lines, str):
+            raise DTypeError("stream got one string; give lines: a list, or a file that is open.")
         for group in in_groups(lines, batch * _GROUP):
             stripped = [line.rstrip("\r\n") for line in group]
             yield from self.translate(stripped, how=how, batch=batch, alignment=alignment)
@@ -165,33 +165,22 @@ class Translator:
     def _search(self, lines: Sequence[Line], how: How, batch: int) -> list[list[list["_Passage"]]]:
         """The best drafts of each line, best first; parts of like lengths are searched together."""
         parts = [part for line in lines for part in line.parts]
-        order = sorted(range(len(parts)), key=lambda number: len(parts[number].cut.ids))
-        device = self.model.output_weight.device
+        sources = [part.cut.ids for part in parts]
         found: dict[int, list[Hypothesis]] = {}
-        for first in range(0, len(order), batch):
-            some = order[first : first + batch]
-            sources = [parts[number].cut.ids for number in some]
-            packed = Packed.of([[*source, END] for source in sources], device)
-            most = [min(2 * len(source) + 10, self._places) for source in sources]
+        for some, packed in by_length(sources, batch, self.model.output_weight.device):
+            most = [min(longest_translation(len(sources[number])), self._places) for number in some]
             found.update(zip(some, search(self.model, packed, how, most=most), strict=True))
         numbers = iter(range(len(parts)))
         return [_drafts(line, [found[next(numbers)] for _ in line.parts]) for line in lines]
 
     def _weigh(self, passages: Sequence["_Passage"]) -> dict[int, Tensor]:
         """What was looked at in passages, (target tokens, source tokens); of no attention, nothing."""
-        if not self._attends or not passages:
+        if not passages or not attends(self.model):
             return {}
         sources = [passage.part.cut.ids for passage in passages]
         targets = [passage.hypothesis.tokens for passage in passages]
         read = cross_weights(self.model, sources, targets, self.choice)
         return {id(passage): weights for passage, weights in zip(passages, read, strict=True)}
-
-    @cached_property
-    def _attends(self) -> bool:
-        try:
-            return bool(crossing(self.model))
-        except ArgumentError:
-            return False
 
     def _finish(
         self, line: Line, draft: Sequence["_Passage"], weights: Mapping[int, Tensor], aligned: bool
@@ -222,7 +211,7 @@ class Translator:
     def _align(self, line: Line, finished: Sequence["_Written"]) -> Alignment:
         """The alignment of a finished translation: its words' weights, and a link for each copy."""
         words = [word.text for written in finished for word in written.words]
-        _check_size(len(line.words), len(words))
+        check_size("the line", "words", len(line.words), len(words))
         if finished:
             crossing(self.model)  # says what is wrong, if it does not attend
         needed = [written.passage for written in finished if written.weights is None]
@@ -299,17 +288,8 @@ def _notes(draft: Sequence[_Passage], words: Sequence[Placed]) -> Iterator[str]:
         yield f"copied what the model does not know: {', '.join(copied[:_SHOWN])}{more}"
 
 
-def _check_size(source: int, target: int) -> None:
-    """A matrix that fits into memory."""
-    if source * target > _MOST:
-        raise ArgumentError(
-            f"the line has {source:,} words and its translation {target:,}; their alignment would take "
-            f"{readable(4 * source * target)}. Translate it sentence by sentence."
-        )
-
-
-def load_translator(folder: str | os.PathLike[str]) -> Translator:
-    """The translator of a model folder, which `regard train` wrote.
+def load_translator(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Translator:
+    """The translator of a model folder, which `regard train` wrote; on a device, "cuda" for example.
 
     >>> import regard
     >>> regard.load_translator("no/such/folder")
@@ -317,5 +297,6 @@ def load_translator(folder: str | os.PathLike[str]) -> Translator:
     regard.errors.ArgumentError: 'no/such/folder' does not exist; ...
     """
     model, tokens, config = load_model(folder)
+    model.to(device)
     choice = config.get("alignment")
     return Translator(model, tokens, choice=Choice.from_dict(choice) if choice else None, settings=config)

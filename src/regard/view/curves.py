@@ -1,32 +1,26 @@
-"""Curves: how models learn, and how they do on short sentences and on long ones."""
+"""Curves: how models learn, how they do on short sentences and on long ones, how alike words are, biases."""
 
 import os
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from io import BytesIO
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import ArgumentError
-from regard.mechanism.files import write_whole
-from regard.mechanism.text import plain
+from regard.mechanism.text import plain, shorten
+from regard.models.encoders import Comparison
 from regard.translation.logs import Row, read_log
+from regard.view.drawing import PALETTE, Theme, check_ending, drawing, legend, save, style, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ENDINGS = (".png", ".svg", ".pdf")
-# Okabe and Ito 2008: distinct for the colour-blind too; the markers are for paper without colours
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
-MARKERS = "osD^vP*X"
 PARTS = 25  # of a curve over which its training loss is smoothed
 
 Log = str | os.PathLike[str] | Sequence[Row]
 
 
-def draw_curves(logs: Mapping[str, Log], path: str | os.PathLike[str]) -> Path:
+def draw_curves(logs: Mapping[str, Log], path: str | os.PathLike[str], *, dark: bool = False) -> Path:
     """Draw how models learned: loss, dev loss and dev BLEU, over updates and over minutes.
 
     logs: for each name a log.csv, its folder, or rows that `read_log` has read.
@@ -46,15 +40,16 @@ def draw_curves(logs: Mapping[str, Log], path: str | os.PathLike[str]) -> Path:
         if not rows:
             raise ArgumentError(f"the log of {name!r} has no rows yet; wait for its first report.")
     judged = any(row.dev_bleu is not None for rows in read.values() for row in rows)
-    with drawing((10, 7.2 if judged else 4.2), list(read)) as figure:
+    with drawing(list(read), dark=dark) as theme:
+        figure = _figure(10, 7.2 if judged else 4.2)
         axes = figure.subplots(1 + judged, 2, sharex="col", sharey="row", squeeze=False)
         for number, rows in enumerate(read.values()):
             for column, places in enumerate((_steps(rows), _minutes(rows))):
-                _draw_losses(axes[0, column], places, rows, number)
+                _draw_losses(axes[0, column], places, rows, style(number, theme))
                 if judged:
-                    _draw_bleu(axes[1, column], places, rows, number)
-        _label(axes)
-        _legend(figure, list(read))
+                    _draw_bleu(axes[1, column], places, rows, style(number, theme), theme)
+        _label(axes, theme)
+        legend(figure, list(read), [style(number, theme) for number in range(len(read))])
         return save(figure, path)
 
 
@@ -64,6 +59,7 @@ def draw_by_length(
     *,
     score: str = "BLEU",
     title: str | None = None,
+    dark: bool = False,
 ) -> Path:
     """Draw how models do on short sentences and on long ones.
 
@@ -88,20 +84,125 @@ def draw_by_length(
         lengths.sort(key=lambda each: each[0])
     counts = {entry[0]: entry[2] for entries in curves.values() for entry in entries}
     names = [f"{each}\n({counts[each]:,})" for each in lengths]
-    with drawing((8, 4.8), [*curves, *names]) as figure:
+    with drawing([*curves, *names, title or ""], dark=dark) as theme:
+        figure = _figure(8, 4.8)
         axes = figure.subplots()
         for number, entries in enumerate(curves.values()):
             places = [lengths.index(entry[0]) for entry in entries]
-            axes.plot(places, [entry[1] for entry in entries], **_style(number), markersize=6, linewidth=2)
+            axes.plot(
+                places, [entry[1] for entry in entries], **style(number, theme), markersize=6, linewidth=2
+            )
         axes.set_xticks(range(len(lengths)), names)
         axes.set_xlim(-0.5, len(lengths) - 0.5)
         axes.set_ylim(bottom=0)
         axes.set_xlabel("words of the source sentence (number of sentences)")
         axes.set_ylabel(score)
-        axes.set_title(title or "")
-        _tidy(axes)
-        _legend(figure, list(curves))
+        axes.set_title(plain(title or ""))
+        tidy(axes)
+        legend(figure, list(curves), [style(number, theme) for number in range(len(curves))])
         return save(figure, path)
+
+
+def draw_comparison(
+    comparisons: Comparison | Mapping[str, Comparison],
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    dark: bool = False,
+) -> Path:
+    """Draw how alike two words are, layer by layer: one comparison, or several by name.
+
+    The layer at which an encoder tells meanings apart best has a star.
+
+    >>> import tempfile, torch
+    >>> from regard.models.encoders import Comparison
+    >>> from regard.view.curves import draw_comparison
+    >>> found = Comparison(("bark", "bark"), ("Dogs bark.", "Bark of trees"), torch.tensor([1.0, 0.25]), 1)
+    >>> draw_comparison({"bark": found}, tempfile.mkdtemp() + "/bark.png").name
+    'bark.png'
+    """
+    check_ending(path)
+    some = {"": comparisons} if isinstance(comparisons, Comparison) else dict(comparisons)
+    if not some:
+        raise ArgumentError("draw_comparison got no comparisons; give what encoder.compare found.")
+    names = [_compared(name, one) for name, one in some.items()]
+    layers = max(len(one.similarities) for one in some.values())
+    with drawing([*names, title or ""], dark=dark) as theme:
+        figure = _figure(8, 4.4)
+        axes = figure.subplots()
+        for number, one in enumerate(some.values()):
+            values = one.similarities.detach().cpu().tolist()
+            look = style(number, theme)
+            axes.plot(range(len(values)), values, **look, markersize=5, linewidth=2, clip_on=False)
+            if len(values) > 1:
+                _star(axes, one.best_layer % len(values), one.similarity, look["color"], theme)
+        ticks = range(0, layers, -(-layers // 26))
+        axes.set_xticks(ticks, ["embedding" if layer == 0 else str(layer) for layer in ticks])
+        axes.set_xlim(-0.5, layers - 0.5)
+        low = min(0.0, *(float(one.similarities.min()) for one in some.values()))
+        axes.set_ylim(low * 1.08, 1.02)
+        axes.set_xlabel("layer")
+        axes.set_ylabel("cosine of the two words")
+        axes.set_title(plain(title or ""))
+        tidy(axes)
+        legend(figure, names, [style(number, theme) for number in range(len(names))])
+        return save(figure, path)
+
+
+def draw_by_distance(
+    distances: Sequence[float],
+    biases: Sequence[Sequence[float]],
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    dark: bool = False,
+) -> Path:
+    """Draw biases that depend on the distance key − query alone: a line for each head.
+
+    >>> import tempfile
+    >>> from regard.view.curves import draw_by_distance
+    >>> draw_by_distance([-1, 0, 1], [[-0.5, 0, -0.5], [-2, 0, -2]], tempfile.mkdtemp() + "/biases.svg").name
+    'biases.svg'
+    """
+    check_ending(path)
+    names = ["all heads"] if len(biases) == 1 else [f"head {head}" for head in range(len(biases))]
+    with drawing([title or ""], dark=dark) as theme:
+        figure = _figure(8, 4.8 + 0.05 * len(names))
+        axes = figure.subplots()
+        styles = [{"color": colour} for colour in _shades(len(names), theme)]
+        for line, look in zip(biases, styles, strict=True):
+            axes.plot(distances, line, **look, linewidth=1.8)
+        axes.set_xlabel("distance: key − query")
+        axes.set_ylabel("bias of the score")
+        axes.set_title(plain(title or ""))
+        tidy(axes)
+        legend(figure, names, styles)
+        return save(figure, path)
+
+
+def _figure(width: float, height: float) -> "Figure":
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _compared(name: str, one: Comparison) -> str:
+    """What is compared: a name, or two words in their sentences."""
+    if name:
+        return name
+    (first, second), sentences = one.words, [shorten(plain(sentence), 44) for sentence in one.sentences]
+    return f"{plain(first)} in “{sentences[0]}” and {plain(second)} in “{sentences[1]}”"
+
+
+def _shades(number: int, theme: Theme) -> list[Any]:
+    """Distinct colours for a few lines, and for more the palette's, from one end to the other."""
+    if number <= len(theme.lines):
+        return list(theme.lines[:number])
+    from matplotlib import colormaps
+
+    # without the end that is like the paper
+    first, last = (0.25, 1.0) if theme.is_dark else (0.0, 0.9)
+    return [colormaps[PALETTE](first + (last - first) * i / (number - 1)) for i in range(number)]
 
 
 def _steps(rows: Sequence[Row]) -> list[float]:
@@ -113,32 +214,52 @@ def _minutes(rows: Sequence[Row]) -> list[float]:
     return [float("nan") if row.seconds is None else row.seconds / 60 for row in rows]
 
 
-def _draw_losses(axes: "Axes", places: Sequence[float], rows: Sequence[Row], number: int) -> None:
+def _draw_losses(axes: "Axes", places: Sequence[float], rows: Sequence[Row], look: dict[str, Any]) -> None:
     """Training: thin, and smoothed; dev: thick, with markers."""
-    style = _style(number)
     trained = [(x, row.loss) for x, row in zip(places, rows, strict=True) if row.loss is not None]
     if trained:
         x, loss = (list(each) for each in zip(*trained, strict=True))
-        axes.plot(x, loss, color=style["color"], linewidth=0.6, alpha=0.3)
+        axes.plot(x, loss, color=look["color"], linewidth=0.6, alpha=0.3)
         alone = "." if len(x) == 1 else None  # of one point, no line could be seen
-        axes.plot(x, _smooth(loss), color=style["color"], marker=alone, linewidth=1.2, linestyle="--")
+        axes.plot(x, _smooth(loss), color=look["color"], marker=alone, linewidth=1.2, linestyle="--")
     judged = [(x, row.dev_loss) for x, row in zip(places, rows, strict=True) if row.dev_loss is not None]
     if judged:
-        axes.plot(*zip(*judged, strict=True), **style, markersize=4, linewidth=1.8)
+        axes.plot(*zip(*judged, strict=True), **look, markersize=4, linewidth=1.8)
 
 
-def _draw_bleu(axes: "Axes", places: Sequence[float], rows: Sequence[Row], number: int) -> None:
+def _draw_bleu(
+    axes: "Axes", places: Sequence[float], rows: Sequence[Row], look: dict[str, Any], theme: Theme
+) -> None:
     judged = [(x, row.dev_bleu) for x, row in zip(places, rows, strict=True) if row.dev_bleu is not None]
     if not judged:
         return
-    axes.plot(*zip(*judged, strict=True), **_style(number), markersize=4, linewidth=1.8)
+    axes.plot(*zip(*judged, strict=True), **look, markersize=4, linewidth=1.8)
     x, best = max(judged, key=lambda one: one[1])
-    colour = _style(number)["color"]
-    axes.plot([x], [best], marker="*", markersize=14, color=colour, markeredgecolor="white", zorder=5)
+    _star(axes, x, best, look["color"], theme)
     axes.annotate(
-        f"{best:.1f}", (x, best), (0, 8), textcoords="offset points", ha="center", color=colour, fontsize=9
+        f"{best:.1f}",
+        (x, best),
+        (0, 8),
+        textcoords="offset points",
+        ha="center",
+        color=look["color"],
+        fontsize=9,
     )
     axes.margins(y=0.12)
+
+
+def _star(axes: "Axes", x: float, y: float, colour: str, theme: Theme) -> None:
+    """Where it is best."""
+    axes.plot(
+        [x],
+        [y],
+        marker="*",
+        markersize=14,
+        color=colour,
+        markeredgecolor=theme.paper,
+        zorder=5,
+        clip_on=False,
+    )
 
 
 def _smooth(values: Sequence[float]) -> list[float]:
@@ -148,11 +269,7 @@ def _smooth(values: Sequence[float]) -> list[float]:
     return [sum(part) / len(part) for part in parts]
 
 
-def _style(number: int) -> dict[str, Any]:
-    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
-
-
-def _label(axes: Any) -> None:
+def _label(axes: Any, theme: Theme) -> None:
     """What the axes of learning curves are, and what their lines are."""
     from matplotlib.lines import Line2D
 
@@ -162,69 +279,7 @@ def _label(axes: Any) -> None:
         axis.set_xlabel(name)
         axis.xaxis.set_major_formatter("{x:,g}")
     for axis in axes.flat:
-        _tidy(axis)
-    lines = [Line2D([], [], color="0.4", linestyle="--"), Line2D([], [], color="0.4", marker="o")]
+        tidy(axis)
+    grey = theme.quiet
+    lines = [Line2D([], [], color=grey, linestyle="--"), Line2D([], [], color=grey, marker="o")]
     axes[0, 1].legend(lines, ["in training", "on the dev data"], loc="upper right", frameon=False)
-
-
-def _tidy(axes: "Axes") -> None:
-    axes.grid(True, color="0.88", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _legend(figure: "Figure", names: Sequence[str]) -> None:
-    """Above everything, so that it hides no curve."""
-    from matplotlib.lines import Line2D
-
-    lines = [Line2D([], [], **_style(number)) for number in range(len(names))]
-    # a name that begins with an underscore would be left out
-    labels = [f" {plain(name)}" if name.startswith("_") else plain(name) for name in names]
-    longest = max(map(len, labels))
-    columns = max(min(len(names), 80 // (longest + 8)), 1)
-    figure.legend(lines, labels, loc="outside upper center", ncols=columns, frameon=False)
-
-
-@contextmanager
-def drawing(size: tuple[float, float], texts: Sequence[str]) -> Iterator["Figure"]:
-    """A figure to draw on, with fonts for these texts, in which $ is a letter like others."""
-    from matplotlib import rc_context, rcParams
-    from matplotlib.figure import Figure
-
-    fonts = [*rcParams["font.family"], *_fonts("".join(texts))]
-    with rc_context({"text.parse_math": False, "svg.hashsalt": "regard", "font.family": fonts}):
-        yield Figure(figsize=size, layout="constrained")
-
-
-def _fonts(text: str) -> list[str]:
-    """Fonts of this machine that have the letters which the usual one lacks, where there are such."""
-    from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
-
-    missing = {ord(letter) for letter in text if letter.isprintable()}
-    missing -= get_font(findfont(FontProperties())).get_charmap().keys()
-    found = []
-    for entry in fontManager.ttflist:
-        if not missing:
-            break
-        usual = entry.style == "normal" and entry.weight in (400, "normal", "regular")
-        if usual and not entry.name.startswith("Last Resort"):  # which has a box for every letter
-            has = missing & get_font(entry.fname).get_charmap().keys()
-            if has:
-                found.append(entry.name)
-                missing -= has
-    return found
-
-
-def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
-    """Write a figure whole: .png, .svg or .pdf. Letters that no font has are shown as boxes."""
-    check_ending(path)
-    content = BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"Glyph \d+ ", UserWarning)
-        figure.savefig(content, format=Path(path).suffix[1:].lower(), dpi=150)
-    return write_whole(path, content.getvalue())
-
-
-def check_ending(path: str | os.PathLike[str]) -> None:
-    """Before anything is computed: a picture of a kind that can be written."""
-    if Path(path).suffix.lower() not in ENDINGS:
-        raise ArgumentError(f"the picture {os.fspath(path)!r} can end in {', '.join(ENDINGS)}.")

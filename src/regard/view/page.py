@@ -1,35 +1,37 @@
-"""A page of translations and their word alignments: one file, that needs nothing from anywhere."""
+"""An exhibit as a page: one file, to be opened in any browser, that needs nothing from anywhere."""
 
 import json
-import math
 import os
+import sys
+import tempfile
+import webbrowser
 from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from regard.errors import ArgumentError
 from regard.mechanism.files import write_whole
-from regard.translation.alignment import DECIMALS
-from regard.translation.translator import Translation
+from regard.view.bundle import bundle, static, style
+from regard.view.embedding import embedded
+from regard.view.exhibit import Exhibit
 
 ENDINGS = (".html", ".htm")
-CELLS = 40_000  # of a matrix; a browser takes long for more
 
 
-def write_page(
-    path: str | os.PathLike[str], translations: Sequence[Translation], *, title: str, about: str = ""
-) -> Path:
-    """Write a page that shows translations and which word came from which: lines, and a matrix of weights.
+def write_page(path: str | os.PathLike[str], x: Any, *, title: str = "", about: str = "") -> Path:
+    """Write a page that shows attention: lines between tokens, the matrix, all heads, and the numbers behind.
 
-    It is one file with everything in it, to be opened in a browser. Translations by a model without attention
-    are shown without lines, with the reason. title: what stands on top; about: a sentence below it.
+    It is one file with everything in it, to be opened in a browser. Where there are too many weights for a
+    file, it holds means of blocks of them, and says so.
 
-    Alignments are read one by one, unless `translate(…, alignment=True)` has already read them together.
+    x: an exhibit, or what `Exhibit.of` makes one of: weights, what `regard.watch` saw, translations. Those by
+    a model without attention are shown without lines, with the reason. Alignments are read one by one, unless
+    `translate(…, alignment=True)` has already read them together.
+    title: what stands on top; about: a sentence below it.
 
     >>> import tempfile
     >>> from regard.models import Recipe, Transformer
@@ -43,63 +45,73 @@ def write_page(
     """
     if Path(path).suffix.lower() not in ENDINGS:
         raise ArgumentError(f"the page {os.fspath(path)!r} can end in {', '.join(ENDINGS)}.")
-    return write_whole(path, make_page(translations, title=title, about=about).encode())
+    return write_whole(path, make_page(x, title=title, about=about).encode())
 
 
-def make_page(translations: Sequence[Translation], *, title: str, about: str = "") -> str:
+def make_page(x: Any, *, title: str = "", about: str = "") -> str:
     """The page that `write_page` writes, as text.
 
     >>> from regard.view.page import make_page
     >>> "<title>Dogs &amp; cats</title>" in make_page([], title="Dogs & cats")
     True
     """
-    style, script = _static("alignments.css"), _static("alignments.js")
-    page = Template(_static("alignments.html")).substitute(
-        policy=escape(_policy(style, script)),
-        title=escape(title),
+    nothing = isinstance(x, Sequence) and not x
+    exhibit = Exhibit(title, []) if nothing else Exhibit.of(x, title=title)
+    sheet, script = static("export.css") + style(), bundle("export.js")
+    page = Template(static("export.html")).substitute(
+        policy=escape(_policy(sheet, script)),
+        title=escape(title or exhibit.title),
         about=escape(about),
-        style=style,
+        style=sheet,
         script=script,
-        data=_embedded({"pairs": [_pair(each) for each in translations]}),
+        data=_as_json(embedded(exhibit)),
     )
     return page.encode("utf-8", "replace").decode()  # half a surrogate pair is no letter
 
 
-def _static(name: str) -> str:
-    return (files("regard.view") / "static" / name).read_text("utf-8")
+def show(
+    x: Any, *, queries: Sequence[str] | None = None, keys: Sequence[str] | None = None, title: str = ""
+) -> Any:
+    """Look at something: as a widget in a notebook, and elsewhere as a page in the browser.
+
+    x, queries, keys: as of `Exhibit.of`. In a notebook the widget is returned, which shows where it stands as
+    the last line of a cell. Elsewhere a page is written among the temporary files and opened, and its path is
+    returned.
+
+    >>> import regard
+    >>> from regard.view.page import show
+    >>> def look(weights: regard.Weights) -> None:
+    ...     print("to be found at", show(weights, title="Dogs"))
+    """
+    exhibit = Exhibit.of(x, queries, keys, title)
+    if _in_notebook():
+        from regard.view import widget
+
+        return widget.show(exhibit)
+    path = write_page(Path(tempfile.mkdtemp(prefix="regard-")) / "attention.html", exhibit, title=title)
+    webbrowser.open(path.resolve().as_uri())
+    return path
 
 
-def _policy(style: str, script: str) -> str:
+def _in_notebook() -> bool:
+    """Whether somebody looks at cells: a Jupyter kernel, also that of Colab and VS Code; or marimo."""
+    marimo = sys.modules.get("marimo")
+    if marimo is not None and getattr(marimo, "running_in_notebook", bool)():
+        return True
+    python = sys.modules.get("IPython")
+    shell = None if python is None else python.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+def _policy(sheet: str, script: str) -> str:
     """Our own style and script, known by their hashes, and nothing else: no address, no other script."""
-    allowed = {"style-src": style, "script-src": script}
+    allowed = {"style-src": sheet, "script-src": script}
     hashes = {name: b64encode(sha256(text.encode()).digest()).decode() for name, text in allowed.items()}
     ours = [f"{name} 'sha256-{value}'" for name, value in hashes.items()]
     return "; ".join(["default-src 'none'", *ours, "base-uri 'none'", "form-action 'none'"])
 
 
-def _embedded(data: Any) -> str:
+def _as_json(data: Any) -> str:
     """JSON without any letter that HTML could take for markup, or a script for the end of a line."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.translate({ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"})
-
-
-def _pair(translation: Translation) -> dict[str, Any]:
-    """What the page knows of a translation; without weights there is a reason, or there are no words."""
-    words = {"source_words": translation.source.split(), "target_words": translation.text.split()}
-    read: dict[str, Any] = {**words, "weights": None}
-    sizes, reason = [len(each) for each in words.values()], ""
-    if math.prod(sizes) > CELLS:
-        reason = f"{sizes[0]:,} source words and {sizes[1]:,} target words are too many to be drawn."
-    elif all(sizes):
-        try:
-            read = translation.alignment.to_dict()
-        except ArgumentError as error:  # the model does not attend
-            reason = str(error)
-    return {
-        "source": translation.source,
-        "text": translation.text,
-        "score": round(translation.score, DECIMALS) if math.isfinite(translation.score) else None,
-        "note": translation.note,
-        **read,
-        "reason": reason,
-    }

@@ -1,37 +1,67 @@
-"""Pictures of weights, with matplotlib."""
+"""Pictures of matrices, with matplotlib: weights, all heads of a model, alignments, masks and positions."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.errors import ShapeError
+from regard.errors import ArgumentError, DTypeError, ShapeError
+from regard.mechanism.biases import RelativeBias
+from regard.mechanism.checks import count
+from regard.mechanism.masking import Mask, as_mask
+from regard.mechanism.normalizers import Sigmoid
+from regard.mechanism.operator import attend
 from regard.mechanism.weights import Weights
+from regard.models.positions import Learned, Rotary, Sinusoidal
+from regard.view.contents import label_of
+from regard.view.curves import draw_by_distance
+from regard.view.drawing import DARK, LIGHT, POINTS, check_ending
+from regard.view.panels import MOST, Panel, Sheet, draw_panels, has_numbers, paint, scale, write_labels
+from regard.view.watch import Seen
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.image import AxesImage
 
-PALETTE = "cividis"  # readable for the colour-blind, and in grey
-LABELS = 40  # more tokens than this along an axis are thinned out
-NUMBERS = 12  # up to this many rows and columns, each cell shows its weight
 CELLS = 512  # weights of more rows or columns than this are drawn as a map of block means
+SMALL = 192  # the same, of one of many matrices
+ACROSS = 4  # alignments side by side
+
+Tokens = Sequence[str] | None
+Positions = Sinusoidal | Learned | Rotary | RelativeBias
+
+
+class Aligned(Protocol):
+    """Words of two sentences, and how much each target word (row) looked at each source word (column)."""
+
+    @property
+    def source_words(self) -> Sequence[str]: ...
+    @property
+    def target_words(self) -> Sequence[str]: ...
+    @property
+    def weights(self) -> Tensor: ...
 
 
 def heatmap(
     axes: "Axes",
     weights: Weights | Tensor,
     *,
-    queries: Sequence[str] | None = None,
-    keys: Sequence[str] | None = None,
+    queries: Tokens = None,
+    keys: Tokens = None,
     title: str | None = None,
     log: bool = False,
 ) -> "AxesImage":
     """Draw a matrix of weights, a row per query and a column per key, the tokens along both axes.
 
-    Large lazy weights are pooled first, so that they never become dense. `log` spreads small weights
-    over the colours, down to a ten-thousandth of the largest.
+    Large weights are pooled first, and lazy ones thus never become dense. `log` spreads small weights
+    over the colours, down to a ten-thousandth of the largest. Tokens for which there is no room are left out;
+    zooming in shows them. A colour bar is added with `figure.colorbar(image)`.
 
     >>> import matplotlib.pyplot as plt, torch, regard
     >>> from regard.view.pictures import heatmap
@@ -47,41 +77,289 @@ def heatmap(
             f"a heat map shows one matrix and got weights of shape {tuple(weights.shape)}; choose one, "
             f"weights[{', '.join('0' * (weights.dim() - 2)) or '…'}], or weights.mean('heads')."
         )
-    rows, columns = weights.shape
-    if isinstance(weights, Weights):
-        weights = weights.pool(CELLS, CELLS) if max(rows, columns) > CELLS else weights.dense()
-    matrix = weights.detach().cpu().float().numpy()
-    colours: dict[str, Any] = {"vmin": 0}
-    if log:
-        from matplotlib.colors import LogNorm
-
-        largest = max(float(matrix.max(initial=0)), 1e-30)
-        colours = {"norm": LogNorm(largest / 1e4, largest, clip=True)}
-    box = (-0.5, columns - 0.5, rows - 0.5, -0.5)
-    image = axes.imshow(matrix, cmap=PALETTE, extent=box, aspect="auto", interpolation="nearest", **colours)
-    _label(axes.yaxis, queries, rows, "queries")
-    _label(axes.xaxis, keys, columns, "keys")
-    if max(matrix.shape) <= NUMBERS:
-        middle = 0.55 * matrix.max(initial=0)  # where this palette turns light
-        for (row, column), weight in np.ndenumerate(matrix):
-            colour = "white" if weight < middle else "black"
-            axes.text(column, row, f"{weight:.2f}", ha="center", va="center", color=colour, fontsize=8)
+    panel = _panel(weights, CELLS, queries, keys).check()
+    dots = axes.figure.dpi / POINTS
+    size = axes.bbox.width / dots, axes.bbox.height / dots
+    norm = scale([panel.matrix], log=log)
+    image = paint(axes, panel, norm, numbers=has_numbers(panel, *size))
+    write_labels(axes, panel, *size)
+    for axis, tokens, name in ((axes.yaxis, queries, "queries"), (axes.xaxis, keys, "keys")):
+        if tokens is None:
+            axis.set_label_text(name)
     if title:
-        axes.set_title(title)
+        axes.set_title(title, parse_math=False)
     return image
 
 
-def _label(axis: Any, tokens: Sequence[str] | None, size: int, name: str) -> None:
-    """Tokens along an axis, thinned so that they do not overlap; without tokens, the axis' name."""
-    if tokens is None:
-        axis.set_label_text(name)
-        step = max(size // 4, 1) if size > NUMBERS else 1
-        axis.set_ticks(range(0, size, step))
-        return
-    if len(tokens) != size:
-        raise ShapeError(f"there are {len(tokens)} tokens for {size} {name}; each needs its own.")
-    shown = range(0, size, -(-size // LABELS))
-    axis.set_ticks(shown, [tokens[i] for i in shown])
-    if axis.axis_name == "x" and sum(map(len, (tokens[i] for i in shown))) > 40:
-        for label in axis.get_ticklabels():
-            label.set(rotation=45, horizontalalignment="right")
+def draw_weights(
+    weights: Weights | Tensor,
+    path: str | os.PathLike[str],
+    *,
+    queries: Tokens = None,
+    keys: Tokens = None,
+    title: str | None = None,
+    log: bool = False,
+    dark: bool = False,
+) -> Path:
+    """Draw weights (…, q, k) and write the picture: .png, .svg or .pdf.
+
+    One matrix is a heat map; several heads are drawn side by side, and what comes before them one below
+    the other. Large weights are drawn as maps of block means. log: colours that tell small weights apart.
+
+    >>> import tempfile, torch, regard
+    >>> from regard.view.pictures import draw_weights
+    >>> x = torch.randn(2, 5, 4)
+    >>> weights = regard.attend(x, x, x)[1]
+    >>> draw_weights(weights, tempfile.mkdtemp() + "/weights.png", queries="a dog may bark .".split()).name
+    'weights.png'
+    """
+    check_ending(path)
+    if weights.dim() < 2:
+        raise ShapeError(f"weights have queries and keys, (…, q, k), and these are {tuple(weights.shape)}.")
+    *lead, rows, columns = weights.shape
+    _check_number(lead)
+    alone = math.prod(lead) == 1
+    matrices = _matrices(weights, CELLS if alone else SMALL)
+    heads = lead[-1] if lead else 1
+    what = "" if isinstance(weights, Weights) and not weights.has_heads else "head "
+    matrices = matrices.reshape(math.prod(lead[:-1]), heads, *matrices.shape[-2:])
+    names = ["" if alone else f"{what}{head}" for head in range(heads)]
+    panels = [
+        [
+            Panel(one, rows, columns, queries, keys, "" if i else name)
+            for one, name in zip(some, names, strict=True)
+        ]
+        for i, some in enumerate(matrices)
+    ]
+    sides = [str(i) for i in range(len(panels))] if len(panels) > 1 else []
+    return draw_panels(panels, Sheet(title or "", sides=sides, shared=not alone, log=log, dark=dark), path)
+
+
+def draw_heads(
+    layers: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    *,
+    queries: Tokens = None,
+    keys: Tokens = None,
+    first: int = 0,
+    title: str | None = None,
+    log: bool = False,
+    dark: bool = False,
+) -> Path:
+    """Draw every head of every layer: a row per layer, a column per head, all in the same colours.
+
+    layers: what `regard.watch` has seen, or any weights (h, q, k) by name. queries, keys: their tokens, which
+    are the same in each. first: the number of the first head.
+
+    >>> import tempfile, torch, regard
+    >>> from regard.view.pictures import draw_heads
+    >>> model = regard.models.LanguageModel(100, regard.models.Recipe(width=16, heads=2, layers=2))
+    >>> with regard.watch(model) as seen:
+    ...     logits = model(torch.tensor([[5, 6, 7]]))
+    >>> draw_heads(seen, tempfile.mkdtemp() + "/heads.svg", queries=list("abc"), keys=list("abc")).name
+    'heads.svg'
+    """
+    check_ending(path)
+    if not layers:
+        raise ArgumentError("draw_heads got no layers; call the model inside the block of regard.watch.")
+    sides = [label_of(name) for name in layers] if isinstance(layers, Seen) else list(layers)
+    heads = [_count_heads(name, weights) for name, weights in layers.items()]
+    _check_number([sum(heads)])
+    most = CELLS if sum(heads) == 1 else SMALL
+    panels = []
+    for row, (weights, number) in enumerate(zip(layers.values(), heads, strict=True)):
+        matrices = _matrices(weights, most)
+        matrices = matrices.reshape(number, *matrices.shape[-2:])
+        names = ["" if row else f"head {head}" for head in range(first, first + number)]
+        rows, columns = weights.shape[-2:]
+        pairs = zip(matrices, names, strict=True)
+        panels.append([Panel(one, rows, columns, queries, keys, name) for one, name in pairs])
+    sheet = Sheet(title or "", sides=sides, shared=sum(heads) > 1, log=log, dark=dark)
+    return draw_panels(panels, sheet, path)
+
+
+def draw_alignments(
+    alignments: Aligned | Sequence[Aligned],
+    path: str | os.PathLike[str],
+    *,
+    titles: Sequence[str] | None = None,
+    title: str | None = None,
+    dark: bool = False,
+) -> Path:
+    """Draw which words of two sentences belong together, one alignment or several side by side.
+
+    titles: one for each of them. title: one above all.
+
+    >>> import tempfile, torch
+    >>> from types import SimpleNamespace
+    >>> from regard.view.pictures import draw_alignments
+    >>> alignment = SimpleNamespace(weights=torch.eye(2), source_words=["a", "b"], target_words=["c", "d"])
+    >>> draw_alignments(alignment, tempfile.mkdtemp() + "/alignment.png").name
+    'alignment.png'
+    """
+    check_ending(path)
+    some = list(alignments) if isinstance(alignments, Sequence) else [alignments]
+    names = [""] * len(some) if titles is None else list(titles)
+    if len(names) != len(some):
+        raise ArgumentError(f"there are {len(names)} titles for {len(some)} alignments; each needs its own.")
+    panels = [_aligned(one, name) for one, name in zip(some, names, strict=True)]
+    rows = [panels[i : i + ACROSS] for i in range(0, len(panels), ACROSS)]
+    return draw_panels(rows, Sheet(title or "", names=("target", "source"), dark=dark), path)
+
+
+def draw_mask(
+    mask: Mask | Tensor,
+    queries: int | Sequence[str],
+    keys: int | Sequence[str] | None,
+    path: str | os.PathLike[str],
+    *,
+    lead: Sequence[int] = (),
+    title: str | None = None,
+    dark: bool = False,
+) -> Path:
+    """Draw which keys each query may look at.
+
+    queries, keys: how many, or their tokens; no keys are as many as queries. lead: the leading axes of the
+    call, if the mask is for some in particular, as that of a batch is.
+
+    >>> import tempfile, regard
+    >>> from regard.view.pictures import draw_mask
+    >>> draw_mask(regard.Causal() & regard.Window(3), 8, None, tempfile.mkdtemp() + "/mask.svg").name
+    'mask.svg'
+    """
+    check_ending(path)
+    mask = as_mask(mask)
+    sides = [queries, queries if keys is None else keys]
+    sizes = [_size(side) for side in sides]
+    tokens = [None if isinstance(side, int) else side for side in sides]
+    _check_number(lead)
+    seen = _in_sight(mask, (sizes[0], sizes[1]), tuple(lead))
+    panels = [
+        Panel(one, sizes[0], sizes[1], tokens[0], tokens[1], str(i) if lead else "")
+        for i, one in enumerate(seen)
+    ]
+    theme = DARK if dark else LIGHT
+    key = ((theme.raised, "may not look"), (theme.accent, "may look"))
+    rows = [panels[i : i + 8] for i in range(0, len(panels), 8)]
+    sheet = Sheet(
+        repr(mask) if title is None else title, shared=len(panels) > 1, dark=dark, key=key, limits=(0, 1)
+    )
+    return draw_panels(rows, sheet, path)
+
+
+def draw_positions(
+    positions: Positions,
+    path: str | os.PathLike[str],
+    *,
+    length: int = 64,
+    title: str | None = None,
+    dark: bool = False,
+) -> Path:
+    """Draw position encodings: vectors and angles as matrices, biases as lines over the distance.
+
+    length: how many positions; of biases, the largest distance to either side.
+
+    >>> import tempfile, regard
+    >>> from regard.view.pictures import draw_positions
+    >>> draw_positions(regard.models.Sinusoidal(64), tempfile.mkdtemp() + "/positions.png").name
+    'positions.png'
+    >>> draw_positions(regard.ALiBi(8), tempfile.mkdtemp() + "/biases.png").name
+    'biases.png'
+    """
+    check_ending(path)
+    count("draw_positions got length", length, least=1)
+    places = torch.arange(length)
+    with torch.no_grad():
+        if isinstance(positions, RelativeBias):
+            distance = torch.arange(-length, length + 1)
+            biases = positions(distance).detach().cpu().reshape(-1, len(distance))
+            return draw_by_distance(distance.tolist(), biases.tolist(), path, title=title, dark=dark)
+        if isinstance(positions, Rotary):
+            turn = positions(places)
+            half = positions.width // 2  # the other half turns with it
+            shown = {"cos of the angle": turn.cos[:, :half], "sin of the angle": turn.sin[:, :half]}
+        elif isinstance(positions, Sinusoidal | Learned):
+            shown = {"": positions(places)}
+        else:
+            raise DTypeError(
+                f"draw_positions got a {type(positions).__name__}; it draws Sinusoidal, Learned, Rotary, and "
+                "biases that depend on the distance, such as ALiBi and T5."
+            )
+    panels = [_panel(one, CELLS, title=name) for name, one in shown.items()]
+    names = ("position", "pair of features" if isinstance(positions, Rotary) else "feature")
+    return draw_panels([panels], Sheet(title or "", names=names, dark=dark, bar="value"), path)
+
+
+def _panel(
+    weights: Weights | Tensor, most: int, queries: Tokens = None, keys: Tokens = None, title: str = ""
+) -> Panel:
+    """Of one matrix."""
+    rows, columns = weights.shape
+    return Panel(_matrices(weights, most), rows, columns, queries, keys, title)
+
+
+def _matrices(weights: Weights | Tensor, most: int) -> NDArray[Any]:
+    """The weights (…, q, k) as numbers, of large matrices the means of at most so many blocks."""
+    if isinstance(weights, Weights):
+        large = max(weights.shape[-2:]) > most
+        return (weights.pool(most, most) if large else weights.dense()).detach().cpu().float().numpy()
+    matrix: NDArray[Any] = weights.detach().cpu().float().numpy()
+    for axis in (-2, -1):
+        size = matrix.shape[axis]
+        if size > most:
+            edges = np.arange(most + 1) * size // most
+            sums = np.add.reduceat(matrix, edges[:-1], axis)
+            sizes = np.diff(edges).astype(np.float32)
+            matrix = sums / (sizes if axis == -1 else sizes[:, None])
+    return matrix
+
+
+def _count_heads(name: str, weights: Weights | Tensor) -> int:
+    """Of weights (h, q, k), or of one head; of a batch of one too."""
+    *batch, heads = weights.shape[:-2] if weights.dim() > 2 else (1,)
+    if weights.dim() < 2 or any(size != 1 for size in batch):
+        raise ShapeError(
+            f"the weights of {name!r} have the shape {tuple(weights.shape)}; heads are drawn of one input, "
+            "(h, q, k): choose one, weights[0]."
+        )
+    return int(heads)
+
+
+def _aligned(alignment: Aligned, title: str) -> Panel:
+    weights = alignment.weights.detach().cpu().float().nan_to_num(0)
+    sources, targets = alignment.source_words, alignment.target_words
+    if tuple(weights.shape) != (len(targets), len(sources)):
+        raise ShapeError(
+            f"an alignment of {len(targets)} target words and {len(sources)} source words has weights of "
+            f"shape {tuple(weights.shape)}; it needs a row per target word and a column per source word."
+        )
+    if not sources or not targets:
+        raise ArgumentError(
+            f"an alignment of {len(targets)} target words and {len(sources)} source words cannot be drawn; "
+            "give sentences that have words."
+        )
+    return _panel(weights, CELLS, targets, sources, title)
+
+
+def _size(side: int | Sequence[str]) -> int:
+    if not isinstance(side, int):
+        return len(side)
+    count("draw_mask got a number of tokens", side, least=1)
+    return side
+
+
+def _in_sight(mask: Mask, sizes: tuple[int, int], lead: tuple[int, ...]) -> NDArray[Any]:
+    """How much of each block may be looked at, in linear memory: of weights that are ½ where it may."""
+    query, key = (torch.zeros(*lead, size, 1) for size in sizes)
+    weights = attend(query, key, key, mask=mask, normalize=Sigmoid(bias=0.0))[1]
+    seen = 2 * _matrices(weights, CELLS)
+    return seen.reshape(math.prod(lead), *seen.shape[-2:])
+
+
+def _check_number(lead: Sequence[int]) -> None:
+    """Before they are computed: no more matrices than can be seen, and at least one."""
+    number = math.prod(lead)
+    if not 1 <= number <= MOST:
+        raise ArgumentError(
+            f"a picture of {number:,} matrices could not be read; choose 1 to {MOST:,} of them."
+        )

@@ -1,18 +1,15 @@
-"""Word alignments, drawn in a terminal and as pictures: a row per target word, a column per source word."""
+"""Word alignments, drawn in a terminal: a row per target word, a column per source word."""
 
-import os
 import unicodedata
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.checks import count
 from regard.mechanism.text import plain
-from regard.view.curves import check_ending, drawing, save
-from regard.view.pictures import LABELS, heatmap
+from regard.view.pictures import Aligned
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,19 +24,6 @@ TALLEST = 14  # letters of a source word, which stands upright
 WIDEST = 20  # columns of a target word
 CELL = 2  # columns of a weight: about as wide as high, and room for a Han character
 LEAST = 8  # columns that a drawing needs
-INCHES, LARGEST = 0.45, 24  # of a picture: for each word, and in all
-MOST = 120  # words along its axes; of more, some are named
-
-
-class Aligned(Protocol):
-    """Words of two sentences, and how much each target word (row) looked at each source word (column)."""
-
-    @property
-    def source_words(self) -> Sequence[str]: ...
-    @property
-    def target_words(self) -> Sequence[str]: ...
-    @property
-    def weights(self) -> Tensor: ...
 
 
 def draw_alignment(alignment: Aligned, console: "Console | None" = None) -> None:
@@ -88,37 +72,6 @@ def alignment_lines(alignment: Aligned, *, width: int = 80, shades: str = SHADES
     if len(shades) < 2:
         raise ArgumentError(f"alignment_lines got shades={shades!r}; give at least two, the faintest first.")
     return [line.plain.rstrip() for line in _lines(alignment, width, shades)]
-
-
-def draw_alignment_picture(
-    alignment: Aligned, path: str | os.PathLike[str], *, title: str | None = None
-) -> Path:
-    """Draw an alignment as a heat map: .png, .svg or .pdf.
-
-    >>> import tempfile, torch
-    >>> from types import SimpleNamespace
-    >>> from regard.view.terminal import draw_alignment_picture
-    >>> alignment = SimpleNamespace(weights=torch.eye(2), source_words=["a", "b"], target_words=["c", "d"])
-    >>> draw_alignment_picture(alignment, tempfile.mkdtemp() + "/alignment.png").name
-    'alignment.png'
-    """
-    check_ending(path)
-    sources, targets, weights = _checked(alignment)
-    if not sources or not targets:
-        raise ArgumentError(
-            f"an alignment of {len(targets)} target words and {len(sources)} source words cannot be drawn; "
-            "give sentences that have words."
-        )
-    size = tuple(min(max(2.0 + INCHES * len(words), 4), LARGEST) for words in (sources, targets))
-    with drawing((size[0], size[1]), [*sources, *targets, title or ""]) as figure:
-        axes = figure.subplots()
-        heatmap(axes, weights, queries=targets, keys=sources, title=title)
-        if LABELS < max(len(sources), len(targets)) <= MOST:
-            axes.set_xticks(range(len(sources)), sources, rotation=45, ha="right")
-            axes.set_yticks(range(len(targets)), targets)
-        axes.set_xlabel("source")
-        axes.set_ylabel("target")
-        return save(figure, path)
 
 
 def _checked(alignment: Aligned, encoding: str = "utf-8") -> tuple[list[str], list[str], Tensor]:

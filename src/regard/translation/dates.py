@@ -48,7 +48,7 @@ class Embedded(NamedTuple):
 
     longer: sentences made of more values than those of train, from the values of test.
 
-    >>> from regard.translation.embedded import embedded
+    >>> from regard.translation.dates import embedded
     >>> corpus = embedded("en", "de", size=100)
     >>> len(corpus.train), len(corpus.dev), len(corpus.test), len(corpus.longer)
     (100, 10, 10, 10)
@@ -76,7 +76,7 @@ def embedded(
         more, up to three times as many.
     seed: the same seed gives the same corpus.
 
-    >>> from regard.translation.embedded import embedded
+    >>> from regard.translation.dates import embedded
     >>> for pair in embedded("en", "de", size=2, values=(1, 1)).train:
     ...     print(*pair, sep=" → ")
     two hundred and eighty-one meters → zweihunderteinundachtzig Meter
@@ -98,7 +98,7 @@ def embedded(
 def languages() -> list[str]:
     """The languages that both libraries know well enough.
 
-    >>> from regard.translation.embedded import languages
+    >>> from regard.translation.dates import languages
     >>> {"de", "en", "fr", "ja", "tr"} <= set(languages())
     True
     """
@@ -113,7 +113,7 @@ class Language:
     """How a language says a date, a time, a number.
 
     >>> from datetime import date, time
-    >>> from regard.translation.embedded import Language
+    >>> from regard.translation.dates import Language
     >>> german = Language.of("de")
     >>> german.date(date(1984, 5, 23))
     'Mittwoch, der dreiundzwanzigste Mai neunzehnhundertvierundachtzig'

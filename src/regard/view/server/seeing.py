@@ -1,0 +1,88 @@
+"""What there is to see in a model at work: exhibits of texts, of their translations, and of long texts."""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.errors import ArgumentError
+from regard.mechanism import fused
+from regard.mechanism.operator import attend
+from regard.mechanism.scores import ScaledDot
+from regard.mechanism.text import shorten
+from regard.mechanism.weights import Weights
+from regard.models.static import StaticEncoder
+from regard.models.words import split
+from regard.translation.translator import Translator
+from regard.view.exhibit import Exhibit, Input, Layer, Text, look_at_text, look_at_translation
+from regard.view.keeping import Kept
+from regard.view.server.collection import Entry
+
+WORDS = 40_000  # of a long text
+_WIDTH, _HEADS = 64, 8  # of the words of a long text
+
+
+def of_texts(entry: Entry, texts: Sequence[str]) -> Exhibit:
+    """Texts as an encoder reads them, or as a translator reads them and its translations."""
+    if not entry.attends:
+        raise ArgumentError(
+            f"there is no attention in {entry.name!r}, and nothing to look at; name another model."
+        )
+    if isinstance(entry.model, Translator):
+        return look_at_translation(entry.model, texts, title=entry.name)
+    return look_at_text(entry.model, texts, title=entry.name)
+
+
+def of_long(entry: Entry, text: str) -> Exhibit:
+    """One text through a model, as long as the model takes it at once."""
+    if isinstance(entry.model, Translator):
+        pieces = len(entry.model.tokens.source.cut(text).ids)
+        if pieces > entry.model.longest:
+            raise ArgumentError(
+                f"the text has {pieces:,} pieces and {entry.name!r} reads {entry.model.longest} at once; "
+                'shorten it, or look at it with the model "words", which takes any length.'
+            )
+    return of_texts(entry, [text])
+
+
+def of_words(text: str) -> Exhibit:
+    """Self-attention without parameters over a text's words, with vectors that are learned from it alone.
+
+    >>> from regard.view.server.seeing import of_words
+    >>> exhibit = of_words("the dog barks and the dog sleeps and the cat sleeps")
+    >>> [(layer["label"], layer["heads"]) for layer in exhibit.describe()["inputs"][0]["layers"]]
+    [('whole words', 1), ('words in 8 parts', 8)]
+    """
+    words = [word.text for word in split(text)]
+    if not 2 <= len(words) <= WORDS:
+        raise ArgumentError(f"the text has {len(words):,} words and marks; give 2 to {WORDS:,} of them.")
+    vectors = _vectors(text)
+    parts = vectors.unflatten(1, (_HEADS, -1)).transpose(0, 1)  # n (h d) -> h n d
+    sharp = 2 * math.log(len(words))  # the longer the text, the more words share the weight
+    layers = [
+        Layer("whole", "whole words", "self", _lazy(vectors[None], sharp)),
+        Layer("parts", f"words in {_HEADS} parts", "self", _lazy(parts, sharp)),
+    ]
+    note = f"{len(words):,} words; each attends to words that occur beside the same words as it does."
+    return Exhibit("words", [Input(shorten(text), [Text(tuple(words))], layers, note)])
+
+
+def _vectors(text: str) -> Tensor:
+    """A vector for each word of a text (n, m), learned by counting which words stand beside which."""
+    encoder = StaticEncoder.learn([text], width=_WIDTH)
+    (tokens,) = encoder.token_vectors([text])
+    return tokens.vectors[0].detach()
+
+
+def _lazy(x: Tensor, scale: float) -> Weights:
+    """scale · cosine of each pair, normalized: of the attention itself only τ is computed, row by row.
+
+    With it, what is looked at costs no more than its own pairs.
+    """
+    directions = F.normalize(x, dim=-1).contiguous()
+    problem = Kept(directions, directions, scale=scale).weights()._problem
+    tau = fused.fit(problem)
+    if tau is None:  # without kernels
+        return attend(directions, directions, directions[..., :1], score=ScaledDot(scale))[1]
+    return Weights(problem, tau, x.shape[:-2])

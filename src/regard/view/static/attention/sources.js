@@ -1,0 +1,83 @@
+// Where answers come from. A source has describe() and ask(question, arguments, signal): {facts, arrays}.
+import { EmbeddedLayer, decodeFloats } from "./embedded.js";
+
+// Everything is inside the page
+export function embedded(data) {
+  const layers = new Map();
+  const layerOf = (input, layer) => {
+    const name = `${input} ${layer}`;
+    if (!layers.has(name)) {
+      const { texts, layers: described } = data.exhibit.inputs[input];
+      const { queries, keys } = described[layer];
+      const stored = data.inputs[input].layers[layer];
+      layers.set(name, new EmbeddedLayer(stored, texts[queries].tokens.length, texts[keys].tokens.length));
+    }
+    return layers.get(name);
+  };
+  return {
+    async describe() {
+      return data.exhibit;
+    },
+    async ask(question, { input, layer, ...rest }) {
+      const held = layerOf(input, layer);
+      return question === "heads" ? held.thumbnails(rest) : held[question](rest);
+    },
+  };
+}
+
+// A server answers; `exhibit`, when it is already known, saves the first question
+export function http(base, exhibit = null) {
+  return {
+    async describe(signal) {
+      return exhibit ?? answered(await fetch(base, { signal }));
+    },
+    async ask(question, body, signal) {
+      const headers = { "Content-Type": "application/json" };
+      const response = await fetch(`${base}/${question}`, { method: "POST", headers, body: JSON.stringify(body), signal });
+      const { facts, arrays } = await answered(response);
+      return { facts, arrays: arrays.map(({ shape, data }) => ({ shape, data: decodeFloats(data) })) };
+    },
+  };
+}
+
+async function answered(response) {
+  const body = await response.json().catch(() => null);
+  if (!response.ok) throw new Error(body?.error ?? `the server answered ${response.status} ${response.statusText}`);
+  return body;
+}
+
+// A notebook's kernel answers, through the messages of anywidget
+export function widget(model) {
+  const waiting = new Map();
+  let last = 0;
+  const receive = (message, buffers) => {
+    const promise = waiting.get(message?.id);
+    if (!promise) return;
+    waiting.delete(message.id);
+    if (message.error) promise.reject(new Error(message.error));
+    else promise.resolve({ facts: message.facts, arrays: message.shapes.map((shape, place) => ({ shape, data: floatsOf(buffers[place]) })) });
+  };
+  model.on("msg:custom", receive);
+  return {
+    async describe() {
+      return model.get("exhibit");
+    },
+    ask(question, body) {
+      last += 1;
+      const id = last;
+      return new Promise((resolve, reject) => {
+        waiting.set(id, { resolve, reject });
+        model.send({ id, question, arguments: body });
+      });
+    },
+    close() {
+      model.off("msg:custom", receive);
+    },
+  };
+}
+
+// Buffers come as DataViews, and not always at a multiple of four bytes
+function floatsOf(buffer) {
+  const { buffer: bytes, byteOffset = 0, byteLength } = buffer instanceof ArrayBuffer ? { buffer, byteLength: buffer.byteLength } : buffer;
+  return new Float32Array(bytes.slice(byteOffset, byteOffset + byteLength));
+}

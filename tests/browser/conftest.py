@@ -1,0 +1,59 @@
+"""A real browser for the tests that need one; they are skipped, visibly, where there is none."""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from tests.browser.visiting import Visit, served
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        pytest.skip(f"none of {', '.join(NAMES)} is installed")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser) -> Iterator:
+    """An empty page; whatever it says on its error console fails the test."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(10_000)
+    errors: list[str] = []
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    context.close()
+    assert not errors
+
+
+@pytest.fixture(scope="session")
+def address(browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where `regard look` listens, with small models."""
+    with served(tmp_path_factory.mktemp("look")) as address:
+        yield address
+
+
+@pytest.fixture
+def visit(page, address: str) -> Visit:
+    """A visit to the page, whose error console has to stay empty."""
+    return Visit(page, address)
+
+
+@pytest.fixture
+def rough(browser, address: str) -> Iterator[Visit]:
+    """A visit on which requests fail, as the browser then says on its console."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(10_000)
+    yield Visit(page, address)
+    context.close()

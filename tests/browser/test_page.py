@@ -1,0 +1,201 @@
+"""The page of `regard look`: every room is opened, used and looked at, in light and dark, wide and narrow."""
+
+import re
+from math import exp, tanh
+
+import pytest
+
+from tests.browser.visiting import Visit, needs_encoder, row, trainings
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_translate(visit: Visit) -> None:
+    visit.enter("translate")
+    page = visit.page
+    page.wait_for_selector(".translation")
+    page.get_by_label("Sentence").fill("1 2 3")  # and while it is typed, it is translated
+    visit.until("location.hash.includes('text=1+2+3')")
+    visit.settle()
+    page.wait_for_selector(".regard-attention [role=tab]")
+    for view in ("Matrix", "Lines"):
+        page.get_by_role("tab", name=view).click()
+    page.get_by_label("Translations").fill("3")
+    page.get_by_label("Translations").press("Enter")
+    page.wait_for_selector(".alternatives li")
+    page.get_by_label("Beside it").select_option("plain")
+    page.wait_for_selector(".notice.calm")  # why the one without attention has no alignment
+    assert page.locator(".translation").count() == 2
+    visit.settle()
+    visit.look("translate")
+    assert "beside=plain" in page.url
+    assert "best=3" in page.url
+
+
+def test_lookup(visit: Visit) -> None:
+    visit.enter("lookup")
+    page = visit.page
+    scores = [
+        cell.inner_text() for cell in page.locator(".calculation").first.locator("tbody tr.chosen td").all()
+    ]
+    assert scores == ["2.00", "4.00", "4.00"]
+    assert "1·0 + 0·1 + 2·1 = 2" in visit.text(".working")
+    page.get_by_label("query of word 1, number 1").fill("5")
+    visit.until("document.querySelector('.working').innerText.includes('5·0 + 0·1 + 2·1 = 2')")
+    page.get_by_label("Mask", exact=True).select_option("causal")
+    page.wait_for_selector("td.masked")
+    page.get_by_role("button", name="Add a key").click()
+    visit.until("document.querySelectorAll('.by-hand').length === 5")
+    visit.settle()
+    visit.look("lookup")
+    page.get_by_role("button", name="Dictionary").click()
+    visit.until("document.querySelector('.working').innerText.includes('the largest score')")
+    visit.settle()
+    assert "0·10 + 0·20 + 1·30 + 0·40 = 30" in visit.text(".working")
+    visit.look("lookup-dictionary", ((1280, 900, "light"),))
+
+
+def test_every_score_and_normalizer_is_worked_out_as_the_server_computes_it(visit: Visit) -> None:
+    visit.enter("lookup", preset="soft")
+    page = visit.page
+    for label in ("Score", "Normalizer, hard to soft"):
+        for option in page.get_by_label(label, exact=True).locator("option").all():
+            page.get_by_label(label, exact=True).select_option(option.get_attribute("value"))
+            page.wait_for_timeout(120)
+            visit.settle()
+            check_arithmetic(visit.text(".working"))
+
+
+def check_arithmetic(text: str) -> None:
+    """Each `… = number` of sums, products and the functions in them, up to the digits that are written."""
+    told = re.findall(r"^(?:score|weight|number \d+)\n(.+) = (\S+)$", text, re.MULTILINE)
+    assert told
+    for formula, result in told:
+        if set(":;") & set(formula) or "·" in result:
+            continue  # in words, in two steps, or a power of ten
+        python = formula.translate(str.maketrans("·−", "*-")).replace("²", "**2")
+        if re.fullmatch(r"[-+*/()., \d]*((exp|tanh|max)[-+*/()., \d]*)*", python) and "10*" not in python:
+            expected = eval(python, {"__builtins__": {}}, {"exp": exp, "tanh": tanh, "max": max})
+            assert float(result.replace("−", "-")) == pytest.approx(expected, abs=0.02), formula
+
+
+def test_a_lookup_can_be_shared_as_a_link(visit: Visit) -> None:
+    visit.enter("lookup", q="1,0", k="0,1;2,0", v="3;4", normalize="hard", score="dot")
+    assert "0·3 + 1·4 = 4" in visit.text(".working")
+    visit.enter("lookup", q="1,0;x", k="</script>", normalize="nothing")  # what makes no sense is left out
+    assert "1·0 + 0·1 + 2·1 = 2" in visit.text(".working")
+
+
+def test_heads(visit: Visit) -> None:
+    visit.enter("heads", model="transformer", text="1 2 3\n4 5")
+    visit.page.wait_for_selector(".regard-attention .thumbnail")
+    visit.look("heads")
+
+
+@needs_encoder
+def test_words_in_context(visit: Visit) -> None:
+    visit.enter("words")
+    page = visit.page
+    page.wait_for_selector(".chart path")
+    page.get_by_role("button", name="bark", exact=True).first.click()
+    visit.until("document.querySelector('.facts').innerText.includes('layer 0')")
+    page.get_by_label("Layer", exact=True).select_option("2")
+    page.get_by_label("Head", exact=True).select_option("3")
+    visit.settle()
+    page.wait_for_selector(".bars .chosen")
+    shares = [
+        float(share.strip("<% "))
+        for share in page.locator(".bars").first.inner_text().split("\n")
+        if "%" in share
+    ]
+    assert sum(shares) == pytest.approx(100, abs=1.5)
+    page.locator(".chart svg[tabindex]").focus()
+    page.keyboard.press("ArrowLeft")  # reads the last layer off
+    assert page.locator(".lines-named b").count() >= 2
+    visit.look("words")
+    page.get_by_label("Second sentence").fill("nothing else")
+    visit.until("document.body.innerText.includes('no word in common')")
+
+
+def test_order(visit: Visit) -> None:
+    visit.enter("order", sentence="one two three", order="2.1.0")
+    page = visit.page
+    page.wait_for_selector("#verdict")
+    assert "nothing changes but the order" in visit.text("#verdict")
+    page.get_by_label("Positions").select_option("sinusoidal")
+    visit.until("document.querySelector('#verdict').innerText.includes('changes: by')")
+    page.wait_for_selector(".gallery canvas")
+    visit.look("order")
+    words = page.locator(".loose-word span")
+    assert words.all_inner_texts() == ["three", "two", "one"]
+    page.locator(".loose-word").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert words.all_inner_texts() == ["two", "three", "one"]
+    box = page.locator(".loose-word").nth(2).bounding_box()
+    page.mouse.move(box["x"] + 5, box["y"] + 5)
+    page.mouse.down()
+    first = page.locator(".loose-word").first.bounding_box()
+    page.mouse.move(first["x"] + 5, first["y"] + 5, steps=4)
+    page.mouse.up()
+    assert words.all_inner_texts() == ["one", "two", "three"]
+
+
+def test_a_long_text_is_a_map(visit: Visit) -> None:
+    visit.enter("long")
+    page = visit.page
+    assert "No text yet" in visit.text("#room")
+    visit.look("long-empty", ((1280, 900, "light"),))
+    verse = "row my boat down the stream , merrily merrily and row again ."
+    page.get_by_label("Text", exact=True).fill("\n".join([verse] * 60))
+    page.get_by_role("button", name="Show the map").click()
+    page.wait_for_selector(".regard-attention canvas", timeout=30_000)
+    page.wait_for_timeout(500)
+    visit.look("long")
+    page.set_input_files(
+        "input[type=file]", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"one two " * 50}
+    )
+    visit.until("document.querySelector('.tally').innerText.startsWith('100 words')")
+    page.set_input_files(
+        "input[type=file]", {"name": "a.bin", "mimeType": "text/plain", "buffer": b"\0" * 50}
+    )
+    visit.until("document.querySelector('#room').innerText.includes('is no text file')")
+
+
+def test_the_example_of_a_long_text_is_the_same_every_time_and_as_long_as_it_says(visit: Visit) -> None:
+    visit.enter("long")
+    songs = visit.page.evaluate(
+        "import('./static/page/song.js').then(({song}) => [song(32000), song(32000), song(100)])"
+    )
+    assert songs[0] == songs[1]
+    assert [len(song.split()) for song in songs] == [32_000, 32_000, 100]
+    assert songs[0].count("O row my darling") > 100
+
+
+def test_training(visit: Visit) -> None:
+    visit.enter("training", name="transformer")
+    page = visit.page
+    page.wait_for_selector(".chart path")
+    page.wait_for_selector("#judgement")
+    assert re.search(r"updates\s+4\b", visit.text(".numbers"))
+    newest = visit.text("output")
+    page.locator("#judgement").focus()
+    page.keyboard.press("Home")
+    assert visit.text("output") != newest
+    visit.look("training")
+
+
+def test_a_training_that_runs_is_followed(visit: Visit) -> None:
+    rows = [row(step) for step in (1, 2, 3)]
+    asked: list[str] = []
+
+    def answer(route) -> None:
+        asked.append(route.request.url)
+        route.fulfill(json={"rows": rows[: len(asked)], "samples": []})
+
+    page = visit.page
+    visit.answer("training", trainings("a b", finished=False))
+    page.route("**/api/training/*", answer)
+    visit.enter("training")
+    visit.until(r"/updates\s+2/.test(document.querySelector('.numbers')?.innerText)")
+    assert visit.text(".live") == "Live."
+    assert "a%20b" in asked[0]

@@ -1,0 +1,151 @@
+"""The page of `regard look` when things go wrong: hostile text, no models, errors, a server that is gone."""
+
+import pytest
+
+from tests.browser.visiting import ENCODER, HOSTILE, SHOTS, SIZES, Visit, log, trainings, translation
+
+pytestmark = pytest.mark.timeout(240)
+NARROW = SIZES[2:3]
+
+
+ROOMS = {
+    "translate": ("text", "Sentence", ".translation"),
+    "heads": ("text", "Text", ".regard-attention"),
+    "words": ("first", "First sentence", "#room"),
+    "order": ("sentence", "Sentence", "#verdict"),
+    "long": ("text", "Text", ".regard-attention"),
+}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_hostile_text_is_only_text(visit: Visit, room: str) -> None:
+    if room == "words" and not ENCODER:
+        pytest.skip("minilm is not installed")
+    name, label, result = ROOMS[room]
+    state = {name: f"{HOSTILE} src"} | (
+        {"second": f"{HOSTILE} too", "word": "src"} if room == "words" else {}
+    )
+    visit.enter(room, **state)
+    visit.page.wait_for_selector(result)
+    assert HOSTILE in visit.page.get_by_label(label, exact=True).input_value()
+    visit.page.wait_for_timeout(200)
+    visit.settle()
+    visit.no_markup_came_of_text()
+    visit.look(f"hostile-{room}", NARROW)
+
+
+def test_hostile_names_of_models_and_trainings_are_only_text(visit: Visit) -> None:
+    model = {
+        "name": HOSTILE,
+        "kind": "translator",
+        "about": HOSTILE,
+        "attends": True,
+        "layers": 1,
+        "heads": 1,
+    }
+    more = {"longest": None, "languages": HOSTILE, "examples": [HOSTILE]}
+    page = visit.page
+    page.route(
+        "**/api/models", lambda route: route.fulfill(json={"models": [model | more], "folders": [HOSTILE]})
+    )
+    visit.answer("translate", translation(HOSTILE))
+    visit.answer("training", trainings(HOSTILE))
+    visit.answer("training/**", log(HOSTILE))
+    visit.enter("translate")
+    page.wait_for_selector(".alternatives")
+    assert visit.text(".translation") == HOSTILE
+    visit.enter("training")
+    page.wait_for_selector(".sample")
+    assert HOSTILE in visit.text(".sample")
+    visit.no_markup_came_of_text()
+
+
+def test_rooms_without_a_model_say_how_to_get_one(visit: Visit) -> None:
+    visit.answer("models", {"models": [], "folders": []})
+    visit.answer("training", {"trainings": []})
+    for room in ("translate", "heads", "words", "training"):
+        visit.enter(room)
+        assert "regard look" in visit.text(".vacant"), room
+    visit.look("empty-training", SIZES[:1])
+
+
+def test_the_servers_sentence_is_shown_and_can_be_tried_again(rough: Visit) -> None:
+    page = rough.page
+    page.route(
+        "**/api/lookup", lambda route: route.fulfill(status=400, json={"error": f"{HOSTILE}: give another."})
+    )
+    rough.enter("lookup")
+    page.wait_for_selector(".trouble .notice")
+    assert HOSTILE in rough.text(".trouble .notice")
+    rough.no_markup_came_of_text()
+    rough.look("error", (SIZES[0], SIZES[3]))
+    page.unroute("**/api/lookup")
+    page.get_by_role("button", name="Try again").click()
+    page.wait_for_selector(".working")
+    assert page.locator(".trouble .notice").count() == 0
+
+
+def test_a_server_that_is_gone_is_waited_for(rough: Visit) -> None:
+    page = rough.page
+    rough.enter("lookup")
+    page.route("**/api/**", lambda route: route.abort())
+    page.get_by_label("Score", exact=True).select_option("cosine")
+    page.wait_for_selector("#banner:not([hidden])")
+    rough.look("gone", (SIZES[0], SIZES[2]))
+    page.unroute("**/api/**")
+    page.wait_for_selector("#banner", state="hidden")
+    rough.until("document.querySelector('.formula').innerText.includes('‖q‖')")  # asked again by itself
+
+
+def test_a_slow_answer_is_waited_for_visibly_and_an_outdated_one_is_dropped(visit: Visit) -> None:
+    page, held = visit.page, []
+    visit.enter("lookup")
+    page.route("**/api/lookup", lambda route: route.continue_() if held else held.append(route))
+    page.get_by_label("Score", exact=True).select_option("cosine")
+    page.wait_for_selector(".stage.busy")
+    page.get_by_label("Score", exact=True).select_option("gaussian")
+    visit.until("document.querySelector('.formula').innerText.includes('−‖q − k‖²')")
+    held[0].fulfill(status=400, json={"error": "too late"})
+    page.wait_for_timeout(100)
+    assert "−‖q − k‖²" in visit.text(".formula")
+    assert page.locator(".notice").count() == 0
+
+
+def test_rooms_are_reached_with_the_keyboard_and_remember_what_was_there(visit: Visit) -> None:
+    page = visit.page
+    page.set_viewport_size({"width": 360, "height": 740})
+    visit.enter("order", sentence="two words", order="1.0")
+    menu = page.get_by_role("button", name="Rooms")
+    menu.focus()
+    page.keyboard.press("Enter")
+    assert menu.get_attribute("aria-expanded") == "true"
+    page.screenshot(path=SHOTS / "menu-360-light.png")
+    page.keyboard.press("Escape")
+    assert menu.get_attribute("aria-expanded") == "false"
+    menu.click()
+    page.get_by_role("link", name="Lookup").click()
+    visit.settle()
+    assert page.title() == "Lookup · regard"
+    assert page.locator("#to-lookup").get_attribute("aria-current") == "page"
+    menu.click()
+    page.get_by_role("link", name="Order").click()
+    page.wait_for_selector("#verdict")
+    assert page.get_by_label("Sentence").input_value() == "two words"
+
+
+def test_every_control_has_a_name(visit: Visit) -> None:
+    for room in ("translate", "lookup", "heads", "order", "long", "training"):
+        visit.enter(room)
+        unnamed = visit.page.evaluate("""[...document.querySelectorAll('main :is(button, input, select)')]
+            .filter((node) => !node.labels?.length && !node.ariaLabel && !node.textContent.trim())
+            .map((node) => node.outerHTML)""")
+        assert unnamed == [], room
+
+
+def test_the_page_loads_nothing_from_elsewhere(visit: Visit) -> None:
+    asked: list[str] = []
+    visit.page.on("request", lambda request: asked.append(request.url))
+    visit.enter("lookup")
+    visit.enter("translate")
+    assert asked
+    assert [url for url in asked if not url.startswith((visit.address, "data:", "blob:", "about:"))] == []

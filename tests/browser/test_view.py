@@ -1,0 +1,379 @@
+"""The interactive view in a real browser: from embedded data, and from a server with a long text."""
+
+import base64
+import functools
+import http.server
+import json
+import re
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from tests.browser.viewing import CAT, EVIL, SMALL, STATIC, Handler
+
+
+@pytest.fixture(scope="module")
+def served():
+    counts = Counter()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, counts))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/", counts
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def opened(page, served):
+    def opened(data="small", **options):
+        asked = f"?data={data}" if data else "?"
+        page.goto(f"{served[0]}{asked}&options={json.dumps(options)}")
+        page.wait_for_selector(".toolbar, .empty, .message")
+        page.wait_for_timeout(100)
+        return page
+
+    return opened
+
+
+def weights(data, given, layer):
+    packed = data["inputs"][given]["layers"][layer]["weights"]
+    return np.frombuffer(base64.b64decode(packed["data"]), "<f4").reshape(packed["shape"])
+
+
+def sideways(page):
+    return page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+
+# The modules
+
+
+def test_top_level_names_are_unique_over_all_modules():
+    begins = re.compile(r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", re.MULTILINE)
+    names = Counter(name for path in STATIC.glob("*.js") for name in begins.findall(path.read_text()))
+    assert names["mount"] == 1
+    assert [name for name, times in names.items() if times > 1] == []
+
+
+def test_modules_are_small_and_import_by_name_on_one_line():
+    for path in STATIC.glob("*.js"):
+        lines = path.read_text().splitlines()
+        assert len(lines) < 400, path.name
+        for line in lines:
+            if line.startswith("import"):
+                assert re.fullmatch(r'import \{ [\w, ]+ \} from "\./\w+\.js";', line), line
+        assert "innerHTML" not in path.read_text()
+
+
+# Lines
+
+
+def test_lines_show_every_token_on_both_sides(opened):
+    page = opened()
+    for side in ("query", "key"):
+        assert page.locator(f".side.{side} .token").all_text_contents() == CAT["tokens"]
+    assert page.locator(".drawing path").count() > 20
+
+
+def test_pointing_at_a_query_shows_its_row_in_per_cent(opened):
+    page = opened(heads=[2])
+    page.hover(".side.query .token:nth-child(4)")
+    page.wait_for_selector(".token.chosen")
+    row = weights(SMALL, 0, 0)[2, 3]
+    shown = page.locator(".side.key .token").evaluate_all(
+        "nodes => nodes.map((node) => node.dataset.share ?? '')"
+    )
+    assert [float(share or 0) for share in shown] == pytest.approx(100 * row * (row >= 0.005), abs=0.51)
+
+
+def test_a_click_keeps_a_token_and_a_second_one_lets_it_go(opened):
+    page = opened()
+    page.click(".side.key .token:nth-child(3)")
+    page.mouse.move(5, 5)
+    assert page.evaluate("shown.state.key") == 2
+    assert page.locator(".side.key .token.chosen").count() == 1
+    page.click(".side.key .token:nth-child(3)")
+    assert page.evaluate("shown.state.key") is None
+
+
+def test_special_tokens_can_be_hidden(opened):
+    page = opened()
+    page.get_by_label("hide special tokens").check()
+    assert page.locator(".side.query .token").all_text_contents() == CAT["tokens"][1:-1]
+
+
+def test_arrow_keys_move_among_tokens_and_tell_what_they_read(opened):
+    page = opened(heads=[0])
+    page.locator(".side.query .token").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_timeout(100)
+    best = CAT["tokens"][int(weights(SMALL, 0, 0)[0, 2].argmax())]
+    assert page.locator(".readout").text_content().startswith(f"query “cat”: “{best}” ")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.closest('.side').className") == "side key"
+    assert page.evaluate("document.activeElement.textContent") == best
+    stops = page.locator(".side.query .token").evaluate_all(
+        "nodes => nodes.filter((node) => node.tabIndex === 0).length"
+    )
+    assert stops == 1
+
+
+def test_heads_are_toggled_and_none_is_an_empty_state(opened):
+    page = opened()
+    page.get_by_role("button", name="Head 2", exact=True).click()
+    assert page.evaluate("shown.state.heads") == [2]
+    page.get_by_role("button", name="none").click()
+    assert "Choose a head" in page.locator(".readout").text_content()
+    assert page.locator(".drawing path").count() == 0
+    page.get_by_role("button", name="all", exact=True).click()
+    assert page.evaluate("shown.state.heads") is None
+
+
+def test_words_lie_in_two_rows_where_there_is_room(opened):
+    page = opened("several")
+    assert page.locator(".drawing.across").count() == 1
+    page.set_viewport_size({"width": 200, "height": 700})
+    page.wait_for_selector(".drawing.down")
+
+
+# Several inputs
+
+
+def test_two_inputs_side_by_side(opened):
+    page = opened("several")
+    page.get_by_label("beside").select_option("1")
+    assert page.locator(".pane").count() == 2
+    assert page.locator(".pane >> nth=1").locator(".side.key .token").all_text_contents() == ["Tee"]
+    page.get_by_label("beside").select_option("")
+    assert page.locator(".pane").count() == 1
+
+
+def test_texts_are_never_markup(opened):
+    page = opened("several", input=2)
+    assert page.locator("img").count() == 0
+    assert page.locator(".side.query .token").first.text_content() == EVIL
+    for view in ("matrix", "heads", "numbers"):
+        page.get_by_role("tab", name=view.capitalize()).click()
+        page.wait_for_timeout(100)
+        assert page.locator("img").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "told"), [("several", {"input": 3}, "no layers"), ("none", {}, "nothing")]
+)
+def test_where_there_is_nothing_it_is_said(opened, data, options, told):
+    assert told in opened(data, **options).locator(".empty").text_content()
+
+
+# Search
+
+
+def test_a_word_is_found_over_its_pieces(opened):
+    page = opened()
+    page.get_by_label("Find a token").fill("because")
+    assert page.locator(".found").text_content() == "1 of 1"
+    assert page.evaluate("shown.state.query") == 7
+    page.get_by_label("Find a token").fill("the")
+    page.get_by_role("button", name="The next one").click()
+    assert page.evaluate("shown.state.query") == 5
+
+
+# Matrix
+
+
+def test_the_cell_under_the_keyboard_cursor_is_told(opened):
+    page = opened(view="matrix", heads=[1])
+    page.locator(".map canvas").focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        page.keyboard.press(key)
+    page.wait_for_timeout(150)
+    weight = 100 * weights(SMALL, 0, 0)[1, 2, 1]
+    told = page.locator(".readout").text_content()
+    assert told.startswith("query 3 “cat” → key 2 “the”: ")
+    assert float(told.split(": ")[1].split()[0]) == pytest.approx(weight, rel=0.06)
+    page.keyboard.press("Enter")
+    assert page.evaluate("[shown.state.query, shown.state.key]") == [2, 1]
+    assert page.locator(".panel section:not([hidden])").count() == 3
+
+
+def test_a_click_on_the_map_keeps_its_cell(opened):
+    page = opened(view="matrix")
+    page.locator(".map canvas").click(position={"x": 300, "y": 300})
+    query, key = page.evaluate("[shown.state.query, shown.state.key]")
+    assert f"query {query + 1} " in page.locator(".tip").text_content()
+    assert f"key {key + 1} " in page.locator(".tip").text_content()
+
+
+# A long text, from a server
+
+
+def test_a_long_map_asks_for_few_tiles_and_zooms_to_single_weights(opened, served):
+    _, counts = served
+    counts.clear()
+    page = opened("", view="matrix")
+    page.wait_for_selector(".map:not(.waits)")
+    assert 1 <= counts["tile"] <= 25
+    assert "mean of" in page.locator(".map-bar").text_content()
+    page.locator(".panel .row").first.click()  # the most read key: 20,001
+    page.wait_for_selector(".map:not(.waits)")
+    assert page.evaluate("shown.state.key") == 20000
+    assert "mean of" not in page.locator(".map-bar").text_content()
+    page.locator(".panel section:not([hidden]) .row").first.click()  # the query that reads it most
+    page.wait_for_selector(".map:not(.waits)")
+    page.locator(".map canvas").focus()
+    page.keyboard.press("Shift")
+    page.wait_for_timeout(200)
+    assert page.evaluate("[shown.state.query, shown.state.key]") == [21000, 20000]
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_timeout(200)
+    assert page.locator(".readout").text_content() == "query 21,001 “w21000” → key 20,001 “w20000”: 50 %"
+    assert page.locator("*").count() < 400
+
+
+def test_wheel_and_drag_move_a_long_map(opened):
+    page = opened("", view="matrix")
+    page.wait_for_selector(".map:not(.waits)")
+    before = page.locator(".map-bar").text_content()
+    page.locator(".map canvas").hover(position={"x": 400, "y": 300})
+    for _ in range(8):
+        page.mouse.wheel(0, -300)
+    page.wait_for_timeout(300)
+    assert page.locator(".map-bar").text_content() != before
+    page.mouse.move(420, 420)
+    page.wait_for_timeout(200)
+    told = page.locator(".readout").text_content()
+    page.mouse.down()
+    page.mouse.move(300, 300, steps=4)
+    page.mouse.up()
+    page.mouse.move(420, 420)
+    page.wait_for_timeout(200)
+    assert page.locator(".readout").text_content() != told
+
+
+def test_lines_of_a_long_text_are_a_window(opened):
+    page = opened("", view="lines")
+    page.wait_for_timeout(200)
+    assert page.locator(".token").count() == 80
+    page.get_by_label("Find a token").fill("w30303")
+    page.wait_for_timeout(300)
+    assert page.locator(".side.query .token.chosen").text_content() == "w30303"
+    page.locator(".panel section:not([hidden]) .row").first.click()
+    page.wait_for_timeout(300)
+    assert "w29303" in page.locator(".side.key .token").all_text_contents()
+    assert page.locator(".token").count() == 80
+
+
+def test_trouble_is_told_and_can_be_tried_again(browser, served):
+    base, counts = served
+    page = browser.new_page()  # a failed request is on the console, rightly
+    counts["broken"] = 1
+    try:
+        page.goto(f"{base}?options={json.dumps({'view': 'matrix'})}")
+        page.wait_for_selector(".message:not([hidden])")
+        counts["broken"] = 0
+        page.get_by_role("button", name="Try again").click()
+        page.wait_for_selector(".map:not(.waits)")
+        assert page.locator(".message:not([hidden])").count() == 0
+    finally:
+        counts["broken"] = 0
+        page.close()
+
+
+# Heads and numbers
+
+
+def test_heads_are_pictures_that_enlarge(opened):
+    page = opened(view="heads")
+    page.wait_for_selector(".thumbnail.still", state="detached")
+    assert page.locator("button.thumbnail").count() == 32
+    page.get_by_label("Sort by").select_option("measure first")
+    assert page.locator("button.thumbnail .name").first.text_content() == "layer 1 · 7"
+    page.get_by_role("button", name="layer 3, head 7").click()
+    assert page.evaluate("[shown.state.view, shown.state.layer, shown.state.heads]") == ["matrix", 2, [7]]
+
+
+def test_numbers_lead_from_products_to_the_weight(opened):
+    page = opened(view="numbers", heads=[5], query=3, key=6)
+    page.wait_for_selector(".steps")
+    stored = SMALL["inputs"][0]["layers"][0]
+    query, key = (
+        np.frombuffer(base64.b64decode(stored[side]["data"]), "<f4").reshape(8, 12, 8)
+        for side in ("query", "key")
+    )
+    values = [text.replace("−", "-") for text in page.locator(".step .value").all_text_contents()]
+    product = float(query[5, 3] @ key[5, 6])
+    assert float(values[0]) == pytest.approx(product, abs=1e-3)
+    assert float(values[1]) == pytest.approx(product * 8**-0.5, abs=1e-3)
+    assert float(values[-2]) == pytest.approx(weights(SMALL, 0, 0)[5, 3, 6], abs=1e-4)
+    page.locator(".picker >> nth=1").get_by_role("button", name="sat").click()
+    page.wait_for_selector(".readout:has-text('sat → sat')")
+
+
+def test_without_vectors_numbers_say_why(opened):
+    assert (
+        "without the query and key vectors"
+        in opened("several", view="numbers").locator(".body").text_content()
+    )
+
+
+# Everywhere
+
+
+@pytest.mark.parametrize("view", ["lines", "matrix", "heads", "numbers"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_never_scrolls_sideways(opened, page, view, scheme):
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": 360, "height": 740})
+    for data in ("small", "several"):
+        assert sideways(opened(data, view=view)) <= 0
+
+
+def test_tabs_are_moved_through_by_arrow_keys(opened):
+    page = opened()
+    page.get_by_role("tab", name="Lines").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_role("tab", name="Matrix").get_attribute("aria-selected") == "true"
+    assert page.evaluate("document.activeElement.textContent") == "Matrix"
+
+
+def test_the_widget_shows_what_its_kernel_answers(page, served):
+    page.goto(f"{served[0]}?widget")
+    page.wait_for_selector(".drawing path")
+    page.hover(".side.query .token:nth-child(4)")
+    page.wait_for_selector(".token.chosen")
+    best = CAT["tokens"][int(weights(SMALL, 0, 0)[2, 3].argmax())]
+    assert page.locator(".readout").text_content().startswith(f"query “sat”: “{best}” ")
+    page.get_by_role("tab", name="Heads").click()
+    page.wait_for_selector(".message:not([hidden])")
+    assert "the kernel is gone" in page.locator(".message").text_content()
+    page.evaluate("end()")
+    assert page.locator("#view .toolbar").count() == 0
+
+
+def test_a_standing_alone_file_opens_from_disk(page, tmp_path):
+    from regard.view.exhibit import Exhibit
+    from regard.view.page import write_page
+
+    x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    shown = Exhibit.of(regard.attend(x, x, x)[1], queries=["a", EVIL, "c", "d", "e"], title=EVIL)
+    page.goto(write_page(tmp_path / "attention.html", shown).as_uri())
+    page.wait_for_selector(".drawing path")
+    for view in ("Matrix", "Heads", "Numbers"):
+        page.get_by_role("tab", name=view).click()
+        page.wait_for_timeout(100)
+    assert page.locator("img").count() == 0
+    assert page.locator(".step").count() >= 5
+
+
+def test_set_and_destroy(opened):
+    page = opened()
+    page.evaluate("shown.set({ view: 'matrix', layer: 99, heads: [1, 77], nonsense: 5 })")
+    assert page.evaluate("[shown.state.view, shown.state.layer, shown.state.heads]") == ["matrix", 3, [1]]
+    page.evaluate("shown.destroy()")
+    assert page.locator("#view > *").count() == 0

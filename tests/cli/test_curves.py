@@ -1,0 +1,40 @@
+"""`regard curves`: logs that are drawn, and strange ones that are told in one line."""
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+
+from regard.translation.logs import _HEADER
+from tests.cli.running import run
+
+
+def test_what_is_no_number_is_left_out(tmp_path, capsys):
+    rows = b"10,1,5,0.1,100,60,4,nan\n20,2,nan,0.1,100,120,inf,31.5\n30,3,2,0.1,100,,2,\n"
+    (tmp_path / "log.csv").write_bytes(_HEADER + rows)
+    run("curves", tmp_path, "-o", tmp_path / "x.svg")
+    shown = capsys.readouterr().out
+    assert "30 updates; best dev BLEU 31.50 at update 20, after 2.0 minutes" in shown
+    assert "lowest dev loss 2.000 at update 30" in shown
+    assert (tmp_path / "x.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "no rows yet"),
+        (_HEADER, "no rows yet"),
+        (b"step,loss\n1,2\n", "is no log of a training; its first line should be step,epoch"),
+        (_HEADER + b"1,x,,,,,,\n", "line 2, has not a number in each of its 8 columns; remove the line"),
+        (_HEADER + b"1,,1e300,,,,,\n", "line 2"),
+        (_HEADER + b"9" * 5000 + b",,,,,,,\n", "line 2"),
+        (b"\xff\xfe\x00" * 99 + b"\n", "is no log of a training"),
+    ],
+)
+def test_a_strange_log_is_one_line(content, message, tmp_path, capsys):
+    (tmp_path / "log.csv").write_bytes(content)
+    run("curves", tmp_path, "-o", tmp_path / "x.png", status=2)
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
+    assert not (tmp_path / "x.png").exists()

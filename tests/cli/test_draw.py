@@ -1,0 +1,138 @@
+"""`regard draw`: a picture of each kind, and one line for what does not go together."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("typer")
+
+import regard
+from tests.cli.running import run
+from tests.models.test_pretrained import CONFIG, LAYERS, named, word_pieces
+from tests.translation import folders
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folders.write(tmp_path_factory.mktemp("translator"))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("tokenizers")
+    from safetensors.torch import save_file
+
+    folder: Path = tmp_path_factory.mktemp("encoder")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    save_file(named(), folder / "model.safetensors")
+    word_pieces(folder)
+    return folder
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    x = torch.randn(3, 5, 4)
+    return regard.attend(x, x, x)[1].save(tmp_path / "weights.safetensors")
+
+
+def text_of(path: Path) -> str:
+    return path.read_text("utf-8")
+
+
+def test_a_file_of_weights(weights, capsys):
+    Path("tokens.txt").write_text("eins\nzwei\n\nvier\nfünf\n")
+    run("draw", weights, "-o", "x.svg", "--queries", "a b c d e", "--keys", "tokens.txt", "--title", "T")
+    assert capsys.readouterr().out == "3 × 5 × 5 weights\nThe picture is x.svg.\n"
+    assert all(f">{name}<" in text_of(Path("x.svg")) for name in ("a", "e", "fünf", "∅", "T", "head 2"))
+    run("draw", weights, "-o", "y.png", "--head", "1", "--log", "--dark")
+    assert capsys.readouterr().out.startswith("5 × 5 weights\n")
+    assert Path("y.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_translator(translator, tmp_path, capsys):
+    run("draw", "-m", translator, "ein Hund bellt", "-o", tmp_path / "x.svg")
+    (found,) = regard.load_translator(translator).translate("ein Hund bellt")
+    assert capsys.readouterr().out.splitlines()[0] == found.text
+    assert all(f">{word}<" in text_of(tmp_path / "x.svg") for word in ("ein", "Hund", "bellt", "source"))
+    run("draw", "-m", translator, "ein Hund", "--heads", "-o", tmp_path / "y.svg")
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1].startswith("2 layers × 2 heads, ")
+    assert all(f">{name}<" in text_of(tmp_path / "y.svg") for name in ("head 1", "decoder 2 to source"))
+
+
+def test_an_encoder(encoder, tmp_path, capsys):
+    run("draw", "-m", encoder, "Dogs may bark.", "-o", tmp_path / "x.svg")
+    assert capsys.readouterr().out.startswith(f"{LAYERS} layers × ")
+    assert ">[CLS]<" in text_of(tmp_path / "x.svg")
+    run("draw", "-m", encoder, "Dogs", "--layer", "-1", "--head", "1", "-o", tmp_path / "y.svg")
+    assert f">layer {LAYERS}, head 1<" in text_of(tmp_path / "y.svg")
+    run("draw", "-m", encoder, "Dogs", "--head", "1", "-o", tmp_path / "z.svg")
+    assert ">head 1<" in text_of(tmp_path / "z.svg")
+    assert ">head 0<" not in text_of(tmp_path / "z.svg")
+
+
+def test_masks_and_positions(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run("draw", "--mask", "causal", "--mask", "window:4", "--size", "8x12")
+    assert capsys.readouterr().out == "Causal() & Window(4)\nThe picture is picture.png.\n"
+    run("draw", "--mask", "documents:2,3", "--queries", "a b c d e", "-o", "x.svg")
+    assert text_of(Path("x.svg")).count(">e<") == 2
+    for kind in ("sinusoidal", "learned", "rotary", "alibi", "t5"):
+        run("draw", "--positions", kind, "--size", "6", "-o", f"{kind}.svg")
+    assert "before any training" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "there is nothing to draw; give a file of weights"),
+        (["--mask", "causal", "--positions", "t5"], "--mask and --positions are different pictures"),
+        (["x.safetensors"], "x.safetensors: No such file"),
+        (["two words"], "there is no file 'two words'; with a sentence goes --model FOLDER."),
+        (["."], "'.' is a folder; what its model attends to is drawn by --model"),
+        (["tokens.txt"], "tokens.txt"),
+        (["--model", "minilm"], "--model needs a sentence"),
+        (["--model", "nothing", "Dogs bark."], "there is no folder 'nothing'"),
+        (["--mask", "causal", "Dogs"], "--mask is a picture of its own; leave 'Dogs' away."),
+        (["--mask", "causal", "--log"], "--log does not go with --mask; what does is --size, --queries"),
+        (["--positions", "t5", "--head", "1"], "--head does not go with --positions; what does is --size."),
+        (["--mask", "diagonal"], "--mask is 'diagonal'; it can be causal, window:4"),
+        (["--mask", "window"], "--mask is 'window'; it can be"),
+        (["--mask", "documents:2,3", "--size", "9"], "Documents has 5 queries in all and the call has 9"),
+        (["--mask", "causal", "--size", "0"], "--size is '0'; it is a number"),
+        (["--mask", "causal", "--size", "2", "--keys", "a b"], "give one of the two"),
+        (["--positions", "t5", "--size", "2x3"], "positions have one number: --size 2."),
+        (["weights.safetensors", "--head", "3"], "--head is 3 and there are 0 to 2; give one of them."),
+        (["weights.safetensors", "--queries", "a b"], "there are 2 tokens for 5 queries"),
+        (["weights.safetensors", "-o", "x.txt"], "--output is 'x.txt'; it can end in .png, .svg, .pdf."),
+        (["weights.safetensors", "-o", "folder.png"], "--output is 'folder.png', a folder"),
+    ],
+)
+def test_what_is_refused_is_one_line(arguments, message, weights, capsys):
+    Path("tokens.txt").write_text("no weights")
+    Path("folder.png").mkdir()
+    run("draw", *arguments, status=2)
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert message in shown.err
+    assert not Path("picture.png").exists()
+
+
+def test_heads_that_are_not_there(encoder, translator, tmp_path, capsys):
+    for model, option, number, there in (
+        (encoder, "--layer", LAYERS + 1, f"1 to {LAYERS}"),
+        (encoder, "--head", 99, "0 to "),
+        (translator, "--layer", 0, "1 to 2"),
+    ):
+        run("draw", "-m", model, "ein Hund", option, number, "-o", tmp_path / "x.png", status=2)
+        assert f"{option} is {number} and there are {there}" in capsys.readouterr().err
+    run("draw", "-m", translator, "ein Hund", "--log", "-o", tmp_path / "x.png", status=2)
+    assert "--log is for heads; add --heads" in capsys.readouterr().err
+    plain = folders.write(tmp_path / "plain", "plain")
+    run("draw", "-m", plain, "ein Hund", "-o", tmp_path / "x.png", status=2)
+    assert "does not attend to the source" in capsys.readouterr().err

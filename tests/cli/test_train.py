@@ -1,0 +1,170 @@
+"""`regard train`: what it goes on with, what it shows, and what it refuses."""
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+
+from regard.translation.checkpoint import read_config
+from regard.translation.preparation import prepared
+from tests.cli.running import run
+from tests.translation.small import PAIRS
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL = ("--preset", "tiny", "--model", "plain", "--updates", "2", "--set", "model.width=16")
+SETTINGS = ("--set", "training.threads=1", "--set", "training.warmup=1")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus in two files, dev pairs in one, and a model that was trained on them."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for name, side in (("a.en", 0), ("a.de", 1)):
+        (folder / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS))
+    (folder / "dev.tsv").write_text("".join(f"{pair.source}\t{pair.target}\n" for pair in PAIRS[:5]))
+    (folder / "plan.toml").write_text("[training]\nrate = 0.01\nupdates = 7\n")
+    run("train", *begun(folder), "-o", folder / "model")
+    return folder
+
+
+def begun(folder: Path) -> list[object]:
+    """The arguments of the training."""
+    files = [folder / "a.en", folder / "a.de", "--dev", folder / "dev.tsv", "--config", folder / "plan.toml"]
+    return [*files, *SMALL, *SETTINGS]
+
+
+def test_dev_pairs_in_one_file(corpus):
+    found = prepared(corpus / "model")
+    assert found is not None
+    assert found.dev == PAIRS[:5]
+    assert len(found.pairs) == len(PAIRS)
+
+
+def test_dev_pairs_after_an_equals_sign_and_swapped(corpus, tmp_path):
+    options = [f"--dev={corpus / 'dev.tsv'}", "--swap", *SMALL, *SETTINGS]
+    run("train", corpus / "a.de", corpus / "a.en", *options, "-o", tmp_path / "m")
+    found = prepared(tmp_path / "m")
+    assert found is not None
+    assert found.dev == [pair[::-1] for pair in PAIRS[:5]]
+
+
+def test_the_end_shows_how_to_translate_a_sentence_of_the_dev_data(corpus, capsys):
+    run("train", "-o", corpus / "model", "--resume")
+    shown = capsys.readouterr().out
+    assert any(f"--model {corpus / 'model'} '{pair.source}'\n" in shown for pair in PAIRS[:5])
+
+
+def test_the_same_command_goes_on(corpus, tmp_path, capsys):
+    run("train", *begun(corpus), "-o", corpus / "model", "--resume")
+    elsewhere = tmp_path / "moved"  # the same files are known again
+    elsewhere.mkdir()
+    for name in ("a.en", "a.de", "dev.tsv", "plan.toml"):
+        shutil.copy(corpus / name, elsewhere / name)
+    run("train", *begun(elsewhere), "-o", corpus / "model", "--resume")
+    assert "Traceback" not in capsys.readouterr().err
+
+
+OTHER = {
+    "corpus": (["{a.de}", "{a.en}"], "was begun with the corpus 'a.en' and 'a.de', and now it is 'a.de' and"),
+    "one file": (["{dev.tsv}"], "was begun with the corpus 'a.en' and 'a.de', and now it is 'dev.tsv'"),
+    "changed": (["{more/a.en}", "{a.de}"], "was begun with the corpus"),
+    "direction": (["{a.en}", "{a.de}", "--swap"], "was begun with --swap false, and now it is true"),
+    "direction alone": (["--swap"], "was begun with --swap false, and now it is true"),
+    "dev": (["--dev", "{a.en}", "{a.de}"], "with --dev 'dev.tsv', and now it is 'a.en' and 'a.de'"),
+    "preset": (["--preset", "base"], "was begun with --preset 'tiny', and now it is 'base'"),
+    "model": (["--model", "recurrent"], "begun with model.kind='plain', and model.kind=recurrent says"),
+    "setting": (["--set", "model.width=32"], "begun with model.width=16, and model.width=32 says 32"),
+    "updates": (["--updates", "3"], "begun with training.updates=2, and training.updates=3 says 3"),
+    "file": (["--config", "{plan.toml}"], "begun with training.updates=2, and --config {plan.toml} says 7"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER)
+def test_what_a_training_was_not_begun_with_is_refused(case, corpus, capsys):
+    (corpus / "more").mkdir(exist_ok=True)
+    (corpus / "more" / "a.en").write_text("1\n")
+    arguments, message = (
+        [one.replace("{", f"{corpus}/").replace("}", "") for one in part]
+        for part in (OTHER[case][0], [OTHER[case][1]])
+    )
+    run("train", *arguments, "-o", corpus / "model", "--resume", status=2)
+    shown = capsys.readouterr().err
+    assert message[0] in shown
+    assert "leave it out" in shown
+    assert shown.count("\n") == 1
+
+
+def test_a_folder_that_does_not_say_what_it_was_made_of_goes_on(corpus, tmp_path):
+    shutil.copytree(corpus / "model", tmp_path / "m")
+    config = read_config(tmp_path / "m")
+    del config["origin"]
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    run("train", corpus / "a.de", corpus / "a.en", "-o", tmp_path / "m", "--resume")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{no}", "{a.de}"], "no: No such file"),
+        (["{.}", "{a.de}"], "SOURCE is"),
+        (["{a.en}", "{.}"], "TARGET is"),
+        (["{a.en}", "{a.de}", "--dev", "{.}", "{a.de}"], "--dev is"),
+        (["{a.en}", "{a.de}", "--dev", "{a.de}", "{dev.tsv}"], "give it alone"),
+        (["{a.en}", "{a.de}", "--form", "tsv"], "--form tsv is about one file"),
+        (["-", "-"], "SOURCE and TARGET are both '-'"),
+        (["{a.en}", "{a.de}", "--set", "training.accumulate=10000000"], "at most 100,000"),
+        (["{a.en}", "{a.de}", "--set", "model.width=1000000000"], "width=1,000,000,000; it must be at most"),
+    ],
+)
+def test_refusals_name_the_argument(arguments, message, corpus, tmp_path, capsys):
+    given = [one.replace("{", f"{corpus}/").replace("}", "") for one in arguments]
+    run("train", *given, "-o", tmp_path / "m", status=2)
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_full_disk_is_told_with_how_to_go_on(corpus, tmp_path, monkeypatch, capsys):
+    def full(*given: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "m/model.safetensors")
+
+    monkeypatch.setattr("regard.translation.training.train", full)
+    run("train", corpus / "dev.tsv", "-o", tmp_path / "m", status=2)
+    shown = capsys.readouterr().err
+    assert shown.startswith("regard: m/model.safetensors: No space left on device; free some space, then go")
+    assert shown.endswith(f"regard train --output {tmp_path / 'm'} --resume\n")
+
+
+def test_settings_are_explained(capsys):
+    run("train", "--settings", "--preset", "tiny", "--model", "recurrent")
+    shown = capsys.readouterr().out
+    assert 'kind = "recurrent"' in shown
+    assert "# the highest learning rate" in shown
+    assert "heads" not in shown
+
+
+def test_damaged_data_is_one_line(corpus, tmp_path, capsys):
+    for name, content in {"dev.tsv": b"", "train.ids": b"x"}.items():
+        folder = Path(shutil.copytree(corpus / "model", tmp_path / name))
+        (folder / "data" / name).write_bytes(content)
+        run("train", "-o", folder, "--resume", status=2)
+        shown = capsys.readouterr().err
+        assert f"the data of '{folder}' are damaged" in shown
+        assert "copy the folder again, or train in a new one" in shown
+        assert shown.count("\n") == 1
+
+
+def test_a_folder_whose_name_is_no_text_is_refused_before_the_work(corpus, tmp_path, capsys):
+    folder = tmp_path / os.fsdecode(b"model\xff")
+    for command in (["train", corpus / "dev.tsv", "-o", folder], ["translate", "-m", folder, "1 2 3"]):
+        run(*command, status=2)
+        shown = capsys.readouterr().err
+        assert "is no UTF-8 text, so that a model in it could not be read again; give it another" in shown
+        assert shown.count("\n") == 1
+    assert not folder.exists()

@@ -1,0 +1,111 @@
+"""Tiny Hugging Face models of several kinds, with weights that let every head matter."""
+
+import logging
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
+_SIZES |= {"vocab_size": 50, "max_position_embeddings": 64}
+_ENDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+_SLIDING = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 4, **_ENDS}
+
+
+def configurations() -> dict[str, Any]:
+    """One of each kind: grouped heads, windows, soft caps, sinks, biases, wide values, cross-attention."""
+    return {
+        "bert": transformers.BertConfig(**_SIZES),
+        "gpt2": transformers.GPT2Config(
+            n_embd=32, n_layer=2, n_head=4, vocab_size=50, n_positions=64, **_ENDS
+        ),
+        "llama": transformers.LlamaConfig(**_SIZES, num_key_value_heads=2, **_ENDS),
+        "mistral": transformers.MistralConfig(**_SIZES, **_SLIDING),
+        "gemma2": transformers.Gemma2Config(**_SIZES, **_SLIDING, attn_logit_softcapping=2.0),
+        "gpt-oss": transformers.GptOssConfig(
+            **_SIZES,
+            **_SLIDING,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            layer_types=["sliding_attention", "full_attention"],
+        ),
+        "deepseek": transformers.DeepseekV3Config(
+            **_SIZES,
+            **_ENDS,
+            num_key_value_heads=4,
+            q_lora_rank=16,
+            kv_lora_rank=8,
+            qk_rope_head_dim=4,
+            qk_nope_head_dim=8,
+            v_head_dim=16,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_group=1,
+            topk_group=1,
+            moe_intermediate_size=16,
+            first_k_dense_replace=1,
+        ),
+        "t5": transformers.T5Config(
+            d_model=32, d_kv=8, d_ff=40, num_layers=2, num_heads=4, vocab_size=50, decoder_start_token_id=0
+        ),
+        "bart": transformers.BartConfig(
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=40,
+            decoder_ffn_dim=40,
+            vocab_size=50,
+            max_position_embeddings=64,
+        ),
+    }
+
+
+WRITERS = ("gpt2", "llama", "mistral", "gemma2", "gpt-oss", "deepseek", "t5", "bart")
+PAIRS = ("t5", "bart")
+
+
+def make(name: str, implementation: str = "eager", **more: Any) -> Any:
+    """A model of this kind, in evaluation."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    torch.manual_seed(0)
+    config = configurations()[name]
+    for option, value in more.items():
+        setattr(config, option, value)
+    kind = transformers.AutoModelForCausalLM
+    if name in PAIRS:
+        kind = transformers.AutoModelForSeq2SeqLM
+    elif name == "bert":
+        kind = transformers.AutoModelForMaskedLM
+    model = kind.from_config(config, attn_implementation=implementation).eval()
+    liven(model)
+    return model
+
+
+def liven(model: nn.Module) -> None:
+    """Weights large enough for the heads to tell keys apart."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(3)
+
+
+def batch(name: str, side: str = "none", size: int = 3, length: int = 9) -> dict[str, Tensor]:
+    """Sentences of different lengths, padded at one side."""
+    draw = torch.Generator().manual_seed(1)
+    seen = torch.ones(size, length, dtype=torch.long)
+    for i in range(1, size):
+        if side == "right":
+            seen[i, -2 * i :] = 0
+        if side == "left":
+            seen[i, : 2 * i] = 0
+    given = {
+        "input_ids": torch.randint(3, 50, (size, length), generator=draw),
+        "attention_mask": seen,
+    }
+    if name in PAIRS:
+        given["decoder_input_ids"] = torch.randint(3, 50, (size, 5), generator=draw)
+    return given

@@ -1,0 +1,50 @@
+"""What is kept to be looked at: the last used, and no more than there is room for."""
+
+import pytest
+import torch
+
+from regard.view.exhibit import Exhibit
+from regard.view.server.exhibits import Exhibits, held
+from regard.view.server.guard import Refused
+from regard.view.server.requests import Tile
+
+
+def test_the_one_not_used_longest_goes_first():
+    exhibits = Exhibits(count=2)
+    first, second = (exhibits.keep(Exhibit.of(torch.eye(3))).id for _ in range(2))
+    exhibits.find(first)
+    third = exhibits.keep(Exhibit.of(torch.eye(3))).id
+    exhibits.find(first)
+    exhibits.find(third)
+    with pytest.raises(Refused, match="look again"):
+        exhibits.find(second)
+
+
+def test_bytes_count_too():
+    large = torch.rand(1000, 1000)  # 4 MB
+    exhibits = Exhibits(size=9_000_000)
+    names = [exhibits.keep(Exhibit.of(large.clone())).id for _ in range(3)]
+    assert len(exhibits) == 2
+    with pytest.raises(Refused):
+        exhibits.find(names[0])
+
+
+def test_one_is_kept_whatever_its_size():
+    exhibits = Exhibits(size=1)
+    name = exhibits.keep(Exhibit.of(torch.rand(100, 100))).id
+    exhibits.find(name)
+
+
+def test_what_was_found_with_effort_counts():
+    exhibit = Exhibit.of(torch.rand(2100, 2100))
+    before = held(exhibit)
+    exhibits = Exhibits()
+    exhibits.ask(exhibits.keep(exhibit).id, "tile", Tile(height=2048, width=2048))
+    assert held(exhibit) > before + 16_000_000
+
+
+def test_ids_cannot_be_guessed():
+    exhibits = Exhibits()
+    names = {exhibits.keep(Exhibit.of(torch.eye(2))).id for _ in range(20)}
+    assert len(names) == 20
+    assert min(map(len, names)) >= 16

@@ -1,0 +1,180 @@
+"""The queue before the models: together, in order, bounded, and without those who have gone."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from regard.errors import ArgumentError
+from regard.view.server.guard import Refused
+from regard.view.server.work import Pool, Worker
+
+
+class Gate:
+    """Work that goes on only when it is opened, so that others must wait meanwhile."""
+
+    def __init__(self) -> None:
+        self.begun, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self) -> str:
+        self.begun.set()
+        assert self.opened.wait(20)
+        return "gate"
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    found = Worker(most=5, together=4)
+    yield found
+    found.stop()
+
+
+def behind_a_gate(worker: Worker, ask: Callable[[], Any]) -> Any:
+    """What `ask`, a coroutine function, finds; until all it asks for waits, the worker is held up."""
+    gate = Gate()
+
+    async def run() -> Any:
+        first = asyncio.ensure_future(worker.alone(gate))
+        while not gate.begun.is_set():
+            await asyncio.sleep(0.001)
+        asked = asyncio.ensure_future(ask())
+        await asyncio.sleep(0.05)
+        gate.opened.set()
+        assert await first == "gate"
+        return await asked
+
+    return asyncio.run(run())
+
+
+def test_what_waits_together_is_one_call(worker):
+    calls = []
+
+    def double(numbers):
+        calls.append(list(numbers))
+        return [2 * number for number in numbers]
+
+    async def ask():
+        return await asyncio.gather(*(worker.together("double", double, n) for n in range(3)))
+
+    assert behind_a_gate(worker, ask) == [0, 2, 4]
+    assert calls == [[0, 1, 2]]
+
+
+def test_a_call_has_an_end_and_kinds_are_not_mixed(worker):
+    calls = []
+
+    def told(kind):
+        def run(numbers):
+            calls.append((kind, list(numbers)))
+            return numbers
+
+        return run
+
+    async def ask():
+        kinds = ["a", "b", "a", "a", "b"]
+        return await asyncio.gather(
+            *(worker.together(kind, told(kind), n, parts=2) for n, kind in enumerate(kinds))
+        )
+
+    assert behind_a_gate(worker, ask) == [0, 1, 2, 3, 4]
+    assert calls == [("a", [0, 2]), ("b", [1, 4]), ("a", [3])]  # 4 parts at most
+
+
+def test_one_mistake_is_nobody_elses(worker):
+    def halves(numbers):
+        if 0 in numbers:
+            raise ArgumentError("0 has no inverse")
+        return [1 / number for number in numbers]
+
+    async def ask():
+        jobs = (worker.together("halves", halves, n) for n in (1, 0, 2))
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    first, wrong, last = behind_a_gate(worker, ask)
+    assert (first, last) == (1, 0.5)
+    assert isinstance(wrong, ArgumentError)
+
+
+def test_an_answer_may_be_an_exception(worker):
+    async def ask():
+        return await asyncio.gather(
+            worker.together("a", lambda all_: [ArgumentError("no"), 7], 1),
+            worker.together("a", lambda all_: [ArgumentError("no"), 7], 2),
+            return_exceptions=True,
+        )
+
+    wrong, right = behind_a_gate(worker, ask)
+    assert isinstance(wrong, ArgumentError)
+    assert right == 7
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back(worker):
+    async def ask():
+        jobs = (worker.alone(lambda: 1) for _ in range(7))
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    found = behind_a_gate(worker, ask)
+    assert found[:5] == [1] * 5
+    for refused in found[5:]:
+        assert isinstance(refused, Refused)
+        assert refused.status == 503
+        assert refused.headers == {"retry-after": "1"}
+    assert worker.waiting == 0
+
+
+def test_who_has_gone_costs_nothing(worker):
+    done = []
+
+    async def ask():
+        task = asyncio.ensure_future(worker.alone(lambda: done.append("in vain")))
+        await asyncio.sleep(0.01)
+        assert worker.waiting == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert worker.waiting == 0  # at once, so that there is room for others
+        return await worker.alone(lambda: "next")
+
+    assert behind_a_gate(worker, ask) == "next"
+    assert not done
+
+
+def test_a_mistake_does_not_end_the_worker(worker):
+    async def ask():
+        with pytest.raises(ZeroDivisionError):
+            await worker.alone(lambda: 1 // 0)
+        return await worker.alone(lambda: "alive")
+
+    assert asyncio.run(ask()) == "alive"
+
+
+def test_the_loop_goes_on_meanwhile(worker):
+    async def ask():
+        ticks = 0
+        task = asyncio.ensure_future(worker.alone(lambda: time.sleep(0.2)))
+        while not task.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        return ticks
+
+    assert asyncio.run(ask()) > 3
+
+
+def test_the_pool_has_an_end_too():
+    pool, opened = Pool(threads=1, most=2), threading.Event()
+
+    async def ask():
+        jobs = [asyncio.ensure_future(pool.run(lambda: opened.wait(20))) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        opened.set()
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    try:
+        *right, refused = asyncio.run(ask())
+    finally:
+        opened.set()
+        pool.stop()
+    assert right == [True, True]
+    assert refused.status == 503

@@ -1,0 +1,112 @@
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import regard
+
+THEIRS = F.scaled_dot_product_attention
+OURS = regard.scaled_dot_product_attention
+
+
+def test_the_place_is_taken_and_given_back():
+    with regard.patched():
+        assert F.scaled_dot_product_attention is OURS
+        with regard.patched():
+            assert F.scaled_dot_product_attention is OURS
+        assert F.scaled_dot_product_attention is OURS
+    assert F.scaled_dot_product_attention is THEIRS
+
+
+def test_given_back_after_an_exception():
+    with pytest.raises(ZeroDivisionError), regard.patched():
+        _ = 1 / 0
+    assert F.scaled_dot_product_attention is THEIRS
+
+
+def test_patch_and_unpatch_count():
+    regard.patch()
+    regard.patch()
+    regard.unpatch()
+    assert F.scaled_dot_product_attention is OURS
+    regard.unpatch()
+    regard.unpatch()
+    assert F.scaled_dot_product_attention is THEIRS
+    regard.patch()
+    assert F.scaled_dot_product_attention is OURS
+    regard.unpatch()
+
+
+def test_modules_that_imported_it_by_name_are_reached(monkeypatch):
+    module = types.ModuleType("somebodys_attention")
+    module.sdpa, module.other = THEIRS, F.softmax
+    monkeypatch.setitem(sys.modules, "somebodys_attention", module)
+    with regard.patched():
+        assert module.sdpa is OURS
+        assert module.other is F.softmax
+    assert module.sdpa is THEIRS
+
+
+def test_what_somebody_else_put_there_stays(monkeypatch):
+    def another(*args):
+        return THEIRS(*args)
+
+    with regard.patched():
+        F.scaled_dot_product_attention = another
+    try:
+        assert F.scaled_dot_product_attention is another
+    finally:
+        F.scaled_dot_product_attention = THEIRS
+
+
+def counted(monkeypatch):
+    """How often regard computes."""
+    from regard.mechanism import sdpa
+
+    calls, original = [], sdpa.attention
+    monkeypatch.setattr(sdpa, "attention", lambda *a, **k: calls.append(1) or original(*a, **k))
+    return calls
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_torchs_transformer_computes_the_same(training, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Transformer(16, 4, 2, 2, 32, dropout=0.0, batch_first=True).train(training)
+    source, target = torch.randn(2, 7, 16), torch.randn(2, 5, 16)
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    expected = model(source, target, tgt_mask=mask, tgt_is_causal=True)
+    calls = counted(monkeypatch)
+    with regard.patched():
+        found = model(source, target, tgt_mask=mask, tgt_is_causal=True)
+    assert len(calls) == 6
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+class Attention(nn.Module):
+    """As vision models write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        query, key, value = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        x = F.scaled_dot_product_attention(query, key, value)
+        return self.proj(x.transpose(1, 2).flatten(-2))
+
+
+def test_ones_own_module_and_its_gradients(monkeypatch):
+    torch.manual_seed(0)
+    model, x = Attention(), torch.randn(2, 5, 16, requires_grad=True)
+    expected = model(x)
+    (theirs,) = torch.autograd.grad(expected.square().sum(), x)
+    calls = counted(monkeypatch)
+    with regard.patched():
+        found = model(x)
+    (ours,) = torch.autograd.grad(found.square().sum(), x)
+    assert calls
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
