@@ -61,6 +61,7 @@ def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
     option = "--alignment " if attends else ""
     say(f'  regard translate --model {plain(str(folder))} {option}"{shown[0].source}"')
     say(f"  regard curves {plain(str(folder))}")
+    say(f"  regard look {plain(str(folder))}")
 
 
 def trained(folder: Path) -> str:

@@ -10,9 +10,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("typer")
 
+import regard
 import regard.demo
 from regard.cli import look as command
 from regard.view.server.serving import listen
@@ -104,6 +106,33 @@ def test_the_browser_is_opened_when_it_is_ready(served, monkeypatch, folder, cap
     run("look", folder, "--port", "0", "--no-browser")
     served["ready"]()
     assert len(opened) == 1
+
+
+@pytest.fixture
+def recording(tmp_path) -> Path:
+    layer = regard.models.SelfAttention()
+    with regard.watch(layer, tokens=["dogs", "bark", "loudly"]) as seen:
+        layer(torch.eye(3))
+    return seen.save(tmp_path / "recording")
+
+
+def test_a_recording_is_looked_at_without_its_model(served, recording, capsys):
+    run("look", "--recording", recording, "--port", "0", "--no-browser")
+    house = served["house"]
+    assert not house.collection.entries
+    (number, exhibit) = house.recordings["recording"]
+    assert house.exhibits.find(number) is exhibit
+    assert exhibit.describe()["inputs"][0]["texts"][0]["tokens"] == ["dogs", "bark", "loudly"]
+    served["ready"]()
+    assert "/#heads" in capsys.readouterr().out
+
+
+def test_a_folder_that_holds_no_recording_is_one_line(folder, tmp_path, capsys):
+    for wrong, message in ((folder, "holds no recording"), (tmp_path / "none", "no folder")):
+        run("look", "--recording", wrong, "--no-browser", status=2)
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert message in error
 
 
 def test_whoever_opens_it_to_others_is_told(served, folder, capsys):

@@ -449,3 +449,23 @@ def test_an_encoder_that_does_not_attend_is_refused():
 @pytest.fixture(scope="module")
 def encoder():
     return regard.load_encoder("minilm")
+
+
+def test_weights_of_another_kernel_are_pooled_like_our_own():
+    """Nobody has told their τ."""
+    query, key = torch.randn(2, 1, 3, 50, 8)
+
+    class Foreign(torch.nn.Module):
+        def forward(self):
+            return torch.nn.functional.scaled_dot_product_attention(query, key, key, is_causal=True)
+
+    model = Foreign()
+    with regard.watch(model) as seen:
+        model()
+    expected = regard.attend(query, key, key, mask=regard.Causal(align="start"))[1]
+    assert torch.allclose(seen[0].pool(5, 5), expected.pool(5, 5), atol=1e-6)
+    exhibit = Exhibit.of(seen)
+    for heads in (None, [1]):
+        (tile,) = exhibit.ask("tile", {"rows": [10, 50], "columns": [0, 20], "heads": heads}).arrays
+        chosen = [0, 1, 2] if heads is None else heads
+        assert np.allclose(tile, expected[0, chosen, 10:50, :20].numpy(), atol=1e-6)

@@ -28,6 +28,12 @@ def look(
             "model of regard demo, and minilm if it is installed.",
         ),
     ] = None,
+    recording: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FOLDER", help="What Seen.save wrote; its model is not needed. Can be repeated."
+        ),
+    ] = None,
     port: Annotated[
         int | None,
         typer.Option(min=0, max=65535, help="0 is any free one; by default 8000, or a free one."),
@@ -46,17 +52,22 @@ def look(
     """
     for folder in folders or []:
         _check(folder)
+    recordings = recording or []
+    for folder in recordings:
+        if not os.path.isdir(folder):
+            raise ArgumentError(f"--recording is {folder!r}, no folder; name one that Seen.save wrote.")
     from regard.view.server.serving import listen
 
     listening = listen(
         "127.0.0.1" if host == "localhost" else host, port
     )  # before models, which take a while
     try:
-        collection = _load(folders)
+        collection = _load(folders, recordings)
         from regard.view.server.house import House
         from regard.view.server.serving import serve
 
-        address = _address(host, listening.getsockname()[1])
+        room = "#heads" if recordings else ""
+        address = _address(host, listening.getsockname()[1]) + room
         if host not in _LOCAL:
             console().print(
                 f"Everybody who reaches {plain(host)} can use these models; there is no password."
@@ -82,22 +93,25 @@ def _check(folder: str) -> None:
         )
 
 
-def _load(folders: list[str] | None) -> "Collection":
+def _load(folders: list[str] | None, recordings: list[str]) -> "Collection":
     from regard.view.server.collection import Collection
 
     languages: dict[str, str] = {}
     given = folders or []
-    if not given:
+    if not given and not recordings:
         from regard.demo import trained
 
         languages[str(_DEMO)] = trained(_DEMO)
         given = [str(_DEMO), *(["minilm"] if _has_minilm() else [])]
     screen = console()
-    screen.print(f"Loading {', '.join(map(plain, given))} …", style="dim")
+    screen.print(f"Loading {', '.join(map(plain, [*given, *recordings]))} …", style="dim")
     sys.stdout.flush()
     collection = Collection.load(given, languages)
+    collection.add_recordings(recordings)
     for entry in collection.entries.values():
         screen.print(f"  {plain(entry.name)}: {entry.kind}, {plain(entry.about)}")
+    for name in collection.recordings:
+        screen.print(f"  {plain(name)}: a recording")
     for name in collection.folders.keys() - collection.entries.keys():
         screen.print(f"  {plain(name)}: in training, without parameters yet")
     return collection

@@ -94,13 +94,14 @@ def _vectors(layer: Layer | None) -> dict[str, Any]:
     def of_heads(x: Tensor) -> Tensor:  # … g r n d -> h n d
         return x.expand(*problem.lead(), *x.shape[-2:]).reshape(layer.heads, *x.shape[-2:])
 
+    tau = of_heads(problem["tau"]).double().sum(-1)
     return {
         "query": _packed(as_floats(of_heads(problem["query"]))),
         "key": _packed(as_floats(of_heads(problem["key"]))),
         "scale": problem.rules.scale,
         "normalizer": type(problem.rules.normalize).__name__,
         "formula": formula(problem.rules.normalize),
-        "tau": _packed(as_floats(of_heads(problem["tau"]).double().sum(-1))),
+        "tau": None if bool(tau.isnan().any()) else _packed(as_floats(tau)),  # another's kernel told none
     }
 
 

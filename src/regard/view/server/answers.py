@@ -43,11 +43,20 @@ class Model(Answer, kw_only=True):
     examples: list[str]
 
 
+class Recording(Answer, kw_only=True):
+    """What a model was seen to do, somewhere else: an exhibit that is always kept."""
+
+    name: str
+    id: str
+    about: str
+
+
 class Models(Answer, kw_only=True):
-    """What there is: models, and the names of folders with the log of a training."""
+    """What there is: models, the names of folders with the log of a training, and recordings."""
 
     models: list[Model]
     folders: list[str]
+    recordings: list[Recording]
 
 
 class Aligned(Answer, kw_only=True):

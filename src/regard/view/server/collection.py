@@ -19,7 +19,9 @@ from regard.models.words import counted
 from regard.translation.checkpoint import CONFIG, FORMAT, MODEL
 from regard.translation.logs import LOG
 from regard.translation.translator import Translator, load_translator
+from regard.view.exhibit import Exhibit
 from regard.view.server.guard import Refused
+from regard.view.watch import Seen
 
 _EXAMPLES = (
     "Dogs may bark at strangers.",
@@ -112,6 +114,7 @@ class Collection:
     ) -> None:
         self.entries = {name: Entry.of(name, model) for name, model in (models or {}).items()}
         self.folders = dict(folders or {})  # that trainings write to
+        self.recordings: dict[str, Exhibit] = {}
         self._pending: dict[str, Path] = {}  # without parameters, until now
 
     @classmethod
@@ -125,6 +128,11 @@ class Collection:
         for path, name in zip(given, names_of(given), strict=True):
             collection._add(name, path, (languages or {}).get(path, ""))
         return collection
+
+    def add_recordings(self, paths: Sequence[str]) -> None:
+        """What `Seen.save` wrote into folders, to be looked at without the models."""
+        for path, name in zip(paths, names_of(paths), strict=True):
+            self.recordings[name] = Exhibit.of(Seen.load(path), title=name)
 
     def _add(self, name: str, path: str, languages: str) -> None:
         folder = Path(path)

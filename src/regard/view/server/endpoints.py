@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from regard.models.words import counted
+from regard.view.exhibit import Exhibit
 from regard.view.server import answers, encoding, requests, rooms, seeing, trainings, translating
 from regard.view.server.guard import Refused
 from regard.view.server.house import House
@@ -59,7 +61,19 @@ async def _models(house: House, asked: requests.Nothing, path: Path) -> bytes:
         )
         for entry in collection.entries.values()
     ]
-    return msgspec.json.encode(answers.Models(models=models, folders=list(collection.trainings())))
+    recordings = [
+        answers.Recording(name=name, id=number, about=_counted(exhibit))
+        for name, (number, exhibit) in house.recordings.items()
+    ]
+    folders = list(collection.trainings())
+    return msgspec.json.encode(answers.Models(models=models, folders=folders, recordings=recordings))
+
+
+def _counted(exhibit: Exhibit) -> str:
+    """How much a recording holds."""
+    inputs = exhibit.inputs
+    layers = counted(len(inputs[0].layers), "layer") if inputs else "nothing"
+    return layers if len(inputs) == 1 else f"{counted(len(inputs), 'text')}, {layers}"
 
 
 async def _look(house: House, asked: requests.Look, path: Path) -> bytes:

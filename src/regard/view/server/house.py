@@ -32,6 +32,9 @@ class House:
     ) -> None:
         self.collection, self.version = collection, version
         self.exhibits = exhibits or Exhibits()
+        self.recordings = {
+            name: (self.exhibits.pin(exhibit), exhibit) for name, exhibit in collection.recordings.items()
+        }
         self.worker, self.pool = worker or Worker(), Pool()
 
     async def quickly(self, answer: Callable[[], Answer]) -> bytes:

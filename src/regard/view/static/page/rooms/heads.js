@@ -1,20 +1,21 @@
 // Texts through a model: every layer and head, for one text or several beside each other.
 
-import { post } from "../api.js";
+import { get, post } from "../api.js";
 import { announce, button, choice, field, make } from "../dom.js";
 import { exhibitor } from "../exhibit.js";
 import { about, empty, stage } from "../stage.js";
 
 const MOST = 8; // texts
 
-export function open({ element, state, keep, models, signal }) {
-  const looking = models.filter(({ attends }) => attends);
+export function open({ element, state, keep, models, recordings, signal }) {
+  const recorded = recordings.map((one) => ({ ...one, kind: "recording", examples: [] }));
+  const looking = [...recorded, ...models.filter(({ attends }) => attends)];
   if (!looking.length) {
-    element.replaceChildren(empty("No model that attends is loaded", "Open a translator's folder, or an encoder.", "regard look FOLDER", "regard look minilm"));
+    element.replaceChildren(empty("No model that attends is loaded", "Open a translator's folder, or an encoder.", "regard look FOLDER", "regard look minilm", "regard look --recording FOLDER"));
     return;
   }
   const byName = (name) => looking.find((model) => model.name === name);
-  const first = byName(state.model) ?? looking.find(({ kind }) => kind === "encoder") ?? looking[0];
+  const first = byName(state.model) ?? recorded[0] ?? looking.find(({ kind }) => kind === "encoder") ?? looking[0];
   const set = { model: first.name, text: state.text ?? first.examples.slice(0, 1).join("\n") };
 
   const place = stage("What the heads look at", signal);
@@ -29,6 +30,14 @@ export function open({ element, state, keep, models, signal }) {
     const model = byName(set.model);
     who.replaceChildren(about(model));
     keep({ model: set.model, text: set.text });
+    written.hidden = model.kind === "recording";
+    if (model.kind === "recording") {
+      place.run((gone) => get(`api/exhibits/${encodeURIComponent(model.id)}`, gone), (exhibit, body) => {
+        body.replaceChildren(view.element);
+        view.show({ id: model.id, exhibit });
+      });
+      return;
+    }
     if (!texts.length) {
       view.clear();
       place.clear();
@@ -46,7 +55,7 @@ export function open({ element, state, keep, models, signal }) {
   function choose(name) {
     const before = byName(set.model).examples;
     set.model = name;
-    if (before.includes(text.value) && byName(name).examples.length) text.value = byName(name).examples[0]; // a text of its own language
+    if ((!text.value || before.includes(text.value)) && byName(name).examples.length) text.value = byName(name).examples[0]; // a text of its own language
     ask();
   }
 
@@ -55,8 +64,9 @@ export function open({ element, state, keep, models, signal }) {
     event.preventDefault();
     ask();
   });
+  const written = field("Text", text, `Each line is a text of its own, up to ${MOST}: Shift + Enter begins another.`);
   element.replaceChildren(
-    field("Text", text, `Each line is a text of its own, up to ${MOST}: Shift + Enter begins another.`),
+    written,
     make("div", { class: "controls below" },
       field("Model", choice(looking.map(({ name }) => name), set.model, choose)),
       button("Look", ask, { class: "primary" })),
