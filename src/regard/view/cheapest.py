@@ -46,7 +46,7 @@ def read(mask: Tensor) -> Reading:
     version = None if mask.is_inference() else mask._version  # None: nobody counts changes
     noted = getattr(mask, _NOTE, None)
     if noted is not None and version is not None and noted[0] == version:
-        return noted[1]  # type: ignore[no-any-return]
+        return noted[1]
     found = _read(mask)
     setattr(mask, _NOTE, (version, found))
     return found
@@ -72,7 +72,7 @@ def hides(mask: Tensor) -> Tensor | None:
     version = None if mask.is_inference() else mask._version
     noted = getattr(mask, _NOTE, None)
     if noted is not None and version is not None and noted[0] == version:
-        return noted[1]  # type: ignore[no-any-return]
+        return noted[1]
     small = _once(mask)
     seen, low = small == 0, torch.finfo(mask.dtype).min / 2
     plain = bool((seen | (small <= low)).all()) and bool(seen.any(-1).all())

@@ -185,7 +185,7 @@ def _sdpa(original: Function) -> Function:
         weights = partial(_weights_of_sdpa, query, key, value, *args, **options)
 
         def equally() -> Tensor:
-            return original(query * 0, key * 0, value, *args, **options)  # type: ignore[no-any-return]
+            return original(query * 0, key * 0, value, *args, **options)
 
         return _apply(module, AttentionCall(output, value, weights, equally))
 

@@ -23,7 +23,7 @@ def attends(module: nn.Module) -> bool:
     >>> attends(torch.nn.MultiheadAttention(8, 2)), attends(torch.nn.Linear(8, 8))
     (True, False)
     """
-    return isinstance(module, Attends | nn.MultiheadAttention) or _calls_attention(type(module))
+    return isinstance(module, Attends | nn.MultiheadAttention) or _calls_attention(type(module))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=4096)
@@ -48,7 +48,7 @@ def _names(code: CodeType) -> Iterator[str]:
 def own_attention(model: nn.Module) -> list[str]:
     """Classes that are called attentions, but whose weights nobody can see."""
     kinds = {type(module) for module in model.modules() if "attention" in type(module).__name__.lower()}
-    return sorted(kind.__name__ for kind in kinds if not _calls_attention(kind))
+    return sorted(kind.__name__ for kind in kinds if not _calls_attention(kind))  # type: ignore[arg-type]
 
 
 def plain(model: nn.Module) -> bool:

@@ -54,7 +54,7 @@ class Attentions(Weights):
             return super().to(args[0])  # type: ignore[arg-type]
         return self.dense().to(*args, **options)
 
-    def size(self, *axis: int, dim: int | None = None) -> Any:
+    def size(self, *axis: int, dim: int | None = None) -> Any:  # type: ignore[override]
         return super().size(dim if not axis else axis[0])
 
     def tolist(self) -> Any:
