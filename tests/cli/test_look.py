@@ -59,8 +59,9 @@ def test_an_address_of_another_machine_is_refused(folder, capsys):
     assert "--host 127.0.0.1" in capsys.readouterr().err
 
 
-class Served(Exception):
-    """The server would serve now."""
+def test_an_empty_host_is_not_every_address(folder, capsys):
+    run("look", folder, "--host", "", "--no-browser", status=2)
+    assert "--host is empty" in capsys.readouterr().err
 
 
 @pytest.fixture

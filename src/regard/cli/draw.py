@@ -23,6 +23,7 @@ Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "t5"]
 
 _SHOW = "How it is drawn"
 _MODEL = "With --model"
+_LARGEST = 50_000  # queries and keys of a mask
 _SIZE = {"mask": 12, "positions": 64}
 _WIDTH, _HEADS = 64, 8  # of positions
 # what goes with each kind of picture
@@ -142,6 +143,10 @@ def draw(
 
 def _kind(what: str | None, model: str | None, mask: list[str] | None, positions: str | None) -> str:
     """What is to be drawn: one thing."""
+    if model is not None and not model:
+        raise ArgumentError('--model is empty; name a folder, or "minilm".')
+    if what is not None and not what.strip():
+        raise ArgumentError("there is nothing to draw: WEIGHTS, or the SENTENCE, is empty; give some.")
     named = {"--model": model, "--mask": mask, "--positions": positions}
     kinds = [name for name, value in named.items() if value]
     if len(kinds) > 1:
@@ -202,6 +207,8 @@ def _draw_model(
     if not _is_translator(Path(model)):
         from regard.models.pretrained import load_encoder
 
+        if which[0]:
+            raise ArgumentError(f"--heads goes with translators; {model!r} draws every head by itself.")
         (found,) = look_at_text(load_encoder(model), [sentence]).inputs
         return _draw_layers(found.layers, found.texts, which[1:], output, look)
     from regard.translation.crossing import crossing
@@ -289,7 +296,7 @@ def _mask(rule: str) -> "Mask":
                 return Prefix(length)
             case "padding", [length]:
                 return Padding(length)
-            case "documents", [_, *_]:
+            case "documents", [_, *_] if all(numbers):
                 return Documents(numbers)
     raise ArgumentError(
         f"--mask is {shorten(rule)!r}; it can be causal, window:4, prefix:3, padding:5 or documents:3,4."
@@ -324,6 +331,8 @@ def _shape(size: str) -> tuple[int, int]:
     numbers = size.lower().split("x")
     if len(numbers) > 2 or not all(n.isdecimal() and len(n) < 7 and int(n) for n in numbers):
         raise ArgumentError(f"--size is {shorten(size)!r}; it is a number, or queries and keys: 12 or 8x12.")
+    if max(map(int, numbers)) > _LARGEST:
+        raise ArgumentError(f"--size is {size} and at most {_LARGEST:,} are drawn; give fewer.")
     return int(numbers[0]), int(numbers[-1])
 
 

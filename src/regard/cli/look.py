@@ -52,6 +52,8 @@ def look(
     """
     for folder in folders or []:
         _check(folder)
+    if not host:
+        raise ArgumentError("--host is empty, which would be every address; give one: --host 127.0.0.1.")
     recordings = recording or []
     for folder in recordings:
         if not os.path.isdir(folder):

@@ -15,6 +15,7 @@ from regard.mechanism.weights import Weights
 
 Kind = Literal["self", "cross", "words"]
 Floats = NDArray[np.float32]
+_CHOSEN = 64  # choices of heads that a layer remembers
 
 
 class Answer(NamedTuple):
@@ -88,6 +89,8 @@ class Layer:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise ArgumentError(f"a layer got kind={self.kind!r}; there are {', '.join(get_args(Kind))}.")
+        if isinstance(self.weights, Tensor) and self.weights.is_complex():
+            raise DTypeError("a layer got complex numbers as weights; give real ones, such as weights.abs().")
         if not isinstance(self.weights, Weights | Tensor):
             raise DTypeError(
                 f"a layer got a {type(self.weights).__name__} as weights; give regard.Weights or a Tensor."
@@ -135,10 +138,12 @@ class Layer:
             return self.weights
         if isinstance(self.weights, Tensor):
             return self.weights[..., list(heads), :, :]
-        what = ("heads", *heads)
-        if what not in self._chosen:
-            self._chosen[what] = self.weights.heads(list(heads))
-        return self._chosen[what]
+        found = self._chosen.get(tuple(heads))
+        if found is None:
+            if len(self._chosen) >= _CHOSEN:
+                self._chosen.clear()
+            self._chosen[tuple(heads)] = found = self.weights.heads(list(heads))
+        return found
 
     @torch.no_grad()
     def tile(

@@ -8,7 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.files import write_whole
 from regard.mechanism.text import plain, shorten
 
@@ -173,6 +173,8 @@ def label(token: str) -> str:
     >>> label("dogs"), label("\\n"), label(""), label("x" * 10_000)
     ('dogs', '␣', '∅', 'xxxxxxxxxxxxxxxxxxx…')
     """
+    if not isinstance(token, str):
+        raise DTypeError(f"a token is a {type(token).__name__}, {token!r:.40}; give strings: str(token).")
     text = shorten(plain(token[: LONGEST + 1]), LONGEST)
     return text if text.strip() else "␣" * len(text) or "∅"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.files import write_whole
 from regard.view.bundle import bundle, static, style
 from regard.view.embedding import embedded
@@ -43,6 +43,9 @@ def write_page(path: str | os.PathLike[str], x: Any, *, title: str = "", about: 
     >>> write_page(tempfile.mkdtemp() + "/dogs.html", found, title="Dogs").name
     'dogs.html'
     """
+    for name, text in (("title", title), ("about", about)):
+        if not isinstance(text, str):
+            raise DTypeError(f"write_page got {name}={text!r:.40}, a {type(text).__name__}; give a string.")
     if Path(path).suffix.lower() not in ENDINGS:
         raise ArgumentError(f"the page {os.fspath(path)!r} can end in {', '.join(ENDINGS)}.")
     return write_whole(path, make_page(x, title=title, about=about).encode())

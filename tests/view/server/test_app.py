@@ -181,7 +181,7 @@ def test_a_long_text_has_bounds(client):
 
 
 def test_pieces_times_beam_have_a_limit(client, monkeypatch):
-    monkeypatch.setattr("regard.view.server.translating.PIECES", 40)
+    monkeypatch.setattr("regard.view.server.seeing.PIECES", 40)
     client.post("/api/translate", model="small", sentences=["ein Hund"], beam=1)
     told = client.refused("/api/translate", model="small", sentences=["ein Hund"] * 5, beam=5)
     assert "beam is 5" in told

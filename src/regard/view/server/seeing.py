@@ -14,13 +14,26 @@ from regard.mechanism.text import shorten
 from regard.mechanism.weights import Weights
 from regard.models.static import StaticEncoder
 from regard.models.words import split
+from regard.translation.search import Beam
 from regard.translation.translator import Translator
 from regard.view.exhibit import Exhibit, Input, Layer, Text, look_at_text, look_at_translation
 from regard.view.keeping import Kept
 from regard.view.server.collection import Entry
 
+PIECES = 40_000  # of a request: pieces of its sentences × the beam
 WORDS = 40_000  # of a long text
 _WIDTH, _HEADS = 64, 8  # of the words of a long text
+
+
+def too_much(translator: Translator, sentences: Sequence[str], beam: int) -> ArgumentError | None:
+    """What to say to sentences that would keep all others waiting."""
+    pieces = sum(len(translator.tokens.source.cut(sentence).ids) for sentence in sentences)
+    if pieces * beam <= PIECES:
+        return None
+    return ArgumentError(
+        f"the sentences have {pieces:,} pieces and the beam is {beam}, together {pieces * beam:,}; at most "
+        f"{PIECES:,} are translated at once: send fewer sentences, or a smaller beam."
+    )
 
 
 def of_texts(entry: Entry, texts: Sequence[str]) -> Exhibit:
@@ -30,6 +43,8 @@ def of_texts(entry: Entry, texts: Sequence[str]) -> Exhibit:
             f"there is no attention in {entry.name!r}, and nothing to look at; name another model."
         )
     if isinstance(entry.model, Translator):
+        if wrong := too_much(entry.model, texts, Beam().size):
+            raise wrong
         return look_at_translation(entry.model, texts, title=entry.name)
     return look_at_text(entry.model, texts, title=entry.name)
 

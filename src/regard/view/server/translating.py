@@ -15,8 +15,8 @@ from regard.view.exhibit import look_at_translations
 from regard.view.server.answers import Aligned, Alignments, Alternative, Translation, Translations
 from regard.view.server.house import House
 from regard.view.server.requests import Align, Translate
+from regard.view.server.seeing import too_much
 
-PIECES = 40_000  # of a request: pieces of its sentences × the beam
 _ALIGNED = 100_000  # pieces of a request
 
 
@@ -38,7 +38,8 @@ def together(house: House, all_asked: list[Translate]) -> list[bytes | Exception
     first = all_asked[0]
     entry, translator = house.collection.entry(first.model), house.collection.translator(first.model)
     how = Beam(first.beam, best=first.best)
-    wrong = {place: no for place, asked in enumerate(all_asked) if (no := _too_much(translator, asked))}
+    checked = (too_much(translator, asked.sentences, asked.beam) for asked in all_asked)
+    wrong = {place: no for place, no in enumerate(checked) if no}
     fine = [asked for place, asked in enumerate(all_asked) if place not in wrong]
     found = iter(
         translator.translate(
@@ -54,17 +55,6 @@ def together(house: House, all_asked: list[Translate]) -> list[bytes | Exception
             continue
         answers.append(_answer(house, translator, asked, [next(found) for _ in asked.sentences]))
     return answers
-
-
-def _too_much(translator: Translator, asked: Translate) -> ArgumentError | None:
-    pieces = sum(len(translator.tokens.source.cut(sentence).ids) for sentence in asked.sentences)
-    if pieces * asked.beam <= PIECES:
-        return None
-    return ArgumentError(
-        f"the sentences have {pieces:,} pieces and the beam is {asked.beam}, together "
-        f"{pieces * asked.beam:,}; at most {PIECES:,} are translated at once: send fewer sentences, or a "
-        "smaller beam."
-    )
 
 
 def _answer(house: House, translator: Translator, asked: Translate, found: Sequence[Found]) -> bytes:

@@ -69,9 +69,11 @@ export function editor(tables, { changed, chosen, choose }) {
     const node = make("input", { inputmode: "decimal", autocomplete: "off", "aria-label": name });
     node.value = String(tables[side][row][column]);
     node.addEventListener("focus", () => node.select());
+    node.addEventListener("change", () => node.reportValidity());
     node.addEventListener("input", () => {
       const number = parse(node.value);
       node.setAttribute("aria-invalid", String(number === null));
+      node.setCustomValidity(number === null ? "Give a number from −1,000,000 to 1,000,000." : "");
       if (number === null) return;
       tables[side][row][column] = number;
       changed();

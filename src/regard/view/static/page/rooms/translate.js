@@ -137,7 +137,8 @@ function half(signal) {
 }
 
 function translated({ text, score, tokens, note: remark, reason }) {
-  const told = [`score ${tell(score, 3)}`, `${tokens.length} ${tokens.length === 1 ? "token" : "tokens"}`, remark].filter(Boolean).join(" · ");
+  const told = [`score ${tell(score, 3)}`, `${tokens.length} ${tokens.length === 1 ? "token" : "tokens"}`, reason ? remark : ""] // the view tells it otherwise
+   .filter(Boolean).join(" · ");
   const nodes = [
     make("p", { class: "translation", dir: "auto" }, text || "(an empty translation)"),
     make("p", { class: "told" }, told),
