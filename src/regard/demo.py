@@ -1,6 +1,8 @@
 """What `regard demo` shows: a translator trained on the embedded corpus, its translations and alignments."""
 
+import os
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,9 +61,10 @@ def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
     say(f"The page, to be opened in a browser: {page.resolve().as_uri()}")
     say(f"The model: {plain(str(folder))}. Go on with it:")
     option = "--alignment " if attends else ""
-    say(f'  regard translate --model {plain(str(folder))} {option}"{shown[0].source}"')
-    say(f"  regard curves {plain(str(folder))}")
-    say(f"  regard look {plain(str(folder))}")
+    program = "regard" if shutil.which("regard") else os.path.relpath(sys.argv[0])
+    say(f'  {program} translate --model {plain(str(folder))} {option}"{shown[0].source}"')
+    say(f"  {program} curves {plain(str(folder))}")
+    say(f"  {program} look {plain(str(folder))}")
 
 
 def trained(folder: Path) -> str:

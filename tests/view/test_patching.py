@@ -1,3 +1,4 @@
+import itertools
 import sys
 import types
 
@@ -110,3 +111,35 @@ def test_ones_own_module_and_its_gradients(monkeypatch):
     assert calls
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_what_ends_in_any_order_leaves_nothing_behind():
+    """Each of patch, watch and edit stands in for torch's function for as long as it lasts, and no longer."""
+    model, x = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), torch.randn(1, 3, 8)
+    original = torch.nn.functional.scaled_dot_product_attention
+
+    def watch():
+        return regard.watch(model)
+
+    def edit():
+        return regard.edit(model, 0, [0], regard.Zero())
+
+    for makers in itertools.permutations([watch, edit, regard.patched]):
+        for order in itertools.permutations(range(3)):
+            blocks = [make() for make in makers]
+            for block in blocks:
+                block.__enter__()
+            model(x)
+            for number in order:
+                blocks[number].__exit__(None, None, None)
+            assert torch.nn.functional.scaled_dot_product_attention is original
+            assert "attention" in vars(regard.models.Attends)
+            assert torch.nn.MultiheadAttention.forward.__module__ == "torch.nn.modules.activation"
+            assert not hasattr(torch.nn.MultiheadAttention.forward, "__wrapped__")
+
+
+def test_a_watched_model_is_seen_whoever_patches():
+    model, x = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), torch.randn(1, 3, 8)
+    with regard.watch(model) as seen, regard.patched():
+        model(x)
+    assert list(seen) == ["self_attn"]

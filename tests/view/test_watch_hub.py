@@ -40,6 +40,7 @@ def build(name: str, seed: int = 0) -> Any:
     window = {**GROUPED, "sliding_window": 4}
     kinds: dict[str, tuple[Any, dict[str, Any]]] = {
         "bert": (AutoModel, {**SIZES, "vocab_size": 40}),
+        "albert": (AutoModel, {**SIZES, "vocab_size": 40, "embedding_size": 8}),
         "gpt2": (AutoModelForCausalLM, GPT2),
         "llama": (AutoModelForCausalLM, GROUPED),
         "mistral": (AutoModelForCausalLM, window),
@@ -346,3 +347,52 @@ def test_packed_sequences_of_flash_kernels() -> None:
     assert rows is not None
     found = (torch.arange(5) >= rows.start) & (torch.arange(5) < rows.stop)
     assert torch.equal(found, regard.Documents([2, 3], within=regard.Causal()).dense(5))
+
+
+def test_an_assistant_has_caches_of_its_own() -> None:
+    model, assistant = build("llama"), build("llama", seed=1)
+    ids = torch.randint(3, 40, (1, 9), generator=torch.Generator().manual_seed(0))
+    options = {"max_new_tokens": 7, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.no_grad(), regard.watch(model) as seen:
+        written = model.generate(ids, assistant_model=assistant, **options)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(written[:, :-1], output_attentions=True).attentions
+    for weights, one in zip(seen.values(), expected, strict=True):
+        assert torch.allclose(weights.dense(), one, atol=1e-5)
+
+
+def test_sinks_that_were_changed_afterwards_are_noticed() -> None:
+    model = build("gpt_oss")
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(torch.tensor([[5, 6, 7]]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "sinks" in name:
+                parameter.add_(5)
+    with pytest.raises(regard.StaleError, match="sink"):
+        seen[0].dense()
+
+
+def test_what_nobody_counts_is_copied() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)
+
+    model, everything = Model(), torch.ones(4, 4, dtype=torch.bool)
+    with torch.inference_mode(), regard.watch(model) as seen:
+        x, mask = torch.randn(1, 2, 4, 8) * 1, everything & True
+        expected = regard.attend(x.clone(), x.clone(), x)[1].dense()
+        model(x, mask)
+        model(x, mask.tril_())
+        x.mul_(3)
+    assert torch.allclose(seen[0].dense(), expected, atol=1e-6)
+    assert seen[1].dense().triu(1).abs().max() == 0
+
+
+def test_a_module_that_all_layers_share_is_rolled_out_whole() -> None:
+    model = build("albert")
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(torch.tensor([[5, 6, 7, 8]]))
+    assert len(seen) > 1
+    assert torch.allclose(seen.rollout(), regard.rollout(list(seen.values())), atol=1e-6)

@@ -26,13 +26,15 @@ class LazyMatrix:
         tau: Tensor | None,
         lead: Sequence[int],
         heads: Heads | None = None,
-        inputs: Sequence[Tensor] = (),
+        inputs: Sequence[Tensor] | Mapping[str, Tensor] = (),
     ) -> None:
         """Of a problem, or of one that `inputs` will be made into when somebody looks."""
         self._lead = tuple(lead)
         self._heads: Heads = ("axis" if self._lead else "one") if heads is None else heads
         self._tau = tau
-        self._inputs = dict(zip(("query", "key", "mask", "mask1"), inputs, strict=False))
+        if not isinstance(inputs, Mapping):
+            inputs = dict(zip(("query", "key", "mask", "mask1"), inputs, strict=False))
+        self._inputs: Mapping[str, Tensor] = inputs
         self._versions = {name: _version(tensor) for name, tensor in self._inputs.items()}
         self._later = problem if callable(problem) else None
         self._fitted: Tensor | None = None

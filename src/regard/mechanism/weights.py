@@ -308,6 +308,8 @@ class Weights(LazyMatrix):
         >>> regard.attend(x, x, x)[1].to_png(tempfile.mkdtemp() + "/dogs.png", title="Dogs").name
         'dogs.png'
         """
+        if keys is None and self.shape[-1] == self.shape[-2]:
+            keys = queries  # tokens that read each other
         return _view("pictures").draw_weights(self, path, queries=queries, keys=keys, title=title, dark=dark)
 
     # Keeping it
@@ -353,7 +355,7 @@ class Weights(LazyMatrix):
 
     def __reduce__(self) -> tuple[Any, ...]:
         still = self.detach()
-        return Weights, (still._problem, None, still._lead, still._heads)
+        return type(self), (still._problem, None, still._lead, still._heads)
 
 
 class TransposedWeights:

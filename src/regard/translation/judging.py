@@ -10,7 +10,7 @@ from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment import align
 from regard.translation.batches import Batch, Batches, InMemory, by_length
 from regard.translation.corpus import Pair
-from regard.translation.crossing import attends
+from regard.translation.crossing import Choice, attends, crossing
 from regard.translation.evaluation import evaluate
 from regard.translation.lines import longest_translation
 from regard.translation.plan import Criterion
@@ -71,7 +71,10 @@ def _aligned(model: Seq2Seq, tokens: TwoSides, source: str, text: str) -> dict[s
     """Which words of a translation came from which; None if the model does not attend to the source."""
     if not attends(model):
         return None
-    return align(model, tokens, [(source, text)])[0].to_dict()
+    # which attention aligns best is chosen at the end of a training; mostly it is the second layer from the
+    # source, at the step that writes a word
+    choice = Choice(layer=min(1, len(crossing(model)) - 1), shift="output")
+    return align(model, tokens, [(source, text)], choice)[0].to_dict()
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from regard.mechanism.operator import attend, attention
 from regard.mechanism.scores import Dot
 from regard.models.heads import Attends
 from regard.view.changes import AttentionCall, Change, changed
-from regard.view.interception import Function, Place
+from regard.view.interception import EDITS, Function, Place
 
 
 class Edit(NamedTuple):
@@ -40,6 +40,7 @@ class _Thread(threading.local):
 _THREAD = _Thread()
 _LOCK = threading.RLock()
 _PLACES: list[Place] = []
+_Place = partial(Place, rank=EDITS)
 _count = 0
 
 
@@ -60,15 +61,15 @@ def _install() -> None:
     with _LOCK:
         _count += 1
         if _count == 1:
-            _PLACES.append(Place(Attends, "attention", _own))
-            _PLACES.append(Place(F, "scaled_dot_product_attention", _sdpa))
-            _PLACES.append(Place(nn.MultiheadAttention, "forward", _multihead))
-            _PLACES.append(Place(nn.TransformerEncoderLayer, "forward", _slowly))
-            _PLACES.append(Place(nn.TransformerEncoder, "forward", _slowly))
+            _PLACES.append(_Place(Attends, "attention", _own))
+            _PLACES.append(_Place(F, "scaled_dot_product_attention", _sdpa))
+            _PLACES.append(_Place(nn.MultiheadAttention, "forward", _multihead))
+            _PLACES.append(_Place(nn.TransformerEncoderLayer, "forward", _slowly))
+            _PLACES.append(_Place(nn.TransformerEncoder, "forward", _slowly))
         # whoever has a model of theirs has loaded them
         hub = sys.modules.get("transformers.modeling_utils")
         if hub is not None and all(place.owner is not hub.AttentionInterface for place in _PLACES):
-            _PLACES.append(Place(hub.AttentionInterface, "get_interface", _interface))
+            _PLACES.append(_Place(hub.AttentionInterface, "get_interface", _interface))
 
 
 def _uninstall() -> None:

@@ -91,7 +91,7 @@ def hosted_attention(
     if seen.span is not None and not wanted:  # nobody sees the keys before and behind
         keys = slice(*seen.span)
         key, value, seen = key[:, :, keys], value[:, :, keys], seen.inside
-    elif wanted and key.shape[2] != query.shape[2]:
+    elif wanted and (key.shape[2] != query.shape[2] or key.is_inference()):
         key = key.clone()  # a static cache is written to again
     query, score = _score(query, scaling, more.get("softcap"))
     sink = more.get("s_aux")

@@ -7,6 +7,7 @@ runs is nobody else's business. No module gets a hook: torch's encoder layers wo
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -46,7 +47,8 @@ class _Thread(threading.local):
         self.inside = 0  # attentions that are being computed, whose parts are no attentions of their own
         self.reader = MaskReader()
         self.told: set[nn.Module] = set()  # modules of torch that were seen in this call
-        self.updated: tuple[Tensor, Tensor] | None = None  # what a cache has just given back, for which keys
+        self.updated: tuple[Tensor, Tensor, Any] | None = None  # what a cache gave back, for which keys; it
+        self.caches: weakref.WeakSet[Any] = weakref.WeakSet()  # that watched modules have used
         self.reordering = 0
 
 
@@ -93,24 +95,69 @@ def innermost() -> nn.Module | None:
     return None
 
 
-class Place:
-    """An attribute of somebody's class or module that has a stand-in while somebody watches."""
+REPLACES, EDITS, WATCHES = range(3)  # ranks
 
-    def __init__(self, owner: Any, name: str, stand_in: Callable[[Function], Function]) -> None:
-        self.owner, self.name = owner, name
-        self.inherited = name not in vars(owner)
-        self.original: Function = getattr(owner, name) if self.inherited else vars(owner)[name]
-        self.ours = wraps(self.original)(stand_in(self.original))
-        setattr(owner, name, self.ours)
+
+class Place:
+    """An attribute of somebody's class or module that has a stand-in for a while.
+
+    Several may stand in one place, and go in any order: those that are left are stacked anew upon the
+    original, first what replaces it, then what edits, and who watches on top.
+    """
+
+    def __init__(
+        self, owner: Any, name: str, stand_in: Callable[[Function], Function], *, rank: int = WATCHES
+    ) -> None:
+        self.stand_in, self.rank = stand_in, rank
+        with _STACKING:
+            self._stack = _STACKS.setdefault((id(owner), name), _Stack(owner, name))
+            self._stack.change([*self._stack.places, self])
+
+    @property
+    def owner(self) -> Any:
+        """Whose attribute it is."""
+        return self._stack.owner
 
     def restore(self) -> None:
-        """What was there; whoever has put something else there since keeps it."""
-        if vars(self.owner).get(self.name) is not self.ours:
+        """Take the stand-in away; whoever has put something else there since keeps it."""
+        with _STACKING:
+            self._stack.change([place for place in self._stack.places if place is not self])
+
+
+class _Stack:
+    """An attribute, what was there at first, and the stand-ins upon it."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name, self.places = owner, name, list[Place]()
+        self.inherited = name not in vars(owner)
+        self.original: Function = getattr(owner, name) if self.inherited else vars(owner)[name]
+        self.top = None if self.inherited else self.original
+
+    def change(self, places: list[Place]) -> None:
+        self.places = sorted(places, key=lambda place: place.rank)
+        if not places:
+            _STACKS.pop((id(self.owner), self.name), None)
+        if vars(self.owner).get(self.name) is not self.top:
             return
-        if self.inherited:
+        found = self.original
+        for place in self.places:
+            made = place.stand_in(found)
+            found = made if place.rank == REPLACES else wraps(found)(made)
+        if self.inherited and not places:
             delattr(self.owner, self.name)
         else:
-            setattr(self.owner, self.name, self.original)
+            setattr(self.owner, self.name, found)
+        self.top = found
+
+
+_STACKING = threading.RLock()
+_STACKS: dict[tuple[int, str], _Stack] = {}
+
+
+def original(owner: Any, name: str) -> Function:
+    """What an attribute is when nothing stands in for it."""
+    stack = _STACKS.get((id(owner), name))
+    return getattr(owner, name) if stack is None else stack.original
 
 
 _LOCK = threading.Lock()
@@ -130,6 +177,7 @@ def observing(observer: Observer) -> Iterator[None]:
         THREAD.observers.remove(observer)
         if not THREAD.observers:
             THREAD.reader, THREAD.updated = MaskReader(), None
+            THREAD.caches.clear()
             THREAD.told.clear()
         _uninstall()
 

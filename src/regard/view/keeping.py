@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.errors import ArgumentError
 from regard.mechanism import fused
 from regard.mechanism.layout import Layout
 from regard.mechanism.masking import Mask, Scene, Term, as_mask
@@ -79,17 +80,25 @@ class Kept:
     def weights(self) -> Weights:
         """The lazy weights."""
         rows = self.rows or Rows(*_nothing())
-        inputs = [self.query, self.key, *(t for t in (rows.allowed, rows.bias) if t is not None)]
+        others = {"mask": rows.allowed, "bias": rows.bias, "sink": self.sink}
+        others |= {f"bias{number}": bias for number, bias in enumerate(self.biases, 1)}
+        inputs = {"query": self.query, "key": self.key}
+        inputs |= {name: tensor for name, tensor in others.items() if tensor is not None}
         lead = Layout.of(self.query, self.key, self.key).lead
         return Weights(partial(_problem, self), None, lead, inputs=inputs)
 
     def owned(self) -> "Kept":
         """The same, with a key that nobody writes to; see `keep_key`."""
-        return replace(self, key=keep_key(self.query, self.key), new=None)
+        query = self.query.clone() if self.query.is_inference() else self.query
+        return replace(self, query=query, key=keep_key(self.key), new=None)
 
     def some(self, heads: Sequence[int]) -> "Kept":
         """Some heads only; what the others used is let go."""
         count, groups = self.query.shape[-3], self.key.shape[-3]
+        if wrong := [head for head in heads if not -count <= head < count]:
+            raise ArgumentError(
+                f"watch got heads={list(heads)} and a layer has 0 to {count - 1}; leave {wrong[0]} away."
+            )
         chosen = torch.tensor([range(count)[head] for head in heads], device=self.query.device)
 
         def pick(x: Tensor | None, of: Tensor = chosen) -> Tensor | None:
@@ -141,12 +150,11 @@ def _problem(kept: Kept) -> Problem:
     return problem.with_rules(fused=able).with_tensors({**problem.tensors, "tau": unknown})
 
 
-def keep_key(query: Tensor, key: Tensor) -> Tensor:
+def keep_key(key: Tensor) -> Tensor:
     """The key, copied if it lies in a buffer that was written to before, as that of a static cache is."""
     key = key.detach()
-    if key.is_inference():  # nobody counts changes
-        return key.clone() if key.shape[-2] != query.shape[-2] else key
-    return key.clone() if key._version > 0 else key
+    uncounted = key.is_inference()  # of changes
+    return key.clone() if uncounted or key._version > 0 else key
 
 
 # Masks
@@ -167,8 +175,9 @@ class MaskReader:
     def read(self, mask: Tensor, keys: int | None = None) -> Rows:
         """Rows of a mask (…, q, k), boolean with True = may look, or numbers to add to the scores."""
         mask = mask.detach() if mask.requires_grad else mask
-        state = (None if mask.is_inference() else mask._version, tuple(mask.shape), keys)
-        known = self._known.get(id(mask))
+        counted = not mask.is_inference()  # what may have changed unnoticed is read anew
+        state = (mask._version if counted else None, tuple(mask.shape), keys)
+        known = self._known.get(id(mask)) if counted else None
         if known is not None and known[0]() is mask and known[1] == state:
             return known[2]
         cut = mask if keys is None or mask.shape[-1] in (1, keys) else mask[..., :keys]

@@ -44,6 +44,8 @@ class Attentions(Weights):
         """`Weights.mean` for "heads", which stays lazy; a tensor's mean for anything else."""
         if over == "heads":
             return super().mean(over)
+        if "axis" in options:  # numpy's
+            return self.numpy().mean(*args, **options)
         if over is not None:
             args = (over, *args)
         return self.dense().mean(*args, **options)
@@ -56,6 +58,11 @@ class Attentions(Weights):
 
     def size(self, *axis: int, dim: int | None = None) -> Any:  # type: ignore[override]
         return super().size(dim if not axis else axis[0])
+
+    __hash__ = object.__hash__  # as a tensor's, although == is elementwise
+
+    def __matmul__(self, x: Any) -> Any:
+        return super().__matmul__(_dense(x))
 
     def tolist(self) -> Any:
         """All of it, as nested lists."""
@@ -84,7 +91,11 @@ def _operator(name: str) -> Any:
 
 # Python looks these up on the class, past __getattr__; __matmul__ is the weights' own
 for _name in (
-    *(f"__{side}{word}__" for word in ("add", "sub", "mul", "truediv", "pow") for side in ("", "r")),
-    *(f"__{word}__" for word in ("neg", "abs", "lt", "le", "gt", "ge")),
+    *(
+        f"__{side}{word}__"
+        for word in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+        for side in ("", "r")
+    ),
+    *(f"__{word}__" for word in ("neg", "abs", "lt", "le", "gt", "ge", "eq", "ne")),
 ):
     setattr(Attentions, _name, _operator(_name))

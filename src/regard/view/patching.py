@@ -10,12 +10,15 @@ from typing import Any
 from torch.nn import functional
 
 from regard.mechanism.sdpa import scaled_dot_product_attention
+from regard.view import interception
+from regard.view.interception import REPLACES, Place
 
 _LOCK = RLock()
 _NAME = "scaled_dot_product_attention"
 _replaced: list[
     tuple[ModuleType, str, Callable[..., Any]]
 ] = []  # where, under which name, and what stood there
+_places: list[Place] = []  # torch's own
 _asked = 0  # how often `patch` was called and not undone
 
 
@@ -53,6 +56,8 @@ def unpatch() -> None:
         _asked = max(_asked - 1, 0)
         if _asked:
             return
+        while _places:
+            _places.pop().restore()
         while _replaced:
             module, name, original = _replaced.pop()
             # somebody else may have put something of their own there
@@ -77,10 +82,11 @@ def patched() -> Iterator[None]:
 
 
 def _replace() -> None:
-    original = getattr(functional, _NAME)
+    original = interception.original(functional, _NAME)
     if original is scaled_dot_product_attention:  # put there by hand, who may take it away again
         return
-    _put(functional, _NAME, original)
+    # below those who watch and edit, whenever they came
+    _places.append(Place(functional, _NAME, lambda _: scaled_dot_product_attention, rank=REPLACES))
     for place, module in list(sys.modules.items()):
         if not isinstance(module, ModuleType) or place.partition(".")[0] in ("torch", "regard", "builtins"):
             continue

@@ -52,14 +52,14 @@ def stack(seen: "Seen") -> list[Weights]:
     own = [name for name in seen if seen.kind(name) == "self"]
     if not own:
         raise ArgumentError(f"rollout needs self-attention, and of that {seen!r} has none.")
-    module, call = seen._about[own[-1]]
-    part = re.split(r"\d", module)[0]  # of an encoder and a decoder, the one that the last belongs to
-    same = [
-        name
-        for name in own
-        if seen._about[name][1] == call and re.split(r"\d", seen._about[name][0])[0] == part
-    ]
-    return [seen[name] for name in same]
+
+    def place(name: str) -> tuple[str, int]:
+        """Encoder or decoder, and the run: a module that layers share is called several times in each."""
+        module, call = seen._about[name]
+        each = max(len(seen.calls(module)) // max(len(seen._texts.calls), 1), 1)
+        return re.split(r"\d", module)[0], call // each
+
+    return [seen[name] for name in own if place(name) == place(own[-1])]
 
 
 def heads(seen: "Seen", frame: bool | None) -> Any:

@@ -32,7 +32,7 @@ export class NumbersView {
     const [queries, keys] = [pane.queries.tokens.length, pane.keys.tokens.length];
     this.pickers.hidden = !pane.layer.vectors;
     this.bar.hidden = !pane.layer.vectors;
-    if (!pane.layer.vectors) return this.refuse("This layer’s weights came without the query and key vectors they were made of, so there are no products to show.");
+    if (!pane.layer.vectors) return this.refuse("This layer’s weights came without the query and key vectors they were made of, so there are no products to show; choose another layer above.");
     if (!queries || !keys) return this.refuse("There are no tokens.");
     this.pair = { query: pane.pinned.query ?? Math.min(1, queries - 1), key: pane.pinned.key ?? Math.min(1, keys - 1) };
     this.mark();
