@@ -310,3 +310,11 @@ def test_weights_of_a_query_that_was_changed_are_not_told():
     x.zero_()
     with pytest.raises(StaleError):
         weights.dense()
+
+
+def test_a_model_that_only_carries_the_name_is_told():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
+    regard.huggingface.check(transformers.BertModel(transformers.BertConfig(**sizes, intermediate_size=8)))
+    falcon = transformers.FalconModel(transformers.FalconConfig(**sizes))
+    with pytest.raises(regard.ArgumentError, match="FalconAttention computes attention of its own"):
+        regard.huggingface.check(falcon)

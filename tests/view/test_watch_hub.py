@@ -396,3 +396,23 @@ def test_a_module_that_all_layers_share_is_rolled_out_whole() -> None:
         model(torch.tensor([[5, 6, 7, 8]]))
     assert len(seen) > 1
     assert torch.allclose(seen.rollout(), regard.rollout(list(seen.values())), atol=1e-6)
+
+
+def test_beams_after_a_prompt_of_vectors() -> None:
+    model = build("llama")
+    prompt = model.get_input_embeddings()(torch.randint(3, 40, (2, 5))).detach()
+    options = {
+        "max_new_tokens": 6,
+        "num_beams": 3,
+        "do_sample": False,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    with torch.no_grad(), regard.watch(model) as seen:
+        written = model.generate(inputs_embeds=prompt, **options)
+    whole = torch.cat([prompt, model.get_input_embeddings()(written[:, :-1])], 1)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(inputs_embeds=whole, output_attentions=True).attentions
+    for weights, one in zip(seen.values(), expected, strict=True):
+        assert torch.allclose(weights.dense(), one, atol=1e-5)

@@ -127,7 +127,10 @@ class Generation:
         histories, best = torch.empty(0), (len(self.fed) - 1, 0)
         for turn, fed in enumerate(self.fed):
             if fed is None:
-                return best
+                if turn or len(self.fed) < 2 or self.fed[1] is None:
+                    return best
+                histories = self.fed[1].cpu()[:, :0]  # the prompt was vectors, and is not in the sequence
+                continue
             parents = self.parents[turn]
             history = (
                 fed.cpu() if not turn else histories[parents.cpu()] if parents is not None else histories

@@ -14,6 +14,8 @@ from regard.mechanism.normalizers import Softmax, Softmax1
 from regard.mechanism.operator import Options, attend, attention
 from regard.mechanism.scores import ScaledDot
 from regard.view.cheapest import cheapest, hides, readable
+from regard.view.editing import through_interface
+from regard.view.layers import own_attention
 from regard.view.likeness import Attentions
 
 NAME = "regard"
@@ -44,6 +46,25 @@ def enable() -> None:
         _COLLECTOR = output_capturing._active_collector
     attentions.register(NAME, hosted_attention)
     masks.register(NAME, hosted_mask)
+
+
+def check(model: nn.Module) -> None:
+    """Raise unless all attentions of a model go through the interface, and so run where its config says.
+
+    transformers lets a model with attention of its own, Bloom for one, carry any implementation's name.
+
+    >>> import regard, transformers
+    >>> sizes = {"hidden_size": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9}
+    >>> regard.huggingface.check(transformers.BloomModel(transformers.BloomConfig(**sizes)))
+    Traceback (most recent call last):
+    regard.errors.ArgumentError: BloomAttention computes attention of its own, and not on regard; ...
+    """
+    own = own_attention(model, through_interface)
+    if own:
+        raise ArgumentError(
+            f"{', '.join(own)} computes attention of its own, and not on regard; if it calls torch's SDPA, "
+            "`with regard.patched():` serves it."
+        )
 
 
 def disable() -> None:

@@ -1,7 +1,7 @@
 """Which modules of a model attend, as far as its code tells, and which of them are meant."""
 
 import inspect
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from types import CodeType
@@ -45,10 +45,14 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def own_attention(model: nn.Module) -> list[str]:
-    """Classes that are called attentions, but whose weights nobody can see."""
-    kinds = {type(module) for module in model.modules() if "attention" in type(module).__name__.lower()}
-    return sorted(kind.__name__ for kind in kinds if not _calls_attention(kind))  # type: ignore[arg-type]
+def own_attention(model: nn.Module, known: Callable[[nn.Module], bool] = attends) -> list[str]:
+    """Classes that are called attentions, but in which nothing attends in a way that is known."""
+    kinds = {
+        type(module).__name__
+        for module in model.modules()
+        if "attention" in type(module).__name__.lower() and not any(map(known, module.modules()))
+    }
+    return sorted(kinds)
 
 
 def plain(model: nn.Module) -> bool:
