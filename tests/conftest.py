@@ -1,4 +1,5 @@
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,10 @@ from hypothesis import settings
 # In CI the same examples every time, so that a red run can be repeated; new ones on every run elsewhere.
 settings.register_profile("regard", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("regard")
+
+# Run in the background by a shell, the tests would ignore Ctrl-C, and so would the programs that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -347,3 +347,15 @@ def test_a_model_that_did_not_run() -> None:
         pass
     with pytest.raises(IndexError, match="nothing yet: call the model inside the with block"):
         seen[0]
+
+
+def test_what_a_backward_pass_computes_again_is_seen_once():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    model, x = Model(), torch.randn(1, 2, 3, 4, requires_grad=True)
+    with regard.watch(model) as seen:
+        torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).sum().backward()
+    assert x.grad is not None
+    assert len(seen) == 1

@@ -79,7 +79,9 @@ def within() -> Iterator[None]:
 
 def watched() -> bool:
     """Whether anybody watches what this thread computes now, and has not been told of it already."""
-    return bool(THREAD.observers) and not THREAD.inside and not torch.compiler.is_compiling()
+    if not THREAD.observers or THREAD.inside or torch.compiler.is_compiling():
+        return False
+    return torch._C._current_graph_task_id() == -1  # what a backward pass computes again was seen before
 
 
 def innermost() -> nn.Module | None:
