@@ -10,12 +10,17 @@ from tests.browser.visiting import Visit, served
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
-@pytest.fixture(scope="session")
-def browser() -> Iterator:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+def _program() -> str:
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         pytest.skip(f"none of {', '.join(NAMES)} is installed")
+    return program
+
+
+@pytest.fixture(scope="module")  # no longer, as other tests could not run event loops of their own beside it
+def browser() -> Iterator:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    program = _program()
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
@@ -37,8 +42,9 @@ def page(browser) -> Iterator:
 
 
 @pytest.fixture(scope="session")
-def address(browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where `regard look` listens, with small models."""
+    _program()
     with served(tmp_path_factory.mktemp("look")) as address:
         yield address
 

@@ -56,8 +56,9 @@ def own_attention(model: nn.Module, known: Callable[[nn.Module], bool] = attends
 
 
 def plain(model: nn.Module) -> bool:
-    """Whether all that a model consists of are torch's own layers, none of which attends."""
-    return not any(attends(m) or not type(m).__module__.startswith("torch.nn.") for m in model.modules())
+    """Whether all that a model consists of are torch's own layers and regard's, none of which attends."""
+    ours = ("torch.nn.", "regard.")
+    return not any(attends(m) or not type(m).__module__.startswith(ours) for m in model.modules())
 
 
 class Choice:

@@ -77,7 +77,7 @@ async function enter(moved = true) {
   const place = stage(title, signal);
   byId("room").replaceChildren(place.element);
   const work = async () => [await import(`./rooms/${name}.js`), await get("api/models", signal)];
-  place.run(work, ([room, { models, folders, recordings }]) => {
+  place.run(work, ([room, { models, folders, recordings = [] }]) => {
     const keep = (change) => remember(name, Object.assign(state, change), signal);
     room.open({ element: place.body, state, keep, models, folders, recordings, signal });
   });
