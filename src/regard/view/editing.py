@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -22,16 +21,16 @@ from regard.view.changes import (
     as_heads,
 )
 from regard.view.edited import Edit, editing
+from regard.view.layers import Layers, clean, named
 
 __all__ = ["Average", "Change", "ReplaceOutput", "ReplaceWeights", "Uniform", "Zero", "edit", "importance"]
 
-Layers = int | str | Sequence[int | str] | None
 Loss = Callable[[Any], Tensor]
 
 
 @contextmanager
 def edit(
-    model: nn.Module, layers: Layers, heads: int | Sequence[int] | None, change: Change
+    model: nn.Module, layers: Layers | None, heads: int | Sequence[int] | None, change: Change
 ) -> Iterator[nn.Module]:
     """Change some heads of a model for as long as a block lasts; all else in it stays as it is.
 
@@ -113,7 +112,7 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
     ['encoder.layers.0.self_attn', 'decoder.layers.0.self_attn', 'decoder.layers.0.multihead_attn']
     """
     return {
-        name.replace("_orig_mod.", ""): module
+        clean(name): module
         for name, module in model.named_modules()
         if isinstance(module, Attends | nn.MultiheadAttention) or through_interface(module)
     }
@@ -126,7 +125,7 @@ def through_interface(module: nn.Module) -> bool:
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
-def _choose(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
+def _choose(model: nn.Module, layers: Layers | None) -> dict[str, nn.Module]:
     known = attentions(model)
     if not known:
         raise ArgumentError(
@@ -134,25 +133,8 @@ def _choose(model: nn.Module, layers: Layers) -> dict[str, nn.Module]:
             "nn.MultiheadAttention, or goes through the attention interface of transformers."
         )
     wanted = [layers] if isinstance(layers, int | str) else ["*"] if layers is None else list(layers)
-    names = [name for one in wanted for name in _names(one, list(known))]
+    names = [name for one in wanted for name in named("edit", one, list(known))]
     return {name: known[name] for name in names}
-
-
-def _names(one: int | str, known: list[str]) -> list[str]:
-    if isinstance(one, bool) or not isinstance(one, int | str):
-        raise DTypeError(f"edit got the layer {one!r}; a layer is a number, a name or a pattern of names.")
-    if isinstance(one, int):
-        if not -len(known) <= one < len(known):
-            raise ArgumentError(f"edit got the layer {one}; there are {len(known)}: {_listed(known)}.")
-        return [known[one]]
-    found = [n for n in known if n == one or n.startswith(f"{one}.") or fnmatchcase(n, one)]
-    if not found:
-        raise ArgumentError(f"edit got the layer {one!r}, and no name fits it; there are {_listed(known)}.")
-    return found
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 12 else f"{', '.join(names[:6])}, …, {', '.join(names[-3:])}"
 
 
 def heads_of(module: nn.Module) -> int | None:

@@ -82,19 +82,10 @@ class Choice:
         self.patterns = tuple(self._pattern(one, names, every) for one in wanted)
 
     def _pattern(self, one: int | str, names: list[str], every: set[str]) -> str:
-        if isinstance(one, bool) or not isinstance(one, int | str):
-            raise DTypeError(
-                f"watch got the layer {one!r}; a layer is a number, a name or a pattern of names."
-            )
-        if isinstance(one, int):
-            if not -len(names) <= one < len(names):
-                raise ArgumentError(f"watch got the layer {one}; there are {len(names)}: {_listed(names)}.")
-            return names[one]
-        if not any(_fits(name, one) for name in (names or every)):
-            raise ArgumentError(
-                f"watch got the layer {one!r}, and no name fits it; there are {_listed(names)}."
-            )
-        return one
+        if not names and isinstance(one, str) and any(_fits(name, one) for name in every):
+            return one  # what attends there shows when it runs
+        found = named("watch", one, names)
+        return found[0] if isinstance(one, int) else one
 
     def __call__(self, name: str) -> bool:
         return self.patterns is None or any(_fits(name, pattern) for pattern in self.patterns)
@@ -103,6 +94,25 @@ class Choice:
 def clean(name: str) -> str:
     """A module's name, without what torch.compile puts into it."""
     return name.replace("_orig_mod.", "").removesuffix("_orig_mod")
+
+
+def named(who: str, one: int | str, names: Sequence[str]) -> list[str]:
+    """The names that a number, a name or a pattern stands for, or an error of who was asked.
+
+    >>> from regard.view.layers import named
+    >>> named("watch", -1, ["encoder.0", "encoder.1"]), named("edit", "encoder", ["encoder.0", "decoder.0"])
+    (['encoder.1'], ['encoder.0'])
+    """
+    if isinstance(one, bool) or not isinstance(one, int | str):
+        raise DTypeError(f"{who} got the layer {one!r}; a layer is a number, a name or a pattern of names.")
+    if isinstance(one, int):
+        if not -len(names) <= one < len(names):
+            raise ArgumentError(f"{who} got the layer {one}; there are {len(names)}: {_listed(names)}.")
+        return [names[one]]
+    found = [name for name in names if _fits(name, one)]
+    if not found:
+        raise ArgumentError(f"{who} got the layer {one!r}, and no name fits it; there are {_listed(names)}.")
+    return found
 
 
 def _fits(name: str, pattern: str) -> bool:
