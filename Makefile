@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow check bench docs clean
+.PHONY: help demo test test-slow check bench docs pages clean
 
 help: ## list what make can do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,12 +31,16 @@ check: $(INSTALLED) ## lint, formatting, types, and the direction of imports
 bench: $(INSTALLED) ## measure regard beside its peers
 	$(BIN)/python -m benchmarks
 
-docs: ## say where the guide is
-	@echo "The guide is in docs/; every python block in it is run by 'make test'."
+docs: $(INSTALLED) ## build the guide as a site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "The guide is built: open site/index.html"
+
+pages: $(INSTALLED) ## run the guide's pages, and write what they printed and drew into them
+	$(BIN)/python -m pages
 
 clean: ## remove the environment, build products and caches
-	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	rm -rf .venv build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find src tests benchmarks pages -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # -c does not reach the environment in which pip builds the package: older pips read the first variable there,
 # newer ones the second.
@@ -45,5 +49,5 @@ $(INSTALLED): export PIP_BUILD_CONSTRAINT = constraints.txt
 $(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -c constraints.txt torch numpy
-	$(BIN)/python -m pip install -c constraints.txt -e ".[test,dev]"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[test,dev,docs,notebooks]"
 	touch $@

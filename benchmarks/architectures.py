@@ -3,7 +3,7 @@
     python -m benchmarks.architectures [name …]
 
 Watched weights are compared with eager's `output_attentions`, outputs on regard with eager's outputs. With no
-names it writes docs/architectures.md.
+names it writes docs/reference/architectures.md.
 """
 
 import argparse
@@ -286,7 +286,7 @@ def main() -> None:
     ]
     failed = [r for r in results if r.note.startswith("failed")]
     if not asked:
-        print(write_whole("docs/architectures.md", table(results).encode()))
+        print(write_whole("docs/reference/architectures.md", table(results).encode()))
     if wrong or failed:
         sys.exit(f"wrong: {', '.join(r.name for r in wrong)}; failed: {', '.join(r.name for r in failed)}")
 

@@ -293,8 +293,8 @@ def test_heads_are_pictures_that_enlarge(opened):
     page.wait_for_selector(".thumbnail.still", state="detached")
     assert page.locator("button.thumbnail").count() == 32
     page.get_by_label("Sort by").select_option("measure first")
-    assert page.locator("button.thumbnail .name").first.text_content() == "layer 1 · 7"
-    page.get_by_role("button", name="layer 3, head 7").click()
+    assert page.locator("button.thumbnail .name").first.text_content() == "layer 0 · 7"
+    page.get_by_role("button", name="layer 2, head 7").click()
     assert page.evaluate("[shown.state.view, shown.state.layer, shown.state.heads]") == ["matrix", 2, [7]]
 
 

@@ -107,7 +107,7 @@ def exhibit(*inputs, title=""):
 CAT = text(
     "[CLS]", "the", "cat", "sat", "on", "the", "mat", "be", "##cause", "it", "was", "[SEP]", special=(0, 11)
 )
-SMALL = exhibit(("The cat", [CAT], [(f"layer {n}", "self", 8, 0, 0, {}) for n in (1, 2, 3, 4)]))
+SMALL = exhibit(("The cat", [CAT], [(f"layer {n}", "self", 8, 0, 0, {}) for n in range(4)]))
 DOGS = [text("Der", "Hund", "bellt", "."), text("The", "dog", "barks", ".", "now")]
 SEVERAL = exhibit(
     (
@@ -146,7 +146,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if name == "long":
             layer = {
                 "name": "one",
-                "label": "layer 1",
+                "label": "layer 0",
                 "kind": "self",
                 "heads": 2,
                 "queries": 0,

@@ -62,7 +62,7 @@ def test_a_translator(translator, tmp_path, capsys):
     run("draw", "-m", translator, "ein Hund", "--heads", "-o", tmp_path / "y.svg")
     shown = capsys.readouterr().out.splitlines()
     assert shown[1].startswith("2 layers × 2 heads, ")
-    assert all(f">{name}<" in text_of(tmp_path / "y.svg") for name in ("head 1", "decoder 2 to source"))
+    assert all(f">{name}<" in text_of(tmp_path / "y.svg") for name in ("head 1", "decoder 1 to source"))
 
 
 def test_an_encoder(encoder, tmp_path, capsys):
@@ -70,7 +70,7 @@ def test_an_encoder(encoder, tmp_path, capsys):
     assert capsys.readouterr().out.startswith(f"{LAYERS} layers × ")
     assert ">[CLS]<" in text_of(tmp_path / "x.svg")
     run("draw", "-m", encoder, "Dogs", "--layer", "-1", "--head", "1", "-o", tmp_path / "y.svg")
-    assert f">layer {LAYERS}, head 1<" in text_of(tmp_path / "y.svg")
+    assert f">layer {LAYERS - 1}, head 1<" in text_of(tmp_path / "y.svg")
     run("draw", "-m", encoder, "Dogs", "--head", "1", "-o", tmp_path / "z.svg")
     assert ">head 1<" in text_of(tmp_path / "z.svg")
     assert ">head 0<" not in text_of(tmp_path / "z.svg")
@@ -97,7 +97,7 @@ def test_masks_and_positions(tmp_path, monkeypatch, capsys):
         (["."], "'.' is a folder; what its model attends to is drawn by --model"),
         (["tokens.txt"], "tokens.txt"),
         (["--model", "minilm"], "--model needs a sentence"),
-        (["--model", "nothing", "Dogs bark."], "there is no folder 'nothing'"),
+        (["--model", "nothing", "Dogs bark."], "'nothing' does not exist"),
         (["--mask", "causal", "Dogs"], "--mask is a picture of its own; leave 'Dogs' away."),
         (["--mask", "causal", "--log"], "--log does not go with --mask; what does is --size, --queries"),
         (["--positions", "t5", "--head", "1"], "--head does not go with --positions; what does is --size."),
@@ -130,9 +130,9 @@ def test_what_is_refused_is_one_line(arguments, message, weights, capsys):
 
 def test_heads_that_are_not_there(encoder, translator, tmp_path, capsys):
     for model, option, number, there in (
-        (encoder, "--layer", LAYERS + 1, f"1 to {LAYERS}"),
+        (encoder, "--layer", LAYERS, f"0 to {LAYERS - 1}"),
         (encoder, "--head", 99, "0 to "),
-        (translator, "--layer", 0, "1 to 2"),
+        (translator, "--layer", 2, "0 to 1"),
     ):
         run("draw", "-m", model, "ein Hund", option, number, "-o", tmp_path / "x.png", status=2)
         assert f"{option} is {number} and there are {there}" in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ pytest.importorskip("typer")
 import typer
 
 from regard.cli import COMMANDS, app, main
+from regard.cli.helping import EXAMPLES
 from tests.cli.running import run
 
 NAMES = [name for commands in COMMANDS.values() for name in commands]
@@ -53,6 +56,84 @@ def test_help_names_the_commands(capsys):
     assert all(f" {command} " in shown for command in NAMES)
 
 
+def test_simple_mistakes_are_told_without_torch(tmp_path):
+    """It takes two seconds to import, and more on a cold disk."""
+    (tmp_path / "a.de").write_text("ja\n")
+    (tmp_path / "empty").mkdir()
+    lines = [
+        "translate -m no/such ja",
+        "translate -m empty ja",
+        "translate -m a.de ja",
+        "translate -m empty ja --top-p 2 --sample",
+        "align -m no/such a.de a.de",
+        "align -m empty a.de no.en",
+        "align -m empty a.de a.de --reverse-model no/such",
+        "evaluate -m no/such a.de a.de",
+        "evaluate -m empty embedded --languages german",
+        "evaluate -m empty a.de no.en",
+        "evaluate --translations no.en a.de a.de",
+        "curves no/such",
+        "curves empty",
+        "draw -m no/such ja",
+        "draw no.safetensors",
+        "draw --mask cousal",
+        "draw --positions rotary --size none",
+        "look no/such",
+        "look empty",
+        "embed -m no/such ja",
+        "compare ja ja --word ja -m no/such",
+        "attended ja ja -m empty",
+        "demo --languages german",
+        "train a.de a.de -o m",
+        "train a.de no.en -o m",
+        "train embedded -o m --languages german",
+        "train embedded -o m --set rate=3",
+        "train embedded -o m --config no.toml",
+        "train -o no/such --resume",
+        "train -o m",
+    ]
+    program = (
+        "import shlex, sys\n"
+        "from regard.cli import main\n"
+        "for line in sys.argv[1:]:\n"
+        "    try:\n"
+        "        main(shlex.split(line))\n"
+        "    except SystemExit as left:\n"
+        "        assert left.code == 2, (line, left.code)\n"
+        "    assert 'torch' not in sys.modules, line\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *lines], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == len(lines), done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.de", "empty"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_help_says_what_is_given_and_shows_examples(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    run(name, "--help")
+    shown = capsys.readouterr().out
+    assert not re.search(
+        r"<(bool|str|list|path|int|float)|\[x>=|\bPath\b|None", shown
+    )  # how typer names kinds
+    assert not any(line != line.rstrip() for line in shown.split("\n"))
+    assert len(EXAMPLES[name]) >= 1
+    assert all(line in shown for line, _ in EXAMPLES[name])
+    for param in typer.main.get_command(app).commands[name].params:
+        assert (param.help or "").endswith((".", "…", "]")), param.name
+        assert param.param_type_name == "option" or (param.metavar or "").isupper()
+
+
+@pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line, _ in lines])
+def test_examples_of_the_help_can_be_typed(line):
+    """Each option is there, and takes what it is given."""
+    program, name, *arguments = shlex.split(line)
+    assert program == "regard"
+    typer.main.get_command(app).commands[name].make_context(name, arguments)
+
+
 def test_no_command_is_help(capsys):
     run("--help")
     shown = capsys.readouterr().out
@@ -83,7 +164,7 @@ def test_every_help_is_shown_without_torch():
     [
         (["embed", "--lyaer", "2"], "No such option: --lyaer"),
         (["embed", "bark", "--layer", "two"], "Invalid value for '--layer'"),
-        (["compare", "one"], "Missing argument 'second'. See regard compare --help."),
+        (["compare", "one"], "Missing argument 'SECOND'. See regard compare --help."),
         (["embd"], "No such command 'embd'. Did you mean 'embed'? See regard --help."),
     ],
 )

@@ -206,16 +206,17 @@ def test_a_file_that_is_no_text(model, tmp_path, capsys):
     assert "is no UTF-8 text" in capsys.readouterr().err
 
 
-def test_a_missing_word_is_told_before_the_model_is_read(capsys):
-    run("attended", "Dogs bark", "brak", "--model", "no/such", status=2)
+def test_a_missing_word_is_told_before_the_model_is_read(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("no model at all")
+    run("attended", "Dogs bark", "brak", "--model", tmp_path, status=2)
     assert "'brak' is not in 'Dogs bark'; did you mean 'bark'?" in capsys.readouterr().err
-    run("compare", "Dogs bark", "Dogs", "--word", "bark", "--model", "no/such", status=2)
+    run("compare", "Dogs bark", "Dogs", "--word", "bark", "--model", tmp_path, status=2)
     assert "'bark' is not in 'Dogs'" in capsys.readouterr().err
 
 
 def test_no_such_model(capsys):
     run("embed", "bark", "--model", "no/such", status=2)
-    assert "there is no folder 'no/such'" in capsys.readouterr().err
+    assert "'no/such' does not exist, and regard downloads nothing" in capsys.readouterr().err
 
 
 def test_other_errors_are_not_hidden(model, monkeypatch):

@@ -506,3 +506,11 @@ class TestExplain:
     def test_it_refuses_what_attention_refuses(self):
         with pytest.raises(regard.ShapeError, match="4 tokens and value has 5"):
             regard.explain(torch.ones(3, 2), torch.ones(4, 2), torch.ones(5, 2))
+
+
+def test_explain_names_what_the_caller_gave_densely():
+    x = torch.zeros(8, 16)
+    said = str(regard.explain(x, x, x, mask=torch.ones(8, 8, dtype=torch.bool), bias=[torch.zeros(8, 8)]))
+    assert "the mask is a tensor, a dense matrix of 0.1 kB" in said
+    assert "the bias is a tensor, a dense matrix of 0.3 kB" in said
+    assert "dense matrix" not in str(regard.explain(x, x, x, mask=regard.Causal(), bias=regard.ALiBi(1)))

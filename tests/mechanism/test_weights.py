@@ -568,6 +568,23 @@ def test_one_head_of_a_batch_can_be_indexed():
     close(weights.heads(1)[[1, 0], 2], weights.dense()[[1, 0], 1, 2])
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_one_sequence_of_a_batch_is_that_of_the_dense_matrix(case):
+    weights = case.weights()
+    if weights.ndim - 2 - weights.has_heads < 1:
+        with pytest.raises(regard.ArgumentError, match="of one sequence already"):
+            weights.batch(0)
+        return
+    dense = weights.dense()
+    for index in (0, -1):
+        one = weights.batch(index)
+        close(one.dense(), dense[index], case.dtype)
+        close(one.received(), weights.received()[index], case.dtype)
+        close(one.pool(2, 2), weights.pool(2, 2)[index], case.dtype)
+    with pytest.raises(IndexError, match="out of range"):
+        weights.batch(len(weights))
+
+
 def test_one_head_of_a_batch_has_no_heads_left():
     head = Case().weights().heads(1)
     with pytest.raises(regard.ArgumentError, match="heads"):
@@ -1459,3 +1476,27 @@ def test_a_map_of_nothing_has_no_blocks():
     nothing = randn(0, D)
     assert regard.attend(nothing, randn(K, D), randn(K, D))[1].pool(2, 3).shape == (0, 3)
     assert regard.attend(randn(Q, D), nothing, nothing)[1].pool(2, 3).shape == (2, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # by the kernels, and by tiles
+@pytest.mark.parametrize(
+    "normalize",
+    [regard.Softmax(2.0), regard.Softmax1(), regard.Sparsemax(), regard.Entmax15(), regard.Sigmoid()],
+)
+def test_one_number_per_row_gives_the_weights_back(normalize: regard.Normalizer, dtype: torch.dtype):
+    query, key = randn(B, G, Q, D).to(dtype), randn(B, G, K, D).to(dtype)
+    weights = regard.attend(query, key, key, normalize=normalize)[1]
+    assert weights.tau.shape == (B, G, Q)
+    again = normalize.phi(weights.scores() - weights.tau[..., None])
+    torch.testing.assert_close(again, weights.dense(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(weights.heads(1).tau, weights.tau[:, 1])
+    with pytest.raises(regard.ArgumentError, match="has no τ"):
+        _ = weights.mean("heads").tau
+
+
+def test_what_is_held_is_linear_in_the_length():
+    short, long = (
+        regard.attend(x, x, x, mask=regard.Causal())[1].held
+        for x in (torch.randn(64, 8), torch.randn(128, 8))
+    )
+    assert long == 2 * short

@@ -15,7 +15,7 @@ from tests.models.exact import close, filled, normal
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 RECIPE = Recipe(width=12, heads=3, layers=2, hidden=7, dropout=0.0, positions="none")
-KINDS = [(norm, before) for norm in ("layer", "rms") for before in (True, False)]
+KINDS = [(norm, before) for norm in ("layer", "rms", "none") for before in (True, False)]
 
 
 # Formulas
@@ -24,6 +24,8 @@ KINDS = [(norm, before) for norm in ("layer", "rms") for before in (True, False)
 def normed(x: Tensor, norm: nn.Module, kind: str) -> Tensor:
     """Ba et al. 2016, or Zhang and Sennrich 2019, by hand."""
     state = norm.state_dict()
+    if kind == "none":
+        return x
     if kind == "rms":
         return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * state["weight"]
     centred = x - x.mean(-1, keepdim=True)

@@ -265,11 +265,11 @@ def dense(encoder: Letters, sentence: str) -> Tensor:
     return torch.stack([weights.dense()[0] for weights in seen.values()])
 
 
-@pytest.mark.parametrize(("layer", "head"), [(None, None), (1, None), (2, 1), (-1, 0), (None, -1)])
+@pytest.mark.parametrize(("layer", "head"), [(None, None), (0, None), (1, 1), (-1, 0), (None, -1)])
 def test_what_a_word_attends_to_is_added_over_keys_and_averaged_over_queries(encoder, layer, head):
     sentence = "Dogs bark"  # [CLS] Do gs ba rk [SEP]
     weights = dense(encoder, sentence)
-    weights = weights if layer is None else weights[[layer - 1 if layer > 0 else layer]]
+    weights = weights if layer is None else weights[[layer]]
     weights = weights if head is None else weights[:, [head]]
     row = weights.mean((0, 1))[3:5].mean(0)
     found = encoder.attended(sentence, "bark", layer=layer, head=head)
@@ -288,7 +288,7 @@ def test_asking_what_is_attended_to_leaves_other_watchers_alone(encoder):
     assert all("watchers" not in vars(block) for block in encoder.blocks)
 
 
-@pytest.mark.parametrize("layer", [0, 3, -3, 1.0, True])
+@pytest.mark.parametrize("layer", [2, -3, 1.0, True])
 def test_layers_that_do_not_attend_are_refused(encoder, layer):
     with pytest.raises(ArgumentError, match="2 layers that attend"):
         encoder.attended("Dogs bark", "bark", layer=layer)

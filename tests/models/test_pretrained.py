@@ -340,7 +340,7 @@ def test_unknown_words_are_not_compared(folder):
 
 
 def test_attended_gives_the_weights_of_words(folder):
-    found = load_encoder(folder).attended("Dogs may bark", "bark", layer=2, head=1)
+    found = load_encoder(folder).attended("Dogs may bark", "bark", layer=1, head=1)
     assert [one.word for one in found] == ["[CLS]", "Dogs", "may", "bark", "[SEP]"]
     assert sum(one.weight for one in found) == pytest.approx(1, abs=1e-5)
 

@@ -158,6 +158,18 @@ def test_a_language_model_does_not_see_the_future_and_a_masked_one_does() -> Non
 
 
 @torch.no_grad()
+def test_a_language_model_in_a_window_sees_what_its_layers_reach() -> None:
+    model, tokens = made(LanguageModel), torch.arange(5, 13)[None]
+    other = tokens.clone()
+    other[0, 1] = 20
+    near = regard.Window(3)  # two keys back in each of the two layers
+    changed = (model(tokens, mask=near) != model(other, mask=near)).any(-1)[0]
+    assert changed.tolist() == [False, True, True, True, True, True, False, False]
+    packed = model(Packed.of([[3, 4], tokens[0].tolist()]), mask=near)
+    close(packed[2:], model(tokens, mask=near)[0])
+
+
+@torch.no_grad()
 def test_a_target_does_not_see_its_future_and_sees_all_of_its_source() -> None:
     model, source = made(Transformer), torch.tensor([[5, 6, 7]])
     before = model(source, torch.tensor([[1, 5, 6]]))

@@ -200,11 +200,12 @@ def test_what_cannot_be_meant_is_refused_at_once(tmp_path):
             read_pairs(*arguments, form=form)
 
 
-@given(pairs=many_pairs)
-def test_what_is_written_is_read_again(pairs, folder):
-    path = folder / "new" / "pairs.tsv"
+@given(pairs=many_pairs, name=st.sampled_from(["pairs.tsv", "pairs.tsv.gz"]))
+def test_what_is_written_is_read_again(pairs, name, folder):
+    path = folder / "new" / name
     assert write_pairs(path, iter(pairs)) == len(pairs)
     assert list(read_pairs(path)) == pairs
+    assert path.read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
 
 
 def test_what_does_not_fit_in_a_line_is_not_written(tmp_path):

@@ -440,16 +440,23 @@ def test_a_training_that_is_shorter_than_its_intervals_is_judged_and_saved(tmp_p
     assert (tmp_path / MODEL).exists()
 
 
-def test_once_an_epoch_is_the_default(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("apart", "epochs", "judged"), [(1, 3, [4, 8, 12]), (6, 5, [8, 16, 20]), (50, 15, [52, 60])]
+)
+def test_once_an_epoch_of_some_length_is_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: int, epochs: int, judged: list[int]
+) -> None:
+    monkeypatch.setattr("regard.translation.trainer._APART", apart)
     told = Told()
     plan = small_plan(
-        "transformer", "training.judge=0", "training.save=0", "training.updates=none", "training.epochs=3"
+        "transformer",
+        *("training.judge=0", "training.save=0", "training.updates=none", f"training.epochs={epochs}"),
     )
     trainer = small_trainer(tmp_path, plan, listeners=[told])
     trainer.run()
     assert trainer.epoch == 4  # 60 pairs of 8 tokens, 64 tokens a batch, two batches an update
-    assert [one.step for one in told.judgements] == list(told.weights) == [4, 8, 12]
-    assert told.reports[-1].epoch == 3
+    assert [one.step for one in told.judgements] == list(told.weights) == judged
+    assert told.reports[-1].epoch == epochs
 
 
 @pytest.mark.parametrize("progress", [Progress(), Progress(5, 2.5, -1.25, 4, 2)])

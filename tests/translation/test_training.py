@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from regard.errors import ArgumentError, DTypeError
 from regard.translation import load_translator
@@ -17,7 +18,7 @@ from regard.translation.checkpoint import CONFIG, MODEL, Checkpoint, load_model,
 from regard.translation.corpus import Pair
 from regard.translation.plan import Plan
 from regard.translation.progress import Listener
-from regard.translation.training import train
+from regard.translation.training import choice_of, train
 from tests.cli.running import run
 from tests.translation.small import PAIRS, small_plan
 from tests.translation.test_checkpoint import content
@@ -274,6 +275,83 @@ def test_what_a_user_can_do_wrong_is_one_line(
     assert shown.count("\n") == 1
     assert content(tmp_path / "photos") == {"cat.jpg": b"cat"}
     assert files[0].read_text().count("\n") == len(PAIRS)
+
+
+@pytest.mark.parametrize("folder", ["model", "some/where/model", "."])
+def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, folder: str) -> None:
+    (tmp_path / ".mine").write_text("mine")
+    before = content(tmp_path)
+    few = [Pair("ein Hund", "a dog")]
+    for pairs, plan in ((few, None), (PAIRS, small_plan("transformer", "tokens.size=5", "tokens.kind=bpe"))):
+        with pytest.raises(ArgumentError):
+            train(tmp_path / folder, pairs, plan=plan)
+        assert content(tmp_path) == before
+        assert [path.name for path in tmp_path.iterdir()] == [".mine"]
+
+
+def test_a_training_that_diverges_at_once_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="not finite"):
+        train(
+            tmp_path / "model", PAIRS, plan=small_plan("transformer", "training.rate=1e38", "training.clip=0")
+        )
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_training_that_is_at_its_end_can_be_lengthened(tmp_path: Path, schedule: str) -> None:
+    plan = small_plan("transformer", *QUICK, f"training.schedule={schedule}", "training.warmup=1")
+    longer = plan.but([f"training.updates={2 * (plan.training.updates or 0)}"])
+    train(tmp_path / "whole", PAIRS, plan=longer)
+    train(tmp_path / "parts", PAIRS, plan=plan)
+    told = Told()
+    outcome = train(tmp_path / "parts", plan=longer, resume=True, listeners=[told])
+    assert outcome.finished
+    assert outcome.progress.step == longer.training.updates
+    assert read_config(tmp_path / "parts")["plan"] == longer.settings()
+    assert told.texts[0].startswith("lengthened from 4 updates to 8 updates")
+    assert ("goes up again" in told.texts[0]) == (schedule == "cosine")
+    if schedule == "constant":  # which does not know its end
+        last = [Checkpoint.all(tmp_path / name)[-1].parameters() for name in ("whole", "parts")]
+        assert all(torch.equal(tensor, last[1][name]) for name, tensor in last[0].items())
+
+
+def test_the_command_lengthens_a_training_and_refuses_to_shorten_it(
+    tmp_path: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    run("train", *files, "-o", model, "--preset", "tiny", "--epochs", 2, *SMALL)
+    run("train", "-o", model, "--resume")  # nothing is left to do, and the preset's 10 epochs do not count
+    assert read_config(model)["plan"]["training"]["epochs"] == 2
+    steps = Checkpoint.all(model)[-1].step
+    run("train", "-o", model, "--resume", "--epochs", 4)
+    assert "lengthened from 2 epochs to 4 epochs" in capsys.readouterr().out
+    assert Checkpoint.all(model)[-1].step == 2 * steps
+    for option in (("--epochs", 1), ("--updates", 9999)):
+        run("train", "-o", model, "--resume", *option, status=2)
+        assert "a training can be made longer, --epochs N" in capsys.readouterr().err
+    run("train", "-o", model, "--resume", "--set", "training.rate=3", status=2)
+    shown = capsys.readouterr().err
+    assert "was begun with training.rate=0.002, and now it is 3.0; leave it out" in shown
+
+
+def test_an_interrupted_training_aligns_with_what_it_would_choose(
+    tmp_path: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = shutil.copytree(trained, tmp_path / "model")
+    chosen = choice_of(model)
+    config = json.loads((model / "config.json").read_text())
+    assert chosen is not None
+    assert chosen.to_dict() == config.pop("alignment")
+    (model / "config.json").write_text(json.dumps(config))
+    assert choice_of(model) == chosen
+    run("align", "-m", trained, "--text", "1 2 3", "3 2 1", "--soft")
+    wanted = capsys.readouterr()
+    run("align", "-m", model, "--text", "1 2 3", "3 2 1", "--soft")
+    shown = capsys.readouterr()
+    assert shown.out == wanted.out
+    assert wanted.err == ""
+    assert "is not at its end" in shown.err
+    assert shown.err.count("\n") == 1
 
 
 def test_ctrl_c_ends_the_command_with_130_and_going_on_ends_with_the_same_bits(

@@ -149,6 +149,17 @@ class TestLongLines:
         torch.testing.assert_close(one.alignment.weights[:rows, : second.word], part.alignment.weights)
         assert not one.alignment.weights[:rows, second.word :].any()
 
+    def test_another_choice_is_read_when_it_is_asked_for(self, translator):
+        pairs = [("ein Hund bellt", "a dog barks")]
+        choice = Choice(layer=0, shift="output" if translator.choice.shift == "input" else "input")
+        other = Translator(translator.model, translator.tokens, choice=choice)
+        (asked,), (own,) = translator.align(pairs, choice), translator.align(pairs)
+        (theirs,) = other.align(pairs)
+        assert torch.equal(asked.weights, theirs.weights)
+        assert not torch.equal(asked.weights, own.weights)
+        with pytest.raises(DTypeError, match="a choice that is a str; give a Choice"):
+            translator.align(pairs, "output")
+
     def test_the_longest_lines_take_no_more_memory_than_their_parts(self, translator, monkeypatch):
         """Of a line of some megabytes, all weights together would not fit; each part's do."""
         monkeypatch.setattr(module, "search", lambda model, packed, *a, **o: [done] * len(packed))

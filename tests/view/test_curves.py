@@ -210,7 +210,7 @@ def test_several_folders_and_files(folder, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "nothing: No such file"),
+        (["nothing"], "'nothing' does not exist; name the folder of a training."),
         (["empty"], "the folder 'empty' has no log.csv; name the folder of a training."),
         (["small", "small"], "'small' is given 2 times"),
         (["small", "-o", "x.txt"], "--output is 'x.txt'; it can end in .png, .svg, .pdf."),

@@ -1,6 +1,8 @@
 """What all pictures share: texts that fit, colours, and files that are the same for the same picture."""
 
+import json
 import random
+import re
 import xml.etree.ElementTree as ET
 from itertools import combinations, pairwise
 
@@ -9,10 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib import rc_context, rcParams
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
 from regard.errors import ArgumentError
+from regard.translation.logs import Row
 from regard.view import drawing, labels
+from regard.view.bundle import static
+from regard.view.curves import draw_curves
 from regard.view.panels import Panel, Sheet, _Paper
 from regard.view.pictures import draw_weights, heatmap
 
@@ -183,6 +190,113 @@ def test_dark_has_dark_paper(tmp_path):
         path = draw_weights(torch.eye(20), tmp_path / "x.png", dark=dark)
         red, green, blue = Image.open(path).convert("RGB").getpixel((2, 2))
         assert f"#{red:02x}{green:02x}{blue:02x}" == wanted
+
+
+NASTY = {
+    "figure.constrained_layout.use": True,
+    "axes.grid": True,
+    "savefig.bbox": "tight",
+    "savefig.pad_inches": 3.0,
+    "image.origin": "lower",
+    "image.interpolation": "bicubic",
+    "font.family": "monospace",
+    "axes.linewidth": 9.0,
+    "axes.spines.left": False,
+    "xtick.top": True,
+    "xtick.labelbottom": False,
+    "ytick.minor.visible": True,
+    "lines.linewidth": 9.0,
+    "legend.frameon": True,
+    "path.sketch": (4.0, 100.0, 2.0),
+}
+
+
+def test_pictures_do_not_depend_on_a_users_style(tmp_path):
+    def draw(name: str) -> list[bytes]:
+        rows = [Row(step, loss=9 / step, seconds=step, dev_loss=8 / step, dev_bleu=step) for step in (1, 2)]
+        drawn = (
+            draw_weights(torch.eye(3), tmp_path / f"{name}-weights.svg", queries=list("abc")),
+            draw_weights(torch.eye(30), tmp_path / f"{name}-many.svg"),
+            draw_curves({"small": rows}, tmp_path / f"{name}-curves.svg"),
+        )
+        return [path.read_bytes() for path in drawn]
+
+    plain = draw("plain")
+    with rc_context(NASTY):
+        assert draw("nasty") == plain
+        assert rcParams["axes.linewidth"] == 9  # which is the user's own business
+
+
+def test_a_heat_map_has_no_grid():
+    with rc_context({"axes.grid": True, "axes.grid.which": "both"}):
+        axes = Figure().subplots()
+        heatmap(axes, torch.eye(30))
+    axes.figure.canvas.draw()
+    assert not any(line.get_visible() for line in (*axes.get_xgridlines(), *axes.get_ygridlines()))
+
+
+def hexes(name: str) -> list[str]:
+    """The colours of this name that the page has for weights."""
+    (line,) = re.findall(rf"const {name} = (.*);", static("attention/colours.js"))
+    return ["#" + "".join(f"{part:02x}" for part in colour) for colour in json.loads(line)]
+
+
+def test_weights_have_the_same_colours_in_pictures_and_on_the_page():
+    assert list(drawing.LIGHT.weights) == hexes("ON_LIGHT")
+    assert list(drawing.DARK.weights) == hexes("ON_DARK")
+
+
+@pytest.mark.parametrize("theme", [drawing.LIGHT, drawing.DARK])
+def test_weights_are_even_in_lightness_from_the_papers_to_its_opposite(theme):
+    shades = theme.palette(np.linspace(0, 1, 256))
+    light = np.array([116 * np.cbrt(drawing.luminance(shade)) - 16 for shade in shades])  # CIE 1976
+    steps = np.diff(light) * (1 if theme.is_dark else -1)
+    assert (steps > 0).all()
+    assert np.abs(steps - steps.mean()).max() < 0.6 * steps.mean()  # no step is lost in others
+    paper = 116 * np.cbrt(drawing.luminance(to_rgb(theme.paper))) - 16
+    assert abs(light[0] - paper) < 3
+    assert abs(light[-1] - paper) > 75
+
+
+@pytest.mark.parametrize("theme", [drawing.LIGHT, drawing.DARK])
+def test_values_of_both_signs_are_equally_far_from_the_paper(theme):
+    axes = Figure(facecolor=theme.paper).subplots()
+    axes.set_facecolor(theme.paper)
+    image = heatmap(axes, torch.tensor([[-2.0, 0.0, 1.0]]))
+    assert image.get_clim() == (-2, 2)
+    light = [116 * np.cbrt(drawing.luminance(image.cmap(x))) - 16 for x in np.linspace(0, 1, 33)]
+    paper = 116 * np.cbrt(drawing.luminance(to_rgb(theme.paper))) - 16
+    assert abs(light[16] - paper) < 4
+    sign = 1 if theme.is_dark else -1
+    assert (np.diff(light)[16:] * sign > 0).all()
+    assert (np.diff(light)[:16] * -sign > 0).all()
+    assert np.allclose(light, light[::-1], atol=6)
+
+
+@pytest.mark.parametrize("least", [0.0, -1e-7])
+def test_weights_that_are_below_0_by_rounding_are_weights(least):
+    image = heatmap(Figure().subplots(), torch.tensor([[least, 0.5]]))
+    assert image.get_clim() == (0, 0.5)
+    assert to_hex(image.cmap(1.0)) == drawing.LIGHT.weights[-1]
+
+
+@pytest.mark.parametrize("theme", [drawing.LIGHT, drawing.DARK])
+def test_numbers_can_be_read_on_every_colour(theme):
+    for shade in theme.palette(np.linspace(0, 1, 256)):
+        values = sorted(drawing.luminance(to_rgb(one)) for one in (shade[:3], drawing.ink_on(shade)))
+        assert (values[1] + 0.05) / (values[0] + 0.05) >= 4.5
+
+
+@pytest.mark.parametrize(
+    ("figure", "axes", "dark"),
+    [("white", "white", False), ("black", "black", True), ("black", "none", True), ("black", "white", False)],
+)
+def test_a_heat_map_suits_the_paper_it_is_on(figure, axes, dark):
+    paper = Figure(facecolor=figure).subplots()
+    paper.set_facecolor(axes)
+    image = heatmap(paper, torch.eye(2))
+    theme = drawing.DARK if dark else drawing.LIGHT
+    assert to_hex(image.cmap(1.0)) == theme.weights[-1]
 
 
 def test_text_is_text_in_an_svg_and_the_same_picture_is_the_same_file(tmp_path):

@@ -95,20 +95,20 @@ def test_what_was_watched_has_labels_and_tokens():
     exhibit = Exhibit.of(seen, queries=["t", "u"], keys=["a", "b", "c"])
     layers = exhibit.describe()["inputs"][0]["layers"]
     assert [layer["label"] for layer in layers] == [
+        "encoder 0",
         "encoder 1",
-        "encoder 2",
+        "decoder 0",
+        "decoder 0 to source",
         "decoder 1",
         "decoder 1 to source",
-        "decoder 2",
-        "decoder 2 to source",
     ]
     texts = exhibit.inputs[0].texts
     of = {
         layer.label: (texts[layer.queries].tokens, texts[layer.keys].tokens)
         for layer in exhibit.inputs[0].layers
     }
-    assert of["encoder 1"] == (("a", "b", "c"), ("a", "b", "c"))
-    assert of["decoder 1 to source"] == (("t", "u"), ("a", "b", "c"))
+    assert of["encoder 0"] == (("a", "b", "c"), ("a", "b", "c"))
+    assert of["decoder 0 to source"] == (("t", "u"), ("a", "b", "c"))
 
 
 def test_steps_of_a_decoder_are_joined():
@@ -388,18 +388,18 @@ def test_all_attentions_of_a_translator():
     for one in exhibit.inputs:
         labels = [layer.label for layer in one.layers if layer.kind != "words"]
         assert labels == [
+            "encoder 0",
             "encoder 1",
-            "encoder 2",
+            "decoder 0",
+            "decoder 0 to source",
             "decoder 1",
             "decoder 1 to source",
-            "decoder 2",
-            "decoder 2 to source",
         ]
-        cross = next(layer for layer in one.layers if layer.label == "decoder 1 to source")
+        cross = next(layer for layer in one.layers if layer.label == "decoder 0 to source")
         source, target = one.texts[cross.keys], one.texts[cross.queries]
         assert (source.tokens[-1], source.special) == ("[END]", (len(source.tokens) - 1,))
         assert (target.tokens[0], target.special) == ("[START]", (0,))
-    numbers = [layer.label for layer in exhibit.inputs[0].layers].index("decoder 1")
+    numbers = [layer.label for layer in exhibit.inputs[0].layers].index("decoder 0")
     (found,) = exhibit.ask("tile", {"layer": numbers}).arrays
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
     assert not np.triu(found[0], 1).any()  # a decoder does not look ahead
@@ -435,7 +435,7 @@ def test_an_encoder_shows_all_layers_and_its_marks(encoder):
     first, second = exhibit.inputs
     assert list(first.texts[0].tokens) == ["[CLS]", "dogs", "bark", ".", "[SEP]"]
     assert list(second.texts[0].special) == [0, len(second.texts[0].tokens) - 1]
-    assert [layer.label for layer in first.layers] == [f"layer {n}" for n in range(1, 7)]
+    assert [layer.label for layer in first.layers] == [f"layer {n}" for n in range(6)]
     (found,) = exhibit.ask("tile", {"input": 1, "layer": 5}).arrays
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
 

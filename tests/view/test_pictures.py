@@ -78,10 +78,16 @@ def test_numbers_along_an_axis_do_not_overlap():
     assert all(not a.overlaps(b) for a, b in pairwise(boxes))
 
 
+def test_axes_without_tokens_have_names():
+    axes = Figure().subplots()
+    regard.heatmap(axes, torch.eye(3), names=("output", "input"), keys=list("abc"))
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("output", "")
+
+
 def test_numbers_can_be_read_on_their_cells():
     axes = Figure().subplots()
     regard.heatmap(axes, torch.tensor([[0.0, 1.0]]), log=True)
-    assert [text.get_color() for text in axes.texts] == ["white", "black"]
+    assert [text.get_color() for text in axes.texts] == ["black", "white"]
 
 
 @pytest.mark.parametrize("matrix", [torch.zeros(3, 3), torch.full((3, 3), float("nan")), -torch.ones(2, 2)])
@@ -116,6 +122,23 @@ def test_several_heads_are_a_grid(tmp_path, figures):
     assert (names(last.yaxis), names(last.xaxis)) == ([], list("tuvwxyz"))
 
 
+def test_heads_are_called_what_one_says(tmp_path, figures):
+    draw_weights(weights_of(3, 2), tmp_path / "x.svg", titles=["0, 3", "4, 1"])
+    draw_heads(
+        {"dot": weights_of(3, 2), "cosine": weights_of(3, 2)}, tmp_path / "y.svg", titles=["softmax", "hard"]
+    )
+    drawn = [[axes.get_title() for axes in figure.axes if axes.images] for figure in figures]
+    assert drawn == [["0, 3", "4, 1"], ["softmax", "hard", "", ""]]
+    with pytest.raises(regard.ArgumentError, match="1 titles for 2 heads"):
+        draw_weights(weights_of(3, 2), tmp_path / "z.svg", titles=["one"])
+
+
+def test_heat_maps_that_are_compared_share_their_limits():
+    axes = Figure().subplots()
+    assert regard.heatmap(axes, torch.eye(2) / 2).get_clim() == (0, 0.5)
+    assert regard.heatmap(axes, torch.eye(2) / 2, limits=(0, 1)).get_clim() == (0, 1)
+
+
 def test_large_heads_are_pooled(tmp_path, figures):
     weights = weights_of(3 * SMALL, 2)
     draw_weights(weights, tmp_path / "x.png")
@@ -130,7 +153,7 @@ def test_a_row_for_each_layer_and_a_column_for_each_head(tmp_path, figures):
     wanted = torch.cat([weights.dense()[0] for weights in seen.values()])
     torch.testing.assert_close(torch.tensor(np.stack(images(figures[0]))), wanted.detach())
     texts = [text.get_text() for text in figures[0].texts]
-    assert texts[:3] == ["decoder 1", "decoder 2", "decoder 3"]
+    assert texts[:3] == ["decoder 0", "decoder 1", "decoder 2"]
     limits = {axes.images[0].get_clim() for axes in figures[0].axes if axes.images}
     assert len(limits) == 1  # all in the same colours
 
@@ -169,6 +192,9 @@ def test_alignments_side_by_side(tmp_path, figures):
         np.testing.assert_allclose(image, one.weights)
     with pytest.raises(regard.ArgumentError, match="1 titles for 2 alignments"):
         draw_alignments(some, tmp_path / "y.svg", titles=["one"])
+    draw_alignments(some, tmp_path / "z.svg", across=1)
+    left = [axes.get_position().x0 for axes in figures[-1].axes if axes.images]
+    assert left[0] == left[1]  # one below the other
 
 
 def test_what_is_no_alignment_is_refused(tmp_path):
@@ -193,20 +219,28 @@ MASKS = [
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_a_mask_is_drawn_as_it_is(mask, tmp_path, figures):
-    draw_mask(mask, 7, None, tmp_path / "x.svg")
+    draw_mask(mask, tmp_path / "x.svg", queries=7)
     wanted = mask if isinstance(mask, torch.Tensor) else mask.dense(7)
     np.testing.assert_array_equal(images(figures[0])[0], wanted.float())
 
 
 def test_a_mask_of_a_batch_and_one_with_tokens(tmp_path, figures):
     mask = regard.Padding([1, 3])
-    draw_mask(mask, list("abc"), list("wxyz"), tmp_path / "x.svg", lead=[2])
+    draw_mask(mask, tmp_path / "x.svg", queries=list("abc"), keys=list("wxyz"), lead=[2])
     np.testing.assert_array_equal(np.stack(images(figures[0])), mask.dense(3, 4, [2]).float())
     assert names(figures[0].axes[0].yaxis) == list("abc")
 
 
+def test_masks_side_by_side_have_titles(tmp_path, figures):
+    masks = torch.stack([regard.Causal().dense(3), regard.Window(2).dense(3)])
+    draw_mask(masks, tmp_path / "x.svg", queries=3, lead=[2], titles=["causal", "window"])
+    assert [axes.get_title() for axes in figures[0].axes[:2]] == ["causal", "window"]
+    with pytest.raises(regard.ArgumentError, match="1 titles for 2 masks"):
+        draw_mask(masks, tmp_path / "x.svg", queries=3, lead=[2], titles=["causal"])
+
+
 def test_a_large_mask_is_pooled(tmp_path, figures):
-    draw_mask(regard.Causal(), 2 * CELLS, None, tmp_path / "x.png")
+    draw_mask(regard.Causal(), tmp_path / "x.png", queries=2 * CELLS)
     (image,) = images(figures[0])
     assert image.shape == (CELLS, CELLS)
     assert (image[0, 0], image[0, 1], image[1, 0]) == (0.75, 0, 1)

@@ -14,7 +14,7 @@ N = 12
 
 
 def of(weights, kind="self") -> list:
-    return tell(Layer("attention", "layer 1", kind, weights))
+    return tell(Layer("attention", "layer 0", kind, weights))
 
 
 def first_column(n: int) -> torch.Tensor:

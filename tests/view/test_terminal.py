@@ -110,10 +110,14 @@ def test_words_cannot_command_the_terminal():
     assert "[/]" in text
 
 
-def test_colours_where_there_are_some():
+@pytest.mark.parametrize(
+    ("background", "strongest"), [("", "255;234;70"), ("15;0", "255;234;70"), ("0;15", "0;28;72")]
+)
+def test_colours_where_there_are_some(background, strongest, monkeypatch):
+    monkeypatch.setenv("COLORFGBG", background)
     text = drawn(DOGS, force_terminal=True, color_system="truecolor", width=60)
     assert len(COLOUR.findall(text)) == 9  # every weight
-    assert text.count("48;2;253;231;55") == 3  # the strongest
+    assert text.count(f"48;2;{strongest}") == 3
     assert "█" not in text
 
 

@@ -1,7 +1,8 @@
 """The command line. `regard --help` answers at once: torch is imported by the commands that need it.
 
 A command is a function with typer's annotations in a module of its own, and a line in `COMMANDS`. The first
-line of its docstring is what `regard --help` says of it. Three rules keep it quick and clean:
+line of its docstring is what `regard --help` says of it; `helping` has the examples below its own help.
+Three rules keep it quick and clean:
 
 - The standard library, typer, `regard.errors`, `files` and `text` of `regard.mechanism` and
   `regard.cli.shared` are light and imported at the top. All else is imported inside the function, after its
@@ -29,12 +30,13 @@ from contextlib import contextmanager
 from importlib import import_module
 from inspect import getdoc
 from types import FrameType
-from typing import Annotated, NoReturn, get_args, get_type_hints
+from typing import Annotated, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import typer
-from typer.models import OptionInfo
+from typer.models import ArgumentInfo, OptionInfo
 
 from regard import __version__
+from regard.cli.helping import Command, Group
 from regard.cli.shared import BROKEN_PIPE, CURES, INTERRUPTED, OUT_OF_MEMORY, PACKAGES
 from regard.errors import ArgumentError, RegardError
 from regard.mechanism.text import plain
@@ -58,13 +60,14 @@ COMMANDS = {
 }
 
 app = typer.Typer(
+    cls=Group,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# how the help calls what is given to an option; to a flag, nothing is
-_VALUES: dict[object, str] = {bool: "", int: "N", int | None: "N", float: "X", float | None: "X"}
+# how the help calls what is given to an option, unless it says so itself; to a flag, nothing is
+_VALUES: dict[object, str] = {bool: "", int: "N", float: "X", str: "TEXT"}
 
 # typer's own refusals, an option that is not there for example; it exports one kind of them alone
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -172,13 +175,23 @@ def _about(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", metavar="", help="Print the version.", callback=_version, is_eager=True),
+        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
     ] = False,
 ) -> None:
     """Attention that is fast and can be looked at: translators, word alignments, words in context."""
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(REFUSED)
+
+
+def _value(kind: object) -> str | None:
+    """How the help calls what an option of this kind is given."""
+    options = [one for one in get_args(kind) if one is not type(None)]
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, options))
+    if len(options) == 1 and get_origin(kind) is not list:  # this, or None
+        return _value(options[0])
+    return _VALUES.get(kind)
 
 
 def _register(name: str, module: str, panel: str) -> None:
@@ -188,13 +201,14 @@ def _register(name: str, module: str, panel: str) -> None:
     for hint in get_type_hints(command, include_extras=True).values():
         match get_args(hint):
             case kind, OptionInfo(metavar=None) as option:
-                option.metavar = _VALUES.get(kind)
-    paragraphs = (getdoc(command) or "").split(
-        "\n\n"
-    )  # lines within them are broken anew, to fit the terminal
+                option.metavar = _value(kind)
+            case _, ArgumentInfo(metavar=None) as argument:
+                raise AssertionError(f"an argument of {name} has no name for people: {argument.help}")
+    # lines within paragraphs are broken anew, to fit the terminal
+    paragraphs = (getdoc(command) or "").split("\n\n")
     app.command(
         name,
-        cls=getattr(home, "Command", None),
+        cls=getattr(home, "Command", Command),
         rich_help_panel=panel,
         help="\n\n".join(" ".join(one.split()) for one in paragraphs),
     )(command)

@@ -11,9 +11,9 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from regard.cli.shared import check_input, check_output, load, written_whole
+from regard.cli.shared import check_input, check_model, check_output, load, written_whole
 from regard.errors import ArgumentError
-from regard.mechanism.text import shorten
+from regard.mechanism.text import plain, shorten
 
 if TYPE_CHECKING:
     from regard.translation.alignment import Alignment
@@ -38,32 +38,43 @@ def align(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A file with a sentence on each line; or, without TARGET, one of pairs: .tsv or .jsonl, "
-            "also gzipped; - is stdin.",
+            help="A text file with a sentence on each line; or, without TARGET, one with pairs: .tsv or "
+            ".jsonl, or - for stdin. All may be gzipped.",
         ),
     ],
     model: Annotated[
         Path, typer.Option("--model", "-m", metavar="FOLDER", help="A folder that regard train wrote.")
     ],
     target: Annotated[
-        str | None, typer.Argument(metavar="TARGET", help="Their translations, line by line.")
+        str | None,
+        typer.Argument(metavar="TARGET", help="A text file with their translations, line by line."),
     ] = None,
     text: Annotated[
-        bool, typer.Option("--text", help="SOURCE and TARGET are two sentences, and no files.")
+        bool, typer.Option("--text", help="SOURCE and TARGET are two sentences in quotes, and no files.")
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="A file to write; it appears when all is done."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write to this file instead of printing; it appears when all is done.",
+        ),
     ] = None,
     reverse_model: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="A model from TARGET to SOURCE.", rich_help_panel=_BOTH),
+        typer.Option(
+            metavar="FOLDER",
+            help="A second model, from TARGET to SOURCE, whose links are joined with those of the first.",
+            rich_help_panel=_BOTH,
+        ),
     ] = None,
     symmetrize: Annotated[
         Joining | None,
         typer.Option(
             metavar="HOW",
-            help="How its links join the others: intersection, union or, by default, grow-diag-final-and.",
+            help="How the links are joined: intersection (few, and sure), union (many), or in between "
+            "grow-diag-final-and. [default: grow-diag-final-and]",
             rich_help_panel=_BOTH,
         ),
     ] = None,
@@ -71,50 +82,74 @@ def align(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The right links, 0-1 sure and 0p1 possible; prints AER, precision and recall instead.",
+            help="A file with the right links of each pair, 0-1 if sure and 0p1 if possible. Prints the "
+            "alignment error rate, precision and recall instead of links.",
             rich_help_panel=_GOLD,
         ),
     ] = None,
     base: Annotated[
         int | None,
-        typer.Option(min=0, max=1, help="The number of a first word there, 0 or 1.", rich_help_panel=_GOLD),
+        typer.Option(
+            min=0,
+            max=1,
+            help="Whether that file counts words from 0 or from 1. [default: 0]",
+            rich_help_panel=_GOLD,
+        ),
     ] = None,
     layer: Annotated[
         int | None,
-        typer.Option(help="Of the decoder, from 0; -1 is the last.", rich_help_panel=_READ),
+        typer.Option(
+            help="The decoder's layer, counted from 0; -1 is the last. By default the one that the training "
+            "chose.",
+            rich_help_panel=_READ,
+        ),
     ] = None,
     heads: Annotated[
         str | None,
-        typer.Option(metavar="N,N", help="The mean of these heads, from 0; or all.", rich_help_panel=_READ),
+        typer.Option(
+            metavar="N,N",
+            help="Its heads, counted from 0, of which the mean is taken; or all. By default those that the "
+            "training chose, and all of another --layer.",
+            rich_help_panel=_READ,
+        ),
     ] = None,
     shift: Annotated[
         Literal["input", "output"] | None,
         typer.Option(
-            metavar="WHEN",
-            help="When a word is the decoder's input, or when it is its output.",
+            help="A target word's weights are read when it comes out of the decoder (output) or, a step "
+            "later, when it goes in (input). By default what the training chose.",
             rich_help_panel=_READ,
         ),
     ] = None,
     threshold: Annotated[
         float | None,
         typer.Option(
-            help="All links of this weight; by default the best of each target word.", rich_help_panel=_SHOW
+            help="Every link of at least this weight, such as 0.2. By default each target word has one link, "
+            "to the source word of its largest weight.",
+            rich_help_panel=_SHOW,
         ),
     ] = None,
     soft: Annotated[
-        bool, typer.Option("--soft", help="All weights, as JSON on each line.", rich_help_panel=_SHOW)
+        bool,
+        typer.Option(
+            "--soft", help="All weights instead of links, a JSON object on each line.", rich_help_panel=_SHOW
+        ),
     ] = False,
     draw: Annotated[
-        bool, typer.Option("--draw", help="All weights, drawn for the eye.", rich_help_panel=_SHOW)
+        bool,
+        typer.Option("--draw", help="All weights, drawn in the terminal.", rich_help_panel=_SHOW),
     ] = False,
 ) -> None:
-    """Which word came from which in given translations: links on each line, 0-0 1-2, source-target from 0.
+    """Find which word came from which in sentences that are translated already.
 
-    The model reads both sentences, and its attention to the source is what links their words, which stand
-    between white space. Which layer and heads align best was found in the training.
+    For each pair a line of links, 0-0 1-2: source word 0 with target word 0, 1 with 2. Words stand between
+    white space and are counted from 0. The model reads both sentences, and its attention to the source links
+    their words; which layer and heads do that best was found in the training.
     """
     _check_input(source, target, text)
     _check_flags(soft or draw, soft and draw, threshold, reverse_model, symmetrize, gold, base)
+    for folder in filter(None, (model, reverse_model)):
+        check_model(folder)
     if output is not None:
         check_output(output)
     chosen = _chosen(layer, heads, shift)
@@ -126,9 +161,8 @@ def align(
     if gold is not None:
         pairs = list(pairs)
         true = _gold(gold, base, pairs)
-    forward = load(model)
+    forward, backward = _load(model), None if reverse_model is None else _load(reverse_model)
     forward.choice = replace(forward.choice, **chosen)
-    backward = None if reverse_model is None else load(reverse_model)
     links: list[Links] = []
     with _opened(output, quiet=gold is not None) as to:
         for group in _groups(pairs):
@@ -143,6 +177,24 @@ def align(
             to.writelines(f"{pharaoh(one)}\n" for one in some)
     if true is not None:
         print(error_rate(links, true))
+
+
+def _load(folder: Path) -> "Translator":
+    """With the layer and heads that align best, also if its training was interrupted before it chose them."""
+    from regard.translation.crossing import attends
+    from regard.translation.training import choice_of
+
+    translator = load(folder)
+    if attends(translator.model) and not translator.settings.get("alignment"):
+        found = choice_of(folder)
+        told = "its last layer is read" if found is None else "that was done now"
+        print(
+            f"regard: the training of {plain(str(folder))!r} is not at its end, where it tries what aligns "
+            f"best; {told}.",
+            file=sys.stderr,
+        )
+        translator.choice = found or translator.choice
+    return translator
 
 
 def _check_input(source: str, target: str | None, text: bool) -> None:

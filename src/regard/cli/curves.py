@@ -19,12 +19,17 @@ LOG = "log.csv"
 
 
 def curves(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Model folders, or log.csv files.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER", help="Folders that regard train wrote, or is writing; or their log.csv files."
+        ),
+    ],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The picture: a .png, .svg or .pdf file.")
     ] = Path("curves.png"),
 ) -> None:
-    """Draw how models learned: loss, dev loss and dev BLEU, over updates and over minutes."""
+    """Draw how models learned: loss and BLEU, over updates and over minutes."""
     check_picture(output, "--output")
     files = [_log(folder) for folder in folders]
     names = names_of([file.parent if file.name == LOG else file for file in files])
@@ -43,16 +48,19 @@ def _log(folder: Path) -> Path:
     """The log of a model folder; a file is its own."""
     if folder.is_dir() and not (folder / LOG).is_file():
         raise ArgumentError(f"the folder {str(folder)!r} has no {LOG}; name the folder of a training.")
+    if not folder.exists():
+        raise ArgumentError(f"{str(folder)!r} does not exist; name the folder of a training.")
     return folder / LOG if folder.is_dir() else folder
 
 
 def _summary(rows: Sequence["Row"]) -> str:
     """How far it came, and when it was best."""
+    from regard.translation.logs import best_of
+
     last = rows[-1]
     parts = [f"{last.step:,} update{'' if last.step == 1 else 's'}{_time(' in', last)}"]
-    judged = [row for row in rows if row.dev_bleu is not None and math.isfinite(row.dev_bleu)]
-    if judged:
-        best = max(judged, key=lambda row: row.dev_bleu or 0.0)
+    best = best_of(rows)
+    if best is not None:
         parts.append(f"best dev BLEU {best.dev_bleu:.2f} at update {best.step:,}{_time(', after', best)}")
     losses = [row for row in rows if row.dev_loss is not None and math.isfinite(row.dev_loss)]
     if losses:

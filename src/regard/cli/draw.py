@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import typer
 
 from regard.cli.evaluate import check_picture
-from regard.cli.shared import check_input, console, read
+from regard.cli.shared import check_encoder, check_input, console, read
 from regard.errors import ArgumentError
 from regard.mechanism.text import plain, shorten
 
@@ -39,7 +39,7 @@ def draw(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[WEIGHTS|SENTENCE]",
+            metavar="WEIGHTS|SENTENCE",
             help="A .safetensors file that Weights.save wrote; or, with --model, a sentence in quotes.",
         ),
     ] = None,
@@ -52,63 +52,77 @@ def draw(
             "--model",
             "-m",
             metavar="FOLDER",
-            help="What it attends to in the sentence: a folder that regard train wrote, one with an encoder, "
-            'or "minilm".',
+            help="Draw what this model attends to in SENTENCE: a folder that regard train wrote, one with an "
+            'encoder, or "minilm".',
         ),
     ] = None,
     mask: Annotated[
         list[str] | None,
         typer.Option(
             metavar="RULE",
-            help="A mask: causal, window:4, prefix:3, padding:5 or documents:3,4; several hold together.",
+            help="Draw a mask: causal, window:4, prefix:3, padding:5 or documents:3,4. Repeated, all of them "
+            "hold.",
         ),
     ] = None,
     positions: Annotated[
         Positions | None,
-        typer.Option(metavar="KIND", help=f"Positions: {', '.join(get_args(Positions))}."),
+        typer.Option(
+            metavar="KIND", help=f"Draw how positions are written: {', '.join(get_args(Positions))}."
+        ),
     ] = None,
     heads: Annotated[
         bool,
         typer.Option(
             "--heads",
-            help="Of a translator: every head that looks at the source, and not the alignment of words.",
+            help="Of a translator: every head that looks at the source, instead of the alignment of words.",
             rich_help_panel=_MODEL,
         ),
     ] = False,
     layer: Annotated[
-        int | None, typer.Option(help="This layer alone, from 1; −1 is the last.", rich_help_panel=_MODEL)
+        int | None,
+        typer.Option(
+            help="One layer, counted from 0; -1 is the last. By default all.", rich_help_panel=_MODEL
+        ),
     ] = None,
     head: Annotated[
-        int | None, typer.Option(help="This head alone, from 0; also of a file.", rich_help_panel=_MODEL)
+        int | None,
+        typer.Option(
+            help="One head, counted from 0; also of a file of weights. By default all.",
+            rich_help_panel=_MODEL,
+        ),
     ] = None,
     size: Annotated[
         str | None,
         typer.Option(
-            metavar="N", help="Of a mask: queries and keys, 12 or 8x12; or positions.", rich_help_panel=_SHOW
+            metavar="N",
+            help="How many queries and keys a mask has, 12 or 8x12 [default: 12]; how many positions "
+            "[default: 64].",
+            rich_help_panel=_SHOW,
         ),
     ] = None,
     queries: Annotated[
         str | None,
         typer.Option(
             metavar="TOKENS",
-            help="What the rows are called: tokens between blanks, or a file with one on each line.",
+            help="What the rows are called: tokens between blanks, or a text file with one on each line.",
             rich_help_panel=_SHOW,
         ),
     ] = None,
     keys: Annotated[
         str | None,
-        typer.Option(metavar="TOKENS", help="The same of the columns.", rich_help_panel=_SHOW),
+        typer.Option(metavar="TOKENS", help="The same for the columns.", rich_help_panel=_SHOW),
     ] = None,
     title: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What stands on top.", rich_help_panel=_SHOW)
+        str | None,
+        typer.Option(metavar="TEXT", help="What is written above the picture.", rich_help_panel=_SHOW),
     ] = None,
     log: Annotated[
         bool,
         typer.Option(
-            "--log", help="Logarithmic colours, which tell small weights apart.", rich_help_panel=_SHOW
+            "--log", help="Logarithmic colours, by which small weights differ, too.", rich_help_panel=_SHOW
         ),
     ] = False,
-    dark: Annotated[bool, typer.Option("--dark", help="On dark paper.", rich_help_panel=_SHOW)] = False,
+    dark: Annotated[bool, typer.Option("--dark", help="Light on dark paper.", rich_help_panel=_SHOW)] = False,
 ) -> None:
     """Draw weights, what a model attends to, a mask or positions.
 
@@ -161,6 +175,10 @@ def _kind(what: str | None, model: str | None, mask: list[str] | None, positions
         raise ArgumentError(
             "there is nothing to draw; give a file of weights, --model and a sentence, --mask or --positions."
         )
+    if model is not None:
+        check_encoder(model)
+    for rule in mask or []:
+        _rule(rule)
     if not kinds:
         _check_file(Path(what or ""))
     return kinds[0] if kinds else "a file of weights"
@@ -238,8 +256,8 @@ def _draw_layers(
 
     layer, head = which
     if layer is not None:
-        _check_number("--layer", layer, range(1, len(layers) + 1), or_last=True)
-        layers = [layers[layer - 1 if layer > 0 else layer]]
+        _check_number("--layer", layer, range(len(layers)), or_last=True)
+        layers = [layers[layer]]
     number = int(layers[0].weights.shape[-3])
     if head is not None:
         _check_number("--head", head, range(number))
@@ -273,34 +291,36 @@ def _draw_mask(
     made = _mask(rules[0])
     for rule in rules[1:]:
         made = made & _mask(rule)
-    sizes: list[Any] = list(shape or made.size() or (_SIZE["mask"], _SIZE["mask"]))
+    sizes: list[Any] = list(shape or made.drawn_size() or (_SIZE["mask"], _SIZE["mask"]))
     sides = [one or named[1 - i] or sizes[i] for i, one in enumerate(named)] if any(named) else sizes
-    draw_mask(made, sides[0], sides[1], output, **look)
+    draw_mask(made, output, queries=sides[0], keys=sides[1], **look)
     return repr(made)
 
 
-def _mask(rule: str) -> "Mask":
-    """What causal, window:4, prefix:3, padding:5 and documents:3,4 say."""
-    from regard.mechanism.masks import Causal, Documents, Padding, Prefix, Window
-
+def _rule(rule: str) -> tuple[str, list[int]]:
+    """The name of a mask and its numbers: what causal, window:4 and documents:3,4 say."""
     name, _, text = rule.partition(":")
     parts = text.split(",") if text else []
     numbers = [int(part) for part in parts if part.isdecimal() and len(part) < 7]
     if len(numbers) == len(parts):
         match name, numbers:
-            case "causal", []:
-                return Causal()
-            case "window", [keys]:
-                return Window(keys)
-            case "prefix", [length]:
-                return Prefix(length)
-            case "padding", [length]:
-                return Padding(length)
+            case ("causal", []) | ("window" | "prefix" | "padding", [_]):
+                return name, numbers
             case "documents", [_, *_] if all(numbers):
-                return Documents(numbers)
+                return name, numbers
     raise ArgumentError(
         f"--mask is {shorten(rule)!r}; it can be causal, window:4, prefix:3, padding:5 or documents:3,4."
     )
+
+
+def _mask(rule: str) -> "Mask":
+    from regard.mechanism.masks import Causal, Documents, Padding, Prefix, Window
+
+    name, numbers = _rule(rule)
+    if name == "documents":
+        return Documents(numbers)
+    kinds = {"causal": Causal, "window": Window, "prefix": Prefix, "padding": Padding}
+    return kinds[name](*numbers)
 
 
 def _draw_positions(kind: Positions, size: str | None, output: Path, look: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard.cli.shared import check_output, console, load, padded, two_languages
+from regard.cli.shared import check_input, check_model, check_output, console, load, padded, two_languages
 from regard.cli.translate import check_sizes
 from regard.errors import ArgumentError
 from regard.mechanism.files import write_whole
@@ -43,40 +43,71 @@ def evaluate(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A file with a sentence on each line; or, without REFERENCE, one of pairs: .tsv or .jsonl, "
-            "also gzipped; - is stdin. embedded: the held-out part of the embedded corpus; embedded-longer: "
-            "that, and sentences longer than those of a training.",
+            help="A text file with a sentence on each line. Without REFERENCE: a file with pairs, .tsv or "
+            ".jsonl, or - for stdin; or embedded, the held-out part of the corpus that comes along; or "
+            "embedded-longer, that and sentences longer than any of a training. All may be gzipped.",
         ),
     ],
     reference: Annotated[
-        str | None, typer.Argument(metavar="REFERENCE", help="Their right translations, line by line.")
+        str | None,
+        typer.Argument(metavar="REFERENCE", help="A text file with the right translations, line by line."),
     ] = None,
     model: Annotated[
         list[Path] | None,
-        typer.Option("--model", "-m", metavar="FOLDER", help="A model folder; repeat it to compare several."),
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="FOLDER",
+            help="A folder that regard train wrote; repeat it to compare several.",
+        ),
     ] = None,
     translations: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="A file of ready translations; repeatable too."),
+        typer.Option(
+            metavar="FILE", help="A text file with translations that are there already; can be repeated."
+        ),
     ] = None,
     beam: Annotated[
-        int, typer.Option(min=1, help="Hypotheses at a time; 1 is greedy.", rich_help_panel=_HOW)
+        int,
+        typer.Option(
+            min=1, help="How many translations to follow at a time; 1 is greedy.", rich_help_panel=_HOW
+        ),
     ] = 5,
-    batch: Annotated[int, typer.Option(min=1, help="Sentences at a time.", rich_help_panel=_HOW)] = 64,
-    languages: Annotated[str, typer.Option(help="Of the embedded corpus.", rich_help_panel=_HOW)] = "en-de",
+    batch: Annotated[
+        int, typer.Option(min=1, help="How many sentences to translate together.", rich_help_panel=_HOW)
+    ] = 64,
+    languages: Annotated[
+        str,
+        typer.Option(
+            metavar="FROM-TO", help="Of the embedded corpus: from which to which.", rich_help_panel=_HOW
+        ),
+    ] = "en-de",
     tokenize: Annotated[
-        str, typer.Option(help="How sacreBLEU cuts words: 13a, intl, zh, char, none …", rich_help_panel=_MORE)
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="How sacreBLEU cuts a sentence into words: 13a, intl, zh, ja-mecab, char, none …",
+            rich_help_panel=_MORE,
+        ),
     ] = "13a",
     lowercase: Annotated[
-        bool, typer.Option("--lowercase", help="Upper and lower case are the same.", rich_help_panel=_MORE)
+        bool,
+        typer.Option(
+            "--lowercase",
+            help="Take upper and lower case for the same, in BLEU and chrF.",
+            rich_help_panel=_MORE,
+        ),
     ] = False,
     lengths: Annotated[
-        bool, typer.Option("--by-length", help="Short and long sources apart.", rich_help_panel=_MORE)
+        bool,
+        typer.Option(
+            "--by-length", help="Also BLEU of short and of long sentences apart.", rich_help_panel=_MORE
+        ),
     ] = False,
     picture: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Draw BLEU by length: a .png, .svg or .pdf file.", rich_help_panel=_MORE
+            metavar="FILE", help="Also draw BLEU by length: a .png, .svg or .pdf file.", rich_help_panel=_MORE
         ),
     ] = None,
     output: Annotated[
@@ -85,19 +116,20 @@ def evaluate(
             "--output",
             "-o",
             metavar="FILE",
-            help="Write the translations, line by line.",
+            help="Also write the translations to this file, line by line.",
             rich_help_panel=_MORE,
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print all as JSON.", rich_help_panel=_MORE)
+        bool, typer.Option("--json", help="Print all figures as JSON.", rich_help_panel=_MORE)
     ] = False,
 ) -> None:
-    """Translate a test set and compare: sacreBLEU, chrF, exact match, speed, and BLEU by length."""
+    """Translate a test set and say how good it is: sacreBLEU, chrF, exact match and speed."""
     folders, files = model or [], translations or []
     names = names_of([*folders, *files])
     _check(folders, files, output, picture)
     check_sizes(beam, batch)
+    _check_corpus(source, reference, languages)
     pairs = _pairs(source, reference, languages)
     sources, references = [one for one, _ in pairs], [one for _, one in pairs]
     from regard.translation.formats import read_lines
@@ -132,6 +164,10 @@ def _check(folders: Sequence[Path], files: Sequence[Path], output: Path | None, 
         raise ArgumentError(
             "evaluate got no model; name one: --model FOLDER, or give its translations: --translations FILE."
         )
+    for folder in folders:
+        check_model(folder)
+    for file in files:
+        check_input(file, "--translations")
     if output is not None:
         if len(folders) != 1 or files:
             raise ArgumentError(
@@ -143,8 +179,23 @@ def _check(folders: Sequence[Path], files: Sequence[Path], output: Path | None, 
         check_picture(picture, "--picture")
 
 
+def _check_corpus(source: str, reference: str | None, languages: str) -> None:
+    """Before anything is loaded: languages, or files that can be read."""
+    if _is_own(source, reference):
+        two_languages(languages)
+        return
+    check_input(Path(source), "SOURCE")
+    if reference is not None:
+        check_input(Path(reference), "REFERENCE")
+
+
+def _is_own(source: str, reference: str | None) -> bool:
+    """Whether the corpus is the one that comes along."""
+    return source in ("embedded", "embedded-longer") and reference is None and not Path(source).exists()
+
+
 def _pairs(source: str, reference: str | None, languages: str) -> Sequence[tuple[str, str]]:
-    if source in ("embedded", "embedded-longer") and reference is None and not Path(source).exists():
+    if _is_own(source, reference):
         from regard.translation.dates import embedded
 
         corpus = embedded(*two_languages(languages))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard import __version__
-from regard.cli.shared import console
+from regard.cli.shared import check_encoder, console
 from regard.errors import ArgumentError
 from regard.mechanism.text import plain
 
@@ -23,26 +23,36 @@ def look(
     folders: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FOLDER …]",
-            help='Model folders that regard train wrote, folders with encoders, or "minilm". By default the '
-            "model of regard demo, and minilm if it is installed.",
+            metavar="FOLDER",
+            help='Folders that regard train wrote, folders with encoders, or "minilm". By default the model '
+            "of regard demo, and minilm if it is installed.",
         ),
     ] = None,
     recording: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FOLDER", help="What Seen.save wrote; its model is not needed. Can be repeated."
+            metavar="FOLDER",
+            help="What Seen.save wrote while a model was watched; the model is not needed. Can be repeated.",
         ),
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="0 is any free one; by default 8000, or a free one."),
+        typer.Option(
+            min=0,
+            max=65535,
+            help="The number after the colon of the page's address; 0 is any free one. By default 8000, or a "
+            "free one if that is taken.",
+        ),
     ] = None,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="With 0.0.0.0, others in the network can look, too.")
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Where it can be reached: with 0.0.0.0, others in the network can look, too.",
+        ),
     ] = "127.0.0.1",
     browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", metavar="", help="Whether to open the browser.")
+        bool, typer.Option("--browser/--no-browser", help="Whether to open the page in the browser.")
     ] = True,
 ) -> None:
     """Look at attention in the browser: translations, heads, words in context, long texts, trainings.
@@ -51,7 +61,7 @@ def look(
     has an HTTP API, which /api/openapi.json describes.
     """
     for folder in folders or []:
-        _check(folder)
+        check_encoder(folder)
     if not host:
         raise ArgumentError("--host is empty, which would be every address; give one: --host 127.0.0.1.")
     recordings = recording or []
@@ -81,18 +91,9 @@ def look(
             if browser:
                 _open(address)
 
-        serve(House(collection, version=__version__), listening, ready)
+        serve(House(collection, version=__version__), listening, ready, host)
     finally:
         listening.close()
-
-
-def _check(folder: str) -> None:
-    """Before torch is loaded: something that is there."""
-    if folder != "minilm" and not os.path.exists(folder):
-        raise ArgumentError(
-            f"{folder!r} does not exist; name a folder that regard train wrote, a folder with an encoder, "
-            'or "minilm".'
-        )
 
 
 def _load(folders: list[str] | None, recordings: list[str]) -> "Collection":

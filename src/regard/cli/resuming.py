@@ -4,13 +4,17 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.errors import ArgumentError
 from regard.mechanism.text import plain
 
+if TYPE_CHECKING:
+    from regard.translation.plan import Plan
+
 PRESET = "small"  # unless one is asked for
-_ENDS = 1 << 20  # bytes of both ends of a file by which it is known again
+_ENDS = ("training.epochs", "training.updates")
+_BOTH_ENDS = 1 << 20  # bytes at both ends of a file by which it is known again
 _CURE = "leave it out, as the training goes on with what it was begun with; or train in a new folder."
 
 
@@ -42,37 +46,56 @@ class Asked(NamedTuple):
         return found
 
 
-def check_same(output: Path, asked: Asked) -> None:
-    """A training goes on as it was begun: options that say otherwise would have no effect."""
+def begun_plan(output: Path, asked: Asked) -> "Plan | None":
+    """The plan that a training goes on with: what it was begun with, or a longer one if it is asked for.
+
+    Other options that say otherwise would have no effect, and are refused. None if nothing was begun yet.
+    """
     from regard.translation.checkpoint import CONFIG, read_config
     from regard.translation.preparation import is_prepared
 
     if not (output / CONFIG).exists() or not is_prepared(output):  # nothing was begun yet
-        return
+        return None
     config = read_config(output)
-    _check_plan(output, config["plan"], asked)
+    plan = _checked_plan(output, config["plan"], asked)
     begun = config.get("origin")
     if isinstance(begun, dict):
         _check_origin(output, begun, asked)
+    return plan
 
 
-def _check_plan(output: Path, settings: dict[str, Any], asked: Asked) -> None:
-    """The settings that single options and a file say, each on its own."""
+def _checked_plan(output: Path, settings: dict[str, Any], asked: Asked) -> "Plan":
+    """By the settings that single options and a file say, each on its own."""
     from regard.translation.plan import Plan
 
-    begun, single = Plan.of(settings), list(asked.single)
+    begun = Plan.of(settings)
+    ends = [one for one in asked.single if one.partition("=")[0].strip() in _ENDS]
+    single = [one for one in asked.single if one not in ends]
     if asked.model is not None:
         single.insert(0, f"model.kind={asked.model}")
-    later = {one.partition("=")[0].strip() for one in single}
+    later = {one.partition("=")[0].strip() for one in [*single, *ends]}
     for one in single:
-        _check_settings(output, begun, begun.but([one]), one)
+        _check_settings(output, begun, begun.but([one]), "now it is")
     if asked.config is not None:
         found = Plan.written(asked.config)
         kept = {
             section: {name: value for name, value in values.items() if f"{section}.{name}" not in later}
             for section, values in found.items()
         }
-        _check_settings(output, begun, begun.changed(kept), f"--config {plain(str(asked.config))}")
+        _check_settings(output, begun, begun.changed(kept), f"--config {plain(str(asked.config))} says")
+    return _longer(output, begun, begun.but(ends))
+
+
+def _longer(output: Path, begun: "Plan", wanted: "Plan") -> "Plan":
+    """A plan with another end; a training can be lengthened, and what is learned cannot be unlearned."""
+    if wanted == begun or begun.is_lengthened_by(wanted):
+        return wanted
+    option = "--epochs" if begun.training.updates is None else "--updates"
+    raise ArgumentError(
+        f"{str(output)!r} was begun with {begun.training.end()}, and now it is {wanted.training.end()}; a "
+        f"training can be made longer, {option} N with a larger number, and not shorter. Or train in a new "
+        "folder."
+    )
 
 
 def _check_settings(output: Path, begun: Any, wanted: Any, option: str) -> None:
@@ -81,7 +104,7 @@ def _check_settings(output: Path, begun: Any, wanted: Any, option: str) -> None:
         for name, value in values.items():
             if after[section][name] != value:
                 raise ArgumentError(
-                    f"{str(output)!r} was begun with {section}.{name}={_shown(value)}, and {option} says "
+                    f"{str(output)!r} was begun with {section}.{name}={_shown(value)}, and {option} "
                     f"{_shown(after[section][name])}; {_CURE}"
                 )
 
@@ -134,9 +157,9 @@ def _described(file: str) -> dict[str, Any]:
     size = path.stat().st_size
     found = hashlib.blake2b(str(size).encode(), digest_size=8)
     with path.open("rb") as opened:
-        found.update(opened.read(_ENDS))
-        opened.seek(max(0, size - _ENDS))
-        found.update(opened.read(_ENDS))
+        found.update(opened.read(_BOTH_ENDS))
+        opened.seek(max(0, size - _BOTH_ENDS))
+        found.update(opened.read(_BOTH_ENDS))
     return {"name": name, "digest": found.hexdigest()}
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # the exit status of what Ctrl-C ends: 128 + SIGINT
 BROKEN_PIPE = 141  # and of what nobody reads any more: 128 + SIGPIPE
+CONFIG = "config.json"  # of a model folder, regard's own or Hugging Face's
 OUT_OF_MEMORY = (
     "the memory does not suffice; take less at a time: a smaller --batch or --beam, shorter sentences, and "
     "for train --set training.tokens=1000 or a smaller model.width."
@@ -97,6 +98,35 @@ def check_input(path: Path, option: str = "--file") -> None:
     path.stat()
     if not os.access(path, os.R_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+def check_model(folder: Path) -> None:
+    """Before torch is loaded, which takes seconds: a folder that may have a translator in it."""
+    if not str(folder).isprintable() and not folder.exists():
+        return  # the one who loads it says what is wrong with the name
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise ArgumentError(f"{str(folder)!r} {what}; give a folder that regard train wrote.")
+    if not (folder / CONFIG).exists():
+        raise ArgumentError(
+            f"{str(folder)!r} has no {CONFIG}, so it is no model folder; give one that regard train wrote."
+        )
+
+
+def check_encoder(name: str) -> None:
+    """Before torch is loaded: minilm, or a folder that may have a model in it."""
+    if name == "minilm":
+        return
+    if not os.path.isdir(name):
+        what = "is a file" if os.path.exists(name) else "does not exist"
+        raise ArgumentError(
+            f"{name!r} {what}, and regard downloads nothing; give a folder with a model and its {CONFIG}, or "
+            '"minilm".'
+        )
+    if not os.path.exists(os.path.join(name, CONFIG)):
+        raise ArgumentError(
+            f'{name!r} has no {CONFIG}, so it is no model folder; give one that has a model, or "minilm".'
+        )
 
 
 @contextmanager

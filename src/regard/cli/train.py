@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
 
-from regard.cli.resuming import PRESET, Asked, check_same
-from regard.cli.shared import INTERRUPTED, check_input, console, two_languages
+from regard.cli.helping import Command as Plain
+from regard.cli.resuming import PRESET, Asked, begun_plan
+from regard.cli.shared import CONFIG, INTERRUPTED, check_input, check_model, console, two_languages
 from regard.errors import ArgumentError
 from regard.mechanism.text import plain
 
@@ -27,7 +27,7 @@ _OWN = ("embedded", "bible")  # corpora that come along
 _PAIRS = (".tsv", ".jsonl")
 
 
-class Command(TyperCommand):
+class Command(Plain):
     """`regard train`, whose --dev takes two files, or one with pairs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -54,39 +54,70 @@ def train(
     source: Annotated[
         str | None,
         typer.Argument(
-            help="A file with a sentence on each line; or, without TARGET, one with pairs: .tsv or .jsonl, "
-            "also gzipped; - is stdin. embedded: dates, times and numbers; bible: Greek and English."
+            metavar="SOURCE",
+            help="A text file with a sentence on each line. Without TARGET: a file with pairs, .tsv (source, "
+            "tab, target) or .jsonl, or - for stdin, or a corpus that comes along: embedded (dates, times "
+            "and numbers in words) or bible (Greek and English). All may be gzipped.",
         ),
     ] = None,
-    target: Annotated[str | None, typer.Argument(help="Their translations, line by line.")] = None,
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="TARGET", help="A text file with their translations, line by line."),
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The model folder to make, or to go on in.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FOLDER", help="The folder to make for the model. Always needed."
+        ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint, if there is one.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with a training that was interrupted, from its last checkpoint. The folder knows the "
+            "rest, so that no other option is needed; with --epochs or --updates it becomes longer, also if "
+            "it had come to its end.",
+        ),
     ] = False,
     model: Annotated[
         Literal["transformer", "recurrent", "plain"] | None,
         typer.Option(
-            help="A Transformer, the default; Bahdanau's attention; none at all.", rich_help_panel=_HOW
+            help="What to train: a Transformer (the default), a recurrent network with Bahdanau's attention, "
+            "or a plain one without attention.",
+            rich_help_panel=_HOW,
         ),
     ] = None,
     preset: Annotated[
         Literal["tiny", "small", "base"] | None,
-        typer.Option(help="For a minute; twenty, the default; a large machine.", rich_help_panel=_HOW),
+        typer.Option(
+            help="How large, and how long: tiny takes a minute or two and suits a first try; small (the "
+            "default) takes twenty minutes for 29,000 pairs on two cores; base is the Transformer of the "
+            "paper, for a large machine.",
+            rich_help_panel=_HOW,
+        ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A TOML file with any settings.", rich_help_panel=_HOW)
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A TOML file with settings, such as --settings prints, instead of the preset's.",
+            rich_help_panel=_HOW,
+        ),
     ] = None,
     setting: Annotated[
         list[str] | None,
-        typer.Option("--set", help="One setting: --set training.rate=0.001", rich_help_panel=_HOW),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Change one setting, such as training.rate=0.001; can be repeated. --settings shows all.",
+            rich_help_panel=_HOW,
+        ),
     ] = None,
     settings: Annotated[
         bool,
         typer.Option(
             "--settings",
-            help="Show all settings and what they mean, as TOML, and do nothing.",
+            help="Print all settings with their values and what they mean, and train nothing.",
             rich_help_panel=_HOW,
         ),
     ] = False,
@@ -94,36 +125,61 @@ def train(
         tuple[str, str] | None,
         typer.Option(
             metavar="SOURCE TARGET",
-            help="Two files to judge by, or one with pairs.",
+            help="Two text files (or one with pairs) by which the model is judged while it learns. Without "
+            "them, some pairs are held back for that.",
             show_default=False,
             rich_help_panel=_DATA,
         ),
     ] = None,
     form: Annotated[
         Literal["tsv", "jsonl"] | None,
-        typer.Option(help="Of one file with pairs, if its name does not say it.", rich_help_panel=_DATA),
+        typer.Option(
+            help="What a file with pairs, or stdin, contains, if its name does not say it.",
+            rich_help_panel=_DATA,
+        ),
     ] = None,
     swap: Annotated[
-        bool, typer.Option("--swap", help="Translate from TARGET to SOURCE.", rich_help_panel=_DATA)
+        bool,
+        typer.Option("--swap", help="Learn to translate from TARGET to SOURCE.", rich_help_panel=_DATA),
     ] = False,
-    languages: Annotated[str, typer.Option(help="Of the embedded corpus.", rich_help_panel=_DATA)] = "en-de",
+    languages: Annotated[
+        str,
+        typer.Option(
+            metavar="FROM-TO", help="Of the embedded corpus: from which to which.", rich_help_panel=_DATA
+        ),
+    ] = "en-de",
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Times through the data.", rich_help_panel=_LONG)
+        int | None,
+        typer.Option(
+            min=1,
+            help="How often to go through the data. The preset's by default, which --settings shows.",
+            rich_help_panel=_LONG,
+        ),
     ] = None,
     updates: Annotated[
-        int | None, typer.Option(min=1, help="Updates of the parameters, instead.", rich_help_panel=_LONG)
+        int | None,
+        typer.Option(
+            min=1, help="Or: after how many updates of the parameters to end.", rich_help_panel=_LONG
+        ),
     ] = None,
     shard: Annotated[
-        bool, typer.Option("--shard", help="Under torchrun: share out the parameters, too (FSDP2).")
+        bool,
+        typer.Option(
+            "--shard", help="Under torchrun: each process holds a part of the parameters only (FSDP2)."
+        ),
     ] = False,
 ) -> None:
-    """Train a translator on two files of sentences; then translate, align and evaluate with its folder."""
+    """Train a translator on two files of sentences, line by line translations of each other.
+
+    The folder that it makes is what regard translate, align, evaluate, curves, draw and look are given.
+    """
     if output is None and not settings:
         raise ArgumentError("train got no folder to write to; name one: --output FOLDER.")
     if epochs is not None and updates is not None:
         raise ArgumentError(f"--epochs is {epochs} and --updates {updates}; a training ends by one of them.")
     judged_by = None if dev is None else [*dev[:1], *filter(None, dev[1:])]
     _check_files(source, target, judged_by, form)
+    _check_before(source, output, languages, config, setting or [], resume=resume or settings)
     single = list(setting or [])
     single += [] if epochs is None else [f"training.epochs={epochs}", "training.updates=none"]
     single += [] if updates is None else [f"training.updates={updates}"]
@@ -136,7 +192,7 @@ def train(
         return
     assert output is not None
     if resume:
-        check_same(output, asked)
+        plan = begun_plan(output, asked) or plan
     with _full_disk(output):
         finished = _run(output, plan, asked, form=form, resume=resume, shard=shard)
     if os.environ.get("RANK", "0") != "0":  # the first of torchrun's processes speaks for all
@@ -168,6 +224,35 @@ def _check_files(source: str | None, target: str | None, dev: Sequence[str] | No
     for name, path in named:
         if path is not None and path not in _OWN:
             check_input(Path(path), name)
+
+
+def _check_before(
+    source: str | None,
+    output: Path | None,
+    languages: str,
+    config: Path | None,
+    setting: Sequence[str],
+    *,
+    resume: bool,
+) -> None:
+    """What else can be told without torch, which takes seconds to load."""
+    two_languages(languages)
+    if config is not None:
+        check_input(config, "--config")
+    for one in setting:
+        name, equals, _ = one.partition("=")
+        if not equals or name.count(".") != 1:
+            raise ArgumentError(f"the setting {one!r} is not understood; write section.name=value.")
+    if source is None and not resume:
+        raise ArgumentError(
+            "there is nothing to train on; give the pairs: two files, SOURCE and TARGET, or one of pairs."
+        )
+    if source is None and output is not None and not (output / CONFIG).exists():
+        if output.is_dir() and any(output.iterdir()):
+            check_model(output)
+        raise ArgumentError(
+            f"there is nothing to go on with in {str(output)!r}; give the pairs to train on as well."
+        )
 
 
 def _check_two(source: str, target: str) -> None:

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard.cli.shared import check_input, check_most, check_output, written_whole
+from regard.cli.shared import check_input, check_model, check_most, check_output, written_whole
 from regard.errors import ArgumentError
 from regard.mechanism.text import plain
 
@@ -74,57 +74,88 @@ def translate(
     sentences: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="SENTENCES",
-            help="Sentences; quote each. Without any, and without --file, lines are read from stdin.",
+            metavar="SENTENCE",
+            help="Sentences, each in quotes. Without any, and without --file, lines are read from stdin.",
         ),
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A file with a sentence on each line, also gzipped; - is stdin."),
+        typer.Option(
+            metavar="FILE", help="A text file with a sentence on each line, also gzipped; - is stdin."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="A file to write; it appears when all is done."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write to this file instead of printing; it appears when all is done.",
+        ),
     ] = None,
     beam: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help=f"Hypotheses at a time, {BEAM} by default; 1 is greedy.",
+            help=f"How many translations to follow at a time; 1 is greedy and quickest. [default: {BEAM}]",
             rich_help_panel=_SEARCH,
         ),
     ] = None,
     n_best: Annotated[
         int,
-        typer.Option("--n-best", min=1, help="Translations of each sentence.", rich_help_panel=_SEARCH),
+        typer.Option(
+            "--n-best",
+            min=1,
+            help="How many translations of each sentence to print.",
+            rich_help_panel=_SEARCH,
+        ),
     ] = 1,
     sample: Annotated[
-        bool, typer.Option("--sample", help="Draw by chance instead.", rich_help_panel=_SEARCH)
+        bool,
+        typer.Option(
+            "--sample", help="Draw translations by chance, without a beam.", rich_help_panel=_SEARCH
+        ),
     ] = False,
     temperature: Annotated[
         float | None,
-        typer.Option(help="With --sample: below 1 likelier, above 1 bolder.", rich_help_panel=_SEARCH),
+        typer.Option(
+            help="With --sample: below 1 for likelier ones, above 1 for bolder ones. [default: 1]",
+            rich_help_panel=_SEARCH,
+        ),
     ] = None,
     top_p: Annotated[
         float | None,
         typer.Option(
-            "--top-p", help="With --sample: of the likeliest pieces, up to this sum.", rich_help_panel=_SEARCH
+            "--top-p",
+            help="With --sample: draw each piece among the likeliest, which have this chance together. "
+            "[default: 1]",
+            rich_help_panel=_SEARCH,
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, help="With --sample: another seed, other draws.", rich_help_panel=_SEARCH),
+        typer.Option(
+            min=0,
+            help="With --sample: the same number, the same draws. [default: 0]",
+            rich_help_panel=_SEARCH,
+        ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Sentences at a time.", rich_help_panel=_SEARCH)] = 64,
+    batch: Annotated[
+        int, typer.Option(min=1, help="How many sentences to translate together.", rich_help_panel=_SEARCH)
+    ] = 64,
     scores: Annotated[
         bool,
-        typer.Option("--scores", help="The score of each, after a tab.", rich_help_panel=_SHOW),
+        typer.Option(
+            "--scores",
+            help="Also the score of each, after a tab: its log-probability per token.",
+            rich_help_panel=_SHOW,
+        ),
     ] = False,
     alignment: Annotated[
         bool,
         typer.Option(
             "--alignment",
-            help="Which word came from which, after a tab: 0-0 1-2, source-target.",
+            help="Also which word came from which, after a tab: 0-0 1-2, source-target, from 0.",
             rich_help_panel=_SHOW,
         ),
     ] = False,
@@ -132,7 +163,7 @@ def translate(
         bool,
         typer.Option(
             "--json",
-            help="All of it, an object on each line; with --alignment, links and weights too.",
+            help="All that is known, a JSON object on each line; with --alignment, links and weights too.",
             rich_help_panel=_SHOW,
         ),
     ] = False,
@@ -146,6 +177,7 @@ def translate(
     where it was interrupted.
     """
     _check(sentences, file, output)
+    check_model(model)
     check_sizes(beam, batch)
     check_most("--n-best", n_best, MOST)
     show = Show(n_best > 1, scores, alignment, as_json)

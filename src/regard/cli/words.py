@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.shared import check_output, console, padded, read
+from regard.cli.shared import check_encoder, check_output, console, padded, read
 from regard.errors import ArgumentError
 from regard.mechanism.files import write_whole
 from regard.mechanism.text import plain
@@ -22,21 +22,45 @@ if TYPE_CHECKING:
 BAR = 20  # characters
 NUMBERS = 6  # of each vector that are shown
 
-Model = Annotated[str, typer.Option(help='"minilm", or a folder with a BERT, RoBERTa, DistilBERT or MiniLM.')]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="NAME",
+        help='"minilm", or a folder with a BERT, RoBERTa, DistilBERT or MiniLM of Hugging Face\'s layout.',
+    ),
+]
 
 
 def embed(
-    sentences: Annotated[list[str] | None, typer.Argument(help="Sentences; quote each.")] = None,
+    sentences: Annotated[
+        list[str] | None, typer.Argument(metavar="SENTENCE", help="Sentences, each in quotes.")
+    ] = None,
     file: Annotated[
-        Path | None, typer.Option(help="A file with a sentence on each line; - is stdin.")
+        Path | None,
+        typer.Option(metavar="FILE", help="A text file with a sentence on each line; - is stdin."),
     ] = None,
     model: Model = "minilm",
-    layer: Annotated[int | None, typer.Option(help="Of this layer alone; 0 is the embedding.")] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            help="The vectors of this layer: 0 is before any attention, -1 the last. By default the one that "
+            "tells meanings apart best, and in a file all of them."
+        ),
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Write the vectors whole: a .safetensors, .npy or .json file.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the vectors, with all their numbers, to a .safetensors, .npy or .json file.",
+        ),
     ] = None,
 ) -> None:
-    """A vector for each word of a sentence: shown in short, or written whole."""
+    """Give each word of a sentence a vector: its first numbers are printed, or all are written to a file."""
+    check_encoder(model)
     given = [*(sentences or []), *([] if file is None else _lines(file))]
     if not given:
         raise ArgumentError('embed got no sentences; give some: regard embed "Dogs bark." or --file FILE.')
@@ -60,12 +84,21 @@ def embed(
 
 
 def compare(
-    first: Annotated[str, typer.Argument(help="A sentence; quote it.")],
-    second: Annotated[str, typer.Argument(help="Another one.")],
-    word: Annotated[list[str], typer.Option(help="A word of both; give it twice for one of each.")],
+    first: Annotated[str, typer.Argument(metavar="FIRST", help="A sentence in quotes.")],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="Another one.")],
+    word: Annotated[
+        list[str],
+        typer.Option(
+            metavar="WORD", help="A word of both sentences; repeat it for two words, one of each sentence."
+        ),
+    ],
     model: Model = "minilm",
 ) -> None:
-    """How alike a word is in two sentences, layer by layer."""
+    """Tell how alike a word is in two sentences, layer by layer.
+
+    Of vectors, layer 0 is before any attention; the attention of layer 0 makes those of layer 1, and so on.
+    """
+    check_encoder(model)
     if len(word) > 2:
         raise ArgumentError(f"compare got {len(word)} words; give one for both sentences, or one for each.")
     for sentence, one in zip((first, second), (word[0], word[-1]), strict=True):
@@ -91,19 +124,28 @@ def compare(
 
 
 def attended(
-    sentence: Annotated[str, typer.Argument(help="A sentence; quote it.")],
-    word: Annotated[str | None, typer.Argument(help="A word of it.")] = None,
-    named: Annotated[str | None, typer.Option("--word", help="The same, as an option.")] = None,
+    sentence: Annotated[str, typer.Argument(metavar="SENTENCE", help="A sentence in quotes.")],
+    word: Annotated[
+        str | None, typer.Argument(metavar="WORD", help="A word of it; or say it with --word.")
+    ] = None,
+    named: Annotated[str | None, typer.Option("--word", metavar="WORD", help="A word of it.")] = None,
     model: Model = "minilm",
-    layer: Annotated[int | None, typer.Option(help="From 1 on; the mean of all by default.")] = None,
-    head: Annotated[int | None, typer.Option(help="From 0 on; the mean of all by default.")] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(help="One layer, counted from 0; -1 is the last. By default the mean of all."),
+    ] = None,
+    head: Annotated[
+        int | None,
+        typer.Option(help="One head, counted from 0; -1 is the last. By default the mean of all."),
+    ] = None,
 ) -> None:
-    """What a word of a sentence attends to: the weights of its attention, which add up to 1."""
+    """Show what a word of a sentence attends to: its weights, which add up to 1."""
     given = [one for one in (word, named) if one is not None]
     if len(given) != 1:
         raise ArgumentError(
             f'attended got {len(given)} words; give one: regard attended "Dogs may bark." bark'
         )
+    check_encoder(model)
     _check_word(sentence, given[0])
     from regard.models.words import bar
 

@@ -119,6 +119,8 @@ def _slopes(heads: int) -> list[float]:
 class T5(RelativeBias):
     """A learned number per head and bucket of distances: Raffel et al. 2020, section 2.1.
 
+    heads: each has its own numbers; `buckets` of them.
+
     Half the buckets hold one distance each, the others grow logarithmically up to `reach`, beyond which
     all share the last one. With `bidirectional` left and right have half the buckets each; without it,
     all keys to the right share the bucket of distance 0.

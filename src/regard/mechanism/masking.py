@@ -88,7 +88,7 @@ class Mask:
         align = getattr(self, "align", None)
         return set() if align is None else {align}
 
-    def size(self) -> tuple[int, int] | None:
+    def drawn_size(self) -> tuple[int, int] | None:
         """The number of queries and keys that this mask is for, if it is for some in particular."""
         return None
 
@@ -129,7 +129,7 @@ class Mask:
         ■■■■
         """
         if queries is None:
-            queries, own_keys = self.size() or (8, 8)
+            queries, own_keys = self.drawn_size() or (8, 8)
             keys = own_keys if keys is None else keys
         keys = queries if keys is None else keys
         if 0 in lead:
@@ -139,7 +139,7 @@ class Mask:
         return "\n".join(_draw_rows(terms, rows, keys) for rows in itertools.pairwise(bands))
 
     def __str__(self) -> str:
-        queries, keys = self.size() or (8, 8)
+        queries, keys = self.drawn_size() or (8, 8)
         if queries * keys > 2**26:
             return repr(self)  # printing should not take seconds
         try:
@@ -216,7 +216,7 @@ class _Dense(Mask):
             )
         return (Term(allowed=torch.atleast_2d(self.tensor)),)
 
-    def size(self) -> tuple[int, int] | None:
+    def drawn_size(self) -> tuple[int, int] | None:
         queries, keys = torch.atleast_2d(self.tensor).shape[-2:]
         return (8 if queries == 1 else queries), (8 if keys == 1 else keys)
 
@@ -245,8 +245,8 @@ class _Pair(Mask):
     def alignments(self) -> set[str]:
         return self.first.alignments() | self.second.alignments()
 
-    def size(self) -> tuple[int, int] | None:
-        first, second = self.first.size(), self.second.size()
+    def drawn_size(self) -> tuple[int, int] | None:
+        first, second = self.first.drawn_size(), self.second.drawn_size()
         return (second or first) if isinstance(self.second, _Dense) or first is None else first
 
     def __repr__(self) -> str:

@@ -93,6 +93,7 @@ class Window(Rule):
     """Near keys only. `Window(n)` keeps the n keys that end with the query's own.
 
     `Window(left=a, right=b)` keeps a keys before the query's own, its own, and b after it; None is no limit.
+    `align` is that of `Causal`.
 
     >>> import regard
     >>> print(regard.Window(left=1, right=1).draw(4))
@@ -155,7 +156,7 @@ class Prefix(Rule):
     """Everybody sees the first `length` keys, and beyond them no query looks ahead.
 
     The mask of a prefix language model (Raffel et al. 2020, figure 3). The same as
-    `Causal() | Padding(length)`, in one interval.
+    `Causal() | Padding(length)`, in one interval. `align` is that of `Causal`.
 
     >>> import regard
     >>> print(regard.Prefix(3).draw(5))
@@ -211,7 +212,7 @@ class Padding(Mask):
             return (Term(start=scene.keys - lengths),)
         return (Term(stop=lengths),)
 
-    def size(self) -> tuple[int, int] | None:
+    def drawn_size(self) -> tuple[int, int] | None:
         longest = int(self.lengths.max()) if concrete(self.lengths) and self.lengths.numel() else 0
         return None if longest <= 8 else (8, longest)
 
@@ -294,7 +295,7 @@ class Documents(Mask):
                     "the lengths must add up to the packed length."
                 )
 
-    def size(self) -> tuple[int, int] | None:
+    def drawn_size(self) -> tuple[int, int] | None:
         if not concrete(self.queries, self.keys):
             return None
         return int(self.queries.sum()), int(self.keys.sum())

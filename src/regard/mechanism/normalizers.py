@@ -103,6 +103,8 @@ class Softmax(Normalizer):
 class Softmax1(Normalizer):
     """exp(s) / (exp(sink) + Σ exp(s)): softmax with a way out, so that a row may sum to less than one.
 
+    score: the sink's, one number or a tensor with one per head.
+
     The sink is one more key with value zero. A sink of 0 is "softmax off by one" (Miller 2023); a
     tensor gives one per head, as in gpt-oss, and receives gradients. `Sink` is the same, learned.
 
@@ -139,6 +141,9 @@ class Softmax1(Normalizer):
 class Sink(nn.Module):
     """`Softmax1` with a learned sink per head (gpt-oss, 2025).
 
+    heads: the heads of the query.
+    start: the score that every sink begins with.
+
     >>> import torch, regard
     >>> normalize = regard.Sink(heads=8)
     >>> x = torch.randn(8, 5, 4)
@@ -165,7 +170,9 @@ class Sink(nn.Module):
 class Entmax(Normalizer):
     """max((α−1)(s−τ), 0)^(1/(α−1)), with τ such that rows sum to one: Peters et al. 2019, eq. 10.
 
-    Sparse weights, exactly zero where a score is low. α = 2 is `Sparsemax`; α → 1 tends to `Softmax`.
+    alpha: α, above 1; the larger it is, the sparser the weights.
+
+    Weights are exactly zero where a score is low. α = 2 is `Sparsemax`; α → 1 tends to `Softmax`.
 
     >>> import torch, regard
     >>> query, key = torch.tensor([[1.0]]), torch.tensor([[0.0], [1.0], [2.0]])

@@ -55,11 +55,13 @@ def attention(
     Leading axes broadcast; the last of them counts the heads, of which the query may have more than key
     and value (h divisible by g: consecutive query heads share a key head).
 
+    query, key, value: who asks, what is compared, and what is summed up; floating point, of one dtype.
     score: a regard score, or any function (query, key) → (…, q, k), which is computed as a dense matrix.
     mask: who may look at whom; a regard mask or a boolean tensor, True = may look.
     bias: added to the scores; a tensor that broadcasts to (…, h, q, k), a relative bias, or several.
     normalize: from scores to weights.
-    dropout: the share of weights to drop, in every call; pass 0 in evaluation. Drawn from `generator`.
+    dropout: the share of weights to drop, in every call; pass 0 in evaluation.
+    generator: what the dropout is drawn from; torch's own by default.
     implementation: "reference", "tiled" or "fused"; by default `explain` says which. The environment
         variable REGARD_IMPLEMENTATION sets it for the whole process.
 
@@ -90,6 +92,9 @@ def attend(
     implementation: str | None = None,
 ) -> tuple[Tensor, Weights]:
     """`attention`, and beside the output the weights it was made with, as a lazy matrix (…, h, q, k).
+
+    The arguments are those of `attention`: query, key and value, and the keywords score, mask, bias,
+    normalize, dropout, generator and implementation. The weights are those after the dropout.
 
     >>> import torch, regard
     >>> x = torch.eye(3)
@@ -125,6 +130,8 @@ class Options(TypedDict, total=False):
 def self_attention(x: Tensor, **options: Unpack[Options]) -> Tensor:
     """`attention` of a sequence to itself: query, key and value are all x.
 
+    options: the keywords of `attention`.
+
     >>> import torch, regard
     >>> regard.self_attention(torch.randn(5, 4), mask=regard.Causal()).shape
     torch.Size([5, 4])
@@ -134,7 +141,16 @@ def self_attention(x: Tensor, **options: Unpack[Options]) -> Tensor:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which implementation a call takes, why, and what it would hold in memory."""
+    """Which implementation a call takes, why, and what it would hold in memory.
+
+    implementation: "fused", "tiled" or "reference".
+    reasons: a sentence each.
+
+    >>> import torch, regard
+    >>> x = torch.randn(2, 8, 5, 16)
+    >>> regard.explain(x, x, x, implementation="tiled").implementation
+    'tiled'
+    """
 
     implementation: str
     reasons: tuple[str, ...]
@@ -147,6 +163,9 @@ class Explanation:
 
 def explain(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options]) -> Explanation:
     """Which implementation `attention` would take with the same arguments, and why. Nothing is computed.
+
+    query, key, value: only their shapes, dtypes and device count; `torch.empty(1).expand(…)` has no memory.
+    options: the keywords of `attention`.
 
     >>> import torch, regard
     >>> x = torch.empty(1).expand(8, 65536, 64)
@@ -170,6 +189,12 @@ def explain(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options
     if not isinstance(score, Score):
         name = getattr(score, "__name__", type(score).__name__)
         reasons.append(f"the score is a function, {name}, so its scores are a dense matrix of {size}")
+    bias = options.get("bias")
+    given = [("bias", one) for one in (bias if isinstance(bias, list | tuple) else [bias])]
+    for name, tensor in [("mask", options.get("mask")), *given]:
+        if isinstance(tensor, Tensor):
+            held = readable(tensor.numel() * tensor.element_size())
+            reasons.append(f"the {name} is a tensor, a dense matrix of {held}")
     return Explanation(chosen, tuple(reasons))
 
 

@@ -96,7 +96,7 @@ def _by_rows(change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 class Dot(Score):
     """query · key (Luong et al. 2015, eq. 8, "dot").
 
-    `softcap` c bounds the scores to (−c, c) by c · tanh(score / c).
+    softcap: c bounds the scores to (−c, c) by c · tanh(score / c); None is no bound.
 
     >>> import torch, regard
     >>> query, key = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])
@@ -117,6 +117,9 @@ class Dot(Score):
 @dataclass(frozen=True)
 class ScaledDot(Score):
     """query · key / √d, or times `scale` (Vaswani et al. 2017, eq. 1): the default.
+
+    scale: what the dot product is multiplied with; 1 / √d by default, with d the width of query and key.
+    softcap: as in `Dot`.
 
     >>> import torch, regard
     >>> query, key = torch.ones(1, 4), torch.ones(1, 4)
@@ -142,6 +145,9 @@ class ScaledDot(Score):
 class Cosine(Score):
     """scale · cos(query, key): the dot product of directions.
 
+    scale: scores lie between −scale and scale; the larger, the sharper the weights.
+    softcap: as in `Dot`.
+
     >>> import torch, regard
     >>> query, key = torch.tensor([[2.0, 0.0]]), torch.tensor([[3.0, 3.0]])
     >>> regard.attend(query, key, key, score=regard.Cosine())[1].scores()
@@ -164,6 +170,8 @@ class Cosine(Score):
 @dataclass(frozen=True)
 class Gaussian(Score):
     """−‖query − key‖² / 2σ²: softmax of it is Nadaraya-Watson regression (Watson 1964).
+
+    sigma: σ, how far a query reaches.
 
     Computed as query · key / σ², plus one number per key and one per query. The median of the queries
     serves as origin, so that no digits are lost where everything lies far from zero.
@@ -210,6 +218,9 @@ def _median(query: Tensor) -> Tensor:
 class General(nn.Module, Score):
     """queryᵀ W key (Luong et al. 2015, eq. 8, "general"): bilinear, and the widths may differ.
 
+    query_width, key_width: the features of query and key; W is (query_width, key_width), and learned.
+    softcap: as in `Dot`.
+
     >>> import torch, regard
     >>> score = regard.General(3, 5)
     >>> regard.attention(torch.randn(2, 3), torch.randn(4, 5), torch.randn(4, 7), score=score).shape
@@ -237,7 +248,8 @@ class General(nn.Module, Score):
 class Additive(nn.Module, Score):
     """vᵀ tanh(W query + U key) (Bahdanau et al. 2015, appendix A.1.2; their α is our weights).
 
-    `width` is the length of v, by default the key's width.
+    query_width, key_width: the features of query and key.
+    width: the length of v, by default the key's width.
 
     >>> import torch, regard
     >>> score = regard.Additive(3, 5, width=16)
@@ -267,7 +279,8 @@ class Additive(nn.Module, Score):
 class Concat(nn.Module, Score):
     """relu(wᵀ [query; key]) (Wang et al. 2018, eq. 5, "concatenation").
 
-    With a `width` above 1, several such units are added with learned weights: vᵀ relu(W query + U key).
+    query_width, key_width: the features of query and key.
+    width: above 1, several such units are added with learned weights: vᵀ relu(W query + U key).
 
     >>> import torch, regard
     >>> score = regard.Concat(3, 5)

@@ -35,6 +35,8 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`, with the same arguments and the same meaning.
 
+    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: see torch's documentation.
+
     Causality is torch's top-left rule. What regard does not compute itself goes to torch's own function:
     dropout, whose random numbers would differ; nested tensors and other subclasses; a choice of kernels
     by `torch.nn.attention.sdpa_kernel`; and arguments that torch refuses, so that it refuses them itself.

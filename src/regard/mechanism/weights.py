@@ -18,18 +18,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.mechanism import fused, records, reference, regions
+from regard.mechanism import fused, records, reference, regions, tiled
 from regard.mechanism.concrete import concrete
 from regard.mechanism.files import readable
 from regard.mechanism.lazy import LazyMatrix
 from regard.mechanism.normalizers import Softmax1
+from regard.mechanism.problem import tiles
 from regard.mechanism.selection import Index, as_slice, plain_index, some_heads
 
 _SHORT = 64  # the most that `top` keeps in a list per row
 
 
 class Top(NamedTuple):
-    """The largest weights of each row and the keys they belong to; −1 where a row sees no more keys."""
+    """The largest weights of each row and the keys they belong to; −1 where a row sees no more keys.
+
+    values: (…, q, n), falling along each row.
+    keys: (…, q, n), the number of the key that each belongs to.
+
+    >>> import torch, regard
+    >>> x = torch.eye(3)
+    >>> regard.attend(x, x, x)[1].top(1).keys.squeeze(-1)
+    tensor([0, 1, 2])
+    """
 
     values: Tensor
     keys: Tensor
@@ -37,6 +47,8 @@ class Top(NamedTuple):
 
 class Weights(LazyMatrix):
     """The weights of an attention: a lazy matrix of shape (…, q, k) in linear memory.
+
+    `attend` and `watch` make them, and so does `Weights.load`; nobody calls the constructor.
 
     >>> import torch, regard
     >>> x = torch.eye(4)
@@ -51,16 +63,26 @@ class Weights(LazyMatrix):
 
     # What it is
 
-    def __repr__(self) -> str:
+    @property
+    def held(self) -> int:
+        """How many bytes it holds: those of query, key, mask and τ, which are linear in the length.
+
+        >>> import torch, regard
+        >>> x = torch.randn(1000, 16)
+        >>> regard.attend(x, x, x)[1].held  # and 4,000,000 when dense
+        72000
+        """
         storages = {t.untyped_storage()._cdata: t for t in self._problem.tensors.values()}
-        held = sum(t.untyped_storage().nbytes() for t in storages.values())
+        return sum(t.untyped_storage().nbytes() for t in storages.values())
+
+    def __repr__(self) -> str:
         dense = self.numel() * self.dtype.itemsize
         mean = ", mean of the heads" if self._heads == "mean" else ""
         rules = self._problem.rules
         normalize = "Softmax1" if isinstance(rules.normalize, Softmax1) else repr(rules.normalize)
         return (
             f"Weights({' × '.join(map(str, self.shape))}, {str(self.dtype).removeprefix('torch.')}: "
-            f"{rules.score}, {normalize}{mean}; holds {readable(held)}, dense {readable(dense)})"
+            f"{rules.score}, {normalize}{mean}; holds {readable(self.held)}, dense {readable(dense)})"
         )
 
     # Parts of it
@@ -93,6 +115,27 @@ class Weights(LazyMatrix):
         found = reference.scores(self._problem)
         return self._merge(found.expand(*self._problem.lead(), *found.shape[-2:]))
 
+    @property
+    def tau(self) -> Tensor:
+        """The one number per row, τ in weights = φ(scores − τ): (…, q). For `Softmax` it is log Σ exp.
+
+        >>> import torch, regard
+        >>> weights = regard.attend(torch.eye(2), torch.eye(2), torch.eye(2))[1]
+        >>> torch.allclose(weights.tau, weights.scores().logsumexp(-1))
+        True
+        """
+        if self._heads == "mean":
+            raise ArgumentError("the mean of several heads has no τ; take it before mean('heads').")
+        look = self._look()
+        if look is not None:
+            return self._merge(look[1].sum(-1))
+        found = self._rows_of(1, self.dtype, 0)
+        problem = self._problem.checked()
+        for at in tiles(problem, tiled.budget(problem)):
+            part = problem.part(at)
+            found[at.rows_index] = reference.tau(part, reference.scores(part)).sum(-1, keepdim=True)
+        return self._merge(found)[..., 0]
+
     def heads(self, index: int | slice | Sequence[int]) -> "Weights":
         """The weights of some heads only, still lazy: `heads(3)`, `heads([0, 2])`, `heads(slice(4))`.
 
@@ -112,6 +155,27 @@ class Weights(LazyMatrix):
         if isinstance(index, int):
             return self._like(problem, batch, "one")
         return self._like(problem, (*batch, count))
+
+    def batch(self, index: int) -> "Weights":
+        """The weights of one sequence of a batch, still lazy, where `weights[0]` is a dense tensor.
+
+        Of several leading axes before the heads, the first is chosen from.
+
+        >>> import torch, regard
+        >>> x = torch.randn(3, 8, 5, 4)  # 3 sequences, 8 heads
+        >>> regard.attend(x, x, x)[1].batch(-1).top(2).keys.shape
+        torch.Size([8, 5, 2])
+        """
+        axes = len(self._lead) - self.has_heads
+        if not axes:
+            raise ArgumentError(
+                f"batch({index}) needs weights with an axis of sequences before the heads, and these are "
+                f"{tuple(self.shape)}; they are of one sequence already."
+            )
+        one = as_slice(operator.index(index), self._lead[0])
+        part = self._part([one, *[slice(None)] * (len(self._lead) - 1)], slice(None))
+        problem = part._problem.map(lambda _, tensor: tensor.squeeze(0))
+        return self._like(problem, self._lead[1:])
 
     def mean(self, over: str) -> "Weights":
         """The mean over the heads, still lazy: `mean("heads")`.

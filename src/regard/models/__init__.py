@@ -29,7 +29,7 @@ from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
 from regard.models.seq2seq import Seq2Seq, State
 from regard.models.stack import Stack
 from regard.models.static import StaticEncoder
-from regard.models.summary import Summary, summary
+from regard.models.summaries import Summary, summary
 from regard.models.transformer import Transformer
 from regard.models.words import Vocabulary, Word
 

@@ -17,6 +17,7 @@ class BertEncoder(LearnedEncoder):
     """A masked language model whose layers are vectors of words in context.
 
     vocabulary: of words, with the marks of the class: `Vocabulary.of(text, marks=BertEncoder.marks)`.
+    width, heads, dropout: of the blocks.
     layers: of blocks; the vectors have one more, as the words and their places are layer 0.
     length: how many tokens a sentence may have, its two marks included.
 

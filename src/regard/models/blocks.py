@@ -24,7 +24,7 @@ from regard.models.memory import Cache, Memory
 from regard.models.positions import Learned, Rotary, Sinusoidal, Turn
 
 Activation = Literal["relu", "gelu", "swiglu"]
-Norm = Literal["layer", "rms"]
+Norm = Literal["layer", "rms", "none"]
 Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "t5", "none"]
 
 
@@ -35,8 +35,8 @@ class Recipe:
     width: of the vector of each token. layers: how many blocks. heads, key_heads: as of MultiHeadAttention.
     hidden: the width inside the feed-forward, 4 × width by default.
     activation: "relu" (Vaswani et al. 2017), "gelu" (BERT) or "swiglu" (Shazeer 2020).
-    norm, before, epsilon: "layer" or "rms" (Zhang and Sennrich 2019), before each part or after it; what is
-        added to the variance.
+    norm, before, epsilon: "layer", "rms" (Zhang and Sennrich 2019) or "none"; before each part or after it;
+        what is added to the variance.
     affine: whether projections and feed-forwards have biases.
     dropout: of weights, of embeddings, inside the feed-forward, and of what each part adds.
     positions: "sinusoidal", "learned", "rotary", "alibi", "t5" or "none"; `length` is how many are learned.
@@ -111,7 +111,9 @@ class Recipe:
         )
 
     def make_norm(self) -> nn.Module:
-        """One norm of a block."""
+        """One norm of a block; without norms, what changes nothing."""
+        if self.norm == "none":
+            return nn.Identity()
         kind = nn.LayerNorm if self.norm == "layer" else nn.RMSNorm
         return kind(self.width, eps=self.epsilon)
 
@@ -135,6 +137,11 @@ class Recipe:
 
 class FeedForward(nn.Module):
     """act(x W) V, the same for each position: Vaswani et al. 2017, eq. 2; "swiglu": Shazeer 2020, eq. 6.
+
+    width, hidden: the features outside and inside.
+    activation: "relu", "gelu" or "swiglu", which has a third matrix.
+    affine: whether a bias is added to x W and to the output.
+    dropout: of what is inside.
 
     >>> import torch, regard
     >>> regard.models.FeedForward(16, 64, "swiglu")(torch.randn(5, 16)).shape
@@ -181,6 +188,8 @@ class FeedForward(nn.Module):
 class Residual(nn.Module):
     """x + f(x) around one part of a block, with its norm before or after, and dropout of what is added.
 
+    recipe: which norm, where it stands, and how much is dropped.
+
     >>> import torch, regard
     >>> residual = regard.models.Residual(regard.models.Recipe(width=4, heads=1, dropout=0.0))
     >>> x = torch.randn(2, 4)
@@ -203,6 +212,8 @@ class Residual(nn.Module):
 class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward; with a causal mask it is the block of a decoder-only model.
 
+    recipe: width, heads and all else of its parts.
+
     >>> import torch, regard
     >>> block = regard.models.EncoderBlock(regard.models.Recipe(width=16, heads=4))
     >>> block(torch.randn(2, 5, 16), mask=regard.Padding([3, 5])).shape
@@ -223,7 +234,7 @@ class EncoderBlock(nn.Module):
         turn: Turn | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """(…, n, m) → (…, n, m)."""
+        """(…, n, m) → (…, n, m). mask, bias, turn and cache are those of `MultiHeadAttention`."""
         x = self.attention_residual(
             x, lambda y: self.attention(y, mask=mask, bias=bias, turn=turn, cache=cache)
         )
@@ -232,6 +243,8 @@ class EncoderBlock(nn.Module):
 
 class DecoderBlock(nn.Module):
     """Self-attention, then attention to the source, then feed-forward: Vaswani et al. 2017, figure 1, right.
+
+    recipe: width, heads and all else of its parts.
 
     >>> import torch, regard
     >>> block = regard.models.DecoderBlock(regard.models.Recipe(width=16, heads=4))

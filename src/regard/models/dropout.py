@@ -42,6 +42,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 class Dropout(nn.Dropout):
     """Numbers dropped in training, and the rest scaled up: Srivastava et al. 2014.
 
+    `p` is the share that is dropped; `inplace` is as in torch's own.
+
     >>> import torch
     >>> from regard.models.dropout import Dropout
     >>> dropout, x = Dropout(0.5), torch.ones(1000)

@@ -77,6 +77,8 @@ class ElmoEncoder(LearnedEncoder):
     vocabulary: of words, with the marks of the class: `Vocabulary.of(text, marks=ElmoEncoder.marks)`.
     width: of each direction; the vectors are twice as wide.
     layers: of LSTMs; the vectors have one more, as the words themselves are layer 0.
+    dropout: of what goes into the LSTMs, and comes out of each.
+
     Embedding and output are shared by the directions. `mix` is learned by the task that uses `forward`.
 
     >>> from regard.models import ElmoEncoder, Vocabulary

@@ -13,6 +13,8 @@ from regard.mechanism.concrete import concrete
 class Embedding(nn.Embedding):
     """A vector for each token of a vocabulary, times √m: Vaswani et al. 2017, section 3.4.
 
+    vocabulary, width: how many tokens there are, and the length m of a vector.
+
     >>> import torch, regard
     >>> embedding = regard.models.Embedding(100, 16)
     >>> embedding(torch.tensor([5, 6])).shape

@@ -104,6 +104,9 @@ class Embedded:
 class Comparison:
     """How alike two words in their sentences are: the cosine of their vectors at each layer.
 
+    words, sentences: the two of each.
+    similarities: a cosine for each layer; `similarity` is that of `best_layer`.
+
     >>> import torch
     >>> from regard.models.encoders import Comparison
     >>> Comparison(("bark", "bark"), ("Dogs bark.", "Bark of trees"), torch.tensor([1.0, 0.25]), 1)
@@ -135,7 +138,7 @@ class Comparison:
 
 
 class Near(NamedTuple):
-    """A word that is near another; its sentence, if it stands in one; the cosine.
+    """A word that is near another; its sentence, if it stands in one; the cosine, `similarity`.
 
     >>> from regard.models import StaticEncoder
     >>> text = ["dogs chase cats", "cats chase mice", "dogs fear cats", "cats fear mice"]
@@ -265,8 +268,8 @@ class WordEncoder(nn.Module):
         """What a word attends to: the words of the sentence and the encoder's own marks, with their weights.
 
         The weights of a word's tokens are added where they are attended to, and averaged where they attend.
-        layer: counted as the vectors are, so that 1 is the first attention and −1 the last; all by default.
-        head: counted from 0; all by default. Of several, the mean.
+        layer, head: counted from 0, −1 is the last; by default the mean of all. Attention of layer i reads
+        the vectors of layer i and makes those of layer i + 1: of vectors, layer 0 is before any attention.
         """
         (given,) = checked([sentence])
         seen: list[Weights] = []
@@ -350,16 +353,16 @@ def _cosine(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _chosen(seen: list[Weights], layer: int | None) -> list[Weights]:
-    """The attention of one layer, counted from 1, or all of them."""
+    """The attention of one layer, counted from 0, or all of them."""
     if layer is None:
         return seen
     whole = isinstance(layer, int) and not isinstance(layer, bool)
-    if not whole or not (1 <= layer <= len(seen) or -len(seen) <= layer < 0):
+    if not whole or not -len(seen) <= layer < len(seen):
         raise ArgumentError(
-            f"attended got layer={layer!r} and there are {len(seen)} layers that attend; they count from 1, "
-            f"as layer 0 is what the words are before any attention. Give 1 to {len(seen)}, or −1, the last."
+            f"attended got layer={layer!r} and there are {len(seen)} layers that attend; they count from 0. "
+            f"Give 0 to {len(seen) - 1}, or −1, the last."
         )
-    return [seen[layer - 1 if layer > 0 else layer]]
+    return [seen[layer]]
 
 
 def _rows(weights: Weights, part: Sequence[int], head: int | None) -> Tensor:

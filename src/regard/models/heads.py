@@ -192,6 +192,7 @@ class MultiHeadAttention(Attends):
     ) -> Tensor:
         """(…, q, m) → (…, q, m): of `query` to itself, to `key`, or to what `remember` made of it.
 
+        mask, bias: as in `regard.attention`.
         turn: turns queries and keys by their positions, see `Rotary`.
         cache: the keys of earlier calls, to which those of this call are added.
         """

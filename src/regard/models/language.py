@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.checks import count, number, of_kind
 from regard.mechanism.concrete import concrete
+from regard.mechanism.masking import Mask
 from regard.models.blocks import Recipe
 from regard.models.dropout import evaluating
 from regard.models.embedding import Embedding, outside
@@ -23,6 +24,13 @@ from regard.models.stack import Caches, Stack
 
 class LanguageModel(nn.Module):
     """A decoder-only Transformer that foretells each token from those before it (Radford et al. 2018).
+
+    vocabulary: how many tokens there are.
+    recipe: width, heads, layers and all else.
+
+    Tokens are `Packed`, or a padded batch (b, l) with its `lengths`, (b). With `caches` a call goes on after
+    earlier ones; a `mask` narrows what may be looked at; a `generator` is what is drawn from, torch's own by
+    default; `smoothing` is that of labels.
 
     >>> import torch, regard
     >>> model = regard.models.LanguageModel(100, regard.models.Recipe(width=16, heads=2, layers=2))
@@ -45,23 +53,37 @@ class LanguageModel(nn.Module):
         return self.embedding.weight
 
     def hidden(
-        self, tokens: Tensor | Packed, lengths: Tensor | None = None, *, caches: Caches | None = None
+        self,
+        tokens: Tensor | Packed,
+        lengths: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        caches: Caches | None = None,
     ) -> Tensor:
-        """The vectors that are compared with the vocabulary's: the tokens' shape and m."""
+        """The vectors that are compared with the vocabulary's: the tokens' shape and m.
+
+        mask: what may be looked at of what came before, a `Window` for example.
+        """
         if caches is not None and (lengths is not None or isinstance(tokens, Packed)):
             raise ArgumentError(
                 "caches go on with a batch whose sentences are all of one length, and this batch is "
                 f"{'Packed' if lengths is None else 'padded'}; give tokens (b, l) alone."
             )
         laid = Laid.out(tokens, lengths, causal=True, start=caches[0].length if caches else 0)
-        x = self.embedding(laid.tokens)
-        return self.decoder(x, mask=laid.mask, positions=laid.positions, caches=caches)
+        assert laid.mask is not None  # it is causal
+        both = laid.mask if mask is None else laid.mask & mask
+        return self.decoder(self.embedding(laid.tokens), mask=both, positions=laid.positions, caches=caches)
 
     def forward(
-        self, tokens: Tensor | Packed, lengths: Tensor | None = None, *, caches: Caches | None = None
+        self,
+        tokens: Tensor | Packed,
+        lengths: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        caches: Caches | None = None,
     ) -> Tensor:
         """Logits of the next token, at each place; with caches, after those of earlier calls."""
-        return F.linear(self.hidden(tokens, lengths, caches=caches), self.output_weight)
+        return F.linear(self.hidden(tokens, lengths, mask=mask, caches=caches), self.output_weight)
 
     def loss(
         self, tokens: Tensor | Packed, lengths: Tensor | None = None, *, smoothing: float = 0.0
@@ -134,6 +156,11 @@ def _prompt(prompt: Sequence[int]) -> list[int]:
 class MaskedLanguageModel(nn.Module):
     """An encoder-only Transformer that fills gaps from both sides: Devlin et al. 2019.
 
+    vocabulary: how many tokens there are.
+    recipe: width, heads, layers and all else.
+
+    Tokens are `Packed`, or a padded batch (b, l) with its `lengths`, (b).
+
     >>> import torch, regard
     >>> model = regard.models.MaskedLanguageModel(100, regard.models.Recipe(width=16, heads=2, layers=2))
     >>> batch = regard.models.Packed.of([[5, 6, 7], [8, 9]])
@@ -191,8 +218,13 @@ def gaps(
 ) -> tuple[Packed, Tensor]:
     """Make gaps in sentences, and the labels to fill them with: Devlin et al. 2019, section 3.1.
 
-    Of the chosen share of tokens, 80 % become the token `mask`, 10 % any token, and 10 % stay. The labels of
-    all others are −100. The tokens in `spared`, start and end marks for example, are never chosen.
+    batch: the sentences.
+    mask, vocabulary: the token that stands for a gap, and how many tokens there are.
+    share: of the tokens that are chosen. 80 % of them become `mask`, 10 % any token, and 10 % stay.
+    spared: tokens that are never chosen, start and end marks for example.
+    generator: what the choice is drawn from; torch's own by default.
+
+    The labels of what was not chosen are −100.
 
     >>> import torch, regard
     >>> batch = regard.models.Packed.of([[5, 6, 7], [8, 9]])

@@ -70,6 +70,7 @@ class Readers:
 class Memory(NamedTuple):
     """Keys and values that are projected once and read many times, both (…, g, k, ·).
 
+    key, value: as `MultiHeadAttention.remember` made them.
     readers: which row of the batch reads which row of the memory; None if each reads its own.
 
     >>> import torch, regard

@@ -124,6 +124,8 @@ class Packed:
 def pack(tokens: Tensor, lengths: Tensor) -> Packed:
     """A padded batch (b, l), packed.
 
+    tokens, lengths: the batch, and how many tokens of each row are real, (b).
+
     >>> import torch, regard.models
     >>> regard.models.pack(torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([3, 2])).tokens
     tensor([5, 6, 7, 8, 9])

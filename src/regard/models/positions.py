@@ -18,6 +18,9 @@ from regard.mechanism.concrete import concrete
 class Sinusoidal(nn.Module):
     """sin and cos of the position at wavelengths from 2π to 10,000 · 2π: Vaswani et al. 2017, section 3.5.
 
+    width: the length of a vector.
+    base: 10,000 above; more for longer texts.
+
     Nothing is learned, and any position has its vector.
 
     >>> import torch, regard
@@ -42,6 +45,8 @@ class Sinusoidal(nn.Module):
 
 class Learned(nn.Module):
     """A learned vector for each position below `length`: Gehring et al. 2017, section 3.1; BERT.
+
+    length, width: how many positions there are, and the length of a vector.
 
     >>> import torch, regard
     >>> positions = regard.models.Learned(512, 16)
@@ -106,7 +111,11 @@ class Rotary(nn.Module):
 
     The paper turns neighbours, 2i and 2i + 1, together; here feature i is paired with i + d/2, as in GPT-NeoX
     and LLaMA, which is the same but for the order of the features.
-    `width` is that of a head. Nothing is learned, and any position has its angles. `Rotary(d)(positions)` is
+
+    width: that of a head.
+    base: the wavelengths go up to base · 2π; more for longer texts.
+
+    Nothing is learned, and any position has its angles. `Rotary(d)(positions)` is
     a function that turns queries and keys, for all layers alike.
 
     >>> import torch, regard

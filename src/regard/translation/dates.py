@@ -158,7 +158,13 @@ class Language:
         return _words(year, self.code, "year" if self._base in _YEARS_IN_HUNDREDS else "cardinal")
 
     def date(self, day: date, style: str = "full") -> str:
-        """A day with its weekday ("full") or without ("long")."""
+        """A day with its weekday ("full") or without ("long"), or by a pattern of babel's: "MMMM d".
+
+        >>> from datetime import date
+        >>> from regard.translation.dates import Language
+        >>> Language.of("en").date(date(1984, 5, 23), "EEEE, MMMM d")
+        'Wednesday, May twenty-third'
+        """
         from babel.dates import format_date
 
         def spelled(match: re.Match[str]) -> str:

@@ -47,7 +47,10 @@ class OfLength(NamedTuple):
 class Scores:
     """What `evaluate` finds; printed, a line for each score with its signature.
 
-    bleu, chrf, lowercase_bleu: 0 to 100; exact: the share of sentences translated exactly, 0 to 1;
+    sentences: how many there were.
+    bleu, chrf, lowercase_bleu: 0 to 100.
+    bleu_signature, chrf_signature, lowercase_signature: how sacreBLEU computed each.
+    exact: the share of sentences translated exactly, 0 to 1.
     by_length: where sources were given, the same for short sentences up to long ones.
 
     >>> from regard.translation import evaluate
@@ -157,6 +160,8 @@ def by_length(
 ) -> list[OfLength]:
     """BLEU and exact match of short sources up to long ones, by their length in words.
 
+    translations, references, sources: sentence by sentence.
+    tokenize, lowercase: as in `evaluate`.
     bins: the longest length of each bin; what is longer than the last is one more. By default `length_bins`.
 
     BLEU counts words in a row, up to four; where no sentence of a bin has so many, it does with fewer.

@@ -6,7 +6,7 @@ import os
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
@@ -87,6 +87,9 @@ def read_lines(path: _Path) -> Iterator[str]:
 def write_pairs(path: _Path, pairs: Iterable[Pair]) -> int:
     """Write pairs as TSV while they come, and say how many they were; the file gets its name at the end.
 
+    path: of the file to write; one that ends in .gz is compressed.
+    pairs: any iterable.
+
     >>> import tempfile
     >>> from regard.translation.corpus import Pair
     >>> from regard.translation.formats import read_pairs, write_pairs
@@ -97,7 +100,8 @@ def write_pairs(path: _Path, pairs: Iterable[Pair]) -> int:
     Pair(source='two dogs', target='zwei Hunde')
     """
     written = 0
-    with writing(path) as file:
+    packed = os.fspath(path).endswith(".gz")
+    with writing(path) as plain, gzip.open(plain, "wb") if packed else nullcontext(plain) as file:
         for written, (source, target) in enumerate(pairs, 1):
             if any(end in source or end in target for end in "\t\n\r"):
                 raise ArgumentError(

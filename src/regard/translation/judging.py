@@ -14,13 +14,12 @@ from regard.translation.crossing import Choice, attends, crossing
 from regard.translation.evaluation import evaluate
 from regard.translation.lines import longest_translation
 from regard.translation.plan import Criterion
-from regard.translation.progress import Example, Judgement
+from regard.translation.progress import Example, Judgement, worth
 from regard.translation.tokens import END, START, TwoSides
 
 _TOKENS = 4096  # of a batch
 _SENTENCES = 100  # that are translated together
 _TRANSLATED = 1000  # at most, of the dev data
-_TIE = 1e-3  # BLEU is 0 at first, and always where all sentences are short; then the loss decides
 
 
 class Dev(NamedTuple):
@@ -63,7 +62,7 @@ def judge(model: Seq2Seq, tokens: TwoSides, dev: Dev, criterion: Criterion) -> D
     shown = max(range(min(8, len(written))), key=lambda i: len(dev.pairs[i].source))
     pair, text = dev.pairs[shown], written[shown]
     sample = Example(pair.source, text, pair.target, _aligned(model, tokens, pair.source, text))
-    value = -loss if criterion == "loss" else scores.bleu - _TIE * loss
+    value = -loss if criterion == "loss" else worth(scores.bleu, loss)
     return DevScores(value, loss, scores.bleu, scores.exact, sample)
 
 

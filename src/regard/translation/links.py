@@ -7,7 +7,9 @@ from typing import Literal, get_args
 
 from regard.errors import ArgumentError
 
-Links = frozenset[tuple[int, int]]  # (source word, target word), counted from 0
+Links = frozenset[tuple[int, int]]
+"""Links between words: a frozenset of (source word, target word), counted from 0."""
+
 Joining = Literal["intersection", "union", "grow-diag-final-and"]
 
 _BESIDE = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))  # Moses' order
@@ -16,6 +18,8 @@ _LINK = re.compile(r"([0-9]{1,9})([-p])([0-9]{1,9})")
 
 def pharaoh(links: Iterable[tuple[int, int]]) -> str:
     """Links in the format of Pharaoh and Moses, source-target, counted from 0.
+
+    links: pairs (source word, target word), in any order.
 
     >>> from regard.translation.links import pharaoh
     >>> pharaoh({(1, 2), (0, 0)})
@@ -64,6 +68,7 @@ def symmetrize(forward: Links, backward: Links, how: Joining = "grow-diag-final-
 
     forward: a source for each target word, what a model from source to target finds.
     backward: a target for each source word, what the model of the other direction finds, `turned`.
+    how: "intersection", "union", or "grow-diag-final-and", which lies between them.
 
     >>> from regard.translation.links import symmetrize
     >>> forward, backward = frozenset({(0, 0), (1, 1), (1, 2)}), frozenset({(0, 0), (1, 1), (2, 1)})

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from io import StringIO
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from regard.errors import ArgumentError
 from regard.mechanism.files import write_whole
 from regard.mechanism.text import plain
-from regard.translation.progress import Judgement, Listener, Report
+from regard.translation.progress import Judgement, Listener, Report, worth
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -42,8 +42,25 @@ class Row(NamedTuple):
     dev_bleu: float | None = None
 
 
+def best_of(rows: Sequence[Row]) -> Row | None:
+    """The row with the best BLEU, the one that a training keeps: see `worth`. None if none was judged.
+
+    >>> from regard.translation.logs import Row, best_of
+    >>> best_of([Row(10, dev_bleu=9, dev_loss=2), Row(20, dev_bleu=9, dev_loss=1), Row(30)]).step
+    20
+    """
+    judged = [
+        (worth(row.dev_bleu, row.dev_loss or 0.0), row)
+        for row in rows
+        if row.dev_bleu is not None and math.isfinite(row.dev_bleu)
+    ]
+    return max(judged, key=lambda one: one[0])[1] if judged else None  # the first of several that are equal
+
+
 def read_log(path: str | os.PathLike[str]) -> list[Row]:
     """The rows of a log; the file's name or its folder's. A last line that was not finished is left out.
+
+    path: of log.csv, or of the model folder.
 
     >>> import tempfile
     >>> from regard.translation.logs import CsvLog, read_log

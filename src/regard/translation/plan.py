@@ -19,6 +19,7 @@ from regard.models.recurrent import Cell, RecurrentRecipe, RecurrentSeq2Seq
 from regard.models.recurrent import Kind as Attention
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
+from regard.models.words import counted
 from regard.translation import tokens as vocabulary
 from regard.translation.lines import longest_translation
 
@@ -157,8 +158,8 @@ class TrainingPlan:
     guide: how much one head of a Transformer is taught where words come from (Garg et al. 2019), by links
         that are found in the pairs themselves; 0.3 makes alignments much better, 0 leaves it alone.
     precision: "bfloat16" computes in it where that is safe; it pays on processors that multiply in bfloat16.
-    judge, save: updates between two looks at the dev data, between two checkpoints; 0 is once an epoch, and
-        whenever it was judged.
+    judge, save: updates between two looks at the dev data, between two checkpoints; 0 is once an epoch, of at
+        least 50 updates (of a tiny corpus, several epochs), and whenever it was judged.
     average: of how many of the last checkpoints the parameters to translate with are the mean.
     patience: after so many looks without improvement the training ends, 0 for never; `criterion` says which
         improvement: of "bleu" or of the "loss".
@@ -201,10 +202,21 @@ class TrainingPlan:
         for name in ("decay", "clip", "guide"):
             number(name, getattr(self, name), least=0)
 
+    def end(self) -> str:
+        """When it ends, in words.
+
+        >>> from regard.translation.plan import TrainingPlan
+        >>> TrainingPlan().end(), TrainingPlan(updates=100).end()
+        ('20 epochs', '100 updates')
+        """
+        return counted(self.epochs, "epoch") if self.updates is None else counted(self.updates, "update")
+
 
 @dataclass(frozen=True)
 class Plan:
     """All settings of a training, in four parts, which are the sections of a TOML file.
+
+    model, tokens, corpus, training: the parts; `regard train --settings` shows all that is in them.
 
     >>> from regard.translation import Plan
     >>> plan = Plan.preset("tiny").but(["training.epochs=3", "model.kind=recurrent"])
@@ -236,7 +248,10 @@ class Plan:
 
     @classmethod
     def preset(cls, name: Preset = "small", model: Model = "transformer") -> "Plan":
-        """A plan of a size: "tiny" learns in a minute, "small" in twenty, "base" on a large machine."""
+        """A plan of a size: "tiny" learns in a minute, "small" in twenty, "base" on a large machine.
+
+        model: "transformer", "recurrent" (Bahdanau's) or "plain", without attention.
+        """
         if name not in PRESETS:
             raise ArgumentError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}.")
         plan = cls().changed(PRESETS[name]).changed({"model": {"kind": model}})
@@ -280,6 +295,22 @@ class Plan:
             except (ValueError, TypeError) as error:
                 raise ArgumentError(f"[{section}]: {error}") from None
         return dataclasses.replace(self, **parts)
+
+    def is_lengthened_by(self, other: "Plan") -> bool:
+        """Whether another plan is this one but for a later end, counted as here.
+
+        >>> from regard.translation import Plan
+        >>> plan = Plan.preset("tiny")
+        >>> [plan.is_lengthened_by(plan.but([f"training.epochs={n}"])) for n in (5, 10, 20)]
+        [False, False, True]
+        """
+        mine, its = self.training, other.training
+        same = dataclasses.replace(its, epochs=mine.epochs, updates=mine.updates)
+        if dataclasses.replace(other, training=same) != self:
+            return False
+        if mine.updates is None or its.updates is None:
+            return mine.updates is its.updates and its.epochs > mine.epochs
+        return its.updates > mine.updates
 
     def but(self, settings: Sequence[str]) -> "Plan":
         """With single settings changed: "training.rate=0.001"."""

@@ -23,6 +23,7 @@ FRAMES = 2  # a second
 PAUSE = 5.0  # seconds between two plain lines, at first
 SHARE = 50  # and later this part of the time so far
 LONGEST = 60  # characters of a sample's sentence in a plain line
+_TIE = 1e-3  # BLEU is 0 at first, and always where all sentences are short; then the loss decides
 
 
 class Report(NamedTuple):
@@ -381,6 +382,18 @@ def _verdict(judgement: Judgement) -> list[str]:
         *([] if judgement.bleu is None else [f"dev BLEU {judgement.bleu:.1f}"]),
         *([] if judgement.exact is None else [f"exact {100 * judgement.exact:.1f} %"]),
     ]
+
+
+def worth(bleu: float, loss: float) -> float:
+    """What is to be as large as possible: BLEU, and of two that are equal the one with the lower loss.
+
+    The best of a training is the first with the largest one.
+
+    >>> from regard.translation.progress import worth
+    >>> worth(31.4, 2.0) > worth(31.4, 2.5) > worth(31.3, 2.0)
+    True
+    """
+    return bleu - _TIE * loss
 
 
 def duration(seconds: float) -> str:

@@ -27,7 +27,7 @@ class Gold(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Alignment error rate, precision and recall, each from 0 to 1; printed in per cent.
+    """Alignment error rate (`aer`), precision and recall, each from 0 to 1; printed in per cent.
 
     >>> from regard.translation.quality import Rates
     >>> print(Rates(aer=0.207, precision=0.9, recall=0.7))
@@ -79,6 +79,7 @@ def rates(links: int, sure: int, hits: int, possible_hits: int) -> Rates:
 def read_gold(path: str | os.PathLike[str], base: int = 0) -> list[Gold]:
     """The gold links of a file, a line for each sentence pair: `1-2` is sure, `1p2` possible.
 
+    path: of a text file.
     base: the number of a sentence's first word, 0 or 1; files of the WPT shared tasks count from 1.
 
     >>> import pathlib, tempfile
@@ -96,6 +97,8 @@ def read_gold(path: str | os.PathLike[str], base: int = 0) -> list[Gold]:
 
 def read_pharaoh(path: str | os.PathLike[str]) -> list[Links]:
     """The links of a file in the format of Pharaoh and Moses: `0-0 1-2`, source-target, counted from 0.
+
+    path: of a text file, a line for each sentence pair.
 
     >>> import pathlib, tempfile
     >>> from regard.translation.quality import read_pharaoh

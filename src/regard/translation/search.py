@@ -109,7 +109,9 @@ How = Greedy | Beam | Sample
 class Hypothesis(NamedTuple):
     """A target sentence without marks; `finished` if its end mark was written too.
 
+    tokens: their numbers.
     score: what it is ranked by; for a sample its log probability.
+    log_probability: the sum over the tokens, the end mark included.
 
     >>> from regard.translation.search import Hypothesis
     >>> Hypothesis([5, 6], score=-0.5, log_probability=-1.5, finished=True).tokens

@@ -50,6 +50,8 @@ class IdPair(NamedTuple):
 class Store(Sequence[IdPair]):
     """Pairs of sentences as ids, in a file that is read where it is needed.
 
+    path: of a file that `Store.write` wrote.
+
     >>> import tempfile
     >>> from regard.translation.store import Store
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -38,7 +38,9 @@ _NOTHING = (
 class Cut(NamedTuple):
     """A text cut into pieces; `word_of` gives the number of the word that each piece belongs to.
 
-    `unknown` has the letters of the pieces that are not in the vocabulary, by their places.
+    words: of the text, as they stand between white space.
+    ids, pieces: the numbers of the pieces, and their letters; ▁ is where a word begins.
+    unknown: the letters of the pieces that are not in the vocabulary, by their places.
 
     >>> from regard.translation import Cut
     >>> cut = Cut(["dogs", "bark"], [5, 6, 7], ["▁dog", "s", "▁bark"], [0, 0, 1], {})
@@ -60,6 +62,8 @@ class Cut(NamedTuple):
 
 class Tokens:
     """A vocabulary: pieces of words ("unigram", "bpe"), whole words, or characters.
+
+    content, kind: a SentencePiece model, and what its pieces are; `Tokens.learn` makes both of sentences.
 
     >>> from regard.translation import Tokens
     >>> tokens = Tokens.learn(["ein Hund bellt", "eine Frau lacht"] * 10, kind="bpe", size=40)
@@ -83,8 +87,9 @@ class Tokens:
         coverage: float = 1.0,
         seed: int = 0,
     ) -> "Tokens":
-        """Learn a vocabulary of at most `size` pieces from text.
+        """Learn a vocabulary of at most `size` pieces from lines of text.
 
+        kind: what pieces are: "unigram" or "bpe", parts of words; "words"; "characters".
         coverage: the share of all letters that get a number, at least 0.98; the rest, rare ones, are unknown.
         """
         from sentencepiece import SentencePieceTrainer, set_random_generator_seed

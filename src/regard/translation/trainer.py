@@ -36,6 +36,7 @@ from regard.translation.schedule import learning_rate
 from regard.translation.tokens import TwoSides
 
 _REPORT = 50  # updates between two reports
+_APART = 50  # updates between two looks at the dev data, at least, if the plan does not say how many
 
 
 @dataclass
@@ -66,6 +67,9 @@ class Progress:
 
 class Outcome(NamedTuple):
     """How a training ended: where it stands, and whether there is nothing left to do.
+
+    progress: the updates made, and the best of them.
+    finished: False for one that was interrupted; `resume=True` goes on with it.
 
     >>> from regard.translation.trainer import Outcome, Progress
     >>> outcome = Outcome(Progress(step=500, best_step=400), finished=True)
@@ -103,6 +107,8 @@ class Trainer:
         self.batches = Batches(pairs, training.tokens, training.seed, training.unknown, tokens.shared, links)
         self.epoch = max(1, len(self.batches.epoch(0)) // training.accumulate)  # in updates
         self.steps = training.updates or training.epochs * self.epoch
+        # of a tiny corpus, several epochs: looking takes longer than learning there
+        self.period = self.epoch * -(-_APART // self.epoch)
         self.dev = Dev.of(dev, tokens)
         self.progress = Progress()
         self._stop = False
@@ -232,7 +238,7 @@ class Trainer:
         )
 
     def _due(self, every: int) -> bool:
-        return self.progress.step % (every or self.epoch) == 0
+        return self.progress.step % (every or self.period) == 0
 
     def _judge(self) -> None:
         """Look at the dev data with the average of the last checkpoints; keep it if it is the best."""
@@ -277,7 +283,7 @@ class Trainer:
     def _regular(self) -> list[Checkpoint]:
         """The checkpoints before this step that the plan asked for, and not Ctrl-C."""
         training = self.plan.training
-        every = [training.save or self.epoch, training.judge or self.epoch]
+        every = [training.save or self.period, training.judge or self.period]
         return [
             one
             for one in Checkpoint.all(self.folder)
@@ -324,7 +330,14 @@ class Trainer:
     def _about(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         pairs = len(self.batches.pairs.sizes)
-        return f"{self.plan.model.kind}, {parameters / 1e6:.1f} M parameters, {pairs:,} pairs"
+        told = f"{self.plan.model.kind}, {parameters / 1e6:.1f} M parameters, {pairs:,} pairs"
+        model, training = self.plan.model, self.plan.training
+        parts = ["dropout"] if model.dropout else []
+        parts += [f"labels smoothed by {training.smoothing:g}"] if training.smoothing else []
+        parts += ["what the guided head is taught"] if training.guide else []
+        if parts:
+            told += f"\nloss is that of the training, with {', '.join(parts)}; dev loss is without"
+        return told
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:

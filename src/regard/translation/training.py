@@ -1,13 +1,14 @@
 """From pairs of sentences to a translator: prepare, train, and choose what alignments are read from."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from regard.errors import ArgumentError, DTypeError
+from regard.errors import ArgumentError, DTypeError, RegardError
 from regard.mechanism.checks import of_kind
 from regard.translation.alignment import choose
 from regard.translation.anchors import Anchors
@@ -22,6 +23,7 @@ from regard.translation.checkpoint import (
     write_config,
 )
 from regard.translation.corpus import Pair
+from regard.translation.crossing import Choice
 from regard.translation.distributed import Alone, World
 from regard.translation.logs import CsvLog, SampleLog, TensorBoardLog
 from regard.translation.plan import Plan
@@ -46,11 +48,16 @@ def train(
 ) -> Outcome:
     """Train a translator in a model folder; `load_translator(folder)` reads it.
 
-    pairs: `read_pairs("a.en", "a.de")`, or any others. dev: pairs to judge by; otherwise some are held back.
-    resume: go on from the last checkpoint of the folder, if there is one; its own plan counts then.
+    folder: where all of it is kept; see the page on files.
+    pairs: `read_pairs("a.en", "a.de")`, or any others; None with `resume` are those of the folder.
+    dev: pairs to judge by; otherwise some are held back.
+    plan: all settings; by default those of `Plan.preset("small")`, as of `regard train`.
+    resume: go on from the last checkpoint of the folder, if there is one; its own plan counts then. If `plan`
+        is the same but for more epochs or updates, the training is lengthened, a finished one too.
     origin: where the pairs come from, for config.json to keep.
     listeners: are told how it goes. The folder gets log.csv and samples.jsonl, and logs for TensorBoard if
         that is installed.
+    world: the processes that train together, where torchrun started several.
 
     >>> import tempfile
     >>> from regard.translation import Pair, Plan, load_translator, train
@@ -64,20 +71,52 @@ def train(
     >>> outcome.finished
     True
     """
-    path, world, plan = Path(folder), world or Alone(), Plan() if plan is None else plan
+    path, world = Path(folder), world or Alone()
     check_name(path)
-    of_kind("train got a plan", plan, Plan, 'Plan.preset("tiny")')
+    if plan is not None:
+        of_kind("train got a plan", plan, Plan, 'Plan.preset("tiny")')
     for name, some in (("pairs", pairs), ("dev", dev)):
         if isinstance(some, str | bytes | os.PathLike):
             raise DTypeError(
                 f"train got {name}={os.fspath(some)[:80]!r}; give pairs of sentences, [(source, target), …], "
                 "or read_pairs(file)."
             )
-    with alone_in(path) if world.rank == 0 else nullcontext():
-        with world.agreed():
-            if world.rank == 0:
+    if world.rank:
+        return _agree_and_train(path, listeners, world)
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    try:
+        with alone_in(path), _nothing_left_if_refused(path):
+            with world.agreed():
                 _prepare(path, pairs, dev, plan, resume, Listeners(listeners), origin or {})
-        return _train(path, listeners, world)
+            return _train(path, listeners, world)
+    except RegardError:
+        for one in missing:
+            with suppress(OSError):
+                one.rmdir()  # the system refuses if it is not empty
+        raise
+
+
+def _agree_and_train(folder: Path, listeners: Sequence[Listener], world: World) -> Outcome:
+    """A process that is not the first, which prepares for all."""
+    with world.agreed():
+        pass
+    return _train(folder, listeners, world)
+
+
+@contextmanager
+def _nothing_left_if_refused(folder: Path) -> Iterator[None]:
+    """What is refused before it has learned anything leaves a folder as it was."""
+    before = set(folder.iterdir())
+    try:
+        yield
+    except RegardError:
+        if not (folder / MODEL).exists() and not Checkpoint.all(folder):
+            for one in set(folder.iterdir()) - before:
+                if one.is_dir() and not one.is_symlink():
+                    shutil.rmtree(one, ignore_errors=True)
+                else:
+                    one.unlink(missing_ok=True)
+        raise
 
 
 def _train(folder: Path, listeners: Sequence[Listener], world: World) -> Outcome:
@@ -100,7 +139,7 @@ def _prepare(
     folder: Path,
     pairs: Iterable[Pair] | None,
     dev: Iterable[Pair] | None,
-    plan: Plan,
+    plan: Plan | None,
     resume: bool,
     listeners: Listener,
     origin: Mapping[str, Any],
@@ -116,6 +155,8 @@ def _prepare(
             )
         read_config(folder)  # it must be a model folder, and not just any
         if is_prepared(folder):
+            if plan is not None:
+                _lengthen(folder, plan, listeners)
             return
         if not _only_begun(folder):
             raise ArgumentError(
@@ -126,8 +167,27 @@ def _prepare(
         raise ArgumentError(
             f"there is nothing to go on with in {os.fspath(folder)!r}; give the pairs to train on as well."
         )
+    plan = plan or Plan.preset("small")
     write_config(folder, plan, **({"origin": dict(origin)} if origin else {}))
     prepare(folder, plan, pairs, dev, listeners.say)
+
+
+def _lengthen(folder: Path, plan: Plan, listeners: Listener) -> None:
+    """Make the plan of a folder this one, if it is the same but for a later end."""
+    config = read_config(folder)
+    begun = Plan.of(config.pop("plan"))
+    config.pop("format")
+    if not begun.is_lengthened_by(plan):
+        return
+    write_config(folder, plan, **config)
+    before, after = begun.training.end(), plan.training.end()
+    told = f"lengthened from {before} to {after}"
+    if plan.training.schedule == "cosine":  # which knows the end
+        told += (
+            "; the learning rate goes up again, to where a training of this length has it by now, so that "
+            "the end is not quite that of one that was as long from the start"
+        )
+    listeners.say(told)
 
 
 def _only_begun(folder: Path) -> bool:
@@ -140,11 +200,31 @@ def _choose(folder: Path, plan: Plan, found: Prepared) -> None:
     """Which layer and heads show word alignments best, into config.json."""
     if plan.model.kind == "plain" or not (folder / MODEL).exists():
         return
+    origin = {name: value for name, value in read_config(folder).items() if name == "origin"}
+    write_config(folder, plan, **origin, alignment=_best_choice(folder, found).to_dict())
+
+
+def choice_of(folder: str | os.PathLike[str]) -> Choice | None:
+    """Which layer and heads show word alignments best: what the training chose, or would choose by now.
+
+    None if the model does not attend to the source, or if its training is not at its end and there are no
+    data to choose by.
+    """
+    path = Path(folder)
+    config = read_config(path)
+    if config.get("alignment"):
+        return Choice.from_dict(config["alignment"])
+    found = prepared(path)
+    if found is None or Plan.of(config["plan"]).model.kind == "plain":
+        return None
+    return _best_choice(path, found)
+
+
+def _best_choice(folder: Path, found: Prepared) -> Choice:
     model, tokens, dev = load_model(folder).model, found.tokens, found.dev[:_ALIGNED]
     texts = (
         Pair(*(side.join(ids.tolist()).text for side, ids in zip(tokens, pair, strict=True)))
         for pair in islice(found.pairs, _ANCHORED)
     )
     anchors = Anchors.learn([*dev, *texts]).links(dev)
-    origin = {name: value for name, value in read_config(folder).items() if name == "origin"}
-    write_config(folder, plan, **origin, alignment=choose(model, tokens, dev, anchors).to_dict())
+    return choose(model, tokens, dev, anchors)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import DTypeError
-from regard.mechanism.checks import count
+from regard.mechanism.checks import count, of_kind
 from regard.mechanism.text import shorten
 from regard.models.seq2seq import Seq2Seq
 from regard.models.words import checked
@@ -34,9 +34,11 @@ _SHOWN = 5  # copied words that a note tells
 class Translation:
     """A sentence and what a model made of it.
 
-    score: what hypotheses are ranked by; for beam search the mean log probability of a piece. tokens: the
-    pieces that the model wrote. alternatives: the next best ones, if they were asked for. note: what happened
-    on the way that one might want to know, or nothing.
+    source, text: the sentence, and its translation.
+    score: what hypotheses are ranked by; for beam search the mean log probability of a piece.
+    tokens: the pieces that the model wrote.
+    alternatives: the next best ones, if they were asked for.
+    note: what happened on the way that one might want to know, or nothing.
 
     >>> import torch
     >>> from regard.models import Recipe, Transformer
@@ -68,7 +70,9 @@ class Translation:
 class Translator:
     """A model with its vocabularies, ready to translate; `load_translator` makes one of a model folder.
 
-    choice: which layer and heads alignments are read from. settings: the config of the model folder.
+    model, tokens: what was trained, and the vocabularies of source and target.
+    choice: which layer and heads alignments are read from.
+    settings: the config of the model folder.
 
     >>> import torch
     >>> from regard.models import Recipe, Transformer
@@ -113,8 +117,8 @@ class Translator:
         """Translate sentences; the translations come in their order.
 
         how: `Beam(5)`, `Greedy()` or `Sample()`; with best=3 there are two alternatives to each translation.
-        batch: how many sentences are searched together. alignment: read all alignments now, in batches, which
-        is faster than each when it is asked for.
+        batch: how many sentences are searched together.
+        alignment: read all alignments now, in batches, which is faster than each when it is asked for.
 
         A sentence of more pieces than the model was trained with is translated in parts; its `note` says so.
         """
@@ -142,6 +146,8 @@ class Translator:
     ) -> Iterator[Translation]:
         """Translate lines as they arrive, in their order: those that are there together, and one at once.
 
+        how, batch, alignment: as in `translate`.
+
         >>> import sys
         >>> from regard.translation.translator import Translator
         >>> def talk(translator: Translator) -> None:
@@ -155,9 +161,14 @@ class Translator:
             stripped = [line.rstrip("\r\n") for line in group]
             yield from self.translate(stripped, how=how, batch=batch, alignment=alignment)
 
-    def align(self, pairs: Sequence[tuple[str, str]]) -> list[Alignment]:
-        """Which words of given translations came from which: the model reads each pair."""
-        return align(self.model, self.tokens, pairs, self.choice)
+    def align(self, pairs: Sequence[tuple[str, str]], choice: Choice | None = None) -> list[Alignment]:
+        """Which words of given translations came from which: the model reads each pair.
+
+        choice: the layer, heads and shift to read them from, if not the translator's own.
+        """
+        choice = self.choice if choice is None else choice
+        of_kind("align got a choice", choice, Choice, 'Choice(layer=-1, shift="output")')
+        return align(self.model, self.tokens, pairs, choice)
 
     def __repr__(self) -> str:
         return f"Translator({type(self.model).__name__}, {self.tokens!r})"

@@ -73,7 +73,7 @@ class Layer:
 
     >>> import torch
     >>> from regard.view.exhibit import Layer
-    >>> Layer("decoder.blocks.0.cross", "decoder 1 to source", "cross", torch.eye(3)).heads
+    >>> Layer("decoder.blocks.0.cross", "decoder 0 to source", "cross", torch.eye(3)).heads
     1
     """
 
@@ -234,18 +234,18 @@ def plain(text: str) -> str:
 
 
 def label_of(name: str) -> str:
-    """What people call an attention, from its module's name.
+    """What people call an attention, from its module's name: layers are counted from 0, as modules are.
 
     >>> from regard.view.contents import label_of
     >>> [label_of(name) for name in ("encoder.blocks.0.attention", "decoder.blocks.1.cross", "blocks.2")]
-    ['encoder 1', 'decoder 2 to source', 'layer 3']
+    ['encoder 0', 'decoder 1 to source', 'layer 2']
     >>> label_of("decoder.attention")
     'decoder to source'
     """
     path, _, call = name.partition("@")
     again = f", call {call}" if call else ""
     parts = path.split(".")
-    number = next((int(part) + 1 for part in reversed(parts) if re.fullmatch(r"[0-9]{1,9}", part)), None)
+    number = next((int(part) for part in reversed(parts) if re.fullmatch(r"[0-9]{1,9}", part)), None)
     side = next((part for part in parts if part in ("encoder", "decoder")), "layer")
     across = " to source" if is_cross(path) else ""
     if number is not None:

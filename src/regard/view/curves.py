@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import ArgumentError
 from regard.mechanism.text import plain, shorten
 from regard.models.encoders import Comparison
-from regard.translation.logs import Row, read_log
-from regard.view.drawing import PALETTE, Theme, check_ending, drawing, legend, save, style, tidy
+from regard.translation.logs import Row, best_of, read_log
+from regard.view.drawing import Theme, check_ending, drawing, legend, save, style, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +24,8 @@ def draw_curves(logs: Mapping[str, Log], path: str | os.PathLike[str], *, dark: 
     """Draw how models learned: loss, dev loss and dev BLEU, over updates and over minutes.
 
     logs: for each name a log.csv, its folder, or rows that `read_log` has read.
+    path: .png, .svg or .pdf.
+    dark: on dark paper.
 
     >>> import tempfile
     >>> from regard.translation.logs import Row
@@ -64,7 +66,11 @@ def draw_by_length(
     """Draw how models do on short sentences and on long ones.
 
     curves: for each model, entries that begin with lengths, a score and a number of sentences, as `by_length`
-        gives them. score: what the score is called.
+        gives them.
+    path: .png, .svg or .pdf.
+    score: what the score is called.
+    title: what stands on top.
+    dark: on dark paper.
 
     >>> import tempfile
     >>> from regard.view.curves import draw_by_length
@@ -111,6 +117,11 @@ def draw_comparison(
     dark: bool = False,
 ) -> Path:
     """Draw how alike two words are, layer by layer: one comparison, or several by name.
+
+    comparisons: what `WordEncoder.compare` found.
+    path: .png, .svg or .pdf.
+    title: what stands on top.
+    dark: on dark paper.
 
     The layer at which an encoder tells meanings apart best has a star.
 
@@ -159,6 +170,11 @@ def draw_by_distance(
 ) -> Path:
     """Draw biases that depend on the distance key − query alone: a line for each head.
 
+    distances, biases: the distances, and for each head a bias for each of them.
+    path: .png, .svg or .pdf.
+    title: what stands on top.
+    dark: on dark paper.
+
     >>> import tempfile
     >>> from regard.view.curves import draw_by_distance
     >>> draw_by_distance([-1, 0, 1], [[-0.5, 0, -0.5], [-2, 0, -2]], tempfile.mkdtemp() + "/biases.svg").name
@@ -167,7 +183,7 @@ def draw_by_distance(
     check_ending(path)
     names = ["all heads"] if len(biases) == 1 else [f"head {head}" for head in range(len(biases))]
     with drawing([title or ""], dark=dark) as theme:
-        figure = _figure(8, 4.8 + 0.05 * len(names))
+        figure = _figure(6.4, 4 + 0.05 * len(names))
         axes = figure.subplots()
         styles = [{"color": colour} for colour in _shades(len(names), theme)]
         for line, look in zip(biases, styles, strict=True):
@@ -198,11 +214,8 @@ def _shades(number: int, theme: Theme) -> list[Any]:
     """Distinct colours for a few lines, and for more the palette's, from one end to the other."""
     if number <= len(theme.lines):
         return list(theme.lines[:number])
-    from matplotlib import colormaps
-
-    # without the end that is like the paper
-    first, last = (0.25, 1.0) if theme.is_dark else (0.0, 0.9)
-    return [colormaps[PALETTE](first + (last - first) * i / (number - 1)) for i in range(number)]
+    palette, first = theme.palette, 0.3  # without the end that is like the paper
+    return [palette(first + (1 - first) * i / (number - 1)) for i in range(number)]
 
 
 def _steps(rows: Sequence[Row]) -> list[float]:
@@ -234,7 +247,10 @@ def _draw_bleu(
     if not judged:
         return
     axes.plot(*zip(*judged, strict=True), **look, markersize=4, linewidth=1.8)
-    x, best = max(judged, key=lambda one: one[1])
+    found = best_of(rows)
+    if found is None or found.dev_bleu is None:
+        return
+    x, best = places[rows.index(found)], found.dev_bleu
     _star(axes, x, best, look["color"], theme)
     axes.annotate(
         f"{best:.1f}",
@@ -282,4 +298,5 @@ def _label(axes: Any, theme: Theme) -> None:
         tidy(axis)
     grey = theme.quiet
     lines = [Line2D([], [], color=grey, linestyle="--"), Line2D([], [], color=grey, marker="o")]
-    axes[0, 1].legend(lines, ["in training", "on the dev data"], loc="upper right", frameon=False)
+    names = ["in training, with dropout and smoothed labels", "on the dev data, without"]
+    axes[0, 1].legend(lines, names, loc="upper right", frameon=False)

@@ -8,17 +8,27 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.files import write_whole
 from regard.mechanism.text import plain, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
 
 ENDINGS = (".png", ".svg", ".pdf")
 DPI = 150  # of a PNG
-PALETTE = "cividis"  # readable for the colour-blind, and in grey
+# Weights: from the paper's lightness to its opposite, in even steps, by yellow, grey and blue, which all
+# kinds of colour vision tell apart (as cividis: Nuñez, Anderton and Renslow 2018). The page has the same.
+ON_LIGHT = ("#fdfbf0", "#f7e794", "#cdbd6e", "#99957a", "#676f79", "#2d4670", "#001c48")
+ON_DARK = ("#0f1829", "#083068", "#3e4d6d", "#6d7075", "#989376", "#cbbb69", "#ffea46")
+# Values of both signs: 0 is like the paper, orange is below it and blue above, equally far from it
+SIGNED_ON_LIGHT = ("#6b2a00", "#b8560f", "#e8a465", "#fdfbf0", "#93bedd", "#3a80b8", "#0a3a66")
+SIGNED_ON_DARK = ("#ffc48f", "#d07a30", "#7a3f10", "#0f1418", "#1b4a70", "#4590c8", "#a9daff")
 MARKERS = "osD^vP*X"  # for paper without colours
 LONGEST = 20  # characters of a token that are shown
 POINTS = 72  # to an inch
@@ -34,6 +44,28 @@ class Theme(NamedTuple):
     quiet: str
     rule: str
     lines: tuple[str, ...]
+    weights: tuple[str, ...]  # from the smallest to the largest
+    signed: tuple[str, ...]  # the same for values of both signs
+
+    @property
+    def palette(self) -> "Colormap":
+        """The colours of weights: the smallest are almost paper.
+
+        >>> from regard.view.drawing import DARK, LIGHT
+        >>> [[round(float(part), 2) for part in theme.palette(0.0)[:3]] for theme in (LIGHT, DARK)]
+        [[0.99, 0.98, 0.94], [0.06, 0.09, 0.16]]
+        """
+        from matplotlib.colors import LinearSegmentedColormap
+
+        return LinearSegmentedColormap.from_list("regard on dark" if self.is_dark else "regard", self.weights)
+
+    def palette_for(self, norm: "Normalize") -> "Colormap":
+        """The colours of weights, or of values of both signs if the scale begins below 0."""
+        if norm.vmin is None or norm.vmin >= 0:
+            return self.palette
+        from matplotlib.colors import LinearSegmentedColormap
+
+        return LinearSegmentedColormap.from_list("regard signed", self.signed)
 
     @property
     def accent(self) -> str:
@@ -63,6 +95,8 @@ LIGHT = Theme(
     "#57606a",
     "#d5dae0",
     (_BLUE, _ORANGE, _GREEN, _PINK, _AMBER, _SKY, "#000000", _OLIVE),
+    ON_LIGHT,
+    SIGNED_ON_LIGHT,
 )
 DARK = Theme(
     "#14171a",
@@ -71,12 +105,56 @@ DARK = Theme(
     "#9aa4ae",
     "#3a424a",
     (_SKY, _ORANGE, _GREEN, _PINK, _AMBER, _BLUE, "#ffffff", _OLIVE),
+    ON_DARK,
+    SIGNED_ON_DARK,
 )
+
+
+def theme_of(axes: "Axes") -> Theme:
+    """The theme for axes of somebody else: what their background asks for.
+
+    >>> import matplotlib.pyplot as plt
+    >>> from regard.view.drawing import theme_of
+    >>> with plt.style.context("dark_background"):
+    ...     figure, axes = plt.subplots()
+    >>> theme_of(axes).is_dark, theme_of(plt.figure().subplots()).is_dark
+    (True, False)
+    >>> plt.close("all")
+    """
+    from matplotlib.colors import to_rgba
+
+    seen = np.ones(3)  # where nothing is painted, paper is white
+    figure = axes.get_figure(root=True)
+    for painted in ([] if figure is None else [figure.get_facecolor()]) + [axes.get_facecolor()]:
+        *colour, opacity = to_rgba(painted)
+        seen = opacity * np.array(colour) + (1 - opacity) * seen
+    return DARK if ink_on(seen) == "white" else LIGHT
+
+
+def ink_on(colour: Sequence[float] | NDArray[Any]) -> str:
+    """Black or white, whichever is easier to read on red, green and blue of 0 to 1.
+
+    Its contrast, (lighter + 0.05) / (darker + 0.05), is at least 4.5 on any colour (WCAG 2, 1.4.3).
+
+    >>> from regard.view.drawing import ink_on
+    >>> ink_on((1, 0.9, 0.3)), ink_on((0, 0.1, 0.3))
+    ('black', 'white')
+    """
+    return "black" if (luminance(colour) + 0.05) ** 2 > 1.05 * 0.05 else "white"
+
+
+def luminance(colour: Sequence[float] | NDArray[Any]) -> float:
+    """How light red, green and blue of 0 to 1 are together: sRGB's relative luminance."""
+    parts = np.asarray(colour, dtype=float)[:3]
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return float(linear @ (0.2126, 0.7152, 0.0722))
 
 
 @contextmanager
 def drawing(texts: Sequence[str], *, dark: bool = False) -> Iterator[Theme]:
     """Colours, and fonts for these texts, in which $ is a letter like others, for all that is drawn within.
+
+    A user's own style, with grids, other sizes or a layout, is put aside meanwhile.
 
     >>> from matplotlib.figure import Figure
     >>> from regard.view.drawing import drawing
@@ -85,36 +163,38 @@ def drawing(texts: Sequence[str], *, dark: bool = False) -> Iterator[Theme]:
     >>> figure.get_facecolor() == figure.get_edgecolor(), theme.ink
     (True, '#e6e9ec')
     """
-    from matplotlib import rc_context, rcParams
+    from matplotlib import rcParams, style
 
     theme = DARK if dark else LIGHT
-    with rc_context(
-        {
-            "text.parse_math": False,
-            "font.family": [*rcParams["font.family"], *fonts("".join(texts))],
-            "svg.hashsalt": "regard",  # the same picture is the same file
-            "svg.fonttype": "none",  # text stays text, which can be found, read aloud and copied
-            "pdf.fonttype": 42,
-            "figure.facecolor": theme.paper,
-            "figure.edgecolor": theme.paper,
-            "savefig.facecolor": theme.paper,
-            "axes.facecolor": theme.paper,
-            "axes.edgecolor": theme.rule,
-            "axes.labelcolor": theme.quiet,
-            "axes.titlecolor": theme.ink,
-            "text.color": theme.ink,
-            "xtick.color": theme.rule,
-            "ytick.color": theme.rule,
-            "xtick.labelcolor": theme.ink,
-            "ytick.labelcolor": theme.ink,
-            "grid.color": theme.rule,
-            "font.size": 10,
-            "axes.titlesize": 11,
-            "axes.labelsize": 9.5,
-            "xtick.labelsize": 9,
-            "ytick.labelsize": 9,
-        }
-    ):
+    with style.context("default"):
+        more = fonts("".join(texts))
+        rcParams.update(
+            {
+                "text.parse_math": False,
+                "font.family": [*rcParams["font.family"], *more],
+                "svg.hashsalt": "regard",  # the same picture is the same file
+                "svg.fonttype": "none",  # text stays text, which can be found, read aloud and copied
+                "pdf.fonttype": 42,
+                "figure.facecolor": theme.paper,
+                "figure.edgecolor": theme.paper,
+                "savefig.facecolor": theme.paper,
+                "axes.facecolor": theme.paper,
+                "axes.edgecolor": theme.rule,
+                "axes.labelcolor": theme.quiet,
+                "axes.titlecolor": theme.ink,
+                "text.color": theme.ink,
+                "xtick.color": theme.rule,
+                "ytick.color": theme.rule,
+                "xtick.labelcolor": theme.ink,
+                "ytick.labelcolor": theme.ink,
+                "grid.color": theme.rule,
+                "font.size": 10,
+                "axes.titlesize": 11,
+                "axes.labelsize": 9.5,
+                "xtick.labelsize": 9,
+                "ytick.labelsize": 9,
+            }
+        )
         yield theme
 
 

@@ -57,7 +57,7 @@ _MOST_PAIRS = 2**24  # words × words of an alignment
 
 @dataclass(frozen=True, eq=False)
 class Exhibit:
-    """Something to be looked at: inputs, each with texts and the weights between them.
+    """Something to be looked at: inputs, each with texts and the weights between them; and a title.
 
     >>> import torch
     >>> from regard.view.exhibit import Exhibit
@@ -229,6 +229,9 @@ def _seen_sides(seen: Seen, name: str, size: tuple[int, int], row: int) -> Sides
 def exhibit_of_translations(translations: Sequence[Translation], *, title: str = "") -> Exhibit:
     """Translations and which word came from which: an input of each, with the alignment of its words.
 
+    translations: what `Translator.translate` made.
+    title: what stands on top.
+
     A translation by a model without attention has no layers, and a note that says why.
 
     >>> import torch
@@ -277,6 +280,10 @@ def look_at_translation(
 ) -> Exhibit:
     """Translate sentences, and show every attention of the model while it reads them and its translations.
 
+    translator, sentences: who translates what.
+    how: how translations are found: `Beam`, `Greedy` or `Sample`.
+    title: what stands on top.
+
     >>> from regard.models import Recipe, Transformer
     >>> from regard.translation import Tokens, Translator, TwoSides
     >>> from regard.view.exhibit import look_at_translation
@@ -284,7 +291,7 @@ def look_at_translation(
     >>> model = Transformer(len(tokens), Recipe(width=16, heads=2, layers=1), share=True)
     >>> found = look_at_translation(Translator(model, TwoSides(tokens, tokens)), ["ein Hund"])
     >>> [layer["label"] for layer in found.describe()["inputs"][0]["layers"]][-3:]  # after that of words
-    ['encoder 1', 'decoder 1', 'decoder 1 to source']
+    ['encoder 0', 'decoder 0', 'decoder 0 to source']
     """
     return look_at_translations(translator, translator.translate(sentences, how=how), title=title)
 
@@ -296,6 +303,18 @@ def look_at_translations(
 
     The first layer of each input is the alignment of its words; the others have the pieces as tokens, the
     source with its end mark and the target with its start mark, which are special.
+
+    translator, translations: who made which.
+    title: what stands on top.
+
+    >>> from regard.models import Recipe, Transformer
+    >>> from regard.translation import Tokens, Translator, TwoSides
+    >>> from regard.view.exhibit import look_at_translations
+    >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
+    >>> model = Transformer(len(tokens), Recipe(width=16, heads=2, layers=1), share=True)
+    >>> translator = Translator(model, TwoSides(tokens, tokens))
+    >>> look_at_translations(translator, translator.translate(["ein Hund", "bellt"]), title="Dogs")
+    Exhibit('Dogs': 2 inputs, ...)
     """
     return Exhibit(title, [_read(translator, one) for one in translations])
 
@@ -345,13 +364,15 @@ def _attentions(model: Seq2Seq, source: Sequence[int], target: Sequence[int], fi
 def look_at_text(encoder: WordEncoder, texts: str | Sequence[str], *, title: str = "") -> Exhibit:
     """Every attention of an encoder while it reads texts, an input of each; its marks are special.
 
+    title: what stands on top.
+
     >>> import regard
     >>> from regard.view.exhibit import look_at_text
     >>> found = look_at_text(regard.load_encoder("minilm"), "Dogs bark.").describe()["inputs"][0]
     >>> found["texts"]
     [{'tokens': ['[CLS]', 'dogs', 'bark', '.', '[SEP]'], 'special': [0, 4]}]
     >>> found["layers"][0]["label"], len(found["layers"])
-    ('layer 1', 6)
+    ('layer 0', 6)
     """
     return Exhibit(title, [_read_text(encoder, text) for text in checked(texts)])
 
@@ -368,7 +389,5 @@ def _read_text(encoder: WordEncoder, sentence: str) -> Input:
     spans = tokens.spans
     names = tokens.names or [sentence[slice(*span)] if span else "(mark)" for span in spans]
     text = Text(tuple(names), tuple(place for place, span in enumerate(spans) if span is None))
-    layers = [
-        Layer(name, f"layer {number}", "self", weights) for number, (name, weights) in enumerate(seen, 1)
-    ]
+    layers = [Layer(name, f"layer {number}", "self", weights) for number, (name, weights) in enumerate(seen)]
     return Input(shorten(sentence), [text], layers)

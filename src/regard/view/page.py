@@ -31,7 +31,9 @@ def write_page(path: str | os.PathLike[str], x: Any, *, title: str = "", about: 
     x: an exhibit, or what `Exhibit.of` makes one of: weights, what `regard.watch` saw, translations. Those by
     a model without attention are shown without lines, with the reason. Alignments are read one by one, unless
     `translate(…, alignment=True)` has already read them together.
-    title: what stands on top; about: a sentence below it.
+    path: of the .html file.
+    title: what stands on top.
+    about: a sentence below it.
 
     >>> import tempfile
     >>> from regard.models import Recipe, Transformer
@@ -52,7 +54,7 @@ def write_page(path: str | os.PathLike[str], x: Any, *, title: str = "", about: 
 
 
 def make_page(x: Any, *, title: str = "", about: str = "") -> str:
-    """The page that `write_page` writes, as text.
+    """The page that `write_page` writes, as text; x, title and about are its own.
 
     >>> from regard.view.page import make_page
     >>> "<title>Dogs &amp; cats</title>" in make_page([], title="Dogs & cats")
@@ -77,7 +79,9 @@ def show(
 ) -> Any:
     """Look at something: as a widget in a notebook, and elsewhere as a page in the browser.
 
-    x, queries, keys: as of `Exhibit.of`. In a notebook the widget is returned, which shows where it stands as
+    x, queries, keys, title: as of `Exhibit.of`.
+
+    In a notebook the widget is returned, which shows where it stands as
     the last line of a cell. Elsewhere a page is written among the temporary files and opened, and its path is
     returned.
 

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.text import plain
 from regard.view.drawing import (
-    PALETTE,
     POINTS,
     Theme,
     check_ending,
     drawing,
     extent,
     fitted,
+    ink_on,
     label,
     save,
     wrapped,
@@ -42,6 +42,7 @@ _PAD, _MARGIN, _GAP = 4.0, 10.0, 9.0
 _LINE, _NAME = 15.0, 18.0  # a line of text; the name of an axis
 _BAR = 66.0  # the colour bar with its numbers
 _DECADES = 1e4  # of weights that logarithmic colours spread
+_NOISE = 1e-4  # of the largest weight: what is below 0 by less is 0 but for rounding
 
 
 class Panel(NamedTuple):
@@ -99,9 +100,10 @@ def draw_panels(panels: Sequence[Sequence[Panel]], sheet: Sheet, path: str | os.
 
 
 def paint(
-    axes: "Axes", panel: Panel, norm: "Normalize", palette: "Colormap | str" = PALETTE, *, numbers: bool
+    axes: "Axes", panel: Panel, norm: "Normalize", palette: "Colormap", *, numbers: bool
 ) -> "AxesImage":
     """A panel's matrix on axes, with a number in each cell if there are few of them."""
+    axes.grid(False, which="both")
     box = (-0.5, panel.columns - 0.5, panel.rows - 0.5, -0.5)
     image = axes.imshow(
         panel.matrix, cmap=palette, norm=norm, extent=box, aspect="auto", interpolation="nearest"
@@ -109,20 +111,25 @@ def paint(
     axes.tick_params(length=0 if panel.queries or panel.keys else 3)
     if numbers:
         for (row, column), weight in np.ndenumerate(panel.matrix):
-            colour = "black" if _brightness(image, weight) > 0.45 else "white"
-            axes.text(column, row, f"{weight:.2f}", ha="center", va="center", color=colour, fontsize=8)
+            ink = ink_on(image.to_rgba(np.array([weight]))[0]) if np.isfinite(weight) else None
+            axes.text(column, row, f"{weight:.2f}", ha="center", va="center", color=ink, fontsize=8)
     return image
 
 
 def scale(matrices: Sequence[NDArray[Any]], *, log: bool) -> "Normalize":
-    """Colours from 0, or from the least weight below it, to the largest; or logarithmic ones."""
+    """Colours from 0 to the largest weight; as far below 0 as above it if there are values of both signs; or
+    logarithmic ones."""
     from matplotlib.colors import LogNorm, Normalize
 
     finite = [matrix[np.isfinite(matrix)] for matrix in matrices]
     largest = max(float(some.max(initial=0)) for some in finite) or 1.0
     if log:
         return LogNorm(max(largest, 1e-30) / _DECADES, max(largest, 1e-30), clip=True)
-    return Normalize(min(float(some.min(initial=0)) for some in finite), largest)
+    least = min(float(some.min(initial=0)) for some in finite)
+    if least < -_NOISE * largest:
+        most = max(-least, max(float(some.max(initial=0)) for some in finite))
+        return Normalize(-most, most)
+    return Normalize(0.0, largest)
 
 
 def has_numbers(panel: Panel, width: float, height: float) -> bool:
@@ -137,11 +144,6 @@ def write_labels(axes: "Axes", panel: Panel, width: float, height: float) -> Non
 
     put(axes.yaxis, labels("y", panel.queries, panel.rows, height, tick_size("y")))
     put(axes.xaxis, labels("x", panel.keys, panel.columns, width, tick_size("x")))
-
-
-def _brightness(image: "AxesImage", weight: float) -> float:
-    red, green, blue, _ = image.to_rgba(np.array([weight]))[0]
-    return float(0.299 * red + 0.587 * green + 0.114 * blue)
 
 
 class _Placed(NamedTuple):
@@ -181,7 +183,7 @@ class _Paper:
         numbered = all(has_numbers(one.panel, one.width, one.height) for row in self.placed for one in row)
         self.numbered = numbered and not sheet.key
         self.bar = 0.0 if self.numbered else _BAR
-        self.palette: Colormap | str = PALETTE
+        self.palette = theme.palette_for(self.norm)
         if sheet.key:
             from matplotlib.colors import LinearSegmentedColormap
 
@@ -290,7 +292,7 @@ class _Paper:
         bar.formatter = FuncFormatter(lambda value, _: f"{value:g}")
         bar.update_ticks()
         bar.ax.minorticks_off()
-        bar.outline.set_visible(False)
+        bar.outline.set(edgecolor=self.theme.rule, linewidth=0.6)  # its lower end is like the paper
         bar.ax.tick_params(length=2, pad=2, labelsize=8)
         bar.set_label(self.sheet.bar, fontsize=9, labelpad=3)
 

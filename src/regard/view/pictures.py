@@ -21,7 +21,7 @@ from regard.mechanism.weights import Weights
 from regard.models.positions import Learned, Rotary, Sinusoidal
 from regard.view.contents import label_of
 from regard.view.curves import draw_by_distance
-from regard.view.drawing import DARK, LIGHT, POINTS, check_ending
+from regard.view.drawing import DARK, LIGHT, POINTS, check_ending, theme_of
 from regard.view.panels import MOST, Panel, Sheet, draw_panels, has_numbers, paint, scale, write_labels
 from regard.view.watch import Seen
 
@@ -55,13 +55,23 @@ def heatmap(
     queries: Tokens = None,
     keys: Tokens = None,
     title: str | None = None,
+    names: tuple[str, str] = ("queries", "keys"),
+    limits: tuple[float, float] | None = None,
     log: bool = False,
 ) -> "AxesImage":
     """Draw a matrix of weights, a row per query and a column per key, the tokens along both axes.
 
-    Large weights are pooled first, and lazy ones thus never become dense. `log` spreads small weights
-    over the colours, down to a ten-thousandth of the largest. Tokens for which there is no room are left out;
-    zooming in shows them. A colour bar is added with `figure.colorbar(image)`.
+    axes: where to draw, `plt.subplots()[1]` for example.
+    queries, keys: the tokens of the rows and columns.
+    names: of the axes, where there are no tokens.
+    title: what stands on top.
+    limits: the values of the first and the last colour; by default those that the weights have.
+    log: spread small weights over the colours, down to a ten-thousandth of the largest.
+
+    Large weights are pooled first, and lazy ones thus never become dense. The smallest weights are almost
+    like the paper, be it light or dark, and the largest stand out from it; of values of both signs, 0 is like
+    the paper, orange is below and blue above it. Tokens for which there is no room are left out; zooming in
+    shows them. A colour bar is added with `figure.colorbar(image)`.
 
     >>> import matplotlib.pyplot as plt, torch, regard
     >>> from regard.view.pictures import heatmap
@@ -81,9 +91,11 @@ def heatmap(
     dots = axes.figure.dpi / POINTS
     size = axes.bbox.width / dots, axes.bbox.height / dots
     norm = scale([panel.matrix], log=log)
-    image = paint(axes, panel, norm, numbers=has_numbers(panel, *size))
+    if limits is not None:
+        norm.vmin, norm.vmax = limits
+    image = paint(axes, panel, norm, theme_of(axes).palette_for(norm), numbers=has_numbers(panel, *size))
     write_labels(axes, panel, *size)
-    for axis, tokens, name in ((axes.yaxis, queries, "queries"), (axes.xaxis, keys, "keys")):
+    for axis, tokens, name in ((axes.yaxis, queries, names[0]), (axes.xaxis, keys, names[1])):
         if tokens is None:
             axis.set_label_text(name)
     if title:
@@ -97,6 +109,7 @@ def draw_weights(
     *,
     queries: Tokens = None,
     keys: Tokens = None,
+    titles: Sequence[str] | None = None,
     title: str | None = None,
     log: bool = False,
     dark: bool = False,
@@ -104,7 +117,14 @@ def draw_weights(
     """Draw weights (…, q, k) and write the picture: .png, .svg or .pdf.
 
     One matrix is a heat map; several heads are drawn side by side, and what comes before them one below
-    the other. Large weights are drawn as maps of block means. log: colours that tell small weights apart.
+    the other. Large weights are drawn as maps of block means.
+
+    path: .png, .svg or .pdf.
+    queries, keys: the tokens of the rows and columns.
+    titles: one for each head; by default its number.
+    title: one above all.
+    log: colours that tell small weights apart.
+    dark: on dark paper.
 
     >>> import tempfile, torch, regard
     >>> from regard.view.pictures import draw_weights
@@ -123,7 +143,7 @@ def draw_weights(
     heads = lead[-1] if lead else 1
     what = "" if isinstance(weights, Weights) and not weights.has_heads else "head "
     matrices = matrices.reshape(math.prod(lead[:-1]), heads, *matrices.shape[-2:])
-    names = ["" if alone else f"{what}{head}" for head in range(heads)]
+    names = _titles(titles, ["" if alone else f"{what}{head}" for head in range(heads)], "heads")
     panels = [
         [
             Panel(one, rows, columns, queries, keys, "" if i else name)
@@ -142,14 +162,20 @@ def draw_heads(
     queries: Tokens = None,
     keys: Tokens = None,
     first: int = 0,
+    titles: Sequence[str] | None = None,
     title: str | None = None,
     log: bool = False,
     dark: bool = False,
 ) -> Path:
     """Draw every head of every layer: a row per layer, a column per head, all in the same colours.
 
-    layers: what `regard.watch` has seen, or any weights (h, q, k) by name. queries, keys: their tokens, which
-    are the same in each. first: the number of the first head.
+    layers: what `regard.watch` has seen, or any weights (h, q, k) by name.
+    path: .png, .svg or .pdf.
+    queries, keys: their tokens, which are the same in each.
+    first: the number of the first head.
+    titles: what to call the columns instead.
+    title: one above all.
+    log, dark: as in `draw_weights`.
 
     >>> import tempfile, torch, regard
     >>> from regard.view.pictures import draw_heads
@@ -170,10 +196,10 @@ def draw_heads(
     for row, (weights, number) in enumerate(zip(layers.values(), heads, strict=True)):
         matrices = _matrices(weights, most)
         matrices = matrices.reshape(number, *matrices.shape[-2:])
-        names = ["" if row else f"head {head}" for head in range(first, first + number)]
+        names = _titles(titles, [f"head {head}" for head in range(first, first + number)], "heads")
         rows, columns = weights.shape[-2:]
         pairs = zip(matrices, names, strict=True)
-        panels.append([Panel(one, rows, columns, queries, keys, name) for one, name in pairs])
+        panels.append([Panel(one, rows, columns, queries, keys, "" if row else name) for one, name in pairs])
     sheet = Sheet(title or "", sides=sides, shared=sum(heads) > 1, log=log, dark=dark)
     return draw_panels(panels, sheet, path)
 
@@ -184,11 +210,17 @@ def draw_alignments(
     *,
     titles: Sequence[str] | None = None,
     title: str | None = None,
+    across: int = ACROSS,
     dark: bool = False,
 ) -> Path:
     """Draw which words of two sentences belong together, one alignment or several side by side.
 
-    titles: one for each of them. title: one above all.
+    alignments: `Translation.alignment`, or several.
+    path: .png, .svg or .pdf.
+    titles: one for each of them.
+    title: one above all.
+    across: how many stand beside each other, at most.
+    dark: on dark paper.
 
     >>> import tempfile, torch
     >>> from types import SimpleNamespace
@@ -199,32 +231,36 @@ def draw_alignments(
     """
     check_ending(path)
     some = list(alignments) if isinstance(alignments, Sequence) else [alignments]
-    names = [""] * len(some) if titles is None else list(titles)
-    if len(names) != len(some):
-        raise ArgumentError(f"there are {len(names)} titles for {len(some)} alignments; each needs its own.")
+    names = _titles(titles, [""] * len(some), "alignments")
     panels = [_aligned(one, name) for one, name in zip(some, names, strict=True)]
-    rows = [panels[i : i + ACROSS] for i in range(0, len(panels), ACROSS)]
+    count("draw_alignments got across", across, least=1)
+    rows = [panels[i : i + across] for i in range(0, len(panels), across)]
     return draw_panels(rows, Sheet(title or "", names=("target", "source"), dark=dark), path)
 
 
 def draw_mask(
     mask: Mask | Tensor,
-    queries: int | Sequence[str],
-    keys: int | Sequence[str] | None,
     path: str | os.PathLike[str],
     *,
+    queries: int | Sequence[str] = 8,
+    keys: int | Sequence[str] | None = None,
     lead: Sequence[int] = (),
+    titles: Sequence[str] | None = None,
     title: str | None = None,
     dark: bool = False,
 ) -> Path:
     """Draw which keys each query may look at.
 
-    queries, keys: how many, or their tokens; no keys are as many as queries. lead: the leading axes of the
-    call, if the mask is for some in particular, as that of a batch is.
+    path: .png, .svg or .pdf.
+    queries, keys: how many, or their tokens; no keys are as many as queries.
+    lead: the leading axes of the call, if the mask is for some in particular, as that of a batch is.
+    titles: one for each of those.
+    title: one above all.
+    dark: on dark paper.
 
     >>> import tempfile, regard
     >>> from regard.view.pictures import draw_mask
-    >>> draw_mask(regard.Causal() & regard.Window(3), 8, None, tempfile.mkdtemp() + "/mask.svg").name
+    >>> draw_mask(regard.Causal() & regard.Window(3), tempfile.mkdtemp() + "/mask.svg", queries=20).name
     'mask.svg'
     """
     check_ending(path)
@@ -234,9 +270,10 @@ def draw_mask(
     tokens = [None if isinstance(side, int) else side for side in sides]
     _check_number(lead)
     seen = _in_sight(mask, (sizes[0], sizes[1]), tuple(lead))
+    names = _titles(titles, [str(i) if lead else "" for i in range(len(seen))], "masks")
     panels = [
-        Panel(one, sizes[0], sizes[1], tokens[0], tokens[1], str(i) if lead else "")
-        for i, one in enumerate(seen)
+        Panel(one, sizes[0], sizes[1], tokens[0], tokens[1], name)
+        for one, name in zip(seen, names, strict=True)
     ]
     theme = DARK if dark else LIGHT
     key = ((theme.raised, "may not look"), (theme.accent, "may look"))
@@ -257,7 +294,10 @@ def draw_positions(
 ) -> Path:
     """Draw position encodings: vectors and angles as matrices, biases as lines over the distance.
 
+    path: .png, .svg or .pdf.
     length: how many positions; of biases, the largest distance to either side.
+    title: what stands on top.
+    dark: on dark paper.
 
     >>> import tempfile, regard
     >>> from regard.view.pictures import draw_positions
@@ -271,7 +311,8 @@ def draw_positions(
     places = torch.arange(length)
     with torch.no_grad():
         if isinstance(positions, RelativeBias):
-            distance = torch.arange(-length, length + 1)
+            to_the_right = getattr(positions, "bidirectional", True)  # where others never look
+            distance = torch.arange(-length, length + 1 if to_the_right else 1)
             biases = positions(distance).detach().cpu().reshape(-1, len(distance))
             return draw_by_distance(distance.tolist(), biases.tolist(), path, title=title, dark=dark)
         if isinstance(positions, Rotary):
@@ -339,6 +380,13 @@ def _aligned(alignment: Aligned, title: str) -> Panel:
             "give sentences that have words."
         )
     return _panel(weights, CELLS, targets, sources, title)
+
+
+def _titles(given: Sequence[str] | None, usual: list[str], what: str) -> list[str]:
+    """One for each, or the usual ones."""
+    if given is not None and len(given) != len(usual):
+        raise ArgumentError(f"there are {len(given)} titles for {len(usual)} {what}; each needs its own.")
+    return usual if given is None else list(given)
 
 
 def _size(side: int | Sequence[str]) -> int:

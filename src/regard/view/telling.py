@@ -50,7 +50,7 @@ def tell(layer: Layer) -> list[Told]:
     >>> from regard.view.exhibit import Layer
     >>> from regard.view.telling import tell
     >>> x = torch.zeros(2, 5, 4)
-    >>> [told.label for told in tell(Layer("attention", "layer 1", "self", regard.attend(x, x, x)[1]))]
+    >>> [told.label for told in tell(Layer("attention", "layer 0", "self", regard.attend(x, x, x)[1]))]
     ['broad', 'broad']
     """
     return [_tell(layer, head) for head in range(layer.heads)]

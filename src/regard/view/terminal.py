@@ -1,5 +1,6 @@
 """Word alignments, drawn in a terminal: a row per target word, a column per source word."""
 
+import os
 import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from torch import Tensor
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.checks import count
 from regard.mechanism.text import plain
+from regard.view.drawing import DARK, LIGHT, Theme
 from regard.view.pictures import Aligned
 
 if TYPE_CHECKING:
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
 
 SHADES = " ░▒▓█"
 LETTERS = " .:+#"  # for a terminal that has no others
-# matplotlib's cividis, as the pictures, at 0, 1/8 … 1
-COLOURS = ["#00224d", "#1a386f", "#434e6b", "#61646f", "#7c7b78", "#9b9376", "#bbad6c", "#dec957", "#fde737"]
 FULL = 0.5  # what is drawn strongest is the largest weight, or this if all are smaller
 TALLEST = 14  # letters of a source word, which stands upright
 WIDEST = 20  # columns of a target word
@@ -28,6 +28,9 @@ LEAST = 8  # columns that a drawing needs
 
 def draw_alignment(alignment: Aligned, console: "Console | None" = None) -> None:
     """Draw an alignment in a terminal: colours where it has some, shades elsewhere.
+
+    The colours are those of the pictures, on dark paper, or on light paper where the terminal says that it is
+    light: in the environment variable COLORFGBG, as "0;15".
 
     >>> import torch
     >>> from types import SimpleNamespace
@@ -145,10 +148,25 @@ def _letters(word: str) -> list[str]:
     return letters
 
 
+def _theme() -> Theme:
+    """Of this terminal: many tell their colours, text;background, of which 7 and above 8 are light."""
+    background = os.environ.get("COLORFGBG", "").rpartition(";")[2]
+    return LIGHT if background.isdecimal() and int(background) in (7, *range(9, 16)) else DARK
+
+
+def _colour(weight: float, stops: Sequence[str]) -> str:
+    """The colour of a weight between 0 and 1."""
+    place = min(max(weight, 0), 1) * (len(stops) - 1)
+    low = min(int(place), len(stops) - 2)
+    ends = [[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in stops[low : low + 2]]
+    mixed = (round(a + (place - low) * (b - a)) for a, b in zip(*ends, strict=True))
+    return "#" + "".join(f"{part:02x}" for part in mixed)
+
+
 def _cell(weight: float, shades: str | None) -> tuple[str, str]:
     """What is drawn for a weight between 0 and 1, and its style."""
     if shades is None:
-        return " " * CELL, f"on {COLOURS[round(min(max(weight, 0), 1) * (len(COLOURS) - 1))]}"
+        return " " * CELL, f"on {_colour(weight, _theme().weights)}"
     return shades[min(max(round(weight * (len(shades) - 1)), 0), len(shades) - 1)] * CELL, ""
 
 

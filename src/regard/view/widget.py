@@ -19,6 +19,7 @@ from regard.view.exhibit import Exhibit
 class AttentionWidget(anywidget.AnyWidget):
     """The interactive view of an exhibit, or of what `Exhibit.of` makes one of, in a notebook.
 
+    x, queries, keys, title: as of `Exhibit.of`.
     options: how it begins: view="matrix" (or "lines", "heads", "numbers"), layer=2, heads=[0], compact=True.
 
     >>> import torch

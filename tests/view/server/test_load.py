@@ -40,11 +40,11 @@ WORDS = [
 
 
 @contextmanager
-def serving(house: House) -> Iterator[str]:
+def serving(house: House, host: str | None = None) -> Iterator[str]:
     """The address of a server in a thread of this process."""
     listening, ready = listen("127.0.0.1", 0), threading.Event()
     address = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server = Server(house, listening, ready.set)
+    server = Server(house, listening, ready.set, host)
     thread = threading.Thread(target=server.serve_until_told, daemon=True)
     thread.start()
     assert ready.wait(20)
@@ -175,6 +175,14 @@ def test_half_a_request_harms_nobody(collection, one_thread):
             with socket.create_connection(("127.0.0.1", port)) as half:
                 half.sendall(junk)
         assert httpx.get(f"{address}/api/health").is_success
+
+
+@pytest.mark.parametrize(("host", "status"), [("My-Machine", 200), (None, 403)])
+def test_a_name_to_listen_at_may_be_asked(host: str | None, status: int, collection: Collection):
+    with serving(House(collection), host) as address:
+        named = "my-machine:" + address.rpartition(":")[2]
+        assert httpx.get(f"{address}/api/health", headers={"Host": named}).status_code == status
+        assert httpx.get(f"{address}/api/health").status_code == 200
 
 
 PROGRAM = """

@@ -91,7 +91,7 @@ class Attended(Request, kw_only=True):
     model: Name
     sentence: Sentence
     word: Word
-    layer: Annotated[Layer | None, Meta(description="From 1 on; the mean of all by default.")] = None
+    layer: Annotated[Layer | None, Meta(description="From 0 on; the mean of all by default.")] = None
     head: Annotated[Layer | None, Meta(description="From 0 on; the mean of all by default.")] = None
 
 

@@ -64,12 +64,17 @@ def _explained(host: str, port: int, error: OSError) -> ArgumentError:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, which says when it is ready."""
+    """Uvicorn, which says when it is ready.
 
-    def __init__(self, house: House, listening: socket.socket, ready: Callable[[], None]) -> None:
-        host, port = listening.getsockname()[:2]
+    host: the name by which it may be asked, beside those of this machine; by default the socket's address.
+    """
+
+    def __init__(
+        self, house: House, listening: socket.socket, ready: Callable[[], None], host: str | None = None
+    ) -> None:
+        address, port = listening.getsockname()[:2]
         config = uvicorn.Config(
-            make_app(house, host, port),
+            make_app(house, host or address, port),
             http="h11",
             ws="none",
             lifespan="off",
@@ -100,10 +105,18 @@ class Server(uvicorn.Server):
         self._ready()
 
 
-def serve(house: House, listening: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
-    """Serve a house at a socket until told to end; `ready` is called when requests are answered."""
+def serve(
+    house: House,
+    listening: socket.socket,
+    ready: Callable[[], None] = lambda: None,
+    host: str | None = None,
+) -> None:
+    """Serve a house at a socket until told to end; `ready` is called when requests are answered.
+
+    host: the name by which it may be asked, if that is not the socket's address.
+    """
     try:
-        Server(house, listening, ready).serve_until_told()
+        Server(house, listening, ready, host).serve_until_told()
     finally:
         with suppress(OSError):
             listening.close()

@@ -93,7 +93,7 @@ export class HeadsView {
   // All heads that are here, in one row; under a heading for each thing that heads do
   bySort(sort) {
     const all = this.found.flatMap((heads) => heads ?? []);
-    const name = ({ layer, head }) => `${this.pane.input.layers[layer].label || layer + 1} · ${head}`;
+    const name = ({ layer, head }) => `${this.pane.input.layers[layer].label || layer} · ${head}`;
     if (sort !== "label") {
       const measure = sort.slice("measure ".length);
       const ranked = [...all].sort((one, other) => (other.measures[measure] ?? 0) - (one.measures[measure] ?? 0));

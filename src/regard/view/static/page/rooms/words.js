@@ -147,12 +147,12 @@ function levels(encoders, set, changed) {
     if (name === "model") set.layer = set.head = "";
     changed();
   };
-  const numbers = (length, first) => Array.from({ length }, (_, number) => [String(number + first), String(number + 1)]);
+  const numbers = (length) => Array.from({ length }, (_, number) => String(number));
   const nodes = [field("Encoder", choice(encoders.map(({ name }) => name), set.model, change("model")), "", "encoder")];
   if (!model.attends) return nodes;
   nodes.push(
-    field("Layer", choice([["", "all, averaged"], ...numbers(model.layers, 1)], set.layer, change("layer")), "", "layer"),
-    field("Head", choice([["", "all, averaged"], ...numbers(model.heads, 0)], set.head, change("head")), "", "head"),
+    field("Layer", choice([["", "all, averaged"], ...numbers(model.layers)], set.layer, change("layer")), "", "layer"),
+    field("Head", choice([["", "all, averaged"], ...numbers(model.heads)], set.head, change("head")), "", "head"),
   );
   return nodes;
 }

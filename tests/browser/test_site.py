@@ -1,0 +1,49 @@
+"""The built guide in a browser: on wide and narrow screens, light and dark."""
+
+import pytest
+
+from pages.__main__ import ROOT
+from tests.browser.visiting import SHOTS
+
+PAGES = sorted(
+    page.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for page in ROOT.glob("docs/**/*.md")
+)
+SCREENS = {"wide-light": (1280, 900, "light"), "narrow-dark": (360, 740, "dark")}
+
+# What can be scrolled sideways: the page, or a piece of code, a table or a formula within it.
+WIDE = """() => {
+    const kinds = [".md-content pre > code", ".md-typeset__scrollwrap", "math[display=block]"];
+    const boxes = document.querySelectorAll(kinds.join());
+    const wide = (one) => one.scrollWidth > one.clientWidth + 1;
+    return [document.scrollingElement, ...boxes].filter(wide).map((one) => one.textContent.slice(0, 99));
+}"""
+MISSING = "() => [...document.images].filter((one) => !one.naturalWidth).map((one) => one.src)"
+
+
+@pytest.fixture
+def screen(browser, request):
+    width, height, scheme = SCREENS[request.param]
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    yield request.param, context.new_page()
+    context.close()
+
+
+@pytest.mark.parametrize("screen", SCREENS, indirect=True)
+@pytest.mark.parametrize("name", PAGES)
+def test_page_fits_and_shows_its_pictures(site, screen, name):
+    kind, page = screen
+    page.goto((site / name).as_uri())
+    page.wait_for_load_state()
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SHOTS / f"guide-{name.replace('/', '-')}-{kind}.png", full_page=True)
+    assert not page.evaluate(WIDE)
+    assert not page.evaluate(MISSING)
+    scheme = "slate" if kind.endswith("dark") else "default"
+    assert page.locator("body").get_attribute("data-md-color-scheme") == scheme
+
+
+def test_search_needs_no_server(site, page):
+    page.goto((site / "index.html").as_uri())
+    page.fill("input.md-search__input", "sparsemax")
+    page.wait_for_selector(".md-search-result__item a")
+    assert "normalizer" in page.locator(".md-search-result__list").inner_text().lower()
