@@ -1,8 +1,3 @@
-# /// script
-# requires-python = ">=3.11"
-# dependencies = ["regard[notebooks]"]
-# ///
-
 import marimo
 
 __generated_with = "0.25.2"

@@ -214,6 +214,7 @@ def corpus(tmp_path, monkeypatch) -> Path:
     (tmp_path / "reference").write_text("".join(f"DER HUND {'X ' * (i % 9)}\n" for i in range(300)))
     for name in ("loud", "quiet"):
         (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
     module = ModuleType("regard.translation.translator")
     module.load_translator = Shouting
     monkeypatch.setitem(sys.modules, "regard.translation.translator", module)
@@ -310,7 +311,7 @@ def test_the_embedded_corpus(corpus, capsys, monkeypatch):
     ("arguments", "message"),
     [
         (["source", "reference"], "evaluate got no model; name one"),
-        (["source", "reference", "-m", "nothing"], "there is no folder 'nothing'"),
+        (["source", "reference", "-m", "nothing"], "'nothing' does not exist; give a folder"),
         (["source", "missing", "-m", "loud"], "missing"),
         (["source", "reference", "-m", "loud", "-m", "loud"], "'loud' is given 2 times"),
         (
