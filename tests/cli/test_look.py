@@ -69,7 +69,7 @@ def served(monkeypatch):
     """What would be served, instead of serving it."""
     found = {}
 
-    def serve(house, listening, ready, host):
+    def serve(house, listening, ready, host, origin):
         found.update(house=house, ready=ready)
         house.close()
 

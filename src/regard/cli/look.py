@@ -1,6 +1,7 @@
 """`regard look`."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -51,6 +52,13 @@ def look(
             help="Where it can be reached: with 0.0.0.0, others in the network can look, too.",
         ),
     ] = "127.0.0.1",
+    origin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where a proxy in front of it offers the page, such as https://regard.example.org.",
+        ),
+    ] = None,
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Whether to open the page in the browser.")
     ] = True,
@@ -64,6 +72,11 @@ def look(
         check_encoder(folder)
     if not host:
         raise ArgumentError("--host is empty, which would be every address; give one: --host 127.0.0.1.")
+    if origin is not None and not re.fullmatch(r"https?://[a-z0-9.-]+(:\d+)?", origin):
+        raise ArgumentError(
+            f"--origin is {origin!r}; it is a scheme and a name in small letters, without a path: "
+            "https://regard.example.org."
+        )
     recordings = recording or []
     for folder in recordings:
         if not os.path.isdir(folder):
@@ -91,7 +104,7 @@ def look(
             if browser:
                 _open(address)
 
-        serve(House(collection, version=__version__), listening, ready, host)
+        serve(House(collection, version=__version__), listening, ready, host, origin)
     finally:
         listening.close()
 

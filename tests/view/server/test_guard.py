@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from starlette.datastructures import Headers
 
 from regard.view.server.guard import POLICY, Guard, Refused, read_json
 from tests.view.server.asking import error
@@ -34,6 +35,23 @@ def test_a_wildcard_is_asked_by_number_and_not_by_any_name():
     assert not guard._is_here("192.168.1.7:8001")
     assert not guard._is_here("evil.example:8000")
     assert not Guard(None, "127.0.0.1", 8000)._is_here("192.168.1.7:8000")
+
+
+def test_behind_a_proxy_its_page_may_ask_and_no_other():
+    guard = Guard(None, "127.0.0.1", 8000, "https://regard.example.org")
+
+    def ask(host: str, origin: str) -> None:
+        guard._check("POST", "/api/translate", Headers({"host": host, "origin": origin}))
+
+    ask("regard.example.org", "https://regard.example.org")
+    ask("127.0.0.1:8000", "https://regard.example.org")
+    for host, origin in [
+        ("regard.example.org", "https://elsewhere.example"),
+        ("elsewhere.example", "https://regard.example.org"),
+        ("regard.example.org", "https://regard.example.org.elsewhere.example"),
+    ]:
+        with pytest.raises(Refused):
+            ask(host, origin)
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ _GONE = 499  # nobody sees it: who asked is no longer there
 log = logging.getLogger("regard.look")
 
 
-def make_app(house: House, host: str = "127.0.0.1", port: int = 8000) -> Guard:
-    """An ASGI application that answers for this house at this address."""
+def make_app(house: House, host: str = "127.0.0.1", port: int = 8000, origin: str | None = None) -> Guard:
+    """An ASGI application that answers for this house at this address, and at that of a proxy."""
     routes = [
         *(Route(one.path, _answering(house, one), methods=[one.method]) for one in ENDPOINTS),
         Route("/api/openapi.json", partial(_openapi, msgspec.json.encode(document(house.version)))),
@@ -50,7 +50,7 @@ def make_app(house: House, host: str = "127.0.0.1", port: int = 8000) -> Guard:
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
     app.router.redirect_slashes = False
-    return Guard(app, host, port)
+    return Guard(app, host, port, origin)
 
 
 def _answering(house: House, one: Endpoint) -> Callable[[Request], Awaitable[Response]]:

@@ -61,15 +61,20 @@ class Guard:
     """An ASGI application in front of another: it refuses what others should not ask.
 
     host, port: where the server listens; the names under which it may be asked follow from them.
+    origin: where a proxy offers it, if one does, such as "https://regard.example.org".
 
     >>> from regard.view.server.guard import Guard
     >>> sorted(Guard(None, "127.0.0.1", 8000).names)
     ['127.0.0.1:8000', '[::1]:8000', 'localhost:8000']
     """
 
-    def __init__(self, app: ASGIApp | None, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp | None, host: str, port: int, origin: str | None = None) -> None:
         self.app, self.port = app, port
         self.names = set(_names(host, port))
+        self.origins = set()
+        if origin is not None:
+            self.origins.add(origin)
+            self.names.add(origin.partition("://")[2])
         self.open = _is_wildcard(host)
         self.address = f"http://{_shown('127.0.0.1' if self.open else host)}:{port}/"
 
@@ -96,7 +101,8 @@ class Guard:
             )
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
         reads = method in ("GET", "HEAD")
-        foreign = site not in _OWN or origin not in (None, f"http://{hosts[0]}", f"http://{hosts[0].lower()}")
+        own = {None, f"http://{hosts[0]}", f"http://{hosts[0].lower()}", *self.origins}
+        foreign = site not in _OWN or origin not in own
         opens = reads and headers.get("sec-fetch-mode") == "navigate"
         if foreign and not opens and (not reads or path.startswith("/api/")):
             raise Refused(

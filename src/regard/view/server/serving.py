@@ -67,14 +67,20 @@ class Server(uvicorn.Server):
     """Uvicorn, which says when it is ready.
 
     host: the name by which it may be asked, beside those of this machine; by default the socket's address.
+    origin: where a proxy offers it, "https://regard.example.org" for example.
     """
 
     def __init__(
-        self, house: House, listening: socket.socket, ready: Callable[[], None], host: str | None = None
+        self,
+        house: House,
+        listening: socket.socket,
+        ready: Callable[[], None],
+        host: str | None = None,
+        origin: str | None = None,
     ) -> None:
         address, port = listening.getsockname()[:2]
         config = uvicorn.Config(
-            make_app(house, host or address, port),
+            make_app(house, host or address, port, origin),
             http="h11",
             ws="none",
             lifespan="off",
@@ -110,13 +116,15 @@ def serve(
     listening: socket.socket,
     ready: Callable[[], None] = lambda: None,
     host: str | None = None,
+    origin: str | None = None,
 ) -> None:
     """Serve a house at a socket until told to end; `ready` is called when requests are answered.
 
-    host: the name by which it may be asked, if that is not the socket's address.
+    host, origin: the name by which it may be asked, if that is not the socket's address, and where a proxy
+        offers it.
     """
     try:
-        Server(house, listening, ready, host).serve_until_told()
+        Server(house, listening, ready, host, origin).serve_until_told()
     finally:
         with suppress(OSError):
             listening.close()
