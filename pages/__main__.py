@@ -1,12 +1,12 @@
 """python -m pages [PAGE …]: run pages, and write what they printed and drew into them."""
 
-import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from pages.running import pictures, prepared, renewed, run
+from pages.running import drawn, prepared, renewed, run
+from regard.mechanism.files import write_whole
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,21 +23,20 @@ def renew(page: Path) -> None:
         folder = Path(name)
         with prepared(folder):
             ran = run(page)
-        for picture in pictures(page):
-            if (folder / picture).exists():
-                (page.parent / picture).parent.mkdir(exist_ok=True)
-                shutil.copyfile(folder / picture, page.parent / picture)
-    text = renewed(page, ran)
-    if text != page.read_text("utf-8"):
-        beside = page.with_suffix(".md.new")
-        beside.write_text(text, "utf-8")
-        beside.replace(page)
-    print(f"{page.relative_to(ROOT)}: {len(ran)} blocks, {time.perf_counter() - started:.1f} s", flush=True)
+        assert page.read_text("utf-8") == ran.text, f"{page} was edited while it ran: run it again"
+        for picture in drawn(page, folder):
+            write_whole(page.parent / picture, (folder / picture).read_bytes())
+    if (text := renewed(ran)) != ran.text:
+        write_whole(page, text.encode())
+    print(f"{page}: {len(ran.blocks)} blocks, {time.perf_counter() - started:.1f} s", flush=True)
 
 
 if __name__ == "__main__":
+    asked = [Path(name).resolve() for name in sys.argv[1:]]
+    if missing := [str(page) for page in asked if not page.is_file()]:
+        sys.exit(f"there is no page {', '.join(missing)}; name files, or none for all")
     failed = False
-    for page in [Path(name).resolve() for name in sys.argv[1:]] or everything():
+    for page in asked or everything():
         try:
             renew(page)
         except AssertionError as error:

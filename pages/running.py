@@ -19,8 +19,8 @@ OUTPUT = re.compile(
     re.MULTILINE,
 )
 PICTURE = re.compile(r"!\[[^\]]*\]\((?P<path>[^)\s#]+)")
+NUMBER = re.compile(r"[-−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?")
 STYLE = Path(__file__).parents[1] / "docs/assets/guide.mplstyle"
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
 class Block(NamedTuple):
@@ -31,6 +31,14 @@ class Block(NamedTuple):
     expected: str | None
     varies: bool
     span: tuple[int, int]  # of the output's text within the page
+    indent: str
+
+
+class Ran(NamedTuple):
+    """A page as it was when it ran: its text, and each block with what it printed."""
+
+    text: str
+    blocks: list[tuple[Block, str]]
 
 
 def blocks(text: str) -> Iterator[Block]:
@@ -38,11 +46,11 @@ def blocks(text: str) -> Iterator[Block]:
     for code in CODE.finditer(text):
         above = text.count("\n", 0, code.start("code"))
         output = OUTPUT.match(text, code.end())
-        expected, varies, span = None, False, (0, 0)
+        expected, varies, span, indent = None, False, (0, 0), ""
         if output:
-            expected = _dedent(output["text"], output["indent"])
+            expected, indent = _dedent(output["text"], output["indent"]), output["indent"]
             varies, span = bool(output["varies"]), output.span("text")
-        yield Block(_dedent(code["code"], code["indent"]), above, expected, varies, span)
+        yield Block(_dedent(code["code"], code["indent"]), above, expected, varies, span, indent)
 
 
 @contextlib.contextmanager
@@ -62,39 +70,39 @@ def prepared(folder: Path) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def run(page: Path) -> list[tuple[Block, str]]:
-    """Run every block of a page in the working directory; each with what it printed.
+def run(page: Path) -> Ran:
+    """Run every block of a page in the working directory.
 
     An error is raised as an AssertionError that names the page and the line.
     """
-    text = page.read_text("utf-8") + "\n"
+    text = page.read_text("utf-8")
     namespace = {"__name__": "__main__"}
     ran = []
-    for block in blocks(text):
+    for block in blocks(text + "\n"):
         printed = io.StringIO()
         try:
             # blank lines above the code give it the line numbers of its page
             code = compile("\n" * block.above + block.code, page, "exec")
             with contextlib.redirect_stdout(printed):
                 exec(code, namespace)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             line = _failing_line(error, page) or block.above + 1
             raise AssertionError(f"{page}:{line}: {type(error).__name__}: {error}") from error
         ran.append((block, printed.getvalue()))
-    return ran
+    return Ran(text, ran)
 
 
-def differences(page: Path, ran: list[tuple[Block, str]]) -> list[str]:
+def differences(page: Path, ran: Ran) -> list[str]:
     """Where a page says something else than its code printed."""
     return [
         f"{page}:{block.above}: the page says\n{block.expected}\nand the code prints\n{printed}"
-        for block, printed in ran
+        for block, printed in ran.blocks
         if block.expected is not None and not agree(block.expected, printed, varies=block.varies)
     ]
 
 
 def agree(expected: str, printed: str, *, varies: bool = False) -> bool:
-    """Whether two outputs have the same words, and numbers that differ by their last digit or 1 % at most."""
+    """Whether two outputs have the same words and whole numbers, and fractions within 1 % or a last digit."""
     if [NUMBER.sub("#", line).split() for line in expected.strip().splitlines()] != [
         NUMBER.sub("#", line).split() for line in printed.strip().splitlines()
     ]:
@@ -103,13 +111,14 @@ def agree(expected: str, printed: str, *, varies: bool = False) -> bool:
     return varies or all(_close(*pair) for pair in pairs)
 
 
-def renewed(page: Path, ran: list[tuple[Block, str]]) -> str:
+def renewed(ran: Ran) -> str:
     """The page's text with what its code printed."""
-    text = page.read_text("utf-8")
-    for block, printed in reversed(ran):
+    text = ran.text
+    for block, printed in reversed(ran.blocks):
         if block.expected is not None and not agree(block.expected, printed):
             start, end = block.span
-            text = text[:start] + "".join(f"{line.rstrip()}\n" for line in printed.splitlines()) + text[end:]
+            lines = (f"{block.indent}{line}".rstrip() + "\n" for line in printed.splitlines())
+            text = text[:start] + "".join(lines) + text[end:]
     return text
 
 
@@ -119,9 +128,20 @@ def pictures(page: Path) -> list[str]:
     return [one["path"] for one in found if "://" not in one["path"]]
 
 
+def drawn(page: Path, folder: Path) -> list[str]:
+    """Those of its pictures that its code has drawn in this folder, and not elsewhere."""
+    return [
+        one
+        for one in pictures(page)
+        if (folder / one).is_file() and (folder / one).resolve().is_relative_to(folder.resolve())
+    ]
+
+
 def _close(one: str, other: str) -> bool:
-    a, b = (float(number.replace(",", "")) for number in (one, other))
-    mantissa, _, exponent = one.replace(",", "").partition("e")
+    a, b = (float(number.replace(",", "").replace("−", "-")) for number in (one, other))
+    if not re.search(r"[.e]", one + other):
+        return a == b
+    mantissa, _, exponent = one.partition("e")
     digits = len(mantissa.partition(".")[2])
     return abs(a - b) <= max(1.01 * 10.0 ** (int(exponent or 0) - digits), 0.01 * abs(b))
 
@@ -130,7 +150,7 @@ def _dedent(text: str, indent: str) -> str:
     return re.sub(f"^{indent}", "", text, flags=re.MULTILINE)
 
 
-def _failing_line(error: Exception, page: Path) -> int | None:
+def _failing_line(error: BaseException, page: Path) -> int | None:
     """The last line of the page that the error passed through."""
     if isinstance(error, SyntaxError):
         return error.lineno

@@ -92,7 +92,7 @@ def test_the_demo_is_looked_at_without_a_folder(served, monkeypatch, tmp_path, c
     run("look", "--port", "0")
     assert "two minutes" in capsys.readouterr().out
     (entry,) = served["house"].collection.entries.values()
-    assert (entry.name, entry.languages) == ("transformer", "en-de")
+    assert (entry.name, entry.languages) == ("transformer", "en-de, dates, times and numbers in words only")
     run("look", "--port", "0")
     assert trained == ["en-de"]  # once
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pages.__main__ import ROOT, everything
-from pages.running import agree, blocks, differences, pictures, prepared, renewed, run
+from pages.__main__ import ROOT, everything, renew
+from pages.running import agree, blocks, differences, drawn, pictures, prepared, run
 
 # Pictures that take minutes: each is made by a command that its page gives.
 MADE_BY = {
@@ -18,12 +18,12 @@ MADE_BY = {
 
 def unmade(page: Path, folder: Path) -> list[str]:
     """The pictures of a page that neither its code has made, in this folder, nor a command that it gives."""
-    text = page.read_text("utf-8")
+    text, made = page.read_text("utf-8"), drawn(page, folder)
     missing = []
     for picture in pictures(page):
         known = (page.parent / picture).resolve()
         command = MADE_BY.get(known.relative_to(ROOT).as_posix()) if known.is_relative_to(ROOT) else None
-        if not (folder / picture).is_file() and not (command and command in text and known.is_file()):
+        if picture not in made and not (command and command in text and known.is_file()):
             missing.append(picture)
     return missing
 
@@ -49,7 +49,7 @@ def test_blocks_of_a_page_share_their_names(tmp_path):
         tmp_path,
         "```python\nx = 1\n```\n\n```text\nno\n```\n\n- item\n\n  ```python\n  assert x == 1\n  ```\n",
     )
-    assert len(run(page)) == 2
+    assert len(run(page).blocks) == 2
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,7 @@ def test_blocks_of_a_page_share_their_names(tmp_path):
         ("```python\nx = 1\n```\n\n```python\nprint(y)\n```\n", "page.md:6: NameError: name 'y'"),
         ("Text\n\n```python\nx = = 1\n```\n", "page.md:4: SyntaxError"),
         ("```python\n1 / 0", "page.md:2: ZeroDivisionError"),
+        ("```python\nraise SystemExit(0)\n```\n", "page.md:2: SystemExit"),
     ],
 )
 def test_a_failing_block_is_named_by_page_and_line(text, message, tmp_path):
@@ -69,9 +70,12 @@ def test_a_failing_block_is_named_by_page_and_line(text, message, tmp_path):
 @pytest.mark.parametrize(
     ("expected", "printed", "same"),
     [
-        ("0.123 of 12,345\n", "0.124 of 12,346\n", True),  # a last digit; 1 %
+        ("0.123 of 12,345\n", "0.124 of 12,345\n", True),  # a last digit
         ("0.123\n", "0.126\n", False),
-        ("1e-07 or -3\n", "2e-07 or -3\n", True),
+        ("1e-07 or −3.5\n", "2e-07 or −3.5\n", True),
+        ("−0.5\n", "0.5\n", False),
+        ("torch.Size([2, 8])\n", "torch.Size([2, 7])\n", False),  # whole numbers are equal
+        ("[1,2]\n", "[12]\n", False),
         ("3 heads\n", "3 rows\n", False),
         ("one\n\ntwo\n", "one\n\n  two\n", True),  # spaces do not count
         ("one\n", "one\ntwo\n", False),
@@ -87,12 +91,31 @@ def test_an_output_that_varies_agrees_in_its_words():
 
 
 def test_a_page_that_says_something_else_is_told_and_renewed(tmp_path):
-    page = written(tmp_path, "```python\nprint(6 * 7)\n```\n\n```output\n17\n```\n\nText.\n")
-    ran = run(page)
-    assert "says\n17\n" in differences(page, ran)[0]
-    page.write_text(renewed(page, ran))
-    assert "```output\n42\n```\n\nText." in page.read_text()
+    page = written(tmp_path, "- ```python\n  print(6 * 7)\n  ```\n\n  ```output\n  17\n  ```\n\nText.\n")
+    page.write_text(page.read_text().replace("- ```", "  ```"))
+    assert "says\n17\n" in differences(page, run(page))[0]
+    renew(page)
+    assert "  ```output\n  42\n  ```\n\nText." in page.read_text()
     assert not differences(page, run(page))
+
+
+def test_a_page_that_is_edited_while_it_runs_is_left_alone(tmp_path):
+    page = tmp_path / "page.md"
+    code = f"with open({str(page)!r}, 'a') as file:\n    file.write('more')\nprint(1)"
+    page.write_text(f"```python\n{code}\n```\n\n```output\n```\n")
+    with pytest.raises(AssertionError, match="was edited while it ran"):
+        renew(page)
+    assert page.read_text().endswith("```output\n```\nmore")
+
+
+@pytest.mark.parametrize("page", everything(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_code_and_no_output_of_a_page_escapes(page):
+    text = page.read_text("utf-8")
+    found = list(blocks(text + "\n"))
+    assert len(found) == len(re.findall(r"^\s*(?:```|~~~)+\s*\{?\.?(?:python|py)\b", text, re.MULTILINE))
+    assert sum(one.expected is not None for one in found) == len(
+        re.findall(r"^\s*```+\s*output", text, re.MULTILINE)
+    )
 
 
 def test_an_output_belongs_to_the_code_right_above(tmp_path):

@@ -43,6 +43,13 @@ def names(figure) -> list[str]:
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
+def test_axes_begin_at_the_beginning_also_for_a_single_point(tmp_path, figures):
+    draw_curves({"short": [Row(20, loss=5.0, seconds=9.0, dev_loss=5.0, dev_bleu=0.02)]}, tmp_path / "x.png")
+    (_, _, bleu, minutes) = figures[0].axes
+    assert bleu.get_xlim()[0] == minutes.get_xlim()[0] == bleu.get_ylim()[0] == 0
+    assert bleu.get_ylim()[1] >= 1
+
+
 def test_losses_and_bleu_over_updates_and_minutes(tmp_path, figures):
     path = draw_curves({"small": rows(), "large": rows(60)}, tmp_path / "curves.png")
     assert path.read_bytes().startswith(PNG)

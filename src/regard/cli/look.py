@@ -117,7 +117,7 @@ def _load(folders: list[str] | None, recordings: list[str]) -> "Collection":
     if not given and not recordings:
         from regard.demo import trained
 
-        languages[str(_DEMO)] = trained(_DEMO)
+        languages[str(_DEMO)] = f"{trained(_DEMO)}, dates, times and numbers in words only"
         given = [str(_DEMO), *(["minilm"] if _has_minilm() else [])]
     screen = console()
     screen.print(f"Loading {', '.join(map(plain, [*given, *recordings]))} …", style="dim")

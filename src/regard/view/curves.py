@@ -51,6 +51,10 @@ def draw_curves(logs: Mapping[str, Log], path: str | os.PathLike[str], *, dark: 
                 if judged:
                     _draw_bleu(axes[1, column], places, rows, style(number, theme), theme)
         _label(axes, theme)
+        for one in axes[-1]:
+            one.set_xlim(left=0)  # from the beginning, also if there is only one point
+        if judged:
+            axes[1, 0].set_ylim(0, max(1.0, axes[1, 0].get_ylim()[1]))
         legend(figure, list(read), [style(number, theme) for number in range(len(read))])
         return save(figure, path)
 
