@@ -3,11 +3,11 @@
 import pytest
 
 from pages.__main__ import ROOT
+from pages.running import blocks
 from tests.browser.visiting import SHOTS
 
-PAGES = sorted(
-    page.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for page in ROOT.glob("docs/**/*.md")
-)
+DOCS = ROOT / "docs"
+PAGES = sorted(page.relative_to(DOCS).with_suffix(".html").as_posix() for page in DOCS.rglob("*.md"))
 SCREENS = {"wide-light": (1280, 900, "light"), "narrow-dark": (360, 740, "dark")}
 
 # What can be scrolled sideways: the page, or a piece of code, a table or a formula within it.
@@ -40,6 +40,19 @@ def test_page_fits_and_shows_its_pictures(site, screen, name):
     assert not page.evaluate(MISSING)
     scheme = "slate" if kind.endswith("dark") else "default"
     assert page.locator("body").get_attribute("data-md-color-scheme") == scheme
+
+
+def test_code_is_copied_as_it_stands(site, page):
+    """Though each line is a box of its own on the page."""
+    page.goto((site / "path/order.html").as_uri())
+    copied = page.evaluate(
+        """() => [...document.querySelectorAll(".language-python code")].map((code) => {
+            code.setAttribute("data-md-copying", "");
+            return code.innerText.trim();
+        })"""
+    )
+    written = [block.code.strip() for block in blocks((DOCS / "path/order.md").read_text("utf-8"))]
+    assert copied == written
 
 
 def test_search_needs_no_server(site, page):
