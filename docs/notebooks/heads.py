@@ -40,12 +40,14 @@ def _(mo):
 
 
 @app.cell(hide_code=True)
-def _(encoder, regard, sentence, torch):
+def _(encoder, mo, regard, sentence, torch):
     # the model reads the sentence once; its weights stay lazy
-    text = sentence.value.strip() or "Say something."
-    words = encoder.tokens(text)
-    with torch.no_grad(), regard.watch(encoder, tokens=words) as seen:
-        encoder.embed(text)
+    try:
+        words = encoder.tokens(sentence.value)
+        with torch.no_grad(), regard.watch(encoder, tokens=words) as seen:
+            encoder.embed(sentence.value)
+    except regard.ArgumentError as _error:  # no words, or too many
+        mo.stop(True, mo.callout(f"Type another sentence above: {_error}", kind="warn"))
     return seen, words
 
 

@@ -58,13 +58,16 @@ def _(mo, regard):
     score = mo.ui.dropdown(scores, value="scaled dot", label="score")
     normalize = mo.ui.dropdown(normalizers, value="softmax", label="normalizer")
     width = mo.ui.slider(steps=[4, 16, 64, 128, 256, 384], value=384, label="width d", show_value=True)
+    mo.vstack([sentence])
     return normalize, normalizers, score, sentence, width
 
 
 @app.cell(hide_code=True)
-def _(encoder, mo, sentence):
-    mo.stop(not sentence.value.strip(), sentence)
-    (embedded,) = encoder.embed(sentence.value)
+def _(encoder, mo, regard, sentence):
+    try:
+        (embedded,) = encoder.embed(sentence.value)
+    except regard.ArgumentError as _error:  # no words, or too many
+        mo.stop(True, mo.callout(f"Type another sentence above: {_error}", kind="warn"))
     words = list(embedded.words)[:20]
     places = {f"{place}: {word}": place for place, word in enumerate(words)}
     first = list(places)[words.index("it") if "it" in words else 0]
@@ -73,8 +76,8 @@ def _(encoder, mo, sentence):
 
 
 @app.cell(hide_code=True)
-def _(asking, mo, normalize, score, sentence, width):
-    mo.vstack([sentence, mo.hstack([asking, score, normalize, width], justify="start", gap=1.5, wrap=True)])
+def _(asking, mo, normalize, score, width):
+    mo.hstack([asking, score, normalize, width], justify="start", gap=1.5, wrap=True)
     return
 
 

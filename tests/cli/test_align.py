@@ -87,6 +87,16 @@ def test_another_attention(model, files, capsys):
     assert capsys.readouterr().out.split("\n") == [*wanted(model, layer=1, shift="output"), ""]
 
 
+def test_the_last_head_is_minus_one(model, files, capsys):
+    for heads, same in (("-1", (1,)), ("-2,1", (0, 1)), ("-2", (0,))):
+        run("align", "-m", model, *files, "--layer", -1, "--heads", heads)
+        shown = capsys.readouterr().out.split("\n")
+        assert shown == [*wanted(model, layer=1, heads=same, shift="output"), ""]
+    for heads, why in (("-3", "--heads has -3 and the attention has 2; give 0 to 1"), ("--1", "-1 for the")):
+        run("align", "-m", model, *files, "--heads", heads, status=2)
+        assert why in capsys.readouterr().err
+
+
 def test_a_threshold(model, files, capsys):
     run("align", "-m", model, *files, "--threshold", 0.2)
     lines = [one.pharaoh(0.2) for one in load_translator(model).align(PAIRS)]

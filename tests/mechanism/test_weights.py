@@ -585,6 +585,36 @@ def test_one_sequence_of_a_batch_is_that_of_the_dense_matrix(case):
         weights.batch(len(weights))
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_one_sequence_or_head_holds_no_others(joined):
+    """Not even where query and key are one tensor, or parts of one."""
+    x = torch.randn(11, 3, 50, 14)
+    query, key = (x[..., :7], x[..., 7:]) if joined else (x, x)
+    weights = regard.attend(query, key, key, mask=regard.Padding(torch.arange(11) + 20))[1]
+    for one, parts in ((weights.batch(1), 11), (weights.heads(1), 3), (weights.heads(1).batch(1), 33)):
+        # a head has copies of query and key, which may have been one
+        assert one.held <= 2 * weights.held / parts + 8 * 11
+        assert len(pickle.dumps(one)) <= 2 * weights.held / parts + 4000
+    assert weights.batch(1).held <= weights.held / 11
+    close(pickle.loads(pickle.dumps(weights.batch(1))).dense(), weights.dense()[1])
+
+
+def test_a_batch_of_one_sequence_is_not_copied():
+    x = torch.randn(1, 3, 5, 7)
+    weights = regard.attend(x, x, x)[1]
+    assert weights.batch(0)._problem["query"].data_ptr() == x.data_ptr()
+
+
+def test_one_sequence_of_a_batch_has_its_gradient():
+    x, y = (torch.randn(3, 2, 5, 7, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    for key in (x, x.detach(), y):
+        weights = regard.attend(x, key, key)[1]
+        scale = torch.randn(2, 5, 5, dtype=torch.float64)
+        found = torch.autograd.grad((weights.batch(1).dense() * scale).sum(), x)[0]
+        wanted = torch.autograd.grad((weights.dense()[1] * scale).sum(), x)[0]
+        torch.testing.assert_close(found, wanted)
+
+
 def test_one_head_of_a_batch_has_no_heads_left():
     head = Case().weights().heads(1)
     with pytest.raises(regard.ArgumentError, match="heads"):

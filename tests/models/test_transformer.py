@@ -28,6 +28,7 @@ from regard.models import (
     Stack,
     Transformer,
     gaps,
+    pack,
 )
 from regard.models.blocks import Positions
 from tests.models.exact import close
@@ -315,6 +316,43 @@ def test_generating_with_caches_equals_without(name: str) -> None:
     end = next(token for token in tokens[4:] if token != 0)
     draw.manual_seed(1)
     assert model.generate([5, 6, 0], end=end, **options) == tokens[: tokens.index(end, 3) + 1]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("mask", [regard.Window(2), regard.Window(3) | regard.Padding(1)], ids=repr)
+def test_generating_with_a_mask_equals_reading_all_again_with_it(name: str, mask: regard.Mask) -> None:
+    model, draw = made(LanguageModel, RECIPES[name]), torch.Generator().manual_seed(1)
+    tokens = [5, 6, 0, 7]
+    for _ in range(7):
+        logits = model(torch.tensor([tokens]), mask=mask)[0, -1]
+        chances = torch.softmax((logits - logits.max()) / 3, -1)
+        tokens.append(int(torch.multinomial(chances, 1, generator=draw)))
+    draw.manual_seed(1)
+    assert model.generate(tokens[:4], most=7, mask=mask, temperature=3.0, generator=draw) == tokens
+    # the same numbers, piece by piece
+    whole, caches = torch.tensor([tokens]), model.decoder.caches()
+    pieces = [model(piece, mask=mask, caches=caches) for piece in whole.split([4, *[1] * 7], 1)]
+    close(torch.cat(pieces, 1), model(whole, mask=mask))
+    assert not torch.allclose(model(whole, mask=mask), model(whole))
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([5, 3, 2])])
+@pytest.mark.parametrize("mask", [regard.Window(2), torch.eye(4, dtype=torch.bool)], ids=repr)
+def test_a_loss_with_a_mask_is_that_of_the_logits_with_it(lengths: Tensor | None, mask: Any) -> None:
+    model = made(LanguageModel, RECIPES["rotary"])
+    tokens = torch.tensor([[5, 6, 7, 8, 9], [3, 4, 5, 0, 0], [9, 8, 0, 0, 0]])
+    labels = tokens[:, 1:].clone()
+    if lengths is not None:
+        labels[torch.arange(4) >= lengths[:, None] - 1] = -100
+    logits = model(tokens[:, :-1], None if lengths is None else lengths - 1, mask=mask)
+    wanted = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    close(model.loss(tokens, lengths, mask=mask), wanted)
+    assert abs(model.loss(tokens, lengths) - wanted) > 1e-4
+    if lengths is not None and isinstance(mask, regard.Window):
+        close(model.loss(pack(tokens, lengths), mask=mask), wanted)
+    with pytest.raises(regard.ArgumentError, match="two tokens at least"):
+        model.loss(tokens[:, :1], mask=mask)
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import sys
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -206,6 +207,25 @@ def test_what_is_written_is_read_again(pairs, name, folder):
     assert write_pairs(path, iter(pairs)) == len(pairs)
     assert list(read_pairs(path)) == pairs
     assert path.read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
+
+
+def test_equal_pairs_give_equal_files_whatever_their_names_and_the_time(tmp_path, monkeypatch):
+    now = iter([1e9, 1.5e9, 1.6e9])
+    monkeypatch.setattr("gzip.time.time", lambda: next(now))
+    names = ["a.tsv.gz", "B.TSV.GZ", os.fsencode("c.Gz")]
+    for name in names:
+        path = os.path.join(tmp_path if isinstance(name, str) else os.fsencode(tmp_path), name)
+        assert write_pairs(path, PAIRS) == len(PAIRS)
+        assert list(read_pairs(path)) == PAIRS
+        assert len(list(read_lines(path))) == len(PAIRS)
+    contents = {path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(contents) == 1
+    assert contents.pop().startswith(b"\x1f\x8b")
+
+
+def test_the_name_tells_the_form_in_capitals_too(tmp_path):
+    (tmp_path / "A.TSV.GZ").write_bytes(gzip.compress(b"{a\tb\n"))
+    assert list(read_pairs(tmp_path / "A.TSV.GZ")) == [Pair("{a", "b")]
 
 
 def test_what_does_not_fit_in_a_line_is_not_written(tmp_path):

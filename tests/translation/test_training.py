@@ -14,8 +14,9 @@ import torch
 
 from regard.errors import ArgumentError, DTypeError
 from regard.translation import load_translator
-from regard.translation.checkpoint import CONFIG, MODEL, Checkpoint, load_model, read_config
+from regard.translation.checkpoint import CONFIG, MODEL, Checkpoint, load_model, read_config, write_parameters
 from regard.translation.corpus import Pair
+from regard.translation.crossing import Choice
 from regard.translation.plan import Plan
 from regard.translation.progress import Listener
 from regard.translation.training import choice_of, train
@@ -289,12 +290,81 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, folder: str) -> N
         assert [path.name for path in tmp_path.iterdir()] == [".mine"]
 
 
-def test_a_training_that_diverges_at_once_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="not finite"):
-        train(
-            tmp_path / "model", PAIRS, plan=small_plan("transformer", "training.rate=1e38", "training.clip=0")
-        )
-    assert not (tmp_path / "model").exists()
+@pytest.mark.parametrize("settings", [("tokens.shared=true",), ("tokens.shared=false", "training.guide=0.1")])
+def test_a_preparation_that_is_refused_takes_away_all_that_it_wrote_and_nothing_else(
+    tmp_path: Path, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, model = small_plan("transformer", *settings), tmp_path / "model"
+    mine = [model / "notes.txt", model / "data" / "notes.txt"]
+
+    def refuse(path: Path, content: bytes) -> None:
+        path.write_bytes(content)  # the last file
+        for one in mine * notes:
+            one.write_text("mine")
+        raise ArgumentError("no")
+
+    monkeypatch.setattr("regard.translation.preparation.write_whole", refuse)
+    for notes in (0, 1):
+        with pytest.raises(ArgumentError, match="no"):
+            train(model, PAIRS, plan=plan)
+        left = {path for path in tmp_path.rglob("*") if path.is_file()}
+        assert left == {*mine * notes}
+        assert model.exists() == bool(notes)
+
+
+def test_a_training_that_fails_before_its_first_checkpoint_keeps_all_that_is_there(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+
+    class Notes(Listener):
+        def begin(self, about: str, step: int, steps: int) -> None:
+            (model / "notes.txt").write_text("mine")
+
+    plan = small_plan("transformer", "training.rate=1e38", "training.clip=0")
+    with pytest.raises(
+        ArgumentError, match=r"not finite; there is no checkpoint yet\. .* and train in a new folder\."
+    ):
+        train(model, PAIRS, plan=plan, listeners=[Notes()])
+    assert {CONFIG, "tokens.model", "notes.txt", "data/ready", "data/train.ids"} <= content(model).keys()
+    assert not Checkpoint.all(model)
+
+
+PATIENT = ("training.patience=1", "training.rate=0.3", "training.updates=40")  # it is soon as good as it gets
+
+
+def test_a_training_whose_patience_ended_goes_on_when_it_is_lengthened(tmp_path: Path) -> None:
+    plan = small_plan("transformer", *PATIENT)
+    longer = plan.but(["training.updates=60"])
+    first = train(tmp_path / "model", PAIRS, plan=plan)
+    assert first.progress.step < 40
+    for name in ("cut", "killed"):
+        shutil.copytree(tmp_path / "model", tmp_path / name)
+    told = Told()
+    second = train(tmp_path / "model", plan=longer, resume=True, listeners=[told])
+    assert "its patience begins anew" in told.texts[0]
+    assert second.finished
+    assert second.progress.step > first.progress.step
+    config = read_config(tmp_path / "model")
+    assert config["lengthened"] == [first.progress.step]
+    assert "alignment" in config
+
+    press = Interrupts("judge", first.progress.step + 4)
+    assert not train(tmp_path / "cut", plan=longer, resume=True, listeners=[press]).finished
+    assert train(tmp_path / "cut", resume=True).progress.step == second.progress.step
+    assert same(tmp_path / "cut", tmp_path / "model")
+
+    with pytest.raises(RuntimeError, match="killed"):  # before it made one update more
+        train(tmp_path / "killed", plan=longer, resume=True, listeners=[Killed()])
+    train(tmp_path / "killed", plan=longer, resume=True)
+    assert same(tmp_path / "killed", tmp_path / "model")
+    assert train(tmp_path / "model", resume=True).progress.step == second.progress.step  # it stays ended
+    assert same(tmp_path / "killed", tmp_path / "model")
+
+
+class Killed(Listener):
+    """Ends a training when it begins."""
+
+    def begin(self, about: str, step: int, steps: int) -> None:
+        raise RuntimeError("killed")
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
@@ -328,30 +398,89 @@ def test_the_command_lengthens_a_training_and_refuses_to_shorten_it(
     assert Checkpoint.all(model)[-1].step == 2 * steps
     for option in (("--epochs", 1), ("--updates", 9999)):
         run("train", "-o", model, "--resume", *option, status=2)
-        assert "a training can be made longer, --epochs N" in capsys.readouterr().err
+        shown = capsys.readouterr().err
+        assert "was planned for 4 epochs, and now it is" in shown
+        assert "a training can be made longer, --epochs N" in shown
     run("train", "-o", model, "--resume", "--set", "training.rate=3", status=2)
     shown = capsys.readouterr().err
     assert "was begun with training.rate=0.002, and now it is 3.0; leave it out" in shown
 
 
-def test_an_interrupted_training_aligns_with_what_it_would_choose(
-    tmp_path: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def unchosen(folder: Path) -> Path:
+    """As Ctrl-C leaves a folder: without the choice that is made at the end."""
+    config = read_config(folder)
+    del config["alignment"]
+    (folder / CONFIG).write_text(json.dumps(config))
+    return folder
+
+
+ALIGNING = {
+    "align": ("--text", "1 2 3", "3 2 1", "--soft"),
+    "translate": ("1 2 3", "--alignment", "--json"),
+    "draw": ("1 2 3", "-o", "x.svg"),
+}
+
+
+def test_what_an_interrupted_training_would_choose_is_what_a_finished_one_chose(
+    unchosen: Path, trained: Path
 ) -> None:
-    model = shutil.copytree(trained, tmp_path / "model")
-    chosen = choice_of(model)
-    config = json.loads((model / "config.json").read_text())
-    assert chosen is not None
-    assert chosen.to_dict() == config.pop("alignment")
-    (model / "config.json").write_text(json.dumps(config))
-    assert choice_of(model) == chosen
-    run("align", "-m", trained, "--text", "1 2 3", "3 2 1", "--soft")
-    wanted = capsys.readouterr()
-    run("align", "-m", model, "--text", "1 2 3", "3 2 1", "--soft")
-    shown = capsys.readouterr()
-    assert shown.out == wanted.out
-    assert wanted.err == ""
-    assert "is not at its end" in shown.err
-    assert shown.err.count("\n") == 1
+    assert choice_of(unchosen) == choice_of(trained) == load_translator(trained).choice
+
+
+@pytest.mark.parametrize("command", ALIGNING)
+def test_an_interrupted_training_aligns_with_what_it_would_choose(
+    command: str,
+    unchosen: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = Choice(layer=0, heads=(1,), shift="output")  # none that is taken by default
+    done = "is not at its end, where it tries what aligns best; that was done now."
+    last = "as its data are missing or damaged, its last layer is read."
+    torch.manual_seed(0)  # parameters with which a translation has words
+    write_parameters(
+        unchosen,
+        {name: 0.4 * torch.randn(x.shape) for name, x in load_model(unchosen).model.state_dict().items()},
+    )
+
+    def shown(told: str) -> list[str]:
+        run(command, "-m", unchosen, *ALIGNING[command])
+        out, err = capsys.readouterr()
+        said = [line for line in err.splitlines() if "the training of" in line]
+        assert len(said) == bool(told)
+        assert all(line.endswith(told) for line in said)
+        return [out, Path("x.svg").read_text("utf-8") if command == "draw" else ""]
+
+    config = (unchosen / CONFIG).read_text()
+    found: dict[str, list[str]] = {}
+    for name, choice in (("other", other), ("default", Choice())):
+        (unchosen / CONFIG).write_text(json.dumps(json.loads(config) | {"alignment": choice.to_dict()}))
+        found[name] = shown("")
+    assert found["other"] != found["default"]
+    (unchosen / CONFIG).write_text(config)
+    with monkeypatch.context() as patched:
+        patched.setattr("regard.translation.training._best_choice", lambda *given: other)
+        assert shown(done) == found["other"]
+    ids = unchosen / "data" / "train.ids"
+    for damaged in (ids.read_bytes()[:4096] + b"\xff" * 40 + ids.read_bytes()[4136:], b"x"):
+        ids.write_bytes(damaged)
+        assert shown(last) == found["default"]
+    shutil.rmtree(unchosen / "data")
+    assert shown(last) == found["default"]
+
+
+def test_what_is_not_asked_for_is_not_chosen(
+    unchosen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    all_three = ("--layer", 0, "--heads", "all", "--shift", "output")
+    run("align", "-m", unchosen, *ALIGNING["align"], *all_three)
+    run("translate", "-m", unchosen, "1 2 3")
+    run("draw", "-m", unchosen, *ALIGNING["draw"], "--heads")
+    assert capsys.readouterr().err == ""
 
 
 def test_ctrl_c_ends_the_command_with_130_and_going_on_ends_with_the_same_bits(

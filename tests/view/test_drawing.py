@@ -273,6 +273,24 @@ def test_values_of_both_signs_are_equally_far_from_the_paper(theme):
     assert np.allclose(light, light[::-1], atol=6)
 
 
+@pytest.mark.parametrize("theme", [drawing.LIGHT, drawing.DARK])
+@pytest.mark.parametrize("limits", [(-1, 3), (-3, 1), (-2, 0), (-5, -2), (-1, 100)])
+def test_uneven_limits_are_a_cut_of_even_ones(theme, limits):
+    """0 is like the paper, and what is equally far from it equally strong."""
+    axes = Figure(facecolor=theme.paper).subplots()
+    axes.set_facecolor(theme.paper)
+    reach = max(map(abs, limits))
+    values = np.linspace(*limits, 41)
+    uneven, even = (heatmap(axes, torch.eye(2), limits=ends) for ends in (limits, (-reach, reach)))
+    assert uneven.get_clim() == limits
+    np.testing.assert_allclose(uneven.to_rgba(values), even.to_rgba(values), atol=0.03)
+    if limits[1] >= 0:
+        np.testing.assert_allclose(uneven.to_rgba(0.0)[:3], to_rgb(theme.signed[3]), atol=0.03)
+    for value in values[np.abs(values) > 0.1 * reach]:
+        red, _, blue, _ = uneven.to_rgba(value)
+        assert (red > blue) == (value < 0)  # orange below, blue above
+
+
 @pytest.mark.parametrize("least", [0.0, -1e-7])
 def test_weights_that_are_below_0_by_rounding_are_weights(least):
     image = heatmap(Figure().subplots(), torch.tensor([[least, 0.5]]))

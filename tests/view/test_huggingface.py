@@ -1,10 +1,12 @@
+import sys
+
 import numpy as np
 import pytest
 import torch
 import transformers
 
 import regard
-from regard.errors import StaleError
+from regard.errors import ArgumentError, StaleError
 from regard.view import cheapest
 from regard.view.huggingface import hosted_attention, hosted_mask
 from regard.view.likeness import Attentions
@@ -172,6 +174,12 @@ def test_half_precision_runs():
     real = given["attention_mask"].bool()
     assert ours.dtype is torch.bfloat16
     torch.testing.assert_close(ours[real], theirs[real], atol=0.1, rtol=0.1)
+
+
+def test_transformers_is_an_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", None)
+    with pytest.raises(ArgumentError, match=r"5\.3 or newer: pip install transformers\."):
+        regard.huggingface.enable()
 
 
 def test_enable_twice_and_disable():

@@ -139,6 +139,71 @@ def test_heat_maps_that_are_compared_share_their_limits():
     assert regard.heatmap(axes, torch.eye(2) / 2, limits=(0, 1)).get_clim() == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limits": (1, 0)}, r"limits are 1 and 0; .* the first smaller than the second"),
+        ({"limits": (2, 2)}, "limits are 2 and 2"),
+        ({"limits": (1,)}, r"limits are \(1,\); give two numbers"),
+        ({"limits": (0, 1, 2)}, r"limits are \(0, 1, 2\); give two numbers"),
+        ({"limits": 1}, r"limits are 1; give two numbers.*limits=\(0, 1\)"),
+        ({"limits": (None, 1)}, r"limits are \(None, 1\); give two numbers"),
+        ({"limits": (0, float("nan"))}, "limits are 0 and nan; both must be finite"),
+        ({"limits": (float("-inf"), 1)}, "limits are -inf and 1; both must be finite"),
+        ({"limits": (0, 1), "log": True}, r"limits are 0 and 1, and log=True .*limits=\(0\.0001, 1\)"),
+        ({"limits": (-2, -1), "log": True}, r"limits are -2 and -1, and log=True .*begin above 0"),
+        ({"names": None}, r"names are None; give two strings.*\('', ''\) for none"),
+        ({"names": "ab"}, "names are 'ab'; give two strings"),
+        ({"names": ("queries",)}, r"names are \('queries',\); give two strings"),
+    ],
+)
+def test_a_heat_map_says_what_is_wrong(options, message):
+    axes = Figure().subplots()
+    with pytest.raises(regard.ArgumentError, match=message):
+        regard.heatmap(axes, torch.eye(2), **options)
+    assert not axes.images
+
+
+def test_limits_may_be_logarithmic_and_numbers_of_any_kind():
+    axes = Figure().subplots()
+    assert regard.heatmap(axes, torch.eye(2), limits=(0.1, 1), log=True).get_clim() == (0.1, 1)
+    assert regard.heatmap(axes, torch.eye(2), limits=torch.tensor([0, 2])).get_clim() == (0, 2)
+    assert regard.heatmap(axes, torch.eye(2), limits=[np.float32(0), np.int64(3)]).get_clim() == (0, 3)
+
+
+@pytest.mark.parametrize("made", [np.array, list])
+def test_arrays_are_drawn_as_tensors_are(made, tmp_path, figures):
+    rows = [[0.25, 0.75, 0.0], [0.5, 0.0, 0.5]]
+    image = regard.heatmap(Figure().subplots(), made(rows))
+    np.testing.assert_allclose(image.get_array().data, rows)
+    draw_weights(made(rows), tmp_path / "x.svg")
+    draw_heads({"a": made(rows)}, tmp_path / "y.svg")
+    for figure in figures:
+        np.testing.assert_allclose(images(figure)[0], rows)
+
+
+def test_an_array_that_runs_backwards_or_cannot_be_written_is_drawn():
+    rows = np.eye(3)[::-1]
+    rows.flags.writeable = False
+    np.testing.assert_array_equal(regard.heatmap(Figure().subplots(), rows).get_array().data, rows)
+
+
+def test_what_holds_no_numbers_is_refused(tmp_path):
+    with pytest.raises(regard.ShapeError, match=r"weights of shape \(0, 3\).*at least one query and one key"):
+        regard.heatmap(Figure().subplots(), torch.zeros(0, 3))
+    for wrong in ("weights", [[0.5], [0.5, 0.5]], {"a": torch.eye(2)}):
+        with pytest.raises(regard.DTypeError, match=rf"type {type(wrong).__name__}.*a tensor or an array"):
+            regard.heatmap(Figure().subplots(), wrong)
+    for wrong in (weights_of(3, 2), torch.zeros(2, 3, 3), [weights_of(3, 2)]):
+        with pytest.raises(regard.DTypeError, match=rf"{type(wrong).__name__}; give weights by name, {{"):
+            draw_heads(wrong, tmp_path / "x.svg")
+    with pytest.raises(regard.DTypeError, match=r"titles hold 1, of the type int; give strings: str\(title"):
+        draw_weights(weights_of(3, 2), tmp_path / "x.svg", titles=[1, 2])
+    with pytest.raises(regard.DTypeError, match=r"path is 8, of the type int; give one that ends in \.png"):
+        draw_mask(regard.Causal(), 8)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_large_heads_are_pooled(tmp_path, figures):
     weights = weights_of(3 * SMALL, 2)
     draw_weights(weights, tmp_path / "x.png")
@@ -222,6 +287,28 @@ def test_a_mask_is_drawn_as_it_is(mask, tmp_path, figures):
     draw_mask(mask, tmp_path / "x.svg", queries=7)
     wanted = mask if isinstance(mask, torch.Tensor) else mask.dense(7)
     np.testing.assert_array_equal(images(figures[0])[0], wanted.float())
+
+
+@pytest.mark.parametrize(
+    ("mask", "size"),
+    [
+        (regard.Documents([2, 4]), (6, 6)),
+        (regard.Documents([2, 3], [7, 4]), (5, 11)),
+        (torch.rand(5, 7, generator=torch.Generator().manual_seed(0)) > 0.5, (5, 7)),
+        (regard.Causal(), (8, 8)),
+    ],
+    ids=str,
+)
+def test_a_mask_has_its_own_size(mask, size, tmp_path, figures):
+    draw_mask(mask, tmp_path / "x.svg")
+    wanted = mask if isinstance(mask, torch.Tensor) else mask.dense(*size)
+    np.testing.assert_array_equal(images(figures[0])[0], wanted.float())
+
+
+def test_a_mask_with_names_for_its_keys_alone_has_its_own_queries(tmp_path, figures):
+    draw_mask(torch.ones(5, 3, dtype=torch.bool), tmp_path / "x.svg", keys=list("abc"))
+    assert images(figures[0])[0].shape == (5, 3)
+    assert names(figures[0].axes[0].xaxis) == list("abc")
 
 
 def test_a_mask_of_a_batch_and_one_with_tokens(tmp_path, figures):

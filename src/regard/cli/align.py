@@ -1,6 +1,7 @@
 """`regard align`."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,10 +14,11 @@ import typer
 
 from regard.cli.shared import check_input, check_model, check_output, load, written_whole
 from regard.errors import ArgumentError
-from regard.mechanism.text import plain, shorten
+from regard.mechanism.text import shorten
 
 if TYPE_CHECKING:
     from regard.translation.alignment import Alignment
+    from regard.translation.crossing import Choice
     from regard.translation.links import Links
     from regard.translation.quality import Gold
     from regard.translation.translator import Translator
@@ -108,8 +110,8 @@ def align(
         str | None,
         typer.Option(
             metavar="N,N",
-            help="Its heads, counted from 0, of which the mean is taken; or all. By default those that the "
-            "training chose, and all of another --layer.",
+            help="Its heads, counted from 0 (-1 is the last), of which the mean is taken; or all. By default "
+            "those that the training chose, and all of another --layer.",
             rich_help_panel=_READ,
         ),
     ] = None,
@@ -161,8 +163,9 @@ def align(
     if gold is not None:
         pairs = list(pairs)
         true = _gold(gold, base, pairs)
-    forward, backward = _load(model), None if reverse_model is None else _load(reverse_model)
-    forward.choice = replace(forward.choice, **chosen)
+    forward = load(model, aligning=chosen.keys() != {"layer", "heads", "shift"})
+    backward = None if reverse_model is None else load(reverse_model, aligning=True)
+    forward.choice = _choice(forward, chosen)
     links: list[Links] = []
     with _opened(output, quiet=gold is not None) as to:
         for group in _groups(pairs):
@@ -177,24 +180,6 @@ def align(
             to.writelines(f"{pharaoh(one)}\n" for one in some)
     if true is not None:
         print(error_rate(links, true))
-
-
-def _load(folder: Path) -> "Translator":
-    """With the layer and heads that align best, also if its training was interrupted before it chose them."""
-    from regard.translation.crossing import attends
-    from regard.translation.training import choice_of
-
-    translator = load(folder)
-    if attends(translator.model) and not translator.settings.get("alignment"):
-        found = choice_of(folder)
-        told = "its last layer is read" if found is None else "that was done now"
-        print(
-            f"regard: the training of {plain(str(folder))!r} is not at its end, where it tries what aligns "
-            f"best; {told}.",
-            file=sys.stderr,
-        )
-        translator.choice = found or translator.choice
-    return translator
 
 
 def _check_input(source: str, target: str | None, text: bool) -> None:
@@ -252,12 +237,31 @@ def _chosen(layer: int | None, heads: str | None, shift: str | None) -> dict[str
         chosen["heads"] = None
     elif heads is not None:
         numbers = heads.replace(",", " ").split()
-        if not numbers or not all(number.isdecimal() and len(number) < 10 for number in numbers):
+        if not numbers or not all(re.fullmatch(r"-?[0-9]{1,9}", number) for number in numbers):
             raise ArgumentError(
-                f"--heads is {shorten(heads)!r}; give numbers from 0 on, with commas between: 0,2; or all."
+                f"--heads is {shorten(heads)!r}; give numbers from 0 on, with commas between: 0,2; or -1 for "
+                "the last; or all."
             )
         chosen["heads"] = tuple(map(int, numbers))
     return chosen
+
+
+def _choice(translator: "Translator", chosen: dict[str, Any]) -> "Choice":
+    """What is read: as it was asked for, with heads counted from 0."""
+    from regard.translation.crossing import chosen as name_of
+    from regard.translation.crossing import crossing
+
+    heads = chosen.get("heads")
+    choice = replace(translator.choice, **{**chosen, "heads": None} if heads else chosen)
+    if not heads:
+        return choice
+    number = crossing(translator.model)[name_of(translator.model, choice)]
+    if min(heads) < -number:
+        raise ArgumentError(
+            f"--heads has {min(heads)} and the attention has {number}; give 0 to {number - 1}, or -1 for the "
+            "last."
+        )
+    return replace(choice, heads=tuple(head + number if head < 0 else head for head in heads))
 
 
 def _pairs(source: str, target: str | None, text: bool) -> Iterable[Pair]:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from regard.cli.shared import two_languages
+from regard.cli.shared import check_folder, two_languages
 
 
 def demo(
@@ -31,6 +31,8 @@ def demo(
     did not occur in the training.
     """
     two_languages(languages)
+    for folder in (output, output / model):
+        check_folder(folder)
     from regard.demo import show
 
     show(model, languages, output, seed)

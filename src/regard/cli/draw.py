@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import typer
 
 from regard.cli.evaluate import check_picture
-from regard.cli.shared import check_encoder, check_input, console, read
+from regard.cli.shared import check_encoder, check_input, console, load, read
 from regard.errors import ArgumentError
 from regard.mechanism.text import plain, shorten
 
@@ -87,7 +87,7 @@ def draw(
     head: Annotated[
         int | None,
         typer.Option(
-            help="One head, counted from 0; also of a file of weights. By default all.",
+            help="One head, counted from 0; -1 is the last. Also of a file of weights. By default all.",
             rich_help_panel=_MODEL,
         ),
     ] = None,
@@ -210,8 +210,7 @@ def _draw_file(path: Path, head: int | None, output: Path, look: dict[str, Any])
     if head is not None:
         if not weights.has_heads:
             raise ArgumentError(f"--head is {head} and the weights are of one head; leave it away.")
-        _check_number("--head", head, range(weights.shape[-3]))
-        weights = weights.heads(head)
+        weights = weights.heads(_checked("--head", head, weights.shape[-3]))
     draw_weights(weights, output, **look)
     return f"{' × '.join(f'{n:,}' for n in weights.shape)} weights"
 
@@ -230,9 +229,8 @@ def _draw_model(
         (found,) = look_at_text(load_encoder(model), [sentence]).inputs
         return _draw_layers(found.layers, found.texts, which[1:], output, look)
     from regard.translation.crossing import crossing
-    from regard.translation.translator import load_translator
 
-    translator = load_translator(model)
+    translator = load(Path(model), device="cpu", aligning=which == (False, None, None))
     crossing(translator.model)  # refuses a model without attention, before the work
     (translation,) = translator.translate([sentence], alignment=True)
     if which == (False, None, None):
@@ -256,11 +254,10 @@ def _draw_layers(
 
     layer, head = which
     if layer is not None:
-        _check_number("--layer", layer, range(len(layers)), or_last=True)
-        layers = [layers[layer]]
+        layers = [layers[_checked("--layer", layer, len(layers))]]
     number = int(layers[0].weights.shape[-3])
     if head is not None:
-        _check_number("--head", head, range(number))
+        head = _checked("--head", head, number)
     tokens = [texts[layers[0].queries].tokens, texts[layers[0].keys].tokens]
     look = {**look, "queries": tokens[0], "keys": tokens[1]}
     some = {
@@ -368,12 +365,12 @@ def _tokens(given: str | None, option: str) -> list[str] | None:
     return tokens
 
 
-def _check_number(option: str, number: int, there: range, or_last: bool = False) -> None:
-    if number in there or (or_last and -len(there) <= number < 0):
-        return
-    last = ", or −1 for the last" if or_last else ""
+def _checked(option: str, number: int, many: int) -> int:
+    """A number of a layer or a head, counted from 0; −1 is the last."""
+    if -many <= number < many:
+        return number % many
     raise ArgumentError(
-        f"{option} is {number} and there are {there[0]} to {there[-1]}; give one of them{last}."
+        f"{option} is {number} and there are 0 to {many - 1}; give one of them, or −1 for the last."
     )
 
 

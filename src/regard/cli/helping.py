@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _OPTIONS = "Options"
 _WIDEST = 110  # columns; longer lines are hard to read
+_NARROW = 60  # columns; with fewer, there is no room for text beside the options
+_LEAST, _UNKNOWN = 20, 80  # columns that are written in at least, and if a terminal says that it has none
 
 # commands as one would type them, and what they do
 EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
@@ -118,7 +120,7 @@ def _screen() -> "Console":
     from rich.console import Console
 
     screen = Console(highlight=False, markup=False, emoji=False)
-    screen.width = min(screen.width, _WIDEST)
+    screen.width = max(_LEAST, min(screen.width or _UNKNOWN, _WIDEST))
     return screen
 
 
@@ -169,8 +171,15 @@ def _print_examples(screen: "Console", command: str) -> None:
 
 
 def _print_table(screen: "Console", title: str, rows: Iterable[tuple[str, str]]) -> None:
+    from rich.padding import Padding
     from rich.table import Table
 
+    if screen.width < _NARROW:
+        screen.print(f"\n{title}", style="bold")
+        for name, about in rows:
+            screen.print(Padding(name.rstrip(), (0, 0, 0, 2)), style="cyan")
+            screen.print(Padding(about, (0, 0, 0, 6)))
+        return
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(width=0)
     table.add_column(no_wrap=True, style="cyan")

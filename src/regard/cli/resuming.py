@@ -92,7 +92,7 @@ def _longer(output: Path, begun: "Plan", wanted: "Plan") -> "Plan":
         return wanted
     option = "--epochs" if begun.training.updates is None else "--updates"
     raise ArgumentError(
-        f"{str(output)!r} was begun with {begun.training.end()}, and now it is {wanted.training.end()}; a "
+        f"{str(output)!r} was planned for {begun.training.end()}, and now it is {wanted.training.end()}; a "
         f"training can be made longer, {option} N with a larger number, and not shorter. Or train in a new "
         "folder."
     )

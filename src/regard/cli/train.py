@@ -12,7 +12,15 @@ import typer
 
 from regard.cli.helping import Command as Plain
 from regard.cli.resuming import PRESET, Asked, begun_plan
-from regard.cli.shared import CONFIG, INTERRUPTED, check_input, check_model, console, two_languages
+from regard.cli.shared import (
+    CONFIG,
+    INTERRUPTED,
+    check_folder,
+    check_input,
+    check_model,
+    console,
+    two_languages,
+)
 from regard.errors import ArgumentError
 from regard.mechanism.text import plain
 
@@ -47,7 +55,7 @@ def _with_two(arguments: Sequence[str]) -> Iterator[str]:
 
 def _of_pairs(path: str) -> bool:
     """Whether the name says that a file has both sides."""
-    return Path(path.removesuffix(".gz")).suffix in _PAIRS
+    return Path(path.lower().removesuffix(".gz")).suffix in _PAIRS
 
 
 def train(
@@ -179,7 +187,9 @@ def train(
         raise ArgumentError(f"--epochs is {epochs} and --updates {updates}; a training ends by one of them.")
     judged_by = None if dev is None else [*dev[:1], *filter(None, dev[1:])]
     _check_files(source, target, judged_by, form)
-    _check_before(source, output, languages, config, setting or [], resume=resume or settings)
+    _check_before(languages, config, setting or [])
+    if output is not None and not settings:  # which only shows what there is
+        _check_folder(source, output, resume)
     single = list(setting or [])
     single += [] if epochs is None else [f"training.epochs={epochs}", "training.updates=none"]
     single += [] if updates is None else [f"training.updates={updates}"]
@@ -226,15 +236,7 @@ def _check_files(source: str | None, target: str | None, dev: Sequence[str] | No
             check_input(Path(path), name)
 
 
-def _check_before(
-    source: str | None,
-    output: Path | None,
-    languages: str,
-    config: Path | None,
-    setting: Sequence[str],
-    *,
-    resume: bool,
-) -> None:
+def _check_before(languages: str, config: Path | None, setting: Sequence[str]) -> None:
     """What else can be told without torch, which takes seconds to load."""
     two_languages(languages)
     if config is not None:
@@ -243,11 +245,16 @@ def _check_before(
         name, equals, _ = one.partition("=")
         if not equals or name.count(".") != 1:
             raise ArgumentError(f"the setting {one!r} is not understood; write section.name=value.")
+
+
+def _check_folder(source: str | None, output: Path, resume: bool) -> None:
+    """A folder that can be made, or gone on with; and if there is none to go on with, pairs."""
+    check_folder(output)
     if source is None and not resume:
         raise ArgumentError(
             "there is nothing to train on; give the pairs: two files, SOURCE and TARGET, or one of pairs."
         )
-    if source is None and output is not None and not (output / CONFIG).exists():
+    if source is None and not (output / CONFIG).exists():
         if output.is_dir() and any(output.iterdir()):
             check_model(output)
         raise ArgumentError(

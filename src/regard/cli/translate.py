@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard.cli.shared import check_input, check_model, check_most, check_output, written_whole
+from regard.cli.shared import check_input, check_model, check_most, check_output, load, written_whole
 from regard.errors import ArgumentError
 from regard.mechanism.text import plain
 
@@ -183,11 +183,9 @@ def translate(
     show = Show(n_best > 1, scores, alignment, as_json)
     how = _how(beam, n_best, sample, {"temperature": temperature, "top_p": top_p, "seed": seed})
     from regard.translation.distributed import join_world
-    from regard.translation.translator import load_translator
 
     with join_world() as world:
-        translator = load_translator(model)
-        translator.model.to(world.device)
+        translator = load(model, device=world.device, aligning=alignment, quiet=world.rank > 0)
         work = Work(translator, how, batch, show)
         with _shown(output) as work.say:
             if world.size > 1 and file is not None and output is not None:

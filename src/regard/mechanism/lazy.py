@@ -1,7 +1,9 @@
 """A lazy matrix: what it holds, and how its parts are computed, tile after tile."""
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
@@ -14,7 +16,7 @@ from regard.mechanism.concrete import concrete
 from regard.mechanism.masking import broadcasts
 from regard.mechanism.problem import Problem, Tile, kind, tiles
 from regard.mechanism.records import Heads
-from regard.mechanism.selection import Index, some_heads, some_rows
+from regard.mechanism.selection import Index, apart, as_slice, some_heads, some_rows
 
 
 class LazyMatrix:
@@ -88,6 +90,47 @@ class LazyMatrix:
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def heads(self, index: int | slice | Sequence[int]) -> Self:
+        """The weights of some heads only, still lazy: `heads(3)`, `heads([0, 2])`, `heads(slice(4))`.
+
+        >>> import torch, regard
+        >>> x = torch.randn(8, 5, 4)
+        >>> weights = regard.attend(x, x, x)[1]
+        >>> weights.heads(3).shape, weights.heads([0, 2]).shape
+        (torch.Size([5, 5]), torch.Size([2, 5, 5]))
+        """
+        self._needs_heads("heads")
+        *batch, heads = self._lead
+        with suppress(TypeError):
+            index = operator.index(index)  # type: ignore[arg-type]  # numpy's and torch's integers too
+        chosen = as_slice(index, heads) if isinstance(index, int | slice) else index
+        problem = some_heads(self._problem, [slice(None)] * len(batch), chosen)
+        count = torch.arange(heads)[chosen].numel()
+        if isinstance(index, int):
+            return self._like(problem, batch, "one")
+        return self._like(problem, (*batch, count))
+
+    def batch(self, index: int) -> Self:
+        """The weights of one sequence of a batch, still lazy, where `weights[0]` is a dense tensor.
+
+        Of several leading axes before the heads, the first is chosen from.
+
+        >>> import torch, regard
+        >>> x = torch.randn(3, 8, 5, 4)  # 3 sequences, 8 heads
+        >>> regard.attend(x, x, x)[1].batch(-1).top(2).keys.shape
+        torch.Size([8, 5, 2])
+        """
+        axes = len(self._lead) - self.has_heads
+        if not axes:
+            raise ArgumentError(
+                f"batch({index}) needs weights with an axis of sequences before the heads, and these are "
+                f"{tuple(self.shape)}; they are of one sequence already."
+            )
+        one = as_slice(operator.index(index), self._lead[0])
+        part = self._part([one, *[slice(None)] * (len(self._lead) - 1)], slice(None))
+        problem = apart(part._problem, self._problem).map(lambda _, tensor: tensor.squeeze(0))
+        return self._like(problem, self._lead[1:])
 
     def _like(self, problem: Problem, lead: Sequence[int], heads: Heads | None = None) -> Self:
         self._check()

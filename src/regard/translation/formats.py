@@ -16,7 +16,7 @@ from regard.mechanism.files import writing
 from regard.translation.corpus import Pair
 
 Form = Literal["tsv", "jsonl"]
-_Path = str | os.PathLike[str]
+_Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 _ENDINGS: dict[str, Form] = {
     ".tsv": "tsv",
@@ -54,6 +54,7 @@ def read_pairs(source: _Path, target: _Path | None = None, *, form: Form | None 
     """
     if form is not None and form not in get_args(Form):
         raise ArgumentError(f"form={form!r}; give 'tsv' or 'jsonl'.")
+    source = os.fsdecode(source)
     if target is None:
         _check_readable(source)
         return _from_one(source, form)
@@ -61,7 +62,8 @@ def read_pairs(source: _Path, target: _Path | None = None, *, form: Form | None 
         raise ArgumentError(
             f"there are two files and form={form!r} (--form), which is about one; leave out form, or a file."
         )
-    if os.fspath(source) == os.fspath(target) == "-":
+    target = os.fsdecode(target)
+    if source == target == "-":
         raise ArgumentError(
             "standard input is given twice; give one file, or pairs as TSV in standard input alone."
         )
@@ -80,6 +82,7 @@ def read_lines(path: _Path) -> Iterator[str]:
     ...     print(list(read_lines(f"{folder}/text")))
     ['two\\u2028dogs', 'bark']
     """
+    path = os.fsdecode(path)
     _check_readable(path)
     return _lines(path)
 
@@ -100,8 +103,8 @@ def write_pairs(path: _Path, pairs: Iterable[Pair]) -> int:
     Pair(source='two dogs', target='zwei Hunde')
     """
     written = 0
-    packed = os.fspath(path).endswith(".gz")
-    with writing(path) as plain, gzip.open(plain, "wb") if packed else nullcontext(plain) as file:
+    path = os.fsdecode(path)
+    with writing(path) as plain, _packed(plain) if _is_gzip(path) else nullcontext(plain) as file:
         for written, (source, target) in enumerate(pairs, 1):
             if any(end in source or end in target for end in "\t\n\r"):
                 raise ArgumentError(
@@ -112,9 +115,17 @@ def write_pairs(path: _Path, pairs: Iterable[Pair]) -> int:
     return written
 
 
-def _check_readable(path: _Path) -> None:
+def _is_gzip(name: str) -> bool:
+    return name.lower().endswith(".gz")
+
+
+def _packed(file: BinaryIO) -> gzip.GzipFile:
+    """To write to; without a name and the time, so that equal pairs give equal files."""
+    return gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
+
+
+def _check_readable(name: str) -> None:
     """What can be known before a file is opened; pipes and devices are fine."""
-    name = os.fspath(path)
     if name == "-":
         if sys.stdin is None:  # closed by who started us
             raise ArgumentError("standard input is closed; give it some text, or name a file.")
@@ -127,22 +138,22 @@ def _check_readable(path: _Path) -> None:
         raise ArgumentError(f"{name!r} may not be read; change its permissions, or copy it.")
 
 
-def _from_two(source: _Path, target: _Path) -> Iterator[Pair]:
+def _from_two(source: str, target: str) -> Iterator[Pair]:
     sides = _lines(source), _lines(target)
     for line, (first, second) in enumerate(zip_longest(*sides)):
         if first is None or second is None:
             more = line + 1 + sum(1 for side in sides for _ in side)  # of the two, one has ended
             counts = (line, more) if first is None else (more, line)
             raise ArgumentError(
-                f"{os.fspath(source)!r} has {counts[0]:,} lines and {os.fspath(target)!r} {counts[1]:,}; "
+                f"{source!r} has {counts[0]:,} lines and {target!r} {counts[1]:,}; "
                 "each line needs its translation in the same line of the other file."
             )
         yield Pair(first, second)
 
 
-def _from_one(path: _Path, form: Form | None) -> Iterator[Pair]:
+def _from_one(path: str, form: Form | None) -> Iterator[Pair]:
     if form is None:
-        form = _ENDINGS.get(Path(os.fspath(path).removesuffix(".gz")).suffix.lower())
+        form = _ENDINGS.get(Path(path[:-3] if _is_gzip(path) else path).suffix.lower())
     for line, text in enumerate(_lines(path), 1):
         form = form or ("jsonl" if text.lstrip().startswith("{") else "tsv")
         where = f"{_named(path)}, line {line:,}"
@@ -184,7 +195,7 @@ def _from_json(text: str, where: str) -> Pair:
     return pair
 
 
-def _lines(path: _Path) -> Iterator[str]:
+def _lines(path: str) -> Iterator[str]:
     """The lines of a text file without their ends; str.splitlines would also cut at U+2028 and others."""
     with _opened(path) as file:
         number = 0
@@ -202,7 +213,7 @@ def _lines(path: _Path) -> Iterator[str]:
                 ) from None
 
 
-def _next_line(file: BinaryIO, path: _Path, number: int) -> bytes:
+def _next_line(file: BinaryIO, path: str, number: int) -> bytes:
     try:
         line = file.readline(_LINE + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -219,9 +230,9 @@ def _next_line(file: BinaryIO, path: _Path, number: int) -> bytes:
 
 
 @contextmanager
-def _opened(path: _Path) -> Iterator[BinaryIO]:
+def _opened(path: str) -> Iterator[BinaryIO]:
     """A file, or standard input, as bytes, unpacked."""
-    if os.fspath(path) == "-":
+    if path == "-":
         yield _unpacked(sys.stdin.buffer)
     else:
         with open(path, "rb") as file:
@@ -233,5 +244,5 @@ def _unpacked(file: BinaryIO) -> BinaryIO:
     return gzip.GzipFile(fileobj=file) if packed else file  # type: ignore[return-value]
 
 
-def _named(path: _Path) -> str:
-    return "standard input" if os.fspath(path) == "-" else repr(os.fspath(path))
+def _named(path: str) -> str:
+    return "standard input" if path == "-" else repr(path)

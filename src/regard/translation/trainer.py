@@ -8,7 +8,7 @@ import copy
 import math
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -85,6 +85,8 @@ class Trainer:
     """Trains a model of a plan on pairs of token numbers, in a model folder, from its last checkpoint on.
 
     `Trainer(...).run()` returns when the plan is fulfilled, or after Ctrl-C, when all is saved.
+
+    anew: the updates after which patience begins anew, as the training was made longer there.
     """
 
     def __init__(
@@ -98,8 +100,9 @@ class Trainer:
         links: Pairs | None = None,
         listeners: Sequence[Listener] = (),
         world: World | None = None,
+        anew: Collection[int] = (),
     ) -> None:
-        self.folder, self.plan, self.tokens = folder, plan, tokens
+        self.folder, self.plan, self.tokens, self.anew = folder, plan, tokens, anew
         self.world = world or Alone()
         # the first process speaks for all
         self.listeners = Listeners(listeners if self.world.rank == 0 else ())
@@ -166,6 +169,8 @@ class Trainer:
         coming = self.batches.from_step(progress.step * training.accumulate)
         since = Since(progress.seconds)
         while progress.step < self.steps:
+            if progress.step in self.anew:  # here, and not in the checkpoint, which may be older than that
+                progress.without_improvement = 0
             if self._patience_ended():
                 return self._end("no improvement any more")
             batches = [(epoch, places) for epoch, _, places in islice(coming, training.accumulate)]
@@ -232,9 +237,14 @@ class Trainer:
 
     def _not_finite(self, what: str) -> ArgumentError:
         training = self.plan.training
+        saved = (
+            "the last checkpoint is as it was"
+            if Checkpoint.all(self.folder)
+            else "there is no checkpoint yet"
+        )
         return ArgumentError(
-            f"{what} is not finite; the last checkpoint is as it was. Lower training.rate, which is "
-            f"{training.rate:g}, or set training.clip, which is {training.clip:g}."
+            f"{what} is not finite; {saved}. Lower training.rate, which is {training.rate:g}, or set "
+            f"training.clip, which is {training.clip:g}, and train in a new folder."
         )
 
     def _due(self, every: int) -> bool:

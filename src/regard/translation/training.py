@@ -1,7 +1,6 @@
 """From pairs of sentences to a translator: prepare, train, and choose what alignments are read from."""
 
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -15,6 +14,9 @@ from regard.translation.anchors import Anchors
 from regard.translation.checkpoint import (
     CONFIG,
     MODEL,
+    SHARED,
+    SOURCE,
+    TARGET,
     Checkpoint,
     alone_in,
     check_name,
@@ -33,6 +35,10 @@ from regard.translation.trainer import Outcome, Trainer
 
 _ALIGNED = 300  # dev pairs by which layer and heads are chosen
 _ANCHORED = 5000  # pairs of the training from which it is learned which of their words belong together
+# all that a preparation writes, by names: what else is in a folder is somebody's own
+_DATA = tuple(f"data/{name}" for name in ("text.tsv", "train.ids", "links.ids", "dev.tsv", "ready"))
+_PREPARED = (CONFIG, SHARED, SOURCE, TARGET, *_DATA)
+_LENGTHENED = "lengthened"  # in config.json: the updates after which patience began anew
 
 
 def train(
@@ -85,8 +91,8 @@ def train(
         return _agree_and_train(path, listeners, world)
     missing = [one for one in (path, *path.parents) if not one.exists()]
     try:
-        with alone_in(path), _nothing_left_if_refused(path):
-            with world.agreed():
+        with alone_in(path):
+            with _nothing_left_if_refused(path), world.agreed():
                 _prepare(path, pairs, dev, plan, resume, Listeners(listeners), origin or {})
             return _train(path, listeners, world)
     except RegardError:
@@ -105,28 +111,39 @@ def _agree_and_train(folder: Path, listeners: Sequence[Listener], world: World) 
 
 @contextmanager
 def _nothing_left_if_refused(folder: Path) -> Iterator[None]:
-    """What is refused before it has learned anything leaves a folder as it was."""
-    before = set(folder.iterdir())
+    """A preparation that is refused takes away what it has written, and nothing else."""
+    data = folder / "data"
+    made = not data.exists()
+    new = [folder / name for name in _PREPARED if not os.path.lexists(folder / name)]
     try:
         yield
     except RegardError:
-        if not (folder / MODEL).exists() and not Checkpoint.all(folder):
-            for one in set(folder.iterdir()) - before:
-                if one.is_dir() and not one.is_symlink():
-                    shutil.rmtree(one, ignore_errors=True)
-                else:
-                    one.unlink(missing_ok=True)
+        for one in new:
+            with suppress(OSError):
+                one.unlink()
+        if made:
+            with suppress(OSError):
+                data.rmdir()  # the system refuses if it is not empty
         raise
 
 
 def _train(folder: Path, listeners: Sequence[Listener], world: World) -> Outcome:
     """Train on what is prepared, and choose what alignments are read from."""
-    found, plan = prepared(folder), Plan.of(read_config(folder)["plan"])
+    config = read_config(folder)
+    found, plan = prepared(folder), Plan.of(config["plan"])
     assert found is not None
     logs = [CsvLog(folder), SampleLog(folder), TensorBoardLog(folder)]
     tokens, ids, held, links = found
     trainer = Trainer(
-        folder, plan, tokens, ids, held, links=links, listeners=[*listeners, *logs], world=world
+        folder,
+        plan,
+        tokens,
+        ids,
+        held,
+        links=links,
+        listeners=[*listeners, *logs],
+        world=world,
+        anew=_lengthened(config),
     )
     outcome = trainer.run()
     with world.agreed():
@@ -179,6 +196,9 @@ def _lengthen(folder: Path, plan: Plan, listeners: Listener) -> None:
     config.pop("format")
     if not begun.is_lengthened_by(plan):
         return
+    if plan.training.patience:
+        last = [one.step for one in Checkpoint.all(folder)[-1:]]
+        config[_LENGTHENED] = sorted({*_lengthened(config), *last})
     write_config(folder, plan, **config)
     before, after = begun.training.end(), plan.training.end()
     told = f"lengthened from {before} to {after}"
@@ -187,7 +207,15 @@ def _lengthen(folder: Path, plan: Plan, listeners: Listener) -> None:
             "; the learning rate goes up again, to where a training of this length has it by now, so that "
             "the end is not quite that of one that was as long from the start"
         )
+    if plan.training.patience:
+        told += "; its patience begins anew"
     listeners.say(told)
+
+
+def _lengthened(config: Mapping[str, Any]) -> list[int]:
+    """The updates after which a training was made longer."""
+    found = config.get(_LENGTHENED)
+    return [step for step in found if type(step) is int] if isinstance(found, list) else []
 
 
 def _only_begun(folder: Path) -> bool:
@@ -200,8 +228,9 @@ def _choose(folder: Path, plan: Plan, found: Prepared) -> None:
     """Which layer and heads show word alignments best, into config.json."""
     if plan.model.kind == "plain" or not (folder / MODEL).exists():
         return
-    origin = {name: value for name, value in read_config(folder).items() if name == "origin"}
-    write_config(folder, plan, **origin, alignment=_best_choice(folder, found).to_dict())
+    config = read_config(folder)
+    kept = {name: config[name] for name in ("origin", _LENGTHENED) if name in config}
+    write_config(folder, plan, **kept, alignment=_best_choice(folder, found).to_dict())
 
 
 def choice_of(folder: str | os.PathLike[str]) -> Choice | None:

@@ -69,3 +69,7 @@ if not TYPE_CHECKING:
         if name not in _HOME_OF:
             raise AttributeError(f"module 'regard.view' has no attribute {name!r}")
         return getattr(import_module(f"regard.view.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

@@ -60,12 +60,28 @@ class Theme(NamedTuple):
         return LinearSegmentedColormap.from_list("regard on dark" if self.is_dark else "regard", self.weights)
 
     def palette_for(self, norm: "Normalize") -> "Colormap":
-        """The colours of weights, or of values of both signs if the scale begins below 0."""
-        if norm.vmin is None or norm.vmin >= 0:
-            return self.palette
-        from matplotlib.colors import LinearSegmentedColormap
+        """The colours of weights, or of values of both signs if the scale begins below 0.
 
-        return LinearSegmentedColormap.from_list("regard signed", self.signed)
+        Those are cut where the scale ends, so that 0 is like the paper and equal distances from it are
+        equally strong, also if the scale goes further to one side than to the other.
+
+        >>> from matplotlib.colors import Normalize, to_hex
+        >>> from regard.view.drawing import LIGHT
+        >>> [to_hex(LIGHT.palette_for(Normalize(*ends))(1.0)) for ends in ((-1, 1), (-1, 0))]  # blue, paper
+        ['#0a3a66', '#fdfbf0']
+        """
+        if norm.vmin is None or norm.vmax is None or norm.vmin >= 0:
+            return self.palette
+        from matplotlib.colors import LinearSegmentedColormap, to_rgb
+
+        reach = max(-norm.vmin, norm.vmax)
+        values = reach * np.linspace(-1, 1, len(self.signed))
+        inside = values[(values > norm.vmin) & (values < norm.vmax)]
+        shown = np.array([norm.vmin, *inside, norm.vmax])
+        parts = np.array([to_rgb(colour) for colour in self.signed]).T
+        colours = np.stack([np.interp(shown, values, part) for part in parts], -1)
+        places = (shown - norm.vmin) / (norm.vmax - norm.vmin)
+        return LinearSegmentedColormap.from_list("regard signed", list(zip(places, colours, strict=True)))
 
     @property
     def accent(self) -> str:
@@ -239,6 +255,11 @@ def missing_letters_are_boxes() -> Iterator[None]:
 
 def check_ending(path: str | os.PathLike[str]) -> None:
     """Before anything is computed: a picture of a kind that can be written."""
+    if not isinstance(path, str | os.PathLike):
+        raise DTypeError(
+            f"the picture's path is {path!r:.40}, of the type {type(path).__name__}; give one that ends in "
+            f"{', '.join(ENDINGS)}, and all else by keyword, such as title=."
+        )
     if Path(path).suffix.lower() not in ENDINGS:
         raise ArgumentError(f"the picture {os.fspath(path)!r} can end in {', '.join(ENDINGS)}.")
 

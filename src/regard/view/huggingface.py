@@ -84,7 +84,7 @@ def _interfaces() -> tuple[Any, Any]:
         from transformers.modeling_utils import AttentionInterface
     except ImportError:
         raise ArgumentError(
-            "regard.huggingface needs the package transformers, 5.3 or newer: pip install 'regard[hf]'."
+            "regard.huggingface needs the package transformers, 5.3 or newer: pip install transformers."
         ) from None
     return AttentionInterface, AttentionMaskInterface
 

