@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
 import griffe
 
-from regard.cli.helping import EXAMPLES
+from regard.cli.helping import EXAMPLES, value
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 
@@ -126,8 +125,8 @@ def _commands() -> Iterator[tuple[str, Callable[..., None]]]:
 
 def _command(name: str, command: Callable[..., None]) -> str:
     first, *others = _paragraphs(command)
-    arguments = [one for one in parameters(name, command) if not one.option]
-    options = [one for one in parameters(name, command) if one.option]
+    arguments = [one for one in parameters(name) if not one.option]
+    options = [one for one in parameters(name) if one.option]
     usage = " ".join(["regard", name, "[OPTIONS]", *(one.usage for one in arguments)])
     parts = [f"### regard {name}", first, f"```console\n{usage}\n```", *others]
     if arguments:
@@ -152,65 +151,33 @@ class Parameter(NamedTuple):
     usage: str
 
 
-def parameters(name: str, command: Callable[..., None]) -> list[Parameter]:
-    """What a command takes: the spellings from typer, the types and the help from its annotations."""
+def parameters(name: str) -> list[Parameter]:
+    """What a command takes, as its help says."""
     from typer.main import get_command
 
     from regard.cli import app
 
-    typed = {one.name: one for one in get_command(app).commands[name].params}  # type: ignore[attr-defined]
-    hints = get_type_hints(command, include_extras=True)
-    found = []
-    for one, parameter in inspect.signature(command).parameters.items():
-        kind, info = get_args(hints[one])
-        option = type(info).__name__ == "OptionInfo"
-        required = parameter.default in (inspect.Parameter.empty, ...)
-        value = _value(kind, info, one, option).strip("[]")
-        spellings = [*typed[one].opts, *typed[one].secondary_opts] if option else []
-        spelled = " ".join(part for part in (", ".join(spellings), value) if part)
-        several = " …" if get_origin(_bare(kind)) is list and "…" not in value else ""
-        usage = value + several
-        found.append(
-            Parameter(
-                f"`{spelled}`",
-                info.help or "",
-                "required" if required else _default(parameter.default),
-                option,
-                usage if required else f"[{usage}]",
-            )
-        )
-    return found
+    typed = get_command(app).commands[name].params  # type: ignore[attr-defined]
+    return [_parameter(one, option=one.param_type_name == "option") for one in typed]
 
 
-def _value(kind: Any, info: Any, name: str, option: bool) -> str:
-    """How the value of a parameter is called."""
-    bare = _bare(kind)
-    if bare is bool:
+def _parameter(typed: Any, *, option: bool) -> Parameter:
+    given = value(typed) if option else typed.metavar
+    spellings = ", ".join([*typed.opts, *typed.secondary_opts]) if option else ""
+    usage = f"{given} …" if typed.nargs == -1 else given
+    return Parameter(
+        f"`{' '.join(part for part in (spellings, given) if part)}`",
+        typed.help or "",
+        "required" if typed.required else _default(typed.default),
+        option,
+        usage if typed.required else f"[{usage}]",
+    )
+
+
+def _default(given: Any) -> str:
+    if given is None or given is False:
         return ""
-    choices = get_args(bare) if get_origin(bare) is Literal else ()
-    if choices and option:
-        return "|".join(choices)
-    if info.metavar:
-        return str(info.metavar)
-    if not option:
-        return name.upper()
-    inner = get_args(bare)[0] if get_origin(bare) is list else bare
-    return {int: "N", float: "X", Path: "PATH"}.get(inner, "TEXT")
-
-
-def _bare(kind: Any) -> Any:
-    """A type without its None."""
-    if get_origin(kind) in (Union, UnionType):
-        return next(one for one in get_args(kind) if one is not NoneType)
-    return kind
-
-
-def _default(value: Any) -> str:
-    if value is None or value is False:
-        return ""
-    if value is True:
-        return "yes"
-    return f"`{value}`"
+    return "yes" if given is True else f"`{given}`"
 
 
 def _row(parameter: Parameter) -> str:

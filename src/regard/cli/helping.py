@@ -136,7 +136,7 @@ def _print_usage(screen: "Console", path: str, params: Sequence[Any]) -> None:
         if one.param_type_name == "argument":
             name = _name(one) + (" …" if one.nargs == -1 else "")
             parts.append(name if one.required else f"[{name}]")
-    parts += [f"{max(one.opts, key=len)} {_value(one)}" for one in params if _is_option(one) and one.required]
+    parts += [f"{max(one.opts, key=len)} {value(one)}" for one in params if _is_option(one) and one.required]
     screen.print(" ".join([*parts, "[OPTIONS]"]), style="bold")
 
 
@@ -201,10 +201,10 @@ def _name(argument: Any) -> str:
 def _written(option: Any) -> str:
     """An option as one types it: -o, --output FILE."""
     names = sorted([*option.opts, *option.secondary_opts], key=len)
-    return " ".join(filter(None, [", ".join(names), _value(option)]))
+    return " ".join(filter(None, [", ".join(names), value(option)]))
 
 
-def _value(option: Any) -> str:
+def value(option: Any) -> str:
     """What an option is given; a flag is given nothing."""
     if getattr(option, "is_flag", False) or option.name == "help":
         return ""
