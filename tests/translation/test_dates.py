@@ -1,6 +1,7 @@
 """The embedded corpus: the same everywhere, any two languages, values held out that training never sees."""
 
 import re
+import sys
 from datetime import date, time
 from importlib import import_module
 
@@ -155,3 +156,9 @@ def test_more_sentences_than_there_are_end_in_an_error(monkeypatch):
         ArgumentError, match=r"finds no more than .* distinct sentences for test; ask for fewer"
     ):
         sentences.some(2000, "test", 1, 1)
+
+
+def test_a_missing_extra_is_one_line_with_its_cure(monkeypatch):
+    monkeypatch.setitem(sys.modules, "num2words", None)
+    with pytest.raises(ModuleNotFoundError, match=r"num2words: pip install 'regard\[translation\]'"):
+        embedded("en", "de", size=10)

@@ -102,9 +102,14 @@ def languages() -> list[str]:
     >>> {"de", "en", "fr", "ja", "tr"} <= set(languages())
     True
     """
-    from babel.localedata import exists
-    from num2words import CONVERTER_CLASSES  # type: ignore[import-untyped]
-
+    try:
+        from babel.localedata import exists
+        from num2words import CONVERTER_CLASSES  # type: ignore[import-untyped]
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"The embedded corpus needs the package {error.name}: pip install 'regard[translation]'",
+            name=error.name,
+        ) from None
     return [code for code in sorted(CONVERTER_CLASSES) if exists(code) and Language(code).counts]
 
 
