@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from regard.mechanism import fused, reference, tiled
 from regard.mechanism.concrete import batched, forward_mode, subclassed, traced
 from regard.mechanism.normalizers import spell, unspell
+from regard.mechanism.precision import autocast_off
 from regard.mechanism.problem import DIFFERENTIABLE, Problem, Rules, kind
 
 
-def run(problem: Problem) -> tuple[Tensor, Tensor]:
-    """The output and τ over tiles, differentiable."""
+def run(problem: Problem) -> tuple[Tensor, Tensor, bool]:
+    """The output and τ over tiles, differentiable; and whether it is known that the kernels found τ."""
     tensors = list(problem.tensors.values())
     names = tuple(problem.tensors)
     # an exported graph may meet inputs that require gradients although those of the example did not
@@ -30,26 +31,35 @@ def run(problem: Problem) -> tuple[Tensor, Tensor]:
     )
     if torch.compiler.is_compiling():
         if torch._C._are_functorch_transforms_active():
-            return reference.attention(problem)
-        return _forward(tensors, _write(problem.rules, names), list(wanted))
+            return *reference.attention(problem), False
+        return *_forward(tensors, _write(problem.rules, names), list(wanted)), False
     if not (torch.is_grad_enabled() and any(wanted)) and not torch._C._are_functorch_transforms_active():
         return _solve(problem)
+    way = _Way()
     if torch._C._are_functorch_transforms_active():
-        return _Tiled.apply(problem.rules, names, *tensors)  # type: ignore[no-untyped-call]
+        return *_Tiled.apply(problem.rules, names, way, *tensors), False  # type: ignore[no-untyped-call]
     # what `apply` calls in the end; it would look for default arguments first, which takes longer
-    return super(torch.autograd.Function, _Tiled).apply(problem.rules, names, *tensors)  # type: ignore[no-untyped-call]
+    output, tau = super(torch.autograd.Function, _Tiled).apply(problem.rules, names, way, *tensors)  # type: ignore[no-untyped-call]
+    return output, tau, way.fused
+
+
+class _Way:
+    """Which way a problem was solved: autograd hands back tensors alone."""
+
+    fused = False
 
 
 class _Tiled(torch.autograd.Function):
     """`tiled.forward` with its gradient and its batching rule, for eager torch and `torch.func`."""
 
     @staticmethod
-    def forward(rules: Rules, names: tuple[str, ...], *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        return _solve(_problem(rules, names, tensors))
+    def forward(rules: Rules, names: tuple[str, ...], way: _Way, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        output, tau, way.fused = _solve(_problem(rules, names, tensors))
+        return output, tau
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.rules, ctx.names, *tensors = inputs
+        ctx.rules, ctx.names, _, *tensors = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *output)
@@ -57,22 +67,27 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         *tensors, output, tau = ctx.saved_tensors
-        needed = ctx.needs_input_grad[2:]
+        needed = ctx.needs_input_grad[3:]
         wanted = tuple(name for name, need in zip(ctx.names, needed, strict=True) if need)
         if grad is None or not wanted:
-            return (None,) * (2 + len(tensors))
+            return (None,) * (3 + len(tensors))
         found = gradients(_problem(ctx.rules, ctx.names, tensors), tau, output, grad, wanted)
-        return (None, None, *(found.get(name) for name in ctx.names))
+        return (None, None, None, *(found.get(name) for name in ctx.names))
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], rules: Rules, names: tuple[str, ...], *tensors: Tensor
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        rules: Rules,
+        names: tuple[str, ...],
+        way: _Way,
+        *tensors: Tensor,
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         stacked = [
             tensor.unsqueeze(0) if at is None else tensor.movedim(at, 0)
-            for tensor, at in zip(tensors, in_dims[2:], strict=True)
+            for tensor, at in zip(tensors, in_dims[3:], strict=True)
         ]
-        return _Tiled.apply(rules, names, *stacked), (0, 0)  # type: ignore[no-untyped-call]
+        return _Tiled.apply(rules, names, way, *stacked), (0, 0)  # type: ignore[no-untyped-call]
 
 
 def gradients(
@@ -123,8 +138,9 @@ class _Gradients(torch.autograd.Function):
             found = _gradients(problem, grad, set(ctx.wanted))
             return tuple(found[name] for name in ctx.wanted)
 
-        pull = torch.func.vjp(formula, grad, *(given[name] for name in learned))[1]
-        of_grad, *of_inputs = pull(cotangents)
+        with autocast_off(grad.device.type):
+            pull = torch.func.vjp(formula, grad, *(given[name] for name in learned))[1]
+            of_grad, *of_inputs = pull(cotangents)
         found = dict(zip(learned, of_inputs, strict=True))
         return (None, None, None, None, None, of_grad, *(found.get(name) for name in ctx.names))
 
@@ -148,24 +164,26 @@ class _Gradients(torch.autograd.Function):
         return _Gradients.apply(rules, names, wanted, *stacked), (0,) * len(wanted)  # type: ignore[no-untyped-call]
 
 
-def _solve(problem: Problem) -> tuple[Tensor, Tensor]:
-    """The output and τ, by the kernels if they can."""
-    if problem.rules.fused and _real(problem) and fused.fits(problem):
-        found = fused.forward(problem)
-        if found is not None:
-            return found
-    return tiled.forward(problem)
+def _solve(problem: Problem) -> tuple[Tensor, Tensor, bool]:
+    """The output and τ, by the kernels if they can; and whether they could."""
+    with autocast_off(problem["query"].device.type):
+        if problem.rules.fused and _real(problem) and fused.fits(problem):
+            found = fused.forward(problem)
+            if found is not None:
+                return *found, True
+        return *tiled.forward(problem), False
 
 
 def _solve_backward(
     problem: Problem, tau: Tensor, output: Tensor, grad: Tensor, wanted: set[str]
 ) -> dict[str, Tensor]:
     """The gradients of the wanted tensors, by the kernels if they can."""
-    if problem.rules.fused and _real(problem, tau, output, grad) and fused.fits(problem):
-        found = fused.backward(problem, tau, output, grad, wanted)
-        if found is not None:
-            return found
-    return tiled.backward(problem, tau, grad, wanted)
+    with autocast_off(problem["query"].device.type):
+        if problem.rules.fused and _real(problem, tau, output, grad) and fused.fits(problem):
+            found = fused.backward(problem, tau, output, grad, wanted)
+            if found is not None:
+                return found
+        return tiled.backward(problem, tau, grad, wanted)
 
 
 _TORCHS_OWN = {Tensor, nn.Parameter, nn.Buffer}
@@ -186,16 +204,17 @@ def _problem(rules: Rules, names: Sequence[str], tensors: Sequence[Tensor]) -> P
 
 def _gradients(problem: Problem, grad: Tensor, wanted: set[str]) -> dict[str, Tensor]:
     """The gradients in one piece, made of operations that can be differentiated again."""
-    problem = problem.checked()
-    tau = reference.tau(problem, reference.scores(problem))
-    found = tiled.gradients(problem, tau, grad, wanted)
-    return {name: part.sum_to_size(problem[name].shape) for name, part in found.items()}
+    with autocast_off(problem["query"].device.type):
+        problem = problem.checked()
+        tau = reference.tau(problem, reference.scores(problem))
+        found = tiled.gradients(problem, tau, grad, wanted)
+        return {name: part.sum_to_size(problem[name].shape) for name, part in found.items()}
 
 
 @torch.library.custom_op("regard::attention", mutates_args=())
 def _forward(tensors: Sequence[Tensor], rules: str, wanted: Sequence[bool]) -> tuple[Tensor, Tensor]:
     """`tiled.forward` as one node of a graph; the text says what the tensors are."""
-    return _solve(_read(rules, tensors))
+    return _solve(_read(rules, tensors))[:2]
 
 
 @_forward.register_fake

@@ -115,6 +115,11 @@ def available() -> bool:
     return _KERNELS is not None
 
 
+def few_rows() -> int:
+    """Up to how many rows of a key head the kernels add up scores along the width: FEW in kernels/block.h."""
+    return 0 if _KERNELS is None else 1 if _KERNELS.lanes() == 4 else 3
+
+
 def refusal(normalize: Normalizer, dtype: torch.dtype, device: torch.device) -> str | None:
     """Why the kernels cannot serve such calls, or None if they can."""
     if _KERNELS is None:

@@ -4,7 +4,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -14,9 +14,35 @@ from regard.errors import ArgumentError, DTypeError, ShapeError, StaleError
 from regard.mechanism import fused, reference, tiled
 from regard.mechanism.concrete import concrete
 from regard.mechanism.masking import broadcasts
+from regard.mechanism.precision import in_own_dtype
 from regard.mechanism.problem import Problem, Tile, kind, tiles
+from regard.mechanism.reader import Reader, reads_back, repeat_last_row
 from regard.mechanism.records import Heads
 from regard.mechanism.selection import Index, apart, as_slice, some_heads, some_rows
+
+_ROWS = 16  # with fewer rows, torch's products may add up scores in another order
+
+
+class _Made(NamedTuple):
+    """The problem of a lazy matrix, the version of each tensor, and where its τ comes from.
+
+    fitted: True if the kernels found τ for exactly this problem, False if they cannot, as for NaN; None if
+    nobody knows: then they are asked when τ is needed.
+    """
+
+    problem: Problem
+    versions: Mapping[str, int | None]
+    fitted: bool | None
+
+
+class _Pending(NamedTuple):
+    """What a problem will be made of on first use, and the versions that the caller's tensors must have."""
+
+    build: Callable[[], Problem]
+    tau: Tensor | None
+    inputs: Mapping[str, Tensor]
+    versions: Mapping[str, int | None]
+    fitted: bool
 
 
 class LazyMatrix:
@@ -29,31 +55,47 @@ class LazyMatrix:
         lead: Sequence[int],
         heads: Heads | None = None,
         inputs: Sequence[Tensor] | Mapping[str, Tensor] = (),
+        *,
+        fitted: bool = False,
+        together: int | None = None,
     ) -> None:
-        """Of a problem, or of one that `inputs` will be made into when somebody looks."""
+        """Create a matrix of a prepared problem, or of one that is built on first use.
+
+        problem: the problem, or a function that builds it. It is dropped after use, with `inputs`.
+        tau: the row statistic; None if the problem has it. lead: leading axes, (…, heads).
+        heads: whether the last leading axis counts heads.
+        inputs: the tensors that the problem will be built from; StaleError if one is modified before that.
+        fitted: whether the kernels found τ for exactly this problem, or for the whole that it is a part of.
+        together: rows of a key head in the whole that this is a part of; see `Reader`.
+        """
         self._lead = tuple(lead)
         self._heads: Heads = ("axis" if self._lead else "one") if heads is None else heads
-        self._tau = tau
-        if not isinstance(inputs, Mapping):
-            inputs = dict(zip(("query", "key", "mask", "mask1"), inputs, strict=False))
-        self._inputs: Mapping[str, Tensor] = inputs
-        self._versions = {name: _version(tensor) for name, tensor in self._inputs.items()}
-        self._later = problem if callable(problem) else None
-        self._fitted: Tensor | None = None
-        self._made = self._adopt(problem) if isinstance(problem, Problem) else None
+        self._together = together
+        self._made: _Made | None = None
+        self._pending: _Pending | None = None
+        if isinstance(problem, Problem):
+            self._made = _adopt(problem, tau, fitted and (together is not None or reads_back(problem)))
+        else:
+            if not isinstance(inputs, Mapping):
+                inputs = dict(zip(("query", "key", "mask", "mask1"), inputs, strict=False))
+            versions = {name: _version(tensor) for name, tensor in inputs.items()}
+            self._pending = _Pending(problem, tau, inputs, versions, fitted)
 
     @property
     def _problem(self) -> Problem:
-        if self._made is None:
-            assert self._later is not None
-            _check_versions(self._versions, self._inputs)
-            self._made = self._adopt(self._later())
-        return self._made
+        return self._now().problem
 
-    def _adopt(self, problem: Problem) -> Problem:
-        tensors = dict(problem.tensors) if self._tau is None else {**problem.tensors, "tau": self._tau}
-        self._versions = {name: _version(tensor) for name, tensor in tensors.items()}
-        return problem.with_tensors(tensors)
+    def _now(self) -> _Made:
+        """The problem, built on first use. Threads may build it at once: they build the same."""
+        made, pending = self._made, self._pending
+        if made is None and pending is not None:
+            _check_versions(pending.versions, pending.inputs)
+            problem = pending.build()
+            made = self._made = _adopt(problem, pending.tau, pending.fitted and reads_back(problem))
+            self._pending = None
+        made = made or self._made  # another thread may have built it between the two reads above
+        assert made is not None
+        return made
 
     @property
     def shape(self) -> torch.Size:
@@ -106,7 +148,7 @@ class LazyMatrix:
             index = operator.index(index)  # type: ignore[arg-type]  # numpy's and torch's integers too
         chosen = as_slice(index, heads) if isinstance(index, int | slice) else index
         problem = some_heads(self._problem, [slice(None)] * len(batch), chosen)
-        count = torch.arange(heads)[chosen].numel()
+        count = torch.arange(heads, device="cpu")[chosen].numel()
         if isinstance(index, int):
             return self._like(problem, batch, "one")
         return self._like(problem, (*batch, count))
@@ -133,12 +175,26 @@ class LazyMatrix:
         return self._like(problem, self._lead[1:])
 
     def _like(self, problem: Problem, lead: Sequence[int], heads: Heads | None = None) -> Self:
+        """A part of this matrix; τ was cut with it."""
         self._check()
-        return type(self)(problem, None, lead, self._heads if heads is None else heads)
+        return type(self)(
+            problem,
+            None,
+            lead,
+            self._heads if heads is None else heads,
+            fitted=self._now().fitted is True,
+            together=self._rows_together(),
+        )
+
+    def _rows_together(self) -> int:
+        """The rows of a key head, over its query heads, in the whole that this is a part of."""
+        if self._together is None:
+            self._together = self._problem.lead()[-1] * self._problem.queries
+        return self._together
 
     def _check(self) -> None:
-        problem = self._problem  # which is made, and its versions noted, on the first look
-        _check_versions(self._versions, problem.tensors)
+        made = self._now()
+        _check_versions(made.versions, made.problem.tensors)
 
     def _needs_heads(self, what: str) -> None:
         if not self.has_heads:
@@ -147,51 +203,59 @@ class LazyMatrix:
                 "they are of one head, or the mean of several, already."
             )
 
-    def _look(self) -> tuple[Problem, Tensor] | None:
-        """The problem and its τ for the kernels, if they can look at it and nobody asks for derivatives."""
+    def _reader(self) -> Reader | None:
+        """The kernels' reader of this matrix, if they can read it and no derivative is asked for."""
         self._check()
         if self._heads == "mean" or not _kernels_can(self._problem):
             return None
-        # τ anew: a part of the rows, computed on its own, may round differently than in the whole
-        if self._fitted is None:
-            self._fitted = fused.fit(self._problem)
-        return None if self._fitted is None else (self._problem, self._fitted)
+        self._settle()
+        made = self._now()
+        return Reader(made.problem, self._rows_together()) if made.fitted else None
 
     def _settle(self) -> None:
-        """Find τ once, where nobody has: that of weights which another's kernel used is unknown, NaN."""
-        problem = self._problem
-        tau = problem["tau"]
-        if not tau.numel() or not _kernels_can(problem) or not bool(tau[(0,) * tau.dim()].isnan()):
+        """Let the kernels find τ, once, unless they have: that of a file or of torch rounds differently."""
+        made = self._now()
+        if made.fitted is not None or not made.problem["tau"].numel() or not _kernels_can(made.problem):
             return
-        found = fused.fit(problem)
-        if found is not None:
-            self._made = problem.with_tensors({**problem.tensors, "tau": found})
-            self._versions["tau"] = _version(found)
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):  # τ is kept for later reads, which may be in no such mode
+            reader = Reader.fit(made.problem, self._rows_together())
+        self._made = made._replace(fitted=False) if reader is None else _adopt(reader.problem, None, True)
 
     def _blocks(self) -> Iterator[tuple[Tile, Tensor]]:
         """Tile after tile: where it stands, and its weights."""
         self._check()
-        if not _kernels_can(self._problem):
+        problem, _, fitted = self._now()
+        if not _kernels_can(problem):
             yield from ((at, block) for at, block, _ in self._blocks_in_sight())
             return
-        for at in tiles(self._problem, tiled.budget(self._problem), all_heads=self._heads == "mean"):
-            part = self._problem.part(at)
-            tau = fused.fit(part)
-            # what is not finite is solved with care
-            found = None if tau is None else fused.weights(part, tau)
+        for at in tiles(problem, tiled.budget(problem), all_heads=self._heads == "mean"):
+            part, together = problem.part(at), self._rows_together()
+            reader = Reader(part, together) if fitted else Reader.fit(part, together)
+            found = None if reader is None else reader.weights()
+            # the kernels return None for NaN and infinity: this tile is solved with care
             block = self._solve(part.checked())[0] if found is None else found
             if self._heads == "mean":
                 at, block = at._replace(lead=at.lead[:-1]), block.mean((-4, -3))
             yield at, block
 
+    @in_own_dtype
     def _solve(self, part: Problem) -> tuple[Tensor, Tensor]:
         """The weights of a part, and which of them are in sight."""
-        scores = reference.scores(part)
-        # τ anew: scores computed in another company round differently, and the row must fit its own τ
-        tau = reference.tau(part, scores)
-        block, visible = reference.weights(part, scores, tau), scores != -math.inf
+        scores = self._scores(part)
+        # τ again: torch rounds scores differently for other numbers of rows, and a row must fit its own τ
+        block = reference.weights(part, scores, reference.tau(part, scores))
         size = (*part.lead(), *block.shape[-2:])
-        return block.expand(size), visible.expand(size)
+        return block.expand(size), (scores != -math.inf).expand(size)
+
+    def _scores(self, part: Problem) -> Tensor:
+        """The scores of a part, by torch, with enough rows in its products to round as in the whole."""
+        if torch.compiler.is_compiling() or part.rules.family != "dot":
+            return reference.scores(part)
+        least = -(-min(self._rows_together(), _ROWS) // max(part.lead()[-1], 1))
+        return reference.scores(repeat_last_row(part, least))[..., : part.queries, :]
 
     def _blocks_in_sight(self) -> Iterator[tuple[Tile, Tensor, Tensor]]:
         """Tile after tile: where it stands, its weights, and which of them are in sight."""
@@ -269,9 +333,9 @@ class LazyMatrix:
     def _pick(self, index: Index) -> Tensor:
         """Indexing with arrays: which row and which column each result comes from, then row by row."""
         *lead, queries, keys = self.shape
-        row_numbers = torch.arange(math.prod(lead) * queries).reshape(*lead, queries, 1)
+        row_numbers = torch.arange(math.prod(lead) * queries, device="cpu").reshape(*lead, queries, 1)
         rows = row_numbers.expand(self.shape)[index]
-        columns = torch.arange(keys).expand(self.shape)[index]
+        columns = torch.arange(keys, device="cpu").expand(self.shape)[index]
         result = torch.zeros(rows.shape, dtype=self.dtype, device=self.device)
         for head in torch.unique(rows // queries).tolist():
             at = [slice(int(i), int(i) + 1) for i in np.unravel_index(head, lead)] if lead else []
@@ -288,6 +352,12 @@ def _kernels_can(problem: Problem) -> bool:
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return False
     return problem.rules.fused and concrete(*tensors) and fused.fits(problem)
+
+
+def _adopt(problem: Problem, tau: Tensor | None, fitted: bool) -> _Made:
+    tensors = dict(problem.tensors) if tau is None else {**problem.tensors, "tau": tau}
+    versions = {name: _version(tensor) for name, tensor in tensors.items()}
+    return _Made(problem.with_tensors(tensors), versions, fitted or None)
 
 
 def _check_versions(versions: Mapping[str, int | None], tensors: Mapping[str, Tensor]) -> None:

@@ -7,7 +7,6 @@ output  = weights · value                      … h q e
 
 import math
 import os
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TypedDict, Unpack
@@ -23,6 +22,7 @@ from regard.mechanism.files import readable
 from regard.mechanism.layout import Layout
 from regard.mechanism.masking import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax, spell
+from regard.mechanism.precision import autocast_off, autocasts
 from regard.mechanism.prepare import Bias, Call, check_score, prepare
 from regard.mechanism.problem import Problem, Tile
 from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
@@ -109,10 +109,11 @@ def attend(
         found = short.attention(query, key, value, call, weighed=True)
         if found is not None:
             output, tau = found
-            later = partial(_problem, query, key, value, call)
-            return output, Weights(later, tau, output.shape[:-2], inputs=(query, key, *short.lengths(mask)))
-    output, problem, tau = _run(query, key, value, call, implementation)
-    return output, Weights(problem.without("value"), tau, output.shape[:-2])
+            build = partial(_problem, query, key, call, torch.is_grad_enabled())
+            inputs = (query, key, *short.lengths(mask))
+            return output, Weights(build, tau, output.shape[:-2], inputs=inputs, fitted=True)
+    output, problem, tau, fitted = _run(query, key, value, call, implementation)
+    return output, Weights(problem.without("value"), tau, output.shape[:-2], fitted=fitted)
 
 
 class Options(TypedDict, total=False):
@@ -233,13 +234,15 @@ def _holds_tensors(normalize: Normalizer) -> bool:
 
 def _run(
     query: Tensor, key: Tensor, value: Tensor, call: Call, implementation: str | None
-) -> tuple[Tensor, Problem, Tensor]:
-    """Make the call ready, choose an implementation and run it: the output, the problem and its τ."""
+) -> tuple[Tensor, Problem, Tensor, bool]:
+    """Prepare the call, choose an implementation and run it.
+
+    Returns the output, the problem, its τ, and whether the kernels found τ.
+    """
     device = query.device.type if isinstance(query, Tensor) else "cpu"
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    if autocast:
+    if autocasts(device):
         query, key, value = (_autocast(tensor) for tensor in (query, key, value))
-    with torch.autocast(device, enabled=False) if autocast else nullcontext():
+    with autocast_off(device):
         _check_inputs(query, key, value)
         layout = Layout.of(query, key, value)
         problem = prepare(query, key, value, layout, call)
@@ -248,15 +251,20 @@ def _run(
             _check_own(problem)
         if chosen == "reference":
             output, tau = reference.attention(problem.checked())
+            fitted = False
         else:
             problem = problem.with_rules(fused=chosen == "fused")
-            output, tau = derivatives.run(problem)
-        return layout.merge(output).to(query.dtype), problem, tau.detach()
+            output, tau, fitted = derivatives.run(problem)
+        return layout.merge(output).to(query.dtype), problem, tau.detach(), fitted
 
 
-def _problem(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Problem:
-    """The problem of a call that took the short way, for its weights."""
-    problem = prepare(query, key, value, Layout.of(query, key, value), call)
+def _problem(query: Tensor, key: Tensor, call: Call, graded: bool) -> Problem:
+    """The problem of a call that took the short way, for its weights: without value, which they do not need.
+
+    graded: whether derivatives were recorded when the attention ran, in whatever mode the weights are read.
+    """
+    with torch.inference_mode(False), torch.set_grad_enabled(graded):
+        problem = prepare(query, key, key, Layout.of(query, key, key), call)
     return problem.with_rules(fused=True).without("value")
 
 

@@ -24,7 +24,9 @@ Heads = Literal["axis", "one", "mean"]
 FORMAT = "weights 1"
 
 
-def write(path: str | os.PathLike[str], problem: Problem, lead: tuple[int, ...], heads: Heads) -> Path:
+def write(
+    path: str | os.PathLike[str], problem: Problem, lead: tuple[int, ...], heads: Heads, together: int
+) -> Path:
     """Write weights to a file, whole or not at all."""
     rules = problem.rules
     if spell(rules.normalize) is None:
@@ -41,13 +43,14 @@ def write(path: str | os.PathLike[str], problem: Problem, lead: tuple[int, ...],
         },
         "lead": lead,
         "heads": heads,
+        "together": together,
     }
     # cloned, as query and key may be the same tensor, which safetensors refuses
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in problem.tensors.items()}
     return write_whole(path, save(tensors, {"regard": json.dumps(described)}))
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Problem, tuple[int, ...], Heads]:
+def read(path: str | os.PathLike[str]) -> tuple[Problem, tuple[int, ...], Heads, int | None]:
     """Read what `write` wrote, or say that the file is no such thing."""
     wrong = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
     try:
@@ -62,11 +65,13 @@ def read(path: str | os.PathLike[str]) -> tuple[Problem, tuple[int, ...], Heads]
         ) from None
 
 
-def _understand(described: Any, tensors: dict[str, Tensor]) -> tuple[Problem, tuple[int, ...], Heads]:
+def _understand(
+    described: Any, tensors: dict[str, Tensor]
+) -> tuple[Problem, tuple[int, ...], Heads, int | None]:
     """A file's content, which anybody may have written: nothing in it is taken for granted."""
     if not isinstance(described, dict) or described.pop("format", None) != FORMAT:
         raise ValueError("its description is another one")
-    lead, heads = described.pop("lead"), described.pop("heads")
+    lead, heads, together = described.pop("lead"), described.pop("heads"), described.pop("together", None)
     rules = Rules(unspell(described.pop("normalize")), **described)
     problem = Problem(rules, tensors)
     _check_rules(rules, tensors)
@@ -75,7 +80,9 @@ def _understand(described: Any, tensors: dict[str, Tensor]) -> tuple[Problem, tu
     whole = isinstance(lead, list) and all(type(size) is int and size >= 0 for size in lead)
     if heads not in get_args(Heads) or not whole or math.prod(found) != math.prod(lead):
         raise ValueError(f"its tensors have leading axes {found}, and its description says {lead}")
-    return problem, tuple(lead), heads
+    if together is not None:
+        count("the file got together", together)
+    return problem, tuple(lead), heads, together
 
 
 def _check_rules(rules: Rules, tensors: dict[str, Tensor]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from regard.mechanism.concrete import forward_mode
 from regard.mechanism.dropout import keep
+from regard.mechanism.precision import matmul
 from regard.mechanism.problem import Problem
 
 
@@ -75,7 +76,7 @@ def match(problem: Problem) -> Tensor:
 
 def _match(query: Tensor, key: Tensor, vector: Tensor | None, family: str) -> Tensor:
     if vector is None:
-        return unfold(fold(query) @ key.mT, query)
+        return unfold(matmul(fold(query), key.mT), query)
     hidden = activate(query.unsqueeze(-2) + key.unsqueeze(-3), family)  # … q k d
     return (hidden * vector.unsqueeze(-2)).sum(-1)
 
@@ -159,10 +160,10 @@ def product(weights: Tensor, x: Tensor, *, careful: bool) -> Tensor:
 def read(weights: Tensor, x: Tensor, *, careful: bool) -> Tensor:
     """weights · x, where a zero weight reads nothing."""
     if not careful:
-        return weights @ x
+        return matmul(weights, x)
     touches = (weights != 0).to(x.dtype) @ (~torch.isfinite(x)).to(x.dtype)
     poison = torch.where(touches > 0, weights.detach() @ x.detach(), 0.0)
-    return weights @ x.nan_to_num() + poison
+    return matmul(weights, x.nan_to_num()) + poison
 
 
 def fold(x: Tensor) -> Tensor:

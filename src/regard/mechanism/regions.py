@@ -1,7 +1,9 @@
 """Parts of a lazy matrix: some rows and some keys, for what it costs to compute these alone.
 
-The weight of a pair needs the row's statistic τ, which all keys of the row have a say in. It is known since
-the attention ran, so that a part of the matrix costs as much as its own pairs.
+The weight of a pair needs the row's statistic τ, which depends on all keys of the row. It is known since the
+attention ran, so a part of the matrix costs as much as its own pairs. The scores must then round as they did
+when τ was found: the kernels see to that, and for torch's products it matters where scores are large, so that
+there rows are solved again with all of their keys.
 """
 
 import itertools
@@ -15,14 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.mechanism import fused, reference, tiled
+from regard.mechanism import reference, tiled
 from regard.mechanism.concrete import concrete
 from regard.mechanism.lazy import LazyMatrix, _kernels_can
 from regard.mechanism.normalizers import Normalizer, Sigmoid
 from regard.mechanism.problem import Problem, Tile, tiles
+from regard.mechanism.reader import Reader
 from regard.mechanism.selection import some_rows
 
 _BAND = 32  # rows; narrower bands are summed from their weights
+_ROUNDING = 2e-5  # of a score, and so of a weight, that torch's products may be off by
 
 
 def pool(matrix: LazyMatrix, sizes: tuple[int, int], within: tuple[slice, slice]) -> Tensor:
@@ -60,16 +64,16 @@ def _in_bands(
 ) -> bool:
     """Add up wide bands of rows by kernels that hold no weights; False if that cannot be."""
     matrix._check()
-    problem = matrix._problem
+    problem, _, fitted = matrix._now()
     wide = rows.stop - rows.start >= _BAND * max(len(edges) - 1, 1) and keys.stop > keys.start
-    if not wide or not _kernels_can(problem) or not _tau_serves(problem):
+    if not wide or not fitted or not _kernels_can(problem) or not _tau_serves(problem, fitted):
         return False
     lead = problem.lead()
     every = tuple(slice(0, n) for n in lead[:-1])
     for band, (low, high) in enumerate(itertools.pairwise((edges + rows.start).tolist())):
         part = problem.part(Tile(every, slice(low, high), keys))
         ones = part["query"].new_ones(*lead, high - low, 1)
-        sums = fused.transposed_product(part, part["tau"], ones)  # … g r k 1
+        sums = Reader(part, matrix._rows_together()).transposed_product(ones)  # … g r k 1
         if sums is None:
             found.zero_()
             return False
@@ -85,8 +89,9 @@ def blocks(matrix: LazyMatrix, rows: slice, keys: slice) -> Iterator[tuple[Tile,
     part = matrix._like(some_rows(matrix._problem, rows), matrix._lead)
     if rows == slice(0, matrix.shape[-2]) and keys == slice(0, matrix.shape[-1]):
         part = matrix
-    if not _tau_serves(part._problem):
-        # rows are solved anew, with all of their keys
+    problem, _, fitted = part._now()
+    if not _tau_serves(problem, fitted):
+        # rows are solved again, with all of their keys
         for at, block in part._blocks():
             seen = _common(at.keys, keys)
             yield (
@@ -94,21 +99,22 @@ def blocks(matrix: LazyMatrix, rows: slice, keys: slice) -> Iterator[tuple[Tile,
                 block[..., seen.start - at.keys.start : seen.stop - at.keys.start],
             )
         return
-    problem, mean = part._problem, matrix._heads == "mean"
+    mean = matrix._heads == "mean"
     share = max(problem.keys, 1) / max(keys.stop - keys.start, 1)
     for at in tiles(problem, int(tiled.budget(problem) * share), all_heads=mean):
         at = at._replace(keys=_common(at.keys, keys))
-        block = _known(problem.part(at))
+        block = _known(part, problem.part(at))
         if mean:
             at, block = at._replace(lead=at.lead[:-1]), block.mean((-4, -3))
         yield at, block
 
 
-def _tau_serves(problem: Problem) -> bool:
+def _tau_serves(problem: Problem, fitted: bool | None) -> bool:
     """Whether the τ at hand gives the weights of some keys alone.
 
-    Not where weights depend on the number of keys in sight beside it; nor where somebody differentiates; nor
-    where NaN and infinity are about, as one bad key spoils its whole row.
+    Not where weights depend on the number of visible keys too; nor where derivatives are asked for; nor where
+    NaN or infinity occurs, as one bad key spoils its whole row; nor where it was found by torch for scores so
+    large that their rounding shows.
     """
     normalize = problem.rules.normalize
     if isinstance(normalize, Sigmoid) or type(normalize).divisor is not Normalizer.divisor:
@@ -118,17 +124,36 @@ def _tau_serves(problem: Problem) -> bool:
         return False
     biases = [t for kind in ("bias", "line", "sink") for t in problem.all(kind)]
     finite = all(bool((~(t.isnan() | (t == math.inf))).all()) for t in biases)
-    return finite and not bool(problem["tau"].isnan().any()) and not problem.checked().rules.careful
+    if not finite or bool(problem["tau"].isnan().any()) or problem.checked().rules.careful:
+        return False
+    if fitted and _kernels_can(problem):
+        return True
+    return _largest(problem) * torch.finfo(problem["query"].dtype).eps <= _ROUNDING
 
 
-def _known(part: Problem) -> Tensor:
-    """The weights of a part, given the τ of its rows."""
-    if _kernels_can(part):
-        found = fused.weights(part, part["tau"])
+def _largest(problem: Problem) -> float:
+    """A bound of all scores, biases included."""
+    if not problem["tau"].numel() or not problem.keys:
+        return 0.0
+    query, key, vector = problem["query"], problem["key"], problem.get("vector")
+    if vector is None:
+        bound = abs(problem.rules.scale) * float(query.norm(dim=-1).max()) * float(key.norm(dim=-1).max())
+    else:
+        reach = 1.0 if problem.rules.family == "tanh" else float(query.abs().max() + key.abs().max())
+        bound = float(vector.abs().sum(-1).max()) * reach
+    bound = bound if problem.rules.softcap is None else min(bound, problem.rules.softcap)
+    biases = (t for kind in ("bias", "line") for t in problem.all(kind) if t.numel())
+    return bound + sum(float(t.masked_fill(t == -math.inf, 0.0).abs().max()) for t in biases)
+
+
+def _known(matrix: LazyMatrix, part: Problem) -> Tensor:
+    """The weights of a part of a matrix, given the τ of its rows."""
+    if matrix._now().fitted and _kernels_can(part):
+        found = Reader(part, matrix._rows_together()).weights()
         if found is not None:
             return found
     part = part.with_rules(careful=False)
-    found = reference.weights(part, reference.scores(part), part["tau"])
+    found = reference.weights(part, matrix._scores(part), part["tau"])
     return found.expand(*part.lead(), *found.shape[-2:])
 
 

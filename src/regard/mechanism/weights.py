@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.mechanism import fused, records, reference, regions, tiled
+from regard.mechanism import records, reference, regions, tiled
 from regard.mechanism.concrete import concrete
 from regard.mechanism.files import readable
 from regard.mechanism.lazy import LazyMatrix
 from regard.mechanism.normalizers import Softmax1
-from regard.mechanism.problem import tiles
+from regard.mechanism.precision import in_own_dtype
+from regard.mechanism.problem import Problem, tiles
 from regard.mechanism.selection import Index, as_slice, plain_index
 
 _SHORT = 64  # the most that `top` keeps in a list per row
@@ -85,6 +86,7 @@ class Weights(LazyMatrix):
 
     # Parts of it
 
+    @in_own_dtype
     def __getitem__(self, index: Index) -> Tensor:
         """Any part of the matrix, indexed as a tensor would be."""
         parts = plain_index(index, self.ndim)
@@ -94,10 +96,12 @@ class Weights(LazyMatrix):
         result = self._part(lead, rows)._collect(columns)
         return result[tuple(0 if isinstance(i, int) else slice(None) for i in parts)]
 
+    @in_own_dtype
     def dense(self) -> Tensor:
         """All of it, as an ordinary tensor: n_q × n_k numbers per head."""
         return self._collect(slice(None))
 
+    @in_own_dtype
     def scores(self) -> Tensor:
         """The scores before the normalizer, with their biases, −inf where masked: dense.
 
@@ -110,10 +114,11 @@ class Weights(LazyMatrix):
         self._check()
         if self._heads == "mean":
             raise ArgumentError("the mean of several heads has no scores; take them before mean('heads').")
-        found = reference.scores(self._problem)
+        found = self._scores(self._problem)
         return self._merge(found.expand(*self._problem.lead(), *found.shape[-2:]))
 
     @property
+    @in_own_dtype
     def tau(self) -> Tensor:
         """The one number per row, τ in weights = φ(scores − τ): (…, q). For `Softmax` it is log Σ exp.
 
@@ -124,14 +129,14 @@ class Weights(LazyMatrix):
         """
         if self._heads == "mean":
             raise ArgumentError("the mean of several heads has no τ; take it before mean('heads').")
-        look = self._look()
-        if look is not None:
-            return self._merge(look[1].sum(-1))
+        reader = self._reader()
+        if reader is not None:
+            return self._merge(reader.problem["tau"].sum(-1))
         found = self._rows_of(1, self.dtype, 0)
         problem = self._problem.checked()
         for at in tiles(problem, tiled.budget(problem)):
             part = problem.part(at)
-            found[at.rows_index] = reference.tau(part, reference.scores(part)).sum(-1, keepdim=True)
+            found[at.rows_index] = reference.tau(part, self._scores(part)).sum(-1, keepdim=True)
         return self._merge(found)[..., 0]
 
     def mean(self, over: str) -> "Weights":
@@ -150,6 +155,7 @@ class Weights(LazyMatrix):
 
     # What it says, a row or a column at a time
 
+    @in_own_dtype
     def top(self, n: int) -> Top:
         """The n largest weights of each row, and their keys: (values, keys), each (…, q, n).
 
@@ -165,8 +171,8 @@ class Weights(LazyMatrix):
         if n < 1:
             raise ArgumentError(f"top got n={n}; it needs at least 1.")
         n = min(n, self.shape[-1])
-        look = self._look() if 1 <= n <= _SHORT else None
-        best = None if look is None else fused.top(*look, n)
+        reader = self._reader() if 1 <= n <= _SHORT else None
+        best = None if reader is None else reader.top(n)
         if best is not None:
             return Top(*map(self._merge, best))
         values, keys = self._rows_of(n, self.dtype, 0), self._rows_of(n, torch.long, -1)
@@ -190,6 +196,7 @@ class Weights(LazyMatrix):
             return torch.full(self.shape[:-1], -1, device=self.device)
         return self.top(1).keys[..., 0]
 
+    @in_own_dtype
     def entropy(self) -> Tensor:
         """−Σ w log w of each row, in nats, of the weights as they are: (…, q).
 
@@ -201,8 +208,8 @@ class Weights(LazyMatrix):
         >>> regard.attend(x, x, x)[1].entropy().exp()
         tensor([4.0000, 4.0000, 4.0000, 4.0000])
         """
-        look = self._look()
-        summed = None if look is None else fused.entropy(*look)
+        reader = self._reader()
+        summed = None if reader is None else reader.entropy()
         if summed is not None:
             return self._merge(summed)[..., 0]
         found = self._rows_of(1, self.dtype, 0)
@@ -223,6 +230,7 @@ class Weights(LazyMatrix):
         ones = torch.ones(self.shape[-2], dtype=self.dtype, device=self.device)
         return self._transposed_product(ones)
 
+    @in_own_dtype
     def pool(self, rows: int, columns: int, *, within: tuple[slice, slice] | None = None) -> Tensor:
         """A small map of the matrix, (…, rows, columns): the mean weight of each block.
 
@@ -244,14 +252,15 @@ class Weights(LazyMatrix):
 
     # A linear operator
 
+    @in_own_dtype
     def __matmul__(self, x: Tensor) -> Tensor:
         """weights · x for x of (k) or (…, k, e), whose leading axes broadcast to those of the weights.
 
         Where query heads share a key head, x may have as many heads as the keys, like `value`.
         """
         columns, vector = self._operand(x, self.shape[-1])
-        look = None if _wants_gradient(columns) else self._look()
-        found = None if look is None else fused.product(look[0], columns)
+        reader = None if _wants_gradient(columns) else self._reader()
+        found = None if reader is None else reader.product(columns)
         if found is not None:
             return self._merge(found)[..., 0] if vector else self._merge(found)
         careful = not (concrete(columns) and bool(torch.isfinite(columns).all()))
@@ -268,10 +277,11 @@ class Weights(LazyMatrix):
 
     mT = T
 
+    @in_own_dtype
     def _transposed_product(self, x: Tensor) -> Tensor:
         columns, vector = self._operand(x, self.shape[-2])
-        look = None if _wants_gradient(columns) else self._look()
-        found = None if look is None else fused.transposed_product(*look, columns)
+        reader = None if _wants_gradient(columns) else self._reader()
+        found = None if reader is None else reader.transposed_product(columns)
         if found is not None:
             return self._merge(found)[..., 0] if vector else self._merge(found)
         careful = not (concrete(columns) and bool(torch.isfinite(columns).all()))
@@ -347,13 +357,13 @@ class Weights(LazyMatrix):
         True
         """
         self._check()
-        return records.write(path, self._problem, self._lead, self._heads)
+        return records.write(path, self._problem, self._lead, self._heads, self._rows_together())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Weights":
         """Read what `save` wrote."""
-        problem, lead, heads = records.read(path)
-        return cls(problem, None, lead, heads)
+        problem, lead, heads, together = records.read(path)
+        return cls(problem, None, lead, heads, together=together)
 
     def detach(self) -> "Weights":
         """The same weights, cut off from the graph that query and key came from."""
@@ -375,8 +385,13 @@ class Weights(LazyMatrix):
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        still = self.detach()
-        return type(self), (still._problem, None, still._lead, still._heads)
+        return _restore, (
+            type(self),
+            self.detach()._problem,
+            self._lead,
+            self._heads,
+            self._rows_together(),
+        )
 
 
 class TransposedWeights:
@@ -412,6 +427,13 @@ class TransposedWeights:
 
     def __repr__(self) -> str:
         return f"transpose of {self._weights!r}"
+
+
+def _restore(
+    kind: type[Weights], problem: Problem, lead: Sequence[int], heads: records.Heads, together: int
+) -> Weights:
+    """Weights from a pickle: other kernels may have found its τ, so it is found again when it is needed."""
+    return kind(problem, None, lead, heads, together=together)
 
 
 def _view(name: str) -> Any:

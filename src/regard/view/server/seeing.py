@@ -100,4 +100,4 @@ def _lazy(x: Tensor, scale: float) -> Weights:
     tau = fused.fit(problem)
     if tau is None:  # without kernels
         return attend(directions, directions, directions[..., :1], score=ScaledDot(scale))[1]
-    return Weights(problem, tau, x.shape[:-2])
+    return Weights(problem, tau, x.shape[:-2], fitted=True)
