@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DTypeError, ShapeError, StaleError
-from regard.mechanism import fused, reference, tiled
+from regard.mechanism import fused, interrupt, reference, tiled
 from regard.mechanism.concrete import concrete
 from regard.mechanism.masking import broadcasts
 from regard.mechanism.problem import Problem, Tile, kind, tiles
@@ -163,7 +163,7 @@ class LazyMatrix:
         tau = problem["tau"]
         if not tau.numel() or not _kernels_can(problem) or not bool(tau[(0,) * tau.dim()].isnan()):
             return
-        found = fused.fit(problem)
+        found = interrupt.fit(problem)
         if found is not None:
             self._made = problem.with_tensors({**problem.tensors, "tau": found})
             self._versions["tau"] = _version(found)

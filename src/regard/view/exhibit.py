@@ -117,12 +117,25 @@ class Exhibit:
         arguments: "input" and "layer", both 0 unless given, and those of the question. Whatever is wrong with
         them is said by an ArgumentError.
         """
+        layer, given = self._layer(arguments)
+        return questions.ask(layer, question, given)
+
+    def pairs(self, question: str, arguments: Mapping[str, Any] | None = None) -> int:
+        """How many weights an answer would read, queries × keys × heads, found without reading any."""
+        layer, given = self._layer(arguments)
+        return questions.pairs(layer, question, given)
+
+    def unread(self, arguments: Mapping[str, Any] | None = None) -> int:
+        """How many weights have to be read before the first answer about a layer, where τ is unknown."""
+        return questions.unread(self._layer(arguments)[0])
+
+    def _layer(self, arguments: Mapping[str, Any] | None) -> tuple[Layer, dict[str, Any]]:
+        """The layer that is asked about, and the other arguments."""
         if not isinstance(arguments, Mapping | None):
             raise ArgumentError(f"the arguments are a {type(arguments).__name__}; give a mapping of names.")
         given = dict(arguments or {})
         chosen = _choose("input", given.pop("input", 0), self.inputs)
-        layer = _choose("layer", given.pop("layer", 0), chosen.layers)
-        return questions.ask(layer, question, given)
+        return _choose("layer", given.pop("layer", 0), chosen.layers), given
 
     def __repr__(self) -> str:
         layers = sum(len(one.layers) for one in self.inputs)

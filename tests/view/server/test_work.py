@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from regard.errors import ArgumentError
+from regard.mechanism import interrupt
 from regard.view.server.guard import Refused
-from regard.view.server.work import Pool, Worker
+from regard.view.server.work import Worker
 
 
 class Gate:
@@ -162,19 +163,108 @@ def test_the_loop_goes_on_meanwhile(worker):
     assert asyncio.run(ask()) > 3
 
 
-def test_the_pool_has_an_end_too():
-    pool, opened = Pool(threads=1, most=2), threading.Event()
+def test_several_threads_work_at_once_behind_one_bounded_queue():
+    worker, gates = Worker(most=1, threads=2), [Gate(), Gate()]
 
     async def ask():
-        jobs = [asyncio.ensure_future(pool.run(lambda: opened.wait(20))) for _ in range(3)]
-        await asyncio.sleep(0.05)
-        opened.set()
+        jobs = [asyncio.ensure_future(worker.alone(gates[0]))]
+        await begun(gates[0])
+        jobs.append(asyncio.ensure_future(worker.alone(gates[1])))
+        await begun(gates[1])  # although the first is not done
+        jobs += [asyncio.ensure_future(worker.alone(lambda: "waited")) for _ in range(2)]
+        await asyncio.sleep(0.02)
+        for gate in gates:
+            gate.opened.set()
         return await asyncio.gather(*jobs, return_exceptions=True)
 
     try:
         *right, refused = asyncio.run(ask())
     finally:
-        opened.set()
-        pool.stop()
-    assert right == [True, True]
+        assert worker.stop()
+    assert right == ["gate", "gate", "waited"]
     assert refused.status == 503
+
+
+async def begun(gate: Gate) -> None:
+    while not gate.begun.is_set():
+        await asyncio.sleep(0.001)
+
+
+class Tiles:
+    """Work that goes from tile to tile until it is interrupted."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = threading.Event(), threading.Event()
+
+    def __call__(self, *_) -> None:
+        end = time.monotonic() + 20
+        try:
+            while time.monotonic() < end:
+                interrupt.check()
+                self.begun.set()
+                time.sleep(0.001)
+        finally:
+            self.ended.set()
+
+
+def test_work_whose_client_has_gone_is_interrupted(worker):
+    tiles = Tiles()
+
+    async def ask():
+        task = asyncio.ensure_future(worker.alone(tiles))
+        await begun(tiles)
+        task.cancel()
+        return await worker.alone(lambda: "next")
+
+    assert asyncio.run(asyncio.wait_for(ask(), 10)) == "next"
+    assert tiles.ended.is_set()
+
+
+def test_common_work_goes_on_while_one_of_its_clients_is_there(worker):
+    tiles = Tiles()
+
+    def together(numbers):
+        if 7 in numbers:  # both
+            tiles.begun.set()
+            for _ in range(200):
+                interrupt.check()
+                time.sleep(0.001)
+        return numbers
+
+    async def ask():
+        gone, stays = (asyncio.ensure_future(worker.together("a", together, n)) for n in (6, 7))
+        await begun(tiles)
+        gone.cancel()
+        return await stays
+
+    assert behind_a_gate(worker, ask) == 7
+
+
+def test_the_end_interrupts_what_is_under_way_and_answers_what_waits():
+    worker, tiles = Worker(), Tiles()
+
+    async def ask():
+        jobs = [asyncio.ensure_future(worker.alone(tiles))]
+        await begun(tiles)
+        jobs.append(asyncio.ensure_future(worker.alone(lambda: "in vain")))
+        await asyncio.sleep(0.01)
+        worker.end()
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    found = asyncio.run(asyncio.wait_for(ask(), 10))
+    assert [no.status for no in found] == [503, 503]
+    assert worker.stop()
+
+
+def test_threads_that_cannot_be_interrupted_are_told_of():
+    worker, gate = Worker(), Gate()
+
+    async def ask():
+        task = asyncio.ensure_future(worker.alone(gate))
+        await begun(gate)
+        assert not worker.stop(seconds=0.01)
+        gate.opened.set()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(ask())
+    assert worker.stop()

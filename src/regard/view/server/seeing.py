@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.errors import ArgumentError
-from regard.mechanism import fused
+from regard.mechanism import interrupt
 from regard.mechanism.operator import attend
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.text import shorten
@@ -97,7 +97,7 @@ def _lazy(x: Tensor, scale: float) -> Weights:
     """
     directions = F.normalize(x, dim=-1).contiguous()
     problem = Kept(directions, directions, scale=scale).weights()._problem
-    tau = fused.fit(problem)
+    tau = interrupt.fit(problem)
     if tau is None:  # without kernels
         return attend(directions, directions, directions[..., :1], score=ScaledDot(scale))[1]
     return Weights(problem, tau, x.shape[:-2])
