@@ -336,7 +336,7 @@ def _read(translator: Translator, translation: Translation) -> Input:
     """A translation with its alignment, and what the model looks at while it reads both."""
     words = _translated(translation)
     source = translator.tokens.source.cut(translation.source)
-    target = translator.tokens.target.cut(translation.text)
+    target = _written(translator, translation)
     most = max(len(source.ids), len(target.ids))
     if not source.ids or most > translator.longest:
         why = f"its {most} pieces are more than the {translator.longest} that the model reads at once"
@@ -345,6 +345,13 @@ def _read(translator: Translator, translation: Translation) -> Input:
     texts = [*words.texts, *_pieces(source, target)]
     layers = list(_attentions(translator.model, source.ids, target.ids, len(words.texts)))
     return Input(words.title, texts, [*words.layers, *layers], words.note)
+
+
+def _written(translator: Translator, translation: Translation) -> Cut:
+    """The pieces that the model wrote; its text, cut again, may give others. One made by hand has no ids."""
+    if len(translation._ids) != len(translation.tokens) or not translation._ids:
+        return translator.tokens.target.cut(translation.text)
+    return Cut([], translation._ids, translation.tokens, [], {})
 
 
 def _pieces(source: Cut, target: Cut) -> tuple[Text, Text]:

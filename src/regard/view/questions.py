@@ -145,8 +145,8 @@ def _about_heads(layer: Layer, given: Mapping[str, Any]) -> Answer:
     cells = len(heads) * min(size, queries) * min(size, keys)
     if cells > _MOST_CELLS:
         raise ArgumentError(
-            f"pictures of {len(heads)} heads at size {size} have {cells:,} cells; at most {_MOST_CELLS:,} are "
-            "sent at once: ask for a smaller size, or for fewer heads."
+            f"pictures of {len(heads)} heads at size {size} have {cells:,} cells; at most {_MOST_CELLS:,} "
+            "are sent at once: ask for a smaller size, or for fewer heads."
         )
     told = _kept(layer, ("told", heads), _COSTLY, lambda: tell(layer, heads))
 

@@ -66,7 +66,9 @@ async def _models(house: House, asked: requests.Nothing, path: Path) -> bytes:
         for name, (number, exhibit) in house.recordings.items()
     ]
     folders = list(collection.trainings())
-    return msgspec.json.encode(answers.Models(models=models, folders=folders, recordings=recordings))
+    return msgspec.json.encode(
+        answers.Models(models=models, pending=collection.pending, folders=folders, recordings=recordings)
+    )
 
 
 def _counted(exhibit: Exhibit) -> str:

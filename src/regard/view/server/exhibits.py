@@ -73,8 +73,8 @@ class Exhibits:
             part = "heads" if question in ("heads", "received") else "heads, or for a part: rows and columns"
             raise Refused(
                 HTTPStatus.UNPROCESSABLE_ENTITY,
-                f"this question reads {found:,} weights (queries × keys × heads); at most {self._pairs:,} are "
-                f"read at once: ask for fewer {part}.",
+                f"this question reads {found:,} weights (queries × keys × heads); at most {self._pairs:,} "
+                f"are read at once: ask for fewer {part}.",
             )
         return found + exhibit.unread(arguments(asked))
 

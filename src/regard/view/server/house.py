@@ -63,7 +63,7 @@ class House:
         for worker in workers:
             worker.end()
         end = time.monotonic() + seconds
-        return all([worker.stop(max(end - time.monotonic(), 0)) for worker in workers])
+        return all(worker.stop(max(end - time.monotonic(), 0)) for worker in workers)
 
 
 def encoded(answer: Callable[[], Answer]) -> bytes:
