@@ -1,15 +1,19 @@
 """The queue before the models: together, in order, bounded, and without those who have gone."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from regard.errors import ArgumentError
 from regard.mechanism import interrupt
+from regard.view.server import memory
 from regard.view.server.guard import Refused
 from regard.view.server.work import Worker
 
@@ -268,3 +272,64 @@ def test_threads_that_cannot_be_interrupted_are_told_of():
 
     asyncio.run(ask())
     assert worker.stop()
+
+
+def test_work_is_refused_where_a_limit_leaves_too_little_memory(worker, monkeypatch):
+    """Before it begins: OpenMP and Rust would end the process."""
+
+    async def ask():
+        return await worker.alone(lambda: "done")
+
+    monkeypatch.setattr(memory, "left", lambda: memory.RESERVE - 1)
+    with pytest.raises(Refused, match=r"needs 268\.4 MB to be safe") as no:
+        asyncio.run(ask())
+    assert no.value.status == 503
+    for enough in (memory.RESERVE, None):
+        monkeypatch.setattr(memory, "left", lambda enough=enough: enough)
+        assert asyncio.run(ask()) == "done"
+
+
+LIMITED = """
+import re, resource, sys
+import torch
+torch.set_num_threads(2)
+resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))  # a limit, so that threads of OpenMP begin at once
+from regard.view.server.collection import Collection
+from regard.view.server.house import House
+from regard.view.server.serving import listen, serve
+listening = listen("127.0.0.1", 0)
+house = House(Collection())
+
+def ready():
+    size = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+    most = size + int(sys.argv[1]) * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    print(listening.getsockname()[1], flush=True)
+
+serve(house, listening, ready)
+"""
+
+
+@pytest.mark.parametrize("megabytes", [2, 100, 330])
+def test_a_server_with_little_memory_refuses_and_lives(megabytes):
+    with subprocess.Popen(
+        [sys.executable, "-c", LIMITED, str(megabytes)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            assert process.stdout is not None
+            port = process.stdout.readline().decode().strip()
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+                found = client.post("/api/long", json={"text": "dogs bark at trees that shed bark " * 300})
+                statuses = {found.status_code, client.get("/api/positions").status_code}
+                statuses.add(client.get("/").status_code)
+                if found.is_success:
+                    address = f"/api/exhibits/{found.json()['id']}/tile"
+                    asked = {"layer": 1, "mean": True, "height": 2048, "width": 2048}
+                    statuses.add(client.post(address, json=asked).status_code)
+                assert statuses <= {200, 503}
+                assert (503 in statuses) == (megabytes < 330)
+                assert client.get("/api/health").is_success
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

@@ -9,11 +9,12 @@ import msgspec
 from regard.view.server.answers import Answer
 from regard.view.server.collection import Collection
 from regard.view.server.exhibits import Exhibits
+from regard.view.server.memory import LITTLE
 from regard.view.server.work import Worker
 
 THREADS = 2  # for what is quick, and for questions about many weights
 QUICK_WAITING = 128  # requests for each of them
-COSTLY = 2**24  # weights of a question that is not quick
+COSTLY = 2**20  # weights of a question that is not quick
 
 
 class House:
@@ -41,7 +42,7 @@ class House:
             name: (self.exhibits.pin(exhibit), exhibit) for name, exhibit in collection.recordings.items()
         }
         self.worker = worker or Worker()
-        self.quick = Worker(QUICK_WAITING, threads=THREADS, name="quick")
+        self.quick = Worker(QUICK_WAITING, threads=THREADS, name="quick", reserve=LITTLE)
         self.looking = Worker(QUICK_WAITING, threads=THREADS, name="looking")
 
     async def quickly(self, answer: Callable[[], Answer]) -> bytes:

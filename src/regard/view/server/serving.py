@@ -16,7 +16,7 @@ from regard.view.server.connections import ACCEPTED, Complaints, Connections
 from regard.view.server.house import House
 
 FIRST = 8000  # the port that is tried first
-GRACE = 55  # seconds for what is under way at the end
+GRACE = 50  # seconds for what is under way at the end; with what follows, less than a minute
 LEAVING = 4.0  # seconds for threads to notice that what they do is given up
 BACKLOG = 2048  # connections that wait to be accepted
 IDLE = 20  # seconds that a connection may stay without a request

@@ -9,7 +9,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +20,7 @@ import torch
 from regard.errors import RegardError
 from regard.mechanism import interrupt
 from regard.mechanism.interrupt import Interrupted
+from regard.view.server import memory
 from regard.view.server.guard import Refused
 
 WAITING = 256  # requests for the models
@@ -28,6 +30,27 @@ log = logging.getLogger("regard.look")
 
 T = TypeVar("T")
 Together = Callable[[list[Any]], Sequence[Any]]
+
+
+class _Needed:
+    """How much memory the work under way may need, in all threads together."""
+
+    def __init__(self) -> None:
+        self.bytes, self._changing = 0, threading.Lock()
+
+    @contextmanager
+    def more(self, size: int) -> Iterator[None]:
+        """While a piece of work is done."""
+        with self._changing:
+            self.bytes += size
+        try:
+            yield
+        finally:
+            with self._changing:
+                self.bytes -= size
+
+
+_NEEDED = _Needed()
 
 
 class _Job(NamedTuple):
@@ -57,6 +80,7 @@ class Worker:
     """A thread, or several, and a bounded queue of work for them.
 
     most: how many requests may wait. together: the parts of requests of one kind that become one call.
+    reserve: bytes that each piece of work may need, where the process has a limit.
 
     >>> import asyncio
     >>> from regard.view.server.work import Worker
@@ -73,9 +97,14 @@ class Worker:
     """
 
     def __init__(
-        self, most: int = WAITING, together: int = TOGETHER, threads: int = 1, name: str = "models"
+        self,
+        most: int = WAITING,
+        together: int = TOGETHER,
+        threads: int = 1,
+        name: str = "models",
+        reserve: int = memory.RESERVE,
     ) -> None:
-        self._most, self._together = most, together
+        self._most, self._together, self._reserve = most, together, reserve
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._ending = False
@@ -139,9 +168,10 @@ class Worker:
                     return
 
     def _work(self) -> None:
+        memory.prepare_thread()
         with torch.no_grad():
             while jobs := self._next():
-                with interrupt.checked_by(partial(self._check, jobs)):
+                with interrupt.checked_by(partial(self._check, jobs)), _NEEDED.more(self._reserve):
                     results = _run(jobs)
                 for job, result in zip(jobs, results, strict=True):
                     _answer(job, result)
@@ -183,6 +213,7 @@ def _run(jobs: list[_Job]) -> list[Any]:
     """A result for each, or the exception that it ended with."""
     try:
         interrupt.check()
+        memory.check(_NEEDED.bytes)
         found = list(jobs[0].run([job.asked for job in jobs]))
         assert len(found) == len(jobs), f"{len(found)} answers to {len(jobs)} requests"
         return found
