@@ -31,7 +31,7 @@ _EPOCHS = {"transformer": 7, "recurrent": 6, "plain": 10}
 _SHOWN = 3  # pairs, and translations
 _ON_PAGE = 30
 _MARK = ".demo"  # a file in folders that the next demo may replace; it says the languages
-_LANGUAGES = ("en", "de")
+LANGUAGES = ("en", "de")
 
 
 def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
@@ -67,11 +67,18 @@ def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
     say(f"  {program} look {plain(str(folder))}")
 
 
+def is_trained(folder: Path) -> bool:
+    """Whether a folder has a model, and no demo that was cut off."""
+    from regard.view.server.trainings import state_of
+
+    return (folder / MODEL).is_file() and not ((folder / _MARK).is_file() and state_of(folder) == "stopped")
+
+
 def trained(folder: Path) -> str:
     """The languages of the demo's Transformer in a folder, which is trained first if it is not there."""
-    if not (folder / MODEL).is_file():
+    if not is_trained(folder):
         console().print(f"The demo model is trained first, in {plain(str(folder))}; that takes two minutes.")
-        _train(folder, _plan("transformer", 0), embedded(*_LANGUAGES), "-".join(_LANGUAGES))
+        _train(folder, _plan("transformer", 0), embedded(*LANGUAGES), "-".join(LANGUAGES))
     mark = folder / _MARK
     return mark.read_text("utf-8", errors="replace") if mark.is_file() else ""
 

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
+from regard.errors import ArgumentError
+from regard.mechanism import interrupt
 from regard.models import Recipe, RecurrentRecipe, RecurrentSeq2Seq, Transformer
 from regard.translation import Alignment, Tokens, Translation, Translator, TwoSides
 from regard.view.exhibit import (
@@ -407,6 +409,98 @@ def test_all_attentions_of_a_translator():
     words = exhibit.ask("tile", {}).arrays[0][0]
     assert words.shape == (2, 2)
     assert cross.shape == (1 + len("▁a▁dog"), len("▁ein▁Hund") + 1)
+
+
+def test_the_pieces_of_a_translation_are_those_that_the_model_wrote():
+    """A text can be cut in several ways, and a model need not write the pieces that cutting would give."""
+    torch.manual_seed(0)
+    tokens = Tokens.learn(["ein Hund bellt laut", "a dog barks loudly"] * 10, kind="bpe", size=60)
+    model = Transformer(len(tokens), Recipe(width=16, heads=2, layers=1), share=True)
+    ours = Translator(model, TwoSides(tokens, tokens))
+    (found,) = ours.translate(["ein Hund bellt"])
+    assert tokens.cut(found.text).pieces != found.tokens
+    (one,) = look_at_translations(ours, [found]).inputs
+    cross = next(layer for layer in one.layers if layer.kind == "cross")
+    assert list(one.texts[cross.queries].tokens) == ["[START]", *found.tokens]
+    expected = ours._weigh([found._read.args[1][0].passage])  # what alignments are read from
+    assert cross.weights.shape[-2] == 1 + len(found.tokens)
+    assert all(weights.shape[0] == len(found.tokens) for weights in expected.values())
+
+
+@pytest.mark.parametrize("weights", [lazy(8), lazy(8).dense()])
+def test_some_heads_are_described_as_among_all(weights):
+    exhibit = Exhibit.of(weights)
+    facts, (pictures,) = exhibit.ask("heads", {"size": 4})
+    some, (fewer,) = exhibit.ask("heads", {"size": 4, "heads": [5, 2]})
+    assert [one["head"] for one in some["heads"]] == [5, 2]
+    assert some["heads"] == [facts["heads"][5], facts["heads"][2]]
+    np.testing.assert_allclose(fewer, pictures[[5, 2]], atol=1e-6)
+
+
+def test_pictures_of_many_heads_have_a_size():
+    exhibit = Exhibit.of(torch.rand(20, 512, 512).softmax(-1))
+    with pytest.raises(ArgumentError, match=r"20 heads at size 512 have 5,242,880 cells"):
+        exhibit.ask("heads", {"size": 512})
+
+
+@pytest.mark.parametrize(
+    ("question", "arguments", "expected"),
+    [
+        ("tile", {}, H * Q * K),
+        ("tile", {"heads": [1], "rows": [1, 3], "columns": [0, 4]}, 8),
+        ("top", {"side": "query", "place": 0}, H * K),
+        ("top", {"side": "key", "place": 0, "heads": [0]}, Q),
+        ("received", {"heads": [0, 1]}, 2 * Q * K),
+        ("heads", {}, 4 * H * Q * K),
+        ("numbers", {"query": 0, "key": 0}, K),
+    ],
+)
+def test_what_a_question_costs(question, arguments, expected):
+    assert Exhibit.of(lazy()).pairs(question, arguments) == expected
+
+
+class Enough(Exception):
+    """Raised by a check."""
+
+
+@pytest.mark.parametrize(
+    ("question", "asked"), [("tile", {"height": 4}), ("tile", {}), ("received", {}), ("heads", {})]
+)
+def test_long_answers_are_interrupted_between_parts(question, asked, monkeypatch):
+    """Where a part is a few rows, the answer is the same, and each part is preceded by a check."""
+    monkeypatch.setattr("regard.mechanism.interrupt._PAIRS", 2000)
+    monkeypatch.setattr("regard.view.questions._BAND", 2000)
+    monkeypatch.setattr("regard.mechanism.tiled.budget", lambda problem: 2000)
+    monkeypatch.setattr("regard.mechanism.problem.WHOLE", 2000)
+    weights = lazy(2, 200, 50)
+    expected = Exhibit.of(weights.dense()).ask(question, asked)
+    checks = []
+    with interrupt.checked_by(lambda: checks.append(0)):
+        found = Exhibit.of(weights).ask(question, asked)
+    assert len(checks) > 5
+    for one, other in zip(found.arrays, expected.arrays, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+    def stop():
+        checks.pop()
+        if not checks:
+            raise Enough
+
+    checks[:] = [0] * 3
+    with interrupt.checked_by(stop), pytest.raises(Enough):
+        Exhibit.of(weights).ask(question, asked)
+
+
+def test_an_unknown_tau_is_found_in_parts_that_can_be_interrupted(monkeypatch):
+    weights = lazy(2, 200, 50)
+    problem = weights._problem
+    unknown = problem.with_tensors({**problem.tensors, "tau": torch.full_like(problem["tau"], math.nan)})
+    exhibit = Exhibit.of(regard.Weights(unknown, None, (2,)))
+    assert exhibit.unread() == 2 * 200 * 50
+    monkeypatch.setattr("regard.mechanism.interrupt._PAIRS", 2000)
+    (found,) = exhibit.ask("tile", {"height": 200}).arrays
+    np.testing.assert_allclose(found, weights.dense().numpy(), atol=1e-6)
+    assert exhibit.unread() == 0
 
 
 def test_a_recurrent_translator_looks_step_by_step():

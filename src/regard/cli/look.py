@@ -2,14 +2,16 @@
 
 import os
 import re
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from regard import __version__
-from regard.cli.shared import check_encoder, console
+from regard.cli.shared import INTERRUPTED, check_encoder, console
 from regard.errors import ArgumentError
 from regard.mechanism.text import plain
 
@@ -17,6 +19,19 @@ if TYPE_CHECKING:
     from regard.view.server.collection import Collection
 
 _DEMO = Path("demo") / "transformer"
+_ABOUT = "dates, times and numbers in words only"
+# the page comes first, where there are few cores
+_TRAIN = """
+import os, pathlib, sys
+import regard.demo
+from regard.errors import RegardError
+if hasattr(os, "nice"):
+    os.nice(10)
+try:
+    regard.demo.trained(pathlib.Path(sys.argv[1]))
+except RegardError as error:
+    sys.exit(f"regard: the demo's translator could not be trained: {error}")
+"""
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -26,7 +41,7 @@ def look(
         typer.Argument(
             metavar="FOLDER",
             help='Folders that regard train wrote, folders with encoders, or "minilm". By default the model '
-            "of regard demo, and minilm if it is installed.",
+            "of regard demo, which is trained meanwhile if it is not there, and minilm if it is installed.",
         ),
     ] = None,
     recording: Annotated[
@@ -86,8 +101,10 @@ def look(
     listening = listen(
         "127.0.0.1" if host == "localhost" else host, port
     )  # before models, which take a while
+    demo = _Demo() if not folders and not recordings else None
+    house = None
     try:
-        collection = _load(folders, recordings)
+        collection = _load(folders, recordings, demo)
         from regard.view.server.house import House
         from regard.view.server.serving import serve
 
@@ -104,31 +121,89 @@ def look(
             if browser:
                 _open(address)
 
-        serve(House(collection, version=__version__), listening, ready, host, origin)
+        house = House(collection, version=__version__)
+        serve(house, listening, ready, host, origin)
     finally:
         listening.close()
+        if demo is not None:
+            demo.stop()
+        ended = sys.exc_info()[0]
+        if house is not None and not house.close(0) and ended in (None, KeyboardInterrupt):
+            _leave(0 if ended is None else INTERRUPTED)
 
 
-def _load(folders: list[str] | None, recordings: list[str]) -> "Collection":
+def _leave(status: int) -> NoReturn:
+    """End at once: a thread is still in a kernel, which could outlive what it works on as Python ends."""
+    if status == INTERRUPTED:
+        print("regard: interrupted.", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(status)
+
+
+class _Demo:
+    """The model of `regard demo`, which a process of its own trains if it is not there yet."""
+
+    def __init__(self) -> None:
+        from regard.demo import LANGUAGES, is_trained, trained
+        from regard.translation.checkpoint import is_training
+
+        self._process: subprocess.Popen[bytes] | None = None
+        self.languages = f"{'-'.join(LANGUAGES)}, {_ABOUT}"
+        if is_trained(_DEMO):
+            self.languages = f"{trained(_DEMO)}, {_ABOUT}"
+        elif not is_training(_DEMO):
+            console().print(
+                f"The demo's translator is trained meanwhile, in {plain(str(_DEMO))}, which takes two "
+                "minutes; rooms that do not need it are open now."
+            )
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _TRAIN, str(_DEMO)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+
+    def is_ready(self) -> bool | None:
+        """Whether the model is trained to the end; None if it will not be."""
+        from regard.demo import is_trained
+
+        if self._process is None:
+            return is_trained(_DEMO)
+        status = self._process.poll()
+        return False if status is None else (True if status == 0 else None)
+
+    def stop(self) -> None:
+        """Give up the training; the next look begins another."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+def _load(folders: list[str] | None, recordings: list[str], demo: "_Demo | None") -> "Collection":
     from regard.view.server.collection import Collection
 
-    languages: dict[str, str] = {}
     given = folders or []
-    if not given and not recordings:
-        from regard.demo import trained
-
-        languages[str(_DEMO)] = f"{trained(_DEMO)}, dates, times and numbers in words only"
-        given = [str(_DEMO), *(["minilm"] if _has_minilm() else [])]
+    if demo is not None:
+        given = ["minilm"] if _has_minilm() else []
     screen = console()
-    screen.print(f"Loading {', '.join(map(plain, [*given, *recordings]))} …", style="dim")
-    sys.stdout.flush()
-    collection = Collection.load(given, languages)
+    if given or recordings:
+        screen.print(f"Loading {', '.join(map(plain, [*given, *recordings]))} …", style="dim")
+        sys.stdout.flush()
+    collection = Collection.load(given)
+    if demo is not None:
+        collection.expect(_DEMO.name, _DEMO, demo.languages, demo.is_ready)
+        collection.refresh()
     collection.add_recordings(recordings)
     for entry in collection.entries.values():
         screen.print(f"  {plain(entry.name)}: {entry.kind}, {plain(entry.about)}")
     for name in collection.recordings:
         screen.print(f"  {plain(name)}: a recording")
-    for name in collection.folders.keys() - collection.entries.keys():
+    for name in collection.folders.keys() - collection.entries.keys() - ({_DEMO.name} if demo else set()):
         screen.print(f"  {plain(name)}: in training, without parameters yet")
     return collection
 

@@ -7,14 +7,15 @@ part is therefore read in the order of the whole it was cut from: where it has t
 row is repeated.
 """
 
+import math
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from regard.mechanism import fused
+from regard.mechanism import fused, interrupt
 from regard.mechanism.normalizers import Softmax
-from regard.mechanism.problem import Problem
+from regard.mechanism.problem import Problem, Tile
 from regard.mechanism.selection import some_rows
 
 
@@ -30,10 +31,16 @@ class Reader(NamedTuple):
     @classmethod
     def fit(cls, problem: Problem, together: int) -> Self | None:
         """A reader of a problem whose τ is not known; None if it is not finite."""
-        tau = fused.fit(_padded(problem, together, problem.lead()[-1]))
-        if tau is None:
-            return None
-        tau = tau[..., : problem.queries, :]
+        *outer, per_group = lead = problem.lead()
+        every = tuple(slice(0, n) for n in outer)
+        bands = []
+        for rows in interrupt.bands(problem.queries, math.prod(lead) * problem.keys):
+            part = problem.part(Tile(every, rows, slice(0, problem.keys)))
+            tau = fused.fit(_padded(part, together, per_group))
+            if tau is None:
+                return None
+            bands.append(tau[..., : part.queries, :])
+        tau = bands[0] if len(bands) == 1 else torch.cat(bands, -2)
         return cls(problem.with_tensors({**problem.tensors, "tau": tau}), together)
 
     def weights(self) -> Tensor | None:

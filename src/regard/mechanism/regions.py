@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.mechanism import reference, tiled
+from regard.mechanism import interrupt, reference, tiled
 from regard.mechanism.concrete import concrete
 from regard.mechanism.lazy import LazyMatrix, _kernels_can
 from regard.mechanism.normalizers import Normalizer, Sigmoid
@@ -70,15 +70,17 @@ def _in_bands(
         return False
     lead = problem.lead()
     every = tuple(slice(0, n) for n in lead[:-1])
+    width = math.prod(lead) * (keys.stop - keys.start)
     for band, (low, high) in enumerate(itertools.pairwise((edges + rows.start).tolist())):
-        part = problem.part(Tile(every, slice(low, high), keys))
-        ones = part["query"].new_ones(*lead, high - low, 1)
-        sums = Reader(part, matrix._rows_together()).transposed_product(ones)  # … g r k 1
-        if sums is None:
-            found.zero_()
-            return False
-        sums = sums[..., 0].mean((-3, -2)) if matrix._heads == "mean" else sums[..., 0]
-        found[..., band, :].index_add_(-1, key_of, sums.to(found.dtype))
+        for some in interrupt.bands(high - low, width):
+            part = problem.part(Tile(every, slice(low + some.start, low + some.stop), keys))
+            ones = part["query"].new_ones(*lead, some.stop - some.start, 1)
+            sums = Reader(part, matrix._rows_together()).transposed_product(ones)  # … g r k 1
+            if sums is None:
+                found.zero_()
+                return False
+            sums = sums[..., 0].mean((-3, -2)) if matrix._heads == "mean" else sums[..., 0]
+            found[..., band, :].index_add_(-1, key_of, sums.to(found.dtype))
     return True
 
 
@@ -93,6 +95,7 @@ def blocks(matrix: LazyMatrix, rows: slice, keys: slice) -> Iterator[tuple[Tile,
     if not _tau_serves(problem, fitted):
         # rows are solved again, with all of their keys
         for at, block in part._blocks():
+            interrupt.check()
             seen = _common(at.keys, keys)
             yield (
                 at._replace(keys=seen),
@@ -102,6 +105,7 @@ def blocks(matrix: LazyMatrix, rows: slice, keys: slice) -> Iterator[tuple[Tile,
     mean = matrix._heads == "mean"
     share = max(problem.keys, 1) / max(keys.stop - keys.start, 1)
     for at in tiles(problem, int(tiled.budget(problem) * share), all_heads=mean):
+        interrupt.check()
         at = at._replace(keys=_common(at.keys, keys))
         block = _known(part, problem.part(at))
         if mean:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -115,7 +116,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
-        _lock(handle, folder)
+        _lock(handle, folder, tries=5)  # who asks `is_training` holds the lock for a moment
         try:
             yield
         finally:
@@ -126,11 +127,18 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(handle)  # which unlocks it, and so does being killed
 
 
-def _lock(handle: int, folder: Path) -> None:
+def _lock(handle: int, folder: Path, *, shared: bool = False, tries: int = 1) -> None:
     try:
         import fcntl
 
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for again in reversed(range(tries)):
+            try:
+                fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if not again:
+                    raise
+                time.sleep(0.02)
     except BlockingIOError:
         raise ArgumentError(
             f"another training is at work in {os.fspath(folder)!r}; wait for it, stop it, or train in a new "
@@ -138,6 +146,29 @@ def _lock(handle: int, folder: Path) -> None:
         ) from None
     except (ImportError, OSError):  # a system, or a file system, without locks
         pass
+
+
+def is_training(folder: Path) -> bool:
+    """Whether a training is at work in a folder.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from regard.translation.checkpoint import alone_in, is_training
+    >>> with tempfile.TemporaryDirectory() as folder, alone_in(Path(folder)):
+    ...     is_training(Path(folder))
+    True
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        _lock(handle, folder, shared=True)
+    except ArgumentError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def write_config(folder: Path, plan: Plan, **more: Any) -> None:

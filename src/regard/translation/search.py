@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DTypeError, ShapeError
+from regard.mechanism import interrupt
 from regard.mechanism.checks import count, number, of_kind
 from regard.models.dropout import evaluating
 from regard.models.embedding import outside
@@ -169,6 +170,7 @@ def search(
             model.narrow(state, words)
         held, rows = len(source), live.sentences  # rows of the state, and those that hypotheses go on from
         while True:
+            interrupt.check()
             going = found.settle(live)
             live, rows = live.take(going), rows[going]
             if not len(rows):

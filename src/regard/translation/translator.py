@@ -57,6 +57,7 @@ class Translation:
     note: str = ""
     alternatives: list["Translation"] = field(default_factory=list)
     _read: Callable[[], Alignment] = field(kw_only=True, repr=False)
+    _ids: list[int] = field(default_factory=list, kw_only=True, repr=False)  # of the tokens
 
     @cached_property
     def alignment(self) -> Alignment:
@@ -206,6 +207,7 @@ class Translator:
             [piece for written in finished for piece in written.cut.pieces],
             "; ".join(_notes(draft, words)),
             _read=partial(self._align, line, finished),
+            _ids=[number for written in finished for number in written.cut.ids],
         )
         if aligned:
             translation.alignment = translation._read()

@@ -1,7 +1,8 @@
 """What an exhibit is made of: texts, and layers of weights between them, of which any part can be told."""
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import ArgumentError, DTypeError, ShapeError
+from regard.mechanism import interrupt
 from regard.mechanism.weights import Weights
 
 Kind = Literal["self", "cross", "words"]
@@ -283,6 +285,21 @@ def entries(weights: Weights | Tensor) -> list[Weights | Tensor]:
         weights._part([*(slice(int(i), int(i) + 1) for i in index), *every], slice(None))
         for index in np.ndindex(*lead)
     ]
+
+
+def in_bands(weights: Weights) -> Iterator[Weights]:
+    """Bands of query rows, still lazy: a long computation can be interrupted between them.
+
+    >>> import torch, regard
+    >>> from regard.view.contents import in_bands
+    >>> x = torch.eye(3)
+    >>> [tuple(band.shape) for band in in_bands(regard.attend(x, x, x)[1])]
+    [(3, 3)]
+    """
+    *lead, queries, keys = weights.shape
+    for rows in interrupt.bands(queries, math.prod(lead) * keys):
+        every = rows == slice(0, queries)
+        yield weights if every else weights._part([slice(None)] * len(lead), rows)
 
 
 def _batch(weights: Weights | Tensor) -> tuple[int, ...]:

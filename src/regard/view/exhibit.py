@@ -117,12 +117,25 @@ class Exhibit:
         arguments: "input" and "layer", both 0 unless given, and those of the question. Whatever is wrong with
         them is said by an ArgumentError.
         """
+        layer, given = self._layer(arguments)
+        return questions.ask(layer, question, given)
+
+    def pairs(self, question: str, arguments: Mapping[str, Any] | None = None) -> int:
+        """How many weights an answer would read, queries × keys × heads, found without reading any."""
+        layer, given = self._layer(arguments)
+        return questions.pairs(layer, question, given)
+
+    def unread(self, arguments: Mapping[str, Any] | None = None) -> int:
+        """How many weights have to be read before the first answer about a layer, where τ is unknown."""
+        return questions.unread(self._layer(arguments)[0])
+
+    def _layer(self, arguments: Mapping[str, Any] | None) -> tuple[Layer, dict[str, Any]]:
+        """The layer that is asked about, and the other arguments."""
         if not isinstance(arguments, Mapping | None):
             raise ArgumentError(f"the arguments are a {type(arguments).__name__}; give a mapping of names.")
         given = dict(arguments or {})
         chosen = _choose("input", given.pop("input", 0), self.inputs)
-        layer = _choose("layer", given.pop("layer", 0), chosen.layers)
-        return questions.ask(layer, question, given)
+        return _choose("layer", given.pop("layer", 0), chosen.layers), given
 
     def __repr__(self) -> str:
         layers = sum(len(one.layers) for one in self.inputs)
@@ -323,7 +336,7 @@ def _read(translator: Translator, translation: Translation) -> Input:
     """A translation with its alignment, and what the model looks at while it reads both."""
     words = _translated(translation)
     source = translator.tokens.source.cut(translation.source)
-    target = translator.tokens.target.cut(translation.text)
+    target = _written(translator, translation)
     most = max(len(source.ids), len(target.ids))
     if not source.ids or most > translator.longest:
         why = f"its {most} pieces are more than the {translator.longest} that the model reads at once"
@@ -332,6 +345,13 @@ def _read(translator: Translator, translation: Translation) -> Input:
     texts = [*words.texts, *_pieces(source, target)]
     layers = list(_attentions(translator.model, source.ids, target.ids, len(words.texts)))
     return Input(words.title, texts, [*words.layers, *layers], words.note)
+
+
+def _written(translator: Translator, translation: Translation) -> Cut:
+    """The pieces that the model wrote; its text, cut again, may give others. One made by hand has no ids."""
+    if len(translation._ids) != len(translation.tokens) or not translation._ids:
+        return translator.tokens.target.cut(translation.text)
+    return Cut([], translation._ids, translation.tokens, [], {})
 
 
 def _pieces(source: Cut, target: Cut) -> tuple[Text, Text]:

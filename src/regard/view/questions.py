@@ -22,17 +22,62 @@ _MOST_CELLS = 2**22  # of a tile, over all heads
 _MOST_PLACES = 1000
 _KEPT = 64  # answers that took a while to find, per layer
 _COSTLY = 2**22  # weights behind an answer that is kept
+_PASSES = 4  # over all weights to describe heads: τ, entropy, distances, thumbnails
+_BAND = 2**28  # weights of a head above which the keys' sums come from bands of rows
 
 
 def ask(layer: Layer, question: str, arguments: Mapping[str, Any]) -> Answer:
     """The answer to a question about a layer; `arguments` without those that chose the layer."""
+    return _known(question, arguments)(layer, arguments)
+
+
+def pairs(layer: Layer, question: str, arguments: Mapping[str, Any]) -> int:
+    """How many weights an answer reads, queries × keys × heads: what the question costs.
+
+    >>> import torch
+    >>> from regard.view.exhibit import Layer
+    >>> from regard.view.questions import pairs
+    >>> layer = Layer("attention", "layer 0", "self", torch.zeros(8, 100, 100))
+    >>> pairs(layer, "tile", {}), pairs(layer, "tile", {"heads": [3], "rows": [0, 10]})
+    (80000, 1000)
+    """
+    _known(question, arguments)
+    queries, keys = layer.size
+    if question == "numbers":
+        return keys
+    heads = len(_heads(layer, arguments))
+    if question == "tile":
+        return heads * len(_range(arguments, "rows", queries)) * len(_range(arguments, "columns", keys))
+    if question == "top":
+        return heads * (queries if arguments.get("side") == "key" else keys)
+    return heads * queries * keys * (_PASSES if question == "heads" else 1)
+
+
+def unread(layer: Layer) -> int:
+    """How many weights have to be read once before any answer: all, where the rows' τ is unknown.
+
+    >>> import torch
+    >>> from regard.view.exhibit import Layer
+    >>> from regard.view.questions import unread
+    >>> unread(Layer("attention", "layer 0", "self", torch.eye(3)))
+    0
+    """
+    if not isinstance(layer.weights, Weights):
+        return 0
+    tau = layer.weights._problem["tau"]
+    unknown = tau.numel() > 0 and bool(tau[(0,) * tau.dim()].isnan())
+    return layer.weights.numel() if unknown else 0
+
+
+def _known(question: str, arguments: Mapping[str, Any]) -> Callable[[Layer, Mapping[str, Any]], Answer]:
+    """What answers a question; an error if nothing does, or if it does not take these arguments."""
     if not isinstance(question, str) or question not in _QUESTIONS:
         raise ArgumentError(f"there is no question {question!r:.80}; there are {', '.join(_QUESTIONS)}.")
     answer, known = _QUESTIONS[question]
     unknown = sorted(map(str, arguments.keys() - known))
     if unknown:
         raise ArgumentError(f"{question} got {unknown[0]!r}; it knows {', '.join(sorted(known))}.")
-    return answer(layer, arguments)
+    return answer
 
 
 def _tile(layer: Layer, given: Mapping[str, Any]) -> Answer:
@@ -85,6 +130,8 @@ def _received_by(layer: Layer, head: int) -> Floats:
     """How much each key is read in a head, summed over the queries: (k)."""
 
     def find() -> Floats:
+        if math.prod(layer.size) > _BAND:  # can be interrupted
+            return layer.tile(slice(None), slice(None), 1, layer.size[1], heads=[head])[0, 0] * layer.size[0]
         weights = layer.chosen([head])
         summed = weights.received() if isinstance(weights, Weights) else weights.float().sum(-2)
         return as_floats(summed).reshape(-1)
@@ -93,15 +140,22 @@ def _received_by(layer: Layer, head: int) -> Floats:
 
 
 def _about_heads(layer: Layer, given: Mapping[str, Any]) -> Answer:
-    size = _whole(given, "size", 64, least=1, below=513)
-    told = _kept(layer, ("told",), _COSTLY, lambda: tell(layer))
+    size, heads = _whole(given, "size", 64, least=1, below=513), _heads(layer, given)
     queries, keys = layer.size
+    cells = len(heads) * min(size, queries) * min(size, keys)
+    if cells > _MOST_CELLS:
+        raise ArgumentError(
+            f"pictures of {len(heads)} heads at size {size} have {cells:,} cells; at most {_MOST_CELLS:,} "
+            "are sent at once: ask for a smaller size, or for fewer heads."
+        )
+    told = _kept(layer, ("told", heads), _COSTLY, lambda: tell(layer, heads))
 
     def thumbnails() -> Floats:
-        return layer.tile(slice(None), slice(None), size, size)
+        return layer.tile(slice(None), slice(None), size, size, heads=heads)
 
-    small = _kept(layer, ("thumbnails", size), layer.heads * queries * keys, thumbnails)
-    return Answer({"heads": [{"head": number, **one.to_dict()} for number, one in enumerate(told)]}, [small])
+    small = _kept(layer, ("thumbnails", size, heads), len(heads) * queries * keys, thumbnails)
+    described = [{"head": head, **one.to_dict()} for head, one in zip(heads, told, strict=True)]
+    return Answer({"heads": described}, [small])
 
 
 def _numbers(layer: Layer, given: Mapping[str, Any]) -> Answer:
@@ -181,7 +235,7 @@ _QUESTIONS: dict[str, tuple[Callable[[Layer, Mapping[str, Any]], Answer], set[st
     "tile": (_tile, _COMMON | {"mean", "rows", "columns", "height", "width"}),
     "top": (_top, _COMMON | {"side", "place", "most"}),
     "received": (_received, _COMMON | {"most", "bins"}),
-    "heads": (_about_heads, {"size"}),
+    "heads": (_about_heads, _COMMON | {"size"}),
     "numbers": (_numbers, {"head", "query", "key"}),
 }
 

@@ -5,7 +5,7 @@ place, and to the very first. broad: the entropy of a row over log n, 1 where ev
 means are over the rows that have such a key.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from regard.mechanism.weights import Weights
-from regard.view.contents import Floats, Layer, as_floats
+from regard.view.contents import Floats, Layer, as_floats, in_bands
 
 _MUCH = 0.4  # of the weight, on one kind of key, gives a head its label
 _BROAD = 0.85  # of the entropy of reading everything alike
@@ -43,8 +43,8 @@ class Told:
 
 
 @torch.no_grad()
-def tell(layer: Layer) -> list[Told]:
-    """What each head of a layer does, in memory that is linear in the number of tokens.
+def tell(layer: Layer, heads: Sequence[int] | None = None) -> list[Told]:
+    """What each head of a layer, or some of them, does, in memory that is linear in the number of tokens.
 
     >>> import torch, regard
     >>> from regard.view.exhibit import Layer
@@ -53,7 +53,7 @@ def tell(layer: Layer) -> list[Told]:
     >>> [told.label for told in tell(Layer("attention", "layer 0", "self", regard.attend(x, x, x)[1]))]
     ['broad', 'broad']
     """
-    return [_tell(layer, head) for head in range(layer.heads)]
+    return [_tell(layer, head) for head in (range(layer.heads) if heads is None else heads)]
 
 
 def _tell(layer: Layer, head: int) -> Told:
@@ -133,7 +133,8 @@ def _spread(layer: Layer, head: int, *, diagonal: bool = False) -> tuple[float, 
     entropy, distance, mass = 0.0, 0.0, 0.0
     lazy = isinstance(weights, Weights)
     if isinstance(weights, Weights):
-        entropy = float(as_floats(weights.entropy()).sum(dtype=np.float64))
+        for band in in_bands(weights):
+            entropy += float(as_floats(band.entropy()).sum(dtype=np.float64))
     places = np.arange(keys, dtype=np.float32)
     for start, block in _strips(layer, head):
         own = np.arange(start, start + len(block), dtype=np.float32)

@@ -299,6 +299,8 @@ def test_files_of_the_page(client):
         "page/.hidden.js",
         "page/index.html\x00.js",
         "page/nothing.js",
+        pytest.param("page/" + "a" * 5000 + ".js", id="a long name"),
+        pytest.param("page/" + "a/" * 5000 + "a.js", id="a long path"),
     ],
 )
 def test_no_other_files(path, client):

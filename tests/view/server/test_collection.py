@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,17 @@ import torch
 
 from regard.errors import ArgumentError
 from regard.models.static import StaticEncoder
+from regard.translation.checkpoint import alone_in, is_training
 from regard.translation.logs import CsvLog
-from regard.translation.progress import Judgement, Report
-from regard.view.server.collection import Collection, names_of
+from regard.translation.progress import Judgement, Listener, Report
+from regard.translation.training import train
+from regard.view.server.collection import Collection, Entry, names_of
 from regard.view.server.guard import Refused
 from regard.view.server.house import House
+from tests.translation.small import PAIRS, small_plan
 from tests.view.server.asking import Client, error
+
+QUICK = ("training.updates=4", "training.judge=2", "training.accumulate=1")
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -80,13 +87,165 @@ def test_a_training_without_parameters_is_listed_and_its_model_comes_later(folde
     client = asking(begun)
     found = client.get("/api/models")
     assert (found["models"], found["folders"]) == ([], [HOSTILE])
-    assert client.get("/api/training")["trainings"] == [{"name": HOSTILE, "steps": 200, "finished": False}]
+    assert client.get("/api/training")["trainings"] == [{"name": HOSTILE, "steps": 200, "state": "stopped"}]
+    assert found["pending"] == [HOSTILE]
     for file in folder.iterdir():
         if file.is_file():
             shutil.copy(file, begun / file.name)
     assert [model["name"] for model in client.get("/api/models")["models"]] == [HOSTILE]
     assert client.post("/api/translate", model=HOSTILE, sentences=["ein Hund"])["translations"]
-    assert client.get("/api/training")["trainings"][0]["finished"]
+    assert client.get("/api/models")["pending"] == []
+
+
+def state(client: Client) -> str:
+    """What the list and the rows of the only training say, which is the same."""
+    (one,) = client.get("/api/training")["trainings"]
+    rows = client.get(f"/api/training/{one['name']}")
+    assert (rows["state"], rows["steps"]) == (one["state"], one["steps"])
+    return one["state"]
+
+
+class Spy(Listener):
+    """Looks at a training from within."""
+
+    def __init__(self, look) -> None:
+        self.look, self.seen = look, []
+
+    def report(self, report) -> None:
+        self.seen.append(self.look())
+
+
+class Killed(BaseException):
+    """As if the process was gone."""
+
+
+@pytest.mark.parametrize("kind", ["transformer", "plain"])
+def test_the_state_of_a_training_is_that_of_its_folder(kind, tmp_path, asking):
+    path = tmp_path / "run"
+    plan = small_plan(kind, *QUICK)
+    train(path, PAIRS, plan=plan)
+    client = asking(path)
+    assert state(client) == "finished"
+    longer = plan.but(["training.updates=8"])
+    spy = Spy(lambda: state(client))
+    train(path, plan=longer, resume=True, listeners=[spy])
+    assert set(spy.seen) == {"running"}
+    assert state(client) == "finished"
+
+    def kill():
+        assert state(client) == "running"
+        raise Killed
+
+    with pytest.raises(Killed):
+        train(path, plan=plan.but(["training.updates=20"]), resume=True, listeners=[Spy(kill)])
+    assert state(client) == "stopped"
+    train(path, resume=True)
+    assert state(client) == "finished"
+
+
+def test_a_training_that_ended_early_is_finished_until_it_is_lengthened(tmp_path, asking):
+    path = tmp_path / "run"
+    plan = small_plan("plain", "training.updates=40", "training.judge=1", "training.save=1")
+    plan = plan.but(["training.patience=1", "training.rate=1e-9", "training.criterion=bleu"])
+    outcome = train(path, PAIRS, plan=plan)
+    assert outcome.finished
+    assert outcome.progress.step < 40
+    client = asking(path)
+    assert state(client) == "finished"
+
+    def kill():
+        raise Killed
+
+    with pytest.raises(Killed):
+        train(path, plan=plan.but(["training.updates=50"]), resume=True, listeners=[Spy(kill)])
+    assert state(client) == "stopped"
+
+
+def test_looking_at_a_folder_does_not_keep_a_training_from_it(tmp_path):
+    """Whoever asks holds the lock for a moment, and a training that begins then waits for it."""
+    stop, found = threading.Event(), []
+
+    def look():
+        while not stop.is_set():
+            found.append(is_training(tmp_path))
+
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    for looker in lookers:
+        looker.start()
+    try:
+        for _ in range(30):
+            with alone_in(tmp_path):
+                assert is_training(tmp_path)
+    finally:
+        stop.set()
+        for looker in lookers:
+            looker.join()
+
+
+def test_lookers_do_not_take_each_other_for_a_training(tmp_path):
+    found = []
+
+    def look():
+        found.extend(is_training(tmp_path) for _ in range(300))
+
+    lookers = [threading.Thread(target=look) for _ in range(3)]
+    for looker in lookers:
+        looker.start()
+    for looker in lookers:
+        looker.join()
+    assert not any(found)
+
+
+def test_models_that_come_while_others_read_the_list(collection):
+    """The worker adds models; whoever goes through them meanwhile sees those before or after."""
+    ours, stop, errors = Collection({}), threading.Event(), []
+    model = collection.entry("static").model
+
+    def read():
+        try:
+            while not stop.is_set():
+                before = len(ours.entries)
+                assert len([entry.name for entry in ours.entries.values()]) >= before
+                list(ours.trainings()), ours.encoders(), ours.pending
+        except Exception as error:
+            errors.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for reader in readers:
+            reader.start()
+        for number in range(300):
+            ours._enter(Entry.of(f"model {number}", model))
+            ours.expect(f"folder {number}", Path("none"), "", lambda: False)
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+        sys.setswitchinterval(before)
+    assert not errors
+    assert len(ours.entries) == 300
+
+
+def test_an_expected_model_is_loaded_when_it_is_ready(folder, tmp_path):
+    ready = [False]
+    ours = Collection()
+    ours.expect("demo", tmp_path / "demo", "de-en", lambda: ready[0])
+    assert (ours.pending, ours.grows, ours.trainings()) == (["demo"], False, {})
+    shutil.copytree(folder, tmp_path / "demo")
+    assert not ours.grows  # its training goes on
+    ready[0] = True
+    assert ours.grows
+    ours.refresh()
+    assert ours.entry("demo").languages == "de-en"
+    assert (ours.pending, ours.grows) == ([], False)
+
+
+def test_an_expected_model_that_will_not_come_is_not_waited_for(tmp_path):
+    ours = Collection()
+    ours.expect("demo", tmp_path / "demo", "de-en", lambda: None)
+    assert (ours.pending, ours.grows) == ([], False)
 
 
 def test_rows_and_samples_of_a_training(tmp_path, asking):

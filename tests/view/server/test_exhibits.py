@@ -6,7 +6,7 @@ import torch
 from regard.view.exhibit import Exhibit
 from regard.view.server.exhibits import Exhibits, held
 from regard.view.server.guard import Refused
-from regard.view.server.requests import Tile
+from regard.view.server.requests import HeadsAsked, Received, Tile, Top
 
 
 def test_the_one_not_used_longest_goes_first():
@@ -48,3 +48,17 @@ def test_ids_cannot_be_guessed():
     names = {exhibits.keep(Exhibit.of(torch.eye(2))).id for _ in range(20)}
     assert len(names) == 20
     assert min(map(len, names)) >= 16
+
+
+def test_a_question_about_too_many_weights_is_refused_with_the_numbers():
+    exhibits = Exhibits(pairs=1000)
+    name = exhibits.keep(Exhibit.of(torch.rand(4, 20, 20))).id
+    assert exhibits.pairs(name, "tile", Tile(heads=[0, 1])) == 800
+    told = r"reads 1,600 weights .* at most 1,000 .* fewer heads, or for a part"
+    with pytest.raises(Refused, match=told) as no:
+        exhibits.pairs(name, "tile", Tile())
+    assert no.value.status == 422
+    assert exhibits.pairs(name, "received", Received(heads=[3])) == 400
+    with pytest.raises(Refused, match=r"reads 1,600 weights"):
+        exhibits.pairs(name, "heads", HeadsAsked(heads=[3]))  # several passes
+    assert exhibits.pairs(name, "top", Top(place=3)) == 80

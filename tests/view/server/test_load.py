@@ -238,3 +238,53 @@ def test_a_signal_finishes_what_is_under_way(number, status, folder):
     finally:
         process.kill()
         process.communicate()
+
+
+STUCK = """
+import sys, time
+from regard.view.server import serving, translating
+serving.GRACE, serving.LEAVING = 1, 0.1
+def stuck(house, asked):
+    print("under way", flush=True)
+    time.sleep(1000)  # a kernel that nobody can interrupt
+translating.together = stuck
+from regard.cli import main
+main(["look", *sys.argv[1:], "--port", "0", "--no-browser"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("signals", "status"),
+    [([signal.SIGTERM], 0), ([signal.SIGINT], 130), ([signal.SIGINT, signal.SIGINT], 130)],
+)
+def test_work_that_never_ends_does_not_keep_the_server(signals, status, folder):
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK, os.fspath(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        port = next(filter(None, (re.search(r":(\d+)/", line) for line in process.stdout)))[1]
+        found = []
+
+        def ask() -> None:
+            asked = {"model": "small", "sentences": ["ein Hund"]}
+            found.append(httpx.post(f"http://127.0.0.1:{port}/api/translate", json=asked, timeout=60))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        assert process.stdout.readline() == "under way\n"
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.3)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == status, errors
+        assert "Traceback" not in errors
+        thread.join(60)
+        assert found[0].status_code == 503
+        assert "stopping" in found[0].json()["error"]
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,16 +1,21 @@
 """The queue before the models: together, in order, bounded, and without those who have gone."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from regard.errors import ArgumentError
+from regard.mechanism import interrupt
+from regard.view.server import memory
 from regard.view.server.guard import Refused
-from regard.view.server.work import Pool, Worker
+from regard.view.server.work import Worker
 
 
 class Gate:
@@ -162,19 +167,169 @@ def test_the_loop_goes_on_meanwhile(worker):
     assert asyncio.run(ask()) > 3
 
 
-def test_the_pool_has_an_end_too():
-    pool, opened = Pool(threads=1, most=2), threading.Event()
+def test_several_threads_work_at_once_behind_one_bounded_queue():
+    worker, gates = Worker(most=1, threads=2), [Gate(), Gate()]
 
     async def ask():
-        jobs = [asyncio.ensure_future(pool.run(lambda: opened.wait(20))) for _ in range(3)]
-        await asyncio.sleep(0.05)
-        opened.set()
+        jobs = [asyncio.ensure_future(worker.alone(gates[0]))]
+        await begun(gates[0])
+        jobs.append(asyncio.ensure_future(worker.alone(gates[1])))
+        await begun(gates[1])  # although the first is not done
+        jobs += [asyncio.ensure_future(worker.alone(lambda: "waited")) for _ in range(2)]
+        await asyncio.sleep(0.02)
+        for gate in gates:
+            gate.opened.set()
         return await asyncio.gather(*jobs, return_exceptions=True)
 
     try:
         *right, refused = asyncio.run(ask())
     finally:
-        opened.set()
-        pool.stop()
-    assert right == [True, True]
+        assert worker.stop()
+    assert right == ["gate", "gate", "waited"]
     assert refused.status == 503
+
+
+async def begun(gate: Gate) -> None:
+    while not gate.begun.is_set():
+        await asyncio.sleep(0.001)
+
+
+class Tiles:
+    """Work that goes from tile to tile until it is interrupted."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = threading.Event(), threading.Event()
+
+    def __call__(self, *_) -> None:
+        end = time.monotonic() + 20
+        try:
+            while time.monotonic() < end:
+                interrupt.check()
+                self.begun.set()
+                time.sleep(0.001)
+        finally:
+            self.ended.set()
+
+
+def test_work_whose_client_has_gone_is_interrupted(worker):
+    tiles = Tiles()
+
+    async def ask():
+        task = asyncio.ensure_future(worker.alone(tiles))
+        await begun(tiles)
+        task.cancel()
+        return await worker.alone(lambda: "next")
+
+    assert asyncio.run(asyncio.wait_for(ask(), 10)) == "next"
+    assert tiles.ended.is_set()
+
+
+def test_common_work_goes_on_while_one_of_its_clients_is_there(worker):
+    tiles = Tiles()
+
+    def together(numbers):
+        if 7 in numbers:  # both
+            tiles.begun.set()
+            for _ in range(200):
+                interrupt.check()
+                time.sleep(0.001)
+        return numbers
+
+    async def ask():
+        gone, stays = (asyncio.ensure_future(worker.together("a", together, n)) for n in (6, 7))
+        await begun(tiles)
+        gone.cancel()
+        return await stays
+
+    assert behind_a_gate(worker, ask) == 7
+
+
+def test_the_end_interrupts_what_is_under_way_and_answers_what_waits():
+    worker, tiles = Worker(), Tiles()
+
+    async def ask():
+        jobs = [asyncio.ensure_future(worker.alone(tiles))]
+        await begun(tiles)
+        jobs.append(asyncio.ensure_future(worker.alone(lambda: "in vain")))
+        await asyncio.sleep(0.01)
+        worker.end()
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    found = asyncio.run(asyncio.wait_for(ask(), 10))
+    assert [no.status for no in found] == [503, 503]
+    assert worker.stop()
+
+
+def test_threads_that_cannot_be_interrupted_are_told_of():
+    worker, gate = Worker(), Gate()
+
+    async def ask():
+        task = asyncio.ensure_future(worker.alone(gate))
+        await begun(gate)
+        assert not worker.stop(seconds=0.01)
+        gate.opened.set()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(ask())
+    assert worker.stop()
+
+
+def test_work_is_refused_where_a_limit_leaves_too_little_memory(worker, monkeypatch):
+    """Before it begins: OpenMP and Rust would end the process."""
+
+    async def ask():
+        return await worker.alone(lambda: "done")
+
+    monkeypatch.setattr(memory, "left", lambda: memory.RESERVE - 1)
+    with pytest.raises(Refused, match=r"needs 268\.4 MB to be safe") as no:
+        asyncio.run(ask())
+    assert no.value.status == 503
+    for enough in (memory.RESERVE, None):
+        monkeypatch.setattr(memory, "left", lambda enough=enough: enough)
+        assert asyncio.run(ask()) == "done"
+
+
+LIMITED = """
+import re, resource, sys
+import torch
+torch.set_num_threads(2)
+resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))  # a limit, so that threads of OpenMP begin at once
+from regard.view.server.collection import Collection
+from regard.view.server.house import House
+from regard.view.server.serving import listen, serve
+listening = listen("127.0.0.1", 0)
+house = House(Collection())
+
+def ready():
+    size = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+    most = size + int(sys.argv[1]) * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    print(listening.getsockname()[1], flush=True)
+
+serve(house, listening, ready)
+"""
+
+
+@pytest.mark.parametrize("megabytes", [2, 100, 330])
+def test_a_server_with_little_memory_refuses_and_lives(megabytes):
+    with subprocess.Popen(
+        [sys.executable, "-c", LIMITED, str(megabytes)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            assert process.stdout is not None
+            port = process.stdout.readline().decode().strip()
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+                found = client.post("/api/long", json={"text": "dogs bark at trees that shed bark " * 300})
+                statuses = {found.status_code, client.get("/api/positions").status_code}
+                statuses.add(client.get("/").status_code)
+                if found.is_success:
+                    address = f"/api/exhibits/{found.json()['id']}/tile"
+                    asked = {"layer": 1, "mean": True, "height": 2048, "width": 2048}
+                    statuses.add(client.post(address, json=asked).status_code)
+                assert statuses <= {200, 503}
+                assert (503 in statuses) == (megabytes < 330)
+                assert client.get("/api/health").is_success
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

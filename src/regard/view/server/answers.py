@@ -52,9 +52,13 @@ class Recording(Answer, kw_only=True):
 
 
 class Models(Answer, kw_only=True):
-    """What there is: models, the names of folders with the log of a training, and recordings."""
+    """What there is: models, the names of folders with the log of a training, and recordings.
+
+    pending: the names of models that are still being trained, and will be among the models.
+    """
 
     models: list[Model]
+    pending: list[str]
     folders: list[str]
     recordings: list[Recording]
 
@@ -226,12 +230,15 @@ class Encoding(Answer, kw_only=True):
     start: int
 
 
+State = Literal["running", "finished", "stopped"]
+
+
 class Training(Answer, kw_only=True):
-    """A training that has left a log."""
+    """A training that has left a log; stopped: before the end that its plan asks for."""
 
     name: str
     steps: int
-    finished: bool
+    state: State
 
 
 class Trainings(Answer, kw_only=True):
@@ -263,8 +270,10 @@ class Sample(Answer, kw_only=True):
 
 
 class TrainingRows(Answer, kw_only=True):
-    """What a training has logged, and its samples."""
+    """What a training has logged after some step, its samples, and how far it has come by now."""
 
+    steps: int
+    state: State
     rows: list[Row]
     samples: list[Sample]
 

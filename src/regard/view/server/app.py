@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
@@ -22,6 +23,7 @@ from regard.view.server.endpoints import ENDPOINTS, Endpoint
 from regard.view.server.guard import Guard, Refused, read_json, refusal
 from regard.view.server.house import House
 from regard.view.server.openapi import document
+from regard.view.server.work import Worker, stopping
 
 STATIC = Path(__file__).parents[1] / "static"
 SERVED = ("page", "attention")  # folders of it
@@ -34,6 +36,8 @@ TYPES = {
     ".png": "image/png",
     ".txt": "text/plain; charset=utf-8",
 }
+# what torch and the operating system call it
+_NO_MEMORY = re.compile("(allocate|not enough|out of) memory|bad_alloc", re.IGNORECASE)
 _GONE = 499  # nobody sees it: who asked is no longer there
 
 log = logging.getLogger("regard.look")
@@ -45,8 +49,8 @@ def make_app(house: House, host: str = "127.0.0.1", port: int = 8000, origin: st
         *(Route(one.path, _answering(house, one), methods=[one.method]) for one in ENDPOINTS),
         Route("/api/openapi.json", partial(_openapi, msgspec.json.encode(document(house.version)))),
         Route("/favicon.ico", _no_icon),
-        Route("/static/{path:path}", _static),
-        Route("/", _index),
+        Route("/static/{path:path}", partial(_static, house.quick)),
+        Route("/", partial(_index, house.quick)),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
     app.router.redirect_slashes = False
@@ -62,6 +66,9 @@ def _answering(house: House, one: Endpoint) -> Callable[[Request], Awaitable[Res
             asked = await _asked(request, one, decoder)
             path = {name: str(value) for name, value in request.path_params.items()}
             body = await _unless_gone(request.receive, one.reply(house, asked, path))
+        except asyncio.CancelledError:  # uvicorn cancels what is under way at the end of its grace
+            no = stopping()
+            return refusal(no.status, no.message)
         except Exception as error:
             return _explained(request, error)
         return Response(body, media_type="application/json")
@@ -111,6 +118,9 @@ def _explained(request: Request, error: Exception) -> Response:
             )
         case RegardError():
             return refusal(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+        log.error("out of memory: %s %s", request.method, shorten(request.url.path))
+        return refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the server is out of memory; ask for less at once.")
     log.error("%s %s failed", request.method, shorten(request.url.path), exc_info=error)
     return refusal(
         HTTPStatus.INTERNAL_SERVER_ERROR, "regard made a mistake; its terminal shows which. Please report it."
@@ -139,16 +149,19 @@ async def _no_icon(request: Request) -> Response:
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
-async def _index(request: Request) -> Response:
-    return await _file("page/index.html")
+async def _index(quick: Worker, request: Request) -> Response:
+    return await _file(quick, request, "page/index.html")
 
 
-async def _static(request: Request) -> Response:
-    return await _file(request.path_params["path"])
+async def _static(quick: Worker, request: Request) -> Response:
+    return await _file(quick, request, request.path_params["path"])
 
 
-async def _file(path: str) -> Response:
-    content = await asyncio.to_thread(read_static, path)
+async def _file(quick: Worker, request: Request, path: str) -> Response:
+    try:
+        content = await quick.alone(partial(read_static, path))
+    except Exception as error:
+        return _explained(request, error)
     if content is None:
         return refusal(HTTPStatus.NOT_FOUND, f"there is no file {shorten(path, 100)!r} of the page.")
     return Response(content, headers={"content-type": TYPES[Path(path).suffix]})
@@ -163,7 +176,8 @@ def read_static(path: str) -> bytes | None:
     """
     parts = path.split("/")
     plain = all(part and set(part) <= _LETTERS and not part.startswith(".") for part in parts)
-    if not plain or parts[0] not in SERVED or Path(path).suffix not in TYPES:
+    short = len(path) <= _LONGEST  # the operating system raises errors about longer ones
+    if not plain or not short or parts[0] not in SERVED or Path(path).suffix not in TYPES:
         return None
     file = (STATIC / path).resolve()
     if not file.is_relative_to(STATIC.resolve()) or not file.is_file():
@@ -171,4 +185,5 @@ def read_static(path: str) -> bytes | None:
     return file.read_bytes()
 
 
+_LONGEST = 200
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")

@@ -2,12 +2,12 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from regard.errors import ArgumentError
 from regard.mechanism.text import shorten
@@ -96,6 +96,20 @@ def _about_translator(translator: Translator, heads: int) -> str:
     return ", ".join(parts)
 
 
+class _Pending(NamedTuple):
+    """A folder without parameters until now.
+
+    ready: whether those that it gets are to be loaded; None if none will come.
+    """
+
+    folder: Path
+    languages: str
+    ready: Callable[[], bool | None]
+
+    def is_there(self) -> bool:
+        return (self.folder / MODEL).is_file() and bool(self.ready())
+
+
 class Collection:
     """Models by name, and folders with the log of a training by name.
 
@@ -112,10 +126,11 @@ class Collection:
         models: Mapping[str, Translator | WordEncoder] | None = None,
         folders: Mapping[str, Path] | None = None,
     ) -> None:
+        # the worker adds models while others read: each of these is replaced by a copy, and never changed
         self.entries = {name: Entry.of(name, model) for name, model in (models or {}).items()}
         self.folders = dict(folders or {})  # that trainings write to
         self.recordings: dict[str, Exhibit] = {}
-        self._pending: dict[str, Path] = {}  # without parameters, until now
+        self._pending: dict[str, _Pending] = {}  # without parameters, until now
 
     @classmethod
     def load(cls, paths: Iterable[str], languages: Mapping[str, str] | None = None) -> "Collection":
@@ -129,25 +144,30 @@ class Collection:
             collection._add(name, path, (languages or {}).get(path, ""))
         return collection
 
+    def expect(self, name: str, folder: Path, languages: str, ready: Callable[[], bool | None]) -> None:
+        """A folder that a training is about to write; its model is loaded by `refresh` once it is ready."""
+        self.folders = {**self.folders, name: folder}
+        self._pending = {**self._pending, name: _Pending(folder, languages, ready)}
+
     def add_recordings(self, paths: Sequence[str]) -> None:
         """What `Seen.save` wrote into folders, to be looked at without the models."""
         for path, name in zip(paths, names_of(paths), strict=True):
-            self.recordings[name] = Exhibit.of(Seen.load(path), title=name)
+            self.recordings = {**self.recordings, name: Exhibit.of(Seen.load(path), title=name)}
 
     def _add(self, name: str, path: str, languages: str) -> None:
         folder = Path(path)
         if path == "minilm" and not folder.exists():
-            self.entries[name] = Entry.of(name, load_encoder(path))
+            self._enter(Entry.of(name, load_encoder(path)))
         elif folder.is_file():
-            self.entries[name] = Entry.of(name, StaticEncoder.load(folder))
+            self._enter(Entry.of(name, StaticEncoder.load(folder)))
         elif _is_training(folder):
-            self.folders[name] = folder
             if (folder / MODEL).is_file():
+                self.folders = {**self.folders, name: folder}
                 self._add_translator(name, folder, languages)
             else:
-                self._pending[name] = folder
+                self.expect(name, folder, languages, lambda: True)
         elif folder.is_dir():
-            self.entries[name] = Entry.of(name, load_encoder(folder))
+            self._enter(Entry.of(name, load_encoder(folder)))
         else:
             raise ArgumentError(
                 f"{path!r} does not exist; name a folder that regard train wrote, a folder with an encoder, "
@@ -156,20 +176,28 @@ class Collection:
 
     def _add_translator(self, name: str, folder: Path, languages: str) -> None:
         examples = _examples(folder)
-        self.entries[name] = Entry.of(name, load_translator(folder), languages=languages, examples=examples)
+        self._enter(Entry.of(name, load_translator(folder), languages=languages, examples=examples))
+
+    def _enter(self, entry: Entry) -> None:
+        self.entries = {**self.entries, entry.name: entry}
 
     def refresh(self) -> None:
         """Load the models of trainings that have written parameters meanwhile."""
-        for name, folder in list(self._pending.items()):
-            if (folder / MODEL).is_file():
+        for name, one in self._pending.items():
+            if one.is_there():
                 with suppress(ArgumentError):  # half of it is there; it is tried again
-                    self._add_translator(name, folder, "")
-                    del self._pending[name]
+                    self._add_translator(name, one.folder, one.languages)
+                    self._pending = {other: two for other, two in self._pending.items() if other != name}
 
     @property
     def grows(self) -> bool:
         """Whether `refresh` may find something."""
-        return any((folder / MODEL).is_file() for folder in self._pending.values())
+        return any(one.is_there() for one in self._pending.values())
+
+    @property
+    def pending(self) -> list[str]:
+        """The names of models that are still being trained."""
+        return [name for name, one in self._pending.items() if one.ready() is not None]
 
     def trainings(self) -> dict[str, Path]:
         """The folders that have a log by now."""

@@ -1,6 +1,8 @@
 """Words in context as answers: vectors, comparisons, and what a word attends to."""
 
 from regard.errors import ArgumentError, RegardError
+from regard.mechanism import interrupt
+from regard.models.encoders import Embedded as Vectors
 from regard.models.encoders import WordEncoder
 from regard.view.server.answers import (
     AttendedWord,
@@ -14,6 +16,7 @@ from regard.view.server.house import House
 from regard.view.server.requests import Attended, Compare, Embed
 
 NUMBERS = 2_000_000  # of one answer
+_TOGETHER = 8  # sentences that are embedded at once
 
 
 async def embed(house: House, asked: Embed) -> bytes:
@@ -45,7 +48,7 @@ def _embed(encoder: WordEncoder, asked: Embed) -> Embedded:
         raise ArgumentError(
             f"layer is {layer} and {asked.model!r} has layers 0 to {encoder.layers - 1}; −1 is the last."
         )
-    found = encoder.embed(asked.sentences)
+    found = _embedded(encoder, asked.sentences)
     numbers = sum(len(one) for one in found) * found[0].vectors.shape[-1]
     if numbers > NUMBERS:
         raise ArgumentError(
@@ -56,6 +59,18 @@ def _embed(encoder: WordEncoder, asked: Embed) -> Embedded:
         layer=layer % encoder.layers,
         sentences=[Words(words=list(one.words), vectors=one.vectors[layer].tolist()) for one in found],
     )
+
+
+def _embedded(encoder: WordEncoder, sentences: list[str]) -> list[Vectors]:
+    """A few sentences at once, which bounds the memory they take."""
+    found = []
+    try:
+        for start in range(0, len(sentences), _TOGETHER):
+            interrupt.check()
+            found += encoder.embed(sentences[start : start + _TOGETHER])
+    except ArgumentError:
+        return encoder.embed(sentences)  # raises it with the sentence's number among all
+    return found
 
 
 def _compare(encoders: dict[str, WordEncoder], asked: Compare) -> Comparisons:

@@ -66,7 +66,9 @@ async def _models(house: House, asked: requests.Nothing, path: Path) -> bytes:
         for name, (number, exhibit) in house.recordings.items()
     ]
     folders = list(collection.trainings())
-    return msgspec.json.encode(answers.Models(models=models, folders=folders, recordings=recordings))
+    return msgspec.json.encode(
+        answers.Models(models=models, pending=collection.pending, folders=folders, recordings=recordings)
+    )
 
 
 def _counted(exhibit: Exhibit) -> str:
@@ -104,13 +106,13 @@ async def _training(house: House, asked: requests.TrainingAsked, path: Path) -> 
 
 
 async def _exhibit(house: House, asked: requests.Nothing, path: Path) -> bytes:
-    return await house.pool.run(lambda: msgspec.json.encode(house.exhibits.find(path["id"]).describe()))
+    return await house.quick.alone(lambda: msgspec.json.encode(house.exhibits.find(path["id"]).describe()))
 
 
 def _question(name: str) -> Reply:
     async def reply(house: House, asked: requests.Request, path: Path) -> bytes:
-        house.exhibits.find(path["id"])
-        return await house.quickly(partial(house.exhibits.ask, path["id"], name, asked))
+        pairs = house.exhibits.pairs(path["id"], name, asked)
+        return await house.by_looking(partial(house.exhibits.ask, path["id"], name, asked), pairs)
 
     return reply
 

@@ -17,6 +17,7 @@ from regard.view.server.guard import Refused
 
 COUNT = 64
 SIZE = 1_000_000_000  # bytes
+PAIRS = 2**34  # weights that one question reads: one head of 131,072 tokens, about half a minute
 
 
 class Exhibits:
@@ -35,8 +36,8 @@ class Exhibits:
     regard.view.server.guard.Refused: this view is no longer kept; look again.
     """
 
-    def __init__(self, count: int = COUNT, size: int = SIZE) -> None:
-        self._count, self._size = count, size
+    def __init__(self, count: int = COUNT, size: int = SIZE, pairs: int = PAIRS) -> None:
+        self._count, self._size, self._pairs = count, size, pairs
         self._kept: OrderedDict[str, tuple[Exhibit, int]] = OrderedDict()
         self._pinned: dict[str, Exhibit] = {}
         self._changing = threading.Lock()
@@ -63,6 +64,19 @@ class Exhibits:
                 raise Refused(HTTPStatus.NOT_FOUND, "this view is no longer kept; look again.")
             self._kept.move_to_end(name)
             return self._kept[name][0]
+
+    def pairs(self, name: str, question: str, asked: msgspec.Struct) -> int:
+        """How many weights are read for an answer; refused if the answer itself takes too many."""
+        exhibit = self.find(name)
+        found = exhibit.pairs(question, arguments(asked))
+        if found > self._pairs:
+            part = "heads" if question in ("heads", "received") else "heads, or for a part: rows and columns"
+            raise Refused(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                f"this question reads {found:,} weights (queries × keys × heads); at most {self._pairs:,} "
+                f"are read at once: ask for fewer {part}.",
+            )
+        return found + exhibit.unread(arguments(asked))
 
     def ask(self, name: str, question: str, asked: msgspec.Struct) -> Told:
         """What an exhibit answers, as JSON can hold it."""

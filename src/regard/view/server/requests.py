@@ -192,8 +192,9 @@ class Received(_OfLayer, kw_only=True):
 
 
 class HeadsAsked(_OfLayer, kw_only=True):
-    """What each head of a layer does, with a small picture of it."""
+    """What each head of a layer, or some of them, does, with a small picture of it."""
 
+    heads: Heads | None = None
     size: Annotated[int, Meta(ge=1, le=512)] = 64
 
 

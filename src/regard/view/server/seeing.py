@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.errors import ArgumentError
-from regard.mechanism import fused
 from regard.mechanism.operator import attend
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.text import shorten
@@ -96,8 +95,9 @@ def _lazy(x: Tensor, scale: float) -> Weights:
     With it, what is looked at costs no more than its own pairs.
     """
     directions = F.normalize(x, dim=-1).contiguous()
-    problem = Kept(directions, directions, scale=scale).weights()._problem
-    tau = fused.fit(problem)
-    if tau is None:  # without kernels
+    weights = Kept(directions, directions, scale=scale).weights()
+    weights._settle()
+    problem, _, fitted = weights._now()
+    if not fitted:  # without kernels
         return attend(directions, directions, directions[..., :1], score=ScaledDot(scale))[1]
-    return Weights(problem, tau, x.shape[:-2], fitted=True)
+    return Weights(problem, None, x.shape[:-2], fitted=True)

@@ -1,5 +1,6 @@
 """A socket, a server on it, and its end: what is under way is finished, and then it goes."""
 
+import asyncio
 import errno
 import signal
 import socket
@@ -11,10 +12,13 @@ import uvicorn
 
 from regard.errors import ArgumentError
 from regard.view.server.app import make_app
+from regard.view.server.connections import ACCEPTED, Complaints, Connections
 from regard.view.server.house import House
 
 FIRST = 8000  # the port that is tried first
-GRACE = 60  # seconds for what is under way at the end
+GRACE = 50  # seconds for what is under way at the end; with what follows, less than a minute
+LEAVING = 4.0  # seconds for threads to notice that what they do is given up
+BACKLOG = 2048  # connections that wait to be accepted
 IDLE = 20  # seconds that a connection may stay without a request
 
 
@@ -45,7 +49,7 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
-        found.listen(2048)
+        found.listen(BACKLOG)
     except BaseException:
         found.close()
         raise
@@ -79,12 +83,15 @@ class Server(uvicorn.Server):
         origin: str | None = None,
     ) -> None:
         address, port = listening.getsockname()[:2]
+        self.open_connections = Connections()
         config = uvicorn.Config(
             make_app(house, host or address, port, origin),
-            http="h11",
+            http=self.open_connections.protocol,  # type: ignore[arg-type]  # makes one, as a class does
             ws="none",
+            loop="asyncio",
+            backlog=ACCEPTED,
             lifespan="off",
-            log_level="warning",
+            log_level="error",  # warnings are about what clients send
             access_log=False,
             server_header=False,
             proxy_headers=False,  # nobody stands between, and anybody could write them
@@ -107,7 +114,9 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve, and say so."""
+        asyncio.get_running_loop().set_exception_handler(Complaints())
         await super().startup(sockets)
+        self._listening.listen(BACKLOG)  # asyncio made it as short as what it accepts at once
         self._ready()
 
 
@@ -122,10 +131,13 @@ def serve(
 
     host, origin: the name by which it may be asked, if that is not the socket's address, and where a proxy
         offers it.
+
+    What is under way has `GRACE` seconds to finish, and is then interrupted. A second Ctrl-C interrupts it
+    at once.
     """
     try:
         Server(house, listening, ready, host, origin).serve_until_told()
     finally:
         with suppress(OSError):
             listening.close()
-        house.close()
+        house.close(LEAVING)

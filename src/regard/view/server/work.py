@@ -1,28 +1,56 @@
-"""One thread for the models, with a bounded queue; requests of one kind that wait together are one call."""
+"""Threads behind bounded queues; requests of one kind that wait together are one call.
+
+The threads are daemonic, and what they compute is interrupted between tiles once nobody waits for it, so that
+neither a client that has gone nor the end of the server waits for long work.
+"""
 
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from regard.errors import RegardError
+from regard.mechanism import interrupt
+from regard.mechanism.interrupt import Interrupted
+from regard.view.server import memory
 from regard.view.server.guard import Refused
 
 WAITING = 256  # requests for the models
 TOGETHER = 64  # sentences of one call
-THREADS = 2  # of the pool
-QUICK_WAITING = 128  # requests for the pool
 
 log = logging.getLogger("regard.look")
 
 T = TypeVar("T")
 Together = Callable[[list[Any]], Sequence[Any]]
+
+
+class _Needed:
+    """How much memory the work under way may need, in all threads together."""
+
+    def __init__(self) -> None:
+        self.bytes, self._changing = 0, threading.Lock()
+
+    @contextmanager
+    def more(self, size: int) -> Iterator[None]:
+        """While a piece of work is done."""
+        with self._changing:
+            self.bytes += size
+        try:
+            yield
+        finally:
+            with self._changing:
+                self.bytes -= size
+
+
+_NEEDED = _Needed()
 
 
 class _Job(NamedTuple):
@@ -40,7 +68,7 @@ class _Job(NamedTuple):
 
 
 def _settle(future: "asyncio.Future[Any]", result: Any) -> None:
-    if future.cancelled():  # who asked has gone
+    if future.done():  # cancelled, as who asked has gone
         return
     if isinstance(result, BaseException):
         future.set_exception(result)
@@ -49,7 +77,10 @@ def _settle(future: "asyncio.Future[Any]", result: Any) -> None:
 
 
 class Worker:
-    """A thread that does one thing after the other, and a queue before it that has an end.
+    """A thread, or several, and a bounded queue of work for them.
+
+    most: how many requests may wait. together: the parts of requests of one kind that become one call.
+    reserve: bytes that each piece of work may need, where the process has a limit.
 
     >>> import asyncio
     >>> from regard.view.server.work import Worker
@@ -65,13 +96,24 @@ class Worker:
     [0, 2, 4]
     """
 
-    def __init__(self, most: int = WAITING, together: int = TOGETHER) -> None:
-        self._most, self._together = most, together
+    def __init__(
+        self,
+        most: int = WAITING,
+        together: int = TOGETHER,
+        threads: int = 1,
+        name: str = "models",
+        reserve: int = memory.RESERVE,
+    ) -> None:
+        self._most, self._together, self._reserve = most, together, reserve
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._ending = False
-        self._thread = threading.Thread(target=self._work, name="regard models", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"regard {name} {number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def waiting(self) -> int:
@@ -100,12 +142,22 @@ class Worker:
         finally:
             self._drop(job)
 
-    def stop(self, seconds: float = 10.0) -> None:
-        """End when the job under way is done; those that wait are given up."""
+    def end(self) -> None:
+        """Give up what waits, and interrupt what is under way; `stop` waits until that is done."""
         with self._changed:
             self._ending = True
-            self._changed.notify()
-        self._thread.join(seconds)
+            for job in self._jobs:
+                _answer(job, stopping())
+            self._jobs.clear()
+            self._changed.notify_all()
+
+    def stop(self, seconds: float = 10.0) -> bool:
+        """End, and say whether all threads did so within some seconds."""
+        self.end()
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(end - time.monotonic(), 0))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _drop(self, job: _Job) -> None:
         """One that nobody waits for any more."""
@@ -116,14 +168,19 @@ class Worker:
                     return
 
     def _work(self) -> None:
+        memory.prepare_thread()
         with torch.no_grad():
             while jobs := self._next():
-                for job, result in zip(jobs, _run(jobs), strict=True):
-                    try:
-                        job.answer(result)
-                    except RuntimeError:  # the loop has ended
-                        log.debug("an answer came too late")
-                del jobs
+                with interrupt.checked_by(partial(self._check, jobs)), _NEEDED.more(self._reserve):
+                    results = _run(jobs)
+                for job, result in zip(jobs, results, strict=True):
+                    _answer(job, result)
+                del jobs, results
+
+    def _check(self, jobs: list[_Job]) -> None:
+        """Interrupt work that nobody waits for."""
+        if self._ending or all(job.future.cancelled() for job in jobs):
+            raise Interrupted
 
     def _next(self) -> list[_Job]:
         """The one that has waited longest, and others of its kind; nothing at the end."""
@@ -145,12 +202,23 @@ class Worker:
             return chosen
 
 
+def _answer(job: _Job, result: Any) -> None:
+    try:
+        job.answer(result)
+    except RuntimeError:  # the loop has ended
+        log.debug("an answer came too late")
+
+
 def _run(jobs: list[_Job]) -> list[Any]:
     """A result for each, or the exception that it ended with."""
     try:
+        interrupt.check()
+        memory.check(_NEEDED.bytes)
         found = list(jobs[0].run([job.asked for job in jobs]))
         assert len(found) == len(jobs), f"{len(found)} answers to {len(jobs)} requests"
         return found
+    except Interrupted:
+        return [stopping() for _ in jobs]
     except Exception as error:
         if len(jobs) == 1:
             return [error]
@@ -168,27 +236,6 @@ def busy(waiting: int) -> Refused:
     )
 
 
-class Pool:
-    """A few threads for what is quick, so that it need not wait for the models."""
-
-    def __init__(self, threads: int = THREADS, most: int = QUICK_WAITING) -> None:
-        self._threads = ThreadPoolExecutor(threads, "regard quick", initializer=_without_gradients)
-        self._most, self._inside = most, 0
-
-    async def run(self, function: Callable[[], T]) -> T:
-        """What a function returns, run in one of the threads; refused if too many wait."""
-        if self._inside >= self._most:
-            raise busy(self._inside)
-        self._inside += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, function)
-        finally:
-            self._inside -= 1
-
-    def stop(self) -> None:
-        """End when what is under way is done."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _without_gradients() -> None:
-    torch.set_grad_enabled(False)
+def stopping() -> Refused:
+    """The answer to what was under way when the server had to end."""
+    return Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the server is stopping; ask again when it is back.")

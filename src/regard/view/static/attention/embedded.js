@@ -94,9 +94,9 @@ export class EmbeddedLayer {
     return { facts: strongestOf(sums, most, this.keys), arrays: [{ shape: [data.length], data }] };
   }
 
-  thumbnails({ size }) {
-    const whole = { heads: null, mean: false, rows: [0, this.queries], columns: [0, this.keys], height: size, width: size };
-    return { facts: { heads: this.stored.heads ?? [] }, arrays: this.tile(whole).arrays };
+  thumbnails({ size, heads = null }) {
+    const whole = { heads, mean: false, rows: [0, this.queries], columns: [0, this.keys], height: size, width: size };
+    return { facts: { heads: (this.stored.heads ?? []).filter(({ head }) => heads?.includes(head) ?? true) }, arrays: this.tile(whole).arrays };
   }
 
   numbers({ head, query, key }) {

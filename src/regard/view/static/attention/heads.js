@@ -4,6 +4,7 @@ import { largest, painted, ramp, themeOf } from "./colours.js";
 
 const SIZE = 64; // points of a picture's side
 const AT_ONCE_LAYERS = 2;
+const AT_ONCE_WEIGHTS = 2 ** 30; // of one question: the heads of a long text come a few at a time
 const VAGUE = new Set(["", "mixed", "other"]); // labels that come last
 
 export class HeadsView {
@@ -37,19 +38,35 @@ export class HeadsView {
   }
 
   async fetch(layer, signal) {
+    const { heads } = this.pane.input.layers[layer];
     try {
-      const { facts, arrays: [{ shape, data }] } = await this.pane.desk.source.ask("heads", { input: this.pane.number, layer, size: SIZE }, signal);
-      if (signal.aborted) return;
-      const [many, height, width] = shape;
-      this.found[layer] = Array.from({ length: many }, (_, head) => {
-        const told = facts.heads.find((one) => one.head === head) ?? facts.heads[head] ?? {};
-        const picture = { data: data.subarray(head * height * width, (head + 1) * height * width), height, width };
-        return { layer, head, label: told.label ?? "", measures: told.measures ?? {}, picture };
-      });
-      this.show();
+      while ((this.found[layer]?.length ?? 0) < heads) {
+        const first = this.found[layer]?.length ?? 0;
+        const asked = this.some(layer, first);
+        const { facts, arrays: [{ shape, data }] } = await this.pane.desk.source.ask("heads", { input: this.pane.number, layer, size: SIZE, ...asked }, signal);
+        if (signal.aborted) return;
+        const [many, height, width] = shape;
+        const fresh = Array.from({ length: many }, (_, place) => {
+          const head = first + place;
+          const told = facts.heads.find((one) => one.head === head) ?? {};
+          const picture = { data: data.subarray(place * height * width, (place + 1) * height * width), height, width };
+          return { layer, head, label: told.label ?? "", measures: told.measures ?? {}, picture };
+        });
+        this.found[layer] = [...(this.found[layer] ?? []), ...fresh];
+        this.show();
+      }
     } catch (error) {
       if (!signal.aborted) this.pane.trouble(error, () => this.fetch(layer, signal));
     }
+  }
+
+  // The next heads to ask for; all of them, unless the text is long
+  some(layer, first) {
+    const { texts, layers } = this.pane.input;
+    const { heads, queries, keys } = layers[layer];
+    const group = Math.max(Math.floor(AT_ONCE_WEIGHTS / (texts[queries].tokens.length * texts[keys].tokens.length)), 1);
+    if (first === 0 && group >= heads) return {};
+    return { heads: Array.from({ length: Math.min(group, heads - first) }, (_, place) => first + place) };
   }
 
   get measures() {
@@ -79,13 +96,15 @@ export class HeadsView {
     enter(this.buttons, this.buttons.find((node) => node.dataset.name === focused) ?? this.buttons[0]);
     if (focused) this.buttons.find((node) => node.dataset.name === focused)?.focus();
     this.paintAll();
-    const [done, all] = [this.found.filter(Boolean).length, this.found.length];
+    const { layers } = this.pane.input;
+    const [done, all] = [this.found.filter((heads, layer) => heads?.length === layers[layer].heads).length, this.found.length];
     this.pane.say(done < all ? `${done} of ${all} layers are here …` : "Each picture is one head: rows are queries, columns are keys. Click one to enlarge it.");
   }
 
   byLayer() {
     return this.pane.input.layers.map(({ label, name, heads }, layer) => {
-      const cells = this.found[layer]?.map((one) => this.thumbnail(one, `head ${one.head}`)) ?? Array.from({ length: heads }, () => make("span", { class: "thumbnail still", "aria-hidden": "true" }, make("span", { class: "picture" }), make("span", { class: "what" }, "…")));
+      const found = this.found[layer] ?? [];
+      const cells = Array.from({ length: heads }, (_, head) => found[head] ? this.thumbnail(found[head], `head ${head}`) : make("span", { class: "thumbnail still", "aria-hidden": "true" }, make("span", { class: "picture" }), make("span", { class: "what" }, "…")));
       return make("section", { class: "head-row", "aria-label": label || name }, make("h4", {}, label || name), make("div", { class: "thumbnails" }, ...cells));
     });
   }

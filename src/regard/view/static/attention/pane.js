@@ -50,7 +50,8 @@ export class PaneBox {
       this.message.hidden = true;
       again();
     };
-    this.message.replaceChildren(make("span", {}, `This could not be shown: ${error.message}`), button("Try again", press));
+    const retry = error.final ? [] : [button("Try again", press)];
+    this.message.replaceChildren(make("span", {}, `This could not be shown: ${error.message}`), ...retry);
     this.message.hidden = false;
   }
 

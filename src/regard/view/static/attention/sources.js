@@ -1,6 +1,9 @@
 // Where answers come from. A source has describe() and ask(question, arguments, signal): {facts, arrays}.
 import { EmbeddedLayer, decodeFloats } from "./embedded.js";
 
+const TRIES = 3; // of a question to a server that is busy
+const LONGEST = 5; // seconds before the next
+
 // Everything is inside the page
 export function embedded(data) {
   const layers = new Map();
@@ -29,21 +32,43 @@ export function embedded(data) {
 export function http(base, exhibit = null) {
   return {
     async describe(signal) {
-      return exhibit ?? answered(await fetch(base, { signal }));
+      return exhibit ?? answered(await reach(base, { signal }));
     },
     async ask(question, body, signal) {
       const headers = { "Content-Type": "application/json" };
-      const response = await fetch(`${base}/${question}`, { method: "POST", headers, body: JSON.stringify(body), signal });
+      const response = await reach(`${base}/${question}`, { method: "POST", headers, body: JSON.stringify(body), signal });
       const { facts, arrays } = await answered(response);
       return { facts, arrays: arrays.map(({ shape, data }) => ({ shape, data: decodeFloats(data) })) };
     },
   };
 }
 
+// A server that is busy says when to ask again
+async function reach(address, options) {
+  for (let tries = 1; ; tries += 1) {
+    const response = await fetch(address, options);
+    const seconds = Number(response.headers.get("Retry-After"));
+    if (response.status !== 503 || !seconds || tries === TRIES) return response;
+    await pause(1000 * Math.min(seconds, LONGEST), options.signal);
+  }
+}
+
+function pause(milliseconds, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, milliseconds);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    }, { once: true });
+  });
+}
+
 async function answered(response) {
   const body = await response.json().catch(() => null);
-  if (!response.ok) throw new Error(body?.error ?? `the server answered ${response.status} ${response.statusText}`);
-  return body;
+  if (response.ok) return body;
+  const error = new Error(body?.error ?? `the server answered ${response.status} ${response.statusText}`);
+  error.final = response.status >= 400 && response.status < 500 && response.status !== 408; // it would answer the same again
+  throw error;
 }
 
 // A notebook's kernel answers, through the messages of anywidget

@@ -4,9 +4,11 @@ const AGAIN = 2000; // milliseconds between looks for a server that is gone
 const TRIES = 3; // of a question to a server that says it is busy
 
 export class Problem extends Error {
-  constructor(message, { gone = false } = {}) {
+  // final: the same question would get the same answer
+  constructor(message, { gone = false, final = false } = {}) {
     super(message);
     this.gone = gone;
+    this.final = final;
   }
 }
 
@@ -26,13 +28,15 @@ export function post(path, body, signal) {
 async function ask(path, options) {
   for (let tries = 1; ; tries++) {
     const response = await reach(path, options);
-    if (response.status === 503 && tries < TRIES) {
-      await pause(1000 * Math.min(Number(response.headers.get("Retry-After")) || 1, 5), options.signal);
+    const seconds = Number(response.headers.get("Retry-After"));
+    if (response.status === 503 && seconds && tries < TRIES) {
+      await pause(1000 * Math.min(seconds, 5), options.signal);
       continue;
     }
     const answer = await response.json().catch(() => null);
     if (response.ok && answer !== null) return answer;
-    throw new Problem(answer?.error ?? `The server answered ${response.status} to ${path}.`);
+    const final = response.status >= 400 && response.status < 500 && response.status !== 408;
+    throw new Problem(answer?.error ?? `The server answered ${response.status} to ${path}.`, { final });
   }
 }
 

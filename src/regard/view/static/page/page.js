@@ -1,6 +1,6 @@
 // The frame of the page: the rooms, the address, and the server's presence.
 
-import { get, look, watch } from "./api.js";
+import { get, look, pause, watch } from "./api.js";
 import { announce, button, make } from "./dom.js";
 import { stage } from "./stage.js";
 
@@ -13,6 +13,8 @@ const ROOMS = {
   long: ["Long text", "A whole text as a map of who looks at whom, exact at every zoom."],
   training: ["Training", "How a model learns, while it does."],
 };
+
+const EVERY = 3000; // milliseconds between looks for a model that is being trained
 
 const byId = (id) => document.getElementById(id);
 const wide = matchMedia("(min-width: 60rem)");
@@ -77,10 +79,21 @@ async function enter(moved = true) {
   const place = stage(title, signal);
   byId("room").replaceChildren(place.element);
   const work = async () => [await import(`./rooms/${name}.js`), await get("api/models", signal)];
-  place.run(work, ([room, { models, folders, recordings = [] }]) => {
+  place.run(work, ([room, { models, pending = [], folders, recordings = [] }]) => {
     const keep = (change) => remember(name, Object.assign(state, change), signal);
-    room.open({ element: place.body, state, keep, models, folders, recordings, signal });
+    room.open({ element: place.body, state, keep, models, pending, folders, recordings, signal });
+    if (pending.length && place.body.querySelector(".vacant")) arrival(pending, signal).catch(() => {}); // left
   });
+}
+
+// Opens the room again when a model that is being trained has come, or will not come
+async function arrival(pending, signal) {
+  for (;;) {
+    await pause(EVERY, signal);
+    const now = await get("api/models", signal).catch(() => null);
+    if (signal.aborted) return;
+    if (now && now.pending?.length !== pending.length) return enter(false);
+  }
 }
 
 // The room's state is in the address, to be shared, and in its link, to be come back to

@@ -1,4 +1,4 @@
-// A place where an answer appears: it waits, shows it, or says what went wrong and offers to try again.
+// A place where an answer appears: it waits, shows it, or says what went wrong and, if that may help, offers to try again.
 
 import { watch } from "./api.js";
 import { button, make } from "./dom.js";
@@ -49,7 +49,7 @@ export function stage(label, signal) {
   function fail(problem, mine, again) {
     if (problem.gone) watch.addEventListener("back", again, { once: true, signal: mine.signal });
     body.classList.add("stale");
-    trouble.replaceChildren(note(problem.message, button("Try again", again)));
+    trouble.replaceChildren(note(problem.message, ...(problem.final ? [] : [button("Try again", again)])));
   }
 
   function clear() {
@@ -70,6 +70,13 @@ export function note(message, ...actions) {
 export function empty(title, text, ...commands) {
   const lines = commands.map((command) => make("pre", {}, make("code", {}, command)));
   return make("div", { class: "vacant" }, make("h2", {}, title), make("p", {}, text), ...lines);
+}
+
+// Of a model that is being trained: the room opens by itself when it is there
+export function expected([name]) {
+  return make("div", { class: "vacant" }, make("h2", {}, "The translator is being trained"),
+    make("p", {}, "That takes about two minutes; this room opens by itself when ", make("b", { dir: "auto" }, name), " is ready. Meanwhile see it learn under ",
+      make("a", { href: "#training" }, "Training"), ", or try ", make("a", { href: "#lookup" }, "Lookup"), " and ", make("a", { href: "#order" }, "Order"), ", which need no model."));
 }
 
 // A model in a line: its name, its languages and what it is

@@ -3,15 +3,16 @@
 import { get, post } from "../api.js";
 import { announce, button, choice, field, make } from "../dom.js";
 import { exhibitor } from "../exhibit.js";
-import { about, empty, stage } from "../stage.js";
+import { about, empty, expected, stage } from "../stage.js";
 
 const MOST = 8; // texts
 
-export function open({ element, state, keep, models, recordings, signal }) {
+export function open({ element, state, keep, models, pending, recordings, signal }) {
   const recorded = recordings.map((one) => ({ ...one, kind: "recording", examples: [] }));
   const looking = [...recorded, ...models.filter(({ attends }) => attends)];
   if (!looking.length) {
-    element.replaceChildren(empty("No model that attends is loaded", "Open a translator's folder, or an encoder.", "regard look FOLDER", "regard look minilm", "regard look --recording FOLDER"));
+    const without = empty("No model that attends is loaded", "Open a translator's folder, or an encoder.", "regard look FOLDER", "regard look minilm", "regard look --recording FOLDER");
+    element.replaceChildren(pending.length ? expected(pending) : without);
     return;
   }
   const byName = (name) => looking.find((model) => model.name === name);

@@ -7,6 +7,8 @@ import { matrix, scrolled } from "../matrix.js";
 import { empty, stage } from "../stage.js";
 
 const EVERY = 2000; // milliseconds between looks
+const AT_REST = 5000; // at one that does not run: it may be resumed any time
+const STATES = { running: "Running.", finished: "Finished.", stopped: "Stopped before its end; regard train --resume goes on with it." };
 const COMMAND = "regard train SOURCE TARGET --output FOLDER";
 
 export function open({ element, state, keep, signal }) {
@@ -15,18 +17,19 @@ export function open({ element, state, keep, signal }) {
   const begin = () => place.run((gone) => get("api/training", gone), ({ trainings }, body) => {
     if (!trainings.length) return nothing(body, begin, signal);
     const known = trainings.some(({ name }) => name === state.name);
-    const chosen = known ? state.name : (trainings.find(({ finished }) => !finished) ?? trainings[0]).name;
+    const chosen = known ? state.name : (trainings.find(({ state: now }) => now === "running") ?? trainings[0]).name;
     const room = make("div");
     let leave = new AbortController();
     const show = (name) => {
       leave.abort();
       leave = new AbortController();
       keep({ name });
-      const { finished } = trainings.find((one) => one.name === name);
-      follow(room, name, finished, state, keep, AbortSignal.any([leave.signal, signal]));
+      const own = [...pick.options].find(({ value }) => value === name);
+      const news = (steps, now) => (own.textContent = labelled({ name, steps, state: now }));
+      follow(room, name, news, state, keep, AbortSignal.any([leave.signal, signal]));
     };
-    const options = trainings.map(({ name, steps, finished }) => [name, `${name}: ${grouped(steps)} updates${finished ? "" : ", running"}`]);
-    body.replaceChildren(make("div", { class: "controls" }, field("Training", choice(options, chosen, show))), room);
+    const pick = choice(trainings.map((one) => [one.name, labelled(one)]), chosen, show);
+    body.replaceChildren(make("div", { class: "controls" }, field("Training", pick)), room);
     show(chosen);
   });
   begin();
@@ -38,9 +41,13 @@ function nothing(body, again, signal) {
   pause(EVERY, signal).then(again, () => {});
 }
 
+function labelled({ name, steps, state }) {
+  return `${name}: ${grouped(steps)} updates, ${state}`;
+}
+
 // ---- one training
 
-function follow(room, name, finished, state, keep, signal) {
+function follow(room, name, news, state, keep, signal) {
   const rows = [];
   const samples = [];
   const loss = chart({ label: "Loss over updates", x: "updates", whole: true, zero: true, signal });
@@ -49,20 +56,27 @@ function follow(room, name, finished, state, keep, signal) {
   const live = make("p", { class: "live", "aria-live": "off" });
   const player = playback(state, keep);
   const place = stage(name, signal);
-  let silent = 0; // looks without anything new
+  let running = true;
+  let again = false; // at once
 
   function show(answer, body) {
+    if (answer.steps < (rows.at(-1)?.step ?? 0)) { // it went back to a checkpoint, or began anew
+      rows.length = samples.length = 0;
+      again = true;
+      return;
+    }
     const fresh = answer.rows.filter(({ step }) => step > (rows.at(-1)?.step ?? -1));
     rows.push(...fresh);
     samples.push(...answer.samples.filter(({ step, source }) => !samples.some((one) => one.step === step && one.source === source)));
-    silent = fresh.length ? 0 : silent + 1;
     if (!body.hasChildNodes()) body.replaceChildren(...furniture(loss, bleu, now, live, player));
     const line = (column) => rows.filter((row) => row[column] !== null).map((row) => [row.step, row[column]]);
     loss.update([{ name: "loss", points: line("loss") }, { name: "dev loss", points: line("dev_loss"), dots: true }]);
     bleu.update([{ name: "dev BLEU", points: line("dev_bleu"), dots: true, tone: 2 }]);
     now.replaceChildren(...current(rows));
-    live.textContent = finished ? "Finished." : silent > 15 ? "Waiting for news." : "Live.";
-    live.classList.toggle("on", !finished);
+    running = answer.state === "running";
+    news(answer.steps, answer.state);
+    live.textContent = STATES[answer.state];
+    live.classList.toggle("on", running);
     player.update(samples);
   }
 
@@ -72,21 +86,15 @@ function follow(room, name, finished, state, keep, signal) {
 
   async function poll() {
     while (!signal.aborted) {
+      again = false;
       await place.run(work, show);
-      if (finished && rows.length) return;
-      await pause(EVERY, signal);
-      if (silent > 0) finished = await ended(name, signal).catch(() => false); // or asked again
+      if (!again) await pause(running ? EVERY : AT_REST, signal);
     }
   }
 
   room.replaceChildren(place.element);
   poll().catch(() => {}); // left
   announce(`Training ${name}`);
-}
-
-async function ended(name, signal) {
-  const { trainings } = await get("api/training", signal);
-  return trainings.find((one) => one.name === name)?.finished ?? true;
 }
 
 function furniture(loss, bleu, now, live, player) {

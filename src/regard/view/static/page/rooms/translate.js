@@ -3,15 +3,16 @@
 import { post } from "../api.js";
 import { announce, button, choice, count, field, later, make, tell } from "../dom.js";
 import { exhibitor } from "../exhibit.js";
-import { about, empty, stage } from "../stage.js";
+import { about, empty, expected, stage } from "../stage.js";
 
 const WIDEST = 16; // hypotheses
 const LONGEST = 2000; // characters
 
-export function open({ element, state, keep, models, signal }) {
+export function open({ element, state, keep, models, pending, signal }) {
   const translators = models.filter(({ kind }) => kind === "translator");
   if (!translators.length) {
-    element.replaceChildren(empty("No translator is loaded", "Train one on two files of sentences, line by line, and open its folder.", "regard train SOURCE TARGET --output FOLDER", "regard look FOLDER"));
+    const without = empty("No translator is loaded", "This room needs a trained translator. Train one on two files of sentences, line by line, and open its folder; or train the small one of the demo, in two minutes.", "regard train SOURCE TARGET --output FOLDER", "regard look FOLDER", "regard demo && regard look");
+    element.replaceChildren(pending.length ? expected(pending) : without);
     return;
   }
   const byName = (name) => translators.find((model) => model.name === name);
