@@ -199,14 +199,14 @@ def test_what_fails_leaves_no_group_behind(shard: bool) -> None:
 
 
 @pytest.mark.usefixtures("one_of_one", "one_thread")
-def test_parts_that_cannot_be_joined_leave_the_last_checkpoint(
+def test_a_sharded_checkpoint_that_cannot_be_written_leaves_the_last(
     trained_alone: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(part: Path) -> None:
+    def full(*given: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     folder = begun(trained_alone(), tmp_path)
-    monkeypatch.setattr("regard.translation.distributed.settle", full)
+    monkeypatch.setattr("regard.translation.distributed.write_state", full)
     with (
         pytest.raises(OSError, match=r"No space left on device.*step-00000008"),
         join_world(shard=True) as world,

@@ -200,9 +200,14 @@ def write_parameters(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     part = folder / "checkpoints" / ".best.part"  # a folder, as safetensors writes beside its file, too
     with _written(folder / MODEL, part):
         _save(part / MODEL, tensors)
-        _sync(part / MODEL)
-        os.replace(part / MODEL, folder / MODEL)
-        _sync(folder)
+        adopt_parameters(folder, part / MODEL)
+
+
+def adopt_parameters(folder: Path, written: Path) -> None:
+    """Make a file in a model folder the parameters to translate with."""
+    _sync(written)
+    os.replace(written, folder / MODEL)
+    _sync(folder)
 
 
 class Checkpoint(NamedTuple):

@@ -7,40 +7,56 @@ up. So any number of processes makes the same updates as one, up to float roundi
 each process draws by itself.
 
 - Parallel: each process has the whole model (torch's DistributedDataParallel).
-- Sharded: each has a part of the parameters and of what the optimizer remembers (torch's FSDP2), and all of a
-  block only while it is computed.
+- Sharded: each holds a part of the parameters, of their gradients and of the optimizer's state (torch's
+  FSDP2). A Transformer's blocks are whole one at a time, while they are computed; see `shards`.
 
 Whoever wrote a checkpoint, it is the same files: one training can go on alone, in parallel or sharded, with
 any number of processes.
 """
 
+import copy
 import os
+import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from regard.errors import ArgumentError, RegardError
-from regard.models.blocks import DecoderBlock, EncoderBlock
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.batches import Batch
 from regard.translation.checkpoint import (
+    MODEL,
+    OPTIMIZER,
     Checkpoint,
-    damaged,
+    adopt_parameters,
+    load_model,
     optimizer_tensors,
     restore_optimizer,
+    write_parameters,
     write_state,
 )
 from regard.translation.guidance import guided, guiding
 from regard.translation.meeting import brief, lost, meet
-from regard.translation.shards import read_shards, room, settle, write_shards
+from regard.translation.shards import (
+    BLOCKS,
+    Shard,
+    Share,
+    average,
+    build,
+    materialise,
+    names_in,
+    read_into,
+    read_whole,
+    streamed,
+    write,
+)
 from regard.translation.tokens import UNKNOWN
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # that torchrun sets
@@ -71,6 +87,20 @@ class Objective(nn.Module):
             return loss + self.guide * guide.loss(batch.source, batch.target, batch.links)
 
 
+class Built(NamedTuple):
+    """A model, and the objective to be differentiated: its gradients are summed over all processes."""
+
+    model: Seq2Seq
+    objective: nn.Module
+
+
+class Candidate(NamedTuple):
+    """A model to be validated, and how to keep its parameters as the best of the model folder."""
+
+    model: Seq2Seq
+    keep: Callable[[], None]
+
+
 class World(Protocol):
     """The processes of a training: how many, which one this is, and what they do together."""
 
@@ -78,8 +108,8 @@ class World(Protocol):
     size: int
     device: torch.device
 
-    def wrap(self, objective: Objective) -> nn.Module:
-        """The objective, so that gradients are those of the sum over all processes."""
+    def build(self, make: Callable[[], Objective]) -> Built:
+        """A new model, initialised equally in all processes."""
 
     def apart(self, objective: nn.Module) -> AbstractContextManager[None]:
         """In this block gradients may stay where they are: more will be added to them."""
@@ -90,8 +120,13 @@ class World(Protocol):
     def totals(self, numbers: Sequence[float]) -> list[float]:
         """The sums of every process's numbers."""
 
-    def parameters(self, model: Seq2Seq) -> dict[str, Tensor]:
-        """All of the parameters, in the first process at least."""
+    def candidate(
+        self, folder: Path, model: Seq2Seq, saved: Sequence[Checkpoint]
+    ) -> AbstractContextManager[Candidate | None]:
+        """In the first process, the average of a model and of checkpoints, for validation; None in others."""
+
+    def reading(self, folder: Path, make: Callable[[], Seq2Seq]) -> AbstractContextManager[Seq2Seq]:
+        """The model of a folder, for evaluation in one process; `make` makes one of its size."""
 
     def write(
         self, folder: Path, step: int, model: Seq2Seq, optimizer: Optimizer, state: Mapping[str, Any]
@@ -123,9 +158,10 @@ class Alone:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
 
-    def wrap(self, objective: Objective) -> nn.Module:
-        """The objective as it is."""
-        return objective
+    def build(self, make: Callable[[], Objective]) -> Built:
+        """A new model."""
+        objective = make().to(self.device)
+        return Built(objective.model, objective)
 
     def apart(self, objective: nn.Module) -> AbstractContextManager[None]:
         """Nothing."""
@@ -139,16 +175,29 @@ class Alone:
         """The numbers."""
         return list(numbers)
 
-    def parameters(self, model: Seq2Seq) -> dict[str, Tensor]:
-        """The parameters."""
-        return dict(model.state_dict())
+    @contextmanager
+    def candidate(
+        self, folder: Path, model: Seq2Seq, saved: Sequence[Checkpoint]
+    ) -> Iterator[Candidate | None]:
+        """The model itself, or a copy that is averaged with the checkpoints."""
+        if saved:
+            means = average(Shard.all(model.state_dict()), saved, Share(0, 1))
+            model = copy.deepcopy(model)
+            own = model.state_dict()
+            for name, mean in means:
+                own[name].copy_(mean.local)
+        yield Candidate(model, lambda: write_parameters(folder, model.state_dict()))
+
+    def reading(self, folder: Path, make: Callable[[], Seq2Seq]) -> AbstractContextManager[Seq2Seq]:
+        """The model of a folder."""
+        return nullcontext(load_model(folder).model)
 
     def write(
         self, folder: Path, step: int, model: Seq2Seq, optimizer: Optimizer, state: Mapping[str, Any]
     ) -> Checkpoint:
         """A checkpoint, written whole."""
         tensors = optimizer_tensors(optimizer, _names(model))
-        return Checkpoint.write(folder, step, self.parameters(model), tensors, state)
+        return Checkpoint.write(folder, step, model.state_dict(), tensors, state)
 
     def restore(self, saved: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
         """Model and optimizer as they were when it was written."""
@@ -177,10 +226,11 @@ class Parallel:
         self._group = distributed.new_group(backend="gloo", timeout=_LONG)
         self._alone = Alone(device)
 
-    def wrap(self, objective: Objective) -> nn.Module:
-        """The objective, so that gradients are those of the sum over all processes."""
+    def build(self, make: Callable[[], Objective]) -> Built:
+        """A new model; each process has all of it."""
         from torch.nn.parallel import DistributedDataParallel
 
+        model, objective = self._alone.build(make)
         objective.register_forward_hook(self._sum)
         wrapped = DistributedDataParallel(objective, gradient_as_bucket_view=True)
         # After the first gradient it lays them out anew, in another order of adding up. So that the first
@@ -188,7 +238,7 @@ class Parallel:
         pair = Batch.of([([UNKNOWN], [UNKNOWN])]).to(self.device)
         wrapped(pair, pair.labels).backward()
         wrapped.zero_grad()
-        return wrapped
+        return Built(model, wrapped)
 
     def _sum(self, objective: nn.Module, given: Any, loss: Tensor) -> None:
         """Both kinds of torch's take the mean over the processes; this makes it a sum."""
@@ -212,9 +262,21 @@ class Parallel:
         distributed.all_reduce(tensor, how, self._group)
         return tensor.tolist()
 
-    def parameters(self, model: Seq2Seq) -> dict[str, Tensor]:
-        """The parameters."""
-        return self._alone.parameters(model)
+    @contextmanager
+    def candidate(
+        self, folder: Path, model: Seq2Seq, saved: Sequence[Checkpoint]
+    ) -> Iterator[Candidate | None]:
+        """As alone, in the first process."""
+        with ExitStack() as stack:
+            found = None
+            with self.agreed():
+                if self.rank == 0:
+                    found = stack.enter_context(self._alone.candidate(folder, model, saved))
+            yield found
+
+    def reading(self, folder: Path, make: Callable[[], Seq2Seq]) -> AbstractContextManager[Seq2Seq]:
+        """The model of a folder."""
+        return self._alone.reading(folder, make)
 
     def write(
         self, folder: Path, step: int, model: Seq2Seq, optimizer: Optimizer, state: Mapping[str, Any]
@@ -254,57 +316,100 @@ class Parallel:
 
 
 class Sharded(Parallel):
-    """Processes that share out the parameters, too, and what the optimizer remembers of them."""
+    """Processes that each hold a part of the parameters, of their gradients and of the optimizer's state."""
 
-    def wrap(self, objective: Objective) -> nn.Module:
-        """The objective with its parameters shared out: those of each block, and all others, together."""
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._share = Share(self.rank, self.size)
+
+    def build(self, make: Callable[[], Objective]) -> Built:
+        """A new model of which each process has its rows: those of each block, and all others, together."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
+        self._make = make
+        objective, rows = build(make, self._share)
         mesh = init_device_mesh(self.device.type, (self.size,))
         for module in list(objective.modules()):
-            if isinstance(module, (EncoderBlock, DecoderBlock)):
+            if isinstance(module, BLOCKS):
                 fully_shard(module, mesh=mesh)
         fully_shard(objective, mesh=mesh)
+        materialise(objective, rows, self.device)
         objective.register_forward_hook(self._sum)
-        return objective
+        return Built(objective.model, objective)
 
     def apart(self, objective: nn.Module) -> AbstractContextManager[None]:
         """Nothing: whole gradients that wait for more would take the room that sharding saves."""
         return nullcontext()
 
-    def parameters(self, model: Seq2Seq) -> dict[str, Tensor]:
-        """All of the parameters, in the first process alone."""
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    @contextmanager
+    def candidate(
+        self, folder: Path, model: Seq2Seq, saved: Sequence[Checkpoint]
+    ) -> Iterator[Candidate | None]:
+        """A file with the average, of which the first process reads what it computes with.
 
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return cast(dict[str, Tensor], get_model_state_dict(model, options=options))
+        So the processes need not validate in step, and none holds all parameters.
+        """
+        part = folder / "checkpoints" / ".best.part"
+        path = part / MODEL
+        try:
+            with self.agreed():
+                shards = Shard.all(model.state_dict())
+                if saved:
+                    shards = dict(average(shards, saved, self._share))
+                if self.rank == 0:
+                    shutil.rmtree(part, ignore_errors=True)  # of a training that was killed
+                    part.mkdir(parents=True)
+            with self.agreed():
+                write({path: shards}, self._share, self._group)
+            del shards
+            if self.rank:
+                yield None
+                return
+            with streamed(lambda: self._make().model, path, self.device) as found:
+                yield Candidate(found, lambda: adopt_parameters(folder, path))
+        finally:
+            if self.rank == 0:
+                shutil.rmtree(part, ignore_errors=True)
+
+    def reading(self, folder: Path, make: Callable[[], Seq2Seq]) -> AbstractContextManager[Seq2Seq]:
+        """The model of a folder, of which one block is read at a time."""
+        return streamed(make, folder / MODEL)
 
     def write(
         self, folder: Path, step: int, model: Seq2Seq, optimizer: Optimizer, state: Mapping[str, Any]
     ) -> Checkpoint:
-        """A checkpoint, written whole: each process writes its part, and the first one joins them."""
+        """A checkpoint, written whole by the first process, to which the others send their parts."""
         place = Checkpoint.at(folder, step)
         tensors = optimizer_tensors(optimizer, _names(model))
         with self.agreed(), Checkpoint.beside(folder, step) if self.rank == 0 else nullcontext():
-            self.wait()  # for the folder
-            write_shards(place.part, model.state_dict(), tensors, self._group)
+            self.wait()  # until there is a folder
+            shards = {MODEL: Shard.all(model.state_dict()), OPTIMIZER: Shard.all(tensors)}
+            write({place.part / name: some for name, some in shards.items()}, self._share, self._group)
             if self.rank == 0:
-                settle(place.part)
                 write_state(place.part, state)
         return place
 
     def restore(self, saved: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
         """Model and optimizer as they were when it was written; each process reads its part."""
-        names = _names(model)
-        try:
-            with self.agreed():
-                tensors = room(saved.path, model)
-            with self.agreed():
-                read_shards(saved.path, tensors, self._group)
-        except (OSError, SafetensorError) as error:
-            raise ArgumentError(damaged(saved.path, error)) from None
-        restore_optimizer(optimizer, names, {name: tensors[name] for name in tensors if name not in names})
+        with self.agreed():
+            parameters, path = model.state_dict(), saved.path / MODEL
+            if different := set(parameters) ^ set(names_in(path)):
+                raise KeyError(f"{min(different)} is missing, or too many")
+            for name, tensor in parameters.items():
+                read_into(path, name, tensor, self._share)
+            path = saved.path / OPTIMIZER
+            tensors = {name: self._optimizer_tensor(path, name, model) for name in names_in(path)}
+            restore_optimizer(optimizer, _names(model), tensors)
+
+    def _optimizer_tensor(self, path: Path, name: str, model: Seq2Seq) -> Tensor:
+        """A tensor of the optimizer's state, sharded as its parameter is."""
+        kind, _, parameter = name.partition(":")
+        if kind == "step":
+            return read_whole(path, name)
+        tensor = torch.empty_like(model.get_parameter(parameter), requires_grad=False)
+        read_into(path, name, tensor, self._share)
+        return tensor
 
 
 @contextmanager

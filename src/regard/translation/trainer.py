@@ -4,7 +4,6 @@ Everything that an update does follows from its number: the batch, the learning 
 dropout. So a training that is killed and goes on from a checkpoint ends where it would have ended.
 """
 
-import copy
 import math
 import signal
 import time
@@ -19,15 +18,13 @@ from typing import Any, NamedTuple, get_type_hints
 import numpy
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from regard.errors import ArgumentError, RegardError
-from regard.models.allocation import keep_memory
-from regard.models.seq2seq import Seq2Seq
 from regard.translation.batches import Batch, Batches, Pairs
-from regard.translation.checkpoint import Checkpoint, write_parameters
+from regard.translation.checkpoint import Checkpoint
 from regard.translation.corpus import Pair
-from regard.translation.distributed import Alone, Objective, World
+from regard.translation.distributed import Alone, Candidate, Objective, World
 from regard.translation.judging import Dev, judge
 from regard.translation.meeting import brief, lost
 from regard.translation.plan import Plan
@@ -118,8 +115,6 @@ class Trainer:
 
     def run(self) -> Outcome:
         """Train until the plan is fulfilled."""
-        if self.world.device.type == "cpu":
-            keep_memory()
         with torch.random.fork_rng(devices=[]), _threads(self.plan.training.threads), self._interruptible():
             self._begin()
             self.listeners.begin(self._about(), self.progress.step, self.steps)
@@ -130,10 +125,7 @@ class Trainer:
         """A new model, or that of the last checkpoint."""
         training = self.plan.training
         torch.manual_seed(training.seed)
-        self.model = self.plan.model.make(self.tokens.sizes()).to(self.world.device)
-        # what is judged and translated with, on one process and whole; its parameters may be an average
-        self.averaged = copy.deepcopy(self.model) if self.world.rank == 0 else None
-        self.objective = self.world.wrap(Objective(self.model, training.smoothing, training.guide))
+        self.model, self.objective = self.world.build(self._make)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=training.rate,
@@ -147,6 +139,10 @@ class Trainer:
         if step:
             self._restore(Checkpoint.at(self.folder, step))
             self._tidy()  # if it was killed before it could
+
+    def _make(self) -> Objective:
+        model = self.plan.model.make(self.tokens.sizes())
+        return Objective(model, self.plan.training.smoothing, self.plan.training.guide)
 
     def _restore(self, saved: Checkpoint) -> None:
         try:
@@ -252,43 +248,32 @@ class Trainer:
 
     def _judge(self) -> None:
         """Look at the dev data with the average of the last checkpoints; keep it if it is the best."""
-        progress = self.progress
-        parameters, value = self.world.parameters(self.model), 0.0
-        with self.world.agreed():
-            if self.averaged is not None:
-                value = self._look(self.averaged, self._average(parameters))
+        progress, value = self.progress, 0.0
+        others = self._averaged_with()
+        with self.world.candidate(self.folder, self.model, others) as candidate, self.world.agreed():
+            if candidate is not None:
+                value = self._look(candidate)
         value = self.world.total(value)  # which the first process alone knows
         if value > progress.best:
             progress.best, progress.best_step, progress.without_improvement = value, progress.step, 0
         else:
             progress.without_improvement += 1
 
-    def _look(self, model: Seq2Seq, parameters: dict[str, Tensor]) -> float:
-        """Judge these parameters with this model, and keep them if they are the best."""
-        model.load_state_dict(parameters)
-        found = judge(model, self.tokens, self.dev, self.plan.training.criterion)
+    def _look(self, candidate: Candidate) -> float:
+        """Validate a model, and keep its parameters if they are the best."""
+        found = judge(candidate.model, self.tokens, self.dev, self.plan.training.criterion)
         if not math.isfinite(found.loss):
             raise self._not_finite(f"the dev loss after update {self.progress.step}")
         better = found.value > self.progress.best
         if better:
-            write_parameters(self.folder, parameters)
+            candidate.keep()
         self.listeners.judge(found.judgement(self.progress.step, better))
         return found.value
 
-    def _average(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The mean of these parameters and those of the checkpoints before."""
-        others = (
-            self._regular()[-(self.plan.training.average - 1) :] if self.plan.training.average > 1 else []
-        )
-        if not others:
-            return parameters
-        sums = {name: tensor.double() for name, tensor in parameters.items()}
-        for one in others:
-            for name, tensor in one.parameters().items():
-                sums[name] = sums[name] + tensor.to(sums[name].device)
-        return {
-            name: (sums[name] / (len(others) + 1)).to(tensor.dtype) for name, tensor in parameters.items()
-        }
+    def _averaged_with(self) -> list[Checkpoint]:
+        """The checkpoints with which the parameters to translate with are averaged."""
+        others = self.plan.training.average - 1
+        return self._regular()[-others:] if others else []
 
     def _regular(self) -> list[Checkpoint]:
         """The checkpoints before this step that the plan asked for, and not Ctrl-C."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from regard.errors import ArgumentError, DTypeError, RegardError
 from regard.mechanism.checks import of_kind
+from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment import choose
 from regard.translation.anchors import Anchors
 from regard.translation.checkpoint import (
@@ -134,7 +135,7 @@ def _train(folder: Path, listeners: Sequence[Listener], world: World) -> Outcome
     assert found is not None
     logs = [CsvLog(folder), SampleLog(folder), TensorBoardLog(folder)]
     tokens, ids, held, links = found
-    trainer = Trainer(
+    outcome = Trainer(
         folder,
         plan,
         tokens,
@@ -144,11 +145,10 @@ def _train(folder: Path, listeners: Sequence[Listener], world: World) -> Outcome
         listeners=[*listeners, *logs],
         world=world,
         anew=_lengthened(config),
-    )
-    outcome = trainer.run()
+    ).run()
     with world.agreed():
         if world.rank == 0 and outcome.finished:
-            _choose(folder, plan, found)
+            _choose(folder, plan, found, world)
     return outcome
 
 
@@ -224,13 +224,15 @@ def _only_begun(folder: Path) -> bool:
     return (folder / CONFIG).exists() and not trained and not is_prepared(folder)
 
 
-def _choose(folder: Path, plan: Plan, found: Prepared) -> None:
+def _choose(folder: Path, plan: Plan, found: Prepared, world: World) -> None:
     """Which layer and heads show word alignments best, into config.json."""
     if plan.model.kind == "plain" or not (folder / MODEL).exists():
         return
     config = read_config(folder)
     kept = {name: config[name] for name in ("origin", _LENGTHENED) if name in config}
-    write_config(folder, plan, **kept, alignment=_best_choice(folder, found).to_dict())
+    with world.reading(folder, lambda: plan.model.make(found.tokens.sizes())) as model:
+        choice = _best_choice(model, found)
+    write_config(folder, plan, **kept, alignment=choice.to_dict())
 
 
 def choice_of(folder: str | os.PathLike[str]) -> Choice | None:
@@ -246,11 +248,11 @@ def choice_of(folder: str | os.PathLike[str]) -> Choice | None:
     found = prepared(path)
     if found is None or Plan.of(config["plan"]).model.kind == "plain":
         return None
-    return _best_choice(path, found)
+    return _best_choice(load_model(path).model, found)
 
 
-def _best_choice(folder: Path, found: Prepared) -> Choice:
-    model, tokens, dev = load_model(folder).model, found.tokens, found.dev[:_ALIGNED]
+def _best_choice(model: Seq2Seq, found: Prepared) -> Choice:
+    tokens, dev = found.tokens, found.dev[:_ALIGNED]
     texts = (
         Pair(*(side.join(ids.tolist()).text for side, ids in zip(tokens, pair, strict=True)))
         for pair in islice(found.pairs, _ANCHORED)

@@ -1,0 +1,105 @@
+"""Peak memory of each process of a training, with the parameters sharded and without.
+
+Every run starts torchrun, trains a few updates with validation, averaging and checkpoints, and reports the
+peak resident memory (VmHWM) of each process. One thread each, glibc's default allocation.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.machine import peak_memory
+
+VOCABULARY, LENGTH, PAIRS = 8_000, 24, 400
+
+
+class Size(NamedTuple):
+    """A Transformer: model dimension and blocks per stack."""
+
+    width: int
+    layers: int
+
+
+SIZES = (Size(512, 6), Size(768, 6))
+PROCESSES = (2, 4)
+
+
+def main(quick: bool = False) -> list[dict[str, object]]:
+    """Print and return the peak of rank 0 and the highest of the other ranks, in MB."""
+    sizes, processes = ((Size(128, 2),), (2,)) if quick else (SIZES, PROCESSES)
+    print(
+        f"\npeak memory of a process in MB, rank 0 / others; vocabulary {VOCABULARY:,}, 1,000 tokens a batch"
+    )
+    results: list[dict[str, object]] = []
+    for size in sizes:
+        for number in processes:
+            for shard in (False, True):
+                results.append(_run(size, number, shard))
+                _print(results[-1])
+    return results
+
+
+def _run(size: Size, processes: int, shard: bool) -> dict[str, object]:
+    about: dict[str, object] = {**size._asdict(), "processes": processes, "shard": shard}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"),
+            *("-m", "benchmarks.sharding", folder, str(size.width), str(size.layers), str(int(shard))),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            return about | {"error": done.stderr}
+        return about | {"peaks_mb": [float(_peak(folder, rank).read_text()) for rank in range(processes)]}
+
+
+def _peak(folder: str | Path, rank: int) -> Path:
+    return Path(folder) / f"peak-{rank}"
+
+
+def _print(result: dict[str, object]) -> None:
+    name = (
+        f"width {result['width']}, {result['layers']} + {result['layers']} blocks, "
+        f"{result['processes']} processes"
+    )
+    kind = "sharded" if result["shard"] else "parallel"
+    if "error" in result:
+        print(f"  {name:42}{kind:10}failed: {str(result['error']).strip().splitlines()[-1]}", flush=True)
+        return
+    first, *others = result["peaks_mb"]  # type: ignore[misc]
+    print(f"  {name:42}{kind:10}{first:8,.0f} / {max(others):,.0f}", flush=True)
+
+
+def measure(folder: Path, size: Size, shard: bool) -> None:
+    """Train in this process, one of those that torchrun started, and write its peak."""
+    from regard.translation.batches import InMemory
+    from regard.translation.corpus import Pair
+    from regard.translation.distributed import join_world
+    from regard.translation.plan import Plan
+    from regard.translation.tokens import Tokens, TwoSides
+    from regard.translation.trainer import Trainer
+
+    torch.set_num_threads(1)
+    words = [f"w{number}" for number in range(VOCABULARY - 4)]
+    tokens = Tokens.learn([" ".join(words)], kind="words", size=VOCABULARY)
+    sentences = torch.randint(len(words), (PAIRS, LENGTH), generator=torch.Generator().manual_seed(0))
+    texts = [" ".join(words[number] for number in row) for row in sentences.tolist()]
+    ids = InMemory([(tokens.encode(text), tokens.encode(text)) for text in texts])
+    dev = [Pair(text, text) for text in texts[:8]]
+    plan = Plan.preset("base").but(
+        [
+            *(f"model.width={size.width}", f"model.layers={size.layers}", f"model.heads={size.width // 64}"),
+            *("training.tokens=1000", "training.updates=4", "training.judge=2", "training.save=2"),
+            *("training.average=2", "training.criterion=loss"),
+        ]
+    )
+    with join_world(shard=shard) as world:
+        Trainer(folder, plan, TwoSides(tokens, tokens), ids, dev, world=world).run()
+        _peak(folder, world.rank).write_text(str(peak_memory()))
+
+
+if __name__ == "__main__":
+    measure(Path(sys.argv[1]), Size(int(sys.argv[2]), int(sys.argv[3])), sys.argv[4] == "1")
