@@ -81,7 +81,11 @@ def _summed(x: Tensor, shape: torch.Size) -> Tensor:
 
 def _recorded(a: Tensor, b: Tensor) -> bool:
     """Whether eager torch records derivatives of these tensors, with no transformation at work."""
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or not (a.requires_grad or b.requires_grad):
+    if (
+        not torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or not (a.requires_grad or b.requires_grad)
+    ):
         return False
     if torch._C._are_functorch_transforms_active() or forward_mode() or traced():
         return False
