@@ -962,6 +962,60 @@ def test_sums_are_made_in_single_precision_under_autocast() -> None:
     close(weights.dense(), torch.full((1, 4096), 1 / 4096))
 
 
+@pytest.mark.parametrize("of", ["output", "dense", "product"])
+@pytest.mark.parametrize("twice", [False, True], ids=["first", "second"])
+@pytest.mark.parametrize("implementation", [None, "tiled", "reference"])
+@pytest.mark.parametrize("normalize", [regard.Softmax(), regard.Entmax(1.3)], ids=repr)
+def test_gradients_do_not_depend_on_autocast_during_backward(
+    normalize: regard.Normalizer, implementation: str | None, twice: bool, of: str
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2, 4, 40, 16, generator=generator) for _ in range(3)]
+
+    def grads(forward: bool, backward: bool) -> list[Tensor]:
+        args = [t.clone().requires_grad_() for t in inputs]
+        with torch.autocast("cpu", dtype=HALF, enabled=forward):
+            output, weights = regard.attend(*args, normalize=normalize, implementation=implementation)
+        with torch.autocast("cpu", dtype=HALF, enabled=backward):
+            result = {
+                "output": lambda: output.float(),
+                "dense": weights.dense,
+                "product": lambda: weights @ args[2],
+            }[of]()
+            wanted = args[:2]
+            found = torch.autograd.grad(result.square().sum(), wanted, create_graph=twice)
+            if twice:
+                found = torch.autograd.grad(sum(g.square().sum() for g in found), wanted)
+        return list(found)
+
+    for forward in (False, True):
+        for inside, outside in zip(grads(forward, True), grads(forward, False), strict=True):
+            assert torch.equal(inside, outside)
+
+
+@pytest.mark.parametrize("implementation", [None, "tiled"])
+def test_batched_gradients_do_not_depend_on_autocast(implementation: str | None) -> None:
+    args = [torch.randn(2, 4, 20, 16, generator=torch.Generator().manual_seed(n)) for n in range(3)]
+    args = [t.requires_grad_() for t in args]
+    output = regard.attention(*args, implementation=implementation)
+    grads = torch.randn(3, *output.shape, generator=torch.Generator().manual_seed(7))
+
+    pull = torch.func.vjp(
+        lambda *inputs: regard.attention(*inputs, implementation=implementation), *(t.detach() for t in args)
+    )[1]
+
+    def batched() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(output, args, grads, is_grads_batched=True, retain_graph=True)
+
+    def mapped() -> tuple[Tensor, ...]:
+        return torch.func.vmap(pull)(grads)
+
+    for derive in (batched, mapped):
+        with torch.autocast("cpu", dtype=HALF):
+            inside = derive()
+        assert all(map(torch.equal, inside, derive()))
+
+
 def test_a_score_function_under_autocast() -> None:
     args = [t.float() for t in qkv()]
     with torch.autocast("cpu", dtype=HALF):

@@ -3,10 +3,12 @@
 import contextlib
 import copy
 import functools
+import gc
 import json
 import math
 import os
 import pickle
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -1530,3 +1532,214 @@ def test_what_is_held_is_linear_in_the_length():
         for x in (torch.randn(64, 8), torch.randn(128, 8))
     )
     assert long == 2 * short
+
+
+# What is kept alive
+
+WAYS: dict[str, dict[str, Any]] = {
+    "fast path": {},
+    "fast path, masked": {"mask": regard.Padding(torch.tensor([4, 5]))},
+    "general path": {"bias": torch.zeros(5, 5)},
+    "tiled": {"implementation": "tiled"},
+    "reference": {"implementation": "reference"},
+}
+PARTS: dict[str, Callable[[regard.Weights], Any]] = {
+    "before a look": lambda weights: weights,
+    "after a look": lambda weights: (weights.detach().top(1), weights)[1],
+    "heads": lambda weights: weights.heads([0, 2]),
+    "batch": lambda weights: weights.batch(1),
+    "mean": lambda weights: weights.mean("heads"),
+    "detach": lambda weights: weights.detach(),
+    "to": lambda weights: weights.to("cpu"),
+    "transpose": lambda weights: weights.T,
+    "copy": copy.deepcopy,
+}
+
+
+class Node(torch.autograd.Function):
+    """A step of a graph that can be told from others by what it holds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mark: Any) -> Tensor:
+        ctx.mark = mark
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * 2, None
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_let_go_of_value_and_its_graph(way: str, part: str) -> None:
+    class Mark:
+        pass
+
+    leaf, mark = torch.randn(2, 3, 5, 8, requires_grad=True), Mark()
+    query, key = leaf.detach() + 1, leaf.detach() + 2
+    value = Node.apply(leaf, mark)
+    output, weights = regard.attend(query, key, value, **WAYS[way])
+    gone = [weakref.ref(mark), weakref.ref(value)]
+    kept = PARTS[part](weights)
+    del value, mark, output, weights
+    gc.collect()
+    assert kept is not None
+    assert [ref() for ref in gone] == [None, None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_held_is_all_that_is_kept_alive(way: str, dtype: torch.dtype) -> None:
+    """After everything else is gone, the tensors that are left are those which `held` counts."""
+
+    def storages() -> dict[int, int]:
+        gc.collect()
+        seen = {}
+        for thing in gc.get_objects():
+            if type(thing) is Tensor:
+                storage = thing.untyped_storage()
+                seen[storage._cdata] = storage.nbytes()
+        return seen
+
+    x = torch.randn(2, 3, 5, 8, dtype=dtype)
+    regard.attend(x, x, x, **WAYS[way])[1].top(1)  # what is cached is cached now
+    before = storages()
+    query, key, value = (torch.randn(2, 3, 5, 8).to(dtype) for _ in range(3))
+    weights = regard.attend(query, key, value, **WAYS[way])[1]
+    weights.top(1)
+    del query, key, value
+    after = storages()
+    cached = {t.untyped_storage()._cdata: t.untyped_storage() for t in weights._problem.tensors.values()}
+    shared = sum(storage.nbytes() for name, storage in cached.items() if name in before)
+    assert weights.held - shared == sum(size for name, size in after.items() if name not in before)
+
+
+# Whatever torch is told meanwhile
+
+READS: dict[str, Callable[[regard.Weights], Tensor]] = {
+    "dense": lambda weights: weights.dense(),
+    "scores": lambda weights: weights.scores(),
+    "tau": lambda weights: weights.tau,
+    "row": lambda weights: weights[:, :, 3],
+    "pairs": lambda weights: weights[0, 0, [1, 2], [3, 4]],
+    "boolean": lambda weights: weights[torch.tensor([True, False], device="cpu")],
+    "top": lambda weights: weights.top(3).values,
+    "all in order": lambda weights: weights.top(40).values,
+    "aligned": lambda weights: weights.aligned(),
+    "entropy": lambda weights: weights.entropy(),
+    "received": lambda weights: weights.received(),
+    "pool": lambda weights: weights.pool(4, 4),
+    "pool of a part": lambda weights: weights.pool(2, 5, within=(slice(3, 9), slice(4, 30))),
+    "product": lambda weights: weights @ FACTOR,
+    "transposed": lambda weights: weights.T @ FACTOR,
+    "mean": lambda weights: weights.mean("heads").dense(),
+    "heads": lambda weights: weights.heads([1, 2]).dense(),
+    "batch": lambda weights: weights.batch(1).dense(),
+    "rollout": lambda weights: regard.rollout([weights, weights], queries=[1, 2]),
+    "mean rollout": lambda weights: regard.rollout([weights, weights]),
+    "numpy": lambda weights: torch.from_numpy(weights.numpy()),
+    "copy": lambda weights: copy.deepcopy(weights).dense(),
+}
+FACTOR = torch.randn(40, 3, generator=torch.Generator().manual_seed(3))
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Any:
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextlib.contextmanager
+def deterministic() -> Any:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+MODES: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "autocast to float16": lambda: torch.autocast("cpu", dtype=torch.float16),
+    "default float64": lambda: default_dtype(torch.float64),
+    "default bfloat16": lambda: default_dtype(torch.bfloat16),
+    "default device": lambda: torch.device("meta"),
+    "deterministic": deterministic,
+    "inference": torch.inference_mode,
+    "no_grad": torch.no_grad,
+}
+READ: dict[str, dict[str, Any]] = {
+    "fused": {},
+    "causal": {"mask": regard.Causal()},
+    "biased": {"bias": regard.ALiBi(4), "mask": torch.ones(40, 40, dtype=torch.bool).tril()},
+    "tiled": {"implementation": "tiled"},
+    "reference": {"implementation": "reference", "normalize": regard.Entmax(1.3)},
+    "sigmoid": {"normalize": regard.Sigmoid(), "implementation": "tiled"},
+}
+
+
+def read_from() -> tuple[Tensor, Tensor, Tensor]:
+    x, y = (torch.randn(2, 4, 40, 16, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
+    return x, y, y
+
+
+@functools.cache
+def expected_reads(options: str) -> dict[str, Tensor]:
+    weights = regard.attend(*read_from(), **READ[options])[1]
+    return {name: read(weights) for name, read in READS.items()}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("options", READ)
+def test_a_read_does_not_depend_on_the_mode_it_is_asked_in(options: str, mode: str) -> None:
+    expected = expected_reads(options)
+    weights = regard.attend(*read_from(), **READ[options])[1]
+    with MODES[mode]():
+        inside = {name: read(weights) for name, read in READS.items()}
+    for name, seen in inside.items():
+        assert (seen.dtype, seen.device) == (expected[name].dtype, expected[name].device), name
+        assert torch.equal(seen, expected[name]), name
+    assert torch.equal(weights.dense(), expected["dense"])  # nor on the mode of an earlier read
+
+
+@pytest.mark.parametrize("options", READ)
+def test_weights_that_were_made_under_autocast(options: str) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        weights = regard.attend(*read_from(), **READ[options])[1]
+        inside = {name: read(weights) for name, read in READS.items()}
+    rounded = regard.attend(*(t.bfloat16() for t in read_from()), **READ[options])[1]
+    for name, read in READS.items():
+        assert torch.equal(inside[name], read(weights)), name
+        torch.testing.assert_close(inside[name], read(rounded), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["autocast", "inference", "no_grad"])
+@pytest.mark.parametrize("implementation", [None, "tiled", "reference"])
+def test_a_first_look_in_another_mode_leaves_the_graph_whole(implementation: str | None, mode: str) -> None:
+    x = torch.randn(2, 4, 40, 16, requires_grad=True)
+
+    def gradient(weights: regard.Weights) -> Tensor:
+        return torch.autograd.grad(weights.dense().square().sum(), x)[0]
+
+    weights = regard.attend(x, x, x, implementation=implementation)[1]
+    with MODES[mode]():
+        weights.top(2)
+        weights.pool(3, 3)
+    expected = gradient(regard.attend(x, x, x, implementation=implementation)[1])
+    assert torch.equal(gradient(weights), expected)
+
+
+def test_tensors_that_change_before_the_first_look_are_noticed() -> None:
+    """On the fast path, where nothing has been prepared yet."""
+    for name in ("query", "key"):
+        tensors = {name: torch.randn(2, 3, 5, 8) for name in ("query", "key", "value")}
+        weights = regard.attend(**tensors)[1]
+        tensors["value"].zero_()
+        expected = regard.attend(**tensors)[1].dense()
+        assert torch.equal(regard.attend(**tensors)[1].dense(), expected)
+        tensors[name].zero_()
+        with pytest.raises(regard.StaleError, match=name):
+            weights.dense()

@@ -85,8 +85,8 @@ class Reader(NamedTuple):
 def reads_back(problem: Problem) -> bool:
     """Whether the scores that are read have the bits of those that forward found τ for.
 
-    Softmax of a single row for each key head has a kernel of its own (kernels/single.h), which adds in a third
-    order and is for forward alone. There τ has to be found again.
+    Softmax of a single row for each key head has a kernel of its own (kernels/single.h), for forward alone,
+    which adds in a third order. There τ has to be found again.
     """
     single = problem.lead()[-1] * problem.queries == 1 and problem.rules.family == "dot"
     return not (single and type(problem.rules.normalize) is Softmax)

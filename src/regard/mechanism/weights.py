@@ -64,7 +64,9 @@ class Weights(LazyMatrix):
 
     @property
     def held(self) -> int:
-        """How many bytes it holds: those of query, key, mask and τ, which are linear in the length.
+        """Bytes of memory that it keeps alive: query, key, mask and τ, linear in the length.
+
+        The autograd graph of query and key, if they have one, is not counted. Value is not kept.
 
         >>> import torch, regard
         >>> x = torch.randn(1000, 16)
