@@ -5,7 +5,7 @@ from math import exp, tanh
 
 import pytest
 
-from tests.browser.visiting import Visit, needs_encoder, row, trainings
+from tests.browser.visiting import SIZES, Visit, needs_encoder, row, trainings
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -190,12 +190,39 @@ def test_a_training_that_runs_is_followed(visit: Visit) -> None:
 
     def answer(route) -> None:
         asked.append(route.request.url)
-        route.fulfill(json={"rows": rows[: len(asked)], "samples": []})
+        steps = min(len(asked), 3)
+        route.fulfill(json={"steps": steps, "state": "running", "rows": rows[:steps], "samples": []})
 
     page = visit.page
-    visit.answer("training", trainings("a b", finished=False))
+    visit.answer("training", trainings("a b", "running"))
     page.route("**/api/training/*", answer)
     visit.enter("training")
     visit.until(r"/updates\s+2/.test(document.querySelector('.numbers')?.innerText)")
-    assert visit.text(".live") == "Live."
+    assert visit.text(".live") == "Running."
     assert "a%20b" in asked[0]
+
+
+def test_a_training_is_followed_whatever_becomes_of_it(visit: Visit) -> None:
+    """Finished, resumed, killed, begun anew: the room says what is true, without being asked again."""
+    now = {"steps": 2, "state": "finished"}
+
+    def answer(route) -> None:
+        after = int(route.request.url.rpartition("=")[2])
+        rows = [row(step) for step in range(1, now["steps"] + 1) if step > after]
+        route.fulfill(json={**now, "rows": rows, "samples": []})
+
+    visit.answer("training", trainings("run"))
+    visit.page.route("**/api/training/*", answer)
+    visit.enter("training")
+    for steps, state, told in (
+        (2, "finished", "Finished."),
+        (4, "running", "Running."),
+        (4, "stopped", "Stopped before its end; regard train --resume goes on with it."),
+        (3, "running", "Running."),
+        (5, "finished", "Finished."),
+    ):
+        now.update(steps=steps, state=state)
+        visit.until(f"document.querySelector('.live')?.innerText === {told!r}")
+        visit.until(rf"/updates\s+{steps}\b/.test(document.querySelector('.numbers').innerText)")
+        assert f"run: {steps} updates, {state}" in visit.text("#room select")
+        visit.look(f"training-{state}-{steps}", SIZES[:1])

@@ -72,7 +72,7 @@ def test_rooms_without_a_model_say_how_to_get_one(visit: Visit) -> None:
 def test_the_servers_sentence_is_shown_and_can_be_tried_again(rough: Visit) -> None:
     page = rough.page
     page.route(
-        "**/api/lookup", lambda route: route.fulfill(status=400, json={"error": f"{HOSTILE}: give another."})
+        "**/api/lookup", lambda route: route.fulfill(status=500, json={"error": f"{HOSTILE}: give another."})
     )
     rough.enter("lookup")
     page.wait_for_selector(".trouble .notice")
@@ -83,6 +83,76 @@ def test_the_servers_sentence_is_shown_and_can_be_tried_again(rough: Visit) -> N
     page.get_by_role("button", name="Try again").click()
     page.wait_for_selector(".working")
     assert page.locator(".trouble .notice").count() == 0
+
+
+def test_a_refusal_that_would_come_again_offers_no_second_try(rough: Visit) -> None:
+    page = rough.page
+    told = "Too long: 902 tokens; this model reads at most 512."
+    page.route("**/api/lookup", lambda route: route.fulfill(status=422, json={"error": told}))
+    rough.enter("lookup")
+    page.wait_for_selector(".trouble .notice")
+    assert told in rough.text(".trouble .notice")
+    assert page.get_by_role("button", name="Try again").count() == 0
+    page.unroute("**/api/lookup")
+    page.get_by_label("Score", exact=True).select_option("cosine")  # another question
+    page.wait_for_selector(".working")
+    assert page.locator(".trouble .notice").count() == 0
+
+
+@pytest.mark.skipif(not ENCODER, reason="minilm is not installed")
+def test_a_text_that_is_too_long_for_a_model_is_told_without_a_second_try(rough: Visit) -> None:
+    page = rough.page
+    rough.enter("long", model="minilm", text="dogs bark at strangers " * 60)
+    page.wait_for_selector(".regard-attention")
+    page.get_by_label("Text", exact=True).fill("dogs bark at strangers " * 400)
+    page.get_by_role("button", name="Show the map").click()
+    page.wait_for_selector(".trouble .notice")
+    assert "512" in rough.text(".trouble .notice")
+    assert page.get_by_role("button", name="Try again").count() == 0
+    rough.look("too-long", SIZES[:1])
+
+
+def test_a_busy_server_is_asked_again_by_the_view(rough: Visit) -> None:
+    page, refused = rough.page, []
+
+    def answer(route) -> None:
+        if len(refused) < 2:
+            refused.append(route.request.url)
+            route.fulfill(
+                status=503, headers={"Retry-After": "1"}, json={"error": "128 requests are waiting."}
+            )
+        else:
+            route.continue_()
+
+    page.route("**/api/exhibits/*/tile", answer)
+    rough.enter("long", text="the dog barks and the cat sleeps " * 20)
+    page.wait_for_selector(".regard-attention canvas")
+    rough.until("!document.querySelector('.regard-attention .waits')")
+    page.wait_for_timeout(2500)
+    rough.settle()
+    assert len(refused) == 2
+    assert "could not be shown" not in rough.text("#room")
+
+
+def test_a_model_that_is_being_trained_is_waited_for(visit: Visit) -> None:
+    """Rooms without a model are open meanwhile, and its own opens by itself."""
+    found = {"models": [], "pending": ["transformer"], "folders": [], "recordings": []}
+    page = visit.page
+    page.route("**/api/models", lambda route: route.fulfill(json=found))
+    visit.answer("translate", translation("zwei Hunde"))
+    for room in ("lookup", "order"):
+        visit.enter(room)
+        assert page.locator(".vacant").count() == 0
+    visit.enter("heads")
+    assert "being trained" in visit.text(".vacant")
+    visit.enter("translate")
+    assert "being trained" in visit.text(".vacant")
+    visit.look("expected", (SIZES[0], SIZES[3]))
+    model = {"name": "transformer", "kind": "translator", "about": "", "attends": True, "layers": 1}
+    more = {"heads": 1, "longest": None, "languages": "en-de", "examples": ["two dogs"]}
+    found.update(models=[model | more], pending=[])
+    page.wait_for_selector(".translation")
+    assert visit.text(".translation") == "zwei Hunde"
 
 
 def test_a_server_that_is_gone_is_waited_for(rough: Visit) -> None:

@@ -98,8 +98,8 @@ def translation(text: str) -> dict:
     return {"translations": [one | more], "exhibit": None}
 
 
-def trainings(name: str, finished: bool = True) -> dict:
-    return {"trainings": [{"name": name, "steps": 1, "finished": finished}]}
+def trainings(name: str, state: str = "finished") -> dict:
+    return {"trainings": [{"name": name, "steps": 1, "state": state}]}
 
 
 def row(step: int, judged: float | None = None) -> dict:
@@ -112,4 +112,4 @@ def log(text: str) -> dict:
     """What a training has logged, with this text in every place."""
     aligned = {"source_words": [text], "target_words": [text], "links": "0-0", "weights": [[1.0]]}
     sample = {"step": 1, "source": text, "text": text, "reference": text, "alignment": aligned}
-    return {"rows": [row(1, judged=1.0)], "samples": [sample]}
+    return {"steps": 1, "state": "finished", "rows": [row(1, judged=1.0)], "samples": [sample]}

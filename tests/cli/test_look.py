@@ -2,10 +2,12 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -77,24 +79,95 @@ def served(monkeypatch):
     return found
 
 
-def test_the_demo_is_looked_at_without_a_folder(served, monkeypatch, tmp_path, capsys):
+COPY = "import shutil, sys; shutil.copytree({source!r}, sys.argv[1])"
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path, folder) -> Path:
+    """A folder without a demo, whose training is the copy of a model."""
     monkeypatch.chdir(tmp_path)
-    trained = []
-
-    def train(folder, plan, corpus, languages):
-        trained.append(languages)
-        write(folder)
-        (folder / ".demo").write_text(languages)
-
-    monkeypatch.setattr(regard.demo, "_train", train)
-    monkeypatch.setattr(regard.demo, "embedded", lambda *languages: None)
     monkeypatch.setattr(command, "_has_minilm", lambda: False)
+    monkeypatch.setattr(command, "_TRAIN", COPY.format(source=os.fspath(folder)))
+    return tmp_path / "demo" / "transformer"
+
+
+def test_rooms_are_open_before_the_demo_is_trained(fresh, monkeypatch, capsys):
+    """The page is served at once, and the translator comes when it is there."""
+    seen = []
+
+    def serve(house, listening, ready, host, origin):
+        collection = house.collection
+        seen.append((list(collection.entries), collection.pending))
+        end = time.monotonic() + 30
+        while not collection.grows:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        collection.refresh()
+        (entry,) = collection.entries.values()
+        seen.append((entry.name, entry.languages, collection.pending))
+        house.close()
+
+    monkeypatch.setattr("regard.view.server.serving.serve", serve)
     run("look", "--port", "0")
-    assert "two minutes" in capsys.readouterr().out
+    assert seen[0] == ([], ["transformer"])
+    assert seen[1] == ("transformer", "en-de, dates, times and numbers in words only", [])
+    assert "open now" in capsys.readouterr().out
+
+
+def test_a_demo_that_is_there_is_not_trained_again(fresh, served, folder, monkeypatch, capsys):
+    shutil.copytree(folder, fresh)
+    (fresh / ".demo").write_text("de-en")
+    monkeypatch.setattr("regard.view.server.trainings.state_of", lambda _: "finished")
+    run("look", "--port", "0")
     (entry,) = served["house"].collection.entries.values()
-    assert (entry.name, entry.languages) == ("transformer", "en-de, dates, times and numbers in words only")
+    assert (entry.name, entry.languages) == ("transformer", "de-en, dates, times and numbers in words only")
+    assert "trained" not in capsys.readouterr().out
+
+
+def test_a_demo_that_was_cut_off_is_trained_again(fresh, folder):
+    shutil.copytree(folder, fresh)
+    assert regard.demo.is_trained(fresh)  # somebody else's
+    (fresh / ".demo").write_text("en-de")
+    assert not regard.demo.is_trained(fresh)  # without a log that comes to its end
+
+
+def test_the_training_of_the_demo_ends_with_the_page(fresh, monkeypatch):
+    monkeypatch.setattr(command, "_TRAIN", "import time; time.sleep(1000)")
+    processes = []
+    popen = subprocess.Popen
+
+    def spy(*given, **more):
+        processes.append(popen(*given, **more))
+        return processes[-1]
+
+    monkeypatch.setattr(command.subprocess, "Popen", spy)
+    monkeypatch.setattr("regard.view.server.serving.serve", lambda house, *_: house.close())
     run("look", "--port", "0")
-    assert trained == ["en-de"]  # once
+    (process,) = processes
+    assert process.poll() is not None
+
+
+def test_a_demo_that_cannot_be_trained_is_told_and_not_waited_for(fresh, monkeypatch, capfd):
+    monkeypatch.undo()
+    monkeypatch.chdir(fresh.parents[1])
+    monkeypatch.setattr(command, "_has_minilm", lambda: False)
+    fresh.mkdir(parents=True)
+    (fresh / "mine.txt").write_text("precious")
+    pending = []
+
+    def serve(house, *_):
+        end = time.monotonic() + 60
+        while house.collection.pending:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        pending.append(house.collection.pending)
+        house.close()
+
+    monkeypatch.setattr("regard.view.server.serving.serve", serve)
+    run("look", "--port", "0")
+    assert pending == [[]]
+    assert "was not made by a demo" in capfd.readouterr().err
+    assert (fresh / "mine.txt").read_text() == "precious"
 
 
 def test_the_browser_is_opened_when_it_is_ready(served, monkeypatch, folder, capsys):

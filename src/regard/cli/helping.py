@@ -64,7 +64,7 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         ("regard embed --file sentences.txt --output vectors.safetensors", ""),
     ],
     "look": [
-        ("regard look", "the demo's model, which is trained first if it is not there"),
+        ("regard look", "the demo's model, trained meanwhile if it is not there"),
         ("regard look de-en minilm", "a translator of yours, and an encoder"),
     ],
     "draw": [

@@ -128,7 +128,7 @@ def look(
         if demo is not None:
             demo.stop()
         ended = sys.exc_info()[0]
-        if house is not None and not house.close(0) and ended in (None, KeyboardInterrupt):
+        if house is not None and not house.close(1) and ended in (None, KeyboardInterrupt):
             _leave(0 if ended is None else INTERRUPTED)
 
 
