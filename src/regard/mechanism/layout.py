@@ -20,6 +20,13 @@ def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
     return tuple(found)
 
 
+def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether a tensor of one shape expands to another without changing it."""
+    return len(shape) <= len(to) and all(
+        mine == 1 or mine == theirs for mine, theirs in zip(reversed(shape), reversed(to), strict=False)
+    )
+
+
 class Layout(NamedTuple):
     """Batch axes, key heads g, query heads r per key head; and whether the caller has an axis of heads."""
 

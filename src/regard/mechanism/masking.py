@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import DeviceError, DTypeError, MaskError
+from regard.mechanism import validation
 from regard.mechanism.checks import ordinary, same_device
+from regard.mechanism.layout import broadcasts as broadcasts
 
 Combine = Callable[[Tensor, Tensor], Tensor]
 
@@ -58,6 +60,10 @@ class Term(NamedTuple):
         if self.stop is not None:
             seen = keys < self.stop if seen is None else seen & (keys < self.stop)
         return seen
+
+
+BUILT_IN: set[type] = set()  # masks whose terms need no check: exact types, so that a subclass is checked
+CHECKED: set[object] = set()  # methods `terms` that check what they use of a subclass
 
 
 class Mask:
@@ -115,7 +121,7 @@ class Mask:
         keys = queries if keys is None else keys
         scene = Scene(tuple(lead), queries, keys, torch.device("cpu"))
         shape = (*scene.lead, queries, keys)
-        seen = union(self.terms(scene), torch.arange(keys))
+        seen = union(terms_of(self, scene), torch.arange(keys))
         return torch.ones(shape, dtype=torch.bool) if seen is None else seen.expand(shape).clone()
 
     def draw(self, queries: int | None = None, keys: int | None = None, lead: Sequence[int] = ()) -> str:
@@ -134,7 +140,7 @@ class Mask:
         keys = queries if keys is None else keys
         if 0 in lead:
             return ""  # an empty batch
-        terms = self.terms(Scene(tuple(lead), queries, keys, torch.device("cpu")))
+        terms = terms_of(self, Scene(tuple(lead), queries, keys, torch.device("cpu")))
         bands = (np.arange(33) * queries // 32).tolist() if queries > 32 else list(range(queries + 1))
         return "\n".join(_draw_rows(terms, rows, keys) for rows in itertools.pairwise(bands))
 
@@ -146,6 +152,31 @@ class Mask:
             return f"{self!r}\n{self.draw()}"
         except (MaskError, DeviceError):  # it only fits a batch of its own, or has no values
             return repr(self)
+
+
+def terms_of(mask: Mask, scene: Scene) -> tuple[Term, ...]:
+    """The terms of a mask, checked if its class is not built in."""
+    terms = mask.terms(scene)
+    if type(mask) in BUILT_IN or getattr(mask.terms, "__func__", None) in CHECKED:
+        return terms
+    name = f"{type(mask).__name__}.terms"
+    if not isinstance(terms, list | tuple) or not all(isinstance(term, Term) for term in terms) or not terms:
+        seen = f"a {type(terms).__name__}"
+        if isinstance(terms, list | tuple) and not isinstance(terms, Term):
+            seen = f"[{', '.join(type(term).__name__ for term in terms)}]"
+        raise MaskError(
+            f"{name} returned {seen}; it must return a tuple with at least one Term: (Term(start, stop),). "
+            "Term() lets every key through, and Term(stop=0) none."
+        )
+    rows, pairs = (*scene.lead, scene.queries, 1), (*scene.lead, scene.queries, scene.keys)
+    return tuple(
+        Term(
+            validation.interval_side(f"{name} returned a start", term.start, rows, scene.device),
+            validation.interval_side(f"{name} returned a stop", term.stop, rows, scene.device),
+            validation.allowed(f"{name} returned an allowed", term.allowed, pairs, scene.device),
+        )
+        for term in terms
+    )
 
 
 def union(terms: Sequence[Term], keys: Tensor) -> Tensor | None:
@@ -224,13 +255,6 @@ class _Dense(Mask):
         return f"mask{tuple(self.tensor.shape)}"
 
 
-def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    """Whether a tensor of one shape expands to another without changing it."""
-    return len(shape) <= len(to) and all(
-        mine == 1 or mine == theirs for mine, theirs in zip(reversed(shape), reversed(to), strict=False)
-    )
-
-
 class _Pair(Mask):
     symbol = "?"
 
@@ -257,7 +281,8 @@ class _All(_Pair):
     symbol = "&"
 
     def terms(self, scene: Scene) -> tuple[Term, ...]:
-        return tuple(a.meet(b) for a in self.first.terms(scene) for b in self.second.terms(scene))
+        first, second = terms_of(self.first, scene), terms_of(self.second, scene)
+        return tuple(a.meet(b) for a in first for b in second)
 
     def __repr__(self) -> str:
         sides = (
@@ -270,4 +295,7 @@ class _Any(_Pair):
     symbol = "|"
 
     def terms(self, scene: Scene) -> tuple[Term, ...]:
-        return self.first.terms(scene) + self.second.terms(scene)
+        return terms_of(self.first, scene) + terms_of(self.second, scene)
+
+
+BUILT_IN |= {_Dense, _All, _Any}

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from regard.mechanism import derivatives, fused, reference, short
 from regard.mechanism.checks import ordinary
-from regard.mechanism.concrete import concrete, forward_mode, subclassed
+from regard.mechanism.concrete import forward_mode, subclassed
 from regard.mechanism.files import readable
 from regard.mechanism.layout import Layout
 from regard.mechanism.masking import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax, spell
 from regard.mechanism.precision import autocast_off, autocasts
 from regard.mechanism.prepare import Bias, Call, check_score, prepare
-from regard.mechanism.problem import Problem, Tile
+from regard.mechanism.problem import Problem
 from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
 from regard.mechanism.weights import Weights
 
@@ -247,8 +247,6 @@ def _run(
         layout = Layout.of(query, key, value)
         problem = prepare(query, key, value, layout, call)
         chosen, _ = _choose(call.normalize, query, implementation, subclassed(*problem.tensors.values()))
-        if spell(call.normalize) is None:
-            _check_own(problem)
         if chosen == "reference":
             output, tau = reference.attention(problem.checked())
             fitted = False
@@ -268,35 +266,6 @@ def _problem(query: Tensor, key: Tensor, call: Call, graded: bool) -> Problem:
     return problem.with_rules(fused=True).without("value")
 
 
-def _check_own(problem: Problem) -> None:
-    """Somebody's own normalizer, tried on one row: does it do what it says?"""
-    if not concrete(*problem.tensors.values()) or 0 in (*problem.lead(), problem.queries, problem.keys):
-        return
-    first = slice(0, 1)
-    lead = (first,) * (len(problem.lead()) - 1)
-    row = problem.without("value").part(Tile(lead, first, slice(0, problem.keys)))
-    with torch.no_grad():
-        scores = reference.scores(row)
-        normalize, name = problem.rules.normalize, type(problem.rules.normalize).__name__
-        tau = normalize.tau(scores)
-        if tau.shape != (*scores.shape[:-1], 1):
-            raise ShapeError(
-                f"{name}.tau returned {tuple(tau.shape)} for scores of shape {tuple(scores.shape)}; it needs "
-                f"one number per row, {(*scores.shape[:-1], 1)}: keep the last axis with keepdim=True."
-            )
-        total = reference.weigh(row, scores, reference.tau(row, scores)).sum(-1)
-    seen = (scores != -math.inf).any(-1)
-    if (
-        normalize.sums_to_one
-        and "sink" not in problem.tensors
-        and bool((seen & ((total - 1).abs() > 0.01)).any())
-    ):
-        raise ArgumentError(
-            f"{name} says that its rows sum to one, and a row sums to {total.flatten()[0]:.3g}; "
-            "give it sums_to_one = False, or a tau with Σ phi(scores − tau) = 1."
-        )
-
-
 def _autocast(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dtype is torch.float64:
         return tensor
@@ -305,7 +274,13 @@ def _autocast(tensor: Tensor) -> Tensor:
 
 def _normalizer(normalize: Normalizer | Sink) -> Normalizer:
     if isinstance(normalize, Sink):
-        return normalize()
+        made = normalize()
+        if not isinstance(made, Normalizer):
+            raise DTypeError(
+                f"{type(normalize).__name__}.forward returned a {type(made).__name__}; it must return a "
+                "normalizer: Softmax1(self.score)."
+            )
+        return made
     if isinstance(normalize, Normalizer):
         return normalize
     if isinstance(normalize, type) and issubclass(normalize, Normalizer | Sink):

@@ -8,14 +8,30 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import DTypeError, ShapeError
+from regard.mechanism import reference, validation
 from regard.mechanism.biases import RelativeBias
 from regard.mechanism.checks import number, ordinary, same_device
+from regard.mechanism.concrete import concrete
 from regard.mechanism.dropout import draw_seed
-from regard.mechanism.layout import Layout
-from regard.mechanism.masking import Mask, Scene, as_mask, broadcasts
-from regard.mechanism.normalizers import Normalizer, Softmax1
-from regard.mechanism.problem import Problem, Rules
-from regard.mechanism.scores import Prepared, Score, ScoreFunction
+from regard.mechanism.layout import Layout, broadcasts
+from regard.mechanism.masking import Mask, Scene, as_mask, terms_of
+from regard.mechanism.normalizers import Normalizer, Softmax1, spell
+from regard.mechanism.problem import Problem, Rules, Tile
+from regard.mechanism.scores import (
+    Additive,
+    Concat,
+    Cosine,
+    Dot,
+    Gaussian,
+    General,
+    Prepared,
+    ScaledDot,
+    Score,
+    ScoreFunction,
+)
+
+# Scores whose `prepare` needs no check: exact types, so that a subclass is checked.
+_BUILT_IN = {Dot, ScaledDot, Cosine, Gaussian, General, Additive, Concat}
 
 Bias = Tensor | RelativeBias | list[Tensor | RelativeBias] | tuple[Tensor | RelativeBias, ...]
 
@@ -55,7 +71,7 @@ def prepare(query: Tensor, key: Tensor, value: Tensor, layout: Layout, call: Cal
             biases.append(layout.per_query(_dense(part, scene, precise)))
     tensors.update({f"bias{i}": term for i, term in enumerate(biases)})
 
-    terms = () if call.mask is None else as_mask(call.mask).terms(scene)
+    terms = () if call.mask is None else terms_of(as_mask(call.mask), scene)
     for i, term in enumerate(terms):
         for name, tensor in term._asdict().items():
             if tensor is not None:
@@ -63,8 +79,8 @@ def prepare(query: Tensor, key: Tensor, value: Tensor, layout: Layout, call: Cal
 
     sink = normalize.sink()
     if sink is not None:
-        tensors["sink"] = _sink(sink, layout, scene, precise)
-        normalize = Softmax1() if isinstance(normalize, Softmax1) else normalize  # its score is kept once
+        tensors["sink"] = _sink(normalize, sink, layout, scene, precise)
+        normalize = Softmax1() if type(normalize) is Softmax1 else normalize  # its score is kept once
     if dropout or any(name.startswith("line") for name in tensors):
         tensors["row"] = layout.per_query(torch.arange(scene.queries, device=scene.device)[:, None])
     if dropout:
@@ -82,7 +98,25 @@ def prepare(query: Tensor, key: Tensor, value: Tensor, layout: Layout, call: Cal
         scene.queries,
         score=name,
     )
-    return Problem(rules, tensors)
+    problem = Problem(rules, tensors)
+    if spell(normalize) is None:
+        _try_normalizer(problem)
+    return problem
+
+
+def _try_normalizer(problem: Problem) -> None:
+    """Check what a custom normalizer returns, on the last rows: the first of a causal mask sees one key."""
+    if not concrete(*problem.tensors.values()) or 0 in (*problem.lead(), problem.queries, problem.keys):
+        return
+    lead = tuple(slice(0, min(size, 2)) for size in problem.lead()[:-1])
+    rows = slice(max(problem.queries - 2, 0), problem.queries)
+    part = problem.without("value").part(Tile(lead, rows, slice(0, problem.keys)))
+    with torch.no_grad():
+        scores = reference.scores(part)
+        validation.normalizer(problem.rules.normalize, scores)
+        sums = reference.weigh(part, scores, reference.tau(part, scores)).sum(-1)
+    if "sink" not in problem.tensors:
+        validation.row_sums(problem.rules.normalize, sums, (scores != -math.inf).any(-1))
 
 
 def _score(
@@ -93,22 +127,16 @@ def _score(
     if isinstance(score, nn.Module):
         same_device("the score", score, query.device)
     if isinstance(score, Score):
-        return score.prepare(layout.per_query(query.to(precise)), layout.per_key(key.to(precise))), []
+        per_query, per_key = layout.per_query(query.to(precise)), layout.per_key(key.to(precise))
+        prepared = score.prepare(per_query, per_key)
+        if type(score) in _BUILT_IN and "prepare" not in vars(score):  # a module's own can be replaced
+            return prepared, []
+        lead = (*layout.batch, layout.groups, layout.per_group)
+        return validation.prepared(score, prepared, per_query, per_key, lead), []
     grouped = layout.per_group > 1 and key.dim() > 2 and key.shape[-3] > 1
     every = key.repeat_interleave(layout.per_group, -3) if grouped else key
-    scores = score(query, every)
     whole = (*layout.lead, query.shape[-2], key.shape[-2])
-    if not isinstance(scores, Tensor) or not broadcasts(scores.shape, whole):
-        seen = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        raise ShapeError(
-            f"score returned {seen} for query {tuple(query.shape)} and key {tuple(every.shape)}; "
-            f"it must return scores of shape {whole}."
-        )
-    if not scores.is_floating_point():
-        raise DTypeError(
-            f"score returned scores of {scores.dtype}; they must be floating point: scores.float()."
-        )
-    same_device("the score's result", scores, query.device)
+    scores = validation.function_scores(score(query, every), query, every, whole)
     # what is left to match is empty: the scores stand beside it as a bias
     nothing = Prepared(layout.per_query(query[..., :0].to(precise)), layout.per_key(key[..., :0].to(precise)))
     return nothing, [layout.per_query(torch.atleast_2d(scores.to(precise)))]
@@ -151,31 +179,17 @@ def _dense(bias: Tensor, scene: Scene, precise: torch.dtype) -> Tensor:
 
 def _line(bias: RelativeBias, layout: Layout, scene: Scene, precise: torch.dtype) -> Tensor:
     same_device("bias", bias, scene.device)
-    line, length = bias.line(scene.queries, scene.keys, scene.device), max(scene.queries + scene.keys - 1, 0)
-    if not isinstance(line, Tensor):
-        raise DTypeError(f"{bias} gave a {type(line).__name__}; its forward(distance) must return a tensor.")
-    if not 1 <= line.dim() <= 2 or line.shape[-1] != length:
-        raise ShapeError(
-            f"{bias} gave {tuple(line.shape)} for {length} distances; it must give a tensor of shape "
-            f"({layout.heads}, {length}), or ({length},) for all heads."
-        )
-    line = torch.atleast_2d(line.to(precise))
-    if line.shape[-2] != 1 and line.shape[-2] != layout.heads:
-        raise ShapeError(
-            f"{bias} has {line.shape[-2]} heads and the call has {layout.heads}; a relative bias needs one "
-            "vector per head, or one for all."
-        )
+    length = max(scene.queries + scene.keys - 1, 0)
+    result = bias.line(scene.queries, scene.keys, scene.device)
+    line = validation.line(bias, result, layout.heads, length, scene.device).to(precise)
     return layout.per_query(line.unsqueeze(-2))  # h l -> h 1 l
 
 
-def _sink(sink: Tensor | float, layout: Layout, scene: Scene, precise: torch.dtype) -> Tensor:
+def _sink(
+    normalize: Normalizer, sink: Tensor | float, layout: Layout, scene: Scene, precise: torch.dtype
+) -> Tensor:
+    sink = validation.sink(normalize, sink, layout.heads, scene.device)
     tensor = sink if isinstance(sink, Tensor) else torch.tensor(sink, dtype=precise, device=scene.device)
-    if tensor.dim() > 1 or (tensor.numel() != 1 and tensor.numel() != layout.heads):
-        raise ShapeError(
-            f"the sink has shape {tuple(tensor.shape)} and the call has {layout.heads} heads; "
-            "it needs one number per head, or one for all."
-        )
-    same_device("the sink", tensor, scene.device)
     return layout.per_head(tensor.to(precise))
 
 

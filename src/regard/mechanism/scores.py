@@ -72,9 +72,11 @@ def _check_widths(score: str, query_width: int, key_width: int, width: int = 1) 
         count(f"{score} got {name}", value, least=1)
 
 
-def _check_softcap(softcap: float | None) -> None:
+def check_softcap(what: str, softcap: float | None) -> None:
+    """A bound above 0; None and inf are none."""
     if softcap is not None and softcap != math.inf:
-        number("the score got softcap", softcap, above=0, cure="None is no cap.")
+        number(what, softcap, above=0, cure="None is no cap.")
+        number(what, softcap, least=1e-30, below=1e31, cure="None is no cap.")  # in float32
 
 
 def _cap(softcap: float | None) -> float | None:
@@ -107,7 +109,7 @@ class Dot(Score):
     softcap: float | None = None
 
     def __post_init__(self) -> None:
-        _check_softcap(self.softcap)
+        check_softcap("the score got softcap", self.softcap)
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _same_width(query, key)
@@ -131,7 +133,7 @@ class ScaledDot(Score):
     softcap: float | None = None
 
     def __post_init__(self) -> None:
-        _check_softcap(self.softcap)
+        check_softcap("the score got softcap", self.softcap)
         if self.scale is not None:
             number("ScaledDot got scale", self.scale)
 
@@ -158,7 +160,7 @@ class Cosine(Score):
     softcap: float | None = None
 
     def __post_init__(self) -> None:
-        _check_softcap(self.softcap)
+        check_softcap("the score got softcap", self.softcap)
         number("Cosine got scale", self.scale)
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
@@ -230,7 +232,7 @@ class General(nn.Module, Score):
     def __init__(self, query_width: int, key_width: int, softcap: float | None = None) -> None:
         super().__init__()
         _check_widths("General", query_width, key_width)
-        _check_softcap(softcap)
+        check_softcap("the score got softcap", softcap)
         self.softcap = softcap
         self.weight = nn.Parameter(torch.empty(query_width, key_width))
         nn.init.xavier_uniform_(self.weight)
@@ -315,6 +317,12 @@ class Concat(nn.Module, Score):
 def _added(
     query_map: Tensor, key_map: Tensor, vector: Tensor, query: Tensor, key: Tensor, family: str
 ) -> Prepared:
+    widths = query_map.shape[0], key_map.shape[0]
+    if vector.shape != widths[:1] or widths[0] != widths[1]:
+        raise ShapeError(
+            f"the score has a query_map of {widths[0]} rows, a key_map of {widths[1]} and a vector of shape "
+            f"{tuple(vector.shape)}; they need one width."
+        )
     dtype = query.dtype
     query = _by_rows(lambda x: x @ query_map.to(dtype).mT, query)
     key = _by_rows(lambda x: x @ key_map.to(dtype).mT, key)

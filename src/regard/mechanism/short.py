@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.mechanism import derivatives, fused
-from regard.mechanism.concrete import forward_mode
+from regard.mechanism.concrete import quiet
 from regard.mechanism.fused import SLOTS, Plain
 from regard.mechanism.layout import Layout
 from regard.mechanism.masking import Mask, Scene
@@ -21,18 +21,8 @@ from regard.mechanism.masks import Causal, Documents, Padding, Window
 from regard.mechanism.prepare import Call, prepare
 from regard.mechanism.scores import Dot, ScaledDot
 
-
-@torch.inference_mode()
-def _inference() -> Tensor:
-    return torch.empty(0, device="cpu")
-
-
 _PLAIN = {Tensor, nn.Parameter}
-_ORDINARY = {  # what a dense tensor on the CPU says of itself, with nothing to be done on reading it
-    torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr(),
-    torch._C._dispatch_keys(_inference()).raw_repr(),
-}
-_MASKS = {type(None), Causal, Window, Documents, Padding}
+_MASKS = {type(None), Causal, Window, Documents, Padding}  # equal ones are the same for ever
 _WRITTEN: dict[Hashable, tuple[Plain, list[int]]] = {}  # calls in numbers, all but the addresses
 _MOST, _SHORT = 256, 4096  # calls that are kept, and rows of those with a mask
 _QUERY, _KEY, _VALUE, _OUTPUT, _GRAD = (SLOTS[name] for name in ("query", "key", "value", "output", "grad"))
@@ -59,11 +49,12 @@ def attention(
         or call.dropout
         or call.generator is not None
         or torch.compiler.is_compiling()
-        or not _quiet(query, key, value)
+        or not quiet(query, key, value)
+        or (type(mask) in (Padding, Documents) and mask.compared is None)  # type: ignore[union-attr]
     ):
         return None
     shapes = (query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride())
-    known = (shapes, query.dtype, key.dtype, value.dtype, score, normalize, mask, _version(mask))
+    known = (shapes, query.dtype, key.dtype, value.dtype, score, normalize, mask)
     found = _WRITTEN.get(known)
     if found is None:
         plain = _read(query, key, value, call)
@@ -119,7 +110,7 @@ class _Short(torch.autograd.Function):
             not torch.is_grad_enabled()
             and type(grad) is Tensor
             and grad.dtype is torch.float32
-            and _quiet(grad)
+            and quiet(grad)
             and fused.undivided(ctx.plain)
         ):
             inputs = zip((_D_QUERY, _D_KEY, _D_VALUE), (query, key, value), needed, strict=True)
@@ -177,10 +168,11 @@ def _read(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Plain | None
     ):
         return None
     groups, keys, width = key_shape[-3:]
-    if type(mask) is Padding and (axes == 3 or mask.lengths.dim() > 1):
+    if type(mask) is Padding and (axes == 3 or mask.axes > 1):
         return None  # lengths for each head
     lead = (*shape[:-3], groups, shape[-3] // groups)
-    start, stop = _interval(mask, (*shape[:-2],), shape[-2], keys, _version(mask))
+    interval = _interval if shape[-2] <= _SHORT else _interval.__wrapped__  # long ones are not kept
+    start, stop = interval(mask, (*shape[:-2],), shape[-2], keys)
     scale = score.scale if type(score) is ScaledDot else 1.0
     normalizer, counts, sharpness, bias = fused.plain_normalizer(normalize)
     return Plain(
@@ -216,36 +208,14 @@ def _empty(*sizes: int) -> Tensor:
     return torch.empty(sizes, dtype=torch.float32, device="cpu")
 
 
-def _quiet(*tensors: Tensor) -> bool:
-    """Whether nobody transforms, traces, converts or watches."""
-    if (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
-        or forward_mode()
-        or torch.is_autocast_enabled("cpu")
-        or torch._C._get_tracing_state() is not None
-    ):
-        return False
-    return all(torch._C._dispatch_keys(t).raw_repr() in _ORDINARY for t in tensors)
-
-
-def _version(mask: Any) -> object:
-    """What changes when the lengths of a mask are changed in place."""
-    if type(mask) is not Padding and type(mask) is not Documents:
-        return None
-    return tuple(0 if x.is_inference() else x._version for x in lengths(mask))
-
-
 def lengths(mask: Any) -> tuple[Tensor, ...]:
-    """The tensors that a mask of a plain call holds."""
-    if type(mask) is Padding:
-        return (mask.lengths,)
-    return (mask.queries, mask.keys) if type(mask) is Documents else ()
+    """Tensors of a plain call's mask that may change after the call: none, as these masks are immutable."""
+    return ()
 
 
 @lru_cache(maxsize=16)
 def _interval(
-    mask: Mask | None, lead: tuple[int, ...], queries: int, keys: int, version: object
+    mask: Mask | None, lead: tuple[int, ...], queries: int, keys: int
 ) -> tuple[Tensor | None, Tensor | None]:
     """First key and the one after the last, … g r q 1: the same for every call of these sizes."""
     if mask is None:

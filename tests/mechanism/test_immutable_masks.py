@@ -1,0 +1,384 @@
+"""Masks are values: nothing that happens after one was made changes what it, or a call with it, computes."""
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard import Causal, Documents, Mask, Padding, Prefix, Rule, Window
+from regard.mechanism import short
+from regard.mechanism.masking import Scene
+
+B, H, N, D = 4, 2, 10, 16  # lengths add up to N, so that they serve Padding and Documents
+
+MAKERS: dict[str, Callable[[Any], Mask]] = {
+    "padding": lambda lengths: Padding(lengths),
+    "left padding": lambda lengths: Padding(lengths, side="left"),
+    "documents": lambda lengths: Documents(lengths),
+    "causal documents": lambda lengths: Documents(lengths, within=Causal()),
+    "documents with keys": lambda lengths: Documents([2, 3, 1, 4], lengths),
+}
+BEFORE, AFTER = [1, 2, 3, 4], [4, 3, 2, 1]
+
+
+def inputs(requires_grad: bool = False) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(B, H, N, D, generator=generator).requires_grad_(requires_grad) for _ in range(3))
+
+
+def output(mask: Mask, **options: Any) -> Tensor:
+    return regard.attention(*inputs(), mask=mask, **options)
+
+
+def _tensor() -> tuple[Any, Callable[[], None]]:
+    lengths = torch.tensor(BEFORE)
+    return lengths, lambda: lengths.copy_(torch.tensor(AFTER))
+
+
+def _data() -> tuple[Any, Callable[[], None]]:
+    """`.data` shares memory, and its changes are counted nowhere."""
+    lengths = torch.tensor(BEFORE)
+    return lengths, lambda: lengths.data.copy_(torch.tensor(AFTER))
+
+
+def _view() -> tuple[Any, Callable[[], None]]:
+    base = torch.tensor([BEFORE, BEFORE])
+    return base[1], lambda: base.copy_(torch.tensor([AFTER, AFTER]))
+
+
+def _array() -> tuple[Any, Callable[[], None]]:
+    lengths = np.array(BEFORE)
+    return lengths, lambda: np.copyto(lengths, AFTER)
+
+
+def _shared() -> tuple[Any, Callable[[], None]]:
+    lengths = np.array(BEFORE)
+    return torch.from_numpy(lengths), lambda: np.copyto(lengths, AFTER)
+
+
+def _list() -> tuple[Any, Callable[[], None]]:
+    lengths = list(BEFORE)
+    return lengths, lambda: lengths.__setitem__(slice(None), AFTER)
+
+
+def _inference() -> tuple[Any, Callable[[], None]]:
+    """Tensors of inference mode count no changes at all."""
+    with torch.inference_mode():
+        lengths = torch.tensor(BEFORE)
+
+    def change() -> None:
+        with torch.inference_mode():
+            lengths.copy_(torch.tensor(AFTER))
+
+    return lengths, change
+
+
+SOURCES = {
+    "tensor": _tensor,
+    "data": _data,
+    "view": _view,
+    "array": _array,
+    "shared memory": _shared,
+    "list": _list,
+    "inference": _inference,
+}
+each_source = pytest.mark.parametrize("source", SOURCES)
+each_mask = pytest.mark.parametrize("kind", MAKERS)
+
+
+@each_mask
+@each_source
+@pytest.mark.parametrize("implementation", [None, "tiled", "reference"])
+def test_changing_the_lengths_changes_no_mask(kind, source, implementation):
+    lengths, change = SOURCES[source]()
+    mask = MAKERS[kind](lengths)
+    expected = output(MAKERS[kind](BEFORE), implementation="reference")
+    torch.testing.assert_close(output(mask, implementation=implementation), expected)
+    change()
+    torch.testing.assert_close(output(mask, implementation=implementation), expected)
+    after = MAKERS[kind](lengths)
+    torch.testing.assert_close(output(after), output(MAKERS[kind](AFTER), implementation="reference"))
+    assert mask != after
+
+
+@each_mask
+@each_source
+@pytest.mark.parametrize("implementation", [None, "tiled", "reference"])
+def test_gradients_are_those_of_the_forward_pass(kind, source, implementation):
+    lengths, change = SOURCES[source]()
+    query, key, value = tensors = inputs(requires_grad=True)
+    result = regard.attention(query, key, value, mask=MAKERS[kind](lengths), implementation=implementation)
+    change()
+    found = torch.autograd.grad(result.square().sum(), tensors)
+    expected = regard.attention(query, key, value, mask=MAKERS[kind](BEFORE), implementation="reference")
+    for mine, theirs in zip(found, torch.autograd.grad(expected.square().sum(), tensors), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@each_mask
+@each_source
+def test_weights_are_those_of_the_call(kind, source):
+    lengths, change = SOURCES[source]()
+    weights = regard.attend(*inputs(), mask=MAKERS[kind](lengths))[1]
+    change()
+    expected = regard.attend(*inputs(), mask=MAKERS[kind](BEFORE), implementation="reference")[1]
+    torch.testing.assert_close(weights.dense(), expected.dense())
+
+
+def test_what_a_mask_hands_out_is_a_copy():
+    padding, documents = Padding(BEFORE), Documents([2, 3, 1, 4], BEFORE)
+    expected = output(padding), output(documents)
+    padding.lengths.fill_(1)
+    documents.queries.fill_(1)
+    documents.keys.fill_(1)
+    for mask in (padding, documents, Padding(BEFORE, side="left")):
+        for term in mask.terms(Scene((B, H), N, N, torch.device("cpu"))):
+            for part in term:
+                if part is not None:
+                    part.fill_(1)
+    assert torch.equal(output(padding), expected[0])
+    assert torch.equal(output(documents), expected[1])
+    assert padding.lengths.tolist() == documents.keys.tolist() == BEFORE
+    assert documents.queries.tolist() == [2, 3, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("mask", "name", "value"),
+    [
+        (Padding(BEFORE), "lengths", torch.tensor(AFTER)),
+        (Padding(BEFORE), "_lengths", torch.tensor(AFTER)),
+        (Padding(BEFORE), "side", "left"),
+        (Padding(BEFORE), "lenghts", torch.tensor(AFTER)),
+        (Documents(BEFORE), "queries", torch.tensor(AFTER)),
+        (Documents(BEFORE), "keys", torch.tensor(AFTER)),
+        (Documents(BEFORE), "within", Causal()),
+        (Window(3), "left", 5),
+        (Window(3), "align", "start"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else None,
+)
+def test_attributes_cannot_be_set(mask, name, value):
+    expected = output(mask)
+    kind = type(mask).__name__
+    with pytest.raises(AttributeError, match=rf"cannot set {name} of {kind}.*immutable.*Make a new {kind}"):
+        setattr(mask, name, value)
+    with pytest.raises(AttributeError, match=f"cannot delete {name}"):
+        delattr(mask, name)
+    assert torch.equal(output(mask), expected)
+
+
+def test_a_subclass_may_have_attributes_of_its_own():
+    class Marked(Padding):
+        def __init__(self, lengths: Any, mark: str) -> None:
+            super().__init__(lengths)
+            self.mark = mark
+
+    mask = Marked(BEFORE, "a")
+    assert mask.mark == "a"
+    torch.testing.assert_close(output(mask), output(Padding(BEFORE)))
+    with pytest.raises(AttributeError, match="immutable"):
+        mask.side = "left"  # type: ignore[misc]
+
+
+# Equality
+
+
+@each_mask
+def test_masks_are_equal_by_value(kind):
+    make = MAKERS[kind]
+    same = [make(BEFORE), make(torch.tensor(BEFORE)), make(torch.tensor(BEFORE, dtype=torch.int32))]
+    assert len(set(same)) == 1
+    assert all(one == other for one in same for other in same)
+    assert make(BEFORE) != make(AFTER)
+    assert len({make(BEFORE), make(AFTER)}) == 2
+
+
+def test_masks_that_differ_in_one_thing_are_not_equal():
+    masks = [
+        Padding([2, 3]),
+        Padding([2, 3], side="left"),
+        Padding([[2, 3]]),
+        Padding([[2], [3]]),
+        Padding([2, 3, 0]),
+        Documents([2, 3]),
+        Documents([2, 3], [3, 2]),
+        Documents([2, 3], within=Causal()),
+        Documents([2, 3], within=Causal(align="start")),
+        Documents([2, 3], within=Window(2)),
+        Documents([2, 3], within=Prefix(2)),
+    ]
+    assert len(set(masks)) == len(masks)
+    assert all((one == other) == (i == j) for i, one in enumerate(masks) for j, other in enumerate(masks))
+    assert Padding([2, 3]) != "Padding([2, 3])"
+
+    class Mine(Padding):
+        pass
+
+    assert Mine([2, 3]) != Padding([2, 3])
+    assert Mine([2, 3]) == Mine([2, 3])
+
+
+@pytest.mark.parametrize("kind", [Padding, Documents])
+def test_many_lengths_are_compared_by_identity(kind):
+    assert kind([1] * 4096) == kind([1] * 4096)
+    mask = kind([1] * 4097)
+    assert mask == mask
+    assert mask != kind([1] * 4097)
+    assert len({mask, mask, kind([1] * 4097)}) == 2
+
+
+def test_lengths_without_values_are_compared_by_identity():
+    mask = Padding(torch.empty(2, dtype=torch.long, device="meta"))
+    assert mask == mask
+    assert mask != Padding(torch.empty(2, dtype=torch.long, device="meta"))
+
+
+@each_mask
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda mask: pickle.loads(pickle.dumps(mask))])
+def test_copies_are_equal(kind, copied):
+    mask = MAKERS[kind](BEFORE)
+    assert copied(mask) == mask
+    assert hash(copied(mask)) == hash(mask)
+    assert torch.equal(output(copied(mask)), output(mask))
+
+
+# What calls remember
+
+
+@pytest.fixture
+def forgotten() -> None:
+    short._WRITTEN.clear()
+    short._interval.cache_clear()
+
+
+@each_mask
+def test_equal_masks_share_what_calls_remember(kind, forgotten):
+    for lengths in (BEFORE, torch.tensor(BEFORE), np.array(BEFORE)):
+        output(MAKERS[kind](lengths))
+    assert len(short._WRITTEN) == 1
+
+
+def test_what_calls_remember_stays_small(forgotten):
+    x = torch.randn(3, 1, 4, D)
+    for i in range(600):
+        lengths = [i % 5, i // 5 % 5, i // 25]
+        seen = (torch.arange(4) < torch.tensor(lengths)[:, None, None, None]).expand(3, 1, 4, 4)
+        expected = regard.attention(x, x, x, mask=seen, implementation="reference")
+        torch.testing.assert_close(regard.attention(x, x, x, mask=Padding(lengths)), expected)
+    assert 0 < len(short._WRITTEN) <= 256
+    assert short._interval.cache_info().currsize <= 16
+
+
+def test_large_masks_and_long_calls_are_not_remembered(forgotten):
+    many = torch.randn(4097, 1, 2, D)
+    lengths = torch.arange(4097) % 3
+    seen = (torch.arange(2) < lengths[:, None, None, None]).expand(4097, 1, 2, 2)
+    expected = regard.attention(many, many, many, mask=seen)
+    torch.testing.assert_close(regard.attention(many, many, many, mask=Padding(lengths)), expected)
+    long = torch.randn(1, 5000, D)
+    regard.attention(long, long[:, :8], long[:, :8], mask=Causal())
+    assert not short._WRITTEN
+    assert not short._interval.cache_info().currsize
+
+
+def test_a_custom_rule_inside_documents_may_change(forgotten):
+    """It is not remembered: the next call sees what it is then, and backward what it was."""
+
+    class Last(Rule):
+        keys = 1
+
+        def ranges(self, position: Tensor, keys: Any) -> Any:
+            return position + 1 - self.keys, position + 1
+
+    rule = Last()
+    mask = Documents(BEFORE, within=rule)
+    tensors = inputs(requires_grad=True)
+    result = regard.attention(*tensors, mask=mask)
+    rule.keys = 3
+    torch.testing.assert_close(output(mask), output(Documents(BEFORE, within=Window(3))))
+    found = torch.autograd.grad(result.square().sum(), tensors)
+    expected = regard.attention(*tensors, mask=Documents(BEFORE, within=Window(1)))
+    for mine, theirs in zip(found, torch.autograd.grad(expected.square().sum(), tensors), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    assert Documents(BEFORE, within=rule) != Documents(BEFORE, within=rule)
+
+
+def test_threads_with_masks_of_their_own():
+    wrong: list[object] = []
+    x = torch.randn(3, 1, 6, D)
+
+    def work(thread: int) -> None:
+        for i in range(150):
+            lengths = [(thread + i) % 7, i % 7, (3 * i + thread) % 7]
+            seen = (torch.arange(6) < torch.tensor(lengths)[:, None, None, None]).expand(3, 1, 6, 6)
+            found = regard.attention(x, x, x, mask=Padding(lengths))
+            expected = regard.attention(x, x, x, mask=seen, implementation="reference")
+            if not torch.allclose(found, expected, atol=1e-5):
+                wrong.append(lengths)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# Where lengths have no values that Python may read
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["padding", "left padding", "documents", "causal documents"])
+def test_masks_made_while_compiling(kind):
+    def call(x: Tensor, lengths: Tensor) -> Tensor:
+        return regard.attention(x, x, x, mask=MAKERS[kind](lengths))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    x = inputs()[0]
+    for lengths in (BEFORE, AFTER):
+        given = torch.tensor(lengths)
+        torch.testing.assert_close(compiled(x, given), call(x, given), rtol=1e-5, atol=1e-5)
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_masks_made_before_compiling():
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def call(x: Tensor, mask: Padding) -> Tensor:
+        return regard.attention(x, x, x, mask=mask)
+
+    torch._dynamo.reset()
+    x = inputs()[0]
+    for lengths in (BEFORE, AFTER):
+        mask = Padding(lengths)
+        torch.testing.assert_close(call(x, mask), output_of(x, mask), rtol=1e-5, atol=1e-5)
+    torch._dynamo.reset()
+
+
+def output_of(x: Tensor, mask: Mask) -> Tensor:
+    return regard.attention(x, x, x, mask=mask)
+
+
+def test_lengths_under_vmap():
+    x = inputs()[0]
+    lengths = torch.tensor([BEFORE, AFTER])
+    found = torch.func.vmap(lambda lengths: output_of(x, Padding(lengths)))(lengths)
+    torch.testing.assert_close(found, torch.stack([output_of(x, Padding(n)) for n in lengths]))
+
+
+def test_masks_made_in_inference_mode_serve_training():
+    with torch.inference_mode():
+        masks = [make(source) for make in MAKERS.values() for source in (BEFORE, torch.tensor(BEFORE))]
+    for mask in masks:
+        for implementation in (None, "tiled"):
+            query, key, value = tensors = inputs(requires_grad=True)
+            result = regard.attention(query, key, value, mask=mask, implementation=implementation)
+            torch.autograd.grad(result.sum(), tensors)
