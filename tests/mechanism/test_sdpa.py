@@ -1285,6 +1285,81 @@ def test_bias_objects_in_a_swapped_call(
     torch.testing.assert_close(*results)
 
 
+# What stands in torch's place and ends in regard's function: set before regard is imported, and after.
+BY_REGARD = "F.scaled_dot_product_attention = lambda *a, **k: regard.scaled_dot_product_attention(*a, **k)"
+REPLACED = {
+    "before": (
+        BY_REGARD,
+        "",
+    ),
+    "after": (
+        "",
+        BY_REGARD,
+    ),
+    "a wrapper of a wrapper": (
+        "",
+        """
+inner = lambda *a, **k: regard.scaled_dot_product_attention(*a, **k)
+F.scaled_dot_product_attention = lambda *a, **k: inner(*a, **k)""",
+    ),
+    "a partial": (
+        "",
+        "F.scaled_dot_product_attention = functools.partial(regard.scaled_dot_product_attention)",
+    ),
+    "a wrapper of torch's, then of regard's": (
+        "F.scaled_dot_product_attention = lambda *a, **k: torchs(*a, **k)",
+        BY_REGARD,
+    ),
+}
+SWAPPED = """
+import functools, warnings
+import torch
+import torch.nn.functional as F
+warnings.simplefilter("ignore")
+torchs = F.scaled_dot_product_attention
+{before}
+import regard
+{after}
+
+class Kind(torch.Tensor):
+    pass
+
+from torch.nn.attention.bias import causal_lower_right
+attend = lambda *a, **k: F.scaled_dot_product_attention(*a, **k)
+x = torch.randn(2, 3, 5, 8)
+jagged = torch.nested.nested_tensor([torch.randn(5, 3, 8), torch.randn(2, 3, 8)], layout=torch.jagged)
+jagged = jagged.transpose(1, 2)
+
+def check():
+    close = torch.testing.assert_close
+    close(attend(x, x, x, is_causal=True), torchs(x, x, x, is_causal=True))
+    torch.manual_seed(0)
+    dropped = attend(x, x, x, dropout_p=0.5)  # torch's own random numbers
+    torch.manual_seed(0)
+    close(dropped, torchs(x, x, x, dropout_p=0.5))
+    for mine, theirs in zip(attend(jagged, jagged, jagged).unbind(), torchs(jagged, jagged, jagged).unbind()):
+        close(mine, theirs)
+    close(attend(x, x, x, causal_lower_right(5, 5)), torchs(x, x, x, is_causal=True))
+    kind = x.as_subclass(Kind)
+    assert type(attend(kind, kind, kind)) is Kind
+    print("right")
+
+check()
+with regard.patched():
+    check()
+check()
+"""
+
+
+@pytest.mark.parametrize("case", REPLACED)
+def test_what_ends_in_regard_in_torchs_place_does_not_call_itself(case: str) -> None:
+    before, after = REPLACED[case]
+    program = SWAPPED.format(before=before, after=after)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-1500:]
+    assert done.stdout.split() == ["right"] * 3
+
+
 def test_a_bias_object_and_is_causal_are_refused_in_a_swapped_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(F, "scaled_dot_product_attention", ours)
     with pytest.raises(ValueError, match="CausalBias should not be used with causal=True"):

@@ -1,5 +1,6 @@
 """torch's `scaled_dot_product_attention`, by regard's operator: one assignment replaces it."""
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeGuard
@@ -11,7 +12,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.checks import same_device
-from regard.mechanism.masking import Mask, broadcasts
+from regard.mechanism.concrete import private
+from regard.mechanism.layout import broadcasts
+from regard.mechanism.masking import Mask
 from regard.mechanism.masks import Causal
 from regard.mechanism.operator import attention
 from regard.mechanism.scores import ScaledDot
@@ -19,7 +22,10 @@ from regard.mechanism.scores import ScaledDot
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
 
-_torch_attention = torch.nn.functional.scaled_dot_product_attention
+# Torch's own function, not whatever is in its place now: that may be a wrapper of the function below.
+_torch_attention: Callable[..., Tensor] = (
+    private("_C._nn.scaled_dot_product_attention") or torch.nn.functional.scaled_dot_product_attention
+)
 
 
 def scaled_dot_product_attention(
@@ -196,5 +202,6 @@ def _mask_fits(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: 
     return known and attn_mask.dim() >= 2 and broadcasts(attn_mask.shape, whole)
 
 
-# TorchScript cannot read the function above; in scripted modules its name stands for torch's own operator
-torch.jit._builtins._register_builtin(scaled_dot_product_attention, "aten::scaled_dot_product_attention")
+# TorchScript cannot read the function above; in scripted modules its name stands for torch's own operator.
+with contextlib.suppress(AttributeError):  # a torch without TorchScript, or that registers in another way
+    torch.jit._builtins._register_builtin(scaled_dot_product_attention, "aten::scaled_dot_product_attention")

@@ -9,10 +9,10 @@ import math
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from regard.mechanism import reference
 from regard.mechanism.biases import gather_diagonals
+from regard.mechanism.concrete import FakeTensor
 from regard.mechanism.dropout import keep
 from regard.mechanism.problem import Problem, kind, tiles
 

@@ -1,0 +1,121 @@
+"""Private functions of torch that regard asks: a torch without them is served by the general way."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+import regard
+from regard.mechanism import concrete, fused, operator, short
+
+PRIVATE = {
+    "_transforms_active": "_C._are_functorch_transforms_active",
+    "_tracing_state": "_C._get_tracing_state",
+    "_dispatch_mode": "_C._get_dispatch_mode",
+    "_dispatch_modes": "_C._len_torch_dispatch_stack",
+    "_dispatch_keys": "_C._dispatch_keys",
+    "_legacy_batched": "_C._functorch.is_legacy_batchedtensor",
+}
+
+
+def child(code: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.split()
+
+
+def test_every_private_function_is_there():
+    """Otherwise regard still runs, but slower, and this torch needs another way to ask."""
+    for name, path in PRIVATE.items():
+        assert getattr(concrete, name) is concrete.private(path) is not None, path
+    assert concrete.private("_C._nothing_of_the_kind") is None
+    assert concrete.private("_nothing._at._all") is None
+    assert None not in concrete._MODES
+    assert None not in concrete._ORDINARY
+    assert concrete._QUIET
+    assert concrete.FakeTensor is torch._subclasses.fake_tensor.FakeTensor
+
+
+def test_regard_is_imported_without_them():
+    """Deleted from torch before regard is imported."""
+    code = f"""
+        import importlib, pkgutil, torch
+
+        paths = {[*PRIVATE.values(), "_C._TorchDispatchModeKey", "_C._nn.scaled_dot_product_attention"]}
+        for path in [*paths, "autograd.forward_ad._current_level"]:
+            *outer, name = path.split(".")
+            at = torch
+            for part in outer:
+                at = getattr(at, part)
+            delattr(at, name)
+        import regard.mechanism
+        for module in pkgutil.iter_modules(regard.mechanism.__path__):
+            importlib.import_module("regard.mechanism." + module.name)
+        from regard.mechanism.concrete import batched, concrete, forward_mode, quiet, traced, transformed
+
+        x = torch.ones(2, 3)
+        print(quiet(x), concrete(x), batched(x), traced(), transformed(), forward_mode())
+    """
+    assert child(code) == ["False", "False", "False", "True", "True", "True"]
+
+
+def test_what_torch_needs_itself_may_be_missing_for_regard():
+    """Deleted after torch has used them: TorchScript's registration, and the class of fake tensors."""
+    code = """
+        import importlib, torch, regard
+        from regard.mechanism import concrete, sdpa
+
+        del torch.jit._builtins._register_builtin
+        importlib.reload(sdpa)
+        del torch.jit._builtins
+        importlib.reload(sdpa)
+        import torch._subclasses.fake_tensor as home
+        real = home.FakeTensor
+        del home.FakeTensor
+        importlib.reload(concrete)
+        home.FakeTensor = real
+        x = torch.randn(2, 3, 5, 8)
+        found = sdpa.scaled_dot_product_attention(x, x, x, is_causal=True)
+        expected = regard.attention(x, x, x, mask=regard.Causal(), implementation="reference")
+        print(torch.allclose(found, expected, atol=1e-6))
+        print(concrete.subclassed(x), concrete.FakeTensor is real)
+    """
+    assert child(code) == ["True", "False", "False"]
+
+
+@pytest.mark.parametrize("missing", PRIVATE)
+@pytest.mark.parametrize("mask", [None, regard.Causal(), regard.Padding([3, 5])], ids=repr)
+def test_results_are_the_same_without_them(missing, mask, monkeypatch):
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        tensors = [torch.randn(2, 3, 5, 8, requires_grad=True) for _ in range(3)]
+        output, weights = regard.attend(*tensors, mask=mask)
+        return [output, weights.dense(), *torch.autograd.grad(output.square().sum(), tensors)]
+
+    expected = run()
+    monkeypatch.setattr(concrete, missing, None)
+    monkeypatch.setattr(concrete, "_QUIET", missing in ("_dispatch_mode", "_legacy_batched"))
+    for found, right in zip(run(), expected, strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(
+    not fused.available() or operator._FROM_ENVIRONMENT not in (None, "fused"), reason="no short way"
+)
+def test_the_short_way_is_taken_only_if_torch_answers(monkeypatch):
+    x = torch.randn(2, 3, 5, 8)
+    short._WRITTEN.clear()
+    regard.attention(x, x, x)
+    assert len(short._WRITTEN) == 1
+    short._WRITTEN.clear()
+    monkeypatch.setattr(concrete, "_QUIET", False)
+    regard.attention(x, x, x)
+    assert not short._WRITTEN
