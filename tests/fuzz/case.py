@@ -39,7 +39,9 @@ class Case:
         torch.manual_seed(self.random.getrandbits(60))
 
     def note(self, text: str) -> None:
-        """Add to the description of the case."""
+        """Add to the description of the case, once."""
+        if text in self.notes:
+            return
         self.notes.append(text)
         self.report("; ".join(self.notes))
 

@@ -16,12 +16,15 @@ import regard
 
 
 class Result(NamedTuple):
-    """Output and weights. `jump`: whether rounding may change the output at a jump, or only `bend`: its
-    gradient."""
+    """Output, weights, scores, and the size of the numbers that the scores are sums of.
+
+    jump: rounding may change the output a lot. bend: it may change the gradient a lot.
+    """
 
     output: Tensor
     weights: Tensor
     scores: Tensor
+    size: Tensor
     jump: bool
     bend: bool
 
@@ -82,7 +85,8 @@ def attention(
     near = bool((visible & (margin.abs() <= 8 * rounding * (size + 1))).any())
     steep = isinstance(normalize, regard.Entmax) and normalize.alpha > 2
     jump = near and (steep or isinstance(normalize, regard.Hard))
-    return Result(weights @ value, weights, torch.where(visible, s, -math.inf), jump, near or bend or steep)
+    hidden = torch.where(visible, s, -math.inf)
+    return Result(weights @ value, weights, hidden, size, jump, near or bend or steep)
 
 
 def _heads(*tensors: Tensor) -> int:
@@ -148,8 +152,8 @@ def _bias(bias: Any, heads: int, queries: int, keys: int) -> Tensor:
             reach = (vector.shape[-1] - 1) // 2
             return vector[..., distance.clamp(-reach, reach) + reach]
         case regard.ALiBi():
-            slopes = torch.tensor([_slope(head, heads) for head in range(heads)], dtype=torch.float64)
-            return -slopes[:, None, None] * distance.abs()
+            slopes = torch.tensor([_slope(head, heads) for head in range(heads)])  # float32, as they are there
+            return -slopes.double()[:, None, None] * distance.abs()
         case regard.T5():
             buckets = [_bucket(at, bias) for at in range(-keys - queries, keys + queries + 1)]
             index = torch.tensor(buckets)[distance + keys + queries]
