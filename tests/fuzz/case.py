@@ -12,8 +12,11 @@ from types import FrameType
 import torch
 
 
-class Failure(Exception):
-    """Something is wrong. `kind` is the same for all cases with the same cause; `detail` holds the numbers."""
+class Failure(BaseException):
+    """Something is wrong. `kind` is the same for all cases with the same cause; `detail` holds the numbers.
+
+    It is no Exception, so that no code under test catches it.
+    """
 
     def __init__(self, kind: str, detail: str = "") -> None:
         super().__init__(f"{kind}: {detail}" if detail else kind)

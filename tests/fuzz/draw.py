@@ -252,7 +252,7 @@ def _split(random: Random, total: int, parts: int) -> list[int]:
 def lay_out(random: Random, x: Tensor) -> Tensor:
     """The same numbers with other strides; differentiable."""
     match random.choice(("plain", "plain", "transposed", "heads inside", "strided", "offset", "expanded")):
-        case "transposed":
+        case "transposed" if x.dim() > 1:
             return x.mT.contiguous().mT
         case "heads inside" if x.dim() > 2:
             return x.transpose(-3, -2).contiguous().transpose(-3, -2)

@@ -1,4 +1,8 @@
-"""Run the cases of a target in a process of its own, which may die."""
+"""Run the cases of a target in a process of its own, which may die.
+
+A target may have a function `prepare(folder)`, called when its process starts, with a folder that all
+processes of a run share.
+"""
 
 import importlib
 import multiprocessing
@@ -12,8 +16,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-TIMEOUT = 90.0  # seconds until a case counts as a hang, on a busy machine too
-WEIGHTS = {  # shares of the time
+TIMEOUT, PREPARATION = 90.0, 300.0  # seconds until a case, or a preparation, counts as a hang
+TIMEOUTS = {"folders": 40.0}
+WEIGHTS: dict[str, float] = {  # shares of the time
     "operator": 4,
     "weights": 3,
     "custom": 2,
@@ -22,6 +27,7 @@ WEIGHTS = {  # shares of the time
     "threads": 2,
     "memory": 1,
     "sdpa": 1,
+    "substitution": 0.5,
     "folders": 3,
     "config": 1,
     "http": 2,
@@ -45,6 +51,8 @@ def cases(target: str, numbers: Iterator[int], shared: Path) -> Iterator[Problem
         for number in numbers:
             worker = worker or Worker.start(target, shared)
             problem = worker.run(target, number)
+            if problem is not None and problem.kind.endswith("does not end"):
+                worker.alive = False  # something may still be at work in it
             if not worker.alive:
                 worker.stop()
                 worker = None
@@ -56,11 +64,12 @@ def cases(target: str, numbers: Iterator[int], shared: Path) -> Iterator[Problem
 
 @dataclass
 class Worker:
-    """A process that runs cases; `first` is the first of them."""
+    """A process that runs cases; `first` is the first of them. `ready`: whether it is prepared."""
 
     process: multiprocessing.process.BaseProcess
     pipe: Connection
     alive: bool = True
+    ready: bool = False
     first: int | None = None
 
     @classmethod
@@ -77,22 +86,24 @@ class Worker:
     def run(self, target: str, number: int) -> Problem | None:
         """Run one case; a death or a hang of the process is its failure."""
         self.first = number if self.first is None else self.first
-        notes = ""
-        end = time.monotonic() + TIMEOUT
+        notes, timeout = "", TIMEOUTS.get(target, TIMEOUT)
+        end = time.monotonic() + (timeout if self.ready else PREPARATION)
         try:
             self.pipe.send(number)
             while self.pipe.poll(max(end - time.monotonic(), 0)):
                 kind, *content = self.pipe.recv()
                 if kind == "note":
                     (notes,) = content
-                    continue
-                return Problem(target, number, *content, notes) if content else None
+                elif kind == "ready":
+                    self.ready, end = True, time.monotonic() + timeout
+                else:
+                    return Problem(target, number, *content, notes) if content else None
         except (EOFError, BrokenPipeError, ConnectionResetError):
             self.process.join(10)
             self.alive = False
             return Problem(target, number, f"the process died: {self._death()}", self._before(number), notes)
         self.alive = False
-        return Problem(target, number, "the case hangs", f"more than {TIMEOUT:g} s", notes)
+        return Problem(target, number, "the case hangs", f"more than {timeout:g} s", notes)
 
     def _death(self) -> str:
         code = self.process.exitcode
@@ -116,7 +127,10 @@ def _serve(target: str, shared: Path, pipe: Connection) -> None:
     from tests.fuzz.case import Case, Failure, signature
 
     module = importlib.import_module(f"tests.fuzz.targets.{target}")
+    if hasattr(module, "prepare"):
+        module.prepare(shared)
     with suppress(EOFError, BrokenPipeError):
+        pipe.send(("ready",))
         while True:
             number = pipe.recv()
             case = Case(target, number, shared, report=lambda text: pipe.send(("note", text)))

@@ -141,6 +141,8 @@ def _masks(case: Case, differentiated: bool) -> None:
                 found = []
             for one, other in zip(found, gradients(wanted, inputs, grad), strict=False):
                 expect("a gradient is not that of the mask at the time of the call", one, other)
+        if case.chance(0.6):
+            continue
         try:
             dense = weights.dense()
         except REFUSALS:
