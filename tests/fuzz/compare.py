@@ -59,9 +59,7 @@ def expected(call: Call, grad: Tensor | None = None) -> Expected:
     )
 
 
-def _solve(
-    call: Call, grad: Tensor | None, noise: oracle.Noise | None
-) -> tuple[oracle.Result, list[Tensor]]:
+def _solve(call: Call, grad: Tensor | None, noise: oracle.Noise | None) -> tuple[oracle.Result, list[Tensor]]:
     inputs = [x.requires_grad_(grad is not None) for x in call.inputs(torch.float64)]
     options = call.options(torch.float64)
     result = oracle.attention(*inputs, **options, seen=call.seen, noise=noise, rounding=call.rounding)
@@ -86,7 +84,8 @@ def check(name: str, result: Tensor, exact: Tensor, error: float | None, kind: s
         raise Failure(f"{kind}: {name} has a wrong shape", f"{tuple(result.shape)}, not {tuple(exact.shape)}")
     if error is None or not exact.numel():
         return
-    distance = (result.detach().double() - exact.detach().double()).abs()
+    result, exact = result.detach(), exact.detach()
+    distance = (result.double() - exact.double()).abs()
     error += 1e-30  # numbers below the smallest normal one may become zero
     if bool((distance <= error).all()):
         return

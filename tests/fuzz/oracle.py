@@ -152,7 +152,9 @@ def _bias(bias: Any, heads: int, queries: int, keys: int) -> Tensor:
             reach = (vector.shape[-1] - 1) // 2
             return vector[..., distance.clamp(-reach, reach) + reach]
         case regard.ALiBi():
-            slopes = torch.tensor([_slope(head, heads) for head in range(heads)])  # float32, as they are there
+            slopes = torch.tensor(
+                [_slope(head, heads) for head in range(heads)]
+            )  # float32, as they are there
             return -slopes.double()[:, None, None] * distance.abs()
         case regard.T5():
             buckets = [_bucket(at, bias) for at in range(-keys - queries, keys + queries + 1)]

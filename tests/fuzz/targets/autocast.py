@@ -23,7 +23,9 @@ def run(case: Case) -> None:
     name = case.random.choice(IMPLEMENTATIONS)
     inside = {step: case.chance(0.5) for step in STEPS}
     differentiated = case.chance(0.6)
-    case.note(f"float32 tensors, implementation {name}, autocast in {[s for s in STEPS if inside[s]] or None}")
+    case.note(
+        f"float32 tensors, implementation {name}, autocast in {[s for s in STEPS if inside[s]] or None}"
+    )
 
     def block(step: str) -> Any:
         return torch.autocast("cpu", half) if inside[step] else contextlib.nullcontext()
@@ -59,4 +61,6 @@ def run(case: Case) -> None:
     with block("received"):
         times = 2 * weights.shape[-2]
         wanted = exact.weights.sum(-2)
-        compare.check("received()", weights.received(), wanted, None if error is None else times * error, "reads")
+        compare.check(
+            "received()", weights.received(), wanted, None if error is None else times * error, "reads"
+        )

@@ -13,14 +13,79 @@ from tests.fuzz.case import Case, Failure, deadline
 NAMES = [f"{section}.{name}" for section, names in Plan.preset("tiny").settings().items() for name in names]
 VALUES = (
     *("1", "-1", "0", "1e3", "1e999", "nan", "inf", "-inf", "true", "none", "null", '"x"', "'", '"', "", " "),
-    *("9" * 5000, "1" + "0" * 400, "0x10", "1_000", "1__0", "[" * 2000, "[" * 50_000, "[1, 2]", "{a = 1}", "{" * 999),
-    *("\ufeff1", "\udcff", "\0", "a\nb", "# x", "1 # 2", "2026-01-01", "softmax", "transformer", "x" * 10_000, "١"),
+    *(
+        "9" * 5000,
+        "1" + "0" * 400,
+        "0x10",
+        "1_000",
+        "1__0",
+        "[" * 2000,
+        "[" * 50_000,
+        "[1, 2]",
+        "{a = 1}",
+        "{" * 999,
+    ),
+    *(
+        "\ufeff1",
+        "\udcff",
+        "\0",
+        "a\nb",
+        "# x",
+        "1 # 2",
+        "2026-01-01",
+        "softmax",
+        "transformer",
+        "x" * 10_000,
+        "١",
+    ),
 )
 PIECES = (
-    *("[model]", "[training]", "[[model]]", "[model.x]", "[", "]", "[a.b.c.d]", "\n", "\n", "=", '"""', "'''", "{", "}"),
-    *("width = 16", "width = 16", "rate = 0.1", "rate = 1e400", "layers = 2", "kind = 'plain'", "x = 1", "size = -1"),
-    *("epochs = 1979-05-27", "heads = [1, 2]", "heads = {a = 1}", "dropout = nan", "seed = " + "9" * 5000, "a" * 5000),
-    *("x = " + "[" * 3000, '"" = 1', "model = 3", "\ufeff", "\0", "\r", "\udcff", "é = 1", "# comment", "a.b = 1"),
+    *(
+        "[model]",
+        "[training]",
+        "[[model]]",
+        "[model.x]",
+        "[",
+        "]",
+        "[a.b.c.d]",
+        "\n",
+        "\n",
+        "=",
+        '"""',
+        "'''",
+        "{",
+        "}",
+    ),
+    *(
+        "width = 16",
+        "width = 16",
+        "rate = 0.1",
+        "rate = 1e400",
+        "layers = 2",
+        "kind = 'plain'",
+        "x = 1",
+        "size = -1",
+    ),
+    *(
+        "epochs = 1979-05-27",
+        "heads = [1, 2]",
+        "heads = {a = 1}",
+        "dropout = nan",
+        "seed = " + "9" * 5000,
+        "a" * 5000,
+    ),
+    *(
+        "x = " + "[" * 3000,
+        '"" = 1',
+        "model = 3",
+        "\ufeff",
+        "\0",
+        "\r",
+        "\udcff",
+        "é = 1",
+        "# comment",
+        "a.b = 1",
+    ),
 )
 
 
@@ -44,7 +109,9 @@ def run(case: Case) -> None:
 def _setting(case: Case) -> str:
     name = case.random.choice(NAMES)
     if case.chance(0.15):
-        name = case.random.choice(("", ".", "a.b", "model", "model.", ".rate", "a.b.c", "training.rate.x", "\0.\0"))
+        name = case.random.choice(
+            ("", ".", "a.b", "model", "model.", ".rate", "a.b.c", "training.rate.x", "\0.\0")
+        )
     return name + case.random.choice(("=", "=", "=", "=", "", "==")) + case.random.choice(VALUES)
 
 

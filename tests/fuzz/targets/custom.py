@@ -45,7 +45,9 @@ def _inputs(case: Case) -> tuple[Tensor, Tensor, Tensor]:
     """Small tensors; sometimes many rows, so that reading beyond the end of a short tensor is noticed."""
     random = case.random
     many = case.chance(0.1)
-    q, k, d = (200_000, 3, 1) if many else (random.choice((1, 5, 30, 70, 400)), random.choice((1, 5, 33, 70)), 16)
+    q, k, d = (
+        (200_000, 3, 1) if many else (random.choice((1, 5, 30, 70, 400)), random.choice((1, 5, 33, 70)), 16)
+    )
     lead = () if many else random.choice(((), (2,), (2, 3)))
     case.note(f"query {(*lead, q, d)}, {k} keys")
     inputs = [case.randn(*lead, rows, d) for rows in (q, k, k)]
@@ -84,7 +86,9 @@ def _compare(kind: str, outcomes: dict[str | None, Tensor | Exception]) -> None:
         for other, reference in results.items():
             if not torch.allclose(result, reference, rtol=1e-3, atol=1e-3, equal_nan=True):
                 off = (result - reference).abs().nan_to_num(math.inf).max()
-                raise Failure(f"{kind}: two implementations differ", f"{name} and {other} by {float(off):.3g}")
+                raise Failure(
+                    f"{kind}: two implementations differ", f"{name} and {other} by {float(off):.3g}"
+                )
 
 
 # What is returned instead of the right value
@@ -138,7 +142,9 @@ SHAPES: list[tuple[str, Callable[[Tensor], Tensor]]] = [
 def score(case: Case, query: Tensor, key: Tensor) -> dict[str, Any]:
     """A score whose `prepare` returns something else."""
     random = case.random
-    field = random.choice(("query", "key", "query", "key", "vector", "scale", "softcap", "family", "biases", "all"))
+    field = random.choice(
+        ("query", "key", "query", "key", "vector", "scale", "softcap", "family", "biases", "all")
+    )
     case.note(f"Score.prepare with another {field}")
     choice = random.getrandbits(40)
 
@@ -147,7 +153,9 @@ def score(case: Case, query: Tensor, key: Tensor) -> dict[str, Any]:
             case.random.seed(choice)  # the same nonsense in every call
             right = regard.ScaledDot().prepare(query, key)
             if field == "all":
-                return case.random.choice((None, (query, key), query, Prepared(None, None), Prepared(query, 3)))
+                return case.random.choice(
+                    (None, (query, key), query, Prepared(None, None), Prepared(query, 3))
+                )
             if field in ("query", "key"):
                 return right._replace(**{field: disturb(case, getattr(right, field))})
             if field == "vector":
@@ -182,7 +190,9 @@ def rule(case: Case, query: Tensor, key: Tensor) -> dict[str, Any]:
             if meaningful:
                 return None, stop.clamp(min=0).to(dtype)
             if side == "all":
-                return case.random.choice((None, 3, (1, 2), stop, (start, stop, stop), (stop,), [start, stop]))
+                return case.random.choice(
+                    (None, 3, (1, 2), stop, (start, stop, stop), (stop,), [start, stop])
+                )
             return (
                 disturb(case, start) if side in ("start", "both") else start,
                 disturb(case, stop) if side in ("stop", "both") else stop,

@@ -55,7 +55,9 @@ def _check(use: str, copy: Path, file: Path, saved: Path, exact: bool) -> None:
             found = USES[use](copy)
     except (regard.RegardError, OSError) as error:
         if len(str(error).strip().splitlines()) != 1:
-            raise Failure(f"{use} of a damaged {what}: the message has several lines", str(error)[:500]) from None
+            raise Failure(
+                f"{use} of a damaged {what}: the message has several lines", str(error)[:500]
+            ) from None
         return
     except Exception as error:
         text = f"{signature(error)}: {str(error)[:300]}"
@@ -134,7 +136,9 @@ Damage = Callable[[Case, Path, list[Path]], None]
 def _damage(case: Case, folder: Path, use: str) -> tuple[Path, Damage]:
     """Damage one file of a folder; which, and how."""
     logs = {"log.csv", "samples.jsonl"}
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in logs and "event" not in p.name)
+    files = sorted(
+        p for p in folder.rglob("*") if p.is_file() and p.name not in logs and "event" not in p.name
+    )
     if use == "model loaded":
         files = [path for path in files if path.parent == folder]
     file = case.random.choice(files)
@@ -183,7 +187,9 @@ def replace(case: Case, file: Path, others: list[Path]) -> None:
     """Something that is no regular file, or that is very large."""
     content = file.read_bytes()
     file.unlink()
-    what = case.random.choice(("fifo", "folder", "link to zeros", "link to itself", "nothing", "empty", "sparse"))
+    what = case.random.choice(
+        ("fifo", "folder", "link to zeros", "link to itself", "nothing", "empty", "sparse")
+    )
     case.note(f"by {what}")
     match what:
         case "fifo":
@@ -202,7 +208,23 @@ def replace(case: Case, file: Path, others: list[Path]) -> None:
                 os.truncate(file, 2**40)
 
 
-VALUES: tuple[Any, ...] = (math.nan, math.inf, -1, 0, 2**70, 1e400, 1.5, "x", "", None, True, [], {}, [[]], {"a": 1})
+VALUES: tuple[Any, ...] = (
+    math.nan,
+    math.inf,
+    -1,
+    0,
+    2**70,
+    1e400,
+    1.5,
+    "x",
+    "",
+    None,
+    True,
+    [],
+    {},
+    [[]],
+    {"a": 1},
+)
 
 
 def edit(case: Case, file: Path, others: list[Path]) -> None:
@@ -243,8 +265,16 @@ def _place(case: Case, content: Any) -> tuple[Any, Any]:
 
 def foreign(case: Case, folder: Path) -> None:
     """A training that is refused deletes nothing in a folder that is not its own."""
-    names = [".notes.part", ".x.part", "text.txt", "data/.y.part", "data/z.part", "config.json", "data/dev.tsv"]
-    chosen = case.random.sample(names, case.random.randint(1, 5)) + ["mine.txt"]
+    names = [
+        ".notes.part",
+        ".x.part",
+        "text.txt",
+        "data/.y.part",
+        "data/z.part",
+        "config.json",
+        "data/dev.tsv",
+    ]
+    chosen = [*case.random.sample(names, case.random.randint(1, 5)), "mine.txt"]
     for name in chosen:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("mine")
@@ -258,5 +288,3 @@ def foreign(case: Case, folder: Path) -> None:
             raise Failure("a refused training deletes other people's files", f"{gone}") from None
         return
     raise Failure("a training begins in a folder with other people's files")
-
-

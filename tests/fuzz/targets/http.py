@@ -24,7 +24,20 @@ from tests.translation.folders import write
 
 SECONDS = 60.0
 WORDS = ["dogs", "may", "bark", "at", "strangers", "trees", "shed", "in", "winter", "."]
-TEXTS = ("dogs bark at trees", "ein Hund bellt laut", "trees", "a", "", " ", "\0", "\u202e", "é", "dogs " * 300, "😀")
+TEXTS = (
+    "dogs bark at trees",
+    "ein Hund bellt laut",
+    "trees",
+    "a",
+    "",
+    " ",
+    "\0",
+    "\u202e",
+    "é",
+    "dogs " * 300,
+    "😀",
+)
+Headers = list[tuple[bytes, bytes]]
 _DOCUMENT = document()
 _state: dict[str, Any] = {}
 
@@ -59,15 +72,31 @@ def prepare(shared: Path) -> None:
 def run(case: Case) -> None:
     """A few requests; the later ones may ask about what the first ones made."""
     ids: list[str] = []
+    if case.chance(0.005):
+        _long(case, ids)
+        return
     for _ in range(case.random.choice((1, 2, 4))):
-        hostile = case.chance(0.25)
-        method, path, headers, body = _hostile(case) if hostile else _request(case, ids)
-        case.note(f"{method} {path[:100]!r} ({len(path)}) {body[:200]!r} ({len(body)})")
-        with deadline(SECONDS, f"the answer to {method} {_pattern(path)}"):
-            answer = asyncio.run(ask(method, path, headers, body))
-        _check(method, path, answer)
-        if answer.status == 200:
-            _remember(answer.body, ids)
+        _answer(case, ids, *(_hostile(case) if case.chance(0.25) else _request(case, ids)))
+
+
+def _answer(case: Case, ids: list[str], method: str, path: str, headers: Headers, body: bytes) -> None:
+    case.note(f"{method} {path[:100]!r} ({len(path)}) {body[:200]!r} ({len(body)})")
+    with deadline(SECONDS, f"the answer to {method} {_pattern(path)}"):
+        answer = asyncio.run(ask(method, path, headers, body))
+    _check(method, path, answer)
+    if answer.status == 200:
+        _remember(answer.body, ids)
+
+
+def _long(case: Case, ids: list[str]) -> None:
+    """The largest text and the largest pictures of it that are within the bounds of the document."""
+    asked = {"text": " ".join(f"w{i % 500}" for i in range(case.random.choice((5000, 39_900))))}
+    body = json.dumps(asked).encode()
+    _answer(case, ids, "POST", "/api/long", _headers(body), body)
+    for name, size in (("tile", {"height": 2048, "width": 2048, "mean": True}), ("heads", {"size": 512})):
+        body = json.dumps(size).encode()
+        if ids:
+            _answer(case, ids, "POST", f"/api/exhibits/{ids[0]}/{name}", _headers(body), body)
 
 
 def _check(method: str, path: str, answer: Answer) -> None:
@@ -98,7 +127,7 @@ def _remember(body: bytes, ids: list[str]) -> None:
         search(json.loads(body))
 
 
-async def ask(method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> Answer:
+async def ask(method: str, path: str, headers: Headers, body: bytes) -> Answer:
     """Send a request to the application, as a server would: nothing is corrected on the way."""
     raw, _, query = path.partition("?")
     scope = {
@@ -143,7 +172,7 @@ async def ask(method: str, path: str, headers: list[tuple[bytes, bytes]], body: 
 # Requests that the document describes
 
 
-def _request(case: Case, ids: list[str]) -> tuple[str, str, list[tuple[bytes, bytes]], bytes]:
+def _request(case: Case, ids: list[str]) -> tuple[str, str, Headers, bytes]:
     paths = _DOCUMENT["paths"]
     path = case.random.choice(list(paths))
     if ids and case.chance(0.7):
@@ -166,7 +195,7 @@ def _request(case: Case, ids: list[str]) -> tuple[str, str, list[tuple[bytes, by
     return method.upper(), path, _headers(body), body
 
 
-def _headers(body: bytes) -> list[tuple[bytes, bytes]]:
+def _headers(body: bytes) -> Headers:
     return [
         (b"host", b"127.0.0.1:8000"),
         (b"content-type", b"application/json"),
@@ -199,14 +228,19 @@ def _value(case: Case, schema: dict[str, Any]) -> Any:
             return found
         case "array":
             least, most = schema.get("minItems", 0), schema.get("maxItems", 4)
-            return [_value(case, schema.get("items", {})) for _ in range(random.randint(least, min(most, least + 3)))]
+            return [
+                _value(case, schema.get("items", {}))
+                for _ in range(random.randint(least, min(most, least + 3)))
+            ]
         case "string":
             return _text(case)
         case "integer":
             low, high = schema.get("minimum", -5), schema.get("maximum", 10)
             return random.choice((low, high, *(min(max(n, low), high) for n in (0, 1, 2, 3, 5))))
         case "number":
-            return random.choice((0.0, 1.0, -2.5, 1e-3, schema.get("maximum", 1e6), schema.get("minimum", -1.0)))
+            return random.choice(
+                (0.0, 1.0, -2.5, 1e-3, schema.get("maximum", 1e6), schema.get("minimum", -1.0))
+            )
         case "boolean":
             return case.chance(0.5)
     return None
@@ -223,18 +257,61 @@ def _text(case: Case) -> str:
 # Requests that nobody describes
 
 PARTS = (
-    *("static", "static", "page", "attention", "api", "exhibits", "training", "..", "%2e%2e", "%2f", ".", "", "main.js"),
-    *("a" * 5000, "a" * 5000 + ".js", "%00", "%ff%fe", "x.js%00", "é", "etc", "passwd", "index.html", "\\", "~", "con"),
+    *(
+        "static",
+        "static",
+        "page",
+        "attention",
+        "api",
+        "exhibits",
+        "training",
+        "..",
+        "%2e%2e",
+        "%2f",
+        ".",
+        "",
+        "main.js",
+    ),
+    *(
+        "a" * 5000,
+        "a" * 5000 + ".js",
+        "%00",
+        "%ff%fe",
+        "x.js%00",
+        "é",
+        "etc",
+        "passwd",
+        "index.html",
+        "\\",
+        "~",
+        "con",
+    ),
 )
 BODIES = (
-    *(b"", b"{", b"[" * 100_000, b"null", b"\xff\xfe", b'{"model": NaN}', b'{"a":1e999}', b"1" * 5000, b'"\\ud800"'),
-    *(b'{"model": "words", "text": "' + b"a " * 200_000 + b'"}', b'{"a":' * 5000 + b"1" + b"}" * 5000, b"x" * 5_000_000),
+    *(
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b"null",
+        b"\xff\xfe",
+        b'{"model": NaN}',
+        b'{"a":1e999}',
+        b"1" * 5000,
+        b'"\\ud800"',
+    ),
+    *(
+        b'{"model": "words", "text": "' + b"a " * 200_000 + b'"}',
+        b'{"a":' * 5000 + b"1" + b"}" * 5000,
+        b"x" * 5_000_000,
+    ),
 )
 
 
-def _hostile(case: Case) -> tuple[str, str, list[tuple[bytes, bytes]], bytes]:
+def _hostile(case: Case) -> tuple[str, str, Headers, bytes]:
     random = case.random
-    method = random.choice(("GET", "GET", "GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "X" * 100))
+    method = random.choice(
+        ("GET", "GET", "GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "X" * 100)
+    )
     if case.chance(0.3):
         path = random.choice(list(_DOCUMENT["paths"])).replace("{", "%7B").replace("}", "%7D")
     else:

@@ -18,10 +18,24 @@ REFUSALS = (MemoryError, RuntimeError, regard.RegardError)  # torch raises a Run
 def run(case: Case) -> None:
     random = case.random
     q, k, d = random.choice(
-        ((64, 400_000, 4), (8, 2, 5_000_000), (3, 2_000_000, 2), (400_000, 64, 4), (2000, 2000, 64), (1, 8, 300_000))
+        (
+            (64, 400_000, 4),
+            (8, 2, 5_000_000),
+            (3, 2_000_000, 2),
+            (400_000, 64, 4),
+            (2000, 2000, 64),
+            (1, 8, 300_000),
+        )
     )
     normalize = random.choice(
-        (regard.Softmax(), regard.Sparsemax(), regard.Entmax(1.3), regard.Entmax15(), regard.Sigmoid(), regard.Hard())
+        (
+            regard.Softmax(),
+            regard.Sparsemax(),
+            regard.Entmax(1.3),
+            regard.Entmax15(),
+            regard.Sigmoid(),
+            regard.Hard(),
+        )
     )
     mask: Any = random.choice((None, regard.Causal(), regard.Window(100), regard.Padding(k - 1)))
     name = random.choice((None, None, "fused", "tiled"))
@@ -36,7 +50,9 @@ def run(case: Case) -> None:
     query.requires_grad_(step == "backward")
     with memory(limit):
         try:
-            output, weights = regard.attend(query, key, value, mask=mask, normalize=normalize, implementation=name)
+            output, weights = regard.attend(
+                query, key, value, mask=mask, normalize=normalize, implementation=name
+            )
             _continue(step, output, weights)
         except REFUSALS:
             return

@@ -15,7 +15,12 @@ import regard
 from tests.fuzz.case import Case, Failure
 from tests.fuzz.targets.operator import IMPLEMENTATIONS
 
-REFUSALS = (regard.RegardError, RuntimeError, AttributeError, TypeError)  # torch's own and Python's among them
+REFUSALS = (
+    regard.RegardError,
+    RuntimeError,
+    AttributeError,
+    TypeError,
+)  # torch's own and Python's among them
 
 
 def run(case: Case) -> None:
@@ -32,7 +37,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, bias: Any
 
 
 def expect(kind: str, found: Tensor, wanted: Tensor) -> None:
-    error = (found.double() - wanted).abs().max() if found.numel() else torch.zeros(())
+    error = (found.detach().double() - wanted.detach()).abs().max() if found.numel() else 0.0
     if not float(error) < 1e-3:
         raise Failure(kind, f"off by {float(error):.3g}")
 
@@ -148,7 +153,11 @@ def _masks(case: Case, differentiated: bool) -> None:
         except REFUSALS:
             continue
         identity = torch.eye(tokens, dtype=torch.float64).expand(batch, 2, tokens, tokens)
-        expect("weights are not those of the mask at the time of the call", dense, attention(*inputs[:2], identity, seen))
+        expect(
+            "weights are not those of the mask at the time of the call",
+            dense,
+            attention(*inputs[:2], identity, seen),
+        )
 
 
 # Tensors
@@ -169,7 +178,9 @@ def tensors(case: Case) -> None:
         options["bias"] = case.randn(tokens, tokens)
         bias = options["bias"].clone()
     changing = case.random.choice(("query", "key", "value", "output", *options))
-    case.note(f"2 × {tokens} × 8, options {list(options)}, implementation {name}, {changing} changed in place")
+    case.note(
+        f"2 × {tokens} × 8, options {list(options)}, implementation {name}, {changing} changed in place"
+    )
     wanted = attention(*inputs, seen, 0.0 if bias is None else bias)
     grad = case.randn(2, tokens, 8)
     exact = gradients(wanted, leaves, grad)

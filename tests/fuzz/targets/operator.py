@@ -46,9 +46,7 @@ def ordinary(case: Case) -> None:
             compare.check(f"the gradient of {what}", found, wanted, error, kind)
 
 
-def _attend(
-    case: Case, call: Call, name: str | None, grad: Tensor | None
-) -> tuple[Tensor, list[Tensor]]:
+def _attend(case: Case, call: Call, name: str | None, grad: Tensor | None) -> tuple[Tensor, list[Tensor]]:
     inputs, options = call.inputs(), call.options()
     if grad is None:
         laid = [lay_out(case.random, x) for x in inputs]
@@ -99,10 +97,14 @@ def _disturb(case: Case, call: Call, inputs: list[Tensor], options: dict[str, An
         case "scores":  # one huge coordinate: products are far below the largest float or far above it
             at = random.randrange(query.shape[-1])
             query[..., at] = random.choice((1e38, -1e38, 3e38))
-            factors = torch.tensor(random.choice(([1e-3, -1e-3], [1e6, -1e6], [1e38, -1e38], [1e-3, 1e9, -1e9])))
+            factors = torch.tensor(
+                random.choice(([1e-3, -1e-3], [1e6, -1e6], [1e38, -1e38], [1e-3, 1e9, -1e9]))
+            )
             chosen = torch.randint(len(factors), key.shape[:-1], generator=_generator(case))
             key[..., at] = factors[chosen]
-            return f"query[..., {at}] = {float(query.flatten()[at]):g}, key[..., {at}] from {factors.tolist()}"
+            return (
+                f"query[..., {at}] = {float(query.flatten()[at]):g}, key[..., {at}] from {factors.tolist()}"
+            )
         case "nan":
             number = random.choice((math.nan, math.inf, -math.inf))
             x, name = random.choice(((query, "query"), (key, "key")))

@@ -53,7 +53,9 @@ def run(case: Case) -> None:
     error = 2e-2 if dtype.itemsize == 2 else 1e-4
     for found, wanted in zip(ours, theirs, strict=True):
         if found.shape != wanted.shape or found.dtype != wanted.dtype:
-            raise Failure("another shape or dtype", f"{found.shape} {found.dtype}, {wanted.shape} {wanted.dtype}")
+            raise Failure(
+                "another shape or dtype", f"{found.shape} {found.dtype}, {wanted.shape} {wanted.dtype}"
+            )
         scale = float(wanted.nan_to_num().abs().max()) if wanted.numel() else 0.0
         # rows that see nothing are zero here; torch's kernels give zeros or NaN
         both = ~wanted.isnan()
@@ -117,7 +119,7 @@ def _spoil(case: Case, shapes: list[tuple[int, ...]], options: dict[str, Any]) -
 
 
 def _reads_beyond(inputs: list[Tensor], options: dict[str, Any]) -> bool:
-    query, key, value = inputs
+    _, key, value = inputs
     if not all(x.dim() == 4 for x in inputs):
         return False
     shared = options.get("enable_gqa") is True and 0 in (key.shape[-3], value.shape[-3])

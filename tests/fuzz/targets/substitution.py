@@ -30,7 +30,11 @@ def run(case: Case) -> None:
         if used:
             regard.scaled_dot_product_attention(x, x, x)
         setattr(functional, NAME, ways[way]())
-        for options in ({"is_causal": True}, {"attn_mask": torch.ones(5, 5).tril().bool()}, {"dropout_p": 0.5}):
+        for options in (
+            {"is_causal": True},
+            {"attn_mask": torch.ones(5, 5).tril().bool()},
+            {"dropout_p": 0.5},
+        ):
             found = functional.scaled_dot_product_attention(x, x, x, **options)
             if "dropout_p" not in options and not torch.allclose(found, wanted, atol=1e-5):
                 raise Failure("the result is another one")

@@ -53,7 +53,9 @@ def together(case: Case, works: list[Callable[[], None]], seconds: float = SECON
 
 def expect(what: str, found: Tensor, wanted: Tensor) -> None:
     if not torch.allclose(found, wanted, atol=1e-4, rtol=1e-3):
-        raise Failure(f"{what} differs beside other threads", f"by {float((found - wanted).abs().max()):.3g}")
+        raise Failure(
+            f"{what} differs beside other threads", f"by {float((found - wanted).detach().abs().max()):.3g}"
+        )
 
 
 # The operator

@@ -93,7 +93,8 @@ def _error(call: Call, name: str | None, exact: compare.Expected) -> float:
         name in (None, "fused")
         and call.dtype is not torch.float64
         and call.score in ("scaled dot", "dot", "scale", "softcap")
-        and call.normalize in ("softmax", "temperature", "sparsemax", "entmax15", "entmax 1.3", "sigmoid", "relu")
+        and call.normalize
+        in ("softmax", "temperature", "sparsemax", "entmax15", "entmax 1.3", "sigmoid", "relu")
         and len(call.bias) < 2
         and "(" not in str(type(call.mask))
         and not (hasattr(call.mask, "first"))
@@ -111,7 +112,9 @@ def _rows_sum(call: Call, reading: Reading) -> None:
     total = reading.dense.sum(-1)[reading.visible.any(-1)]
     if not bool(((total - 1).abs() < 1e-4).all()):
         worst = total[(total - 1).abs().nan_to_num(math.inf).argmax()]
-        raise Failure(f"under {reading.under}: a row of dense() does not sum to one", f"but to {float(worst):.6g}")
+        raise Failure(
+            f"under {reading.under}: a row of dense() does not sum to one", f"but to {float(worst):.6g}"
+        )
 
 
 def _scores(call: Call, reading: Reading, exact: compare.Expected) -> None:
@@ -202,7 +205,9 @@ def entropy(case: Case, reading: Reading) -> None:
 
 
 def received(case: Case, reading: Reading) -> None:
-    _agree("received()", reading, reading.weights.received(), reading.dense.sum(-2), reading.dense.shape[-2] + 1)
+    _agree(
+        "received()", reading, reading.weights.received(), reading.dense.sum(-2), reading.dense.shape[-2] + 1
+    )
 
 
 def pool(case: Case, reading: Reading) -> None:
@@ -232,7 +237,9 @@ def _part_of(case: Case, size: int) -> slice:
 def product(case: Case, reading: Reading) -> None:
     queries, keys = reading.dense.shape[-2:]
     transposed = case.chance(0.5)
-    x = case.randn(queries if transposed else keys, *case.random.choice(((), (3,))), dtype=reading.weights.dtype)
+    x = case.randn(
+        queries if transposed else keys, *case.random.choice(((), (3,))), dtype=reading.weights.dtype
+    )
     wanted = (reading.dense.mT if transposed else reading.dense) @ x.double()
     found = reading.weights.T @ x if transposed else reading.weights @ x
     if reading.weights.dtype is found.dtype:
