@@ -36,7 +36,8 @@ def expected(call: Call, grad: Tensor | None = None) -> Expected:
         results.append(_solve(call, grad, noise))
     exact, gradients = results[0]
     # entmax with α > 2 has an infinite slope at zero, which two samples may miss
-    factor = FACTOR * (10 if call.normalize in ("entmax 2.5", "entmax 4") else 1)
+    steep = call.normalize in ("entmax 2.5", "entmax 4")
+    factor, floor = (10 * FACTOR, call.rounding**0.6) if steep else (FACTOR, 64 * call.rounding)
     output_error = max(_distance(exact.output, noisy.output) for noisy, _ in results[1:])
     weights_error = max(_distance(exact.weights, noisy.weights) for noisy, _ in results[1:])
     errors = [
@@ -46,14 +47,14 @@ def expected(call: Call, grad: Tensor | None = None) -> Expected:
     ]
     largest = exact.weights.abs() @ torch.ones(exact.weights.shape[-1], 1, dtype=torch.float64)
     value = _largest(call.inputs(torch.float64)[2])
-    slack = 64 * call.rounding * _largest(largest) * value
+    slack = floor * _largest(largest) * value
     return Expected(
         exact.output,
         exact.weights,
         exact.scores,
         gradients,
         None if exact.jump else factor * output_error + slack + _rounded(call, exact.output, 1.0),
-        None if exact.jump else factor * weights_error + 64 * call.rounding * _largest(exact.weights),
+        None if exact.jump else factor * weights_error + floor * _largest(exact.weights),
         32 * call.rounding * _largest(exact.size),
         None if exact.jump or exact.bend else errors,
     )
