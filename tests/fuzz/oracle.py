@@ -60,7 +60,7 @@ def attention(
     if noise is not None:
         query, key, value = (noise.on(x) for x in (query, key, value))
     query, key, value = (_repeat(x, heads) for x in (query, key, value))
-    s, size, bend = _scores(score, query, key, rounding)
+    s, size, bend = _scores(score, query, key, rounding, noise)
     queries, keys = s.shape[-2:]
     for part in bias if isinstance(bias, list | tuple) else [bias]:
         added = _bias(part, heads, queries, keys)
@@ -102,7 +102,9 @@ def _repeat(x: Tensor, heads: int) -> Tensor:
 # Scores
 
 
-def _scores(score: Any, query: Tensor, key: Tensor, rounding: float) -> tuple[Tensor, Tensor, bool]:
+def _scores(
+    score: Any, query: Tensor, key: Tensor, rounding: float, noise: Noise | None
+) -> tuple[Tensor, Tensor, bool]:
     """The scores, the size of the numbers that they are sums of, and whether a relu is near its bend."""
     bend = False
     left, right = query.detach().abs(), key.detach().abs()
@@ -115,6 +117,8 @@ def _scores(score: Any, query: Tensor, key: Tensor, rounding: float) -> tuple[Te
             s, size = query @ key.mT * scale, left @ right.mT * abs(scale)
         case regard.Cosine(scale=scale):
             norms = query.norm(dim=-1, keepdim=True) * key.norm(dim=-1).unsqueeze(-2)
+            if noise is not None:  # the gradients of product and norms cancel, their errors do not
+                query, key = noise.on(query), noise.on(key)
             s = query @ key.mT / norms * scale
             size = left @ right.mT / norms.detach() * abs(scale)
         case regard.Gaussian(sigma=sigma):

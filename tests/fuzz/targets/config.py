@@ -11,82 +11,28 @@ from regard.translation.plan import Plan
 from tests.fuzz.case import Case, Failure, deadline
 
 NAMES = [f"{section}.{name}" for section, names in Plan.preset("tiny").settings().items() for name in names]
-VALUES = (
-    *("1", "-1", "0", "1e3", "1e999", "nan", "inf", "-inf", "true", "none", "null", '"x"', "'", '"', "", " "),
-    *(
-        "9" * 5000,
-        "1" + "0" * 400,
-        "0x10",
-        "1_000",
-        "1__0",
-        "[" * 2000,
-        "[" * 50_000,
-        "[1, 2]",
-        "{a = 1}",
-        "{" * 999,
-    ),
-    *(
-        "\ufeff1",
-        "\udcff",
-        "\0",
-        "a\nb",
-        "# x",
-        "1 # 2",
-        "2026-01-01",
-        "softmax",
-        "transformer",
-        "x" * 10_000,
-        "١",
-    ),
+NUMBERS = ("1", "-1", "0", "1e3", "1e999", "nan", "inf", "-inf", "0x10", "1_000", "1__0", "2026-01-01", "١")
+OTHERS = (
+    "true",
+    "none",
+    "null",
+    '"x"',
+    "'",
+    '"',
+    "[1, 2]",
+    "{a = 1}",
+    "#",
+    "1 # 2",
+    "softmax",
+    "transformer",
 )
-PIECES = (
-    *(
-        "[model]",
-        "[training]",
-        "[[model]]",
-        "[model.x]",
-        "[",
-        "]",
-        "[a.b.c.d]",
-        "\n",
-        "\n",
-        "=",
-        '"""',
-        "'''",
-        "{",
-        "}",
-    ),
-    *(
-        "width = 16",
-        "width = 16",
-        "rate = 0.1",
-        "rate = 1e400",
-        "layers = 2",
-        "kind = 'plain'",
-        "x = 1",
-        "size = -1",
-    ),
-    *(
-        "epochs = 1979-05-27",
-        "heads = [1, 2]",
-        "heads = {a = 1}",
-        "dropout = nan",
-        "seed = " + "9" * 5000,
-        "a" * 5000,
-    ),
-    *(
-        "x = " + "[" * 3000,
-        '"" = 1',
-        "model = 3",
-        "\ufeff",
-        "\0",
-        "\r",
-        "\udcff",
-        "é = 1",
-        "# comment",
-        "a.b = 1",
-    ),
-)
+LONG = ("9" * 5000, "1" + "0" * 400, "[" * 2000, "[" * 50_000, "{" * 999, "x" * 10_000)
+ODD = ("", " ", "\ufeff1", "\udcff", "\0", "a\nb", "\r", "\n", "# a comment")
+VALUES = (*NUMBERS, *OTHERS, *LONG, *ODD)
+TABLES = ("[model]", "[training]", "[[model]]", "[model.x]", "[", "]", "[a.b.c.d]", "=", "'''", "{", "}")
+LINES = """width = 16|rate = 0.1|rate = 1e400|layers = 2|kind = 'plain'|x = 1|size = -1|epochs = 1979-05-27
+heads = [1, 2]|heads = {a = 1}|dropout = nan|"" = 1|model = 3|é = 1|a.b = 1""".replace("\n", "|").split("|")
+PIECES = (*TABLES, *LINES, "seed = " + "9" * 5000, "x = " + "[" * 3000, "a" * 5000, *ODD)
 
 
 def run(case: Case) -> None:
