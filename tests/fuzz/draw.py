@@ -116,7 +116,7 @@ def draw_shape(random: Random, score: str, zero: float = 0.0, pairs: int = PAIRS
             q, k, d, e = (0 if i == at else size for i, size in enumerate((q, k, d, e)))
             batch = [0, *batch[1:]] if at == 4 else batch
         if score in ("cosine", *MIXED_WIDTHS):
-            d = max(d, 1)
+            d = max(d, 2 if score == "cosine" else 1)  # the cosine of single numbers is constant
         total = math.prod(batch) * (groups * shared if axes else 1) * q * k
         cost = 8 * d if score in MIXED_WIDTHS or score in ("function", "gaussian") else 1
         if total * max(cost, 1) > pairs * (20 if cost > 1 else 1):

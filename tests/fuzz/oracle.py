@@ -156,10 +156,8 @@ def _bias(bias: Any, heads: int, queries: int, keys: int) -> Tensor:
             reach = (vector.shape[-1] - 1) // 2
             return vector[..., distance.clamp(-reach, reach) + reach]
         case regard.ALiBi():
-            slopes = torch.tensor(
-                [_slope(head, heads) for head in range(heads)]
-            )  # float32, as they are there
-            return -slopes.double()[:, None, None] * distance.abs()
+            slopes = torch.tensor([_slope(head, heads) for head in range(heads)], dtype=torch.float32)
+            return (-slopes[:, None, None] * distance.abs()).double()  # in float32, as it is there
         case regard.T5():
             buckets = [_bucket(at, bias) for at in range(-keys - queries, keys + queries + 1)]
             index = torch.tensor(buckets)[distance + keys + queries]
