@@ -131,6 +131,9 @@ def _scores(
             hidden = wide[0] @ score.query_map.mT + wide[1] @ score.key_map.mT
             sizes = wide[0].abs() @ score.query_map.mT.abs() + wide[1].abs() @ score.key_map.mT.abs()
             tanh = isinstance(score, regard.Additive)
+            if noise is not None and tanh and hidden.requires_grad:
+                slope = (1 - torch.tanh(hidden.detach()) ** 2).clamp(min=1e-300)  # errs by a rounding of 1
+                hidden.register_hook(lambda grad: noise.on(grad, grad.abs() / slope))
             s = (torch.tanh(hidden) if tanh else torch.relu(hidden)) @ score.vector
             size = (sizes.detach() + 1) @ score.vector.detach().abs()
             bend = not tanh and bool((hidden.abs() <= 8 * rounding * sizes).any())
@@ -215,7 +218,7 @@ def _normalize(normalize: Any, s: Tensor, visible: Tensor) -> tuple[Tensor, Tens
             return torch.relu(s) / count, (s > 0) / count, s.detach()
         case regard.Sigmoid(bias=bias):
             weights = torch.sigmoid(s - count.log() if bias is None else s + bias)
-            return weights, weights * (1 - weights), far
+            return weights, weights, far  # φ' is w (1 − w), of which 1 − w may be rounded to 0
         case regard.Hard():
             gap = low - low.amax(-1, keepdim=True)
             best = (gap == 0).to(s.dtype)
