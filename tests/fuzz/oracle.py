@@ -131,17 +131,22 @@ def _scores(
             hidden = wide[0] @ score.query_map.mT + wide[1] @ score.key_map.mT
             sizes = wide[0].abs() @ score.query_map.mT.abs() + wide[1].abs() @ score.key_map.mT.abs()
             tanh = isinstance(score, regard.Additive)
-            if noise is not None and tanh and hidden.requires_grad:
-                slope = (1 - torch.tanh(hidden.detach()) ** 2).clamp(min=1e-300)  # errs by a rounding of 1
-                hidden.register_hook(lambda grad: noise.on(grad, grad.abs() / slope))
-            s = (torch.tanh(hidden) if tanh else torch.relu(hidden)) @ score.vector
+            s = (_tanh(hidden, noise) if tanh else torch.relu(hidden)) @ score.vector
             size = (sizes.detach() + 1) @ score.vector.detach().abs()
             bend = not tanh and bool((hidden.abs() <= 8 * rounding * sizes).any())
         case _:
             s = score(query, key)
             size = s.detach().abs() + 1
     cap = getattr(score, "softcap", None)
-    return (s if cap is None else cap * torch.tanh(s / cap)), size + s.detach().abs(), bend
+    return (s if cap is None else cap * _tanh(s / cap, noise)), size + s.detach().abs(), bend
+
+
+def _tanh(x: Tensor, noise: Noise | None) -> Tensor:
+    """tanh, whose derivative 1 − tanh² errs by a rounding of 1 where there is noise."""
+    if noise is not None and x.requires_grad:
+        slope = (1 - torch.tanh(x.detach()) ** 2).clamp(min=1e-300)
+        x.register_hook(lambda grad: noise.on(grad, grad.abs() / slope))
+    return torch.tanh(x)
 
 
 # Biases
