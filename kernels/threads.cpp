@@ -25,7 +25,7 @@ class OutOfMemory : public std::bad_alloc {
  public:
   explicit OutOfMemory(size_t bytes) {
     snprintf(text_, sizeof text_,
-             "the attention kernels could not allocate %.1f MB of working memory, which each thread needs. "
+             "the attention kernels could not allocate %.1f MB of working memory. "
              "Use fewer threads (torch.set_num_threads), shorter sequences or narrower vectors, or "
              "implementation=\"tiled\", which needs less.",
              double(bytes) / 1e6);
