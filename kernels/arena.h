@@ -1,8 +1,10 @@
-// Memory for a thread's own work, aligned to cache lines: taken piece by piece, given back all at once.
+// Scratch memory of one thread, aligned to cache lines: taken piece by piece, given back all at once.
 #pragma once
 
 #include <cstdint>
 #include <cstdlib>
+
+#include "problem.h"
 
 namespace regard {
 namespace {
@@ -11,8 +13,10 @@ class Arena {
  public:
   ~Arena() { release(); }
 
+  // Throws std::bad_alloc (see `out_of_memory`) if there is not enough memory.
   template <class T = float>
   T* take(int64_t count) {
+    if (uint64_t(count) > uint64_t(INT64_MAX) / 2 / sizeof(T)) out_of_memory(SIZE_MAX);
     const size_t bytes = (size_t(count) * sizeof(T) + 127) / 64 * 64;
     if (used_ + bytes > size_) grow(bytes);
     T* found = reinterpret_cast<T*>(base_ + used_);
@@ -21,23 +25,38 @@ class Arena {
     return found;
   }
 
-  void reset() {
-    if (older_ || size_ > KEEP) release();
+  // After a block. Several pieces are joined: the next block of this size needs one allocation, or none.
+  void rewind() {
+    if (wanted_ < total_) wanted_ = total_;
+    if (older_) release();
     used_ = total_ = 0;
   }
 
+  // After an item, when the thread may turn to another call.
+  void finish() {
+    rewind();
+    if (wanted_ > KEEP) wanted_ = KEEP;
+    if (size_ > KEEP) release();
+  }
+
  private:
-  static constexpr size_t KEEP = size_t(8) << 20;  // more than this is not held between calls
+  static constexpr size_t KEEP = size_t(8) << 20;    // more than this is not held between items
+  static constexpr size_t LEAST = size_t(256) << 10;  // of one allocation
   struct Header {
     char* older;
   };
 
   void grow(size_t bytes) {
-    size_t size = total_ + bytes;
-    if (size < 2 * size_) size = 2 * size_;
-    if (size < (size_t(1) << 18)) size = size_t(1) << 18;
+    // a first piece of what a whole block needed before; any other at least as large as the one before it
+    size_t size = base_ ? size_ : wanted_;
+    if (size > KEEP && base_) size = KEEP;
+    if (size < LEAST) size = LEAST;
+    if (size < bytes) size = bytes;
     void* fresh = nullptr;
-    if (posix_memalign(&fresh, 64, size + 64)) abort();
+    if (posix_memalign(&fresh, 64, size + 64)) {
+      size = bytes;
+      if (posix_memalign(&fresh, 64, size + 64)) out_of_memory(bytes);
+    }
     older_ = base_ ? base_ - 64 : nullptr;
     reinterpret_cast<Header*>(fresh)->older = older_;
     base_ = reinterpret_cast<char*>(fresh) + 64;
@@ -57,10 +76,19 @@ class Arena {
   }
 
   char *base_ = nullptr, *older_ = nullptr;
-  size_t size_ = 0, used_ = 0, total_ = 0;
+  size_t size_ = 0, used_ = 0;     // of the newest piece
+  size_t total_ = 0, wanted_ = 0;  // of this block; of the largest one
 };
 
 thread_local Arena arena;
+
+// Give the scratch memory back at the end of a block or an item, also when it failed.
+struct BlockScratch {
+  ~BlockScratch() { arena.rewind(); }
+};
+struct ItemScratch {
+  ~ItemScratch() { arena.finish(); }
+};
 
 }  // namespace
 }  // namespace regard

@@ -265,8 +265,8 @@ struct Tiles {
     s = arena.take(KEYS * b.lanes);
     dp = arena.take(KEYS * b.lanes);
     slopes = capped ? arena.take(KEYS * b.lanes) : nullptr;
-    room = arena.take(KEYS * a.room);
-    whole = arena.take(KEYS * padded(p.width));
+    room = stays(p.value, a.width, false) ? nullptr : arena.take(b.tile_keys() * a.room);
+    whole = stays(p.key, p.width, true) ? nullptr : arena.take(b.tile_keys() * padded(p.width));
   }
 
   void fill(int64_t from, int n) {
@@ -281,22 +281,28 @@ struct Tiles {
     multiply<Walk::along>({values.at, values.step, a.columns, b.lanes, dp, b.lanes}, n, b.vectors, int(a.width), false);
   }
 
-  INLINE Statistic row(int v) const { return policy.read(a.tau.top.get(v), a.tau.rest.get(v), a.tau.count.get(v)); }
+  INLINE Statistic row(int v) const { return read_row(policy, a.tau, v); }
 
   // Σ w and Σ w dP of the tile, added to what they are. `keep` says that the weights take the scores' place.
   void add_up(int64_t from, int n, bool keep, PerLane& weights, PerLane& products) const {
     for (int v = 0; v < b.lanes; v += W) {
       const Statistic tau = row(v);
-      vec total{}, product{};
-      for (int j = 0; j < n; ++j) {
-        const vec weight = policy.weight(load(s + j * b.lanes + v), tau);
-        const vec d = load(dp + j * b.lanes + v);
-        if (keep) store(s + j * b.lanes + v, weight);
-        total += weight;
-        product += weight * (b.p.threshold ? d * b.keep(from + j, v) : d);
+      vec all{}, every{};
+      for (int j = 0; j < n;) {  // sums of short sums: the error of c is that of every dS of the row
+        const int end = j + 8 < n ? j + 8 : n;
+        vec total{}, product{};
+        for (; j < end; ++j) {
+          const vec weight = policy.weight(load(s + j * b.lanes + v), tau);
+          const vec d = load(dp + j * b.lanes + v);
+          if (keep) store(s + j * b.lanes + v, weight);
+          total += weight;
+          product += weight * (b.p.threshold ? d * b.keep(from + j, v) : d);
+        }
+        all += total;
+        every += product;
       }
-      weights.set(v, weights.get(v) + total);
-      products.set(v, products.get(v) + product);
+      weights.set(v, weights.get(v) + all);
+      products.set(v, products.get(v) + every);
     }
   }
 
@@ -322,6 +328,7 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
   const Problem& p = b.p;
   Asking a(b);
   Tiles<Policy> tiles(b, a);
+  see_tau(b, a.tau, finite);
   if constexpr (Policy::fit == Fit::counted) fit_counted(b, tiles.s, a.tau);
   Tally tally(b);
   const bool one = b.high - b.low <= KEYS, exact = Policy::sums_to_one && tiles.scores_too && (one || p.adds_up());
@@ -373,12 +380,14 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
   Asking a(b);
   const int64_t keys = b.high - b.low, wide = padded(p.width);
   const bool capped = p.softcap > 0;
+  see_tau(b, a.tau, finite);
   float *scores = arena.take(keys * b.lanes), *slopes = capped ? arena.take(keys * b.lanes) : nullptr;
   int64_t* support = arena.take<int64_t>(keys);
   all_scores(b, scores, slopes);
   const int64_t found = find_support(b, scores, a.tau, support);
-  float *dp = arena.take(found * b.lanes), *w = arena.take(KEYS * b.lanes), *room = arena.take(KEYS * a.room);
-  float *own_keys = arena.take(KEYS * wide), *rows = arena.take(KEYS * (wide > a.room ? wide : a.room));
+  const int64_t most = found < KEYS ? found : KEYS;
+  float *dp = arena.take(found * b.lanes), *w = arena.take(most * b.lanes), *room = arena.take(most * a.room);
+  float *own_keys = arena.take(most * wide), *rows = arena.take(most * (wide > a.room ? wide : a.room));
   PerLane total;
   for (int v = 0; v < b.lanes; v += W) total.set(v, vec{}), a.c.set(v, vec{});
 
@@ -390,8 +399,8 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
     multiply<Walk::along>({room, ptrdiff_t(a.room), a.columns, b.lanes, here, b.lanes}, n, b.vectors, int(a.width),
                           false);
     for (int v = 0; v < b.lanes; v += W) {
-      const Statistic row = policy.read(a.tau.top.get(v), a.tau.rest.get(v), vec{});
-      vec c = a.c.get(v), all = total.get(v);
+      const Statistic row = read_row(policy, a.tau, v);
+      vec c{}, all{};
       for (int i = 0; i < n; ++i) {
         const int64_t j = support[at + i];
         const vec score = load(scores + j * b.lanes + v), slope = policy.slope(score, policy.weight(score, row), row);
@@ -401,8 +410,8 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
         c += slope * d;
         all += slope;
       }
-      a.c.set(v, c);
-      total.set(v, all);
+      a.c.set(v, a.c.get(v) + c);
+      total.set(v, total.get(v) + all);
     }
   }
   for (int v = 0; v < b.lanes; v += W) a.c.set(v, a.c.get(v) / (total.get(v) == 0.0f ? splat(1) : total.get(v)));
@@ -414,7 +423,7 @@ void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
       const int64_t j = support[at + i];
       stage_row(own_keys + i * wide, p.key, b.key_at + (b.low + j) * p.key.row, p.width, wide);
       for (int v = 0; v < b.lanes; v += W) {
-        const Statistic row = policy.read(a.tau.top.get(v), a.tau.rest.get(v), vec{});
+        const Statistic row = read_row(policy, a.tau, v);
         const vec score = load(scores + j * b.lanes + v), weight = policy.weight(score, row);
         store(w + i * b.lanes + v, p.threshold ? weight * b.keep(b.low + j, v) : weight);
         store(here + i * b.lanes + v, policy.slope(score, weight, row) * (load(here + i * b.lanes + v) - a.c.get(v)));
@@ -476,6 +485,7 @@ void backward_item(void* context, int64_t index) {
   const int64_t unit = index % p.units(), segment = p.segments - 1 - index / p.units();
   const int64_t heads = p.heads();
   const bool per_head = p.queries >= 2 * LANES;
+  const ItemScratch item;
   Finite finite;
   Gradients gradients(p, p.unit(unit), segment);
   if (p.segments == 1) fetch_unit(p, unit + 1);
@@ -484,13 +494,13 @@ void backward_item(void* context, int64_t index) {
     const int64_t first = head * rows + rows * segment / p.segments,
                   last = head * rows + rows * (segment + 1) / p.segments;
     for (int64_t row = first; row < last;) {
+      const BlockScratch scratch;
       Block block(p, unit, row, last - row);
       if constexpr (Policy::fit == Fit::root)
         backward_sparse<Policy>(block, gradients, finite);
       else
         backward_block<Policy>(block, gradients, finite);
       row += block.count;
-      arena.reset();
     }
   }
   gradients.see(finite);

@@ -42,6 +42,8 @@ struct Block {
   float *rows, *columns, *staged, *spare, *packed;
   float* vector = nullptr;  // of the additive family
   const float* row_at[LANES];
+  mutable bool overflowed = false;   // whether a row sees a key whose match is not finite
+  mutable float* sighted = nullptr;  // where `notice` looks which keys are in sight
 
   // The next rows of a unit, up to `rows_left` of them.
   Block(const Problem& problem, int64_t which, int64_t first, int64_t rows_left)
@@ -68,7 +70,7 @@ struct Block {
     query_at = p.offset_of(p.query, unit);
     set_mask();
     if (p.threshold) set_dropout();
-    staged = arena.take(KEYS * padded(p.width));
+    staged = stays(p.key, p.width, whole_keys()) ? nullptr : arena.take(tile_keys() * padded(p.width));
     spare = packed = nullptr;
     if (p.biases || p.terms) {
       spare = arena.take(lanes * (KEYS + W));
@@ -76,6 +78,11 @@ struct Block {
     }
     set_query();
   }
+
+  int64_t tile_keys() const { return p.keys < KEYS ? p.keys : KEYS; }
+
+  // Whether keys are read in whole vectors along their width.
+  bool whole_keys() const { return few || p.family != Family::dot; }
 
   // Rows up to the one from which on the keys are others altogether: the next of several packed documents.
   int64_t until_break(int64_t rows_left) const {
@@ -182,8 +189,23 @@ struct Block {
   void scores(int64_t from, int n, float* s, float* slopes = nullptr) const {
     if (few)
       for (int i = 0; i < n * lanes; i += W) store(s + i, vec{});
-    match(keys_from(from, n, few || p.family != Family::dot), n, s);
+    match(keys_from(from, n, whole_keys()), n, s);
+    if (!all_finite(s, n * lanes)) notice(from, n, s);
     adjust(from, n, s, slopes);
+  }
+
+  // A match that is infinite or NaN has no score: products of large numbers overflow to +inf, −inf or NaN,
+  // depending on the order of the additions. It counts only where the key is in sight. This is rare, so it may
+  // take its time.
+  void notice(int64_t from, int n, const float* s) const {
+    if (!sighted) sighted = arena.take(KEYS * lanes);
+    for (int i = 0; i < n * lanes; i += W) store(sighted + i, vec{});
+    for (int b = 0; b < p.biases; ++b) add_bias(p.bias[b], from, n, sighted);
+    for (int l = 0; l < p.lines; ++l) add_line(p.line[l], from, n, sighted);
+    if (!open(from, from + n)) hide(from, n, sighted);
+    for (int j = 0; j < n; ++j)
+      for (int i = 0; i < count; ++i)
+        overflowed |= !(s[j * lanes + i] * 0 == 0) && sighted[j * lanes + i] != -INF;
   }
 
   void match(Rows keys, int n, float* s) const {

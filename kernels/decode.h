@@ -9,6 +9,20 @@
 namespace regard {
 namespace {
 
+// What the parts have found, given back also when one of them failed.
+struct Parts {
+  float* at;
+
+  explicit Parts(int64_t count) {
+    void* fresh = nullptr;
+    const size_t bytes = size_t(count) * sizeof(float);
+    if (posix_memalign(&fresh, 64, bytes)) out_of_memory(bytes);
+    at = static_cast<float*>(fresh);
+  }
+  Parts(const Parts&) = delete;
+  ~Parts() { free(at); }
+};
+
 struct Split : Job {
   int64_t parts, room;
   float* found;  // for each item and part: sums [lane][room], then top and total of each lane
@@ -29,6 +43,7 @@ inline void split_item(void* context, int64_t index) {
   Split& job = *static_cast<Split*>(context);
   const int64_t item = index / job.parts, part = index % job.parts;
   const Span span = job.plan.item(item);
+  const ItemScratch scratch;
   const Block b(job.p, span.unit, span.first, span.last - span.first);
   const Softmax policy(job.p);
   Running run(b, part == 0 && job.p.sink);
@@ -41,12 +56,15 @@ inline void split_item(void* context, int64_t index) {
   to += LANES * job.room;
   memcpy(to, run.top.at, sizeof run.top.at);
   memcpy(to + LANES, run.total.at, sizeof run.total.at);
-  arena.reset();
+  Finite finite;
+  if (b.overflowed) finite.fail();
+  job.report(finite);
 }
 
 inline void merge_item(void* context, int64_t item) {
   Split& job = *static_cast<Split*>(context);
   const Span span = job.plan.item(item);
+  const ItemScratch scratch;
   const Block b(job.p, span.unit, span.first, span.last - span.first);
   const Softmax policy(job.p);
   Running all(b, false);
@@ -77,7 +95,6 @@ inline void merge_item(void* context, int64_t item) {
   see_tau(b, tau, finite);
   write_tau(b, tau);
   output.write(b, inverse.at, finite);
-  arena.reset();
   job.report(finite);
 }
 
@@ -86,12 +103,10 @@ inline bool forward_softmax(const Problem& p, int threads) {
   const int64_t parts = parts_of(p, plan), items = p.units() * plan.chunks;
   if (parts == 1) return forward_all<Softmax>(p, threads);
   const int64_t room = padded(p.value_width);
-  void* found = nullptr;
-  if (posix_memalign(&found, 64, size_t(items * parts * LANES * (room + 2)) * sizeof(float))) return false;
-  Split job{{p, plan}, parts, room, static_cast<float*>(found)};
+  const Parts found(items * parts * LANES * (room + 2));
+  Split job{{p, plan}, parts, room, found.at};
   parallel(items * parts, threads, split_item, &job);
   parallel(items, threads, merge_item, &job);
-  free(found);
   return job.finite;
 }
 

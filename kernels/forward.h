@@ -161,6 +161,12 @@ struct Running {
   }
 };
 
+// Where a tile of values is copied to, unless they can be read in place.
+INLINE float* room_for_values(const Block& b) {
+  const int64_t width = b.p.value_width;
+  return stays(b.p.value, width, true) ? nullptr : arena.take(b.tile_keys() * padded(width));
+}
+
 INLINE Rows values_from(const Block& b, int64_t from, int n, float* room) {
   return stage(b.p.value, b.value_at, from, n, b.p.value_width, true, room);
 }
@@ -217,7 +223,7 @@ INLINE float soften_row(const Power power, int n, float* row, float& top, float&
 }
 
 INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t high, Running& run, Output& output) {
-  float *s = arena.take(KEYS * b.lanes), *room = arena.take(KEYS * output.room), *rows = arena.take(FEW * MANY);
+  float *s = arena.take(KEYS * b.lanes), *room = room_for_values(b), *rows = arena.take(FEW * MANY);
   PerLane factor;
   // longer tiles, where nothing has to be copied: memory likes to be read on and on
   const bool plain = b.plain(low, high);
@@ -228,6 +234,7 @@ INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t 
     if (b.hidden(from, from + n)) continue;
     if (plain) {
       b.match_few(b.keys_from(from, n, true), n, rows, 1, MANY);
+      for (int i = 0; i < b.count; ++i) b.overflowed |= !all_finite(rows + i * MANY, n);
     } else {
       b.scores(from, n, s);
       for (int i = 0; i < b.count; ++i)
@@ -246,7 +253,7 @@ INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t 
 INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64_t high, const Ahead& ahead,
                        Running& run, Output& output) {
   if (b.few) return sum_few(b, policy, low, high, run, output);
-  float *s = arena.take(KEYS * b.lanes), *room = arena.take(KEYS * output.room);
+  float *s = arena.take(KEYS * b.lanes), *room = room_for_values(b);
   PerLane factor;
   for (int64_t from = low; from < high; from += KEYS) {
     const int n = int(high - from < KEYS ? high - from : KEYS);
@@ -264,7 +271,7 @@ INLINE void sum_softly(const Block& b, const Softmax& policy, int64_t low, int64
 
 template <class Policy>
 void sum_counted(const Block& b, const Policy& policy, Tau& tau, Output& output, Finite& finite) {
-  float *s = arena.take(KEYS * b.lanes), *room = arena.take(KEYS * output.room);
+  float *s = arena.take(KEYS * b.lanes), *room = room_for_values(b);
   fit_counted(b, s, tau);
   Tally tally(b);
   for (int64_t from = b.low; from < b.high; from += KEYS) {
@@ -273,7 +280,7 @@ void sum_counted(const Block& b, const Policy& policy, Tau& tau, Output& output,
     b.scores(from, n, s);
     tally.add(b, n, s);
     for (int v = 0; v < b.lanes; v += W) {
-      const Statistic row = policy.read(tau.top.get(v), tau.rest.get(v), tau.count.get(v));
+      const Statistic row = read_row(policy, tau, v);
       for (int j = 0; j < n; ++j) store(s + j * b.lanes + v, policy.weight(load(s + j * b.lanes + v), row));
     }
     if (b.p.threshold) drop(b, from, n, s);
@@ -296,8 +303,9 @@ inline int64_t find_support(const Block& b, const float* scores, const Tau& tau,
 template <class Policy>
 void sum_sparsely(const Block& b, const Policy& policy, Tau& tau, Output& output) {
   const int64_t keys = b.high - b.low;
-  float *scores = arena.take(keys * b.lanes), *s = arena.take((keys > KEYS ? keys : KEYS) * W + KEYS * b.lanes);
-  float* room = arena.take(KEYS * output.room);
+  // first Newton's scores, then a tile of weights
+  float *scores = arena.take(keys * b.lanes), *s = arena.take(keys * W > KEYS * b.lanes ? keys * W : KEYS * b.lanes);
+  float* room = arena.take(b.tile_keys() * output.room);
   int64_t* support = arena.take<int64_t>(keys);
   all_scores(b, scores, nullptr);
   fit_root<Policy>(b, scores, s, tau);
@@ -307,7 +315,7 @@ void sum_sparsely(const Block& b, const Policy& policy, Tau& tau, Output& output
     for (int i = 0; i < n; ++i) {
       const int64_t j = support[at + i];
       for (int v = 0; v < b.lanes; v += W) {
-        const Statistic row = policy.read(tau.top.get(v), tau.rest.get(v), vec{});
+        const Statistic row = read_row(policy, tau, v);
         vec weight = policy.weight(load(scores + j * b.lanes + v), row);
         if (b.p.threshold) weight *= b.keep(b.low + j, v);
         store(s + i * b.lanes + v, weight);
@@ -318,6 +326,7 @@ void sum_sparsely(const Block& b, const Policy& policy, Tau& tau, Output& output
   }
 }
 
+// A row without defined weights, whose τ is not finite, is noticed here whatever the normalizer makes of it.
 INLINE void see_tau(const Block& b, const Tau& tau, Finite& finite) {
   for (int v = 0; v < b.lanes; v += W) finite.see(tau.top.get(v)), finite.see(tau.rest.get(v));
 }
@@ -340,6 +349,7 @@ void forward_block(const Block& b, const Ahead& ahead, Finite& finite) {
     for (int v = 0; v < b.lanes; v += W) factor.set(v, splat(1));
   }
   see_tau(b, tau, finite);
+  if (b.overflowed) finite.fail();
   write_tau(b, tau);
   output.write(b, factor.at, finite);
 }
@@ -359,12 +369,13 @@ void forward_item(void* context, int64_t index) {
   Job& job = *static_cast<Job*>(context);
   const Span span = job.plan.item(index);
   const Ahead ahead(job.p, span.unit + 1);
+  const ItemScratch item;
   Finite finite;
   for (int64_t row = span.first; row < span.last;) {
+    const BlockScratch scratch;
     const Block block(job.p, span.unit, row, span.last - row);
     forward_block<Policy>(block, ahead, finite);
     row += block.count;
-    arena.reset();
   }
   job.report(finite);
 }

@@ -13,6 +13,7 @@ void each_tile(const Block& b, Finite& finite, See see) {
   float *s = arena.take(KEYS * b.lanes), *w = arena.take(KEYS * b.lanes);
   Tau tau;
   read_tau(b, tau);
+  see_tau(b, tau, finite);
   if constexpr (Policy::fit == Fit::counted) count_keys(b, s, tau.count);
   Tally tally(b);
   for (int64_t from = b.low; from < b.high; from += KEYS) {
@@ -21,7 +22,7 @@ void each_tile(const Block& b, Finite& finite, See see) {
     b.scores(from, n, s);
     if (Policy::fit == Fit::counted) tally.add(b, n, s);
     for (int v = 0; v < b.lanes; v += W) {
-      const Statistic row = policy.read(tau.top.get(v), tau.rest.get(v), tau.count.get(v));
+      const Statistic row = read_row(policy, tau, v);
       for (int j = 0; j < n; ++j) {
         const vec weight = policy.weight(load(s + j * b.lanes + v), row);
         finite.see(weight);
@@ -103,12 +104,13 @@ template <void see(const Block&, Finite&)>
 void look_item(void* context, int64_t index) {
   Job& job = *static_cast<Job*>(context);
   const Span span = job.plan.item(index);
+  const ItemScratch item;
   Finite finite;
   for (int64_t row = span.first; row < span.last;) {
+    const BlockScratch scratch;
     const Block block(job.p, span.unit, row, span.last - row);
     see(block, finite);
     row += block.count;
-    arena.reset();
   }
   job.report(finite);
 }

@@ -3,6 +3,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include <chrono>
 #include <stdexcept>
@@ -22,14 +25,41 @@ FOR_EACH_ISA(DECLARE)
 
 namespace {
 
-bool runs(const std::string& name) {
 #if defined(__x86_64__)
-  if (name == "avx512")
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (name == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+// Not every compiler knows this one by name. What it does with vectors needs the system's support for AVX, which
+// the check for avx2 includes.
+[[maybe_unused]] bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#define HAS_avx2 __builtin_cpu_supports("avx2")
+#define HAS_fma __builtin_cpu_supports("fma")
+#define HAS_f16c (__builtin_cpu_supports("avx2") && has_f16c())
+#define HAS_avx512f __builtin_cpu_supports("avx512f")
+#define HAS_avx512bw __builtin_cpu_supports("avx512bw")
+#define HAS_avx512dq __builtin_cpu_supports("avx512dq")
+#define HAS_avx512vl __builtin_cpu_supports("avx512vl")
 #endif
-  return true;
+
+// What a build for an instruction set may use, by the compiler flags it was built with.
+std::vector<std::string> features(const std::string& name) {
+#define FEATURE(feature) #feature,
+#define LIST(isa) \
+  if (name == #isa) return {FEATURES_##isa(FEATURE)};
+  FOR_EACH_ISA(LIST)
+#undef LIST
+#undef FEATURE
+  throw std::invalid_argument("no kernels for the instruction set " + name);
+}
+
+bool runs(const std::string& name) {
+#define AND(feature) &&HAS_##feature
+#define RUNS(isa) \
+  if (name == #isa) return true FEATURES_##isa(AND);
+  FOR_EACH_ISA(RUNS)
+#undef RUNS
+#undef AND
+  return false;
 }
 
 // The instruction sets that were built, best first.
@@ -58,53 +88,105 @@ void use(const std::string& name) {
   throw std::invalid_argument("no kernels for the instruction set " + name);
 }
 
-// The tensors a call can have; the lists of several begin at hundreds.
-View* slot(Problem& p, int64_t name) {
-  View* const single[] = {&p.query,      &p.key,     &p.value, &p.vector,  &p.sink,     &p.seed,
-                          &p.row,        &p.head,    &p.tau,   &p.output,  &p.grad,     &p.found,
-                          &p.found_keys, &p.d_query, &p.d_key, &p.d_value, &p.d_vector, &p.d_sink};
-  View* const several[] = {p.bias, p.line, p.start, p.stop, p.allowed, p.d_bias, p.d_line};
+// The numbers that describe a call, one after the other; never one that is not there.
+class Numbers {
+ public:
+  explicit Numbers(nb::handle list) : list_(PySequence_Fast(list.ptr(), "a call is described by a list of numbers")) {
+    if (!list_) throw nb::python_error();
+  }
+  Numbers(const Numbers&) = delete;
+  ~Numbers() { Py_DECREF(list_); }
+
+  bool done() const { return at_ == PySequence_Fast_GET_SIZE(list_); }
+
+  int64_t next() {
+    if (done()) throw std::out_of_range("the description of a call ends too early");
+    const long long x = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(list_, at_++));
+    if (x == -1 && PyErr_Occurred()) throw nb::python_error();
+    return x;
+  }
+  // One that must lie between two others.
+  int64_t next(int64_t least, int64_t most, const char* name) {
+    const int64_t x = next();
+    if (x < least || x > most)
+      throw std::invalid_argument(std::string(name) + " is " + std::to_string(x) + "; the kernels take " +
+                                  std::to_string(least) + " to " + std::to_string(most));
+    return x;
+  }
+  float factor() {
+    if (done()) throw std::out_of_range("a call has five factors");
+    const double x = PyFloat_AsDouble(PySequence_Fast_GET_ITEM(list_, at_++));
+    if (x == -1 && PyErr_Occurred()) throw nb::python_error();
+    return float(x);
+  }
+
+ private:
+  PyObject* list_;
+  Py_ssize_t at_ = 0;
+};
+
+// A tensor that a call can have, and the types it may be of.
+struct Slot {
+  View* view;
+  unsigned types;
+};
+
+constexpr unsigned one_of(Type type) { return 1u << unsigned(type); }
+constexpr unsigned FLOAT = one_of(Type::float32), WHOLE = one_of(Type::int64), BOOLEAN = one_of(Type::boolean);
+constexpr unsigned REAL = FLOAT | one_of(Type::bfloat16) | one_of(Type::float16);
+
+// The lists of several tensors begin at hundreds.
+Slot slot(Problem& p, int64_t name) {
+  const Slot single[] = {{&p.query, REAL},  {&p.key, REAL},    {&p.value, REAL},   {&p.vector, REAL},
+                         {&p.sink, REAL},   {&p.seed, WHOLE},  {&p.row, WHOLE},    {&p.head, WHOLE},
+                         {&p.tau, FLOAT},   {&p.output, FLOAT}, {&p.grad, REAL},   {&p.found, FLOAT},
+                         {&p.found_keys, WHOLE}, {&p.d_query, FLOAT}, {&p.d_key, FLOAT}, {&p.d_value, FLOAT},
+                         {&p.d_vector, FLOAT}, {&p.d_sink, FLOAT}};
+  const Slot several[] = {{p.bias, REAL}, {p.line, REAL}, {p.start, WHOLE}, {p.stop, WHOLE},
+                          {p.allowed, BOOLEAN}, {p.d_bias, FLOAT}, {p.d_line, FLOAT}};
   const int64_t room[] = {MAX_BIASES, MAX_LINES, MAX_TERMS, MAX_TERMS, MAX_TERMS, MAX_BIASES, MAX_LINES};
-  if (name < int64_t(sizeof single / sizeof *single)) return single[name];
+  if (name >= 0 && name < int64_t(sizeof single / sizeof *single)) return single[name];
   const int64_t list = name / 100 - 1, at = name % 100;
-  if (list < 0 || list >= 7 || at >= room[list]) throw std::out_of_range("too many tensors of a kind");
-  return several[list] + at;
+  if (name < 0 || list < 0 || list >= 7 || at >= room[list]) throw std::out_of_range("too many tensors of a kind");
+  return {several[list].view + at, several[list].types};
 }
 
-Problem read(const std::vector<int64_t>& numbers, const std::vector<double>& factors) {
-  if (numbers.size() < 20 || factors.size() != 5) throw std::out_of_range("a problem is not whole");
+Problem read(nb::handle described, nb::handle given) {
+  constexpr int64_t LARGE = int64_t(1) << 40;  // sizes whose products still fit into 64 bits
+  Numbers numbers(described), factors(given);
   Problem p;
-  const int64_t* at = numbers.data();
-  const int64_t* const end = at + numbers.size();
-  p.axes = int(*at++);
-  if (p.axes > MAX_LEAD) throw std::out_of_range("too many leading axes");
-  for (int i = 0; i < p.axes; ++i) p.lead[i] = *at++;
-  for (int64_t* size : {&p.queries, &p.keys, &p.width, &p.value_width, &p.all_queries, &p.first_key}) *size = *at++;
-  p.family = Family(*at++);
-  p.normalizer = Normalizer(*at++);
-  p.counts = *at++ != 0;
-  p.threshold = uint32_t(*at++);
-  p.segments = *at++;
-  p.most = *at++;
-  p.biases = int(*at++);
-  p.lines = int(*at++);
-  p.terms = int(*at++);
-  p.scale = float(factors[0]);
-  p.sharpness = float(factors[1]);
-  p.softcap = float(factors[2]);
-  p.offset = float(factors[3]);
-  p.kept = float(factors[4]);
-  while (at < end) {
-    if (end - at < 4 + 2 * (p.axes + 2)) throw std::out_of_range("a tensor is not whole");
-    View& view = *slot(p, *at++);
-    view.type = Type(*at++);
-    view.segment = *at++;
-    view.data = reinterpret_cast<char*>(*at++);
-    const int64_t *sizes = at, *strides = at + p.axes + 2;
-    for (int i = 0; i < p.axes; ++i) view.lead[i] = sizes[i] == 1 ? 0 : strides[i];
-    view.row = sizes[p.axes] == 1 ? 0 : strides[p.axes];
-    view.column = sizes[p.axes + 1] == 1 ? 0 : strides[p.axes + 1];
-    at += 2 * (p.axes + 2);
+  p.axes = int(numbers.next(1, MAX_LEAD, "the number of leading axes"));
+  for (int i = 0; i < p.axes; ++i) p.lead[i] = numbers.next(0, LARGE, "a leading axis");
+  for (int64_t* size : {&p.queries, &p.keys, &p.width, &p.value_width, &p.all_queries})
+    *size = numbers.next(0, LARGE, "a size");
+  p.first_key = numbers.next(0, LARGE, "the first key");
+  p.family = Family(numbers.next(0, int64_t(Family::relu), "the family of the score"));
+  p.normalizer = Normalizer(numbers.next(0, int64_t(Normalizer::entmax15), "the normalizer"));
+  p.counts = numbers.next() != 0;
+  p.threshold = uint32_t(numbers.next(0, UINT32_MAX, "dropout's threshold"));
+  p.segments = numbers.next(1, LARGE, "the number of segments");
+  p.most = numbers.next(0, LARGE, "how many keys are asked for");
+  p.biases = int(numbers.next(0, MAX_BIASES, "the number of biases"));
+  p.lines = int(numbers.next(0, MAX_LINES, "the number of relative biases"));
+  p.terms = int(numbers.next(0, MAX_TERMS, "the number of the mask's terms"));
+  for (float* factor : {&p.scale, &p.sharpness, &p.softcap, &p.offset, &p.kept}) *factor = factors.factor();
+  if (!factors.done()) throw std::out_of_range("a call has five factors");
+  while (!numbers.done()) {
+    const int64_t name = numbers.next(), type = numbers.next(1, int64_t(Type::boolean), "the type of a tensor");
+    const Slot at = slot(p, name);
+    if (!(at.types & one_of(Type(type))))
+      throw std::invalid_argument("tensor " + std::to_string(name) + " of a call cannot be of type " +
+                                  std::to_string(type));
+    View& view = *at.view;
+    view.type = Type(type);
+    view.segment = numbers.next();
+    view.data = reinterpret_cast<char*>(numbers.next());
+    int64_t sizes[MAX_LEAD + 2];
+    for (int i = 0; i < p.axes + 2; ++i) sizes[i] = numbers.next();
+    for (int i = 0; i < p.axes + 2; ++i) {
+      const int64_t stride = numbers.next();
+      (i < p.axes ? view.lead[i] : i == p.axes ? view.row : view.column) = sizes[i] == 1 ? 0 : stride;
+    }
   }
   // a width of one has no stride worth telling, and rows of it can be read in place
   if (p.width == 1) p.query.column = p.key.column = 1;
@@ -113,7 +195,7 @@ Problem read(const std::vector<int64_t>& numbers, const std::vector<double>& fac
 }
 
 template <bool (*Kernels::*kernel)(const Problem&, int)>
-bool call(const std::vector<int64_t>& numbers, const std::vector<double>& factors, int threads) {
+bool call(nb::handle numbers, nb::handle factors, int threads) {
   const Problem p = read(numbers, factors);
   nb::gil_scoped_release release;
   return (chosen->*kernel)(p, threads);
@@ -165,6 +247,7 @@ NB_MODULE(_kernels, m) {
   using namespace regard;
   m.doc() = "regard's kernels: see kernels/ in the sources";
   m.def("available", &available, "The instruction sets that this machine can run, best first.");
+  m.def("features", &features, nb::arg("name"), "What the processor must have to run an instruction set.");
   m.def("use", &use, nb::arg("name"));
   m.def("lanes", [] { return chosen->lanes; });
   m.def("peak", &peak, nb::arg("threads"));

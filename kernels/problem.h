@@ -104,7 +104,11 @@ struct Kernels {
   double (*peak)();  // the FLOP of a register-only loop that runs for about a millisecond
 };
 
-// Calls work(context, item) for each item, on up to this many threads, in any order.
+// Calls work(context, item) for each item, on up to this many threads, in any order. If an item throws, those
+// that have begun are finished, the others are left out, and the first exception is thrown again.
 void parallel(int64_t items, int threads, void (*work)(void*, int64_t), void* context);
+
+// Throws a std::bad_alloc that tells the size. Defined once, outside the code of any instruction set.
+[[noreturn]] void out_of_memory(size_t bytes);
 
 }  // namespace regard

@@ -45,7 +45,7 @@ INLINE void ask(const float* row) {
 
 // The scores of n keys, up to whole vectors, which −inf fills; and the largest of them.
 template <int T>
-INLINE float match_single(const Problem& p, const Single& at, int64_t n, float* s) {
+INLINE float match_single(const Problem& p, const Single& at, int64_t n, float* s, Finite& finite) {
   vec q[T], most = splat(-INF);
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) q[t] = load(at.query + t * W) * p.scale;
@@ -61,6 +61,7 @@ INLINE float match_single(const Problem& p, const Single& at, int64_t n, float* 
       ask<T>(value + row * p.value.row);
     }
     sum_each(sums);
+    finite.see(sums[0]);
     store(s + j, sums[0]);
     for (int64_t k = n; k < j + W; ++k) s[k] = -INF;
     most = max(most, load(s + j));
@@ -100,7 +101,7 @@ void single_item(void* context, int64_t index) {
   const int64_t n = at.high - at.low;
   alignas(64) float s[SINGLE_KEYS + W];
   Finite finite;
-  const float top = match_single<T>(p, at, n, s), known = top == -INF ? 0 : top;
+  const float top = match_single<T>(p, at, n, s, finite), known = top == -INF ? 0 : top;
   vec total{}, sums[T];
   for (int64_t j = 0; j < n; j += W) {
     const vec x = policy.power(load(s + j) - known);

@@ -18,6 +18,12 @@ struct Tau {
   PerLane top, rest, count;
 };
 
+// τ as a policy reads it. Only the counted normalizers have a count.
+template <class Policy>
+INLINE Statistic read_row(const Policy& policy, const Tau& tau, int v) {
+  return policy.read(tau.top.get(v), tau.rest.get(v), Policy::fit == Fit::counted ? tau.count.get(v) : vec{});
+}
+
 // How many keys each row has in sight: those that neither mask nor a bias of −inf hides.
 inline void count_keys(const Block& b, float* room, PerLane& count) {
   for (int v = 0; v < b.lanes; v += W) count.set(v, vec{});
@@ -52,9 +58,11 @@ inline void fit_counted(const Block& b, float* room, Tau& tau) {
   for (int i = 0; b.p.counts && i < b.lanes; ++i) tau.rest.at[i] = float(__builtin_log(tau.count.at[i]));
 }
 
-// A count can be wrong where a score of −inf comes from infinite inputs: whether it is what was seen.
+// Whether the scores are as the count expects them. A finite bias may have brought a score to −inf, which hides
+// its key; and a score of +inf or NaN leaves the row without defined weights.
 struct Tally {
   PerLane seen;
+  ivec broken{};
 
   explicit Tally(const Block& b) {
     for (int v = 0; v < b.lanes; v += W) seen.set(v, vec{});
@@ -62,11 +70,16 @@ struct Tally {
   void add(const Block& b, int n, const float* s) {
     for (int v = 0; v < b.lanes; v += W) {
       vec more{};
-      for (int j = 0; j < n; ++j) more += load(s + j * b.lanes + v) == -INF ? vec{} : splat(1);
+      for (int j = 0; j < n; ++j) {
+        const vec score = load(s + j * b.lanes + v);
+        more += score == -INF ? vec{} : splat(1);
+        broken |= ~(score < INF);
+      }
       seen.set(v, seen.get(v) + more);
     }
   }
   bool agrees(const Block& b, const PerLane& count) const {
+    if (any(broken)) return false;
     for (int i = 0; i < b.count; ++i)
       if (seen.at[i] != count.at[i] && !(seen.at[i] == 0 && count.at[i] == 1)) return false;
     return true;
@@ -111,7 +124,7 @@ void fit_root(const Block& b, const float* scores, float* room, Tau& tau) {
         values += some;
         slopes += steep;
       }
-      const ivec goes = !(slopes <= 0.0f) | (values != values);  // on with NaN, so that it is seen
+      const ivec goes = ~(slopes <= 0.0f) | (values != values);  // on with NaN, so that it is seen
       const vec ahead = root + Policy::step(values, slopes);
       const vec next = goes ? min(edge, climbs ? max(root, ahead) : ahead) : root;
       const bool moved = any(next != root);

@@ -68,6 +68,20 @@ INLINE bool any(ivec x) {
 #endif
 }
 
+// Whether none of these numbers is infinite or NaN.
+INLINE bool all_finite(const float* x, int count) {
+  vec zero[4] = {};
+  int i = 0;
+  for (; i + 4 * W <= count; i += 4 * W)
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) zero[k] += load(x + i + k * W) * 0.0f;
+  for (; i + W <= count; i += W) zero[0] += load(x + i) * 0.0f;
+  float rest = 0;
+  for (; i < count; ++i) rest += x[i] * 0.0f;
+  const vec all = (zero[0] + zero[1]) + (zero[2] + zero[3]);
+  return !any(all != 0.0f) && rest == 0;
+}
+
 INLINE float sum(vec x) {
   float lanes[W];
   store(lanes, x);

@@ -503,8 +503,7 @@ def test_what_nobody_sees_may_be_anything(learning, normalize):
     for hiding, options in HIDING.items():
         wanted = attention_of(learning, normalize, key, value, "reference", **options)
         for bad in (math.nan, math.inf, -math.inf):
-            # a bias of −inf hides no score of NaN or infinity: their sum is NaN
-            for where in ("key", "value", "both") if "mask" in options else ("value",):
+            for where in ("key", "value", "both"):
                 wild = {"key": key.clone(), "value": value.clone()}
                 for name in wild:
                     if where in (name, "both"):
@@ -552,6 +551,72 @@ def test_any_nan_is_a_nan(normalize, bits):
     for mask in (None, regard.Causal()):
         output = regard.attention(x, key, x, mask=mask, normalize=NORMALIZERS[normalize](LONG, None))
         assert output.isnan().any(-1)[0].tolist() == [mask is None or row >= 4 for row in range(7)]
+
+
+OVERFLOWING = {
+    "a tile": (1, 5, 7),
+    "a row of a few": (1, 2, 7),
+    "one query": (4, 1, 7),
+    "one query of many keys": (1, 1, 4000),
+    "several tiles": (2, 70, 300),
+}
+
+
+@pytest.mark.parametrize("sizes", OVERFLOWING)
+@pytest.mark.parametrize("score", ["scaled dot", "dot", "softcap"])
+@pytest.mark.parametrize("normalize", NORMALIZERS)
+def test_matches_that_overflow_are_as_bad_as_in_the_formulas(normalize, score, sizes):
+    # query and key are finite, their product is +inf, −inf or NaN
+    heads, queries, keys = OVERFLOWING[sizes]
+    case = Case(
+        "heads", score, normalize, sizes=Shape((heads, queries, 8), (heads, keys, 8), (heads, keys, 8))
+    )
+    query, key, value = case.tensors(torch.float32)
+    options = case.options(torch.float32)
+    row, at = queries - 1, keys // 2
+    query, key = query * 1e-3, key * 1e-3
+    for large, signs in ((1e30, 1.0), (1e38, 1.0), (1e30, -1.0), (1e38, -1.0)):
+        query[:, row], key[:, at] = large, large
+        key[:, at, 1::2] *= signs  # sums of infinities of both signs
+        key[:, at, 0] *= signs
+        whole = torch.ones(queries, keys, dtype=torch.bool)
+        seen = whole.clone()
+        seen[row, at] = False
+        hidden = torch.zeros(queries, keys).masked_fill(~seen, -math.inf)
+        for more in ({}, {"mask": whole}, {"mask": seen}, {"bias": hidden}):
+            every = {**options, **more}
+            found = {
+                name: regard.attend(query, key, value, implementation=name, **every)
+                for name in ("reference", "tiled", "fused", None)
+            }
+            overflows = "bias" not in more and more.get("mask") is not seen
+            for output, weights in found.values():
+                for part, wanted in zip((output, weights.dense()), found["reference"], strict=True):
+                    wanted = wanted if isinstance(wanted, Tensor) else wanted.dense()
+                    assert part[:, row].isnan().all() == part[:, row].isnan().any() == overflows
+                    torch.testing.assert_close(part[:, :row], wanted[:, :row], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan], ids=["infinity", "NaN"])
+@pytest.mark.parametrize("normalize", NORMALIZERS)
+def test_a_row_that_sees_infinity_in_a_bias_is_nan(normalize, bad):
+    case = Case("heads", normalize=normalize, sizes=Shape((3, 50, 8), (3, 120, 8), (3, 120, 8)))
+    inputs, options = case.tensors(torch.float32), case.options(torch.float32)
+    plain, plain_weights = regard.attend(*inputs, **options)
+    others = torch.arange(50) != 30
+    dense = torch.zeros(50, 120)
+    dense[30, 100] = bad
+    for bias in (dense, torch.where(others, 0.0, bad)[:, None]):
+        for name in ("reference", "tiled", "fused", None):
+            output, weights = regard.attend(*inputs, implementation=name, **{**options, "bias": bias})
+            assert output[:, 30].isnan().all()
+            assert weights.dense()[:, 30].isnan().all()
+            assert weights.tau[:, 30].isnan().all()
+            assert weights.entropy()[:, 30].isnan().all()
+            torch.testing.assert_close(output[:, others], plain[:, others], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                weights.dense()[:, others], plain_weights.dense()[:, others], rtol=1e-5, atol=1e-5
+            )
 
 
 def test_numbers_that_overflow_are_no_harm():

@@ -10,18 +10,20 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 
 import regard
 from regard.mechanism import fused
+from regard.mechanism.problem import Problem, Rules
+from regard.mechanism.scores import Prepared
 from tests.cases import NORMALIZERS, Case, Shape, leaves
 from tests.recorder import Largest
 
@@ -70,12 +72,13 @@ def same_bits(one: list[Tensor], other: list[Tensor]) -> None:
 # The same bits
 
 WHOLE = Shape((3, 4, 150, 20), (3, 2, 170, 20), (3, 2, 170, 9))
+PROJECTED = Shape((3, 4, 150, 3), (3, 2, 170, 3), (3, 2, 170, 9))
 LONGER = Shape((2, 600, 20), (1, 170, 20), (1, 170, 9))  # several segments backward
 DECODE = Shape((4, 2, 20), (2, 4000, 20), (2, 4000, 9))  # split keys
 THREADED = {
     "many heads": Case("grouped", "scaled dot", "softmax", "causal", "relative", sizes=WHOLE),
     "masked": Case("grouped", "scaled dot", "softmax1", "union", "dense", sizes=WHOLE),
-    "additive": Case("grouped", "additive", "softmax", "documents", "dense of keys", sizes=WHOLE),
+    "additive": Case("grouped", "scaled dot", "softmax", "documents", "dense of keys", sizes=PROJECTED),
     "sigmoid": Case("grouped", "softcap", "sigmoid", "tensor", "two lines", sizes=WHOLE),
     "sparsemax": Case("grouped", "scaled dot", "sparsemax", "causal", "alibi", sizes=WHOLE),
     "entmax15": Case("grouped", "scaled dot", "entmax15", "no mask", "no bias", sizes=LONGER),
@@ -85,9 +88,25 @@ THREADED = {
 }
 
 
+class Projected(nn.Module, regard.Score):
+    """vᵀ tanh(query + key) of projections that have been made before.
+
+    `Additive` leaves W query and U key, and their gradients, to torch's matrix product, which on some
+    processors rounds differently with another number of threads. The kernels begin at the projections.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(numbers(width))
+
+    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
+        return Prepared(query, key, "tanh", self.vector)
+
+
 @pytest.mark.parametrize("name", THREADED)
 def test_neither_threads_nor_repetition_change_a_bit(name):
-    for more in ({}, {"dropout": 0.2}):
+    score = {"score": Projected(PROJECTED.query[-1])} if name == "additive" else {}
+    for more in (score, {"dropout": 0.2, **score}):
 
         def run(threads: int, more: dict[str, Any] = more) -> list[Tensor]:
             torch.set_num_threads(threads)
@@ -221,6 +240,109 @@ def memory(*arguments: Any) -> int:
     return int(done.stdout)
 
 
+LIMITED = """
+import resource, torch, regard
+from regard.mechanism import fused
+torch.set_num_threads(2)
+normal = torch.Generator().manual_seed(0)
+def numbers(*shape):
+    return torch.randn(shape, generator=normal)
+def held():
+    with open("/proc/self/statm") as sizes:
+        return int(sizes.read().split()[0]) * resource.getpagesize()
+def limit(room):
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY if room is None else held() + room, -1))
+{setup}
+wanted, sizes = work(), []
+for turn in range(3):
+    for room in (0, 1, 4, 16, 24, 32, 40, 48, 64, 128, 256, None):
+        limit(None if room is None else room << 20)
+        try:
+            found = work()
+            answer = "right" if all(map(torch.equal, found, wanted)) else "wrong"
+        except (MemoryError, RuntimeError) as error:
+            found, answer = None, f"{{type(error).__name__}}: {{error}}"
+        limit(None)
+        print(answer.splitlines()[0])
+    sizes.append(held())
+print("kept" if sizes[2] - max(sizes[:2]) < 16 << 20 else f"leaked: {{sizes}}")
+"""
+SPARSE = """
+query, key, value = (numbers(n, 4).requires_grad_() for n in (64, 400_000, 400_000))
+output, weights = regard.attend(query, key, value, normalize=regard.Sparsemax())
+weights = weights.detach()
+"""
+EXHAUSTED = {
+    "forward": SPARSE
+    + "work = torch.no_grad()(lambda: [regard.attention(query, key, value, normalize=regard.Sparsemax())])",
+    "backward": SPARSE
+    + "work = lambda: torch.autograd.grad(output, (query, key, value), output, retain_graph=True)",
+    "entropy": SPARSE + "work = lambda: [weights.entropy()]\nwork()",
+    "top": """
+key = numbers(700_000, 4)
+weights = regard.attend(numbers(1, 4), key, key, mask=regard.Padding(9))[1]
+work = lambda: weights.top(700_000)
+work()
+""",
+    "weights": """
+weights = regard.attend(numbers(4, 2_000_000), numbers(30, 2_000_000), numbers(30, 4))[1]
+work = lambda: [weights.dense()]
+""",
+    "wide": """
+x = numbers(4, 5_000_000)
+work = lambda: [regard.attention(x, x[:3], x[:3, :4])]
+""",
+    "split keys": """
+query, key, value = numbers(1, 4), numbers(9_000, 4), numbers(9_000, 1).expand(-1, 40_000)
+work = lambda: [regard.attention(query, key, value)]
+""",
+}
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="this system tells it otherwise")
+@pytest.mark.parametrize("name", EXHAUSTED)
+def test_memory_that_does_not_suffice_is_an_exception(name):
+    done = run_python(LIMITED.format(setup=EXHAUSTED[name]), timeout=300)
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr[-2000:])
+    *answers, last = done.stdout.splitlines()
+    assert "wrong" not in answers
+    assert answers[-1] == "right", answers
+    refused = [answer for answer in answers if answer.startswith("MemoryError: the attention kernels")]
+    assert refused or name == "entropy", answers  # which needs no more for many keys than for few
+    assert all(re.search(r"allocate [\d.]+ MB .*torch.set_num_threads.*tiled", answer) for answer in refused)
+    assert last == "kept"
+
+
+THREADLESS = """
+import resource, torch, regard
+from regard.mechanism import fused
+x = torch.randn(8, 64, 16)
+y = torch.randn(1 << 17)
+def work():
+    found = regard.attend(x, x, x, normalize=regard.Softmax())
+    return [found[0], found[1].entropy(), fused.drop("add", y, y, dropout=0.5, seed=3)]
+torch.set_num_threads(1)
+wanted = work()
+with open("/proc/self/statm") as sizes:
+    held = int(sizes.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (held + (6 << 20), -1))  # less than the stack of a thread
+torch.set_num_threads(3)
+found = work()
+torch.set_num_threads(1)  # torch itself ends the process where it cannot start a thread
+print(all(map(torch.equal, found, wanted)))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="this system tells it otherwise")
+def test_threads_that_cannot_be_started_are_done_without():
+    done = run_python(THREADLESS)
+    assert (done.returncode, done.stdout) == (0, "True\n"), (
+        done.returncode,
+        done.stdout,
+        done.stderr[-2000:],
+    )
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="this system tells it otherwise")
 @pytest.mark.parametrize("normalize", ["Softmax", "Sigmoid", "Entmax15"])
 def test_memory_is_linear(normalize):
@@ -247,6 +369,89 @@ def test_a_dense_bias_costs_its_gradient_once():
 
 KERNELS = fused._KERNELS
 ISAS = KERNELS.available() if KERNELS is not None else []
+
+
+def test_every_feature_that_a_build_may_use_is_looked_for():
+    text = (Path(__file__).parents[2] / "kernels" / "CMakeLists.txt").read_text()
+    for isa in ISAS:
+        flags = re.search(rf"set\(FLAGS_{isa} ([^)]*)\)", text)
+        wanted = re.findall(r"-m([a-z0-9]+)(?=\s|$)", flags[1] if flags else "")
+        assert fused._KERNELS.features(isa) == wanted, isa
+    with pytest.raises(ValueError, match="mmx"):
+        fused._KERNELS.features("mmx")
+
+
+class Described(NamedTuple):
+    numbers: list[int]
+    factors: tuple[float, ...]
+    held: list[Tensor]  # whose addresses are among the numbers
+
+
+def described() -> Described:
+    """A call as the kernels read it."""
+    x, output, tau = numbers(1, 2, 3, 4), torch.empty(1, 2, 3, 4), torch.empty(1, 2, 1, 3, 2)
+    plain = fused.Plain((1, 2, 1), (3, 3, 4, 4), 0, False, (0.5, 1.0, 0.0, 0.0, 1.0), None, None)
+    slots = fused.SLOTS
+    per_query = ((slots["query"], x), (slots["output"], output))
+    per_key = ((slots["key"], x), (slots["value"], x))
+    return Described(fused.describe(plain, per_query, per_key, tau), plain.factors, [x, output, tau])
+
+
+def test_a_description_that_ends_too_early_is_refused():
+    call = described()
+    assert fused._KERNELS.forward(call.numbers, call.factors, 1)
+    size = 4 + 2 * 5  # of one tensor
+    whole = {len(call.numbers) - size * i for i in range(6)}  # that leaves out the last tensors
+    for count in set(range(len(call.numbers))) - whole:
+        with pytest.raises(IndexError, match="too early"):
+            fused._KERNELS.forward(call.numbers[:count], call.factors, 1)
+    for factors in (call.factors[:-1], (*call.factors, 1.0), ()):
+        with pytest.raises(IndexError, match="five factors"):
+            fused._KERNELS.forward(call.numbers, factors, 1)
+    for wrong in (None, 3, ["a"], [1.5]):
+        with pytest.raises(TypeError):
+            fused._KERNELS.forward(wrong, call.factors, 1)
+
+
+@pytest.mark.parametrize(
+    ("at", "number"),
+    [(0, 0), (0, 11), (0, -1), (1, -2), (5, 2**50), (10, 3), (11, 6), (11, -1), (16, 5), (17, 3), (18, 5)],
+)
+def test_a_number_beyond_its_range_is_refused(at, number):
+    call = described()
+    call.numbers[at] = number
+    with pytest.raises((ValueError, IndexError)):
+        fused._KERNELS.forward(call.numbers, call.factors, 1)
+
+
+def test_a_tensor_of_the_wrong_type_is_refused():
+    call = described()
+    first, size = 1 + 3 + 15, 4 + 2 * 5
+    for tensor in range(5):  # query, output, key, value, tau
+        at = first + tensor * size
+        for kind in range(-1, 8):
+            if kind in ((1,) if tensor in (1, 4) else (1, 2, 3)):
+                continue
+            changed = call.numbers.copy()
+            changed[at + 1] = kind
+            with pytest.raises(ValueError, match="type"):
+                fused._KERNELS.forward(changed, call.factors, 1)
+        changed = call.numbers.copy()
+        changed[at] = 999
+        with pytest.raises(IndexError, match="kind"):
+            fused._KERNELS.forward(changed, call.factors, 1)
+
+
+def test_a_problem_of_a_dtype_that_no_kernel_reads_is_refused_by_name():
+    x = numbers(1, 1, 3, 4)
+    rules = Rules(regard.Softmax(), terms=1, queries=3)
+    start = torch.zeros(1, 1, 3, 1, dtype=torch.int32)
+    for tensors, name in (
+        ({"query": x, "key": x, "value": x, "start0": start}, "start0"),
+        ({"query": x, "key": x.double(), "value": x}, "key"),
+    ):
+        with pytest.raises(regard.DTypeError, match=f"{name} is of .*float32"):
+            fused.forward(Problem(rules, tensors))
 
 
 def test_a_wrong_instruction_set_fails_loudly():

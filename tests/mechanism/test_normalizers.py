@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from unittest.mock import Mock, patch
 
 import entmax
 import pytest
@@ -25,6 +26,7 @@ from regard import (
     Softmax1,
     Sparsemax,
 )
+from regard.mechanism import derivatives, fused
 from regard.mechanism.normalizers import spell, unspell
 
 few = settings(max_examples=20)
@@ -569,6 +571,35 @@ def test_a_row_that_sees_nothing_gives_its_sink_no_gradient():
 
 
 # Written down and read again
+
+
+@pytest.mark.parametrize(
+    ("special", "general"), [(Sparsemax(), Entmax(2.0)), (Entmax15(), Entmax(1.5))], ids=repr
+)
+def test_a_name_for_an_alpha_is_that_entmax(special, general):
+    assert special == general
+    assert general == special
+    assert hash(special) == hash(general)
+    assert len({special, general}) == 1
+    assert special != Entmax(1.7)
+    assert unspell(spell(special)) == unspell(spell(general)) == special
+    x = torch.randn(2, 3, 5, 8)
+    one, other = (regard.explain(x, x, x, normalize=one) for one in (special, general))
+    assert one == other
+    way = derivatives if fused.available() else Mock()  # without kernels there is no short one
+    with patch.object(way, "run", side_effect=AssertionError("the long way")):
+        found = [regard.attention(x, x, x, normalize=one) for one in (special, general)]
+    assert torch.equal(*found)
+
+
+def test_a_subclass_of_entmax_is_another_normalizer():
+    class Mine(Entmax):
+        pass
+
+    assert Mine(1.5) == Mine(1.5)
+    assert Mine(1.5) != Entmax(1.5)
+    assert Entmax15() != Mine(1.5)
+    assert Entmax(1.5) != Softmax()
 
 
 @given(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.normalizers import (
     Entmax,
     Entmax15,
@@ -31,7 +31,7 @@ from regard.mechanism.tiled import empty, heads_inside
 
 # As in kernels/problem.h and kernels/module.cpp.
 _FAMILIES = {"dot": 0, "tanh": 1, "relu": 2}
-NORMALIZERS: dict[type[Normalizer], int] = {
+NORMALIZERS: dict[type[Normalizer], int | dict[float, int]] = {  # Entmax by its alpha
     Softmax: 0,
     Softmax1: 0,
     Sigmoid: 1,
@@ -39,6 +39,7 @@ NORMALIZERS: dict[type[Normalizer], int] = {
     Mean: 3,
     Sparsemax: 4,
     Entmax15: 5,
+    Entmax: {2.0: 4, 1.5: 5},
 }
 _TYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int64: 4, torch.bool: 5}
 SLOTS = {
@@ -80,7 +81,6 @@ for _name, _first, _most in (
 ):
     SLOTS |= {f"{_name}{i}": _first + i for i in range(_most)}
 _HEADER = 16  # numbers before the first tensor, beside the lead
-_INT64 = _TYPES[torch.int64]
 Tensors = Sequence[tuple[int, Tensor]]  # with their slots
 REAL = {torch.float32, torch.bfloat16, torch.float16}
 _SEGMENTS = 8  # pieces of work, backward, if there are enough rows: a fixed number, whatever the threads
@@ -358,14 +358,14 @@ def _call(kernel: str, problem: Problem, more: dict[str, Any], segments: int = 1
         slot = SLOTS[name]
         biases += _BIAS <= slot < _LINE
         lines += _LINE <= slot < _START
-        described += (slot, _TYPES[tensor.dtype], 0, tensor.data_ptr(), *tensor.shape, *tensor.stride())
+        described += (slot, _type(name, tensor), 0, tensor.data_ptr(), *tensor.shape, *tensor.stride())
     for name, room in more.items():
         if type(room) is _Room:
             tensor, axis = room.tensor, int(room.segment is not None)
-            described += (SLOTS[name], 1, room.segment or 0, tensor.data_ptr())
+            described += (SLOTS[name], _type(name, tensor), room.segment or 0, tensor.data_ptr())
             described += (*tensor.shape[axis:], *tensor.stride()[axis:])
         else:
-            described += (SLOTS[name], _TYPES[room.dtype], 0, room.data_ptr(), *room.shape, *room.stride())
+            described += (SLOTS[name], _type(name, room), 0, room.data_ptr(), *room.shape, *room.stride())
     normalizer, counts, sharpness, bias = plain_normalizer(normalize)
     sizes = (queries, problem.keys, width, 0 if value is None else value.shape[-1])
     whole, rest = (rules.queries, problem.first_key), (int(rules.dropout * 2**32), segments, most)
@@ -373,6 +373,15 @@ def _call(kernel: str, problem: Problem, more: dict[str, Any], segments: int = 1
     numbers = _header(lead, sizes, whole, kinds, rest, (biases, lines, rules.terms))
     factors = (rules.scale, sharpness, rules.softcap or 0.0, bias, 1 / (1 - rules.dropout))
     return getattr(_KERNELS, kernel)(numbers + described, factors, torch.get_num_threads())
+
+
+def _type(name: str, tensor: Tensor) -> int:
+    """The number of a tensor's dtype."""
+    found = _TYPES.get(tensor.dtype)
+    if found is None:
+        readable = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
+        raise DTypeError(f"{name} is of {tensor.dtype}; the kernels read {readable}.")
+    return found
 
 
 def _header(
@@ -425,16 +434,25 @@ def describe(plain: Plain, per_query: Tensors, per_key: Tensors, tau: Tensor) ->
     *batch, groups, each = lead
     for slot, tensor in per_query:
         *outer, head, row, column = tensor.stride()
-        numbers += (slot, _TYPES[tensor.dtype], 0, tensor.data_ptr(), *lead, *tensor.shape[-2:])
+        numbers += (slot, _type("a tensor", tensor), 0, tensor.data_ptr(), *lead, *tensor.shape[-2:])
         numbers += (*outer, head * each, head, row, column)
     for slot, tensor in per_key:
         *outer, head, row, column = tensor.stride()
-        numbers += (slot, _TYPES[tensor.dtype], 0, tensor.data_ptr(), *batch, groups, 1, *tensor.shape[-2:])
+        numbers += (
+            slot,
+            _type("a tensor", tensor),
+            0,
+            tensor.data_ptr(),
+            *batch,
+            groups,
+            1,
+            *tensor.shape[-2:],
+        )
         numbers += (*outer, head, 0, row, column)
-    numbers += (SLOTS["tau"], 1, 0, tau.data_ptr(), *tau.shape, *tau.stride())
+    numbers += (SLOTS["tau"], _type("tau", tau), 0, tau.data_ptr(), *tau.shape, *tau.stride())
     for slot, side in ((_START, start), (_STOP, stop)):
         if side is not None:
-            numbers += (slot, _INT64, 0, side.data_ptr(), *side.shape, *side.stride())
+            numbers += (slot, _type("the mask", side), 0, side.data_ptr(), *side.shape, *side.stride())
     return numbers
 
 
@@ -449,9 +467,11 @@ def plain_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
 
 def _kernel_of(normalize: Normalizer) -> int | None:
     """The number of a normalizer's kernel; two of the α-entmax family have one."""
-    if type(normalize) is Entmax:
-        return {2.0: NORMALIZERS[Sparsemax], 1.5: NORMALIZERS[Entmax15]}.get(normalize.alpha)
-    return NORMALIZERS.get(type(normalize))
+    kernel = NORMALIZERS.get(type(normalize))
+    if isinstance(kernel, dict):
+        assert isinstance(normalize, Entmax)
+        return kernel.get(normalize.alpha)
+    return kernel
 
 
 def undivided(plain: Plain) -> bool:

@@ -166,13 +166,14 @@ class Sink(nn.Module):
         return Softmax1(self.score)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entmax(Normalizer):
     """max((α−1)(s−τ), 0)^(1/(α−1)), with τ such that rows sum to one: Peters et al. 2019, eq. 10.
 
     alpha: α, above 1; the larger it is, the sparser the weights.
 
-    Weights are exactly zero where a score is low. α = 2 is `Sparsemax`; α → 1 tends to `Softmax`.
+    Weights are exactly zero where a score is low. α → 1 tends to `Softmax`. `Entmax(2.0)` is equal to
+    `Sparsemax()`, and `Entmax(1.5)` to `Entmax15()`.
 
     >>> import torch, regard
     >>> query, key = torch.tensor([[1.0]]), torch.tensor([[0.0], [1.0], [2.0]])
@@ -186,6 +187,18 @@ class Entmax(Normalizer):
         # beyond these bounds float32 cannot tell the weights from those of the limits
         cure = "alpha = 1 is Softmax(), and alpha → ∞ is Hard()."
         number("Entmax got alpha", self.alpha, least=1.01, below=8.01, cure=cure)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Entmax) or self._family() is not other._family():
+            return NotImplemented
+        return self.alpha == other.alpha
+
+    def __hash__(self) -> int:
+        return hash((self._family(), self.alpha))
+
+    def _family(self) -> type["Entmax"]:
+        """Entmax for Sparsemax and Entmax15 too, which name an alpha; any other subclass is its own."""
+        return Entmax if type(self) in (Sparsemax, Entmax15) else type(self)
 
     def tau(self, scores: Tensor) -> Tensor:
         x = scores.detach() * (self.alpha - 1)  # the row's maximum is 0, so τ lies in [−1, 0)

@@ -94,12 +94,24 @@ class Problem:
         return Problem(self.rules._replace(**changes), self.tensors, self.first_row, self.first_key)
 
     def checked(self, *others: Tensor) -> "Problem":
-        """The same problem, careful only if it must be: where the inputs, or others, hold NaN or infinity."""
-        inputs = [t for name, t in self.tensors.items() if kind(name) in ("query", "key", "value", "vector")]
+        """The same problem, careful only if it must be.
+
+        It must where the inputs, or others, hold NaN or infinity, and where a match of query and key may
+        overflow.
+        """
+        matched = [self.tensors[name] for name in ("query", "key", "vector") if name in self.tensors]
         # a sum may also overflow; then being careful costs time and nothing else
-        every = (*inputs, *others)
-        calm = concrete(*every) and all(math.isfinite(t.sum().item()) for t in every)
-        return self.with_rules(careful=not calm)
+        summed = [*(t for name, t in self.tensors.items() if name == "value"), *others]
+        calm = concrete(*matched, *summed) and all(math.isfinite(t.sum().item()) for t in summed)
+        return self.with_rules(careful=not (calm and self._bounded(*map(_largest, matched))))
+
+    def _bounded(self, query: float, key: float, vector: float = 1.0) -> bool:
+        """Whether no score can overflow, given the largest magnitudes; not if one of them is NaN."""
+        width, real = max(self["query"].shape[-1], 1), self["query"].dtype
+        scaled = query * abs(self.rules.scale)
+        each = scaled * key if self.rules.family == "dot" else (scaled + key) * vector
+        limit = torch.finfo(real).max / 4
+        return max(scaled, key, vector) < limit and width * each < limit
 
     def map(self, change: Callable[[str, Tensor], Tensor]) -> "Problem":
         return self.with_tensors({name: change(name, tensor) for name, tensor in self.tensors.items()})
@@ -130,6 +142,14 @@ class Problem:
             first_row=self.first_row + tile.rows.start,
             first_key=self.first_key + tile.keys.start,
         )
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest magnitude; NaN if there is one."""
+    if not tensor.numel():
+        return 0.0
+    least, most = tensor.detach().aminmax()
+    return torch.maximum(-least, most).item()
 
 
 class Tile(NamedTuple):

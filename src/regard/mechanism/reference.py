@@ -5,10 +5,12 @@
     output  = (weights ∘ dropout) · value          … g r q e
 
 Every operation is one that torch can differentiate, backward and forward, as often as it likes. The
-other implementations are measured against this one. Two rules hold everywhere:
+other implementations are measured against this one. Three rules hold everywhere:
 
 - a key that is masked, or whose score is −inf, has weight zero; a row without keys is a row of zeros;
-- a weight of zero reads nothing, not even a NaN, forward or backward.
+- a weight of zero reads nothing, not even a NaN, forward or backward;
+- a row that sees a score of +inf or NaN has no defined weights: its weights, τ and output are NaN. The same
+  holds for a match of query and key that overflows, to −inf too: the sign depends on the order of additions.
 """
 
 import math
@@ -16,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from regard.mechanism.concrete import forward_mode
+from regard.mechanism.concrete import concrete, forward_mode
 from regard.mechanism.dropout import keep
 from regard.mechanism.precision import matmul
 from regard.mechanism.problem import Problem
@@ -26,13 +28,14 @@ def attention(problem: Problem) -> tuple[Tensor, Tensor]:
     """The output, (…, g, r, q, e), and the row statistic τ, (…, g, r, q, 2)."""
     careful = problem.rules.careful
     s = scores(problem)
-    broken = broken_rows(s) if careful else None
+    broken = broken_rows(s) if careful or _biased(problem) else None
     if broken is not None:
         s = torch.where(broken & (s != -math.inf), 0.0, s)
     statistic = tau(problem, s)
     output = product(weights(problem, s, statistic), problem["value"], careful=careful)
     if broken is not None:  # only now, so that no derivative of NaN can reach another row
         output = output + torch.where(broken, math.nan, 0.0)
+        statistic = torch.where(broken, math.nan, statistic)
     lead = problem.lead()
     return output.expand(*lead, *output.shape[-2:]), statistic.expand(*lead, *statistic.shape[-2:])
 
@@ -40,6 +43,11 @@ def attention(problem: Problem) -> tuple[Tensor, Tensor]:
 def broken_rows(scores: Tensor) -> Tensor:
     """The rows, (…, q, 1), that see a score of NaN or +inf."""
     return (scores.isnan() | (scores == math.inf)).any(-1, keepdim=True)
+
+
+def _biased(problem: Problem) -> bool:
+    """Whether biases add to the scores, and may hold +inf or NaN."""
+    return bool(problem.all("bias") or problem.all("line"))
 
 
 def weights(problem: Problem, scores: Tensor, tau: Tensor) -> Tensor:
@@ -53,11 +61,14 @@ def scores(problem: Problem) -> Tensor:
     s, visible = match(problem), problem.visible()
     if problem.rules.softcap is not None:
         s = s if visible is None else torch.where(visible, s, 0.0)
+        # the tanh of infinity is finite, and would hide it
+        bad = ~torch.isfinite(s.detach()) if problem.rules.careful else None
         s = softcap(s, problem.rules.softcap)
-    for bias in problem.all("bias"):
+        s = s if bad is None else torch.where(bad, math.nan, s)
+    for bias in (*problem.all("bias"), *(along_diagonals(problem, line) for line in problem.all("line"))):
         s = s + bias
-    for line in problem.all("line"):
-        s = s + along_diagonals(problem, line)
+        if problem.rules.careful:  # a bias of −inf hides a key, whatever the key holds
+            s = torch.where(bias == -math.inf, -math.inf, s)
     return s if visible is None else torch.where(visible, s, -math.inf)
 
 
@@ -71,7 +82,8 @@ def match(problem: Problem) -> Tensor:
         return plain
     # the derivative of a masked pair is zero, and zero times NaN must not reach the others
     clean = _match(query.nan_to_num(), key.nan_to_num(), vector, problem.rules.family)
-    return clean + torch.where(torch.isfinite(plain), 0.0, plain).detach()
+    bad = torch.where(plain == -math.inf, math.nan, plain).detach()  # −inf would look like a masked key
+    return torch.where(torch.isfinite(plain), clean, bad)
 
 
 def _match(query: Tensor, key: Tensor, vector: Tensor | None, family: str) -> Tensor:
@@ -100,7 +112,8 @@ def tau(problem: Problem, scores: Tensor) -> Tensor:
 
     For rows that sum to one the first is the row's maximum, so that a large offset of the scores costs no
     digits. The second is differentiable whatever `Normalizer.tau` does: two steps of Newton's method for
-    Σ φ(scores − τ) = 1, which change nothing but carry all derivatives up to the third.
+    Σ φ(scores − τ) = 1, which change nothing but carry all derivatives up to the third. Both are NaN
+    for a row that sees +inf or NaN.
     """
     normalize, sink = problem.rules.normalize, problem.get("sink")
     row = scores if sink is None else _append(scores, sink)
@@ -108,12 +121,17 @@ def tau(problem: Problem, scores: Tensor) -> Tensor:
         return row.new_zeros(*row.shape[:-1], 2)
     if not normalize.sums_to_one:
         rest = normalize.tau(row.detach())
-        return torch.cat([torch.zeros_like(rest), rest], -1)
+        first = torch.zeros_like(rest)
+        if problem.rules.careful or _biased(problem):
+            broken = broken_rows(row.detach())
+            first, rest = torch.where(broken, math.nan, first), torch.where(broken, math.nan, rest)
+        return torch.cat([first, rest], -1)
     top = row.detach().amax(-1, keepdim=True)
     empty = top == -math.inf  # no key in sight: any τ will do
-    top = torch.where(empty, 0.0, top)
+    top = torch.where(empty, 0.0, torch.where(top < math.inf, top, math.nan))
     row = row - top
     rest = torch.where(empty, 0.0, normalize.tau(row.detach()))
+    rest = torch.where(top.isnan(), math.nan, rest)
     if differentiates(row):
         visible = row != -math.inf
         for _ in range(2):
@@ -144,7 +162,11 @@ def weigh(problem: Problem, scores: Tensor, tau: Tensor) -> Tensor:
     if differentiates(x):
         x = torch.where(visible, x, 0.0)  # zero times what φ' is at −inf might be NaN
     phi = torch.where(visible, problem.rules.normalize.phi(x), 0.0)
-    return phi if divisor is None else phi / divisor
+    phi = phi if divisor is None else phi / divisor
+    broken = tau.detach().isnan().any(-1, keepdim=True)
+    if concrete(broken) and not bool(broken.any()):
+        return phi
+    return torch.where(visible & broken, math.nan, phi)
 
 
 def center(scores: Tensor, tau: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
 
 def backward(problem: Problem, tau: Tensor, grad: Tensor, wanted: set[str]) -> dict[str, Tensor]:
     """The gradients of the wanted tensors, given that of the output."""
-    problem = problem.checked(grad)
+    problem = problem.checked(grad, tau)
     grads = {name: torch.zeros_like(problem[name]) for name in wanted}
     for at in tiles(problem, budget(problem)):
         found = gradients(problem.part(at), tau[at.rows_index], grad[at.rows_index], wanted)
