@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,18 @@ from regard.view import recording
 from regard.view.keeping import Kind
 from regard.view.layers import Choice, Layers, own_attention, plain
 from regard.view.texts import Texts
+
+
+class Refused(NamedTuple):
+    """Takes the place of weights that would be wrong."""
+
+    reason: str
+
+
+def _shown(weights: "Weights | Refused") -> Weights:
+    if isinstance(weights, Refused):
+        raise ArgumentError(weights.reason)
+    return weights
 
 
 class Seen(Mapping[str, Weights]):
@@ -38,8 +50,8 @@ class Seen(Mapping[str, Weights]):
     """
 
     def __init__(self, texts: Texts | None = None) -> None:
-        self._weights: dict[str, Weights] = {}
-        self._calls: dict[str, list[Weights]] = {}
+        self._weights: dict[str, Weights | Refused] = {}
+        self._calls: dict[str, list[Weights | Refused]] = {}
         self._kinds: dict[str, Kind] = {}
         self._about: dict[str, tuple[str, int]] = {}  # the module's name and the number of its call
         self._nothing = "nothing yet: call the model inside the with block"
@@ -47,6 +59,13 @@ class Seen(Mapping[str, Weights]):
 
     def add(self, name: str, weights: Weights, kind: Kind | None = None) -> None:
         """Keep what the module of this name has just done."""
+        self._add(name, weights, kind)
+
+    def refuse(self, name: str, reason: str, kind: Kind) -> None:
+        """Note that what the module of this name did cannot be shown; looking at it raises the reason."""
+        self._add(name, Refused(reason), kind)
+
+    def _add(self, name: str, weights: "Weights | Refused", kind: Kind | None) -> None:
         calls = self._calls.setdefault(name, [])
         calls.append(weights)
         entry = name if len(calls) == 1 else f"{name}@{len(calls)}"
@@ -57,7 +76,7 @@ class Seen(Mapping[str, Weights]):
     # One of them
 
     def __getitem__(self, name: str | int) -> Weights:
-        return self._weights[self.name(name)]
+        return _shown(self._weights[self.name(name)])
 
     def name(self, layer: str | int) -> str:
         """The name of a layer, given by its name or number.
@@ -83,7 +102,7 @@ class Seen(Mapping[str, Weights]):
         """All that the module of this name did, call by call."""
         if name not in self._calls:
             raise KeyError(self._missing(name))
-        return list(self._calls[name])
+        return [_shown(call) for call in self._calls[name]]
 
     def joined(self, name: str) -> Tensor:
         """All that the module of this name did, one call below the other, dense: (…, q, k).
@@ -180,12 +199,17 @@ class Seen(Mapping[str, Weights]):
 
     def to(self, device: torch.device | str) -> "Seen":
         """The same recording on another device."""
-        return self._with({name: weights.to(device) for name, weights in self._weights.items()})
+        return self._with(
+            {
+                name: weights if isinstance(weights, Refused) else weights.to(device)
+                for name, weights in self._weights.items()
+            }
+        )
 
-    def _with(self, weights: dict[str, Weights]) -> "Seen":
+    def _with(self, weights: "dict[str, Weights | Refused]") -> "Seen":
         found = type(self)(self._texts)
         for entry, (name, _) in self._about.items():
-            found.add(name, weights[entry], self._kinds[entry])
+            found._add(name, weights[entry], self._kinds[entry])
         found._nothing = self._nothing
         return found
 
@@ -245,7 +269,8 @@ class Seen(Mapping[str, Weights]):
 
     def __repr__(self) -> str:
         lines = [
-            f"{name or '(the model)'}: Weights({' × '.join(map(str, weights.shape))})"
+            f"{name or '(the model)'}: "
+            + ("refused" if isinstance(weights, Refused) else f"Weights({' × '.join(map(str, weights.shape))})")
             for name, weights in self._weights.items()
         ]
         return f"Seen({', '.join(lines)})" if len(lines) < 2 else "Seen(\n  " + ",\n  ".join(lines) + ",\n)"
