@@ -456,7 +456,9 @@ def test_steps_whose_keys_change_are_not_joined(change: Any) -> None:
     _, seen, _ = written_with(change)
     assert len(seen) == 2
     for name in seen:
-        with pytest.raises(regard.ArgumentError, match=r"cannot be joined to one map, because .* default cache, or"):
+        with pytest.raises(
+            regard.ArgumentError, match=r"cannot be joined to one map, because .* default cache, or"
+        ):
             _ = seen[name]
     assert "model.layers.0.self_attn: refused" in repr(seen)
     with pytest.raises(regard.ArgumentError, match="cannot be joined"):
@@ -522,7 +524,9 @@ def test_keys_that_a_model_caches_by_itself_are_not_joined_to_a_wrong_map() -> N
     auto: Any = AutoModelForCausalLM
     model = auto.from_config(AutoConfig.for_model("falcon", **sizes, bos_token_id=1, eos_token_id=2)).eval()
     with torch.no_grad(), regard.watch(model) as seen:
-        output = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, min_new_tokens=4, do_sample=False)
+        output = model.generate(
+            torch.tensor([[5, 6, 7]]), max_new_tokens=4, min_new_tokens=4, do_sample=False
+        )
     assert output.shape == (1, 7)
     assert seen[0].shape[-2:] == (3, 3)  # the prompt, which is one call
     with pytest.raises(regard.ArgumentError, match="step 3 attends to 5 keys, and the first to 4"):
@@ -532,7 +536,9 @@ def test_keys_that_a_model_caches_by_itself_are_not_joined_to_a_wrong_map() -> N
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 @pytest.mark.parametrize(
-    "options", [{"assistant_early_exit": 1}, {"prefill_chunk_size": 3}, {"prompt_lookup_num_tokens": 3}], ids=str
+    "options",
+    [{"assistant_early_exit": 1}, {"prefill_chunk_size": 3}, {"prompt_lookup_num_tokens": 3}],
+    ids=str,
 )
 def test_drafts_and_chunks_leave_one_map(name: str, options: dict[str, Any]) -> None:
     model = build(name)
@@ -573,8 +579,33 @@ def test_a_generation_goes_on_from_a_cache() -> None:
     ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
     cache = model(ids[:, :5], use_cache=True).past_key_values
     with regard.watch(model) as seen:
-        output = model.generate(ids, past_key_values=cache, max_new_tokens=5, min_new_tokens=5, do_sample=False)
+        output = model.generate(
+            ids, past_key_values=cache, max_new_tokens=5, min_new_tokens=5, do_sample=False
+        )
     model.set_attn_implementation("eager")
     expected = attentions(model(output[:, :-1], output_attentions=True))
     for weights, right in zip(seen.values(), expected, strict=True):
         torch.testing.assert_close(weights.dense(), right[..., 5:, :], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_what_another_thread_does_with_the_model_is_no_step() -> None:
+    from threading import Thread
+
+    model = build("llama")
+    ids = torch.tensor([[5, 6, 7]])
+
+    def beside(input_ids: Tensor, scores: Tensor) -> Tensor:
+        thread = Thread(target=lambda: model(torch.tensor([[8, 9]])))
+        thread.start()
+        thread.join()
+        return scores
+
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "num_beams": 2}
+    with regard.watch(model) as alone:
+        written = model.generate(ids, **options)
+    with regard.watch(model) as seen:
+        assert torch.equal(model.generate(ids, logits_processor=[beside], **options), written)
+    assert list(seen) == list(alone)
+    for name in seen:
+        assert torch.equal(seen[name].dense(), alone[name].dense())

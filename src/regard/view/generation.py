@@ -95,10 +95,14 @@ class Generation:
         if layer.refusal is not None:
             return
         if layer.steps and layer.rules.kind != kept.kind:
-            return layer.refuse(f"step {turn + 1} reads {_SEQUENCE[kept.kind]}, and the first {_SEQUENCE[layer.rules.kind]}")
+            return layer.refuse(
+                f"step {turn + 1} reads {_SEQUENCE[kept.kind]}, and the first {_SEQUENCE[layer.rules.kind]}"
+            )
         if kept.kind == "cross":
             if layer.steps and layer.steps[0].keys != keys:
-                return layer.refuse(f"step {turn + 1} attends to {keys} keys, and the first to {layer.steps[0].keys}")
+                return layer.refuse(
+                    f"step {turn + 1} attends to {keys} keys, and the first to {layer.steps[0].keys}"
+                )
             self._recognise(layer, turn, kept.key, 0, keys, keys if layer.marks is None else 0)
             if layer.refusal is not None:
                 return
@@ -140,14 +144,20 @@ class Generation:
         if known is None:
             known, layer.turn = marks[..., : end - new].clone(), turn
         if known.shape[:-1] != marks.shape[:-1] or end - new > known.shape[-1] - offset:
-            return layer.refuse(f"the keys of step {turn + 1} have another shape, {tuple(key.shape)}, than those before")
+            return layer.refuse(
+                f"the keys of step {turn + 1} have another shape, {tuple(key.shape)}, than those before"
+            )
         for later in range(layer.turn + 1, turn + 1):
             parents = self.parents[later]
             if parents is not None:
                 known = layer.marks = known.index_select(0, parents.to(known.device))
-        head = turn % marks.shape[-2]  # one head a step, as all of them are compared with the last step's keys
+        head = (
+            turn % marks.shape[-2]
+        )  # one head a step, as all of them are compared with the last step's keys
         if not _same(marks[..., head, : end - new], known[..., head, offset:at]):
-            return layer.refuse(f"the keys of earlier tokens are others in step {turn + 1} than they were before")
+            return layer.refuse(
+                f"the keys of earlier tokens are others in step {turn + 1} than they were before"
+            )
         if known.shape[-1] < at + new:
             room = known.new_empty(*known.shape[:-1], 2 * (at + new))
             room[..., :at] = known[..., :at]

@@ -112,11 +112,17 @@ def _try(model: nn.Module) -> None:
         for module in training:
             module.training = True
     (theirs, theirs_changed), (ours, ours_changed) = results["eager"], results[NAME]
-    if not theirs.is_floating_point() or theirs.shape[:2] != ids.shape or not bool(torch.isfinite(theirs).all()):
+    if (
+        not theirs.is_floating_point()
+        or theirs.shape[:2] != ids.shape
+        or not bool(torch.isfinite(theirs).all())
+    ):
         return
     name, eps, scale = type(model).__name__, torch.finfo(theirs.dtype).eps, float(theirs.abs().max())
-    here, there = (float((a - b)[:, :-1].abs().max()) for a, b in ((ours, ours_changed), (theirs, theirs_changed)))
-    if here > there + 4 * eps * scale:
+    here, there = (
+        float((a - b)[:, :-1].abs().max()) for a, b in ((ours, ours_changed), (theirs, theirs_changed))
+    )
+    if there <= 4 * eps * scale < here:
         raise ArgumentError(
             f"{name} on regard reads the future: another last token changes earlier outputs by {here:.2g}, on eager by "
             f'{there:.2g}. Use attn_implementation="eager" for this model.'
@@ -307,7 +313,9 @@ def _causal_by_default(kind: Hashable) -> bool:
     assert isinstance(kind, type)
     home = vars(sys.modules.get(kind.__module__, object))
     models = [
-        one for one in home.values() if isinstance(one, type) and issubclass(one, PreTrainedModel) and one.__module__ == kind.__module__
+        one
+        for one in home.values()
+        if isinstance(one, type) and issubclass(one, PreTrainedModel) and one.__module__ == kind.__module__
     ]
     return not models or any(model._supports_sdpa for model in models)
 

@@ -129,7 +129,9 @@ class Recorder:
             if refusal is None:
                 self._add(name, generation.joined(name, paths))
             else:
-                self.seen.refuse(name, _ONE_MAP.format(name=name or "the model", refusal=refusal), layer.rules.kind)
+                self.seen.refuse(
+                    name, _ONE_MAP.format(name=name or "the model", refusal=refusal), layer.rules.kind
+                )
         if sequences is not None:
             length = max((layer.count for layer in generation.layers.values()), default=0)
             written = sequences[:, :length].detach().cpu().clone()
@@ -143,7 +145,9 @@ class _Hook:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder: Recorder | None = recorder
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
         # torch notes a hook first and that it takes kwargs afterwards: another thread may call it without them
         if kwargs is not None and self.recorder is not None and self.recorder in THREAD.observers:
             self.recorder.called(args, kwargs)
@@ -160,7 +164,9 @@ class _Forward:
     def __init__(self, recorder: Recorder, generation: Generation) -> None:
         self.recorder, self.generation = recorder, generation
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
         if kwargs is None or self.recorder not in THREAD.observers or self.recorder._drafting:
             return
         ids = kwargs.get("decoder_input_ids", kwargs.get("input_ids"))

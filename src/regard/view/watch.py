@@ -270,7 +270,11 @@ class Seen(Mapping[str, Weights]):
     def __repr__(self) -> str:
         lines = [
             f"{name or '(the model)'}: "
-            + ("refused" if isinstance(weights, Refused) else f"Weights({' × '.join(map(str, weights.shape))})")
+            + (
+                "refused"
+                if isinstance(weights, Refused)
+                else f"Weights({' × '.join(map(str, weights.shape))})"
+            )
             for name, weights in self._weights.items()
         ]
         return f"Seen({', '.join(lines)})" if len(lines) < 2 else "Seen(\n  " + ",\n  ".join(lines) + ",\n)"
