@@ -1,10 +1,11 @@
-"""Every model type of Hugging Face transformers, small and with random parameters: regard compared with eager.
+"""Every model type of Hugging Face transformers, small, with random parameters: regard compared with eager.
 
     python -m benchmarks.sweep [--seconds 60] [--jobs 2] [name …]
 
-Each type runs in a forked process with a time and a memory limit. A line per model class says how far its outputs
-with attn_implementation="regard" are from eager's: without padding, with padding on the right and on the left; and how
-much an earlier output changes when the last token does, on regard and on eager. Exits with 1 if any of them differ.
+Each type runs in a forked process with a time and a memory limit. A line per model class says how far its
+outputs with attn_implementation="regard" are from eager's: without padding, with padding on the right and
+on the left; and how much an earlier output changes when the last token does, on regard and on eager. Exits
+with 1 if any of them differ.
 """
 
 import argparse
@@ -30,7 +31,8 @@ TOLERANCE = 1e-4
 MORE = {
     "num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 32, "num_register_tokens": 1,
     "text_config_num_hidden_layers": 2, "depth": 2, "num_encoder_layers": 2, "encoder_num_layers": 2,
-    "decoder_num_layers": 2, "d_inner": 48, "embed_dim": 32, "encoder_hidden_size": 32, "decoder_hidden_size": 32,
+    "decoder_num_layers": 2, "d_inner": 48, "embed_dim": 32, "encoder_hidden_size": 32,
+    "decoder_hidden_size": 32,
     "out_hidden_size": 32, "projector_hidden_size": 32, "type_vocab_size": 2, "max_seq_len": 64, "n_mels": 8,
     "max_seq_length": 64, "n_ctx": 64, "ffn_hidden_size": 48, "kv_lora_rank": 16, "q_lora_rank": 16,
     "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "max_2d_position_embeddings": 64,
@@ -189,7 +191,7 @@ def writes(model: Any, given: dict[str, Tensor]) -> str | None:
 
 
 def leak(model: Any, given: dict[str, Tensor]) -> float | None:
-    """How much outputs before the last position change with what stands there; None if that cannot be tried."""
+    """How much outputs before the last position change with what stands there; None if it cannot be tried."""
     name = writes(model, given)
     if name is None:
         return None

@@ -66,9 +66,9 @@ def pair(request):
 def test_weights_replaced_by_themselves_change_nothing(pair):
     """In float64 nothing beyond rounding; in float32 no more than float32 itself is off.
 
-    The edited model multiplies weights and values where its kernel rounds in another order, and the layers behind
-    enlarge such differences as they do all rounding: how much is seen from the unedited model's own error. The two errors
-    are independent draws of the same size, so one may be some times the other.
+    The edited model multiplies weights and values where its kernel rounds in another order, and the layers
+    behind enlarge such differences as they enlarge all rounding. How much is seen from the unedited model's
+    own error. Both errors have the same origin and size, so neither is many times the other.
     """
     model, run = pair
     same = regard.ReplaceWeights(lambda weights: weights)

@@ -196,8 +196,9 @@ def test_enable_twice_and_disable():
 # Models that rely on their masks alone
 
 PAIR = {
-    "d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "vocab_size": 50, "max_position_embeddings": 32,
+    "d_model": 16, "encoder_layers": 1, "decoder_layers": 2,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
+    "vocab_size": 50, "max_position_embeddings": 32,
 }  # fmt: skip
 SERIES = {
     "prediction_length": 4, "context_length": 6, "lags_sequence": [1, 2], "num_time_features": 2,
@@ -302,7 +303,7 @@ def test_a_mask_left_out_where_it_is_needed_is_found(monkeypatch):
     assert model.config._attn_implementation != "regard"
 
 
-def test_another_output_than_eagers_is_found(monkeypatch):
+def test_another_output_than_eagers_is_found():
     from transformers.modeling_utils import AttentionInterface
 
     def doubled(*args, **kwargs):
@@ -310,7 +311,7 @@ def test_another_output_than_eagers_is_found(monkeypatch):
         return 2 * output, weights
 
     AttentionInterface.register("regard", doubled)
-    with pytest.raises(ArgumentError, match="BertForMaskedLM on regard is off by .* from eager"):
+    with pytest.raises(ArgumentError, match=r"BertForMaskedLM on regard is off by .* from eager"):
         regard.huggingface.check(hosts.make("bert"))
 
 

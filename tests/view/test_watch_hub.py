@@ -466,7 +466,7 @@ def test_steps_whose_keys_change_are_not_joined(change: Any) -> None:
 
 
 def test_a_cache_that_keeps_the_last_keys_is_joined() -> None:
-    """The keys that are left are the same ones, so the map is right: each step sees the last four and itself."""
+    """The keys that are left are unchanged, so the map is right: each step sees the last four and itself."""
 
     def keep_the_last(layer: Any) -> None:
         layer.keys, layer.values = (x[..., -4:, :] for x in (layer.keys, layer.values))

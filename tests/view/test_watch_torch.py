@@ -381,7 +381,7 @@ class Own(nn.Module):
 
 
 def test_a_hook_that_torch_has_noted_in_half_does_nothing() -> None:
-    """torch notes a hook first and that it takes kwargs afterwards; another thread may run between the two."""
+    """torch notes a hook first, then that it takes kwargs; another thread may run between the two."""
     model, x = Own(), torch.randn(1, 2, 5, 8)
     expected, found = model(x), []
 

@@ -3,9 +3,9 @@
 A step brings new queries and new keys; only these are kept. Beam search goes on with other rows after each
 step, so each row has ancestors, and a finished sequence is the row whose ancestors were fed its tokens.
 
-One map is right only if each step attends to the same keys as the steps before it, and to its own. Caches that
-quantize, prune or rotate what they hold break this, so the keys of every step are recognised: one number of each key
-is compared in every step, and all numbers with the keys of the last step. A layer whose keys change is refused.
+One map is right only if each step attends to the same keys as the steps before it, and to its own. Caches
+that quantize, prune or rotate what they hold break this, so keys are compared: one number of each key in
+every step, and all numbers with the keys of the last step. A layer whose keys change is refused.
 """
 
 import weakref
@@ -137,7 +137,8 @@ class Generation:
     def _recognise(self, layer: Layer, turn: int, key: Tensor, offset: int, end: int, new: int) -> None:
         """Compare one number of each earlier key of a step with what it was, and note those of the new keys.
 
-        offset: the place of the step's first key among all; end: how many of its keys count; new: how many are new.
+        offset: position of the step's first key among all. end: number of its keys that count. new: number of
+            new keys among them.
         """
         marks, at = key[..., :end, 0], offset + end - new
         known = layer.marks
@@ -176,7 +177,7 @@ class Generation:
         return layer.refusal
 
     def _as_in_the_last_step(self, layer: Layer) -> bool:
-        """Whether the keys of all steps are bit by bit those that the last step attended to, as far as it did."""
+        """Whether the keys of all steps equal, bit by bit, those that the last step attended to."""
         assert layer.last is not None
         key, offset, end = layer.last
         turn, rows, at = layer.turn, None, layer.count
@@ -265,7 +266,7 @@ def _same(first: Tensor, second: Tensor) -> bool:
 
 
 def _within(part: Tensor, whole: Tensor, at: int) -> bool:
-    """Whether keys stand in others from a place on; those before the first or behind the last are not compared."""
+    """Whether `whole` has these keys from position `at` on; positions outside of it are not compared."""
     first, last = max(at, 0), min(at + part.shape[-2], whole.shape[-2])
     return first >= last or _same(part[..., first - at : last - at, :], whole[..., first:last, :])
 

@@ -56,9 +56,10 @@ def enable() -> None:
 def check(model: nn.Module) -> None:
     """Raise unless a model computes on regard what it computes on eager attention.
 
-    All its attentions must go through transformers' interface: a model with attention of its own, Bloom for one, can
-    carry any implementation's name. After `enable()`, a model that reads token ids also runs on a few of them, on regard
-    and on eager: the outputs must agree, and no output may depend on later tokens unless eager's does.
+    All its attentions must go through transformers' interface: a model with attention of its own, Bloom for
+    one, can carry any implementation's name. After `enable()`, a model that reads token ids also runs on a
+    few of them, on regard and on eager: the outputs must agree, and none may depend on later tokens unless
+    eager's does.
 
     >>> import regard, transformers
     >>> sizes = {"hidden_size": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9}
@@ -124,8 +125,8 @@ def _try(model: nn.Module) -> None:
     )
     if there <= 4 * eps * scale < here:
         raise ArgumentError(
-            f"{name} on regard reads the future: another last token changes earlier outputs by {here:.2g}, on eager by "
-            f'{there:.2g}. Use attn_implementation="eager" for this model.'
+            f"{name} on regard reads the future: another last token changes earlier outputs by {here:.2g}, "
+            f'on eager by {there:.2g}. Use attn_implementation="eager" for this model.'
         )
     apart = float((ours - theirs).abs().max())
     if not apart <= 10 * math.sqrt(eps) * max(scale, eps):
@@ -138,7 +139,8 @@ def _try(model: nn.Module) -> None:
 @contextmanager
 def _set_to(model: nn.Module, implementation: str) -> Iterator[None]:
     """A model on another implementation for a while."""
-    configs, waiting = [], [getattr(module, "config", None) for module in model.modules()]
+    configs: list[Any] = []
+    waiting: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     while waiting:
         config = waiting.pop()
         if hasattr(config, "_attn_implementation_internal") and all(config is not one for one in configs):
@@ -289,10 +291,11 @@ def _asking(frame: FrameType | None) -> nn.Module | None:
 def _flags_suffice(model: nn.Module | None) -> bool:
     """Whether a mask can be left out, because the attentions of a model say by `is_causal` what it would say.
 
-    transformers leaves masks out for classes that support SDPA. Others may rely on the mask alone: the attentions of
-    nllb-moe's decoder have is_causal=False, and without a mask they would read the future. They may also have attention
-    of their own, which adds the mask to the scores. They get the masks that eager gets, unless every attention goes
-    through the interface and is causal, as those of gemma2 and gpt-oss are.
+    transformers leaves masks out for classes that support SDPA. Others may rely on the mask alone: the
+    attentions of nllb-moe's decoder have is_causal=False, and without a mask they would read the future.
+    They may also have attention of their own, which adds the mask to the scores. They get the masks that
+    eager gets, unless every attention goes through the interface and is causal, as those of gemma2 and
+    gpt-oss are.
     """
     if model is None:
         return False
@@ -307,7 +310,7 @@ def _flags_suffice(model: nn.Module | None) -> bool:
 
 @lru_cache(maxsize=1024)
 def _causal_by_default(kind: Hashable) -> bool:
-    """Whether an attention without `is_causal` looks back only where it gets no mask, as SDPA has it; else as eager."""
+    """Whether an attention that has no `is_causal` is causal without a mask: as SDPA or as eager has it."""
     from transformers import PreTrainedModel
 
     assert isinstance(kind, type)

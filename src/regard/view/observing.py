@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 _ONE_MAP = (
-    "{name}: the steps of generate cannot be joined to one map, because {refusal}. This happens if the cache quantizes or "
-    "prunes its keys, if a hook changes them, or if the model calls SDPA itself with cached keys. Generate with the "
-    "default cache, or look at single steps: call the model itself inside the block, model(ids, past_key_values=cache)."
+    "{name}: the steps of generate cannot be joined to one map, because {refusal}. This happens if the cache "
+    "quantizes or prunes its keys, if a hook changes them, or if the model calls SDPA itself with cached "
+    "keys. Generate with the default cache, or look at single steps: call the model itself inside the block, "
+    "model(ids, past_key_values=cache)."
 )
 
 
@@ -33,6 +34,7 @@ class Recorder:
         found = ((module, clean(name)) for name, module in model.named_modules())
         self.names: dict[nn.Module, str] = {module: name for module, name in found if choice(name)}
         self.ran = False
+        self.ran_elsewhere = False  # in another thread
         self._generation: Generation | None = None
         self._drafting = 0  # generations inside a generation, whose tokens may be taken or not
 
@@ -148,8 +150,12 @@ class _Hook:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
-        # torch notes a hook first and that it takes kwargs afterwards: another thread may call it without them
-        if kwargs is not None and self.recorder is not None and self.recorder in THREAD.observers:
+        # torch notes a hook first, then that it takes kwargs: another thread may call it without them
+        if self.recorder is None:
+            return
+        if self.recorder not in THREAD.observers:
+            self.recorder.ran_elsewhere = True
+        elif kwargs is not None:
             self.recorder.called(args, kwargs)
 
     def __deepcopy__(self, memo: Any) -> "_Hook":

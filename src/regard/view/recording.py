@@ -250,7 +250,7 @@ def _check_format(folder: str | os.PathLike[str], about: dict[str, Any]) -> None
 
 def _table(ids: Any) -> Tensor:
     """Token numbers (b, n). Negative ones are placeholders in some models."""
-    rows = ids if isinstance(ids, list) and ids else [None]
+    rows: list[Any] = ids if isinstance(ids, list) and ids else [None]
     if not all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows):
         raise ValueError("its token numbers are not a table")
     if not all(type(i) is int and -(2**63) <= i < 2**63 for row in rows for i in row):
@@ -268,7 +268,7 @@ def _texts(described: Any) -> Texts:
             ids, words = call[side]["ids"], call[side]["words"]
             sides[side] = None if ids is None else _table(ids)
             if words is not None:
-                rows = words if isinstance(words, list) else [None]
+                rows: list[Any] = words if isinstance(words, list) else [None]
                 if not all(isinstance(row, list) and all(isinstance(w, str) for w in row) for row in rows):
                     raise ValueError("its tokens are not lists of words")
                 spelled[side] = rows

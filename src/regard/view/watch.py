@@ -17,7 +17,7 @@ from regard.mechanism.weights import Weights
 from regard.models.heads import watching
 from regard.view import recording
 from regard.view.keeping import Kind
-from regard.view.layers import Choice, Layers, own_attention, plain
+from regard.view.layers import Choice, Layers, attends, clean, compiled, own_attention, plain
 from regard.view.texts import Texts
 
 
@@ -55,6 +55,7 @@ class Seen(Mapping[str, Weights]):
         self._kinds: dict[str, Kind] = {}
         self._about: dict[str, tuple[str, int]] = {}  # the module's name and the number of its call
         self._nothing = "nothing yet: call the model inside the with block"
+        self._unseen = ""  # what ran and could not be seen
         self._texts = Texts() if texts is None else texts
 
     def add(self, name: str, weights: Weights, kind: Kind | None = None) -> None:
@@ -210,7 +211,7 @@ class Seen(Mapping[str, Weights]):
         found = type(self)(self._texts)
         for entry, (name, _) in self._about.items():
             found._add(name, weights[entry], self._kinds[entry])
-        found._nothing = self._nothing
+        found._nothing, found._unseen = self._nothing, self._unseen
         return found
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -259,7 +260,8 @@ class Seen(Mapping[str, Weights]):
     # As a mapping
 
     def _missing(self, name: str) -> str:
-        return f"{name!r} was not seen; seen were {', '.join(self._weights) or self._nothing}."
+        unseen = f" Not seen: {self._unseen}." if self._unseen and self._weights else ""
+        return f"{name!r} was not seen; seen were {', '.join(self._weights) or self._nothing}.{unseen}"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
@@ -277,6 +279,8 @@ class Seen(Mapping[str, Weights]):
             )
             for name, weights in self._weights.items()
         ]
+        if self._unseen:
+            lines.append(f"not seen: {self._unseen}")
         return f"Seen({', '.join(lines)})" if len(lines) < 2 else "Seen(\n  " + ",\n  ".join(lines) + ",\n)"
 
 
@@ -326,9 +330,45 @@ def watch(
     recorder = Recorder(model, seen, choice, heads)
     with recorder.recording(), watching(model, recorder.see_own):
         yield seen
-    if not seen and recorder.ran:
+    unseen = _compiled_away(model, choice, seen) if recorder.ran else []
+    if unseen:
+        seen._unseen = _COMPILED.format(", ".join(unseen))
+        seen._nothing = f"nothing: {seen._unseen}"
+    elif not seen and recorder.ran:
         seen._nothing = _bypassed(model, layers)
-        warnings.warn(f"{type(model).__name__}: {seen._nothing}.", stacklevel=3)
+    elif not seen and recorder.ran_elsewhere:
+        seen._nothing = _ELSEWHERE
+    if unseen or (not seen and (recorder.ran or recorder.ran_elsewhere)):
+        told = seen._nothing if not seen else seen._unseen
+        warnings.warn(f"{type(model).__name__}: {told}.", stacklevel=3)
+
+
+_COMPILED = (
+    "the attention in {} ran as compiled code, which cannot be seen. Run it uncompiled: "
+    'with torch.compiler.set_stance("force_eager"), regard.watch(model) as seen: …'
+)
+_ELSEWHERE = (
+    "nothing: the model was called in another thread, and watch sees only the thread that opened it. "
+    "Open the block in the thread that calls the model"
+)
+
+
+def _compiled_away(model: nn.Module, choice: Choice, seen: Seen) -> list[str]:
+    """The compiled parts of a model in which something attends, and of which nothing was seen."""
+    names: list[str] = []
+    for name, part in compiled(model).items():
+        inside = (
+            clean(f"{name}.{below}".strip(".")) for below, module in part.named_modules() if attends(module)
+        )
+        wanted = [one for one in inside if choice(one)]
+        seen_there = any(one == name or one.startswith(f"{name}." if name else "") for one in seen)
+        if (
+            wanted
+            and not seen_there
+            and not any(name.startswith(f"{outer}.") or not outer for outer in names)
+        ):
+            names.append(name)
+    return [name or type(getattr(model, "_orig_mod", model)).__name__ for name in names]
 
 
 def _bypassed(model: nn.Module, layers: Layers | None) -> str:
@@ -338,5 +378,5 @@ def _bypassed(model: nn.Module, layers: Layers | None) -> str:
     whose = f"{', '.join(own)} computes" if own else "it computes"
     return (
         f"nothing, although it ran: {whose} attention without SDPA, nn.MultiheadAttention or transformers' "
-        "attention interface, so that its weights cannot be seen; a compiled model is watched uncompiled"
+        "attention interface, so that its weights cannot be seen"
     )
