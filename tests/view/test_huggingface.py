@@ -193,13 +193,152 @@ def test_enable_twice_and_disable():
         hosts.make("bert").set_attn_implementation("regard")
 
 
+# Models that rely on their masks alone
+
+PAIR = {
+    "d_model": 16, "encoder_layers": 1, "decoder_layers": 2,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
+    "vocab_size": 50, "max_position_embeddings": 32,
+}  # fmt: skip
+SERIES = {
+    "prediction_length": 4, "context_length": 6, "lags_sequence": [1, 2], "num_time_features": 2,
+    **{name: PAIR[name] for name in PAIR if name not in ("vocab_size", "max_position_embeddings")},
+}  # fmt: skip
+READERS_OF_MASKS = {
+    "nllb-moe": lambda: transformers.NllbMoeModel(transformers.NllbMoeConfig(**PAIR, num_experts=2)),
+    "bigbird_pegasus": lambda: transformers.BigBirdPegasusModel(
+        transformers.BigBirdPegasusConfig(**PAIR, attention_type="original_full")
+    ),
+    "pegasus_x": lambda: transformers.PegasusXModel(transformers.PegasusXConfig(**PAIR, block_size=4)),
+    "informer": lambda: transformers.InformerModel(
+        transformers.InformerConfig(**SERIES, attention_type="full")
+    ),
+    "time_series_transformer": lambda: transformers.TimeSeriesTransformerModel(
+        transformers.TimeSeriesTransformerConfig(**SERIES)
+    ),
+    "whisper": lambda: transformers.WhisperModel(
+        transformers.WhisperConfig(
+            **{
+                **PAIR,
+                "max_source_positions": 12,
+                "max_target_positions": 32,
+                "num_mel_bins": 8,
+                "pad_token_id": 0,
+            }
+        )
+    ),
+}
+
+
+def reader_of_masks(name):
+    torch.manual_seed(0)
+    model = READERS_OF_MASKS[name]().eval()
+    hosts.liven(model)
+    hosts.liven(model)
+    return model
+
+
+def to_read(name, side):
+    given = hosts.batch("bart", side, length=8)
+    if name == "whisper":
+        return {"input_features": torch.randn(3, 8, 24), "decoder_input_ids": given["decoder_input_ids"]}
+    if name not in ("informer", "time_series_transformer"):
+        return given
+    draw = torch.Generator().manual_seed(1)
+
+    def numbers(*size):
+        return torch.randn(*size, generator=draw)
+
+    seen = given["attention_mask"].float()
+    return {
+        "past_values": numbers(3, 8), "past_time_features": numbers(3, 8, 2), "past_observed_mask": seen,
+        "future_values": numbers(3, 4), "future_time_features": numbers(3, 4, 2),
+    }  # fmt: skip
+
+
+def on(model, implementation, given):
+    model.set_attn_implementation(implementation)
+    torch.manual_seed(2)  # informer draws the keys that it reads
+    with torch.no_grad():
+        return model(**given)[0]
+
+
+@pytest.mark.parametrize("side", ["none", "right", "left"])
+@pytest.mark.parametrize("name", READERS_OF_MASKS)
+def test_models_that_rely_on_their_masks_equal_eager(name, side):
+    torch.manual_seed(1)
+    model, given = reader_of_masks(name), to_read(name, side)
+    expected = on(model, "eager", given)
+    torch.testing.assert_close(on(model, "regard", given), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*READERS_OF_MASKS, *hosts.WRITERS])
+def test_no_output_depends_on_what_comes_after_it(name):
+    torch.manual_seed(1)
+    if name in READERS_OF_MASKS:
+        model, given = reader_of_masks(name), to_read(name, "none")
+    else:
+        model, given = hosts.make(name), hosts.batch(name)
+    last = next(n for n in ("future_values", "decoder_input_ids", "input_ids") if n in given)
+    # a model of series reads each value one step later, and so does nothing with the last one
+    place = -2 if last == "future_values" else -1
+    changed = given[last].clone()
+    changed[:, place] = changed[:, place] + 1 if changed.is_floating_point() else (changed[:, place] + 1) % 50
+    before, after = (on(model, "regard", {**given, last: x}) for x in (given[last], changed))
+    assert torch.equal(before[:, :-1], after[:, :-1])
+    assert not torch.equal(before[:, -1], after[:, -1])
+
+
+def test_a_mask_left_out_where_it_is_needed_is_found(monkeypatch):
+    from regard.view import huggingface
+
+    model = reader_of_masks("nllb-moe")
+    regard.huggingface.check(model)
+    assert model.config._attn_implementation != "regard"  # it was only tried
+    monkeypatch.setattr(huggingface, "_flags_suffice", lambda model: True)
+    with pytest.raises(
+        ArgumentError, match="NllbMoeModel on regard reads the future: another last token changes"
+    ):
+        regard.huggingface.check(model)
+    assert model.config._attn_implementation != "regard"
+
+
+def test_another_output_than_eagers_is_found():
+    from transformers.modeling_utils import AttentionInterface
+
+    def doubled(*args, **kwargs):
+        output, weights = hosted_attention(*args, **kwargs)
+        return 2 * output, weights
+
+    AttentionInterface.register("regard", doubled)
+    with pytest.raises(ArgumentError, match=r"BertForMaskedLM on regard is off by .* from eager"):
+        regard.huggingface.check(hosts.make("bert"))
+
+
 # Masks
 
 
-def test_masks_are_none_where_they_say_nothing():
-    assert hosted_mask(2, 5, 5) is None
-    assert hosted_mask(2, 1, 9, q_offset=8) is None
-    assert hosted_mask(2, 5, 5, attention_mask=torch.ones(2, 5, dtype=torch.bool)) is None
+def asked_by(model, *sizes, **options):
+    """The mask that a model gets: which one asks is read from the stack."""
+
+    def ask(self):
+        return hosted_mask(*sizes, **options)
+
+    return ask(model)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss"])
+def test_masks_are_none_where_they_say_nothing(name):
+    model = hosts.make(name)
+    assert asked_by(model, 2, 5, 5) is None
+    assert asked_by(model, 2, 1, 9, q_offset=8) is None
+    assert asked_by(model, 2, 5, 5, attention_mask=torch.ones(2, 5, dtype=torch.bool)) is None
+
+
+def test_masks_are_whole_where_nobody_says_that_attention_is_causal():
+    expected = torch.ones(5, 5, dtype=torch.bool).tril()
+    for mask in (hosted_mask(2, 5, 5), asked_by(reader_of_masks("nllb-moe"), 2, 5, 5)):
+        assert torch.equal((mask == 0)[0, 0], expected)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -224,7 +363,8 @@ def test_every_reading_says_what_the_mask_says(seed):
 def test_padding_is_read_as_lengths_and_only_once(side):
     seen = torch.arange(7) < torch.tensor([2, 7, 0, 5])[:, None]
     seen = seen if side == "right" else seen.flip(-1)
-    mask = hosted_mask(
+    mask = asked_by(
+        hosts.make("bert"),
         4,
         7,
         7,

@@ -170,6 +170,34 @@ def test_another_version_is_told(tmp_path: Path) -> None:
         {"layers": [{"name": "../../../etc/passwd\x00", "kind": "self"}] * 9},
         {"texts": [{"source": {"ids": ["x"], "words": None}, "target": {"ids": None, "words": None}}]},
         {"texts": [{"source": {"ids": None, "words": [[5]]}, "target": {"ids": None, "words": None}}]},
+        *(
+            {"texts": [{"source": {"ids": ids, "words": None}, "target": {"ids": None, "words": None}}]}
+            for ids in (
+                float("nan"),
+                [[float("nan")]],
+                [[1.5]],
+                [[True]],
+                [[2**63]],
+                [[10**30]],
+                [[[1]]],
+                [[1], [1, 2]],
+                [],
+                5,
+                "12",
+                {"0": [1]},
+                [None],
+                [[None]],
+            )
+        ),
+        *(
+            {"texts": [{"source": {"ids": None, "words": words}, "target": {"ids": None, "words": None}}]}
+            for words in (float("nan"), 5, "ab", ["ab"], [["a"], 5], {"a": ["b"]}, [[["a"]]])
+        ),
+        {"texts": float("nan")},
+        {"texts": [float("nan")]},
+        {"texts": [{"source": 5, "target": 5}]},
+        {"layers": float("nan")},
+        {"layers": [[]]},
         {"texts": 5},
         {"format": 5},
     ],

@@ -416,3 +416,196 @@ def test_beams_after_a_prompt_of_vectors() -> None:
         expected = model(inputs_embeds=whole, output_attentions=True).attentions
     for weights, one in zip(seen.values(), expected, strict=True):
         assert torch.allclose(weights.dense(), one, atol=1e-5)
+
+
+# Generation with keys that change
+
+
+def written_with(change: Any, **options: Any) -> tuple[Any, Any, Tensor]:
+    """A recording of a generation after each of whose forward passes the cache is changed."""
+    model = build("llama")
+
+    def changed(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        for layer in output.past_key_values.layers:
+            change(layer)
+
+    hook = model.register_forward_hook(changed, with_kwargs=True)
+    ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
+    with torch.no_grad(), regard.watch(model) as seen:
+        output = model.generate(ids, max_new_tokens=5, min_new_tokens=5, do_sample=False, **options)
+    hook.remove()
+    return model, seen, output
+
+
+def prune(layer: Any) -> None:
+    if layer.keys.shape[-2] == 8:
+        layer.keys, layer.values = (x[..., [0, 2, 4, 6], :] for x in (layer.keys, layer.values))
+
+
+def change_one_number(layer: Any) -> None:
+    layer.keys = layer.keys.clone()
+    layer.keys[..., 1, 3] += 1.0
+
+
+def change_all(layer: Any) -> None:
+    layer.keys = (layer.keys * 16).round() / 16
+
+
+@pytest.mark.parametrize("change", [prune, change_one_number, change_all])
+def test_steps_whose_keys_change_are_not_joined(change: Any) -> None:
+    _, seen, _ = written_with(change)
+    assert len(seen) == 2
+    for name in seen:
+        with pytest.raises(
+            regard.ArgumentError, match=r"cannot be joined to one map, because .* default cache, or"
+        ):
+            _ = seen[name]
+    assert "model.layers.0.self_attn: refused" in repr(seen)
+    with pytest.raises(regard.ArgumentError, match="cannot be joined"):
+        seen.heads()
+
+
+def test_a_cache_that_keeps_the_last_keys_is_joined() -> None:
+    """The keys that are left are unchanged, so the map is right: each step sees the last four and itself."""
+
+    def keep_the_last(layer: Any) -> None:
+        layer.keys, layer.values = (x[..., -4:, :] for x in (layer.keys, layer.values))
+
+    _, seen, _ = written_with(keep_the_last)
+    dense = seen[0].dense()
+    assert dense.shape[-2:] == (12, 12)
+    torch.testing.assert_close(dense.sum(-1), torch.ones(1, 4, 12))
+    for row in range(8, 12):
+        assert (dense[..., row, : row - 4] == 0).all()
+
+
+def test_a_copied_cache_is_joined() -> None:
+    def copy(layer: Any) -> None:
+        layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+
+    model, seen, output = written_with(copy)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(output[:, :-1], output_attentions=True).attentions
+    for weights, right in zip(seen.values(), expected, strict=True):
+        torch.testing.assert_close(weights.dense(), right, rtol=0, atol=1e-5)
+
+
+def test_quantized_caches_are_not_joined() -> None:
+    from transformers import cache_utils
+
+    if not hasattr(cache_utils, "Fp8QuantizedLayer"):
+        pytest.skip("this version of transformers quantizes caches only with other packages")
+    quantized = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
+    _, seen, _ = written_with(lambda layer: None, **quantized)
+    with pytest.raises(regard.ArgumentError, match="the cache gave step 2 other keys than it was given"):
+        _ = seen[0]
+
+
+def test_single_steps_with_a_cache_that_changes_are_seen_as_they_are() -> None:
+    """What the error advises: a call outside generate is seen with the keys that it attended to."""
+    model = build("llama")
+    model.set_attn_implementation("eager")
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    with torch.no_grad():
+        cache = model(ids[:, :4], use_cache=True).past_key_values
+        for layer in cache.layers:
+            change_all(layer)
+        with regard.watch(model) as seen:
+            output = model(ids[:, 4:], past_key_values=cache, output_attentions=True)
+    for weights, right in zip(seen.values(), output.attentions, strict=True):
+        torch.testing.assert_close(weights.dense(), right, rtol=0, atol=1e-6)
+
+
+def test_keys_that_a_model_caches_by_itself_are_not_joined_to_a_wrong_map() -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40}
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(AutoConfig.for_model("falcon", **sizes, bos_token_id=1, eos_token_id=2)).eval()
+    with torch.no_grad(), regard.watch(model) as seen:
+        output = model.generate(
+            torch.tensor([[5, 6, 7]]), max_new_tokens=4, min_new_tokens=4, do_sample=False
+        )
+    assert output.shape == (1, 7)
+    assert seen[0].shape[-2:] == (3, 3)  # the prompt, which is one call
+    with pytest.raises(regard.ArgumentError, match="step 3 attends to 5 keys, and the first to 4"):
+        _ = seen["transformer.h.0.self_attention@2"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize(
+    "options",
+    [{"assistant_early_exit": 1}, {"prefill_chunk_size": 3}, {"prompt_lookup_num_tokens": 3}],
+    ids=str,
+)
+def test_drafts_and_chunks_leave_one_map(name: str, options: dict[str, Any]) -> None:
+    model = build(name)
+    ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
+    with regard.watch(model) as seen:
+        output = model.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False, **options)
+    model.set_attn_implementation("eager")
+    expected = attentions(model(output[:, :-1], output_attentions=True))
+    for weights, right in zip(seen.values(), expected, strict=True):
+        length = min(weights.shape[-2], right.shape[-2])  # the last draft may reach further
+        assert length >= 14
+        torch.testing.assert_close(
+            weights.dense()[..., :length, :length], right[..., :length, :length], rtol=0, atol=1e-5
+        )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_cross_attention_alone_follows_its_beams(name: str) -> None:
+    model = build(name)
+    given = inputs(model)
+    given.pop("decoder_input_ids")
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "num_beams": 3, "do_sample": False}
+    alone = "*EncDecAttention" if name == "t5" else "*encoder_attn"
+    with regard.watch(model) as whole:
+        written = model.generate(**given, **options)
+    with regard.watch(model, layers=alone) as seen:
+        assert torch.equal(model.generate(**given, **options), written)
+    assert len(seen) == 2
+    for entry in seen:
+        assert torch.equal(seen[entry].dense(), whole[entry].dense())
+        assert len(seen[entry]) == 2
+
+
+@torch.no_grad()
+def test_a_generation_goes_on_from_a_cache() -> None:
+    model = build("llama")
+    ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
+    cache = model(ids[:, :5], use_cache=True).past_key_values
+    with regard.watch(model) as seen:
+        output = model.generate(
+            ids, past_key_values=cache, max_new_tokens=5, min_new_tokens=5, do_sample=False
+        )
+    model.set_attn_implementation("eager")
+    expected = attentions(model(output[:, :-1], output_attentions=True))
+    for weights, right in zip(seen.values(), expected, strict=True):
+        torch.testing.assert_close(weights.dense(), right[..., 5:, :], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_what_another_thread_does_with_the_model_is_no_step() -> None:
+    from threading import Thread
+
+    model = build("llama")
+    ids = torch.tensor([[5, 6, 7]])
+
+    def beside(input_ids: Tensor, scores: Tensor) -> Tensor:
+        thread = Thread(target=lambda: model(torch.tensor([[8, 9]])))
+        thread.start()
+        thread.join()
+        return scores
+
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "num_beams": 2}
+    with regard.watch(model) as alone:
+        written = model.generate(ids, **options)
+    with regard.watch(model) as seen:
+        assert torch.equal(model.generate(ids, logits_processor=[beside], **options), written)
+    assert list(seen) == list(alone)
+    for name in seen:
+        assert torch.equal(seen[name].dense(), alone[name].dense())

@@ -1,6 +1,10 @@
 """Models of plain torch, watched: not a bit of them changes, and the weights are those that torch tells."""
 
-from threading import Thread
+import gc
+import sys
+import weakref
+from threading import Event, Thread
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -359,3 +363,103 @@ def test_what_a_backward_pass_computes_again_is_seen_once():
         torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).sum().backward()
     assert x.grad is not None
     assert len(seen) == 1
+
+
+# Other threads
+
+
+class Own(nn.Module):
+    """Calls SDPA itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inward = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inward(x)
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+def test_a_hook_that_torch_has_noted_in_half_does_nothing() -> None:
+    """torch notes a hook first, then that it takes kwargs; another thread may run between the two."""
+    model, x = Own(), torch.randn(1, 2, 5, 8)
+    expected, found = model(x), []
+
+    def elsewhere() -> None:
+        found.append(model(x))
+
+    with regard.watch(model) as seen:
+        model._forward_pre_hooks_with_kwargs.clear()
+        thread = Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert torch.equal(found[0], expected)
+    assert not seen
+
+
+@torch.no_grad()
+def test_plain_calls_go_on_while_another_thread_watches_and_edits() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    models = [
+        nn.MultiheadAttention(16, 2, batch_first=True).eval(),
+        nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(),
+        Own(),
+    ]
+    x, y = torch.randn(2, 5, 16), torch.randn(1, 2, 5, 8)
+    runs = [lambda: models[0](x, x, x)[0], lambda: models[1](x), lambda: models[2](y)]
+    expected = [run() for run in runs]
+    wrong: list[Any] = []
+    done = Event()
+
+    def plain(number: int) -> None:
+        with torch.no_grad():
+            while not done.is_set() and not wrong:
+                try:
+                    if not torch.equal(runs[number](), expected[number]):
+                        wrong.append(f"{number}: another output")
+                except Exception as error:
+                    wrong.append(error)
+
+    threads = [Thread(target=plain, args=(number,)) for number in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # so that threads meet often
+    try:
+        for thread in threads:
+            thread.start()
+        end = monotonic() + 3
+        while monotonic() < end and not wrong:
+            for model, run in zip(models, runs, strict=True):
+                with regard.watch(model) as nothing:
+                    pass
+                with regard.watch(model) as seen:
+                    run()
+                assert (len(nothing), len(seen)) == (0, 2 if model is models[1] else 1)
+            with regard.edit(models[1], 0, [0], regard.Zero()):
+                assert not torch.equal(runs[1](), expected[1])
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("form", ["intervals", "holes", "numbers"])
+def test_rows_of_a_mask_are_let_go_with_it(form: str) -> None:
+    from regard.view.keeping import MaskReader
+
+    reader = MaskReader()
+    masks = {
+        "intervals": torch.ones(6, 6, dtype=torch.bool).tril(),
+        "holes": torch.rand(6, 6, generator=torch.Generator().manual_seed(0)) < 0.5,
+        "numbers": torch.randn(6, 6),
+    }
+    mask = masks.pop(form)
+    rows = reader.read(mask)
+    assert reader.read(mask) is rows  # remembered while the mask lives
+    kept = [weakref.ref(part) for part in rows if part is not None]
+    del rows, mask
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * len(kept)
+    assert not reader._known

@@ -7,7 +7,7 @@ are edited; all else passes through them as it came.
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,6 +35,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.edits: list[Mapping[nn.Module, Edit]] = []
         self.running: list[nn.Module] = []  # edited modules whose attention is a call of SDPA
+        self.slow = 0  # calls of torch's layers that must not take their fast path
 
 
 _THREAD = _Thread()
@@ -66,6 +67,7 @@ def _install() -> None:
             _PLACES.append(_Place(nn.MultiheadAttention, "forward", _multihead))
             _PLACES.append(_Place(nn.TransformerEncoderLayer, "forward", _slowly))
             _PLACES.append(_Place(nn.TransformerEncoder, "forward", _slowly))
+            _PLACES.append(_Place(torch.backends.mha, "get_fastpath_enabled", _fast_path))
         # whoever has a model of theirs has loaded them
         hub = sys.modules.get("transformers.modeling_utils")
         if hub is not None and all(place.owner is not hub.AttentionInterface for place in _PLACES):
@@ -249,12 +251,21 @@ def _slowly(original: Function) -> Function:
     return forward
 
 
+def _fast_path(original: Function) -> Function:
+    """torch's switch, off for the edited modules of this thread alone: other threads keep their fast path."""
+
+    def get_fastpath_enabled() -> bool:
+        if torch.compiler.is_compiling():
+            return bool(original())
+        return not _THREAD.slow and bool(original())
+
+    return get_fastpath_enabled
+
+
 @contextmanager
 def _without_fast_path() -> Iterator[None]:
-    switch: Callable[[bool], None] = torch.backends.mha.set_fastpath_enabled
-    before = torch.backends.mha.get_fastpath_enabled()
-    switch(False)
+    _THREAD.slow += 1
     try:
         yield
     finally:
-        switch(before)
+        _THREAD.slow -= 1

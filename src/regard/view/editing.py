@@ -21,7 +21,7 @@ from regard.view.changes import (
     as_heads,
 )
 from regard.view.edited import Edit, editing
-from regard.view.layers import Layers, clean, named
+from regard.view.layers import Layers, attends, clean, fits, named
 
 __all__ = ["Average", "Change", "ReplaceOutput", "ReplaceWeights", "Uniform", "Zero", "edit", "importance"]
 
@@ -127,12 +127,25 @@ def through_interface(module: nn.Module) -> bool:
 
 def _choose(model: nn.Module, layers: Layers | None) -> dict[str, nn.Module]:
     known = attentions(model)
+    direct = {
+        clean(name): module
+        for name, module in model.named_modules()
+        if attends(module) and clean(name) not in known
+    }
+    wanted = [layers] if isinstance(layers, int | str) else ["*"] if layers is None else list(layers)
+    meant = {name for one in wanted if isinstance(one, str) for name in direct if fits(name, one)}
+    if meant and not any(fits(name, one) for one in wanted if isinstance(one, str) for name in known):
+        kinds = ", ".join(sorted({type(direct[name]).__name__ for name in meant}))
+        raise ArgumentError(
+            f"{kinds} calls torch's scaled_dot_product_attention itself. watch sees such calls, but edit "
+            "cannot change them: it changes regard's layers, nn.MultiheadAttention and what goes through the "
+            "attention interface of transformers. A forward hook on the module can change its output."
+        )
     if not known:
         raise ArgumentError(
             f"there is nothing to edit in a {type(model).__name__}: no attention in it is regard's, torch's "
             "nn.MultiheadAttention, or goes through the attention interface of transformers."
         )
-    wanted = [layers] if isinstance(layers, int | str) else ["*"] if layers is None else list(layers)
     names = [name for one in wanted for name in named("edit", one, list(known))]
     return {name: known[name] for name in names}
 

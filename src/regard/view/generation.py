@@ -2,11 +2,16 @@
 
 A step brings new queries and new keys; only these are kept. Beam search goes on with other rows after each
 step, so each row has ancestors, and a finished sequence is the row whose ancestors were fed its tokens.
+
+One map is right only if each step attends to the same keys as the steps before it, and to its own. Caches
+that quantize, prune or rotate what they hold break this, so keys are compared: one number of each key in
+every step, and all numbers with the keys of the last step. A layer whose keys change is refused.
 """
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +39,15 @@ class Layer:
     steps: list[Step] = field(default_factory=list)
     before: Tensor | None = None  # keys that were in the cache already
     count: int = 0  # keys so far
+    marks: Tensor | None = None  # one number of each key so far, b g n and room for more
+    last: tuple[Tensor, int, int] | None = None  # the keys of the last step, the place of the first, how many
+    turn: int = 0  # of the last step
+    refusal: str | None = None  # why the steps cannot be joined
+
+    def refuse(self, reason: str) -> None:
+        """Join nothing, and let go what was kept."""
+        self.refusal, self.before, self.marks, self.last = reason, None, None, None
+        self.steps.clear()
 
 
 class Generation:
@@ -44,6 +58,7 @@ class Generation:
         self.plain: list[tuple[str, Kept]] = []  # what has nothing to do with steps: encoders
         self.fed: list[Tensor | None] = []  # the tokens of each forward pass, b n
         self.parents: list[Tensor | None] = []  # which row of the pass before each row goes on from
+        self.caches: weakref.WeakSet[Any] = weakref.WeakSet()  # that hold the keys of these steps
         self._next: Tensor | None = None
 
     # While it runs
@@ -77,17 +92,34 @@ class Generation:
             self.layers[name] = self._begin(kept)
         layer, (queries, keys) = self.layers[name], (kept.query.shape[-2], kept.key.shape[-2])
         turn = len(self.fed) - 1
+        if layer.refusal is not None:
+            return
+        if layer.steps and layer.rules.kind != kept.kind:
+            return layer.refuse(
+                f"step {turn + 1} reads {_SEQUENCE[kept.kind]}, and the first {_SEQUENCE[layer.rules.kind]}"
+            )
         if kept.kind == "cross":
+            if layer.steps and layer.steps[0].keys != keys:
+                return layer.refuse(
+                    f"step {turn + 1} attends to {keys} keys, and the first to {layer.steps[0].keys}"
+                )
+            self._recognise(layer, turn, kept.key, 0, keys, keys if layer.marks is None else 0)
+            if layer.refusal is not None:
+                return
             key = kept.owned().key if not layer.steps else kept.key[..., :0, :]
             layer.steps.append(Step(turn, kept.query, key, kept.rows, kept.biases, 0, keys))
             return
         layer.count += queries
-        new = kept.new
+        new, end = kept.new, min(layer.count, keys)
+        attended = kept.key[..., max(end - queries, 0) : end, :]
         if new is None or new.shape[-2] != queries:
-            end = min(layer.count, keys)
-            new = kept.key[..., end - queries : end, :].clone()
+            new = attended.clone()
+        elif not _same(attended[..., :1], new[..., :1]):
+            return layer.refuse(f"the cache gave step {turn + 1} other keys than it was given")
         offset = max(layer.count - keys, 0)
-        layer.steps.append(Step(turn, kept.query, new, kept.rows, kept.biases, offset, keys))
+        self._recognise(layer, turn, kept.key, offset, end, queries)
+        if layer.refusal is None:
+            layer.steps.append(Step(turn, kept.query, new, kept.rows, kept.biases, offset, keys))
 
     def _begin(self, kept: Kept) -> Layer:
         """A layer, with the keys that its cache brought along."""
@@ -102,7 +134,68 @@ class Generation:
                 layer.before = kept.key[..., : layer.count, :].clone()
         return layer
 
+    def _recognise(self, layer: Layer, turn: int, key: Tensor, offset: int, end: int, new: int) -> None:
+        """Compare one number of each earlier key of a step with what it was, and note those of the new keys.
+
+        offset: position of the step's first key among all. end: number of its keys that count. new: number of
+            new keys among them.
+        """
+        marks, at = key[..., :end, 0], offset + end - new
+        known = layer.marks
+        if known is None:
+            known, layer.turn = marks[..., : end - new].clone(), turn
+        if known.shape[:-1] != marks.shape[:-1] or end - new > known.shape[-1] - offset:
+            return layer.refuse(
+                f"the keys of step {turn + 1} have another shape, {tuple(key.shape)}, than those before"
+            )
+        for later in range(layer.turn + 1, turn + 1):
+            parents = self.parents[later]
+            if parents is not None:
+                known = layer.marks = known.index_select(0, parents.to(known.device))
+        head = (
+            turn % marks.shape[-2]
+        )  # one head a step, as all of them are compared with the last step's keys
+        if not _same(marks[..., head, : end - new], known[..., head, offset:at]):
+            return layer.refuse(
+                f"the keys of earlier tokens are others in step {turn + 1} than they were before"
+            )
+        if known.shape[-1] < at + new:
+            room = known.new_empty(*known.shape[:-1], 2 * (at + new))
+            room[..., :at] = known[..., :at]
+            known = layer.marks = room
+        if new:
+            known[..., at : at + new] = marks[..., end - new :]
+        layer.turn, layer.last = turn, (key, offset, end)
+
     # When it has ended
+
+    def refusal(self, name: str) -> str | None:
+        """Why the steps of a layer are not one map; None if they are."""
+        layer = self.layers[name]
+        if layer.refusal is None and layer.last is not None and not self._as_in_the_last_step(layer):
+            layer.refuse("the keys of earlier tokens are others in the last step than they were before")
+        return layer.refusal
+
+    def _as_in_the_last_step(self, layer: Layer) -> bool:
+        """Whether the keys of all steps equal, bit by bit, those that the last step attended to."""
+        assert layer.last is not None
+        key, offset, end = layer.last
+        turn, rows, at = layer.turn, None, layer.count
+        cross = layer.rules.kind == "cross"
+        for step in reversed(layer.steps):
+            for later in range(turn, step.turn, -1):
+                parents = self.parents[later]
+                if parents is not None:
+                    rows = parents if rows is None else parents[rows.to(parents.device)]
+            turn = step.turn
+            if cross:
+                if step.key.shape[-2] and not _same(_take(step.key, rows), key):
+                    return False
+                continue
+            at -= step.key.shape[-2]
+            if not _within(_take(step.key, rows), key[..., :end, :], at - offset):
+                return False
+        return layer.before is None or _within(_take(layer.before, rows), key[..., :end, :], -offset)
 
     def paths(self, sequences: Tensor | None, inputs: int) -> Tensor | None:
         """The row of each finished sequence in each forward pass, (passes, n); −1 after its end.
@@ -160,6 +253,22 @@ class Generation:
         rows = _join_rows(steps, chosen, len(query), keys)
         biases = _join_biases(steps, chosen, keys)
         return replace(layer.rules, query=query, key=key, rows=rows, biases=biases, cached=False)
+
+
+_SEQUENCE = {"self": "its own sequence", "cross": "another one"}
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors are equal, bit by bit: NaN equals itself."""
+    bits = _BITS[first.element_size()]
+    return first.dtype is second.dtype and torch.equal(first.view(bits), second.view(bits))
+
+
+def _within(part: Tensor, whole: Tensor, at: int) -> bool:
+    """Whether `whole` has these keys from position `at` on; positions outside of it are not compared."""
+    first, last = max(at, 0), min(at + part.shape[-2], whole.shape[-2])
+    return first >= last or _same(part[..., first - at : last - at, :], whole[..., first:last, :])
 
 
 def _reach(rows: Rows) -> int:

@@ -184,13 +184,7 @@ def _new_keys(key: Tensor) -> tuple[Tensor | None, bool]:
     """The keys that a cache got in this call, if it has just given back these."""
     if THREAD.updated is None or THREAD.updated[0] is not key:
         return None, False
-    THREAD.caches.add(THREAD.updated[2])
     return THREAD.updated[1].detach(), True
-
-
-def _is_theirs(cache: Any) -> bool:
-    """Whether a watched model uses a cache, and not only its assistant."""
-    return any(one in THREAD.caches for one in (cache, getattr(cache, "self_attention_cache", cache)))
 
 
 def _update(original: Function) -> Function:
@@ -210,9 +204,9 @@ def _reorder(original: Function) -> Function:
             found = original(self, beam_idx)
         finally:
             THREAD.reordering -= 1
-        if not THREAD.reordering and _is_theirs(self):
+        if not THREAD.reordering:
             for observer in THREAD.observers:
-                observer.reordered(beam_idx)
+                observer.reordered(self, beam_idx)
         return found
 
     return reorder_cache
@@ -225,9 +219,9 @@ def _crop(original: Function) -> Function:
             found = original(self, tokens_to_remove)
         finally:
             THREAD.reordering -= 1
-        if not THREAD.reordering and tokens_to_remove and _is_theirs(self):
+        if not THREAD.reordering and tokens_to_remove:
             for observer in THREAD.observers:
-                observer.cropped(abs(tokens_to_remove))
+                observer.cropped(self, abs(tokens_to_remove))
         return found
 
     return crop

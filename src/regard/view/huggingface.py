@@ -1,7 +1,12 @@
 """Hugging Face models on regard: `enable()`, then attn_implementation="regard"."""
 
-from contextlib import suppress
+import math
+import sys
+import weakref
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -49,9 +54,12 @@ def enable() -> None:
 
 
 def check(model: nn.Module) -> None:
-    """Raise unless all attentions of a model go through the interface, and so run where its config says.
+    """Raise unless a model computes on regard what it computes on eager attention.
 
-    transformers lets a model with attention of its own, Bloom for one, carry any implementation's name.
+    All its attentions must go through transformers' interface: a model with attention of its own, Bloom for
+    one, can carry any implementation's name. After `enable()`, a model that reads token ids also runs on a
+    few of them, on regard and on eager: the outputs must agree, and none may depend on later tokens unless
+    eager's does.
 
     >>> import regard, transformers
     >>> sizes = {"hidden_size": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9}
@@ -65,6 +73,8 @@ def check(model: nn.Module) -> None:
             f"{', '.join(own)} computes attention of its own, and not on regard; if it calls torch's SDPA, "
             "`with regard.patched():` serves it."
         )
+    if NAME in _interfaces()[0]._global_mapping:
+        _try(model)
 
 
 def disable() -> None:
@@ -76,6 +86,73 @@ def disable() -> None:
     """
     for interface in _interfaces():
         interface._global_mapping.pop(NAME, None)
+
+
+def _try(model: nn.Module) -> None:
+    """Run a model on a few tokens, on regard and on eager, and raise where they disagree."""
+    ids = torch.arange(3, 9, device=next((p.device for p in model.parameters()), None))[None]
+    decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    changed = ids.clone()
+    changed[:, -1] = 2
+    results = {}
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        for implementation in ("eager", NAME):
+            with _set_to(model, implementation), torch.no_grad():
+                outputs = []
+                for last in (ids, changed):
+                    given = {"input_ids": ids, "decoder_input_ids": last} if decoder else {"input_ids": last}
+                    outputs.append(model(**given)[0])
+            results[implementation] = outputs
+    except Exception:
+        if results:
+            raise  # it runs on eager, and not on regard
+        return  # it does not read plain token ids
+    finally:
+        for module in training:
+            module.training = True
+    (theirs, theirs_changed), (ours, ours_changed) = results["eager"], results[NAME]
+    if (
+        not theirs.is_floating_point()
+        or theirs.shape[:2] != ids.shape
+        or not bool(torch.isfinite(theirs).all())
+    ):
+        return
+    name, eps, scale = type(model).__name__, torch.finfo(theirs.dtype).eps, float(theirs.abs().max())
+    here, there = (
+        float((a - b)[:, :-1].abs().max()) for a, b in ((ours, ours_changed), (theirs, theirs_changed))
+    )
+    if there <= 4 * eps * scale < here:
+        raise ArgumentError(
+            f"{name} on regard reads the future: another last token changes earlier outputs by {here:.2g}, "
+            f'on eager by {there:.2g}. Use attn_implementation="eager" for this model.'
+        )
+    apart = float((ours - theirs).abs().max())
+    if not apart <= 10 * math.sqrt(eps) * max(scale, eps):
+        raise ArgumentError(
+            f"{name} on regard is off by {apart:.2g} from eager, where the largest output is {scale:.2g}. "
+            'Use attn_implementation="eager" for this model.'
+        )
+
+
+@contextmanager
+def _set_to(model: nn.Module, implementation: str) -> Iterator[None]:
+    """A model on another implementation for a while."""
+    configs: list[Any] = []
+    waiting: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    while waiting:
+        config = waiting.pop()
+        if hasattr(config, "_attn_implementation_internal") and all(config is not one for one in configs):
+            configs.append(config)
+            waiting += [getattr(config, name, None) for name in config.sub_configs]
+    before = [config._attn_implementation_internal for config in configs]
+    model.set_attn_implementation(implementation)  # type: ignore[operator]
+    try:
+        yield
+    finally:
+        for config, name in zip(configs, before, strict=True):
+            config._attn_implementation_internal = name
 
 
 def _interfaces() -> tuple[Any, Any]:
@@ -183,12 +260,67 @@ def hosted_mask(
 
     sizes = (batch_size, q_length, kv_length, q_offset, kv_offset)
     if torch.compiler.is_compiling():
+        more["allow_is_causal_skip"] = False  # which model asks cannot be found out here
         return masking_utils.sdpa_mask(*sizes, attention_mask=attention_mask, **more)
+    if not _flags_suffice(_asking(sys._getframe(1))):
+        return masking_utils.eager_mask(*sizes, attention_mask=attention_mask, **more)
     with torch.inference_mode(False):  # so that changes are counted
         everybody = more.get("mask_function") is masking_utils.bidirectional_mask_function
         if everybody and more.get("allow_is_bidirectional_skip") and not more.get("use_vmap"):
             return _padding(attention_mask, sizes)
         return masking_utils.sdpa_mask(*sizes, attention_mask=attention_mask, **more)
+
+
+_SUFFICE: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+
+
+def _asking(frame: FrameType | None) -> nn.Module | None:
+    """The model that asks for a mask: the nearest one up the stack."""
+    from transformers import PreTrainedModel
+
+    while frame is not None:
+        code = frame.f_code
+        if code.co_argcount and code.co_varnames[0] == "self":
+            model = frame.f_locals.get("self")
+            if isinstance(model, PreTrainedModel):
+                return model
+        frame = frame.f_back
+    return None
+
+
+def _flags_suffice(model: nn.Module | None) -> bool:
+    """Whether a mask can be left out, because the attentions of a model say by `is_causal` what it would say.
+
+    transformers leaves masks out for classes that support SDPA. Others may rely on the mask alone: the
+    attentions of nllb-moe's decoder have is_causal=False, and without a mask they would read the future.
+    They may also have attention of their own, which adds the mask to the scores. They get the masks that
+    eager gets, unless every attention goes through the interface and is causal, as those of gemma2 and
+    gpt-oss are.
+    """
+    if model is None:
+        return False
+    if model._supports_sdpa:
+        return True
+    if model not in _SUFFICE:
+        hosted = [module for module in model.modules() if through_interface(module)]
+        causal = all(getattr(module, "is_causal", None) is True for module in hosted)
+        _SUFFICE[model] = bool(hosted) and causal and not own_attention(model, through_interface)
+    return _SUFFICE[model]
+
+
+@lru_cache(maxsize=1024)
+def _causal_by_default(kind: Hashable) -> bool:
+    """Whether an attention that has no `is_causal` is causal without a mask: as SDPA or as eager has it."""
+    from transformers import PreTrainedModel
+
+    assert isinstance(kind, type)
+    home = vars(sys.modules.get(kind.__module__, object))
+    models = [
+        one
+        for one in home.values()
+        if isinstance(one, type) and issubclass(one, PreTrainedModel) and one.__module__ == kind.__module__
+    ]
+    return not models or any(model._supports_sdpa for model in models)
 
 
 def _padding(attention_mask: Tensor | None, sizes: tuple[int, ...]) -> Tensor | None:
@@ -212,7 +344,9 @@ def _asked_for_weights(more: dict[str, Any]) -> bool:
 
 
 def _looks_back_only(module: nn.Module, is_causal: bool | None) -> bool:
-    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", None)
+    return _causal_by_default(type(module)) if is_causal is None else bool(is_causal)  # type: ignore[arg-type]
 
 
 def _split(mask: Tensor, key: Tensor) -> tuple[Mask | Tensor | None, Tensor | None, tuple[int, int] | None]:

@@ -7,7 +7,6 @@ runs is nobody else's business. No module gets a hook: torch's encoder layers wo
 
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -32,10 +31,10 @@ class Observer(Protocol):
     def generating(self, model: nn.Module, generate: Function, *args: Any, **kwargs: Any) -> Any:
         """Call generate(model, …), which makes many calls that belong together."""
 
-    def reordered(self, rows: Tensor) -> None:
+    def reordered(self, cache: Any, rows: Tensor) -> None:
         """A cache goes on with these rows."""
 
-    def cropped(self, tokens: int) -> None:
+    def cropped(self, cache: Any, tokens: int) -> None:
         """A cache forgets its last tokens."""
 
 
@@ -48,7 +47,6 @@ class _Thread(threading.local):
         self.reader = MaskReader()
         self.told: set[nn.Module] = set()  # modules of torch that were seen in this call
         self.updated: tuple[Tensor, Tensor, Any] | None = None  # what a cache gave back, for which keys; it
-        self.caches: weakref.WeakSet[Any] = weakref.WeakSet()  # that watched modules have used
         self.reordering = 0
 
 
@@ -179,7 +177,6 @@ def observing(observer: Observer) -> Iterator[None]:
         THREAD.observers.remove(observer)
         if not THREAD.observers:
             THREAD.reader, THREAD.updated = MaskReader(), None
-            THREAD.caches.clear()
             THREAD.told.clear()
         _uninstall()
 

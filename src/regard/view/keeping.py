@@ -181,9 +181,20 @@ class MaskReader:
         if known is not None and known[0]() is mask and known[1] == state:
             return known[2]
         cut = mask if keys is None or mask.shape[-1] in (1, keys) else mask[..., :keys]
-        found = _rows(cut)
-        self._known[id(mask)] = (weakref.ref(mask), state, found)
+        found = _rows(
+            cut.detach()
+        )  # rows may keep what they are given, and must not keep the mask itself alive
+        if counted:
+            self._known[id(mask)] = (weakref.ref(mask, partial(_forget, self._known, id(mask))), state, found)
         return found
+
+
+def _forget(
+    known: dict[int, tuple["weakref.ref[Tensor]", Any, Rows]], number: int, mask: "weakref.ref[Tensor]"
+) -> None:
+    """Let the rows of a mask go with the mask, unless another mask has its number by now."""
+    if number in known and known[number][0] is mask:
+        del known[number]
 
 
 def _rows(mask: Tensor) -> Rows:

@@ -1,6 +1,7 @@
 """Which modules of a model attend, as far as its code tells, and which of them are meant."""
 
 import inspect
+import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -55,6 +56,26 @@ def own_attention(model: nn.Module, known: Callable[[nn.Module], bool] = attends
     return sorted(kinds)
 
 
+def compiled(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules of a model that torch.compile(module) or module.compile() have compiled, by name.
+
+    >>> import torch
+    >>> from regard.view.layers import compiled
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    >>> model[1].compile(backend="eager")
+    >>> list(compiled(model))
+    ['1']
+    """
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # whoever has compiled anything has loaded it
+    if dynamo is None:
+        return {}
+    return {
+        clean(name): module
+        for name, module in model.named_modules()
+        if isinstance(module, dynamo.OptimizedModule) or module._compiled_call_impl is not None
+    }
+
+
 def plain(model: nn.Module) -> bool:
     """Whether all that a model consists of are torch's own layers and regard's, none of which attends."""
     ours = ("torch.nn.", "regard.")
@@ -82,13 +103,13 @@ class Choice:
         self.patterns = tuple(self._pattern(one, names, every) for one in wanted)
 
     def _pattern(self, one: int | str, names: list[str], every: set[str]) -> str:
-        if not names and isinstance(one, str) and any(_fits(name, one) for name in every):
+        if not names and isinstance(one, str) and any(fits(name, one) for name in every):
             return one  # what attends there shows when it runs
         found = named("watch", one, names)
         return found[0] if isinstance(one, int) else one
 
     def __call__(self, name: str) -> bool:
-        return self.patterns is None or any(_fits(name, pattern) for pattern in self.patterns)
+        return self.patterns is None or any(fits(name, pattern) for pattern in self.patterns)
 
 
 def clean(name: str) -> str:
@@ -109,13 +130,14 @@ def named(who: str, one: int | str, names: Sequence[str]) -> list[str]:
         if not -len(names) <= one < len(names):
             raise ArgumentError(f"{who} got the layer {one}; there are {len(names)}: {_listed(names)}.")
         return [names[one]]
-    found = [name for name in names if _fits(name, one)]
+    found = [name for name in names if fits(name, one)]
     if not found:
         raise ArgumentError(f"{who} got the layer {one!r}, and no name fits it; there are {_listed(names)}.")
     return found
 
 
-def _fits(name: str, pattern: str) -> bool:
+def fits(name: str, pattern: str) -> bool:
+    """Whether a module is meant by a name, by that of a module around it, or by a pattern."""
     return name == pattern or name.startswith(f"{pattern}.") or fnmatchcase(name, pattern)
 
 

@@ -1,7 +1,7 @@
 """Who listens while a model is watched: from calls of its attentions to a recording."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,12 +10,20 @@ from torch import Tensor, nn
 from regard.mechanism.weights import Weights
 from regard.view import texts
 from regard.view.generation import Generation
-from regard.view.interception import Function, observing
+from regard.view.interception import THREAD, Function, observing
 from regard.view.keeping import Kept
 from regard.view.layers import Choice, clean
 
 if TYPE_CHECKING:
     from regard.view.watch import Seen
+
+
+_ONE_MAP = (
+    "{name}: the steps of generate cannot be joined to one map, because {refusal}. This happens if the cache "
+    "quantizes or prunes its keys, if a hook changes them, or if the model calls SDPA itself with cached "
+    "keys. Generate with the default cache, or look at single steps: call the model itself inside the block, "
+    "model(ids, past_key_values=cache)."
+)
 
 
 class Recorder:
@@ -26,7 +34,9 @@ class Recorder:
         found = ((module, clean(name)) for name, module in model.named_modules())
         self.names: dict[nn.Module, str] = {module: name for module, name in found if choice(name)}
         self.ran = False
+        self.ran_elsewhere = False  # in another thread
         self._generation: Generation | None = None
+        self._drafting = 0  # generations inside a generation, whose tokens may be taken or not
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -58,7 +68,11 @@ class Recorder:
         """An attention of somebody else's."""
         if self.heads is not None:
             kept = kept.some(self.heads)
+        if self._drafting:
+            return
         if self._generation is not None:
+            if kept.cached and THREAD.updated is not None:
+                self._generation.caches.add(THREAD.updated[2])
             self._generation.add(self.names[module], kept)
         else:
             self._add(self.names[module], kept.owned())
@@ -68,21 +82,33 @@ class Recorder:
 
     # Generation
 
-    def reordered(self, rows: Tensor) -> None:
-        if self._generation is not None:
+    def reordered(self, cache: Any, rows: Tensor) -> None:
+        if self._generation is not None and self._holds(cache):
             self._generation.reordered(rows)
 
-    def cropped(self, tokens: int) -> None:
-        if self._generation is not None:
+    def cropped(self, cache: Any, tokens: int) -> None:
+        if self._generation is not None and self._holds(cache):
             self._generation.cropped(tokens)
+
+    def _holds(self, cache: Any) -> bool:
+        """Whether a cache holds the keys of the generation, and not of an assistant's drafts."""
+        assert self._generation is not None
+        parts = (getattr(cache, name, cache) for name in ("self_attention_cache", "cross_attention_cache"))
+        return not self._drafting and any(one in self._generation.caches for one in (cache, *parts))
 
     def generating(self, model: nn.Module, generate: Function, *args: Any, **kwargs: Any) -> Any:
         """A whole generation, whose steps are joined at its end."""
         mine = any(module in self.names for module in model.modules())
-        if not mine or self._generation is not None:
+        if not mine:
             return generate(model, *args, **kwargs)
+        if self._generation is not None:
+            self._drafting += 1
+            try:
+                return generate(model, *args, **kwargs)
+            finally:
+                self._drafting -= 1
         generation = self._generation = Generation()
-        hook = model.register_forward_pre_hook(_Forward(generation), with_kwargs=True)
+        hook = model.register_forward_pre_hook(_Forward(self, generation), with_kwargs=True)
         try:
             output = generate(model, *args, **kwargs)
         finally:
@@ -100,8 +126,14 @@ class Recorder:
         paths = generation.paths(sequences, next((len(t) for t in tensors), 1))
         for name, kept in generation.plain:
             self._add(name, kept)
-        for name in generation.layers:
-            self._add(name, generation.joined(name, paths))
+        for name, layer in generation.layers.items():
+            refusal = generation.refusal(name)
+            if refusal is None:
+                self._add(name, generation.joined(name, paths))
+            else:
+                self.seen.refuse(
+                    name, _ONE_MAP.format(name=name or "the model", refusal=refusal), layer.rules.kind
+                )
         if sequences is not None:
             length = max((layer.count for layer in generation.layers.values()), default=0)
             written = sequences[:, :length].detach().cpu().clone()
@@ -115,10 +147,15 @@ class _Hook:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder: Recorder | None = recorder
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        from regard.view.interception import THREAD
-
-        if self.recorder is not None and self.recorder in THREAD.observers:
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        # torch notes a hook first, then that it takes kwargs: another thread may call it without them
+        if self.recorder is None:
+            return
+        if self.recorder not in THREAD.observers:
+            self.recorder.ran_elsewhere = True
+        elif kwargs is not None:
             self.recorder.called(args, kwargs)
 
     def __deepcopy__(self, memo: Any) -> "_Hook":
@@ -128,11 +165,18 @@ class _Hook:
 
 
 class _Forward:
-    """Notes each forward pass of a generation, and the tokens that it is given."""
+    """Notes each forward pass of a generation, the tokens that it is given and the cache that it uses."""
 
-    def __init__(self, generation: Generation) -> None:
-        self.generation = generation
+    def __init__(self, recorder: Recorder, generation: Generation) -> None:
+        self.recorder, self.generation = recorder, generation
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        if kwargs is None or self.recorder not in THREAD.observers or self.recorder._drafting:
+            return
         ids = kwargs.get("decoder_input_ids", kwargs.get("input_ids"))
         self.generation.forward(ids if isinstance(ids, Tensor) else None)
+        if (cache := kwargs.get("past_key_values")) is not None:
+            with suppress(TypeError):  # tuples of tensors, which nothing is done to behind our back
+                self.generation.caches.add(cache)

@@ -226,7 +226,9 @@ def load(kind: type["Seen"], folder: str | os.PathLike[str]) -> "Seen":
             if file.is_symlink() or not file.is_file():
                 raise ValueError(f"{file.name} is missing")
             seen.add(name, Weights.load(file), side)
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
+    except (
+        LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError, RuntimeError
+    ) as error:  # fmt: skip
         if isinstance(error, ArgumentError):
             raise
         raise ArgumentError(
@@ -246,6 +248,16 @@ def _check_format(folder: str | os.PathLike[str], about: dict[str, Any]) -> None
         )
 
 
+def _table(ids: Any) -> Tensor:
+    """Token numbers (b, n). Negative ones are placeholders in some models."""
+    rows: list[Any] = ids if isinstance(ids, list) and ids else [None]
+    if not all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows):
+        raise ValueError("its token numbers are not a table")
+    if not all(type(i) is int and -(2**63) <= i < 2**63 for row in rows for i in row):
+        raise ValueError("its token numbers are not whole numbers of 64 bits")
+    return torch.tensor(rows, dtype=torch.long)
+
+
 def _texts(described: Any) -> Texts:
     """The tokens of a recording, in which nothing is taken for granted."""
     texts = Texts()
@@ -254,14 +266,12 @@ def _texts(described: Any) -> Texts:
         spelled: dict[str, list[list[str]]] = {}
         for side in ("source", "target"):
             ids, words = call[side]["ids"], call[side]["words"]
-            table = None if ids is None else torch.tensor(ids, dtype=torch.long)
-            if table is not None and table.dim() != 2:
-                raise ValueError("its token numbers are no table")
-            sides[side] = table
+            sides[side] = None if ids is None else _table(ids)
             if words is not None:
-                if not all(isinstance(word, str) for row in words for word in row):
-                    raise ValueError("its tokens are no words")
-                spelled[side] = [list(row) for row in words]
+                rows: list[Any] = words if isinstance(words, list) else [None]
+                if not all(isinstance(row, list) and all(isinstance(w, str) for w in row) for row in rows):
+                    raise ValueError("its tokens are not lists of words")
+                spelled[side] = rows
         texts.calls.append(Pair(**sides))
         texts.spelled.append(spelled)
     return texts

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,20 @@ from regard.mechanism.weights import Weights
 from regard.models.heads import watching
 from regard.view import recording
 from regard.view.keeping import Kind
-from regard.view.layers import Choice, Layers, own_attention, plain
+from regard.view.layers import Choice, Layers, attends, clean, compiled, own_attention, plain
 from regard.view.texts import Texts
+
+
+class Refused(NamedTuple):
+    """Takes the place of weights that would be wrong."""
+
+    reason: str
+
+
+def _shown(weights: "Weights | Refused") -> Weights:
+    if isinstance(weights, Refused):
+        raise ArgumentError(weights.reason)
+    return weights
 
 
 class Seen(Mapping[str, Weights]):
@@ -38,15 +50,23 @@ class Seen(Mapping[str, Weights]):
     """
 
     def __init__(self, texts: Texts | None = None) -> None:
-        self._weights: dict[str, Weights] = {}
-        self._calls: dict[str, list[Weights]] = {}
+        self._weights: dict[str, Weights | Refused] = {}
+        self._calls: dict[str, list[Weights | Refused]] = {}
         self._kinds: dict[str, Kind] = {}
         self._about: dict[str, tuple[str, int]] = {}  # the module's name and the number of its call
         self._nothing = "nothing yet: call the model inside the with block"
+        self._unseen = ""  # what ran and could not be seen
         self._texts = Texts() if texts is None else texts
 
     def add(self, name: str, weights: Weights, kind: Kind | None = None) -> None:
         """Keep what the module of this name has just done."""
+        self._add(name, weights, kind)
+
+    def refuse(self, name: str, reason: str, kind: Kind) -> None:
+        """Note that what the module of this name did cannot be shown; looking at it raises the reason."""
+        self._add(name, Refused(reason), kind)
+
+    def _add(self, name: str, weights: "Weights | Refused", kind: Kind | None) -> None:
         calls = self._calls.setdefault(name, [])
         calls.append(weights)
         entry = name if len(calls) == 1 else f"{name}@{len(calls)}"
@@ -57,7 +77,7 @@ class Seen(Mapping[str, Weights]):
     # One of them
 
     def __getitem__(self, name: str | int) -> Weights:
-        return self._weights[self.name(name)]
+        return _shown(self._weights[self.name(name)])
 
     def name(self, layer: str | int) -> str:
         """The name of a layer, given by its name or number.
@@ -83,7 +103,7 @@ class Seen(Mapping[str, Weights]):
         """All that the module of this name did, call by call."""
         if name not in self._calls:
             raise KeyError(self._missing(name))
-        return list(self._calls[name])
+        return [_shown(call) for call in self._calls[name]]
 
     def joined(self, name: str) -> Tensor:
         """All that the module of this name did, one call below the other, dense: (…, q, k).
@@ -180,13 +200,18 @@ class Seen(Mapping[str, Weights]):
 
     def to(self, device: torch.device | str) -> "Seen":
         """The same recording on another device."""
-        return self._with({name: weights.to(device) for name, weights in self._weights.items()})
+        return self._with(
+            {
+                name: weights if isinstance(weights, Refused) else weights.to(device)
+                for name, weights in self._weights.items()
+            }
+        )
 
-    def _with(self, weights: dict[str, Weights]) -> "Seen":
+    def _with(self, weights: "dict[str, Weights | Refused]") -> "Seen":
         found = type(self)(self._texts)
         for entry, (name, _) in self._about.items():
-            found.add(name, weights[entry], self._kinds[entry])
-        found._nothing = self._nothing
+            found._add(name, weights[entry], self._kinds[entry])
+        found._nothing, found._unseen = self._nothing, self._unseen
         return found
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -235,7 +260,8 @@ class Seen(Mapping[str, Weights]):
     # As a mapping
 
     def _missing(self, name: str) -> str:
-        return f"{name!r} was not seen; seen were {', '.join(self._weights) or self._nothing}."
+        unseen = f" Not seen: {self._unseen}." if self._unseen and self._weights else ""
+        return f"{name!r} was not seen; seen were {', '.join(self._weights) or self._nothing}.{unseen}"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
@@ -245,9 +271,16 @@ class Seen(Mapping[str, Weights]):
 
     def __repr__(self) -> str:
         lines = [
-            f"{name or '(the model)'}: Weights({' × '.join(map(str, weights.shape))})"
+            f"{name or '(the model)'}: "
+            + (
+                "refused"
+                if isinstance(weights, Refused)
+                else f"Weights({' × '.join(map(str, weights.shape))})"
+            )
             for name, weights in self._weights.items()
         ]
+        if self._unseen:
+            lines.append(f"not seen: {self._unseen}")
         return f"Seen({', '.join(lines)})" if len(lines) < 2 else "Seen(\n  " + ",\n  ".join(lines) + ",\n)"
 
 
@@ -297,9 +330,45 @@ def watch(
     recorder = Recorder(model, seen, choice, heads)
     with recorder.recording(), watching(model, recorder.see_own):
         yield seen
-    if not seen and recorder.ran:
+    unseen = _compiled_away(model, choice, seen) if recorder.ran else []
+    if unseen:
+        seen._unseen = _COMPILED.format(", ".join(unseen))
+        seen._nothing = f"nothing: {seen._unseen}"
+    elif not seen and recorder.ran:
         seen._nothing = _bypassed(model, layers)
-        warnings.warn(f"{type(model).__name__}: {seen._nothing}.", stacklevel=3)
+    elif not seen and recorder.ran_elsewhere:
+        seen._nothing = _ELSEWHERE
+    if unseen or (not seen and (recorder.ran or recorder.ran_elsewhere)):
+        told = seen._nothing if not seen else seen._unseen
+        warnings.warn(f"{type(model).__name__}: {told}.", stacklevel=3)
+
+
+_COMPILED = (
+    "the attention in {} ran as compiled code, which cannot be seen. Run it uncompiled: "
+    'with torch.compiler.set_stance("force_eager"), regard.watch(model) as seen: …'
+)
+_ELSEWHERE = (
+    "nothing: the model was called in another thread, and watch sees only the thread that opened it. "
+    "Open the block in the thread that calls the model"
+)
+
+
+def _compiled_away(model: nn.Module, choice: Choice, seen: Seen) -> list[str]:
+    """The compiled parts of a model in which something attends, and of which nothing was seen."""
+    names: list[str] = []
+    for name, part in compiled(model).items():
+        inside = (
+            clean(f"{name}.{below}".strip(".")) for below, module in part.named_modules() if attends(module)
+        )
+        wanted = [one for one in inside if choice(one)]
+        seen_there = any(one == name or one.startswith(f"{name}." if name else "") for one in seen)
+        if (
+            wanted
+            and not seen_there
+            and not any(name.startswith(f"{outer}.") or not outer for outer in names)
+        ):
+            names.append(name)
+    return [name or type(getattr(model, "_orig_mod", model)).__name__ for name in names]
 
 
 def _bypassed(model: nn.Module, layers: Layers | None) -> str:
@@ -309,5 +378,5 @@ def _bypassed(model: nn.Module, layers: Layers | None) -> str:
     whose = f"{', '.join(own)} computes" if own else "it computes"
     return (
         f"nothing, although it ran: {whose} attention without SDPA, nn.MultiheadAttention or transformers' "
-        "attention interface, so that its weights cannot be seen; a compiled model is watched uncompiled"
+        "attention interface, so that its weights cannot be seen"
     )
