@@ -1,4 +1,4 @@
-"""Run the groups named on the command line, or all but `long` and `watching`, and write benchmarks.json."""
+"""Run the groups named, or all but `long`, `watching` and `sharding`, and write benchmarks.json."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ import time
 import torch
 
 import regard
-from benchmarks import long, machine, memory, speed, table, training, translating, watching
+from benchmarks import long, machine, memory, sharding, speed, table, training, translating, watching
 from regard.mechanism.files import write_whole
 
 SPEED = (*speed.GROUPS, "memory", "training", "translating")
@@ -40,6 +40,8 @@ def main() -> None:
         found["long"] = long.main(asked.quick)
     if "watching" in asked.groups:
         found["watching"] = watching.main(asked.quick)
+    if "sharding" in asked.groups:
+        found["sharding"] = sharding.main(asked.quick)
     races = speed.main([name for name in groups if name in speed.GROUPS], asked.quick)
     if "training" in groups:
         races += training.main(asked.quick)
@@ -58,7 +60,7 @@ def main() -> None:
 
 
 def _names() -> list[str]:
-    return ["speed", *SPEED, "long", "watching"]
+    return ["speed", *SPEED, "long", "watching", "sharding"]
 
 
 if __name__ == "__main__":

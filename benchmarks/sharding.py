@@ -1,7 +1,9 @@
 """Peak memory of each process of a training, with the parameters sharded and without.
 
 Every run starts torchrun, trains a few updates with validation, averaging and checkpoints, and reports the
-peak resident memory (VmHWM) of each process. One thread each, glibc's default allocation.
+peak resident memory (VmHWM) of each process, with one thread each. `regard train` keeps freed memory and
+`regard train --shard` returns it; so that the sharding itself can be seen, the parallel training is measured
+in both ways.
 """
 
 import subprocess
@@ -24,6 +26,19 @@ class Size(NamedTuple):
     layers: int
 
 
+class Kind(NamedTuple):
+    """A way to train: sharded or not, and whether freed memory is kept or returned."""
+
+    shard: bool
+    keep: bool
+
+    @property
+    def name(self) -> str:
+        """As printed."""
+        return f"{'sharded' if self.shard else 'parallel'}, {'kept' if self.keep else 'returned'}"
+
+
+KINDS = (Kind(shard=False, keep=True), Kind(shard=False, keep=False), Kind(shard=True, keep=False))
 SIZES = (Size(512, 6), Size(768, 6))
 PROCESSES = (2, 4)
 
@@ -32,23 +47,26 @@ def main(quick: bool = False) -> list[dict[str, object]]:
     """Print and return the peak of rank 0 and the highest of the other ranks, in MB."""
     sizes, processes = ((Size(128, 2),), (2,)) if quick else (SIZES, PROCESSES)
     print(
-        f"\npeak memory of a process in MB, rank 0 / others; vocabulary {VOCABULARY:,}, 1,000 tokens a batch"
+        "\npeak memory of a process in MB, rank 0 / highest of the others; freed memory kept or returned;\n"
+        f"a vocabulary of {VOCABULARY:,}, 1,000 tokens a batch, the parameters of two checkpoints averaged"
     )
     results: list[dict[str, object]] = []
     for size in sizes:
         for number in processes:
-            for shard in (False, True):
-                results.append(_run(size, number, shard))
-                _print(results[-1])
+            print(f"  width {size.width}, {size.layers} + {size.layers} blocks, {number} processes")
+            for kind in KINDS:
+                results.append(_run(size, number, kind))
+                _print(kind, results[-1])
     return results
 
 
-def _run(size: Size, processes: int, shard: bool) -> dict[str, object]:
-    about: dict[str, object] = {**size._asdict(), "processes": processes, "shard": shard}
+def _run(size: Size, processes: int, kind: Kind) -> dict[str, object]:
+    about: dict[str, object] = {**size._asdict(), "processes": processes, **kind._asdict()}
+    numbers = [str(int(number)) for number in (*size, *kind)]
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"),
-            *("-m", "benchmarks.sharding", folder, str(size.width), str(size.layers), str(int(shard))),
+            *("-m", "benchmarks.sharding", folder, *numbers),
         ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -60,21 +78,17 @@ def _peak(folder: str | Path, rank: int) -> Path:
     return Path(folder) / f"peak-{rank}"
 
 
-def _print(result: dict[str, object]) -> None:
-    name = (
-        f"width {result['width']}, {result['layers']} + {result['layers']} blocks, "
-        f"{result['processes']} processes"
-    )
-    kind = "sharded" if result["shard"] else "parallel"
+def _print(kind: Kind, result: dict[str, object]) -> None:
     if "error" in result:
-        print(f"  {name:42}{kind:10}failed: {str(result['error']).strip().splitlines()[-1]}", flush=True)
+        print(f"    {kind.name:24}failed: {str(result['error']).strip().splitlines()[-1]}", flush=True)
         return
     first, *others = result["peaks_mb"]  # type: ignore[misc]
-    print(f"  {name:42}{kind:10}{first:8,.0f} / {max(others):,.0f}", flush=True)
+    print(f"    {kind.name:24}{first:8,.0f} / {max(others):,.0f}", flush=True)
 
 
-def measure(folder: Path, size: Size, shard: bool) -> None:
+def measure(folder: Path, size: Size, kind: Kind) -> None:
     """Train in this process, one of those that torchrun started, and write its peak."""
+    from regard.models import keep_memory, return_memory
     from regard.translation.batches import InMemory
     from regard.translation.corpus import Pair
     from regard.translation.distributed import join_world
@@ -83,6 +97,7 @@ def measure(folder: Path, size: Size, shard: bool) -> None:
     from regard.translation.trainer import Trainer
 
     torch.set_num_threads(1)
+    _ = keep_memory() if kind.keep else return_memory()
     words = [f"w{number}" for number in range(VOCABULARY - 4)]
     tokens = Tokens.learn([" ".join(words)], kind="words", size=VOCABULARY)
     sentences = torch.randint(len(words), (PAIRS, LENGTH), generator=torch.Generator().manual_seed(0))
@@ -96,10 +111,11 @@ def measure(folder: Path, size: Size, shard: bool) -> None:
             *("training.average=2", "training.criterion=loss"),
         ]
     )
-    with join_world(shard=shard) as world:
+    with join_world(shard=kind.shard) as world:
         Trainer(folder, plan, TwoSides(tokens, tokens), ids, dev, world=world).run()
         _peak(folder, world.rank).write_text(str(peak_memory()))
 
 
 if __name__ == "__main__":
-    measure(Path(sys.argv[1]), Size(int(sys.argv[2]), int(sys.argv[3])), sys.argv[4] == "1")
+    width, layers, shard, keep = map(int, sys.argv[2:])
+    measure(Path(sys.argv[1]), Size(width, layers), Kind(bool(shard), bool(keep)))

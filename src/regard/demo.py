@@ -12,6 +12,7 @@ import torch
 from regard.cli.shared import INTERRUPTED, console, two_languages
 from regard.errors import ArgumentError
 from regard.mechanism.text import plain
+from regard.models.allocation import keep_memory
 from regard.models.words import counted
 from regard.translation.checkpoint import MODEL
 from regard.translation.corpus import Pair
@@ -98,6 +99,7 @@ def _train(folder: Path, plan: Plan, corpus: Embedded, languages: str = "") -> N
         )
     folder.mkdir(parents=True)
     (folder / _MARK).write_text(languages)
+    keep_memory()
     outcome = train(folder, corpus.train, dev=corpus.dev, plan=plan, resume=True, listeners=[display()])
     if not outcome.finished:
         console().print(f"Go on with: regard train --output {plain(str(folder))} --resume")

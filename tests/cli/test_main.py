@@ -18,7 +18,7 @@ pytest.importorskip("typer")
 
 import typer
 
-from regard.cli import COMMANDS, app, main
+from regard.cli import _WAITING, COMMANDS, app, main
 from regard.cli.helping import EXAMPLES
 from tests.cli.running import run
 
@@ -352,3 +352,55 @@ def test_the_handler_of_ctrl_c_is_given_back():
     before = signal.getsignal(signal.SIGINT)
     run("--version")
     assert signal.getsignal(signal.SIGINT) is before
+
+
+WAITING = """
+import os, sys
+import regard, regard.cli
+assert "torch" not in sys.modules
+{before}
+try:
+    regard.cli.main(["--version"])
+except SystemExit:
+    pass
+print({{name: os.environ[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT") if name in os.environ}})
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "before", "found"),
+    [
+        ({}, "", {"OMP_WAIT_POLICY": "PASSIVE"}),
+        ({}, "import torch", {}),  # which has read them
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "", {"OMP_WAIT_POLICY": "ACTIVE"}),
+        ({"GOMP_SPINCOUNT": "5"}, "", {"GOMP_SPINCOUNT": "5"}),
+    ],
+)
+def test_threads_wait_passively_unless_the_user_says_otherwise(variables, before, found):
+    clean = {name: value for name, value in os.environ.items() if name not in _WAITING}
+    program = WAITING.format(before=before)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=clean | variables, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == str(found)
+
+
+@pytest.mark.parametrize("module", ["regard", "regard.models", "regard.translation", "regard.cli"])
+def test_an_import_leaves_the_environment_alone(module):
+    program = f"import os; before = dict(os.environ); import {module}; print(dict(os.environ) == before)"
+    assert python(program).stdout.strip() == "True"
+
+
+def test_openmp_reads_how_to_wait():
+    """By the time that a command loads torch, the variable is set."""
+    clean = {name: value for name, value in os.environ.items() if name not in _WAITING}
+    done = subprocess.run(
+        [sys.executable, "-m", "regard", "train", "--settings"],
+        env=clean | {"OMP_DISPLAY_ENV": "VERBOSE"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if "GOMP_SPINCOUNT" not in done.stderr:
+        pytest.skip("torch's OpenMP is not GNU's")
+    assert "GOMP_SPINCOUNT = '0'" in done.stderr

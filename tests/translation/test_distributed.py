@@ -229,6 +229,24 @@ def test_two_processes_train_as_one_does(shard: bool, trained_alone: Folder, tmp
     assert ("goes on after step" in said) == shard
 
 
+def test_no_process_holds_a_whole_sharded_model(tmp_path: Path) -> None:
+    """Neither in an update nor when it is judged."""
+    settings = ["model.layers=4", "training.updates=4", "training.judge=2", "training.save=2"]
+    together(tmp_path, "--shard", "--held", *settings)
+    for rank in range(2):
+        most, whole = map(int, (tmp_path / f"held-{rank}").read_text().split())
+        assert whole / 2 < most < 0.8 * whole
+
+
+@pytest.mark.slow
+def test_every_process_holds_a_whole_parallel_model(tmp_path: Path) -> None:
+    """What the test above would see otherwise."""
+    together(tmp_path, "--held", "model.layers=4", "training.updates=2")
+    for rank in range(2):
+        most, whole = map(int, (tmp_path / f"held-{rank}").read_text().split())
+        assert most >= whole
+
+
 @pytest.mark.slow
 @KINDS
 def test_a_write_that_fails_ends_all_and_harms_nothing(

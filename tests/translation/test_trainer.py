@@ -21,7 +21,7 @@ from regard.translation.batches import InMemory
 from regard.translation.checkpoint import MODEL, OPTIMIZER, STATE, Checkpoint
 from regard.translation.judging import DevScores
 from regard.translation.progress import Example, Judgement, Listener, Report
-from regard.translation.trainer import Progress, Trainer
+from regard.translation.trainer import Progress, Trainer, dropout_seed
 from tests.translation.killing import killed_after
 from tests.translation.small import DEV, IDS, small_plan, small_trainer, train_small
 from tests.translation.test_checkpoint import content, no_file_larger_than
@@ -472,3 +472,29 @@ def test_dev_data_are_not_trained_on(tmp_path: Path) -> None:
         Trainer(tmp_path / name, plan, small.tokens, IDS, dev).run()
     last = [content(Checkpoint.all(tmp_path / name)[-1].path)[MODEL] for name in ("a", "b")]
     assert last[0] == last[1]
+
+
+@pytest.mark.parametrize("size", [1, 2, 63, 64, 65, 100, 1000])
+def test_no_two_updates_or_processes_draw_the_same_dropout(size: int) -> None:
+    """torch's generator reads the lowest 32 bits of a seed."""
+    for seed in (0, 1, 2**32 - 1):
+        seeds = [dropout_seed(seed, step, rank, size) for step in range(300) for rank in range(size)]
+        assert len({one % 2**32 for one in seeds}) == len(seeds)
+        assert all(0 <= one < 2**64 for one in seeds)
+
+
+def test_layers_of_a_thousand_processes_draw_different_dropout() -> None:
+    drawn = []
+    with torch.random.fork_rng(devices=[]):
+        for step in range(3):
+            for rank in range(1000):
+                torch.manual_seed(dropout_seed(0, step, rank, 1000))
+                drawn += [int(torch.randint(2**63 - 1, ())) for _ in range(4)]  # as `Dropout` does
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_trainings_of_few_processes_keep_their_dropout() -> None:
+    """So that what was begun with an earlier version goes on with the same bits."""
+    for size in (1, 2, 64):
+        for rank in range(size):
+            assert dropout_seed(5, 7, rank, size) == (5 * 1_000_003 + 7) * 64 + rank

@@ -1,11 +1,14 @@
 """What torchrun starts in each process: the training of `small`, in a folder.
 
-    torchrun … together.py FOLDER [--shard] [--kill RANK:UPDATE] [--full UPDATE] [section.setting=value …]
+    torchrun … together.py FOLDER [--shard] [--kill RANK:UPDATE] [--full UPDATE] [--held] [setting=value …]
 
 --kill: that process is killed before that update, the first time it comes there.
 --full: from that update on no file can grow beyond a few kilobytes.
+--held: each process writes FOLDER/held-RANK: the most parameters that it held inside a block, and how many
+    the model has.
 """
 
+import gc
 import os
 import resource
 import signal
@@ -15,8 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from regard.errors import RegardError
+from regard.models.blocks import FeedForward
 from regard.translation.batches import InMemory
 from regard.translation.distributed import World, join_world
 from regard.translation.plan import Plan
@@ -65,6 +71,24 @@ class Fated(Trainer):
         return super()._update(batches)
 
 
+class Held:
+    """The most numbers that all living parameters of this process had inside a block, in memory or mapped."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        register_module_forward_hook(self._count)
+
+    def _count(self, module: nn.Module, given: object, output: object) -> None:
+        if isinstance(module, FeedForward):
+            found = (one for one in gc.get_objects() if isinstance(one, nn.Parameter) and not one.is_meta)
+            self.most = max(self.most, sum(map(self._numbers, found)))
+
+    @staticmethod
+    def _numbers(parameter: nn.Parameter) -> int:
+        local = getattr(parameter, "_local_tensor", parameter)  # of a sharded one
+        return local.numel() if local.untyped_storage().nbytes() else 0  # FSDP empties what it frees
+
+
 def main() -> None:
     """Train, as one of several processes."""
     parser = ArgumentParser()
@@ -73,6 +97,7 @@ def main() -> None:
     parser.add_argument("--shard", action="store_true")
     parser.add_argument("--kill")
     parser.add_argument("--full", type=int)
+    parser.add_argument("--held", action="store_true")
     parser.add_argument("settings", nargs="*")
     given = parser.parse_intermixed_args()
     torch.set_num_threads(1)
@@ -81,7 +106,11 @@ def main() -> None:
             data, settings = (TOKENS, IDS, DEV), plan(given.model, given.settings)
             trainer = Fated(given.folder, settings, *data, links=LINKS, listeners=[Lines()], world=world)
             trainer.fate = given
+            held = Held() if given.held else None
             finished = trainer.run().finished
+            if held is not None:
+                whole = sum(parameter.numel() for parameter in trainer.model.parameters())
+                (given.folder / f"held-{world.rank}").write_text(f"{held.most} {whole}")
     except (RegardError, OSError) as error:
         sys.exit(f"refused: {error}")
     if world.rank == 0:

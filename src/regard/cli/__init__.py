@@ -43,6 +43,7 @@ from regard.mechanism.text import plain
 
 _INTERRUPTED = "regard: interrupted."
 REFUSED = 2
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how the threads of OpenMP wait
 _NO_MEMORY = re.compile("(allocate|not enough|out of) memory", re.IGNORECASE)  # as torch says it
 
 # the panels of `regard --help`: each command and the module it is in
@@ -75,6 +76,7 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; what is refused is one line on stderr, and exit status 2. Ctrl-C is 130."""
+    _wait_passively()
     _open_closed()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -100,6 +102,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if status == INTERRUPTED:  # typer makes a status of Ctrl-C inside a command
         print(_INTERRUPTED, file=sys.stderr)
     sys.exit(status)
+
+
+def _wait_passively() -> None:
+    """Let OpenMP's threads sleep while they wait, instead of spinning.
+
+    Spinning threads hold up a computation many times over if other processes need the cores; on an idle
+    machine sleeping costs nothing that can be measured. OpenMP reads these variables once, when torch is
+    loaded. Whoever sets one of them has decided.
+    """
+    if "torch" not in sys.modules and not any(name in os.environ for name in _WAITING):
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def _open_closed() -> None:

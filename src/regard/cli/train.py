@@ -289,6 +289,7 @@ def _plan(asked: Asked) -> "Plan":
 
 def _run(output: Path, plan: "Plan", asked: Asked, *, form: Any, resume: bool, shard: bool) -> bool:
     """Train; whether it came to its end."""
+    from regard.models.allocation import keep_memory, return_memory
     from regard.translation.distributed import join_world
     from regard.translation.formats import read_pairs
     from regard.translation.progress import display
@@ -300,6 +301,8 @@ def _run(output: Path, plan: "Plan", asked: Asked, *, form: Any, resume: bool, s
     if asked.swap:
         pairs, held = _swapped(pairs), _swapped(held)
     with join_world(shard=shard) as world:
+        if world.device.type == "cpu":
+            return_memory() if shard else keep_memory()
         outcome = train(
             output,
             pairs,

@@ -9,7 +9,7 @@ torch.Size([1, 4, 4, 4])
 """
 
 from regard.mechanism.biases import T5, ALiBi
-from regard.models.allocation import keep_memory
+from regard.models.allocation import keep_memory, return_memory
 from regard.models.bert import BertEncoder
 from regard.models.blocks import DecoderBlock, EncoderBlock, FeedForward, Recipe, Residual
 from regard.models.dropout import Dropout
@@ -81,6 +81,7 @@ __all__ = [
     "keep_memory",
     "load_encoder",
     "pack",
+    "return_memory",
     "summary",
     "vocabulary_loss",
 ]
