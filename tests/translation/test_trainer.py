@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from regard.errors import ArgumentError
+from regard.mechanism.files import SUMS
 from regard.translation.batches import InMemory
 from regard.translation.checkpoint import MODEL, OPTIMIZER, STATE, Checkpoint
 from regard.translation.judging import DevScores
@@ -67,6 +68,8 @@ def bits(folder: Path) -> dict[str, Any]:
     for name in found:
         if name.endswith(STATE):
             found[name] = json.loads(found[name]) | {"seconds": None}
+        elif name.endswith(SUMS):
+            found[name] = [line for line in found[name].decode().splitlines() if not line.endswith(STATE)]
     return found
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,89 @@ def test_a_folder_with_something_in_it_is_not_touched(folder: Path, tmp_path: Pa
         with pytest.raises(ArgumentError, match=why):
             train(tmp_path / "photos", PAIRS, plan=small_plan(), resume=resume)
     assert content(tmp_path / "photos") == {"cat.jpg": b"cat"}
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_refused_training_deletes_nothing(tmp_path: Path, resume: bool) -> None:
+    for name in (".video.part", ".regard-0123456789abcdef.part", "film.part", "notes.txt"):
+        (tmp_path / name).write_text("mine")
+    before = content(tmp_path)
+    for config in (None, "{}", '{"format": "regard translator 2"}'):
+        if config is not None:
+            (tmp_path / CONFIG).write_text(config)
+            before[CONFIG] = config.encode()
+        with pytest.raises(ArgumentError):
+            train(tmp_path, PAIRS, plan=small_plan("plain", *QUICK), resume=resume)
+        assert content(tmp_path) == before
+
+
+def test_a_training_deletes_only_what_it_wrote(folder: Path) -> None:
+    for name in (".video.part", ".regard-0123456789abcdef.part", "film.part"):
+        (folder / name).write_text("mine")
+    (folder / ".regard-fedcba9876543210.part").symlink_to(folder / "film.part")
+    train(folder, resume=True)
+    assert {path.name for path in folder.glob("*.part")} | {path.name for path in folder.glob(".*.part")} == {
+        ".video.part",
+        "film.part",
+        ".regard-fedcba9876543210.part",
+    }
+
+
+class Harms(Listener):
+    """Does something to the folder of a training at one of its events."""
+
+    def __init__(self, event: str, harm: Callable[[], object]) -> None:
+        def happens(*given: object) -> None:
+            setattr(self, event, lambda *given: None)
+            harm()
+
+        setattr(self, event, happens)
+        self.ends: list[str] = []
+
+    def end(self, text: str) -> None:
+        self.ends.append(text)
+
+
+@pytest.mark.parametrize("event", ["begin", "judge", "report", "saved"])
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+def test_a_folder_that_goes_away_ends_the_training_and_nothing_is_claimed(
+    tmp_path: Path, event: str, how: str
+) -> None:
+    folder = tmp_path / "model"
+
+    def harm() -> None:
+        if how == "moved":
+            folder.rename(tmp_path / "other")
+        else:
+            shutil.rmtree(folder)
+        if how == "replaced":
+            folder.mkdir()
+
+    listener = Harms(event, harm)
+    with pytest.raises((ArgumentError, FileNotFoundError)) as refused:
+        train(folder, PAIRS, plan=small_plan("transformer", *QUICK), listeners=[listener])
+    assert str(folder) in str(refused.value)
+    assert not listener.ends
+    assert folder.exists() == (how == "replaced")
+    if how == "moved":
+        assert train(tmp_path / "other", resume=True).finished
+
+
+@pytest.mark.parametrize("name", [CONFIG, "tokens.model", "data/train.ids", "data/dev.tsv", "data/ready"])
+def test_a_file_that_goes_away_ends_the_training_and_nothing_is_claimed(tmp_path: Path, name: str) -> None:
+    folder, copy = tmp_path / "model", tmp_path / "copy"
+
+    def harm() -> None:
+        shutil.copy(folder / name, copy)
+        (folder / name).unlink()
+
+    listener = Harms("saved", harm)
+    plan = small_plan("transformer", *QUICK)
+    with pytest.raises(ArgumentError, match=rf"{name}' was removed .* after update 3: .*update 2 is kept"):
+        train(folder, PAIRS, plan=plan, listeners=[listener])
+    assert not listener.ends
+    shutil.copy(copy, folder / name)
+    assert train(folder, resume=True).finished
 
 
 def test_an_empty_folder_will_do(tmp_path: Path) -> None:
@@ -297,13 +381,13 @@ def test_a_preparation_that_is_refused_takes_away_all_that_it_wrote_and_nothing_
     plan, model = small_plan("transformer", *settings), tmp_path / "model"
     mine = [model / "notes.txt", model / "data" / "notes.txt"]
 
-    def refuse(path: Path, content: bytes) -> None:
-        path.write_bytes(content)  # the last file
+    def refuse(path: Path, names: list[str]) -> None:
+        path.write_bytes(b"")  # the last file
         for one in mine * notes:
             one.write_text("mine")
         raise ArgumentError("no")
 
-    monkeypatch.setattr("regard.translation.preparation.write_whole", refuse)
+    monkeypatch.setattr("regard.translation.preparation.write_sums", refuse)
     for notes in (0, 1):
         with pytest.raises(ArgumentError, match="no"):
             train(model, PAIRS, plan=plan)
