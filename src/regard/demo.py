@@ -11,6 +11,7 @@ import torch
 
 from regard.cli.shared import INTERRUPTED, console, two_languages
 from regard.errors import ArgumentError
+from regard.mechanism.files import SMALL, read_regular
 from regard.mechanism.text import plain
 from regard.models.words import counted
 from regard.translation.checkpoint import MODEL
@@ -79,7 +80,7 @@ def trained(folder: Path) -> str:
         console().print(f"The demo model is trained first, in {plain(str(folder))}; that takes two minutes.")
         _train(folder, _plan("transformer", 0), embedded(*_LANGUAGES), "-".join(_LANGUAGES))
     mark = folder / _MARK
-    return mark.read_text("utf-8", errors="replace") if mark.is_file() else ""
+    return read_regular(mark, SMALL).decode(errors="replace") if mark.is_file() else ""
 
 
 def _plan(model: Model, seed: int) -> Plan:
