@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from regard.cli.shared import INTERRUPTED, console, two_languages
+from regard.cli.shared import SIGNALLED, console, two_languages
 from regard.errors import ArgumentError
 from regard.mechanism.files import SMALL, read_regular
 from regard.mechanism.text import plain
@@ -101,7 +102,7 @@ def _train(folder: Path, plan: Plan, corpus: Embedded, languages: str = "") -> N
     outcome = train(folder, corpus.train, dev=corpus.dev, plan=plan, resume=True, listeners=[display()])
     if not outcome.finished:
         console().print(f"Go on with: regard train --output {plain(str(folder))} --resume")
-        raise SystemExit(INTERRUPTED)
+        raise SystemExit(SIGNALLED + (outcome.signal or signal.SIGINT))
 
 
 def _remove(folder: Path) -> None:

@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -475,3 +475,15 @@ def test_dev_data_are_not_trained_on(tmp_path: Path) -> None:
         Trainer(tmp_path / name, plan, small.tokens, IDS, dev).run()
     last = [content(Checkpoint.all(tmp_path / name)[-1].path)[MODEL] for name in ("a", "b")]
     assert last[0] == last[1]
+
+
+def test_a_slow_training_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports come after 50 updates, or after half a minute, by a clock that goes on whenever it is read."""
+    clock = iter(range(0, 10**6, 2))
+    monkeypatch.setattr("regard.translation.trainer.time.monotonic", lambda: next(clock))
+    told = Told()
+    plan = small_plan("plain", "training.updates=40", "training.judge=100", "training.save=100")
+    small_trainer(tmp_path, plan, listeners=[told]).run()
+    steps = [0, *(report.step for report in told.reports)]
+    assert steps[-1] == 40
+    assert max(after - before for before, after in pairwise(steps)) <= 16

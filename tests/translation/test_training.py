@@ -2,12 +2,15 @@
 
 import json
 import os
+import pty
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -565,6 +568,43 @@ def test_what_is_not_asked_for_is_not_chosen(
     run("translate", "-m", unchosen, "1 2 3")
     run("draw", "-m", unchosen, *ALIGNING["draw"], "--heads")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_terminal_that_is_closed_ends_the_command_with_129_and_all_is_saved(
+    tmp_path: Path, files: tuple[Path, Path], nohup: bool
+) -> None:
+    """On a terminal of its own, which hangs up; `nohup` goes on to the end."""
+    plan = small_plan("transformer", "training.updates=30", "training.save=2", "training.judge=15")
+    command = [sys.executable, "-m", "regard", "train", *map(str, files), "-o", str(tmp_path / "cut")]
+    terminal, other = pty.openpty()
+    with subprocess.Popen(
+        ["nohup", *command, *settings(plan)] if nohup else [*command, *settings(plan)],
+        stdin=other,
+        stdout=other,
+        stderr=other,
+        start_new_session=True,
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"},
+    ) as process:
+        os.close(other)
+        while process.poll() is None and not Checkpoint.all(tmp_path / "cut"):
+            time.sleep(0.02)
+            with suppress(OSError):  # of nohup, which has left the terminal
+                if select.select([terminal], [], [], 0)[0]:
+                    os.read(terminal, 10_000)
+        os.close(terminal)
+        process.send_signal(signal.SIGHUP)
+        process.wait()
+    last = Checkpoint.all(tmp_path / "cut")[-1].step
+    if nohup:
+        assert (process.returncode, last) == (0, 30)
+        return
+    assert process.returncode == 129
+    assert 0 < last < 30
+    run("train", "--output", tmp_path / "cut", "--resume")
+    train(tmp_path / "whole", PAIRS, plan=plan)
+    assert same(tmp_path / "cut", tmp_path / "whole")
 
 
 def test_ctrl_c_ends_the_command_with_130_and_going_on_ends_with_the_same_bits(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from regard.translation.translator import Translator
 
+SIGNALLED = 128  # what is added to the number of a signal for the exit status of what it ends
 INTERRUPTED = 130  # the exit status of what Ctrl-C ends: 128 + SIGINT
 BROKEN_PIPE = 141  # and of what nobody reads any more: 128 + SIGPIPE
 _LARGEST = 1 << 28  # bytes of text that is read at once
