@@ -299,6 +299,8 @@ class Sharded(Parallel):
         names = _names(model)
         try:
             with self.agreed():
+                if self.rank == 0:
+                    saved.check()
                 tensors = room(saved.path, model)
             with self.agreed():
                 read_shards(saved.path, tensors, self._group)
