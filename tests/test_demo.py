@@ -23,6 +23,22 @@ def test_the_folder_of_an_earlier_demo_is_replaced(tmp_path):
     for _ in range(2):
         demo._train(tmp_path / "transformer", PLAN, corpus)
         assert (tmp_path / "transformer" / "model.safetensors").exists()
-        (tmp_path / "transformer" / "of the earlier one").touch()
+        (tmp_path / "transformer" / "source.model").touch()  # of one with two vocabularies
     demo._train(tmp_path / "transformer", PLAN, corpus)
-    assert not (tmp_path / "transformer" / "of the earlier one").exists()
+    assert not (tmp_path / "transformer" / "source.model").exists()
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "data/thesis.txt", "checkpoints/thesis/1.txt", "link"])
+def test_what_others_keep_in_the_folder_of_a_demo_is_left_alone(tmp_path, name):
+    folder = tmp_path / "transformer"
+    demo._train(folder, PLAN, embedded(size=60))
+    before = sorted(folder.rglob("*"))
+    kept = folder / name
+    kept.parent.mkdir(exist_ok=True)
+    if name == "link":
+        kept.symlink_to(tmp_path)
+    else:
+        kept.write_text("years of work")
+    with pytest.raises(ArgumentError, match=r"was not made by the demo, .*; move it away, or name another"):
+        demo._train(folder, PLAN, embedded(size=60))
+    assert {*before, kept} <= set(folder.rglob("*"))

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from regard.cli.shared import INTERRUPTED, console, two_languages
+from regard.cli.shared import SIGNALLED, console, two_languages
 from regard.errors import ArgumentError
+from regard.mechanism.files import SMALL, read_regular
 from regard.mechanism.text import plain
 from regard.models.allocation import keep_memory
 from regard.models.words import counted
@@ -32,6 +34,12 @@ _EPOCHS = {"transformer": 7, "recurrent": 6, "plain": 10}
 _SHOWN = 3  # pairs, and translations
 _ON_PAGE = 30
 _MARK = ".demo"  # a file in folders that the next demo may replace; it says the languages
+# what a training writes into its folder
+_OWN = (
+    *(_MARK, "config.json", "*.model", "model.safetensors", "log.csv", "samples.jsonl", ".regard-*.part"),
+    *("data/*.ids", "data/*.tsv", "data/ready", "data/.regard-*.part", "tensorboard/events.out.tfevents.*"),
+    *("checkpoints/step-*/*", "checkpoints/.*.part/*"),
+)
 LANGUAGES = ("en", "de")
 
 
@@ -81,7 +89,7 @@ def trained(folder: Path) -> str:
         console().print(f"The demo model is trained first, in {plain(str(folder))}; that takes two minutes.")
         _train(folder, _plan("transformer", 0), embedded(*LANGUAGES), "-".join(LANGUAGES))
     mark = folder / _MARK
-    return mark.read_text("utf-8", errors="replace") if mark.is_file() else ""
+    return read_regular(mark, SMALL).decode(errors="replace") if mark.is_file() else ""
 
 
 def _plan(model: Model, seed: int) -> Plan:
@@ -91,8 +99,8 @@ def _plan(model: Model, seed: int) -> Plan:
 
 def _train(folder: Path, plan: Plan, corpus: Embedded, languages: str = "") -> None:
     """In place of the model of an earlier demo, and of nothing else that somebody may have there."""
-    if (folder / _MARK).exists():
-        shutil.rmtree(folder)
+    if (folder / _MARK).is_file():
+        _remove(folder)
     elif folder.exists():
         raise ArgumentError(
             f"{str(folder)!r} is there and was not made by a demo; name another folder: --output FOLDER."
@@ -103,7 +111,20 @@ def _train(folder: Path, plan: Plan, corpus: Embedded, languages: str = "") -> N
     outcome = train(folder, corpus.train, dev=corpus.dev, plan=plan, resume=True, listeners=[display()])
     if not outcome.finished:
         console().print(f"Go on with: regard train --output {plain(str(folder))} --resume")
-        raise SystemExit(INTERRUPTED)
+        raise SystemExit(SIGNALLED + (outcome.signal or signal.SIGINT))
+
+
+def _remove(folder: Path) -> None:
+    """The model of an earlier demo; if there is anything else in its folder, nothing is removed."""
+    known = [path for pattern in _OWN for path in folder.glob(pattern)]
+    files = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    for path in files:
+        if path.is_symlink() or path not in known:
+            raise ArgumentError(
+                f"{str(path)!r} was not made by the demo, which would replace its folder; move it away, or "
+                "name another folder: --output FOLDER."
+            )
+    shutil.rmtree(folder)
 
 
 def _judged(translator: Translator, corpus: Embedded) -> str:

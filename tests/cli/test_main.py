@@ -404,3 +404,26 @@ def test_openmp_reads_how_to_wait():
     if "GOMP_SPINCOUNT" not in done.stderr:
         pytest.skip("torch's OpenMP is not GNU's")
     assert "GOMP_SPINCOUNT = '0'" in done.stderr
+
+
+@pytest.mark.parametrize("argument", ["\0", "a\0b", "\ud800"])
+@pytest.mark.parametrize("command", [["translate", "-m"], ["train", "-o"], ["draw"], ["curves"], ["look"]])
+def test_arguments_that_no_file_can_be_called_are_one_line(command, argument, capsys):
+    run(*command, argument, status=2)
+    shown = capsys.readouterr().err
+    assert "has a NUL character or half of a surrogate pair; remove it." in shown
+    assert shown.count("\n") == 1
+
+
+def test_links_that_lead_in_a_circle_are_one_line(tmp_path, capsys):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "a").write_text("1\n")
+    for command in (
+        ["evaluate", "-m", tmp_path / "loop", tmp_path / "a", tmp_path / "a"],
+        ["evaluate", "--translations", tmp_path / "loop", tmp_path / "a", tmp_path / "a"],
+        ["curves", tmp_path / "loop"],
+    ):
+        run(*command, status=2)
+        shown = capsys.readouterr().err
+        assert shown.startswith("regard: ")
+        assert shown.count("\n") == 1

@@ -1,6 +1,7 @@
 """`regard train`: what it goes on with, what it shows, and what it refuses."""
 
 import errno
+import gzip
 import json
 import os
 import shutil
@@ -10,7 +11,11 @@ import pytest
 
 pytest.importorskip("typer")
 
+from regard.cli.train import _SETTINGS
+from regard.cli.train import PAIRS as PAIR_FILES
 from regard.translation.checkpoint import read_config
+from regard.translation.formats import _ENDINGS
+from regard.translation.plan import Plan
 from regard.translation.preparation import prepared
 from tests.cli.running import run
 from tests.translation.small import PAIRS
@@ -53,6 +58,40 @@ def test_dev_pairs_after_an_equals_sign_and_swapped(corpus, tmp_path):
     assert found.dev == [pair[::-1] for pair in PAIRS[:5]]
 
 
+@pytest.mark.parametrize("name", ["dev.ndjson", "dev.json", "dev.jsonl.gz", "dev.tab", "DEV.TSV", "dev.txt"])
+def test_dev_pairs_in_one_file_of_any_form(name, corpus, tmp_path):
+    lines = [f"{pair.source}\t{pair.target}\n" for pair in PAIRS[:5]]
+    if "json" in name:
+        lines = [f"{json.dumps(pair._asdict())}\n" for pair in PAIRS[:5]]
+    text = "".join(lines).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    for arguments in (["--dev", tmp_path / name, *SMALL], [*SMALL, f"--dev={tmp_path / name}"]):
+        folder = tmp_path / f"m{len(list(tmp_path.iterdir()))}"
+        run("train", corpus / "a.en", corpus / "a.de", "-o", folder, *SETTINGS, *arguments)
+        found = prepared(folder)
+        assert found is not None
+        assert found.dev == PAIRS[:5]
+
+
+def test_the_command_knows_the_forms_that_are_read():
+    assert {*PAIR_FILES, ".txt"} == set(_ENDINGS)
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xef\xbb\xbf[training]\nrate = 0.5\n", b"[training]\r\nrate = 0.5\r\n"]
+)
+def test_plans_of_other_systems_are_read(content, corpus, tmp_path, capsys):
+    (tmp_path / "plan.toml").write_bytes(content)
+    run("train", "--settings", "--config", tmp_path / "plan.toml")
+    assert "rate = 0.5 " in capsys.readouterr().out
+
+
+def test_settings_that_look_like_options_are_settings():
+    known = {f"{section}.{name}" for section, values in Plan().settings().items() for name in values}
+    assert {setting.partition("=")[0] for setting in _SETTINGS.values()} <= known
+    Plan().but(list(_SETTINGS.values()))
+
+
 def test_the_end_shows_how_to_translate_a_sentence_of_the_dev_data(corpus, capsys):
     run("train", "-o", corpus / "model", "--resume")
     shown = capsys.readouterr().out
@@ -72,7 +111,10 @@ def test_the_same_command_goes_on(corpus, tmp_path, capsys):
 OTHER = {
     "corpus": (["{a.de}", "{a.en}"], "was begun with the corpus 'a.en' and 'a.de', and now it is 'a.de' and"),
     "one file": (["{dev.tsv}"], "was begun with the corpus 'a.en' and 'a.de', and now it is 'dev.tsv'"),
-    "changed": (["{more/a.en}", "{a.de}"], "was begun with the corpus"),
+    "changed": (
+        ["{more/a.en}", "{a.de}"],
+        "was begun with the corpus 'a.en' and 'a.de', and the contents have changed since then",
+    ),
     "direction": (["{a.en}", "{a.de}", "--swap"], "was begun with --swap false, and now it is true"),
     "direction alone": (["--swap"], "was begun with --swap false, and now it is true"),
     "dev": (["--dev", "{a.en}", "{a.de}"], "with --dev 'dev.tsv', and now it is 'a.en' and 'a.de'"),
@@ -117,6 +159,17 @@ def test_a_folder_that_does_not_say_what_it_was_made_of_goes_on(corpus, tmp_path
         (["{a.en}", "{a.de}", "--dev", "{a.de}", "{dev.tsv}"], "give it alone"),
         (["{a.en}", "{a.de}", "--form", "tsv"], "--form tsv is about one file"),
         (["-", "-"], "SOURCE and TARGET are both '-'"),
+        (
+            ["{a.en}", "{a.de}", "--lr", "3"],
+            "there is no option --lr; it is a setting: --set training.rate=0.001",
+        ),
+        (
+            ["{a.en}", "{a.de}", "--batch_size=3"],
+            "no option --batch_size; it is a setting: --set training.tok",
+        ),
+        (["{a.en}", "{a.de}", "--set", "training.rate=" + "9" * 5000], "training.rate is '9999"),
+        (["{a.en}", "{a.de}", "--set", "training.rate=" + "[" * 5000], "training.rate is '[[[["),
+        (["{a.en}", "{a.de}", "--config", "/dev/zero"], "'/dev/zero' is a device; give a regular file"),
         (["{a.en}", "{a.de}", "--set", "training.accumulate=10000000"], "at most 100,000"),
         (["{a.en}", "{a.de}", "--set", "model.width=1000000000"], "width=1,000,000,000; it must be at most"),
     ],

@@ -1,7 +1,9 @@
 """Files are written whole or not at all, and hostile ones are refused."""
 
+import hashlib
 import json
 import os
+import socket
 import stat
 
 import pytest
@@ -9,7 +11,16 @@ import safetensors.torch
 import torch
 
 import regard
-from regard.mechanism.files import write_whole, writing
+from regard.mechanism.files import (
+    check_regular,
+    check_sums,
+    open_regular,
+    read_regular,
+    remove_parts,
+    write_sums,
+    write_whole,
+    writing,
+)
 
 
 def test_a_link_is_followed_and_a_mode_is_kept(tmp_path):
@@ -80,6 +91,87 @@ def test_a_private_file_is_private_while_it_is_written(tmp_path):
 def test_names_may_be_as_long_as_the_system_allows(tmp_path):
     path = tmp_path / ("x" * 255)
     assert write_whole(path, b"new").read_bytes() == b"new"
+
+
+def others(folder):
+    """What is no regular file, and what it is called."""
+    os.mkfifo(folder / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(folder / "socket"))
+    (folder / "folder").mkdir()
+    (folder / "zero").symlink_to("/dev/zero")
+    (folder / "to a pipe").symlink_to(folder / "pipe")
+    return {
+        "pipe": r"a named pipe \(FIFO\)",
+        "socket": "a socket",
+        "folder": "a folder",
+        "zero": "a device",
+        "to a pipe": r"a named pipe \(FIFO\)",
+    }
+
+
+@pytest.mark.timeout(30)
+def test_only_regular_files_are_opened(tmp_path):
+    for name, kind in others(tmp_path).items():
+        for read in (check_regular, open_regular, lambda path: read_regular(path, 9), regard.Weights.load):
+            with pytest.raises(regard.ArgumentError, match=f"{name}' is {kind}; give a regular file"):
+                read(tmp_path / name)
+    for read in (check_regular, open_regular, lambda path: read_regular(path, 9), regard.Weights.load):
+        with pytest.raises(FileNotFoundError):
+            read(tmp_path / "none")
+
+
+def test_files_are_read_up_to_a_limit(tmp_path):
+    (tmp_path / "file").write_bytes(b"123456789")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    assert read_regular(tmp_path / "link", 9) == b"123456789"
+    with pytest.raises(regard.ArgumentError, match=r"'.*file' has 0\.0 kB, and at most 0\.0 kB are read"):
+        read_regular(tmp_path / "file", 8)
+    with pytest.raises(regard.ArgumentError, match="/proc/self/maps"):
+        read_regular("/proc/self/maps", 8)  # says that it has none
+    os.truncate(tmp_path / "file", 10**13)
+    with pytest.raises(
+        regard.ArgumentError, match=r"has 10000\.0 GB, and at most .* are read of such a file"
+    ):
+        regard.Weights.load(tmp_path / "file")
+
+
+def test_a_pipe_that_comes_late_is_not_waited_for(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr("regard.mechanism.files.check_regular", lambda path, most: None)
+    with pytest.raises(regard.ArgumentError, match="is a named pipe"):
+        open_regular(tmp_path / "pipe")
+
+
+def test_halves_are_removed_and_nothing_else(tmp_path):
+    half = ".regard-0123456789abcdef.part"
+    for name in (half, ".regard-0123.part", "regard.part", ".video.part", "notes"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / ".regard-00000000000000ff.part").mkdir()
+    with writing(tmp_path / "new"):
+        written = {path.name for path in tmp_path.glob(".regard-*")}
+    (name,) = written - {path.name for path in tmp_path.glob(".regard-*")}
+    (tmp_path / name).write_text("of one that was killed")
+    remove_parts(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {
+        *(".regard-0123.part", "regard.part", ".video.part", "notes", "new", ".regard-00000000000000ff.part")
+    }
+
+
+def test_checksums_are_those_of_sha256sum(tmp_path):
+    (tmp_path / "a").write_bytes(b"one")
+    (tmp_path / "b").write_bytes(b"two")
+    write_sums(tmp_path / "SHA256SUMS", ["b", "a"])
+    lines = [f"{hashlib.sha256(text).hexdigest()}  {name}\n" for name, text in (("a", b"one"), ("b", b"two"))]
+    assert (tmp_path / "SHA256SUMS").read_text() == "".join(lines)
+    check_sums(tmp_path / "SHA256SUMS", ["a", "b"])
+    with pytest.raises(ValueError, match="has no checksum of c"):
+        check_sums(tmp_path / "SHA256SUMS", ["c"])
+    for content in ("", "x", "".join(lines)[:-1], "\xff", lines[0] + "\n"):
+        (tmp_path / "SHA256SUMS").write_bytes(content.encode("latin1"))
+        with pytest.raises(ValueError, match="SHA256SUMS"):
+            check_sums(tmp_path / "SHA256SUMS", ["b"])
 
 
 @pytest.mark.parametrize(

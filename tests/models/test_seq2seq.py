@@ -158,21 +158,6 @@ def test_rows_go_their_own_ways(recipe: Any, selections: list[list[int]]) -> Non
     torch.testing.assert_close(found, wanted)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("kind", [RecurrentSeq2Seq, Transformer])
-def test_a_state_can_be_narrowed(kind: Any) -> None:
-    torch.manual_seed(0)
-    recipe = RecurrentRecipe(width=8) if kind is RecurrentSeq2Seq else Recipe(width=8, heads=2)
-    model, words = kind(WORDS, recipe).double().eval(), torch.tensor([7, 2, 5])
-    for parameter in model.parameters():
-        parameter += torch.randn_like(parameter) / 2
-    whole, part = model.start(SOURCE), model.start(SOURCE)
-    model.narrow(part, words)
-    for tokens in (torch.tensor([START] * 3), torch.tensor([5, 6, 7])):
-        torch.testing.assert_close(model.step(tokens, part), model.step(tokens, whole)[:, words])
-        part.select(torch.tensor([0, 1, 2]))
-
-
 # Greedy decoding
 
 

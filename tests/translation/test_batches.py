@@ -102,6 +102,13 @@ def test_links_come_with_their_pairs(tmp_path: Path) -> None:
         assert [some.tolist() for some in batch.links] == [[[0, 2], [1, 2], [2, 2]], [[0, 0]]]
 
 
+@pytest.mark.parametrize("links", [([0, 3], [0, 1]), ([0, 1], [0, 2]), ([0, 1], [0]), ([], [0])])
+def test_links_that_point_nowhere_are_refused(links: tuple[list[int], list[int]]) -> None:
+    batches = Batches(InMemory([([5] * 3, [6] * 2)]), 50, links=InMemory([links]))
+    with pytest.raises(ArgumentError, match=r"links of pair 0 are damaged: .* its 3 source and 2 target"):
+        batches.get([0], 0)
+
+
 def test_pairs_on_disk_give_the_same_batches(tmp_path: Path) -> None:
     pairs = [([5] * n, [6] * (n % 7 + 1)) for n in range(1, 30)]
     store = Store.write(tmp_path / "pairs.ids", pairs, vocabulary=10)

@@ -1,6 +1,7 @@
 """Plans: all settings of a training, wherever they come from."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -252,3 +253,49 @@ def test_learned_positions_reach_as_far_as_translations() -> None:
         Plan().but(["model.positions=learned", "model.length=300"])
     assert Plan().but(["model.positions=learned", "model.length=524"]).model.length == 524
     assert Plan().but(["model.positions=rotary", "model.length=1"]).model.length == 1
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "training.rate=" + "1" * 5000,
+        "training.rate=" + "[" * 5000,
+        "training.epochs=0x" + "f" * 9000,
+        "training.seed=0x" + "f" * 9000,
+        "model.before=0x" + "f" * 9000,
+        "training.epochs=1\nother=2",
+        "training.epochs=\ud800",
+        "training." + "x" * 5000 + "=1",
+        "x" * 5000 + ".epochs=1",
+        "x" * 5000,
+    ],
+    ids=lambda setting: repr(setting[:20]),
+)
+def test_values_without_measure_are_refused_in_a_line(setting: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        Plan().but([setting])
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "[" * 5000, "0x" + "f" * 9000])
+def test_a_file_without_measure_is_refused_in_a_line(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    for name in ("model.kind", "training.epochs"):
+        path.write_text(f"{name} = {value}")
+        with pytest.raises(ArgumentError) as refused:
+            Plan.read(path)
+        assert len(str(refused.value)) < 500
+
+
+def test_a_byte_order_mark_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_bytes("\ufeff[training]\nepochs = 3\n".encode())
+    assert Plan.read(tmp_path / "plan.toml").training.epochs == 3
+
+
+def test_a_plan_is_a_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "plan.toml")
+    with pytest.raises(ArgumentError, match="is a named pipe"):
+        Plan.read(tmp_path / "plan.toml")
+    (tmp_path / "large.toml").write_bytes(b"#" * 2**21)
+    with pytest.raises(ArgumentError, match=r"has 2\.1 MB, and at most 1\.0 MB are read"):
+        Plan.read(tmp_path / "large.toml")

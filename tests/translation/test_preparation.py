@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -149,6 +150,39 @@ def test_what_was_cut_off_is_prepared_anew(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         prepare(folder, plan, broken(), say=lambda text: None)
     assert prepared(folder) is None
-    (folder / "data" / ".0123.part").write_bytes(b"of one that was killed")
+    (folder / "data" / ".regard-0123456789abcdef.part").write_bytes(b"of one that was killed")
     made(folder, PAIRS)
     assert content(folder) == content(tmp_path / "whole")
+
+
+def test_files_of_other_programs_stay_when_it_is_prepared_anew(tmp_path: Path) -> None:
+    made(tmp_path, PAIRS)
+    (tmp_path / "data" / "ready").unlink()
+    others = {"video.part": b"half", ".download.part": b"a download", ".regard-x.part": b"no such name"}
+    for name, text in others.items():
+        (tmp_path / "data" / name).write_bytes(text)
+    made(tmp_path, PAIRS)
+    assert {name: (tmp_path / "data" / name).read_bytes() for name in others} == others
+
+
+def flipped(path: Path, bit: int) -> None:
+    """A file of which one bit is another."""
+    harmed = bytearray(path.read_bytes())
+    harmed[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(harmed)
+
+
+@pytest.mark.parametrize("shared", ["true", "false"])
+def test_every_flipped_bit_of_what_was_prepared_is_noticed(tmp_path: Path, shared: str) -> None:
+    made(tmp_path, PAIRS, f"tokens.shared={shared}", "training.guide=0.3", "tokens.size=60")
+    chance = Random(0)
+    names = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.name for path in names} >= {"config.json", "dev.tsv", "train.ids", "links.ids", "ready"}
+    for path in names:
+        whole = path.read_bytes()
+        for bit in chance.sample(range(8 * len(whole)), 25):
+            flipped(path, bit)
+            with pytest.raises(ArgumentError, match=r"damaged|does not say|unknown name"):
+                prepared(tmp_path)
+            path.write_bytes(whole)
+    assert prepared(tmp_path) is not None

@@ -86,8 +86,28 @@ def test_a_judgement_is_one_line_and_the_best_is_marked():
 def test_reports_are_printed_sparingly():
     calls = [("report", report(step, 100_000, seconds=step / 10)) for step in range(1, 100_001)]
     lines = plain_lines(*calls)  # of nearly three hours
-    assert 100 < len(lines) < 300
+    assert 500 < len(lines) < 700
     assert "100,000/100,000" in lines[-1]  # the last is never left out
+
+
+def test_a_long_training_is_never_silent_for_long():
+    seconds = [86_400.0 * 3 + 30 * n for n in range(100)]  # after three days, reports every 30 seconds
+    assert (
+        len(plain_lines(*(("report", report(n, 10**6, seconds=at)) for n, at in enumerate(seconds)))) == 100
+    )
+
+
+def test_a_terminal_that_was_closed_does_not_end_a_training():
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise OSError(5, "Input/output error")
+
+        def flush(self):
+            raise OSError(5, "Input/output error")
+
+    shown = Display(Console(file=Closed(), force_terminal=True, width=80))
+    shown.say("stopping after this update …")
+    shown.end("stopped")
 
 
 def test_going_on_says_from_where():

@@ -244,25 +244,6 @@ def test_other_floats_find_much_the_same() -> None:
         assert rough.score == pytest.approx(ours.score, rel=0.3)
 
 
-@pytest.mark.parametrize("how", [Beam(3, best=3), Sample(best=3)])
-@pytest.mark.parametrize("name", MODELS)
-def test_words_that_are_left_out_are_not_in_the_vocabulary(name: str, how: Any) -> None:
-    model, only = made(name), [6, 0, END, 3, 3, 5]
-    found = search(model, Packed.of(SOURCES), how, most=5, only=only)
-    for source, hypotheses in zip(SOURCES, found, strict=True):
-        for hypothesis in hypotheses:
-            assert set(hypothesis.tokens) <= {3, 5, 6}
-            words = [*hypothesis.tokens, END] if hypothesis.finished else hypothesis.tokens
-            (rows,) = follow(model, source, words[:-1])
-            total = sum(
-                float(row[word] - row[[0, END, 3, 5, 6]].logsumexp(0))
-                for row, word in zip(rows, words, strict=True)
-            )
-            assert hypothesis.log_probability == pytest.approx(total, rel=1e-9)
-    everything = search(model, Packed.of(SOURCES), how, most=5, only=range(WORDS))
-    assert everything == search(model, Packed.of(SOURCES), how, most=5)
-
-
 # Who is in the batch
 
 
@@ -448,11 +429,6 @@ def test_ways_to_search_that_cannot_be(make: Any, message: str) -> None:
         ({"most": 2.5}, regard.DTypeError, "most=2.5"),
         ({"end": WORDS}, regard.ArgumentError, f"token {WORDS} is outside"),
         ({"never": [END]}, regard.ArgumentError, r"end=2 and never=\(2,\); leave it out"),
-        ({"only": [3, 4]}, regard.ArgumentError, "end=2 and only without it; add it"),
-        ({"only": [2.5]}, regard.DTypeError, "only with torch.float32"),
-        ({"only": []}, regard.DTypeError, "only with torch.float32"),
-        ({"only": [2, -7]}, regard.ArgumentError, "token -7 is outside"),
-        ({"only": [2, 7]}, regard.ArgumentError, "token 7 is outside"),
         ({"never": [99]}, regard.ArgumentError, "token 99 is outside"),
         ({"source": [[5, 6]]}, regard.DTypeError, "a source that is a list"),
     ],
@@ -463,10 +439,10 @@ def test_searches_that_cannot_be(options: dict[str, Any], error: type[Exception]
         search(made("dot"), **arguments)
 
 
-def test_a_model_that_does_not_narrow_is_told() -> None:
-    model = Teller({3: [chances(e=1.0)]})
-    with pytest.raises(regard.ShapeError, match="gave 7 logits, and 2 tokens can come"):
-        search(model, Packed.of([[3]]), most=3, only=[END, 5])
+def test_a_model_with_too_few_logits_is_told() -> None:
+    model = Teller({3: [chances(e=1.0)[:-1]]})
+    with pytest.raises(regard.ShapeError, match="gave 6 logits, and its output_weight has 7 rows"):
+        search(model, Packed.of([[3]]), most=3)
 
 
 @pytest.mark.parametrize("how", [Greedy(), Beam(3), Sample()])

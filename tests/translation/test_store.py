@@ -1,5 +1,8 @@
 """Ids on disk: they come back as they were, are not held in memory, and broken files are refused."""
 
+import hashlib
+import os
+import random
 import resource
 import tracemalloc
 from collections.abc import Iterator
@@ -11,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError
-from regard.translation.store import Store
+from regard.translation.store import Store, _About
 
 PAIRS = [([5, 6, 2], [1, 7, 2]), ([], [1, 2]), ([4], [])]
 
@@ -147,9 +150,9 @@ def test_a_file_of_another_size_is_refused(change, by, tmp_path):
         b"one\ttwo\n" * 1000,
         b"{}",
         b"[1]",
-        b'{"format": "regard store 1", "pairs": []}',
-        b'{"format": "regard store 1", "pairs": "x", "ids": 0, "vocabulary": 1}',
-        b'{"format": "regard store 2", "pairs": 0, "ids": 0, "vocabulary": 1}'.ljust(4096),
+        b'{"format": "regard store 2", "pairs": []}',
+        b'{"format": "regard store 2", "pairs": "x", "ids": 0, "vocabulary": 1}',
+        b'{"format": "regard store 3", "pairs": 0, "ids": 0, "vocabulary": 1}'.ljust(4096),
     ],
 )
 def test_a_foreign_file_is_refused(content, tmp_path):
@@ -159,15 +162,53 @@ def test_a_foreign_file_is_refused(content, tmp_path):
 
 
 def test_a_header_with_impossible_numbers_is_refused(tmp_path):
-    header = b'{"format": "regard store 1", "pairs": -1, "ids": 12, "vocabulary": 1}'
+    header = b'{"format": "regard store 2", "pairs": -1, "ids": 12, "vocabulary": 1}'
     (tmp_path / "ids").write_bytes(header.ljust(4096))
     with pytest.raises(ArgumentError, match="it was cut off or changed"):
         Store.open(tmp_path / "ids")
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
-    for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(ArgumentError, match="there is no file"):
-            Store.open(path)
+    with pytest.raises(ArgumentError, match="there is no file"):
+        Store.open(tmp_path / "none")
+    with pytest.raises(ArgumentError, match="is a folder; give a regular file"):
+        Store.open(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ArgumentError, match=r"is a named pipe \(FIFO\); give a regular file"):
+        Store.open(tmp_path / "pipe")
     with pytest.raises(IsADirectoryError, match="is a folder; name a file"):
         Store.write(tmp_path, PAIRS, vocabulary=8)
+
+
+def test_every_flipped_bit_is_noticed(tmp_path):
+    path = Store.write(tmp_path / "ids", PAIRS, vocabulary=8).path
+    content = path.read_bytes()
+    header = len(content[:4096].rstrip()) + 2
+    places = [*range(8 * header), *range(8 * 4096, 8 * len(content))]  # all but most of the blanks
+    for bit in [*random.Random(0).sample(places, 500), *range(8 * 4000, 8 * 4001)]:
+        harmed = bytearray(content)
+        harmed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(harmed)
+        with pytest.raises(ArgumentError):
+            Store.open(path)
+    path.write_bytes(content)
+    assert listed(Store.open(path)) == PAIRS
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "why"),
+    [
+        (4096 + 24, 1, "records that do not follow"),  # where the first pair starts
+        (4096 + 24 + 8, -3, "records that do not follow"),  # how many ids its source has
+        (4096 + 24 + 64, 5, "has 9 ids, and its records 14"),  # of the last pair's target
+        (4096, 2**40 + 8, "ids outside of its vocabulary of 8"),
+    ],
+)
+def test_a_valid_checksum_does_not_make_wrong_numbers_right(at, value, why, tmp_path):
+    path = Store.write(tmp_path / "ids", PAIRS, vocabulary=8).path
+    content = bytearray(path.read_bytes())
+    content[at : at + 8] = value.to_bytes(8, "little", signed=True)
+    digest = hashlib.sha256(content[4096:]).hexdigest()
+    path.write_bytes(_About(3, 9, 8).header(digest) + content[4096:])
+    with pytest.raises(ArgumentError, match=why):
+        Store.open(path)

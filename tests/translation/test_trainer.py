@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from regard.errors import ArgumentError
+from regard.mechanism.files import SUMS
 from regard.translation.batches import InMemory
 from regard.translation.checkpoint import MODEL, OPTIMIZER, STATE, Checkpoint
 from regard.translation.judging import DevScores
@@ -67,6 +68,8 @@ def bits(folder: Path) -> dict[str, Any]:
     for name in found:
         if name.endswith(STATE):
             found[name] = json.loads(found[name]) | {"seconds": None}
+        elif name.endswith(SUMS):
+            found[name] = [line for line in found[name].decode().splitlines() if not line.endswith(STATE)]
     return found
 
 
@@ -498,3 +501,15 @@ def test_trainings_of_few_processes_keep_their_dropout() -> None:
     for size in (1, 2, 64):
         for rank in range(size):
             assert dropout_seed(5, 7, rank, size) == (5 * 1_000_003 + 7) * 64 + rank
+
+
+def test_a_slow_training_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports come after 50 updates, or after half a minute, by a clock that goes on whenever it is read."""
+    clock = iter(range(0, 10**6, 2))
+    monkeypatch.setattr("regard.translation.trainer.time.monotonic", lambda: next(clock))
+    told = Told()
+    plan = small_plan("plain", "training.updates=40", "training.judge=100", "training.save=100")
+    small_trainer(tmp_path, plan, listeners=[told]).run()
+    steps = [0, *(report.step for report in told.reports)]
+    assert steps[-1] == 40
+    assert max(after - before for before, after in pairwise(steps)) <= 16

@@ -2,11 +2,15 @@
 
 import json
 import os
+import pty
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -84,6 +88,89 @@ def test_a_folder_with_something_in_it_is_not_touched(folder: Path, tmp_path: Pa
         with pytest.raises(ArgumentError, match=why):
             train(tmp_path / "photos", PAIRS, plan=small_plan(), resume=resume)
     assert content(tmp_path / "photos") == {"cat.jpg": b"cat"}
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_refused_training_deletes_nothing(tmp_path: Path, resume: bool) -> None:
+    for name in (".video.part", ".regard-0123456789abcdef.part", "film.part", "notes.txt"):
+        (tmp_path / name).write_text("mine")
+    before = content(tmp_path)
+    for config in (None, "{}", '{"format": "regard translator 2"}'):
+        if config is not None:
+            (tmp_path / CONFIG).write_text(config)
+            before[CONFIG] = config.encode()
+        with pytest.raises(ArgumentError):
+            train(tmp_path, PAIRS, plan=small_plan("plain", *QUICK), resume=resume)
+        assert content(tmp_path) == before
+
+
+def test_a_training_deletes_only_what_it_wrote(folder: Path) -> None:
+    for name in (".video.part", ".regard-0123456789abcdef.part", "film.part"):
+        (folder / name).write_text("mine")
+    (folder / ".regard-fedcba9876543210.part").symlink_to(folder / "film.part")
+    train(folder, resume=True)
+    assert {path.name for path in folder.glob("*.part")} | {path.name for path in folder.glob(".*.part")} == {
+        ".video.part",
+        "film.part",
+        ".regard-fedcba9876543210.part",
+    }
+
+
+class Harms(Listener):
+    """Does something to the folder of a training at one of its events."""
+
+    def __init__(self, event: str, harm: Callable[[], object]) -> None:
+        def happens(*given: object) -> None:
+            setattr(self, event, lambda *given: None)
+            harm()
+
+        setattr(self, event, happens)
+        self.ends: list[str] = []
+
+    def end(self, text: str) -> None:
+        self.ends.append(text)
+
+
+@pytest.mark.parametrize("event", ["begin", "judge", "report", "saved"])
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+def test_a_folder_that_goes_away_ends_the_training_and_nothing_is_claimed(
+    tmp_path: Path, event: str, how: str
+) -> None:
+    folder = tmp_path / "model"
+
+    def harm() -> None:
+        if how == "moved":
+            folder.rename(tmp_path / "other")
+        else:
+            shutil.rmtree(folder)
+        if how == "replaced":
+            folder.mkdir()
+
+    listener = Harms(event, harm)
+    with pytest.raises((ArgumentError, FileNotFoundError)) as refused:
+        train(folder, PAIRS, plan=small_plan("transformer", *QUICK), listeners=[listener])
+    assert str(folder) in str(refused.value)
+    assert not listener.ends
+    assert folder.exists() == (how == "replaced")
+    if how == "moved":
+        assert train(tmp_path / "other", resume=True).finished
+
+
+@pytest.mark.parametrize("name", [CONFIG, "tokens.model", "data/train.ids", "data/dev.tsv", "data/ready"])
+def test_a_file_that_goes_away_ends_the_training_and_nothing_is_claimed(tmp_path: Path, name: str) -> None:
+    folder, copy = tmp_path / "model", tmp_path / "copy"
+
+    def harm() -> None:
+        shutil.copy(folder / name, copy)
+        (folder / name).unlink()
+
+    listener = Harms("saved", harm)
+    plan = small_plan("transformer", *QUICK)
+    with pytest.raises(ArgumentError, match=rf"{name}' was removed .* after update 3: .*update 2 is kept"):
+        train(folder, PAIRS, plan=plan, listeners=[listener])
+    assert not listener.ends
+    shutil.copy(copy, folder / name)
+    assert train(folder, resume=True).finished
 
 
 def test_an_empty_folder_will_do(tmp_path: Path) -> None:
@@ -297,13 +384,13 @@ def test_a_preparation_that_is_refused_takes_away_all_that_it_wrote_and_nothing_
     plan, model = small_plan("transformer", *settings), tmp_path / "model"
     mine = [model / "notes.txt", model / "data" / "notes.txt"]
 
-    def refuse(path: Path, content: bytes) -> None:
-        path.write_bytes(content)  # the last file
+    def refuse(path: Path, names: list[str]) -> None:
+        path.write_bytes(b"")  # the last file
         for one in mine * notes:
             one.write_text("mine")
         raise ArgumentError("no")
 
-    monkeypatch.setattr("regard.translation.preparation.write_whole", refuse)
+    monkeypatch.setattr("regard.translation.preparation.write_sums", refuse)
     for notes in (0, 1):
         with pytest.raises(ArgumentError, match="no"):
             train(model, PAIRS, plan=plan)
@@ -481,6 +568,43 @@ def test_what_is_not_asked_for_is_not_chosen(
     run("translate", "-m", unchosen, "1 2 3")
     run("draw", "-m", unchosen, *ALIGNING["draw"], "--heads")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_terminal_that_is_closed_ends_the_command_with_129_and_all_is_saved(
+    tmp_path: Path, files: tuple[Path, Path], nohup: bool
+) -> None:
+    """On a terminal of its own, which hangs up; `nohup` goes on to the end."""
+    plan = small_plan("transformer", "training.updates=30", "training.save=2", "training.judge=15")
+    command = [sys.executable, "-m", "regard", "train", *map(str, files), "-o", str(tmp_path / "cut")]
+    terminal, other = pty.openpty()
+    with subprocess.Popen(
+        ["nohup", *command, *settings(plan)] if nohup else [*command, *settings(plan)],
+        stdin=other,
+        stdout=other,
+        stderr=other,
+        start_new_session=True,
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"},
+    ) as process:
+        os.close(other)
+        while process.poll() is None and not Checkpoint.all(tmp_path / "cut"):
+            time.sleep(0.02)
+            with suppress(OSError):  # of nohup, which has left the terminal
+                if select.select([terminal], [], [], 0)[0]:
+                    os.read(terminal, 10_000)
+        os.close(terminal)
+        process.send_signal(signal.SIGHUP)
+        process.wait()
+    last = Checkpoint.all(tmp_path / "cut")[-1].step
+    if nohup:
+        assert (process.returncode, last) == (0, 30)
+        return
+    assert process.returncode == 129
+    assert 0 < last < 30
+    run("train", "--output", tmp_path / "cut", "--resume")
+    train(tmp_path / "whole", PAIRS, plan=plan)
+    assert same(tmp_path / "cut", tmp_path / "whole")
 
 
 def test_ctrl_c_ends_the_command_with_130_and_going_on_ends_with_the_same_bits(

@@ -39,7 +39,7 @@ from regard import __version__
 from regard.cli.helping import Command, Group
 from regard.cli.shared import BROKEN_PIPE, CURES, INTERRUPTED, OUT_OF_MEMORY, PACKAGES
 from regard.errors import ArgumentError, RegardError
-from regard.mechanism.text import plain
+from regard.mechanism.text import plain, shorten
 
 _INTERRUPTED = "regard: interrupted."
 REFUSED = 2
@@ -86,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = None if arguments is None else list(arguments)
     try:
         with _interruptible():
+            _check_arguments(sys.argv[1:] if given is None else given)
             status = app(args=given, prog_name="regard", standalone_mode=False)
             sys.stdout.flush()  # here, where it can be told what is wrong with it
     except (KeyboardInterrupt, typer.Abort):
@@ -113,6 +114,19 @@ def _wait_passively() -> None:
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in _WAITING):
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
+
+def _check_arguments(arguments: Sequence[str]) -> None:
+    """What no shell can pass on, and no name of a file can hold; every other text is one."""
+    for one in arguments:
+        try:
+            whole = b"\0" not in os.fsencode(one)
+        except UnicodeEncodeError:
+            whole = False
+        if not whole:
+            raise ArgumentError(
+                f"the argument {shorten(one)!r} has a NUL character or half of a surrogate pair; remove it."
+            )
 
 
 def _open_closed() -> None:

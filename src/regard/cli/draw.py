@@ -9,6 +9,7 @@ import typer
 from regard.cli.evaluate import check_picture
 from regard.cli.shared import check_encoder, check_input, console, load, read
 from regard.errors import ArgumentError
+from regard.mechanism.files import SMALL, read_regular
 from regard.mechanism.text import plain, shorten
 
 if TYPE_CHECKING:
@@ -378,7 +379,8 @@ def _is_translator(folder: Path) -> bool:
     from regard.translation.checkpoint import CONFIG, FORMAT
 
     try:
-        config = json.loads((folder / CONFIG).read_text("utf-8"))
+        config = json.loads(read_regular(folder / CONFIG, SMALL))
     except (OSError, ValueError, RecursionError):
         return False  # the one who loads it says what is wrong
-    return isinstance(config, dict) and config.get("format") == FORMAT
+    kind = FORMAT.rpartition(" ")[0]  # of any version
+    return isinstance(config, dict) and str(config.get("format")).startswith(kind)

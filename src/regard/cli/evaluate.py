@@ -1,6 +1,7 @@
 """`regard evaluate`."""
 
 import json
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -229,7 +230,7 @@ def names_of(paths: Sequence[Path]) -> list[str]:
     for path in paths:
         if paths.count(path) > 1:
             raise ArgumentError(f"{str(path)!r} is given {paths.count(path)} times; once is enough.")
-    short = [path.resolve().name or str(path) for path in paths]
+    short = [os.path.basename(os.path.realpath(path)) or str(path) for path in paths]
     return [str(path) if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True)]
 
 

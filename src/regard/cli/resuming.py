@@ -126,6 +126,11 @@ def _check_origin(output: Path, begun: dict[str, Any], asked: Asked) -> None:
         ("swap", "--swap"),
     ):
         if name in wanted and not _same(begun.get(name), wanted[name]):
+            if _shown(begun.get(name)) == _shown(wanted[name]):  # the same names, and other contents
+                raise ArgumentError(
+                    f"{str(output)!r} was begun with {option} {_shown(wanted[name])}, and the contents have "
+                    f"changed since then; {_CURE}"
+                )
             raise ArgumentError(
                 f"{str(output)!r} was begun with {option} {_shown(begun.get(name))}, and now it is "
                 f"{_shown(wanted[name])}; {_CURE}"

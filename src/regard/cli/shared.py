@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from regard.errors import ArgumentError, RegardError
-from regard.mechanism.files import writing
+from regard.mechanism.files import readable, writing
 from regard.mechanism.text import plain
 
 if TYPE_CHECKING:
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
     from regard.translation.translator import Translator
 
+SIGNALLED = 128  # what is added to the number of a signal for the exit status of what it ends
 INTERRUPTED = 130  # the exit status of what Ctrl-C ends: 128 + SIGINT
 BROKEN_PIPE = 141  # and of what nobody reads any more: 128 + SIGPIPE
+_LARGEST = 1 << 28  # bytes of text that is read at once
 CONFIG = "config.json"  # of a model folder, regard's own or Hugging Face's
 OUT_OF_MEMORY = (
     "the memory does not suffice; take less at a time: a smaller --batch or --beam, shorter sentences, and "
@@ -62,7 +64,16 @@ def padded(names: Sequence[str]) -> list[str]:
 
 def read(path: Path, option: str = "--file") -> str:
     """The text of a file, with the ends of its lines as they are; - is standard input."""
-    content = _stdin(option) if str(path) == "-" else path.read_bytes()
+    if str(path) == "-":
+        content = _stdin(option)
+    else:
+        with path.open("rb") as file:  # a pipe may be given, too
+            content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise ArgumentError(
+            f"{option} is {str(path)!r}, with more than {readable(_LARGEST)} of text; it is read at once, so "
+            "give a part of it."
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -73,7 +84,7 @@ def _stdin(option: str) -> bytes:
     """As bytes, as text would be read in the terminal's encoding and not as files are."""
     if sys.stdin is None:  # closed by who started us
         raise ArgumentError(f"{option} is - and stdin is closed; give it some text, or name a file.")
-    return sys.stdin.buffer.read()
+    return sys.stdin.buffer.read(_LARGEST + 1)
 
 
 def check_output(path: Path, option: str = "--output") -> None:

@@ -3,8 +3,10 @@
 import errno
 import os
 import shlex
+import signal
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +16,7 @@ from regard.cli.helping import Command as Plain
 from regard.cli.resuming import PRESET, Asked, begun_plan
 from regard.cli.shared import (
     CONFIG,
-    INTERRUPTED,
+    SIGNALLED,
     check_folder,
     check_input,
     check_model,
@@ -22,40 +24,85 @@ from regard.cli.shared import (
     two_languages,
 )
 from regard.errors import ArgumentError
-from regard.mechanism.text import plain
+from regard.mechanism.files import check_regular
+from regard.mechanism.text import plain, shorten
 
 if TYPE_CHECKING:
     from regard.translation.corpus import Pair
     from regard.translation.plan import Plan
+    from regard.translation.trainer import Outcome
 
 _HOW = "Model and size"
 _DATA = "Data"
 _LONG = "How long"
 _OWN = ("embedded", "bible")  # corpora that come along
-_PAIRS = (".tsv", ".jsonl")
+# the names of files with pairs; .txt may be one, too, and mostly is one side of a corpus
+PAIRS = (".tsv", ".tab", ".jsonl", ".ndjson", ".json")
+# what other programs call settings, or people expect as options
+_SETTINGS = {
+    **dict.fromkeys(("lr", "learning-rate", "rate"), "training.rate=0.001"),
+    **dict.fromkeys(("batch", "batch-size", "batch-tokens", "tokens", "max-tokens"), "training.tokens=4096"),
+    **dict.fromkeys(("accumulate", "accum", "grad-accum", "update-freq"), "training.accumulate=2"),
+    **dict.fromkeys(("steps", "max-steps", "max-updates"), "training.updates=1000"),
+    **dict.fromkeys(("warmup", "warmup-steps", "warmup-updates"), "training.warmup=400"),
+    **dict.fromkeys(("schedule", "scheduler", "lr-scheduler"), "training.schedule=inverse-sqrt"),
+    **dict.fromkeys(("smoothing", "label-smoothing"), "training.smoothing=0.1"),
+    **dict.fromkeys(("decay", "weight-decay"), "training.decay=0.01"),
+    **dict.fromkeys(("clip", "clip-norm", "grad-clip", "max-grad-norm"), "training.clip=1.0"),
+    **dict.fromkeys(("precision", "bf16", "fp16", "amp"), "training.precision=bfloat16"),
+    **dict.fromkeys(("patience", "early-stopping"), "training.patience=5"),
+    **dict.fromkeys(("save-every", "save-interval", "save"), "training.save=1000"),
+    **dict.fromkeys(("judge", "eval-every", "valid-freq", "validate-every"), "training.judge=1000"),
+    "seed": "training.seed=1",
+    "threads": "training.threads=2",
+    "average": "training.average=5",
+    "guide": "training.guide=0.3",
+    "criterion": "training.criterion=loss",
+    **dict.fromkeys(("width", "dim", "d-model", "hidden-size", "embed-dim"), "model.width=256"),
+    **dict.fromkeys(("hidden", "ffn", "ffn-dim", "d-ff"), "model.hidden=1024"),
+    **dict.fromkeys(("layers", "num-layers", "n-layers"), "model.layers=3"),
+    **dict.fromkeys(("heads", "num-heads", "n-heads"), "model.heads=8"),
+    "dropout": "model.dropout=0.1",
+    "norm": "model.norm=rms",
+    "activation": "model.activation=gelu",
+    "positions": "model.positions=rotary",
+    "normalize": "model.normalize=entmax15",
+    **dict.fromkeys(("vocab", "vocab-size", "vocabulary"), "tokens.size=8000"),
+    **dict.fromkeys(("max-length", "max-len", "longest"), "corpus.longest=256"),
+}
 
 
 class Command(Plain):
     """`regard train`, whose --dev takes two files, or one with pairs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """An empty second name after the one of a file with pairs."""
+        """An empty second name after the one of a file with pairs; settings are told from options."""
+        known = {name for one in self.params for name in one.opts}
+        for one in args:
+            name = one.partition("=")[0]
+            setting = _SETTINGS.get(name.removeprefix("--").replace("_", "-").lower())
+            if one.startswith("--") and name not in known and setting is not None:
+                raise ArgumentError(
+                    f"there is no option {name}; it is a setting: --set {setting}, for example. See regard "
+                    "train --settings."
+                )
         return super().parse_args(ctx, list(_with_two(args)))
 
 
 def _with_two(arguments: Sequence[str]) -> Iterator[str]:
     before = ""
-    for one in arguments:
+    for one, after in zip_longest(arguments, arguments[1:]):
         name, equals, value = one.partition("=")
         yield one
-        if (before == "--dev" and _of_pairs(one)) or (name == "--dev" and equals and _of_pairs(value)):
+        given = one if before == "--dev" else value if name == "--dev" and equals else None
+        if given is not None and (of_pairs(given) or after is None or after.startswith("-")):
             yield ""
         before = one
 
 
-def _of_pairs(path: str) -> bool:
+def of_pairs(path: str) -> bool:
     """Whether the name says that a file has both sides."""
-    return Path(path.lower().removesuffix(".gz")).suffix in _PAIRS
+    return Path(path.lower().removesuffix(".gz")).suffix in PAIRS
 
 
 def train(
@@ -204,12 +251,14 @@ def train(
     if resume:
         plan = begun_plan(output, asked) or plan
     with _full_disk(output):
-        finished = _run(output, plan, asked, form=form, resume=resume, shard=shard)
+        outcome = _run(output, plan, asked, form=form, resume=resume, shard=shard)
+    status = 0 if outcome.finished else SIGNALLED + (outcome.signal or signal.SIGINT)
     if os.environ.get("RANK", "0") != "0":  # the first of torchrun's processes speaks for all
-        raise SystemExit(0 if finished else INTERRUPTED)
-    if not finished:
-        console().print(f"Go on with: {_going_on(output)}")
-        raise SystemExit(INTERRUPTED)
+        raise SystemExit(status)
+    if status:
+        with suppress(OSError):  # the terminal may be closed
+            console().print(f"Go on with: {_going_on(output)}")
+        raise SystemExit(status)
     from regard.translation.preparation import dev_sentence
 
     sentence = shlex.quote(plain(dev_sentence(output)))
@@ -226,7 +275,7 @@ def _check_files(source: str | None, target: str | None, dev: Sequence[str] | No
                 f"--form {form} is about one file with pairs, and there are two; leave it out."
             )
     if dev is not None and len(dev) == 2:
-        for file in filter(_of_pairs, dev):
+        for file in filter(of_pairs, dev):
             raise ArgumentError(f"--dev has the file with pairs {file!r} and another one; give it alone.")
     streams = [name for name, path in named if path == "-"]
     if len(streams) > 1:
@@ -240,11 +289,11 @@ def _check_before(languages: str, config: Path | None, setting: Sequence[str]) -
     """What else can be told without torch, which takes seconds to load."""
     two_languages(languages)
     if config is not None:
-        check_input(config, "--config")
+        check_regular(config)
     for one in setting:
         name, equals, _ = one.partition("=")
         if not equals or name.count(".") != 1:
-            raise ArgumentError(f"the setting {one!r} is not understood; write section.name=value.")
+            raise ArgumentError(f"the setting {shorten(one)!r} is not understood; write section.name=value.")
 
 
 def _check_folder(source: str | None, output: Path, resume: bool) -> None:
@@ -268,7 +317,7 @@ def _check_two(source: str, target: str) -> None:
         cure = "give pairs as TSV, and no TARGET" if source == "-" else "give the translations as TARGET"
         raise ArgumentError(f"SOURCE and TARGET are both {source!r}; {cure}.")
     for path in (source, target):
-        if _of_pairs(path):
+        if of_pairs(path):
             raise ArgumentError(
                 f"{path!r} is a file with pairs, and there is another one beside it; give it alone, or two "
                 "files with a sentence on each line."
@@ -287,8 +336,8 @@ def _plan(asked: Asked) -> "Plan":
     return plan.but(asked.single)
 
 
-def _run(output: Path, plan: "Plan", asked: Asked, *, form: Any, resume: bool, shard: bool) -> bool:
-    """Train; whether it came to its end."""
+def _run(output: Path, plan: "Plan", asked: Asked, *, form: Any, resume: bool, shard: bool) -> "Outcome":
+    """Train; how it ended."""
     from regard.models.allocation import keep_memory, return_memory
     from regard.translation.distributed import join_world
     from regard.translation.formats import read_pairs
@@ -303,7 +352,7 @@ def _run(output: Path, plan: "Plan", asked: Asked, *, form: Any, resume: bool, s
     with join_world(shard=shard) as world:
         if world.device.type == "cpu":
             return_memory() if shard else keep_memory()
-        outcome = train(
+        return train(
             output,
             pairs,
             dev=held,
@@ -313,7 +362,6 @@ def _run(output: Path, plan: "Plan", asked: Asked, *, form: Any, resume: bool, s
             world=world,
             origin=asked.origin(),
         )
-    return outcome.finished
 
 
 def _corpus(asked: Asked, form: Any) -> "tuple[Iterable[Pair] | None, Iterable[Pair] | None]":

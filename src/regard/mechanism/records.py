@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.mechanism.checks import count, number
-from regard.mechanism.files import write_whole
+from regard.mechanism.files import check_loadable, write_whole
 from regard.mechanism.masking import Term, broadcasts
 from regard.mechanism.normalizers import Softmax1, spell, unspell
 from regard.mechanism.problem import Problem, Rules, kind
@@ -53,6 +53,7 @@ def write(
 def read(path: str | os.PathLike[str]) -> tuple[Problem, tuple[int, ...], Heads, int | None]:
     """Read what `write` wrote, or say that the file is no such thing."""
     wrong = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+    check_loadable(path)
     try:
         with safe_open(path, "pt") as file:
             described = json.loads((file.metadata() or {}).get("regard", "{}"))

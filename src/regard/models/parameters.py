@@ -7,6 +7,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from regard.mechanism.files import check_loadable
+
 _REAL = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # that models compute in
 
 
@@ -15,6 +17,7 @@ def read_parameters(path: str | os.PathLike[str], model: nn.Module) -> dict[str,
 
     They must have its names and shapes, be of one real type and finite.
     """
+    check_loadable(path)
     with safe_open(path, "pt") as file:
         check_shapes(model, {name: file.get_slice(name).get_shape() for name in file.keys()})  # noqa: SIM118
         # no longer tied to the file

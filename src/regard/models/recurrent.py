@@ -185,7 +185,7 @@ class RecurrentSeq2Seq(Seq2Seq):
         """One more target token each, (b): the logits (b, V) of the next; the state moves on."""
         state = checked_state(tokens, state, RecurrentState)
         x = self._decode(tokens[:, None], state)[:, 0]
-        return self._logits(x, state)
+        return self._logits(x)
 
     def _read(self, source: "Sentences") -> RecurrentState:
         embedding = self.embedding if self.source_embedding is None else self.source_embedding

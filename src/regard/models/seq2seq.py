@@ -32,10 +32,6 @@ class State:
     torch.Size([3, 100])
     """
 
-    output: tuple[Tensor, Tensor | None] | None = (
-        None  # in place of the model's output_weight and output_bias
-    )
-
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the batch, in this order, as often as they are named: what beam search does."""
         raise NotImplementedError(f"{type(self).__name__} needs a method select(rows)")
@@ -93,7 +89,7 @@ class Seq2Seq(nn.Module):
     ) -> Tensor:
         """Logits of the next token at each place of the target, which is all known: its shape and V."""
         x = self.hidden(source, target, source_lengths=source_lengths, target_lengths=target_lengths)
-        return F.linear(x, self.output_weight, self.output_bias)
+        return self._logits(x)
 
     def loss(
         self,
@@ -125,23 +121,9 @@ class Seq2Seq(nn.Module):
         """One more target token each, (b): the logits (b, V) of the next; the state moves on."""
         raise NotImplementedError(f"{type(self).__name__} needs a method step(tokens, state)")
 
-    def narrow(self, state: State, tokens: Tensor) -> None:
-        """From here on `step` gives the logits of these tokens alone, in this order: (b, len(tokens)).
-
-        >>> import torch, regard
-        >>> model = regard.models.Transformer(100, regard.models.Recipe(width=16, heads=2))
-        >>> state = model.start(torch.tensor([[5, 6], [7, 8]]))
-        >>> model.narrow(state, torch.tensor([2, 50, 51]))
-        >>> model.step(torch.tensor([1, 1]), state).shape
-        torch.Size([2, 3])
-        """
-        bias = self.output_bias
-        state.output = self.output_weight[tokens], None if bias is None else bias[tokens]
-
-    def _logits(self, x: Tensor, state: State) -> Tensor:
-        """What a step found, compared with the vocabulary, or with the part that the state is narrowed to."""
-        weight, bias = state.output or (self.output_weight, self.output_bias)
-        return F.linear(x, weight, bias)
+    def _logits(self, x: Tensor) -> Tensor:
+        """Hidden vectors (…, m) times the vocabulary matrix: (…, V)."""
+        return F.linear(x, self.output_weight, self.output_bias)
 
     @torch.no_grad()
     def greedy(

@@ -1,12 +1,34 @@
 """Subwords: the tokenizers of pretrained models, from sentences to token numbers and back to characters."""
 
-from collections.abc import Iterator, Sequence
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.errors import ArgumentError
+from regard.mechanism.text import shorten
 from regard.models.layouts import Layout, read_json, read_text
+
+# Bounds on what a tokenizer.json may do to a text. Rust ends the process when memory is exhausted, so what
+# would need much more than any real tokenizer is refused before it is made.
+_GROWTH = 10_000  # times as many bytes after normalizing; real ones stay below 2,000 by the same measure
+_STEPS = 64  # of a chain
+_DEPTH = 8  # of chains in chains
+_MARKS_ADDED = 1000  # to each sentence
+_COPIES = 4  # of a sentence
+_AFFIX = 64  # bytes of what stands before or behind the pieces of a word
+_WORD = 10_000  # characters of a word that is cut into pieces
+# how many times longer a text may become, in UTF-8; U+FDFA becomes 11 times as long
+_UNICODE = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 2}
+_NORMALIZERS = {"BertNormalizer": 10, "ByteLevel": 2, "Strip": 1, "StripAccents": 1, "Nmt": 1}
+_PRE_TOKENIZERS = {
+    **dict.fromkeys(("BertPreTokenizer", "CharDelimiterSplit", "Delimiter", "Digits", "FixedLength"), 1),
+    **dict.fromkeys(("Punctuation", "Split", "UnicodeScripts", "Whitespace", "WhitespaceSplit"), 1),
+    "ByteLevel": 4,
+    "Metaspace": 5,
+}
 
 
 class Pieces(NamedTuple):
@@ -65,8 +87,18 @@ def guarded(what: str) -> Iterator[None]:
 def read_subwords(folder: Path, layout: Layout) -> Subwords:
     """A folder's tokenizer: tokenizer.json, or BERT's vocab.txt, or RoBERTa's vocab.json and merges.txt."""
     if (folder / "tokenizer.json").exists():
-        text = read_text(folder / "tokenizer.json")
-        with guarded(f"{folder / 'tokenizer.json'} is no tokenizer"):
+        path = folder / "tokenizer.json"
+        found = read_json(path)
+        try:
+            _check(found)
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            raise ArgumentError(
+                f"{path} is no tokenizer that regard uses: {shorten(str(error), 200)}"
+            ) from None
+        # What is not needed is left out. It is written anew, as names that occur twice would be read as other
+        # values in Rust than those that were checked.
+        text = json.dumps(found | {"decoder": None, "truncation": None, "padding": None})
+        with guarded(f"{path} is no tokenizer"):
             tokenizer = _package().Tokenizer.from_str(text)
         return Subwords(tokenizer, layout.vocabulary, folder)
     if not layout.family.bytes and (folder / "vocab.txt").exists():
@@ -77,6 +109,119 @@ def read_subwords(folder: Path, layout: Layout) -> Subwords:
         also = "vocab.json and merges.txt" if layout.family.bytes else "vocab.txt"
         raise ArgumentError(f"{folder} has no tokenizer; load_encoder reads tokenizer.json, or {also}.")
     return Subwords(tokenizer, layout.vocabulary, folder)
+
+
+def _check(tokenizer: Mapping[str, Any]) -> None:
+    """Raise ValueError if a tokenizer makes much more of a text than any real one, or has unknown parts."""
+    growth = _grows(_chain(tokenizer.get("normalizer"), "normalizers"))
+    for one in _chain(tokenizer.get("pre_tokenizer"), "pretokenizers"):
+        growth *= _known(one, _PRE_TOKENIZERS)
+        if one["type"] == "FixedLength" and one["length"] < 1:
+            raise ValueError("its pieces have no length")
+    if growth > _GROWTH:
+        raise ValueError(
+            f"its normalizer makes texts up to {growth:,.0f} times as long, and {_GROWTH:,} are allowed"
+        )
+    _check_marks(_chain(tokenizer.get("post_processor"), "processors"))
+    _check_model(tokenizer["model"])
+
+
+def _chain(given: Any, inner: str, depth: int = 0) -> list[Mapping[str, Any]]:
+    """The steps of a part, one after the other; `inner` is what a Sequence calls them."""
+    if given is None:
+        return []
+    if not isinstance(given, dict) or depth > _DEPTH:
+        raise ValueError(f"a part of it is no object, or more than {_DEPTH} sequences deep")
+    if given.get("type") != "Sequence":
+        return [given]
+    steps = [step for one in given[inner] for step in _chain(one, inner, depth + 1)]
+    if len(steps) > _STEPS:
+        raise ValueError(f"it has {len(steps):,} steps in a sequence, and {_STEPS} are allowed")
+    return steps
+
+
+def _known(step: Mapping[str, Any], growths: Mapping[str, int]) -> int:
+    kind = step.get("type")
+    if not isinstance(kind, str) or kind not in growths:
+        raise ValueError(f"there is no {str(kind)[:40]!r} that regard knows")
+    return growths[kind]
+
+
+def _grows(steps: Sequence[Mapping[str, Any]]) -> float:
+    """How many times longer a text can become by some normalizers."""
+    growth, done = 1.0, set[str]()
+    for step in steps:
+        kind = step.get("type")
+        if kind in _UNICODE:
+            # what is normalized already grows no more, until something else is put in
+            growth *= 1 if kind in done else _UNICODE[kind]
+            done.add(kind)
+            continue
+        if kind == "Replace":
+            growth *= _replaced(step)
+        elif kind == "Prepend":
+            growth *= 1 + _size(step["prepend"])  # of each part between special tokens, which may be one byte
+        elif kind == "Precompiled":
+            growth *= _compiled(step["precompiled_charsmap"])
+        else:
+            growth *= _known(step, _NORMALIZERS)
+        done.clear()
+    return growth
+
+
+def _size(text: Any) -> int:
+    if not isinstance(text, str):
+        raise ValueError(f"it has {str(text)[:40]!r} where a text should be")
+    return len(text.encode(errors="surrogatepass"))
+
+
+def _replaced(step: Mapping[str, Any]) -> float:
+    """A pattern may match nothing, and thus everywhere; a text only itself."""
+    pattern, size = step["pattern"], _size(step["content"])
+    text = pattern.get("String") if isinstance(pattern, dict) else pattern
+    if isinstance(text, str) and text:
+        return max(1.0, size / _size(text))
+    return 1.0 + size
+
+
+def _compiled(charsmap: Any) -> int:
+    """SentencePiece's own: a table of characters, and what they become, each with a zero byte behind it."""
+    content = base64.b64decode(charsmap)
+    end = 4 + int.from_bytes(content[:4], "little")
+    if len(content) < end:
+        raise ValueError("its precompiled_charsmap is cut off")
+    texts = content[end:]
+    return max(1, *map(len, texts.split(b"\0")))
+
+
+def _check_marks(steps: Sequence[Mapping[str, Any]]) -> None:
+    """How many marks are put around sentences, and how often a sentence is repeated."""
+    added, copies = 0, 1
+    for step in steps:
+        kind = step.get("type")
+        if kind == "TemplateProcessing":
+            sizes = {name: len(mark["ids"]) for name, mark in step["special_tokens"].items()}
+            for pieces in (step["single"], step["pair"]):
+                added += sum(sizes[one["SpecialToken"]["id"]] for one in pieces if "SpecialToken" in one)
+            copies *= max(1, sum("Sequence" in one for one in step["single"]))
+        elif kind not in ("BertProcessing", "RobertaProcessing", "ByteLevel"):
+            raise ValueError(f"there is no {str(kind)[:40]!r} that regard knows")
+    if added > _MARKS_ADDED or copies > _COPIES:
+        raise ValueError(f"it adds {added:,} marks to a sentence, or repeats it {copies:,} times")
+
+
+def _check_model(model: Mapping[str, Any]) -> None:
+    """What stands before or behind pieces is added to each; merges that are shorter panic in Rust."""
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name) is not None and _size(model[name]) > _AFFIX:
+            raise ValueError(f"its {name} has {_size(model[name]):,} bytes, and {_AFFIX} are allowed")
+    if not 0 <= model.get("max_input_chars_per_word", 0) <= _WORD:
+        raise ValueError(f"its max_input_chars_per_word is above {_WORD:,}")
+    prefix = _size(model.get("continuing_subword_prefix") or "")
+    for merge in model.get("merges") or () if prefix else ():
+        second = merge.partition(" ")[2] if isinstance(merge, str) else merge[1]
+        if len(second.encode()[:prefix].decode(errors="ignore").encode()) < prefix:
+            raise ValueError(f"it merges {second[:40]!r}, which is shorter than the prefix of its pieces")
 
 
 def _word_pieces(folder: Path, vocabulary: int) -> Any:

@@ -138,4 +138,4 @@ class Transformer(Seq2Seq):
             positions=position,
             caches=state.caches,
         )
-        return self._logits(x[:, 0], state)
+        return self._logits(x[:, 0])

@@ -146,8 +146,21 @@ class Batches:
         batch = Batch.of(pairs)
         if self.links is None:
             return batch
-        links = (self.links[int(place)] for place in places)
-        return batch._replace(links=tuple(_linked(source, target) for source, target in links))
+        return batch._replace(links=tuple(self._linked(int(place)) for place in places))
+
+    def _linked(self, place: int) -> Tensor:
+        """The links of a pair, (n, 2)."""
+        assert self.links is not None
+        (sources, targets), sizes = self.links[place], self.pairs.sizes[place]
+        linked = numpy.empty((len(sources), 2), numpy.int64)
+        if len(sources) == len(targets):
+            linked[:, 0], linked[:, 1] = sources, targets
+        if len(sources) != len(targets) or (linked >= sizes).any():
+            raise ArgumentError(
+                f"the links of pair {place:,} are damaged: they point outside of its {sizes[0]} source and "
+                f"{sizes[1]} target tokens. Copy the folder again, or train in a new one."
+            )
+        return torch.from_numpy(linked)
 
     def from_step(self, step: int) -> Iterator[tuple[int, int, Places]]:
         """Epoch, place in it and pairs of each batch from a step on, without end; steps count from 0."""
@@ -216,10 +229,6 @@ def _hidden(
         source.append(UNKNOWN)
         target.append(UNKNOWN)
     return source, target
-
-
-def _linked(source: Ids, target: Ids) -> Tensor:
-    return torch.from_numpy(numpy.stack([source, target], -1).astype(numpy.int64))
 
 
 def _packed(sentences: Sequence[Sequence[int]]) -> Packed:

@@ -3,18 +3,22 @@
 FOLDER/config.json         the plan, and how alignments are read
 FOLDER/tokens.model        the vocabulary; or source.model and target.model
 FOLDER/model.safetensors   the parameters to translate with: the best so far
-FOLDER/checkpoints/step-00001000/   model.safetensors  optimizer.safetensors  state.json
+FOLDER/checkpoints/step-00001000/   model.safetensors  optimizer.safetensors  state.json  SHA256SUMS
 FOLDER/data/  log.csv  tensorboard/
 
-Files and checkpoints are written beside their place and renamed, so that each is whole or not there.
+Files and checkpoints are written beside their place and renamed, so that each is whole or not there. All of
+them have checksums, which are verified when they are read: config.json has its own inside, model.safetensors
+those of its tensors and of the vocabulary in its metadata, and a checkpoint those of its files in SHA256SUMS.
 """
 
+import difflib
+import hashlib
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,15 +29,30 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.mechanism.files import write_whole
+from regard.mechanism.files import (
+    SMALL,
+    SUMS,
+    check_loadable,
+    check_sums,
+    read_regular,
+    write_sums,
+    write_whole,
+)
 from regard.models.parameters import read_parameters
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.plan import Plan
 from regard.translation.tokens import Tokens, TwoSides
 
-FORMAT = "regard translator 1"
+FORMAT = "regard translator 2"
+_OLD = ("regard translator 1",)  # had no checksums
 CONFIG, MODEL, OPTIMIZER, STATE = "config.json", "model.safetensors", "optimizer.safetensors", "state.json"
 SHARED, SOURCE, TARGET = "tokens.model", "source.model", "target.model"
+ORIGIN, ALIGNMENT, LENGTHENED = "origin", "alignment", "lengthened"  # in config.json, beside the plan
+_CHECKSUM = "sha256"
+_SUMS = "checksums"  # in the metadata of model.safetensors
+_KNOWN = ("format", "plan", ORIGIN, ALIGNMENT, LENGTHENED, _CHECKSUM)
+_STEP = re.compile(r"step-([0-9]+)")
+_PART = re.compile(r"\.(step-[0-9]+|best)\.part")
 _WRONG = (LookupError, TypeError, ValueError, OverflowError, RuntimeError, OSError, SafetensorError)
 
 
@@ -50,20 +69,28 @@ def load_model(folder: str | os.PathLike[str]) -> Loaded:
     check_name(folder)
     config = read_config(folder)
     path = Path(folder)
-    if not (path / MODEL).is_file():
+    if not os.path.lexists(path / MODEL):
+        cure = (
+            "Its training is running; wait for that."
+            if is_training(path)
+            else "Go on with regard train --resume."
+        )
         raise ArgumentError(
             f"{os.fspath(folder)!r} has no {MODEL} yet; its training has not come to the first look at the "
-            "dev data. Go on with regard train --resume."
+            f"dev data. {cure}"
         )
     try:
+        check_loadable(path / MODEL)
         tokens, plan = read_tokens(path, config), Plan.of(config["plan"]).model
         with safe_open(path / MODEL, "pt") as file:
-            tensors = len(list(file.keys()))
+            tensors, metadata = len(list(file.keys())), file.metadata() or {}
         if plan.layers > tensors:  # before a model of that many is made
             raise ValueError(f"{CONFIG} says {plan.layers} layers and {MODEL} has {tensors} tensors")
         with torch.device("meta"):  # sizes alone, until they are known to be right
             model = plan.make(tokens.sizes())
-        model.load_state_dict(read_parameters(path / MODEL, model), assign=True)
+        parameters = read_parameters(path / MODEL, model)
+        _check_parameters(parameters, json.loads(metadata.get(_SUMS, "{}")), tokens)
+        model.load_state_dict(parameters, assign=True)
     except _WRONG as error:
         raise ArgumentError(
             f"{os.fspath(folder)!r} is damaged ({str(error)[:300]}); copy it again, or train anew."
@@ -89,14 +116,22 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         what = "is a file" if path.exists() else "does not exist"
         raise ArgumentError(f"{os.fspath(folder)!r} {what}; give a folder that regard train wrote.")
     try:
-        config = json.loads((path / CONFIG).read_text("utf-8"))
+        text = read_regular(path / CONFIG, SMALL).decode()
+        config = json.loads(text)
+    except ArgumentError:
+        raise
     except FileNotFoundError:
         raise ArgumentError(
             f"{os.fspath(folder)!r} has no {CONFIG}, so it is no model folder; give one that regard train "
             "wrote."
         ) from None
     except (ValueError, RecursionError):
-        config = None
+        config, text = None, ""
+    if isinstance(config, dict) and config.get("format") in _OLD:
+        raise ArgumentError(
+            f"{os.fspath(folder)!r} was written by an older regard ({config['format']!r}; this one reads "
+            f"{FORMAT!r}); train anew."
+        )
     if (
         not isinstance(config, dict)
         or config.get("format") != FORMAT
@@ -106,7 +141,29 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
             f"the {CONFIG} of {os.fspath(folder)!r} does not say {FORMAT!r}; give a folder that regard train "
             "wrote."
         )
-    return config
+    _check_config(config, text, f"the {CONFIG} of {os.fspath(folder)!r}")
+    return {name: value for name, value in config.items() if name != _CHECKSUM}
+
+
+def _check_config(config: dict[str, Any], text: str, where: str) -> None:
+    """Names that this version knows, and the checksum of the text, which a person may have removed."""
+    unknown = next((name for name in config if name not in _KNOWN), None)
+    if unknown is not None:
+        near = difflib.get_close_matches(unknown, _KNOWN, 1)
+        cure = f"did you mean {near[0]!r}?" if near else "was it written by a newer regard?"
+        raise ArgumentError(f"{where} has the unknown name {unknown[:80]!r}; {cure}")
+    if _CHECKSUM in config and text != _config_text(config):
+        raise ArgumentError(
+            f"{where} is damaged: it does not have its checksum. Copy the folder again; or, if you changed "
+            f"the file yourself, remove {_CHECKSUM!r} from it."
+        )
+
+
+def _config_text(config: Mapping[str, Any]) -> str:
+    """What config.json contains, with its checksum at the end."""
+    known = {name: value for name, value in config.items() if name != _CHECKSUM}
+    found = hashlib.sha256(json.dumps(known).encode()).hexdigest()
+    return json.dumps({**known, _CHECKSUM: found}, indent=2, ensure_ascii=False)
 
 
 @contextmanager
@@ -174,7 +231,7 @@ def is_training(folder: Path) -> bool:
 def write_config(folder: Path, plan: Plan, **more: Any) -> None:
     """Write config.json; `more` goes beside the plan."""
     config = {"format": FORMAT, "plan": plan.settings(), **more}
-    write_whole(folder / CONFIG, json.dumps(config, indent=2, ensure_ascii=False).encode())
+    write_whole(folder / CONFIG, _config_text(config).encode())
 
 
 def read_tokens(folder: Path, config: Mapping[str, Any]) -> TwoSides:
@@ -198,16 +255,65 @@ def write_tokens(folder: Path, tokens: TwoSides) -> None:
 def write_parameters(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write the parameters to translate with; those that were there stay until these are whole."""
     part = folder / "checkpoints" / ".best.part"  # a folder, as safetensors writes beside its file, too
-    with _written(folder / MODEL, part):
-        _save(part / MODEL, tensors)
-        adopt_parameters(folder, part / MODEL)
+    with _written(folder, folder / MODEL, part):
+        _save(part / MODEL, tensors, _sums(folder, _sum_of_tensors(tensors, tensors.__getitem__)))
+        _adopt(folder, part / MODEL)
 
 
 def adopt_parameters(folder: Path, written: Path) -> None:
-    """Make a file in a model folder the parameters to translate with."""
+    """Make a safetensors file in a model folder the parameters to translate with; it gets its checksums."""
+    with safe_open(written, "pt") as file:
+        sums = _sums(folder, _sum_of_tensors(file.keys(), file.get_tensor))
+    whole = written.with_name(f"whole-{written.name}")
+    with written.open("rb") as source, whole.open("wb") as target:
+        header = json.loads(source.read(int.from_bytes(source.read(8), "little")))
+        text = json.dumps({"__metadata__": sums, **header}).encode()
+        text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
+        target.write(len(text).to_bytes(8, "little") + text)
+        shutil.copyfileobj(source, target, 2**20)
+    _adopt(folder, whole)
+
+
+def _adopt(folder: Path, written: Path) -> None:
     _sync(written)
     os.replace(written, folder / MODEL)
     _sync(folder)
+
+
+def _sums(folder: Path, of_tensors: str) -> dict[str, str]:
+    """The checksums of the tensors and of the vocabularies, as a safetensors file keeps them.
+
+    One entry: safetensors writes several in any order, and equal models are to be equal files.
+    """
+    sums = {_CHECKSUM: of_tensors}
+    for name in (SHARED, SOURCE, TARGET):
+        if (folder / name).is_file():
+            sums[name] = _sum_of_tokens(Tokens.read(folder / name))
+    return {_SUMS: json.dumps(sums)}
+
+
+def _check_parameters(parameters: Mapping[str, Tensor], sums: Mapping[str, str], tokens: TwoSides) -> None:
+    """Raise ValueError unless these are the tensors that were written, and for these vocabularies."""
+    if sums.get(_CHECKSUM) != _sum_of_tensors(parameters, parameters.__getitem__):
+        raise ValueError(f"{MODEL} does not have its checksum")
+    names = (SHARED,) if tokens.shared else (SOURCE, TARGET)
+    for name, side in zip(names, tokens, strict=False):
+        if sums.get(name) != _sum_of_tokens(side.content):
+            raise ValueError(f"{name} is not the vocabulary that {MODEL} was trained with")
+
+
+def _sum_of_tensors(names: Iterable[str], read: Callable[[str], Tensor]) -> str:
+    """A checksum of names, types, shapes and numbers, whatever their order; one is read at a time."""
+    found = hashlib.sha256()
+    for name in sorted(names):
+        tensor = read(name).detach().cpu().contiguous()
+        found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _sum_of_tokens(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 class Checkpoint(NamedTuple):
@@ -229,9 +335,8 @@ class Checkpoint(NamedTuple):
     @classmethod
     def all(cls, folder: Path) -> list["Checkpoint"]:
         """Those of a folder, from the first to the last step."""
-        names = (folder / "checkpoints").glob("step-*")
-        found = [(int(name.name[5:]), name) for name in names if name.name[5:].isdecimal()]
-        return [cls(name, step) for step, name in sorted(found)]
+        paths = [path for path in (folder / "checkpoints").glob("step-*") if _is_checkpoint(path)]
+        return sorted((cls(path, int(path.name[5:])) for path in paths), key=lambda one: one.step)
 
     @classmethod
     def write(
@@ -264,8 +369,9 @@ class Checkpoint(NamedTuple):
     def beside(cls, folder: Path, step: int) -> Iterator[Path]:
         """A folder to be filled, which becomes the checkpoint of this step if no error ends the block."""
         place = cls.at(folder, step)
-        with _written(place.path, place.part):
+        with _written(folder, place.path, place.part):
             yield place.part
+            write_sums(place.part / SUMS, [path.name for path in place.part.iterdir()])
             for path in place.part.iterdir():
                 _sync(path)
             _sync(place.part)
@@ -275,26 +381,55 @@ class Checkpoint(NamedTuple):
 
     @staticmethod
     def tidy(folder: Path, keep: Sequence["Checkpoint"]) -> None:
-        """Remove all checkpoints but these, and what a killed training left half written."""
+        """Remove all checkpoints but these, and what a killed training left half written.
+
+        What else is in these folders stays where it is.
+        """
         kept = {one.path for one in keep}
         for path in (folder / "checkpoints").glob("*"):
-            if path not in kept and (path.name.startswith("step-") or path.suffix == ".part"):
+            if _PART.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
+            elif path not in kept and _is_checkpoint(path):
+                for name in _FILES:
+                    (path / name).unlink(missing_ok=True)
+                with suppress(OSError):
+                    path.rmdir()  # the system refuses if it is not empty
+
+    def check(self) -> None:
+        """Raise ArgumentError unless all of its files have their checksums."""
+        self._check(MODEL, OPTIMIZER, STATE)
+
+    def _check(self, *names: str) -> None:
+        try:
+            check_sums(self.path / SUMS, names)
+        except (OSError, ValueError) as error:
+            raise ArgumentError(damaged(self.path, error)) from None
 
     def parameters(self) -> dict[str, Tensor]:
         """The model's tensors."""
+        self._check(MODEL)
         return _load(self.path / MODEL)
 
     def optimizer(self) -> dict[str, Tensor]:
         """The optimizer's tensors."""
+        self._check(OPTIMIZER)
         return _load(self.path / OPTIMIZER)
 
     def state(self) -> dict[str, Any]:
         """All else that a training goes on with."""
+        self._check(STATE)
         try:
-            return json.loads((self.path / STATE).read_text("utf-8"))
-        except (OSError, ValueError) as error:
+            return json.loads(read_regular(self.path / STATE, SMALL))
+        except (OSError, ValueError, RecursionError) as error:
             raise ArgumentError(damaged(self.path, error)) from None
+
+
+_FILES = (MODEL, OPTIMIZER, STATE, SUMS)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether there is a checkpoint, by its name and files; a folder of such a name may be a person's."""
+    return bool(_STEP.fullmatch(path.name)) and any(os.path.lexists(path / name) for name in _FILES)
 
 
 def write_state(part: Path, state: Mapping[str, Any]) -> None:
@@ -333,11 +468,16 @@ def restore_optimizer(
 
 
 @contextmanager
-def _written(place: Path, part: Path) -> Iterator[None]:
-    """An empty folder `part` for as long as the block lasts; what fails names the place that is written."""
+def _written(folder: Path, place: Path, part: Path) -> Iterator[None]:
+    """An empty folder `part` for as long as the block lasts; what fails names the place that is written.
+
+    The model folder must be there: one that was removed meanwhile would lack all else.
+    """
     try:
         shutil.rmtree(part, ignore_errors=True)  # of one that was killed
-        part.mkdir(parents=True)
+        os.stat(folder)
+        part.parent.mkdir(exist_ok=True)
+        part.mkdir()
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), os.fspath(place)) from error
@@ -349,17 +489,18 @@ def _written(place: Path, part: Path) -> Iterator[None]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+def _save(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path, metadata)
     # safetensors lets nobody else read it; whoever may enter the folder may read other files of it
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def _load(path: Path) -> dict[str, Tensor]:
     try:
+        check_loadable(path)
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ArgumentError) as error:
         raise ArgumentError(damaged(path.parent, error)) from None
 
 

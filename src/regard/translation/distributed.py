@@ -393,6 +393,8 @@ class Sharded(Parallel):
     def restore(self, saved: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
         """Model and optimizer as they were when it was written; each process reads its part."""
         with self.agreed():
+            if self.rank == 0:
+                saved.check()
             parameters, path = model.state_dict(), saved.path / MODEL
             if different := set(parameters) ^ set(names_in(path)):
                 raise KeyError(f"{min(different)} is missing, or too many")

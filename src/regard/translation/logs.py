@@ -5,6 +5,8 @@ import json
 import math
 import os
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from regard.errors import ArgumentError
-from regard.mechanism.files import write_whole
+from regard.mechanism.files import check_regular, read_regular, write_whole
 from regard.mechanism.text import plain
 from regard.translation.progress import Judgement, Listener, Report, worth
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+_FLUSH = 60.0  # seconds after which TensorBoard's files are brought up to date
+_LARGEST = 1 << 28  # bytes of a log: millions of rows
 _MOST = 1e15  # steps, and whatever else is counted or measured
 LOG, SAMPLES = "log.csv", "samples.jsonl"
 
@@ -73,7 +77,7 @@ def read_log(path: str | os.PathLike[str]) -> list[Row]:
     31.4
     """
     path = Path(path) / LOG if Path(path).is_dir() else Path(path)
-    return [row for row, _ in _rows(path, path.read_bytes())]
+    return [row for row, _ in _rows(path, read_regular(path, _LARGEST))]
 
 
 def _rows(path: Path, content: bytes) -> list[tuple[Row, bytes]]:
@@ -147,8 +151,10 @@ class CsvLog(Listener):
     def begin(self, about: str, step: int, steps: int) -> None:
         kept = []
         if step and self.path.exists():
-            kept = [(row, line) for row, line in _rows(self.path, self.path.read_bytes()) if row.step <= step]
+            rows = _rows(self.path, read_regular(self.path, _LARGEST))
+            kept = [(row, line) for row, line in rows if row.step <= step]
         content = b"".join([_HEADER, *(line for _, line in kept)])
+        self.path.parent.stat()  # as below
         write_whole(self.path, content)
         self._row, last = kept[-1] if kept else (Row(-1), b"")
         self._start, self._stop = len(content) - len(last), len(content)
@@ -168,6 +174,7 @@ class CsvLog(Listener):
             self._row = Row(step, seconds=self._row.seconds)._replace(**known)  # type: ignore[arg-type]
             self._start = self._stop
         if not self.path.exists() or self.path.stat().st_size < self._start:
+            self.path.parent.stat()  # of a folder that is gone, no new one is made
             write_whole(self.path, _HEADER)  # somebody has removed it, and the training goes on
             self._start = len(_HEADER)
         line = _line(self._row)
@@ -204,7 +211,7 @@ class SampleLog(Listener):
     def begin(self, about: str, step: int, steps: int) -> None:
         kept = b""
         if step and self.path.exists():
-            lines = self.path.read_bytes().splitlines(keepends=True)
+            lines = read_regular(self.path, _LARGEST).splitlines(keepends=True)
             kept = b"".join(line for line in lines if 0 <= _step(line) <= step)
         write_whole(self.path, kept)
 
@@ -220,6 +227,8 @@ class SampleLog(Listener):
             "alignment": sample.alignment,
         }
         line = json.dumps(found, ensure_ascii=False).encode(errors="replace")
+        if self.path.exists():
+            check_regular(self.path)  # a pipe would be waited for
         with _named(self.path), open(self.path, "ab") as file:
             file.write(line + b"\n")
 
@@ -257,6 +266,7 @@ class TensorBoardLog(Listener):
         self.path = Path(folder) / "tensorboard"
         self._say = say or (lambda text: print(text, file=sys.stderr))
         self._writer: SummaryWriter | None = None
+        self._flushed = 0.0
 
     def begin(self, about: str, step: int, steps: int) -> None:
         self.end("")
@@ -268,8 +278,12 @@ class TensorBoardLog(Listener):
             from torch.utils.tensorboard import SummaryWriter
 
             with self._spared():
-                self._writer = SummaryWriter(os.fspath(self.path), purge_step=step + 1)
+                # Its own thread would flush at any time, and print a traceback if the folder is gone by then.
+                self._writer = SummaryWriter(
+                    os.fspath(self.path), purge_step=step + 1, flush_secs=threading.TIMEOUT_MAX
+                )
                 self._writer.add_text("about", about, step)
+                self._flushed = time.monotonic()
 
     @contextmanager
     def _spared(self) -> Iterator[None]:
@@ -287,21 +301,34 @@ class TensorBoardLog(Listener):
     def judge(self, judgement: Judgement) -> None:
         known = {"dev/loss": judgement.loss, "dev/bleu": judgement.bleu, "dev/exact": judgement.exact}
         self._add(judgement.step, {name: value for name, value in known.items() if value is not None})
-        if self._writer and judgement.sample:
+        if self._there() and self._writer and judgement.sample:
             # indented by four blanks, so that TensorBoard's markdown shows a sentence as it is
             text = "\n".join(f"    {name}: {text}" for name, text in judgement.sample.texts().items())
             with self._spared():
                 self._writer.add_text("dev/sample", text, judgement.step)
-                self._writer.flush()
+                self._flush()
 
     def end(self, text: str) -> None:
-        if self._writer:
+        if self._there() and self._writer:
             with self._spared():
                 self._writer.close()
             self._writer = None
 
     def _add(self, step: int, numbers: dict[str, float]) -> None:
-        if self._writer:
+        if self._there() and self._writer:
             with self._spared():
                 for name, number in numbers.items():
                     self._writer.add_scalar(name, number, step)
+                if time.monotonic() - self._flushed > _FLUSH:
+                    self._flush()
+
+    def _flush(self) -> None:
+        if self._writer:
+            self._writer.flush()
+            self._flushed = time.monotonic()
+
+    def _there(self) -> bool:
+        """Whether it can be written; where the folder was removed, no more is."""
+        if self._writer and not self.path.is_dir():
+            self._writer = None
+        return self._writer is not None

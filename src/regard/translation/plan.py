@@ -8,12 +8,13 @@ import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from regard.errors import ArgumentError
 from regard.mechanism.checks import count, number
+from regard.mechanism.files import SMALL, read_regular
 from regard.mechanism.normalizers import Entmax15, Normalizer, Softmax, Softmax1, Sparsemax
+from regard.mechanism.text import shorten
 from regard.models.blocks import Activation, Norm, Positions, Recipe
 from regard.models.recurrent import Cell, RecurrentRecipe, RecurrentSeq2Seq
 from regard.models.recurrent import Kind as Attention
@@ -193,7 +194,7 @@ class TrainingPlan:
         for name in ("warmup", "judge", "save", "patience", "seed", "threads"):
             _count(name, getattr(self, name))
         if self.seed >= 2**32:
-            raise ArgumentError(f"seed={self.seed}; it must be below 2**32.")
+            raise ArgumentError(f"seed={_told(self.seed)}; it must be below 2**32.")
         if self.updates is not None:
             _count("updates", self.updates, least=1)
         number("rate", self.rate, above=0)
@@ -265,9 +266,10 @@ class Plan:
     @staticmethod
     def written(path: str | os.PathLike[str]) -> dict[str, Any]:
         """What a TOML file says, by section and name."""
+        content = read_regular(path, SMALL)
         try:
-            return tomllib.loads(Path(path).read_text("utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+            return tomllib.loads(content.decode("utf-8-sig"))
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError
             raise ArgumentError(f"{os.fspath(path)!r} is no TOML file: {error}.") from None
 
     @classmethod
@@ -284,10 +286,10 @@ class Plan:
         parts = {}
         for section, values in settings.items():
             if section not in _SECTIONS:
-                raise ArgumentError(_unknown(f"section [{section}]", section, list(_SECTIONS)))
+                raise ArgumentError(_unknown(f"section [{shorten(section)}]", section, list(_SECTIONS)))
             if not isinstance(values, Mapping):
                 raise ArgumentError(
-                    f"{section} is {values!r}; it is a section: [{section}], then name = value."
+                    f"{section} is {_told(values)}; it is a section: [{section}], then name = value."
                 )
             checked = {name: _checked(section, name, value) for name, value in values.items()}
             try:
@@ -319,9 +321,11 @@ class Plan:
             path, equals, value = one.partition("=")
             section, dot, name = path.strip().partition(".")
             if not equals or not dot:
-                raise ArgumentError(f"the setting {one!r} is not understood; write section.name=value.")
+                raise ArgumentError(
+                    f"the setting {shorten(one)!r} is not understood; write section.name=value."
+                )
             if section not in _SECTIONS:
-                raise ArgumentError(_unknown(f"section [{section}]", section, list(_SECTIONS)))
+                raise ArgumentError(_unknown(f"section [{shorten(section)}]", section, list(_SECTIONS)))
             found.setdefault(section, {})[name] = _parsed(section, name, value.strip())
         return self.changed(found)
 
@@ -361,7 +365,16 @@ def _count(name: str, value: int, least: int = 0) -> None:
     """A whole number that can be meant."""
     count(name, value, least=least)
     if value > _MOST.get(name, value):
-        raise ArgumentError(f"{name}={value:,}; it must be at most {_MOST[name]:,}. Give a smaller one.")
+        told = f"{value:,}" if value < 10**30 else _told(value)
+        raise ArgumentError(f"{name}={told}; it must be at most {_MOST[name]:,}. Give a smaller one.")
+
+
+def _told(value: Any) -> str:
+    """A value in a message; it may be of any type and size."""
+    try:
+        return shorten(repr(value))
+    except (ValueError, RecursionError):  # of a number with more digits than Python writes
+        return "a value that is too long to show"
 
 
 def _unknown(what: str, name: str, known: Sequence[str]) -> str:
@@ -377,7 +390,7 @@ def _type(section: str, name: str) -> Any:
     if name not in types_:
         near = difflib.get_close_matches(name, list(types_), 1)
         cure = f"did you mean {section}.{near[0]}?" if near else f"there are {', '.join(types_)}."
-        raise ArgumentError(f"there is no setting {section}.{name}; {cure}")
+        raise ArgumentError(f"there is no setting {section}.{shorten(name)}; {cure}")
     return types_[name]
 
 
@@ -390,13 +403,13 @@ def _checked(section: str, name: str, value: Any) -> Any:
         (kind,) = (one for one in get_args(kind) if one is not type(None))
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
-            raise ArgumentError(f"{section}.{name} is {value!r}; there are {', '.join(get_args(kind))}.")
+            raise ArgumentError(f"{section}.{name} is {_told(value)}; there are {', '.join(get_args(kind))}.")
         return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) < 2**53 else math.inf * (1 if value > 0 else -1)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[kind]
-        raise ArgumentError(f"{section}.{name} is {value!r}; it must be {wanted}.")
+        raise ArgumentError(f"{section}.{name} is {_told(value)}; it must be {wanted}.")
     return value
 
 
@@ -408,6 +421,7 @@ def _parsed(section: str, name: str, text: str) -> Any:
     if kind is str or get_origin(kind) is Literal:
         return text.strip("\"'")
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        found = tomllib.loads(f"value = {text}")
+        return found["value"] if len(found) == 1 else text  # else it has several lines
+    except (ValueError, RecursionError):  # no TOML; too many digits; brackets in brackets in brackets
         return text  # which is refused for its type

@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.errors import ArgumentError, RegardError
-from regard.mechanism.files import write_whole
+from regard.mechanism.files import check_sums, remove_parts, write_sums
 from regard.translation.anchors import Anchors
-from regard.translation.checkpoint import read_config, read_tokens, write_tokens
+from regard.translation.checkpoint import (
+    SHARED,
+    SOURCE,
+    TARGET,
+    read_config,
+    read_tokens,
+    write_tokens,
+)
 from regard.translation.cleaning import Cleaned, Dropped, clean
 from regard.translation.corpus import Pair, split
 from regard.translation.formats import read_pairs, write_pairs
@@ -49,6 +56,7 @@ def prepared(folder: Path) -> Prepared | None:
         return None
     config, data = read_config(folder), folder / "data"
     try:
+        check_sums(data / _READY, _summed(Plan.of(config["plan"])))
         found = Prepared(
             read_tokens(folder, config),
             Store.open(data / _IDS),
@@ -64,6 +72,12 @@ def prepared(folder: Path) -> Prepared | None:
     return found
 
 
+def _summed(plan: Plan) -> list[str]:
+    """The files of which `ready` has checksums."""
+    sides = (SHARED,) if plan.tokens.shared else (SOURCE, TARGET)
+    return [_DEV, *(f"../{name}" for name in sides)]
+
+
 def _check_whole(found: Prepared) -> None:
     """What can be seen at once: parts that belong together."""
     most = max(len(side) for side in found.tokens)
@@ -77,6 +91,8 @@ def _check_whole(found: Prepared) -> None:
         raise ArgumentError(
             f"{_LINKS} has links of {len(found.links):,} pairs and {_IDS} {len(found.pairs):,} pairs"
         )
+    if found.links is not None and (found.links.sizes[:, 0] != found.links.sizes[:, 1]).any():
+        raise ArgumentError(f"{_LINKS} has links without a source or a target")
 
 
 def dev_sentence(folder: Path) -> str:
@@ -98,8 +114,9 @@ def prepare(
     """
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
-    for part in [*data.glob(".*.part"), *data.glob("*.part"), data / _IDS, data / _LINKS, data / _DEV]:
-        part.unlink(missing_ok=True)  # of one that was killed
+    remove_parts(data)  # of a preparation that was killed
+    for name in (_IDS, _LINKS, _DEV):
+        (data / name).unlink(missing_ok=True)
     # once to the disk, as standard input cannot be read twice
     kept = _clean(pairs, plan.corpus)
     written = write_pairs(data / _TEXT, kept)
@@ -126,7 +143,7 @@ def prepare(
             data / _LINKS, _linked(tokens, train, plan.corpus), vocabulary=plan.corpus.longest
         )
     (data / _TEXT).unlink()
-    write_whole(data / _READY, b"")
+    write_sums(data / _READY, _summed(plan))  # train.ids and links.ids have checksums of their own
     return Prepared(tokens, pairs_, held, links)
 
 

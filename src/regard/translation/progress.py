@@ -22,6 +22,7 @@ JUDGEMENTS = 4  # of the last ones that stay in sight
 FRAMES = 2  # a second
 PAUSE = 5.0  # seconds between two plain lines, at first
 SHARE = 50  # and later this part of the time so far
+MOST_PAUSE = 20.0  # but no more; a trainer reports every 30 seconds, or more often
 LONGEST = 60  # characters of a sample's sentence in a plain line
 _TIE = 1e-3  # BLEU is 0 at first, and always where all sentences are short; then the loss decides
 
@@ -161,7 +162,7 @@ def display(console: "Console | None" = None) -> Listener:
 
 
 class Lines(Listener):
-    """Plain lines: one for each judgement, and for reports the fewer the longer the training takes.
+    """Plain lines: one for each judgement, and one for reports every 5 seconds, later every 20 or 30.
 
     >>> from regard.translation.progress import Judgement, Lines, Example
     >>> lines = Lines()
@@ -187,7 +188,7 @@ class Lines(Listener):
         self._steps = report.steps
         if report.seconds < self._next and report.step < report.steps:
             return
-        self._next = report.seconds + max(PAUSE, report.seconds / SHARE)
+        self._next = report.seconds + min(max(PAUSE, report.seconds / SHARE), MOST_PAUSE)
         left = [] if report.left is None else [f"{duration(report.left)} left"]
         self._print(
             "  ".join([self._where(report.step), f"epoch {report.epoch:.2f}", *_figures(report), *left])
@@ -278,8 +279,9 @@ class Display(Listener):
     def say(self, text: str) -> None:
         from rich.text import Text
 
-        for line in text.splitlines():
-            self._console.print(Text(plain(line)), soft_wrap=True)
+        with suppress(OSError):  # a terminal that was closed does not end the training
+            for line in text.splitlines():
+                self._console.print(Text(plain(line)), soft_wrap=True)
 
     def end(self, text: str) -> None:
         self._stop()
@@ -289,7 +291,8 @@ class Display(Listener):
         live, self._live = self._live, None
         if live is not None:
             atexit.unregister(self._stop)
-            live.stop()
+            with suppress(OSError):
+                live.stop()
 
     def _drawing(self) -> "RenderableType":
         from rich.console import Group

@@ -134,14 +134,11 @@ def search(
     end: int = END,
     most: int | Sequence[int],
     never: Sequence[int] = (PADDING,),
-    only: Sequence[int] | Tensor | None = None,
 ) -> list[list[Hypothesis]]:
     """The best hypotheses for each sentence, best first; those that are finished come before the others.
 
     most: tokens of a hypothesis, the end mark among them; for all sentences, or one number for each.
     never: tokens that are not written, nor is the start mark. Probabilities stay those of the model.
-    only: the tokens that can come at all; the others are left out of the model's vocabulary, and of its
-        probabilities. Where two languages share a vocabulary each has half of it, which saves much time.
 
     A hypothesis is given up as soon as it cannot become one of the best any more, and no earlier: what comes
     out is what searching on would give. So a tight `most` makes searching faster.
@@ -156,7 +153,8 @@ def search(
     of_kind("search got a source", source, Packed, "Packed.of([[5, 6, 2]])")
     if not isinstance(how, How):
         raise DTypeError(f"search got how={how!r}; give Greedy(), Beam(5) or Sample().")
-    words, forbidden = _words(len(model.output_weight), start, end, never, only)
+    vocabulary = len(model.output_weight)
+    forbidden = _forbidden(vocabulary, start, end, never)
     limits = _limits(most, len(source))
     if not len(source):
         return []
@@ -165,9 +163,7 @@ def search(
         picker = _Draws(how, source) if isinstance(how, Sample) else _Beams(how, len(source), device)
         found = _Found(picker, torch.tensor(limits, device=device), end)
         live, state = _Live.start(len(source), picker.rows, start, device), model.start(source)
-        words, forbidden = words.to(device), forbidden.to(device)
-        if only is not None:
-            model.narrow(state, words)
+        forbidden = forbidden.to(device)
         held, rows = len(source), live.sentences  # rows of the state, and those that hypotheses go on from
         while True:
             interrupt.check()
@@ -178,10 +174,10 @@ def search(
             if len(rows) != held or not torch.equal(rows, torch.arange(held, device=device)):
                 state.select(rows)
             logits = model.step(live.tokens[:, -1], state)
-            _check_logits(logits, words)
+            _check_logits(logits, vocabulary)
             log_probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
             log_probabilities.index_fill_(1, forbidden, -math.inf)
-            held, (live, rows) = len(rows), picker.extend(live, log_probabilities, words)
+            held, (live, rows) = len(rows), picker.extend(live, log_probabilities)
 
 
 class _Live(NamedTuple):
@@ -219,14 +215,14 @@ class _Beams:
         self.length, self.best, self.within = beam.length, beam.best, beam.within
         self.places = torch.full((sentences,), beam.size, device=device)
 
-    def extend(self, live: _Live, log_probabilities: Tensor, words: Tensor) -> tuple[_Live, Tensor]:
+    def extend(self, live: _Live, log_probabilities: Tensor) -> tuple[_Live, Tensor]:
         """The hypotheses one token later, the best of a sentence first, and the rows that they come from."""
         sentences, first = _firsts(live.sentences)
         places = self.places[sentences, None]
         totals, parents, tokens = _best(live, log_probabilities, first, int(places.max()))
         kept = torch.arange(totals.shape[1], device=totals.device) < places
         kept &= (totals > -math.inf) & (totals >= totals[:, :1] - self.within)
-        return live.extend(parents[kept], words[tokens[kept]], totals[kept]), parents[kept]
+        return live.extend(parents[kept], tokens[kept], totals[kept]), parents[kept]
 
     def end(self, sentences: Tensor) -> None:
         """A hypothesis of each of these has ended, and gives up its place."""
@@ -246,7 +242,7 @@ class _Draws:
             for i in range(how.best)
         ]
 
-    def extend(self, live: _Live, log_probabilities: Tensor, words: Tensor) -> tuple[_Live, Tensor]:
+    def extend(self, live: _Live, log_probabilities: Tensor) -> tuple[_Live, Tensor]:
         """The hypotheses one token later, and the rows that they come from: all of them."""
         _check(log_probabilities)
         chances = (log_probabilities.double() / self.how.temperature).softmax(-1)
@@ -262,7 +258,7 @@ class _Draws:
         tokens = tokens if order is None else order.gather(1, tokens)
         totals = live.totals + log_probabilities.gather(1, tokens)[:, 0]
         rows = torch.arange(len(totals), device=totals.device)
-        return live.extend(rows, words[tokens[:, 0]], totals), rows
+        return live.extend(rows, tokens[:, 0], totals), rows
 
     def end(self, sentences: Tensor) -> None:
         """Each has its own place."""
@@ -344,11 +340,11 @@ def _of_blocks(x: Tensor) -> Tensor:
     return torch.cat([found, rest.amax(-1, keepdim=True)], 1) if rest.shape[1] else found
 
 
-def _check_logits(logits: Tensor, words: Tensor) -> None:
-    if logits.shape[1] != len(words):
+def _check_logits(logits: Tensor, vocabulary: int) -> None:
+    if logits.shape[1] != vocabulary:
         raise ShapeError(
-            f"a step of the model gave {logits.shape[1]} logits, and {len(words)} tokens can come; a step "
-            "gives those of its output_weight, or of what its state is narrowed to."
+            f"a step of the model gave {logits.shape[1]} logits, and its output_weight has {vocabulary} "
+            "rows; a step gives one for each."
         )
 
 
@@ -373,22 +369,16 @@ def _limits(most: int | Sequence[int], sentences: int) -> list[int]:
     return limits
 
 
-def _words(
-    vocabulary: int, start: int, end: int, never: Sequence[int], only: Sequence[int] | Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The token of each logit, in order, and the places of those that are not written."""
+def _forbidden(vocabulary: int, start: int, end: int, never: Sequence[int]) -> Tensor:
+    """The tokens that are not written."""
     for name, token in (("start", start), ("end", end), *(("never", token) for token in never)):
         count(f"search got {name}", token)
-    words = torch.arange(vocabulary) if only is None else torch.as_tensor(only).cpu().unique()
-    if words.is_floating_point() or words.dtype is torch.bool:
-        raise DTypeError(f"search got only with {words.dtype}; it has the numbers of tokens.")
-    for tokens in (torch.tensor([start, end, *never]), words):
-        if bool((tokens < 0).any()) or bool((tokens >= vocabulary).any()):
-            raise ArgumentError(outside(tokens, vocabulary))
-    if end in never or not bool((words == end).any()):
-        which = (
-            f"never={tuple(never)}; leave it out there" if end in never else "only without it; add it there"
+    tokens = torch.tensor([start, end, *never])
+    if bool((tokens >= vocabulary).any()):
+        raise ArgumentError(outside(tokens, vocabulary))
+    if end in never:
+        raise ArgumentError(
+            f"search got end={end} and never={tuple(never)}; leave it out there, as no sentence ends without "
+            "its end mark."
         )
-        raise ArgumentError(f"search got end={end} and {which}, as no sentence ends without its end mark.")
-    unwritten = torch.tensor([token for token in (start, *never) if token != end], dtype=torch.long)
-    return words, torch.isin(words, unwritten).nonzero()[:, 0]
+    return torch.tensor([token for token in (start, *never) if token != end], dtype=torch.long)

@@ -2,18 +2,19 @@
 
 One file, whatever the size of the corpus, all numbers little-endian:
 
-    header    4096 bytes: JSON, filled up with blanks
+    header    4096 bytes: JSON with the checksum of all else, filled up with blanks
     ids       of the first pair's source, then of its target, then of the second pair's source, …
     records   one for each pair, three numbers of 8 bytes: where its ids start, and how many its sides have
 """
 
+import hashlib
 import json
 import mmap
 import operator
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from io import BufferedReader
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -23,12 +24,13 @@ from numpy.typing import NDArray
 
 from regard.errors import ArgumentError
 from regard.mechanism.checks import count
-from regard.mechanism.files import writing
+from regard.mechanism.files import open_regular, writing
 
-_FORMAT = "regard store 1"
+_FORMAT = "regard store 2"
 _HEADER = 4096  # bytes: a page, so that the ids start on one
 _RECORD = 24  # bytes
 _CHUNK = 1024  # pairs that are written at once
+_BLOCK = 1 << 20  # bytes that are read at once
 
 IdArray = NDArray[np.integer[Any]]
 
@@ -50,7 +52,7 @@ class IdPair(NamedTuple):
 class Store(Sequence[IdPair]):
     """Pairs of sentences as ids, in a file that is read where it is needed.
 
-    path: of a file that `Store.write` wrote.
+    path: of a file that `Store.write` wrote. It is read once to verify its checksum, and not held in memory.
 
     >>> import tempfile
     >>> from regard.translation.store import Store
@@ -67,18 +69,43 @@ class Store(Sequence[IdPair]):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        if not self.path.is_file():
-            raise ArgumentError(f"there is no file {os.fspath(path)!r}; write it with Store.write.")
-        with open(path, "rb") as file:
+        try:
+            opened = open_regular(path)
+        except FileNotFoundError:
+            raise ArgumentError(f"there is no file {os.fspath(path)!r}; write it with Store.write.") from None
+        with opened as file:
             about = _read_header(file, self.path)
             mapped = mmap.mmap(file.fileno(), about.size, access=mmap.ACCESS_READ)
         self.vocabulary = about.vocabulary
         self._ids = np.frombuffer(mapped, about.kind, about.ids, _HEADER)
         self._records = np.frombuffer(mapped, "<i8", 3 * about.pairs, about.records).reshape(-1, 3)
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        """Raise ArgumentError unless records follow each other and ids are in the vocabulary.
+
+        A checksum protects against accidents, and not against a file that was made so on purpose.
+        """
+        end = 0
+        for first in range(0, len(self), _BLOCK):  # few at a time, as a corpus may be larger than memory
+            some = self._records[first : first + _BLOCK]
+            ends = end + some[:, 1:].sum(1).cumsum()
+            fits = 0 <= some.min() <= some.max() <= len(self._ids)
+            if not fits or not np.array_equal(some[:, 0], np.concatenate([[end], ends[:-1]])):
+                raise self._wrong("has records that do not follow each other")
+            end = int(ends[-1])
+        if end != len(self._ids):
+            raise self._wrong(f"has {len(self._ids):,} ids, and its records {end:,}")
+        for first in range(0, len(self._ids), _BLOCK):
+            if self._ids[first : first + _BLOCK].max() >= self.vocabulary:
+                raise self._wrong(f"has ids outside of its vocabulary of {self.vocabulary:,}")
+
+    def _wrong(self, why: str) -> ArgumentError:
+        return ArgumentError(f"{os.fspath(self.path)!r} {why}; write it anew with Store.write.")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open a file that `write` wrote; nothing of it is read before it is asked for."""
+        """Open a file that `write` wrote, if it has its checksum."""
         return cls(path)
 
     @classmethod
@@ -95,7 +122,7 @@ class Store(Sequence[IdPair]):
         four above.
         """
         count("Store.write got vocabulary", vocabulary, least=1)
-        about, remaining = _About(0, 0, vocabulary), iter(pairs)
+        about, remaining, digest = _About(0, 0, vocabulary), iter(pairs), hashlib.sha256()
         with writing(path) as file, tempfile.TemporaryFile(dir=Path(path).parent) as records:
             file.write(bytes(_HEADER))
             while chunk := list(islice(remaining, _CHUNK)):
@@ -103,15 +130,15 @@ class Store(Sequence[IdPair]):
                 ids = _flat(chunk, vocabulary, about.pairs)
                 ends = about.ids + sizes.sum(1).cumsum()
                 starts = ends - sizes.sum(1)
-                file.write(ids.astype(about.kind).tobytes())
+                _put(ids.astype(about.kind).tobytes(), file, digest)
                 records.write(np.column_stack([starts, sizes]).astype("<i8").tobytes())
                 about = about._replace(pairs=about.pairs + len(chunk), ids=about.ids + len(ids))
-            file.write(bytes(about.records - file.tell()))
+            _put(bytes(about.records - file.tell()), file, digest)
             records.seek(0)
-            shutil.copyfileobj(records, file)
+            while block := records.read(_BLOCK):
+                _put(block, file, digest)
             file.seek(0)
-            header = json.dumps({"format": _FORMAT, **about._asdict()}).encode()
-            file.write(header.ljust(_HEADER - 1) + b"\n")
+            file.write(about.header(digest.hexdigest()))
         return cls(path)
 
     @property
@@ -156,6 +183,17 @@ class _About(NamedTuple):
     def size(self) -> int:
         return self.records + self.pairs * _RECORD
 
+    def header(self, digest: str) -> bytes:
+        """The first bytes of the file; `digest` is that of all others."""
+        text = json.dumps({"format": _FORMAT, **self._asdict()})
+        both = hashlib.sha256(f"{text} {digest}".encode()).hexdigest()
+        return json.dumps({**json.loads(text), "sha256": both}).encode().ljust(_HEADER - 1) + b"\n"
+
+
+def _put(content: bytes, file: BinaryIO, digest: "hashlib._Hash") -> None:
+    file.write(content)
+    digest.update(content)
+
 
 def _flat(
     chunk: list[tuple[Sequence[int], Sequence[int]]], vocabulary: int, before: int
@@ -176,22 +214,27 @@ def _flat(
     return flat
 
 
-def _read_header(file: BinaryIO, path: Path) -> _About:
-    size = os.fstat(file.fileno()).st_size
+def _read_header(file: BufferedReader, path: Path) -> _About:
+    """What the header says, if all of the file is as it was written."""
+    size, header = os.fstat(file.fileno()).st_size, file.read(_HEADER)
     try:
-        read = json.loads(file.read(_HEADER))
+        read = json.loads(header)
         known = read.pop("format") == _FORMAT
         about = _About(*(int(read[name]) for name in _About._fields))
-    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError):
         known = False
     if not known:
         raise ArgumentError(
             f"{os.fspath(path)!r} is no store of ids that this version of regard reads; write it anew with "
             "Store.write."
         )
-    if about.size != size or min(about) < 0:
+    if min(about) < 0 or about.size != size:
         raise ArgumentError(
             f"{os.fspath(path)!r} has {size:,} bytes and {about.pairs:,} pairs with {about.ids:,} ids take "
             f"{about.size:,}; it was cut off or changed: write it anew with Store.write."
+        )
+    if header != about.header(hashlib.file_digest(file, "sha256").hexdigest()):
+        raise ArgumentError(
+            f"{os.fspath(path)!r} does not have its checksum; it was changed: write it anew with Store.write."
         )
     return about

@@ -8,12 +8,11 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from regard.errors import ArgumentError
 from regard.mechanism.checks import count, number
-from regard.mechanism.files import write_whole
+from regard.mechanism.files import read_regular, write_whole
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -25,6 +24,7 @@ Kind = Literal["unigram", "bpe", "words", "characters"]
 _NAMES = {"unigram": "unigram", "bpe": "bpe", "words": "word", "characters": "char"}  # SentencePiece's own
 _MOST_LINES = 2_000_000  # that a vocabulary is learned from; of more, a sample
 _LONGEST_LINE = 1 << 16  # bytes
+_LARGEST = 1 << 28  # bytes of a SentencePiece model: about ten million pieces
 LEAST_COVERAGE = 0.98  # that SentencePiece accepts
 _HALF = (
     "the text has half of a surrogate pair (\\ud800 to \\udfff), which is no character; read it as UTF-8, or "
@@ -127,9 +127,14 @@ class Tokens:
     def load(cls, path: str | os.PathLike[str], kind: Kind = "unigram") -> "Tokens":
         """Read a vocabulary from a file that `save` wrote."""
         _known(kind)
-        tokens = cls(Path(path).read_bytes(), kind)
+        tokens = cls(cls.read(path), kind)
         tokens._checked(os.fspath(path))
         return tokens
+
+    @staticmethod
+    def read(path: str | os.PathLike[str]) -> bytes:
+        """What is in a file that `save` wrote."""
+        return read_regular(path, _LARGEST)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the vocabulary, as a SentencePiece model."""

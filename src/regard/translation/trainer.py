@@ -33,6 +33,7 @@ from regard.translation.schedule import learning_rate
 from regard.translation.tokens import TwoSides
 
 _REPORT = 50  # updates between two reports
+_SILENCE = 30.0  # seconds after which there is a report in any case
 _APART = 50  # updates between two looks at the dev data, at least, if the plan does not say how many
 
 
@@ -67,6 +68,7 @@ class Outcome(NamedTuple):
 
     progress: the updates made, and the best of them.
     finished: False for one that was interrupted; `resume=True` goes on with it.
+    signal: the number of the signal that interrupted it; 0 if none did.
 
     >>> from regard.translation.trainer import Outcome, Progress
     >>> outcome = Outcome(Progress(step=500, best_step=400), finished=True)
@@ -76,6 +78,7 @@ class Outcome(NamedTuple):
 
     progress: Progress
     finished: bool
+    signal: int = 0
 
 
 class Trainer:
@@ -111,7 +114,7 @@ class Trainer:
         self.period = self.epoch * -(-_APART // self.epoch)
         self.dev = Dev.of(dev, tokens)
         self.progress = Progress()
-        self._stop = False
+        self._stop, self._signal = False, 0
 
     def run(self) -> Outcome:
         """Train until the plan is fulfilled."""
@@ -119,7 +122,7 @@ class Trainer:
             self._begin()
             self.listeners.begin(self._about(), self.progress.step, self.steps)
             finished = self._loop()
-        return Outcome(self.progress, finished)
+        return Outcome(self.progress, finished, 0 if finished else self._signal)
 
     def _begin(self) -> None:
         """A new model, or that of the last checkpoint."""
@@ -163,7 +166,7 @@ class Trainer:
         """Update after update; whether the plan is fulfilled."""
         training, progress = self.plan.training, self.progress
         coming = self.batches.from_step(progress.step * training.accumulate)
-        since = Since(progress.seconds)
+        since, silent = Since(progress.seconds), False
         while progress.step < self.steps:
             if progress.step in self.anew:  # here, and not in the checkpoint, which may be older than that
                 progress.without_improvement = 0
@@ -176,12 +179,13 @@ class Trainer:
             progress.seconds = since.seconds()
             last = progress.step == self.steps
             judged = self._due(training.judge) or last
-            if progress.step % _REPORT == 0 or judged:
+            if progress.step % _REPORT == 0 or judged or silent:
                 self.listeners.report(self._report(since))
             if judged:
                 self._judge()
                 since.pause(progress.seconds)
-            stop = self.world.total(self._stop) > 0  # all processes, if one was told to
+            # all processes, if one was told to stop, or has been silent for long
+            stop, silent = (n > 0 for n in self.world.totals([self._stop, since.silence() > _SILENCE]))
             if last or self._due(training.save) or self._due(training.judge) or stop:
                 self._save()
             if stop and not last:
@@ -336,18 +340,26 @@ class Trainer:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C, or a request to end, lets the update finish and saves; a second one ends at once."""
+        """Ctrl-C, or a request to end, lets the update finish and saves; a second one ends at once.
+
+        So does a terminal that is closed, unless `nohup` has said that this is to be ignored.
+        """
 
         def stop(number: int, frame: FrameType | None) -> None:
+            if self._stop and number == hangup:  # some terminals send it twice
+                return
             if self._stop:
                 raise KeyboardInterrupt
-            self._stop = True
-            with suppress(RuntimeError):  # if it comes while something is printed
+            self._stop, self._signal = True, number
+            with suppress(RuntimeError, OSError):  # if it comes while something is printed; no terminal
                 self.listeners.say("stopping after this update …")
 
         # torchrun passes Ctrl-C on to all processes; it asks them to end when one is lost, and then no update
         # can be finished any more
         numbers = [signal.SIGINT] if self.world.size > 1 else [signal.SIGINT, signal.SIGTERM]
+        hangup = getattr(signal, "SIGHUP", None)  # not every system has it
+        if self.world.size == 1 and hangup and signal.getsignal(hangup) != signal.SIG_IGN:
+            numbers.append(hangup)
         try:
             before = {number: signal.signal(number, stop) for number in numbers}
         except ValueError:  # not in the main thread, where signals do not arrive
@@ -402,6 +414,10 @@ class Since:
     def seconds(self) -> float:
         """Of training, over all resumes."""
         return self._before + time.monotonic() - self._begun
+
+    def silence(self) -> float:
+        """Seconds since the last report."""
+        return self.seconds() - self._reported
 
     def pause(self, seconds: float) -> None:
         """Go on counting from here."""

@@ -9,12 +9,16 @@ from typing import Any
 
 from regard.errors import ArgumentError, DTypeError, RegardError
 from regard.mechanism.checks import of_kind
+from regard.mechanism.files import remove_parts
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment import choose
 from regard.translation.anchors import Anchors
 from regard.translation.checkpoint import (
+    ALIGNMENT,
     CONFIG,
+    LENGTHENED,
     MODEL,
+    ORIGIN,
     SHARED,
     SOURCE,
     TARGET,
@@ -31,7 +35,7 @@ from regard.translation.distributed import Alone, World
 from regard.translation.logs import CsvLog, SampleLog, TensorBoardLog
 from regard.translation.plan import Plan
 from regard.translation.preparation import Prepared, is_prepared, prepare, prepared
-from regard.translation.progress import Listener, Listeners
+from regard.translation.progress import Judgement, Listener, Listeners, Report
 from regard.translation.trainer import Outcome, Trainer
 
 _ALIGNED = 300  # dev pairs by which layer and heads are chosen
@@ -39,7 +43,6 @@ _ANCHORED = 5000  # pairs of the training from which it is learned which of thei
 # all that a preparation writes, by names: what else is in a folder is somebody's own
 _DATA = tuple(f"data/{name}" for name in ("text.tsv", "train.ids", "links.ids", "dev.tsv", "ready"))
 _PREPARED = (CONFIG, SHARED, SOURCE, TARGET, *_DATA)
-_LENGTHENED = "lengthened"  # in config.json: the updates after which patience began anew
 
 
 def train(
@@ -131,6 +134,59 @@ def _nothing_left_if_refused(folder: Path) -> Iterator[None]:
         raise
 
 
+class _Guard(Listener):
+    """Ends a training whose folder is removed, moved or replaced, as nothing of it can be saved any more."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._found = folder, _identity(folder)
+        self._needed = [path for path in (folder / name for name in _PREPARED) if path.is_file()]
+        self._step = self._saved = 0
+
+    def begin(self, about: str, step: int, steps: int) -> None:
+        self._step = self._saved = step
+
+    def report(self, report: Report) -> None:
+        self._step = report.step
+        self._check()
+
+    def judge(self, judgement: Judgement) -> None:
+        self._step = judgement.step
+        self._check()
+
+    def saved(self, step: int, path: str | os.PathLike[str]) -> None:
+        self._step = step
+        self._check()
+        self._saved = step
+
+    def end(self, text: str) -> None:
+        self._check()
+
+    def _check(self) -> None:
+        if _identity(self._folder) != self._found:
+            raise ArgumentError(
+                f"the folder {os.fspath(self._folder)!r} was removed or moved during training, which ends "
+                f"after update {self._step}, as nothing can be saved there. If it was moved, resume "
+                "(--resume) where it is now, from its last checkpoint; otherwise train in a new folder."
+            )
+        missing = next((path for path in self._needed if not path.is_file()), None)
+        if missing is not None:
+            kept = f"that of update {self._saved} is kept" if self._saved else "there is none yet"
+            raise ArgumentError(
+                f"{os.fspath(missing)!r} was removed during training, which ends after update {self._step}: "
+                f"no checkpoint could be resumed without it ({kept}). Copy it back and resume (--resume), or "
+                "train in a new folder."
+            )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a folder from another one in its place; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _train(folder: Path, listeners: Sequence[Listener], world: World) -> Outcome:
     """Train on what is prepared, and choose what alignments are read from."""
     config = read_config(folder)
@@ -145,7 +201,8 @@ def _train(folder: Path, listeners: Sequence[Listener], world: World) -> Outcome
         ids,
         held,
         links=links,
-        listeners=[*listeners, *logs],
+        # the guard comes first: nobody else is told that something is saved if it is not
+        listeners=[_Guard(folder), *listeners, *logs],
         world=world,
         anew=_lengthened(config),
     ).run()
@@ -165,8 +222,6 @@ def _prepare(
     origin: Mapping[str, Any],
 ) -> None:
     """A folder with all that a training reads, unless it is there."""
-    for part in folder.glob(".*.part"):  # of one that was killed
-        part.unlink()
     if any(not path.name.startswith(".") for path in folder.glob("*")):
         if not resume and not _only_begun(folder):
             raise ArgumentError(
@@ -174,6 +229,7 @@ def _prepare(
                 "name a new one."
             )
         read_config(folder)  # it must be a model folder, and not just any
+        remove_parts(folder)  # of a training that was killed; not before the folder is known to be one
         if is_prepared(folder):
             if plan is not None:
                 _lengthen(folder, plan, listeners)
@@ -188,7 +244,7 @@ def _prepare(
             f"there is nothing to go on with in {os.fspath(folder)!r}; give the pairs to train on as well."
         )
     plan = plan or Plan.preset("small")
-    write_config(folder, plan, **({"origin": dict(origin)} if origin else {}))
+    write_config(folder, plan, **({ORIGIN: dict(origin)} if origin else {}))
     prepare(folder, plan, pairs, dev, listeners.say)
 
 
@@ -201,7 +257,7 @@ def _lengthen(folder: Path, plan: Plan, listeners: Listener) -> None:
         return
     if plan.training.patience:
         last = [one.step for one in Checkpoint.all(folder)[-1:]]
-        config[_LENGTHENED] = sorted({*_lengthened(config), *last})
+        config[LENGTHENED] = sorted({*_lengthened(config), *last})
     write_config(folder, plan, **config)
     before, after = begun.training.end(), plan.training.end()
     told = f"lengthened from {before} to {after}"
@@ -216,8 +272,8 @@ def _lengthen(folder: Path, plan: Plan, listeners: Listener) -> None:
 
 
 def _lengthened(config: Mapping[str, Any]) -> list[int]:
-    """The updates after which a training was made longer."""
-    found = config.get(_LENGTHENED)
+    """The updates after which a training was made longer; there patience began anew."""
+    found = config.get(LENGTHENED)
     return [step for step in found if type(step) is int] if isinstance(found, list) else []
 
 
@@ -231,11 +287,10 @@ def _choose(folder: Path, plan: Plan, found: Prepared, world: World) -> None:
     """Which layer and heads show word alignments best, into config.json."""
     if plan.model.kind == "plain" or not (folder / MODEL).exists():
         return
-    config = read_config(folder)
-    kept = {name: config[name] for name in ("origin", _LENGTHENED) if name in config}
+    kept = {name: value for name, value in read_config(folder).items() if name not in ("format", "plan")}
     with world.reading(folder, lambda: plan.model.make(found.tokens.sizes())) as model:
         choice = _best_choice(model, found)
-    write_config(folder, plan, **kept, alignment=choice.to_dict())
+    write_config(folder, plan, **kept | {ALIGNMENT: choice.to_dict()})
 
 
 def choice_of(folder: str | os.PathLike[str]) -> Choice | None:
@@ -246,8 +301,8 @@ def choice_of(folder: str | os.PathLike[str]) -> Choice | None:
     """
     path = Path(folder)
     config = read_config(path)
-    if config.get("alignment"):
-        return Choice.from_dict(config["alignment"])
+    if config.get(ALIGNMENT):
+        return Choice.from_dict(config[ALIGNMENT])
     found = prepared(path)
     if found is None or Plan.of(config["plan"]).model.kind == "plain":
         return None
