@@ -1,6 +1,7 @@
 """Bad input: every mistake a caller can make is a regard error that names what it saw and tells the cure."""
 
 import math
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -871,3 +872,69 @@ def test_the_checker_can_fail(run, message):
     check(Case("", raises(ShapeError("2 and 3; use 4.")), ShapeError, ("2", "3")))
     with pytest.raises(AssertionError, match=message):
         check(Case("", run, ShapeError, ("2", "3")))
+
+
+# Arguments as other libraries spell them
+
+X = torch.zeros(2, 3, 5, 8)
+
+
+@pytest.mark.parametrize("function", [regard.attention, regard.attend, regard.explain])
+@pytest.mark.parametrize(
+    ("keyword", "spelling"),
+    [
+        ("is_causal", "mask=regard.Causal()"),
+        ("causal", "mask=regard.Causal()"),
+        ("attn_mask", "bias="),
+        ("attention_mask", "Padding(lengths)"),
+        ("dropout_p", "dropout="),
+        ("scale", "ScaledDot(scale)"),
+        ("softcap", "ScaledDot(softcap=softcap)"),
+        ("window_size", "Window(left=left, right=right)"),
+        ("alibi_slopes", "ALiBi(heads)"),
+        ("key_padding_mask", "Padding(lengths)"),
+        ("need_weights", "regard.attend("),
+        ("score_mod", "score="),
+        ("enable_gqa", "multiple of the key's heads"),
+        ("normalise", "normalize="),
+        ("quantum", "score=, mask=, bias=, normalize=, dropout=, generator=, implementation="),
+    ],
+)
+def test_keywords_of_other_libraries_are_answered_with_regards(function, keyword, spelling):
+    with pytest.raises(TypeError) as caught:
+        function(X, X, X, **{keyword: True})
+    assert f"{function.__name__} got an unexpected keyword argument {keyword!r}" in str(caught.value)
+    assert spelling in str(caught.value)
+
+
+def test_what_the_answers_name_is_there():
+    from regard.mechanism import spelling
+
+    codes = [*spelling._NORMALIZERS.values(), *spelling._MASKS.values()]
+    named = {code.partition("(")[0] for code in codes}
+    named |= {name for text in spelling._ELSEWHERE.values() for name in re.findall(r"regard\.(\w+)", text)}
+    assert all(hasattr(regard, name) for name in named)
+
+
+@pytest.mark.parametrize("function", [regard.attention, regard.attend, regard.explain])
+def test_a_mask_by_position_is_to_be_named(function):
+    with pytest.raises(
+        TypeError, match=rf"{function.__name__} takes query, key and value.*1 more \(Causal\).*mask="
+    ):
+        function(X, X, X, Causal())
+
+
+def test_names_are_answered_with_what_they_stand_for():
+    with pytest.raises(DTypeError, match=r"normalize=Entmax15\(\)"):
+        call(normalize="entmax15")
+    with pytest.raises(DTypeError, match=r"such as Causal\(\)"):
+        call(mask="causal")
+    with pytest.raises(DTypeError, match=r"such as Padding\(lengths\)"):
+        call(mask="padding")
+
+
+def test_a_mask_of_batch_and_keys_is_answered_with_padding():
+    mask = flags(2, 7)
+    with pytest.raises(MaskError, match=r"Padding\(lengths\), or mask\[:, None, None, :\]"):
+        call(mask=mask)
+    assert call(mask=mask[:, None, None, :]).shape == (2, 6, 5, 4)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 else:
     try:
         from torch._subclasses.fake_tensor import FakeTensor

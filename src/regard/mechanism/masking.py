@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import DeviceError, DTypeError, MaskError
-from regard.mechanism import validation
+from regard.mechanism import spelling, validation
 from regard.mechanism.checks import ordinary, same_device
 from regard.mechanism.layout import broadcasts as broadcasts
 
@@ -220,7 +220,7 @@ def as_mask(mask: "Mask | Tensor") -> Mask:
     if not isinstance(mask, Tensor):
         kind = type(mask).__name__
         raise DTypeError(
-            f"mask is of type {kind}; pass a regard mask, such as Causal(), or a boolean tensor."
+            f"mask is of type {kind}; pass a regard mask, such as {spelling.mask(mask)}, or a boolean tensor."
         )
     ordinary("mask", mask)
     return _Dense(mask)
@@ -241,9 +241,14 @@ class _Dense(Mask):
         whole = (*scene.lead, scene.queries, scene.keys)
         same_device("mask", self.tensor, scene.device)
         if not broadcasts(self.tensor.shape, whole):
+            cure = "Add axes of size 1 where it is the same for all."
+            if scene.lead and tuple(self.tensor.shape) == (scene.lead[0], scene.keys):
+                cure = "For a mask of (batch, keys) use Padding(lengths), or " + (
+                    f"mask[:, {'None, ' * len(scene.lead)}:]."
+                )
             raise MaskError(
                 f"mask has shape {tuple(self.tensor.shape)}, which does not broadcast to the weights' "
-                f"shape {whole}. Add axes of size 1 where it is the same for all."
+                f"shape {whole}. {cure}"
             )
         return (Term(allowed=torch.atleast_2d(self.tensor)),)
 

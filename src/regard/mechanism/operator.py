@@ -9,13 +9,13 @@ import math
 import os
 from dataclasses import dataclass
 from functools import partial
-from typing import TypedDict, Unpack
+from typing import Never, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
-from regard.mechanism import derivatives, fused, reference, short
+from regard.mechanism import derivatives, fused, reference, short, spelling
 from regard.mechanism.checks import ordinary
 from regard.mechanism.concrete import forward_mode, subclassed
 from regard.mechanism.files import readable
@@ -41,7 +41,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
+    *positional: Never,
     score: Score | ScoreFunction = ScaledDot(),  # noqa: B008 (a frozen value)
     mask: Mask | Tensor | None = None,
     bias: Bias | None = None,
@@ -49,6 +49,7 @@ def attention(
     dropout: float = 0.0,
     generator: torch.Generator | None = None,
     implementation: str | None = None,
+    **unknown: Never,
 ) -> Tensor:
     """The weighted sum of the values, (…, h, q, d), (…, g, k, d), (…, g, k, e) → (…, h, q, e).
 
@@ -70,6 +71,8 @@ def attention(
     >>> regard.attention(query, key, value, mask=regard.Causal(), normalize=regard.Entmax(1.5)).shape
     torch.Size([2, 8, 5, 3])
     """
+    if positional or unknown:
+        spelling.refuse("attention", positional, unknown)
     call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
     if implementation is None and _FROM_ENVIRONMENT in (None, "fused"):
         found = short.attention(query, key, value, call, weighed=False)
@@ -82,7 +85,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
+    *positional: Never,
     score: Score | ScoreFunction = ScaledDot(),  # noqa: B008
     mask: Mask | Tensor | None = None,
     bias: Bias | None = None,
@@ -90,6 +93,7 @@ def attend(
     dropout: float = 0.0,
     generator: torch.Generator | None = None,
     implementation: str | None = None,
+    **unknown: Never,
 ) -> tuple[Tensor, Weights]:
     """`attention`, and beside the output the weights it was made with, as a lazy matrix (…, h, q, k).
 
@@ -104,6 +108,8 @@ def attend(
     >>> torch.allclose(weights @ x, output)
     True
     """
+    if positional or unknown:
+        spelling.refuse("attend", positional, unknown)
     call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
     if implementation is None and _FROM_ENVIRONMENT in (None, "fused"):
         found = short.attention(query, key, value, call, weighed=True)
@@ -162,7 +168,9 @@ class Explanation:
     __repr__ = __str__
 
 
-def explain(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options]) -> Explanation:
+def explain(
+    query: Tensor, key: Tensor, value: Tensor, *positional: Never, **options: Unpack[Options]
+) -> Explanation:
     """Which implementation `attention` would take with the same arguments, and why. Nothing is computed.
 
     query, key, value: only their shapes, dtypes and device count; `torch.empty(1).expand(…)` has no memory.
@@ -175,9 +183,9 @@ def explain(query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options
       blocks of query rows with the keys that they see, in linear memory, as ...
       the dense weights would take 137.4 GB
     """
-    unknown = options.keys() - Options.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"explain got {', '.join(sorted(unknown))}; it takes the arguments of attention.")
+    unknown = {name: None for name in options if name not in Options.__annotations__}
+    if positional or unknown:
+        spelling.refuse("explain", positional, unknown)
     _check_inputs(query, key, value)
     layout = Layout.of(query, key, value)
     normalize = _normalizer(options.get("normalize", Softmax()))
@@ -289,7 +297,7 @@ def _normalizer(normalize: Normalizer | Sink) -> Normalizer:
     name = f"{type(normalize).__module__}.{type(normalize).__qualname__}"
     raise DTypeError(
         f"normalize is {normalize!r} of type {name}, which is no normalizer; "
-        "pass one of regard's, normalize=Softmax(), or derive from Normalizer."
+        f"pass one of regard's, normalize={spelling.normalizer(normalize)}, or derive from Normalizer."
     )
 
 
