@@ -54,7 +54,7 @@ class LazyMatrix:
         tau: Tensor | None,
         lead: Sequence[int],
         heads: Heads | None = None,
-        inputs: Sequence[Tensor] | Mapping[str, Tensor] = (),
+        inputs: Mapping[str, Tensor] | None = None,
         *,
         fitted: bool = False,
         together: int | None = None,
@@ -64,7 +64,7 @@ class LazyMatrix:
         problem: the problem, or a function that builds it. It is dropped after use, with `inputs`.
         tau: the row statistic; None if the problem has it. lead: leading axes, (…, heads).
         heads: whether the last leading axis counts heads.
-        inputs: the tensors that the problem will be built from; StaleError if one is modified before that.
+        inputs: the tensors it will be built from, by name; StaleError if one is modified before that.
         fitted: whether the kernels found τ for exactly this problem, or for the whole that it is a part of.
         together: rows of a key head in the whole that this is a part of; see `Reader`.
         """
@@ -76,10 +76,8 @@ class LazyMatrix:
         if isinstance(problem, Problem):
             self._made = _adopt(problem, tau, fitted and (together is not None or reads_back(problem)))
         else:
-            if not isinstance(inputs, Mapping):
-                inputs = dict(zip(("query", "key", "mask", "mask1"), inputs, strict=False))
-            versions = {name: _version(tensor) for name, tensor in inputs.items()}
-            self._pending = _Pending(problem, tau, inputs, versions, fitted)
+            inputs = inputs or {}
+            self._pending = _Pending(problem, tau, inputs, _versions(inputs), fitted)
 
     @property
     def _problem(self) -> Problem:
@@ -356,13 +354,12 @@ def _kernels_can(problem: Problem) -> bool:
 
 def _adopt(problem: Problem, tau: Tensor | None, fitted: bool) -> _Made:
     tensors = dict(problem.tensors) if tau is None else {**problem.tensors, "tau": tau}
-    versions = {name: _version(tensor) for name, tensor in tensors.items()}
-    return _Made(problem.with_tensors(tensors), versions, fitted or None)
+    return _Made(problem.with_tensors(tensors), _versions(tensors), fitted or None)
 
 
 def _check_versions(versions: Mapping[str, int | None], tensors: Mapping[str, Tensor]) -> None:
-    for name, tensor in tensors.items():
-        if versions[name] not in (None, _version(tensor)):
+    for name, now in _versions(tensors).items():
+        if now != versions[name] and now is not None and versions[name] is not None:
             raise StaleError(
                 f"the {kind(name)} that these weights were made of was changed in place afterwards, so "
                 "they can no longer be told. Look before changing it, or what it is a view of, such as a "
@@ -370,7 +367,8 @@ def _check_versions(versions: Mapping[str, int | None], tensors: Mapping[str, Te
             )
 
 
-def _version(tensor: Tensor) -> int | None:
-    if torch.compiler.is_compiling() or tensor.is_inference():
-        return None  # nobody counts
-    return tensor._version
+def _versions(tensors: Mapping[str, Tensor]) -> dict[str, int | None]:
+    """How often each tensor has been changed in place; None where torch does not count."""
+    if torch.compiler.is_compiling():
+        return dict.fromkeys(tensors)
+    return {name: None if tensor.is_inference() else tensor._version for name, tensor in tensors.items()}
