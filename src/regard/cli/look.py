@@ -117,6 +117,8 @@ def look(
 
         def ready() -> None:
             console().print(f"Look at {address} (Ctrl-C ends it)")
+            if demo is not None:
+                demo.start()
             sys.stdout.flush()
             if browser:
                 _open(address)
@@ -150,10 +152,13 @@ class _Demo:
         from regard.translation.checkpoint import is_training
 
         self._process: subprocess.Popen[bytes] | None = None
-        self.languages = f"{'-'.join(LANGUAGES)}, {_ABOUT}"
-        if is_trained(_DEMO):
-            self.languages = f"{trained(_DEMO)}, {_ABOUT}"
-        elif not is_training(_DEMO):
+        there = is_trained(_DEMO)
+        self._needed = not there and not is_training(_DEMO)
+        self.languages = f"{trained(_DEMO) if there else '-'.join(LANGUAGES)}, {_ABOUT}"
+
+    def start(self) -> None:
+        """Begin to train it, if it is not there; when the page is, which should not wait for it."""
+        if self._needed:
             console().print(
                 f"The demo's translator is trained meanwhile, in {plain(str(_DEMO))}, which takes two "
                 "minutes; rooms that do not need it are open now."
@@ -169,7 +174,7 @@ class _Demo:
         from regard.demo import is_trained
 
         if self._process is None:
-            return is_trained(_DEMO)
+            return not self._needed and is_trained(_DEMO)
         status = self._process.poll()
         return False if status is None else (True if status == 0 else None)
 
@@ -178,7 +183,7 @@ class _Demo:
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
-                self._process.wait(5)
+                self._process.wait(2)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

@@ -11,11 +11,11 @@ const AT_REST = 5000; // at one that does not run: it may be resumed any time
 const STATES = { running: "Running.", finished: "Finished.", stopped: "Stopped before its end; regard train --resume goes on with it." };
 const COMMAND = "regard train SOURCE TARGET --output FOLDER";
 
-export function open({ element, state, keep, signal }) {
+export function open({ element, state, keep, pending, signal }) {
   const place = stage("Trainings", signal);
   element.replaceChildren(place.element);
   const begin = () => place.run((gone) => get("api/training", gone), ({ trainings }, body) => {
-    if (!trainings.length) return nothing(body, begin, signal);
+    if (!trainings.length) return nothing(body, pending, begin, signal);
     const known = trainings.some(({ name }) => name === state.name);
     const chosen = known ? state.name : (trainings.find(({ state: now }) => now === "running") ?? trainings[0]).name;
     const room = make("div");
@@ -36,8 +36,10 @@ export function open({ element, state, keep, signal }) {
 }
 
 // Looks again by itself: a training may begin any time
-function nothing(body, again, signal) {
-  body.replaceChildren(empty("No training to look at", "Start one, and name its folder when you open the page; its curves appear here while it learns.", COMMAND, "regard look FOLDER"));
+function nothing(body, pending, again, signal) {
+  const without = () => empty("No training to look at", "Start one, and name its folder when you open the page; its curves appear here while it learns.", COMMAND, "regard look FOLDER");
+  const begun = () => empty("The training begins", "Its data and vocabulary are being prepared; its curves appear here after the first updates.");
+  body.replaceChildren(pending.length ? begun() : without());
   pause(EVERY, signal).then(again, () => {});
 }
 
