@@ -17,6 +17,9 @@ import torch
 from regard.errors import ArgumentError
 from regard.translation.checkpoint import Checkpoint
 from regard.translation.distributed import Alone, Elsewhere, Parallel, Sharded, join_world
+from regard.translation.training import train as train_folder
+from regard.translation.translator import load_translator
+from tests.translation.small import DEV, PAIRS
 from tests.translation.together import plan, train
 
 ROOT = Path(__file__).parents[2]
@@ -187,6 +190,18 @@ def test_a_checkpoint_is_the_same_whoever_wrote_it(
             shutil.rmtree(one.path)
     train(tmp_path, plan())
     assert_same_training(trained_alone(), tmp_path)
+
+
+@KINDS
+@MODELS
+@pytest.mark.usefixtures("one_of_one", "one_thread")
+def test_what_was_trained_together_translates_alone(shard: bool, model: str, tmp_path: Path) -> None:
+    short = plan(model, ["training.updates=4", "training.judge=2", "training.average=2", "training.guide=0"])
+    with join_world(shard=shard) as world:
+        assert train_folder(tmp_path / "model", PAIRS, dev=DEV, plan=short, world=world).finished
+    translator = load_translator(tmp_path / "model")
+    assert len(translator.translate(["1 2 3"])) == 1
+    assert not list(tmp_path.rglob("*.part"))
 
 
 @KINDS
