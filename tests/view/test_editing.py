@@ -396,3 +396,28 @@ def test_the_fast_path_stays_as_it_was_set_meanwhile():
         assert not torch.backends.mha.get_fastpath_enabled()
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
+
+
+class Direct(nn.Module):
+    """Calls SDPA itself, as timm's attention does."""
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize("layers", [None, "0", "*"])
+def test_calls_of_sdpa_are_said_not_to_be_editable(layers):
+    model = nn.Sequential(Direct())
+    said = r"Direct calls torch's .* itself\. watch sees such calls, but edit"
+    with pytest.raises(ArgumentError, match=said), regard.edit(model, layers, None, regard.Zero()):
+        pass
+    with pytest.raises(ArgumentError, match="Direct calls torch's"):
+        regard.importance(model, torch.randn(1, 2, 3, 4))
+
+
+def test_calls_of_sdpa_beside_other_layers():
+    model = nn.ModuleList([Direct(), MultiHeadAttention(8, 2)])
+    with regard.edit(model, None, None, regard.Zero()):  # all that can be
+        pass
+    with pytest.raises(ArgumentError, match="Direct calls"), regard.edit(model, "0", None, regard.Zero()):
+        pass

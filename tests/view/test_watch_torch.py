@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import warnings
 import weakref
 from threading import Event, Thread
 from time import monotonic
@@ -380,6 +381,7 @@ class Own(nn.Module):
         return F.scaled_dot_product_attention(x, x, x)
 
 
+@pytest.mark.filterwarnings("ignore:.*called in another thread")
 def test_a_hook_that_torch_has_noted_in_half_does_nothing() -> None:
     """torch notes a hook first, then that it takes kwargs; another thread may run between the two."""
     model, x = Own(), torch.randn(1, 2, 5, 8)
@@ -398,6 +400,7 @@ def test_a_hook_that_torch_has_noted_in_half_does_nothing() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.*called in another thread")
 def test_plain_calls_go_on_while_another_thread_watches_and_edits() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -463,3 +466,65 @@ def test_rows_of_a_mask_are_let_go_with_it(form: str) -> None:
     gc.collect()
     assert [ref() for ref in kept] == [None] * len(kept)
     assert not reader._known
+
+
+# What cannot be seen is said
+
+
+def blocks() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Own(), Own()).eval()
+
+
+def test_a_compiled_model_is_reported_with_a_way_to_see_it() -> None:
+    model, x = blocks(), torch.randn(1, 2, 5, 8)
+    fast = torch.compile(model, backend="eager")
+    with pytest.warns(UserWarning, match="Sequential ran as compiled code"), regard.watch(fast) as seen:
+        fast(x)
+    with pytest.raises(IndexError, match=r'torch.compiler.set_stance\("force_eager"\)'):
+        _ = seen[0]
+    with torch.compiler.set_stance("force_eager"), regard.watch(fast) as seen:
+        fast(x)
+    assert list(seen) == ["0", "1"]
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_compiled_block_among_others_is_reported(wrapped: bool) -> None:
+    model, x = blocks(), torch.randn(1, 2, 5, 8)
+    if wrapped:
+        model[1] = torch.compile(model[1], backend="eager")
+    else:
+        model[1].compile(backend="eager")
+    with (
+        pytest.warns(UserWarning, match="the attention in 1 ran as compiled code"),
+        regard.watch(model) as seen,
+    ):
+        model(x)
+    assert list(seen) == ["0"]
+    assert "not seen: the attention in 1 ran as compiled code" in repr(seen)
+    with pytest.raises(KeyError, match="Not seen: the attention in 1"):
+        _ = seen["1"]
+
+
+def test_compiled_blocks_that_were_not_asked_for_are_not_reported() -> None:
+    model = blocks()
+    model[1].compile(backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with regard.watch(model, layers=0) as seen:
+            model(torch.randn(1, 2, 5, 8))
+    assert repr(seen) == "Seen(0: Weights(1 × 2 × 5 × 5))"
+
+
+def test_a_call_in_another_thread_is_reported() -> None:
+    model = blocks()
+
+    def call_elsewhere() -> None:
+        thread = Thread(target=lambda: model(torch.randn(1, 2, 5, 8)))
+        thread.start()
+        thread.join()
+
+    with pytest.warns(UserWarning, match="called in another thread"), regard.watch(model) as seen:
+        call_elsewhere()
+    with pytest.raises(IndexError, match="Open the block in the thread that calls the model"):
+        _ = seen[0]

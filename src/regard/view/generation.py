@@ -103,7 +103,7 @@ class Generation:
                 return layer.refuse(
                     f"step {turn + 1} attends to {keys} keys, and the first to {layer.steps[0].keys}"
                 )
-            self._recognise(layer, turn, kept.key, 0, keys, keys if layer.marks is None else 0)
+            self._recognise(layer, turn, kept.key, 0, keys, kept.key if layer.marks is None else None)
             if layer.refusal is not None:
                 return
             key = kept.owned().key if not layer.steps else kept.key[..., :0, :]
@@ -111,13 +111,10 @@ class Generation:
             return
         layer.count += queries
         new, end = kept.new, min(layer.count, keys)
-        attended = kept.key[..., max(end - queries, 0) : end, :]
         if new is None or new.shape[-2] != queries:
-            new = attended.clone()
-        elif not _same(attended[..., :1], new[..., :1]):
-            return layer.refuse(f"the cache gave step {turn + 1} other keys than it was given")
+            new = kept.key[..., max(end - queries, 0) : end, :].clone()
         offset = max(layer.count - keys, 0)
-        self._recognise(layer, turn, kept.key, offset, end, queries)
+        self._recognise(layer, turn, kept.key, offset, end, new)
         if layer.refusal is None:
             layer.steps.append(Step(turn, kept.query, new, kept.rows, kept.biases, offset, keys))
 
@@ -134,68 +131,63 @@ class Generation:
                 layer.before = kept.key[..., : layer.count, :].clone()
         return layer
 
-    def _recognise(self, layer: Layer, turn: int, key: Tensor, offset: int, end: int, new: int) -> None:
+    def _recognise(
+        self, layer: Layer, turn: int, key: Tensor, offset: int, end: int, new: Tensor | None
+    ) -> None:
         """Compare one number of each earlier key of a step with what it was, and note those of the new keys.
 
-        offset: position of the step's first key among all. end: number of its keys that count. new: number of
-            new keys among them.
+        offset: position of the step's first key among all. end: number of its keys that count. new: the last
+            of them, if the step brings any.
         """
-        marks, at = key[..., :end, 0], offset + end - new
-        known = layer.marks
+        known, earlier = layer.marks, end if new is None else end - new.shape[-2]
         if known is None:
-            known, layer.turn = marks[..., : end - new].clone(), turn
-        if known.shape[:-1] != marks.shape[:-1] or end - new > known.shape[-1] - offset:
-            return layer.refuse(
-                f"the keys of step {turn + 1} have another shape, {tuple(key.shape)}, than those before"
-            )
+            known, layer.turn = key[..., :earlier, 0].clone(), turn
         for later in range(layer.turn + 1, turn + 1):
             parents = self.parents[later]
             if parents is not None:
                 known = layer.marks = known.index_select(0, parents.to(known.device))
-        head = (
-            turn % marks.shape[-2]
-        )  # one head a step, as all of them are compared with the last step's keys
-        if not _same(marks[..., head, : end - new], known[..., head, offset:at]):
-            return layer.refuse(
-                f"the keys of earlier tokens are others in step {turn + 1} than they were before"
-            )
-        if known.shape[-1] < at + new:
-            room = known.new_empty(*known.shape[:-1], 2 * (at + new))
-            room[..., :at] = known[..., :at]
-            known = layer.marks = room
-        if new:
-            known[..., at : at + new] = marks[..., end - new :]
+        at, head = offset + earlier, turn % key.shape[-3]
+        if known.shape[:-1] != key.shape[:-2] or at > known.shape[-1]:
+            return layer.refuse(f"step {turn + 1} has keys of another shape than the steps before it")
+        # one head in each step: in the end all of them are compared with the keys of the last step
+        if earlier and not _same(key[..., head, :earlier, 0], known[..., head, offset:at]):
+            return layer.refuse(f"the keys of earlier tokens changed before step {turn + 1}")
+        if new is not None:
+            count = at + new.shape[-2]
+            if known.shape[-1] < count:
+                room = known.new_empty(*known.shape[:-1], 2 * count)
+                room[..., :at] = known[..., :at]
+                known = layer.marks = room
+            known[..., at:count] = new[..., 0]
         layer.turn, layer.last = turn, (key, offset, end)
 
     # When it has ended
 
-    def refusal(self, name: str) -> str | None:
-        """Why the steps of a layer are not one map; None if they are."""
+    def refusal(self, name: str, whole: Kept) -> str | None:
+        """Why the steps of a layer are not one map, `whole`; None if they are."""
         layer = self.layers[name]
-        if layer.refusal is None and layer.last is not None and not self._as_in_the_last_step(layer):
-            layer.refuse("the keys of earlier tokens are others in the last step than they were before")
+        if layer.last is not None and not self._as_in_the_last_step(layer, whole):
+            layer.refuse("the keys of earlier tokens changed before the last step")
         return layer.refusal
 
-    def _as_in_the_last_step(self, layer: Layer) -> bool:
-        """Whether the keys of all steps equal, bit by bit, those that the last step attended to."""
+    def _as_in_the_last_step(self, layer: Layer, whole: Kept) -> bool:
+        """Whether the keys of all steps equal those that the last step attended to."""
         assert layer.last is not None
         key, offset, end = layer.last
+        key = key[..., :end, :]
+        if all(parents is None for parents in self.parents):
+            return _within(whole.key, key, -offset)
         turn, rows, at = layer.turn, None, layer.count
-        cross = layer.rules.kind == "cross"
         for step in reversed(layer.steps):
             for later in range(turn, step.turn, -1):
                 parents = self.parents[later]
                 if parents is not None:
                     rows = parents if rows is None else parents[rows.to(parents.device)]
             turn = step.turn
-            if cross:
-                if step.key.shape[-2] and not _same(_take(step.key, rows), key):
-                    return False
-                continue
-            at -= step.key.shape[-2]
-            if not _within(_take(step.key, rows), key[..., :end, :], at - offset):
+            at = 0 if layer.rules.kind == "cross" else at - step.key.shape[-2]
+            if not _within(_take(step.key, rows), key, at - offset):
                 return False
-        return layer.before is None or _within(_take(layer.before, rows), key[..., :end, :], -offset)
+        return layer.before is None or _within(_take(layer.before, rows), key, -offset)
 
     def paths(self, sequences: Tensor | None, inputs: int) -> Tensor | None:
         """The row of each finished sequence in each forward pass, (passes, n); −1 after its end.
@@ -256,13 +248,13 @@ class Generation:
 
 
 _SEQUENCE = {"self": "its own sequence", "cross": "another one"}
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors are equal, bit by bit: NaN equals itself."""
-    bits = _BITS[first.element_size()]
-    return first.dtype is second.dtype and torch.equal(first.view(bits), second.view(bits))
+    """Whether two tensors are equal, where NaN equals itself."""
+    if first.dtype is not second.dtype or first.shape != second.shape:
+        return False
+    return torch.equal(first, second) or torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
 def _within(part: Tensor, whole: Tensor, at: int) -> bool:

@@ -127,9 +127,10 @@ class Recorder:
         for name, kept in generation.plain:
             self._add(name, kept)
         for name, layer in generation.layers.items():
-            refusal = generation.refusal(name)
-            if refusal is None:
-                self._add(name, generation.joined(name, paths))
+            whole = None if layer.refusal is not None else generation.joined(name, paths)
+            refusal = layer.refusal if whole is None else generation.refusal(name, whole)
+            if whole is not None and refusal is None:
+                self._add(name, whole)
             else:
                 self.seen.refuse(
                     name, _ONE_MAP.format(name=name or "the model", refusal=refusal), layer.rules.kind
