@@ -85,6 +85,9 @@ def attention(
     near = bool((visible & (margin.abs() <= 8 * rounding * (size + 1))).any())
     steep = isinstance(normalize, regard.Entmax) and normalize.alpha > 2
     jump = near and (steep or isinstance(normalize, regard.Hard))
+    # where scores err by more than the temperature, any of the best keys may come out first
+    temperature = getattr(normalize, "temperature", 1.0)
+    jump = jump or bool((visible & (8 * rounding * size > 0.5 * temperature)).any())
     hidden = torch.where(visible, s, -math.inf)
     return Result(weights @ value, weights, hidden, size, jump, near or bend or steep)
 

@@ -90,7 +90,7 @@ def _answer(case: Case, ids: list[str], method: str, path: str, headers: Headers
 
 def _long(case: Case, ids: list[str]) -> None:
     """A long text, and the largest pictures of it that are within the bounds of the document."""
-    asked = {"text": " ".join(f"w{i % 500}" for i in range(case.random.choice((2000, 8000))))}
+    asked = {"text": " ".join(f"w{i % 500}" for i in range(case.random.choice((1000, 4000))))}
     body = json.dumps(asked).encode()
     _answer(case, ids, "POST", "/api/long", _headers(body), body)
     for name, size in (("tile", {"height": 2048, "width": 2048, "mean": True}), ("heads", {"size": 512})):
@@ -190,7 +190,7 @@ def _request(case: Case, ids: list[str]) -> tuple[str, str, Headers, bytes]:
     if "requestBody" in operation:
         content = _value(case, operation["requestBody"]["content"]["application/json"]["schema"])
         if isinstance(content, dict) and "text" in content and case.chance(0.1):
-            content["text"] = "dogs bark at strangers " * case.random.choice((100, 2000, 9900))
+            content["text"] = "dogs bark at strangers " * case.random.choice((100, 1000))
         body = json.dumps(content).encode()
     return method.upper(), path, _headers(body), body
 
