@@ -6,6 +6,7 @@ processes of a run share.
 
 import importlib
 import multiprocessing
+import os
 import signal
 import time
 import traceback
@@ -75,6 +76,7 @@ class Worker:
     @classmethod
     def start(cls, target: str, shared: Path) -> "Worker":
         # forked from a server that has imported torch and computed nothing: quick, and without OpenMP threads
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin are slow on a busy machine
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tests.fuzz.preload"])
         ours, theirs = context.Pipe()
@@ -124,8 +126,11 @@ class Worker:
 def _serve(target: str, shared: Path, pipe: Connection) -> None:
     """The worker: receive a number, run the case, send the result; until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops us
+    import torch
+
     from tests.fuzz.case import Case, Failure, signature
 
+    torch.set_num_threads(1)
     module = importlib.import_module(f"tests.fuzz.targets.{target}")
     if hasattr(module, "prepare"):
         module.prepare(shared)

@@ -104,7 +104,6 @@ USES: dict[str, Callable[[Path], dict[str, Tensor]]] = {
 
 def prepare(shared: Path) -> None:
     """The undamaged folders, made once per run, and what their use gives."""
-    torch.set_num_threads(1)
     folder = shared / "originals"
     if folder.is_dir():
         return

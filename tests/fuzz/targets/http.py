@@ -52,7 +52,6 @@ class Answer(NamedTuple):
 
 def prepare(shared: Path) -> None:
     """Small models with random weights, and the application."""
-    torch.set_num_threads(1)
     logging.getLogger("regard.look").setLevel(logging.CRITICAL)
     warnings.simplefilter("ignore")
     names = [shared / name for name in ("transformer", "plain", "recurrent")]

@@ -17,6 +17,7 @@ IMPLEMENTATIONS: list[str | None] = ["reference", "tiled", None, *(["fused"] if 
 
 
 def run(case: Case) -> None:
+    torch.set_num_threads(case.random.choice((1, 1, 1, 2)))
     if case.chance(0.2):
         extreme(case)
     else:
