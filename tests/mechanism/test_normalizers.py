@@ -783,3 +783,21 @@ def test_an_unfinished_normalizer_says_what_it_lacks():
 def test_normalizers_are_values():
     assert Softmax() == Softmax(1.0) != Softmax(2.0)
     assert len({Softmax(), Softmax(), Hard(), Hard(), Mean(), Relu(), Sigmoid(), Sigmoid(1.0)}) == 6
+
+
+@pytest.mark.parametrize("normalize", [regard.Sparsemax(), regard.Entmax(1.7), regard.Entmax(2.5)], ids=str)
+def test_equal_scores_of_very_many_keys_sum_to_one(normalize):
+    """The first step of Newton's method overshoots by rounding; τ must find its way back."""
+    key = torch.zeros(2_000_000, 1)
+    weights = regard.attend(key[:1], key, key, normalize=normalize, implementation="tiled")[1]
+    assert abs(float(weights.dense().sum()) - 1) < 1e-3
+
+
+@pytest.mark.parametrize("alpha", [1.3, 2.0, 2.5, 4.0])
+def test_rows_sum_to_one_while_derivatives_are_recorded(alpha):
+    torch.manual_seed(0)
+    query, key = (torch.randn(4, 50, 8) * 3).requires_grad_(), torch.randn(4, 50, 8)
+    options = {"normalize": regard.Entmax(alpha), "implementation": "reference"}
+    recorded = regard.attend(query, key, key, **options)[1].dense().detach()
+    plain = regard.attend(query.detach(), key, key, **options)[1].dense()
+    assert torch.allclose(recorded, plain, atol=1e-6)

@@ -1743,3 +1743,19 @@ def test_tensors_that_change_before_the_first_look_are_noticed() -> None:
         tensors[name].zero_()
         with pytest.raises(regard.StaleError, match=name):
             weights.dense()
+
+
+def test_no_flipped_bit_of_a_file_goes_unnoticed(tmp_path: Path) -> None:
+    x = torch.randn(7, 5)
+    weights = regard.attend(x, x, x, mask=regard.Causal())[1]
+    content = weights.save(tmp_path / "w").read_bytes()
+    rng = np.random.default_rng(0)
+    for at in rng.choice(len(content) * 8, 300, replace=False).tolist():
+        damaged = bytearray(content)
+        damaged[at // 8] ^= 1 << at % 8
+        (tmp_path / "damaged").write_bytes(damaged)
+        try:
+            again = regard.Weights.load(tmp_path / "damaged")
+        except regard.ArgumentError:
+            continue
+        assert torch.equal(again.dense(), weights.dense())  # white space of the header

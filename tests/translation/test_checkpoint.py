@@ -510,3 +510,11 @@ def test_an_optimizer_goes_on_as_if_nothing_had_happened() -> None:
         update(whole, optimizer)
         update(other, again)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+def test_a_file_with_a_hole_is_refused_before_it_is_hashed(tmp_path: Path, name: str) -> None:
+    saved = Checkpoint.write(tmp_path, 1, {"a": torch.ones(2)}, {"step:a": torch.ones(())}, {})
+    os.truncate(saved.path / name, 2**40)  # hashing a terabyte would take an hour
+    with pytest.raises(ArgumentError, match="is not as long as its header says"):
+        saved.check()

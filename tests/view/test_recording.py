@@ -153,9 +153,9 @@ def test_to_another_device() -> None:
 def test_another_version_is_told(tmp_path: Path) -> None:
     watched().save(tmp_path)
     about = json.loads((tmp_path / "recording.json").read_text())
-    (tmp_path / "recording.json").write_text(json.dumps({**about, "format": "recording 2", "regard": "7.5"}))
+    (tmp_path / "recording.json").write_text(json.dumps({**about, "format": "recording 9", "regard": "7.5"}))
     with pytest.raises(
-        regard.ArgumentError, match=r"is a 'recording 2', written by regard 7.5; this is regard"
+        regard.ArgumentError, match=r"is a 'recording 9', written by regard 7.5; this is regard"
     ):
         regard.Seen.load(tmp_path)
 

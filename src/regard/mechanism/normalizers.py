@@ -270,14 +270,21 @@ def _root(x: Tensor, p: float, steps: int = 60) -> Tensor:
             lower, upper = torch.where(above, middle, lower), torch.where(above, upper, middle)
         return -lower.exp()
     for _ in range(steps):
-        gap = x - tau
-        norm = _power(gap, p).sum(-1, keepdim=True) ** (1 / p)
-        fall = _power(gap, p - 1).sum(-1, keepdim=True) / norm ** (p - 1)
-        following = torch.where(fall > 0, torch.maximum(tau, tau + (norm - 1) / fall), tau)
+        following = torch.maximum(tau, tau + _newton_step(x, tau, p))
         if concrete(tau) and torch.equal(following, tau):
             break
         tau = following
+    for _ in range(2):  # converged from the left; two unconstrained steps undo an overshoot by rounding
+        tau = tau + _newton_step(x, tau, p)
     return tau
+
+
+def _newton_step(x: Tensor, tau: Tensor, p: float) -> Tensor:
+    """(‖max(x − τ, 0)‖ₚ − 1) / slope; 0 where nothing is above τ."""
+    gap = x - tau
+    norm = _power(gap, p).sum(-1, keepdim=True) ** (1 / p)
+    fall = _power(gap, p - 1).sum(-1, keepdim=True) / norm ** (p - 1)
+    return torch.where(fall > 0, (norm - 1) / fall, 0.0)
 
 
 class _Unnormalized(Normalizer):

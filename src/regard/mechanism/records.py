@@ -1,8 +1,10 @@
 """Lazy weights in a file: safetensors, with the rules as JSON in its header. Nothing is ever unpickled."""
 
+import hashlib
 import json
 import math
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,7 +23,8 @@ from regard.mechanism.problem import Problem, Rules, kind
 # Whether the last leading axis counts the heads, there is but one head, or the mean of all is meant.
 Heads = Literal["axis", "one", "mean"]
 
-FORMAT = "weights 1"
+FORMAT = "weights 2"
+_OLD = ("weights 1",)  # had no checksum
 
 
 def write(
@@ -47,7 +50,21 @@ def write(
     }
     # cloned, as query and key may be the same tensor, which safetensors refuses
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in problem.tensors.items()}
+    described["checksum"] = checksum(tensors, tensors.__getitem__, json.dumps(described))
     return write_whole(path, save(tensors, {"regard": json.dumps(described)}))
+
+
+def checksum(names: Iterable[str], read: Callable[[str], Tensor], about: str = "") -> str:
+    """SHA-256 of a description and of the names, types, shapes and numbers of tensors, in any order.
+
+    read: returns the tensor of a name; one is held at a time.
+    """
+    digest = hashlib.sha256(about.encode())
+    for name in sorted(names):
+        tensor = read(name).detach().cpu().contiguous()
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Problem, tuple[int, ...], Heads, int | None]:
@@ -70,8 +87,16 @@ def _understand(
     described: Any, tensors: dict[str, Tensor]
 ) -> tuple[Problem, tuple[int, ...], Heads, int | None]:
     """A file's content, which anybody may have written: nothing in it is taken for granted."""
-    if not isinstance(described, dict) or described.pop("format", None) != FORMAT:
+    if not isinstance(described, dict) or described.get("format") not in (FORMAT, *_OLD):
         raise ValueError("its description is another one")
+    if described["format"] != FORMAT:
+        raise ValueError(
+            f"its format is {described['format']!r}, which had no checksum; save the weights again"
+        )
+    expected = described.pop("checksum", None)
+    if expected != checksum(tensors, tensors.__getitem__, json.dumps(described)):
+        raise ValueError("it is damaged: it does not have its checksum")
+    del described["format"]
     lead, heads, together = described.pop("lead"), described.pop("heads"), described.pop("together", None)
     rules = Rules(unspell(described.pop("normalize")), **described)
     problem = Problem(rules, tensors)

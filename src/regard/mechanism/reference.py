@@ -138,7 +138,8 @@ def tau(problem: Problem, scores: Tensor) -> Tensor:
             x = torch.where(visible, row - rest, 0.0)
             excess = torch.where(visible, normalize.phi(x), 0.0).sum(-1, keepdim=True) - 1
             slope = torch.where(visible, normalize.slope(x), 0.0).sum(-1, keepdim=True)
-            rest = rest + torch.where(slope > 0, excess / torch.where(slope > 0, slope, 1.0), 0.0)
+            step = torch.where(slope > 0, excess / torch.where(slope > 0, slope, 1.0), 0.0)
+            rest = rest + (step - step.detach())  # τ stays as it is, also where φ is too steep for Newton
     return torch.cat([top, rest], -1)
 
 

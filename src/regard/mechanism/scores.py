@@ -74,7 +74,7 @@ def _check_widths(score: str, query_width: int, key_width: int, width: int = 1) 
 
 def check_softcap(what: str, softcap: float | None) -> None:
     """A bound above 0; None and inf are none."""
-    if softcap is not None and softcap != math.inf:
+    if softcap is not None and not (isinstance(softcap, float) and softcap == math.inf):
         number(what, softcap, above=0, cure="None is no cap.")
         number(what, softcap, least=1e-30, below=1e31, cure="None is no cap.")  # in float32
 

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,10 +34,12 @@ from regard.mechanism.files import (
     SUMS,
     check_loadable,
     check_sums,
+    open_regular,
     read_regular,
     write_sums,
     write_whole,
 )
+from regard.mechanism.records import checksum
 from regard.models.parameters import read_parameters
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.plan import Plan
@@ -256,14 +258,14 @@ def write_parameters(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write the parameters to translate with; those that were there stay until these are whole."""
     part = folder / "checkpoints" / ".best.part"  # a folder, as safetensors writes beside its file, too
     with _written(folder, folder / MODEL, part):
-        _save(part / MODEL, tensors, _sums(folder, _sum_of_tensors(tensors, tensors.__getitem__)))
+        _save(part / MODEL, tensors, _sums(folder, checksum(tensors, tensors.__getitem__)))
         _adopt(folder, part / MODEL)
 
 
 def adopt_parameters(folder: Path, written: Path) -> None:
     """Make a safetensors file in a model folder the parameters to translate with; it gets its checksums."""
     with safe_open(written, "pt") as file:
-        sums = _sums(folder, _sum_of_tensors(file.keys(), file.get_tensor))
+        sums = _sums(folder, checksum(file.keys(), file.get_tensor))
     whole = written.with_name(f"whole-{written.name}")
     with written.open("rb") as source, whole.open("wb") as target:
         header = json.loads(source.read(int.from_bytes(source.read(8), "little")))
@@ -294,22 +296,12 @@ def _sums(folder: Path, of_tensors: str) -> dict[str, str]:
 
 def _check_parameters(parameters: Mapping[str, Tensor], sums: Mapping[str, str], tokens: TwoSides) -> None:
     """Raise ValueError unless these are the tensors that were written, and for these vocabularies."""
-    if sums.get(_CHECKSUM) != _sum_of_tensors(parameters, parameters.__getitem__):
+    if sums.get(_CHECKSUM) != checksum(parameters, parameters.__getitem__):
         raise ValueError(f"{MODEL} does not have its checksum")
     names = (SHARED,) if tokens.shared else (SOURCE, TARGET)
     for name, side in zip(names, tokens, strict=False):
         if sums.get(name) != _sum_of_tokens(side.content):
             raise ValueError(f"{name} is not the vocabulary that {MODEL} was trained with")
-
-
-def _sum_of_tensors(names: Iterable[str], read: Callable[[str], Tensor]) -> str:
-    """A checksum of names, types, shapes and numbers, whatever their order; one is read at a time."""
-    found = hashlib.sha256()
-    for name in sorted(names):
-        tensor = read(name).detach().cpu().contiguous()
-        found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
 
 
 def _sum_of_tokens(content: bytes) -> str:
@@ -401,6 +393,9 @@ class Checkpoint(NamedTuple):
 
     def _check(self, *names: str) -> None:
         try:
+            for name in names:
+                if name.endswith(".safetensors"):
+                    _check_size(self.path / name)
             check_sums(self.path / SUMS, names)
         except (OSError, ValueError) as error:
             raise ArgumentError(damaged(self.path, error)) from None
@@ -425,6 +420,25 @@ class Checkpoint(NamedTuple):
 
 
 _FILES = (MODEL, OPTIMIZER, STATE, SUMS)
+_MOST_HEADER = 100_000_000  # bytes, as safetensors reads at most
+
+
+def _check_size(path: Path) -> None:
+    """Raise ValueError unless a safetensors file has the length in its header: hashing a hole takes hours."""
+    wrong = ValueError(f"{path.name} is not as long as its header says")
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(size, _MOST_HEADER):
+            raise wrong
+        try:
+            header = json.loads(file.read(length))
+            ends = [about["data_offsets"][1] for name, about in header.items() if name != "__metadata__"]
+            whole = 8 + length + max(ends, default=0) == size
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            raise wrong from None
+    if not whole:
+        raise wrong
 
 
 def _is_checkpoint(path: Path) -> bool:

@@ -1,5 +1,6 @@
 """A recording: what its heads do, and how it is kept in a folder, without the model."""
 
+import hashlib
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from regard.view.texts import Pair, Texts
 if TYPE_CHECKING:
     from regard.view.watch import Seen
 
-FORMAT = "recording 1"
+FORMAT = "recording 2"
 _ABOUT = "recording.json"
 _LARGEST = 2**28  # bytes of the description
 _MEASURES = ("distance", "first", "previous", "induction")
@@ -187,8 +188,12 @@ def save(seen: "Seen", folder: str | os.PathLike[str]) -> Path:
         "layers": [{"name": seen._about[name][0], "kind": seen.kind(name)} for name in seen],
         "texts": _describe(seen._texts),
     }
-    write_whole(home / _ABOUT, json.dumps(about).encode())
+    write_whole(home / _ABOUT, json.dumps({**about, "checksum": _checksum(about)}).encode())
     return home
+
+
+def _checksum(about: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
 
 def _describe(texts: Texts) -> list[dict[str, Any]]:
@@ -217,6 +222,8 @@ def load(kind: type["Seen"], folder: str | os.PathLike[str]) -> "Seen":
         if not isinstance(about, dict) or not isinstance(about.get("format"), str):
             raise ValueError("its description is another one")
         _check_format(folder, about)
+        if about.pop("checksum", None) != _checksum(about):
+            raise ValueError(f"{_ABOUT} is damaged: it does not have its checksum")
         seen = kind(_texts(about["texts"]))
         for number, layer in enumerate(about["layers"]):
             name, side = layer["name"], layer["kind"]
