@@ -383,6 +383,7 @@ class TestFolders:
     def test_a_wrong_choice_of_attention(self, folder, tmp_path):
         folders.write(tmp_path / "x")
         config = json.loads((tmp_path / "x" / "config.json").read_text())
+        del config["sha256"]
         (tmp_path / "x" / "config.json").write_text(json.dumps({**config, "alignment": {"layers": 3}}))
         with pytest.raises(ArgumentError, match="is no choice of attention"):
             load_translator(tmp_path / "x")

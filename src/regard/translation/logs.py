@@ -145,6 +145,7 @@ class CsvLog(Listener):
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = Path(folder) / LOG
+        self._existed = self.path.parent.is_dir()
         self._row = Row(-1)  # the last one
         self._start = self._stop = 0  # its bytes
 
@@ -154,7 +155,8 @@ class CsvLog(Listener):
             rows = _rows(self.path, read_regular(self.path, _LARGEST))
             kept = [(row, line) for row, line in rows if row.step <= step]
         content = b"".join([_HEADER, *(line for _, line in kept)])
-        self.path.parent.stat()  # as below
+        if self._existed:
+            self.path.parent.stat()  # as below
         write_whole(self.path, content)
         self._row, last = kept[-1] if kept else (Row(-1), b"")
         self._start, self._stop = len(content) - len(last), len(content)
