@@ -482,8 +482,10 @@ COMPARED = """
 import sys, torch
 sys.path.insert(0, {root!r})
 from tests.mechanism.test_kernels import THREADED, everything, own_score
-torch.save({{name: everything(case, dropout=0.1, generator=torch.Generator().manual_seed(1), **own_score(name))
-            for name, case in THREADED.items()}}, {path!r})
+def found(name, case):
+    options = {{"dropout": 0.1, "generator": torch.Generator().manual_seed(1), **own_score(name)}}
+    return everything(case, **options)
+torch.save({{name: found(name, case) for name, case in THREADED.items()}}, {path!r})
 """
 
 
