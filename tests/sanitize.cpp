@@ -1,15 +1,21 @@
 // The kernels of one instruction set without Python and torch: random problems, in buffers of exactly their
 // size so that a sanitizer sees every step beyond them, against plain loops in double.
 //
-//   c++ -std=c++17 -fsanitize=address,undefined -Ikernels -DISA=generic tests/sanitize.cpp kernels/kernels.cpp
-//   ./a.out ROUNDS [poison]     with poison, numbers are NaN or infinite, and the kernels have to say so
+//   c++ -std=c++17 -Ikernels -DISA=generic -c tests/sanitize.cpp
+//   c++ -std=c++17 -Ikernels -DISA=generic -fsanitize=address,undefined -Dposix_memalign=allocate -c kernels/kernels.cpp
+//   c++ -fsanitize=address,undefined sanitize.o kernels.o && ./a.out ROUNDS [poison | exhaust]
+//
+// With poison, numbers are NaN or infinite, and the kernels have to say so. With exhaust, each allocation of the
+// kernels fails once, and they have to throw; what they give back after that is checked by the sanitizer.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "problem.h"
@@ -17,8 +23,16 @@
 #define TABLE_(isa) kernels_##isa
 #define TABLE(isa) TABLE_(isa)
 
+static int64_t left = -1;  // allocations that the kernels may still make; any number if negative
+extern "C" int allocate(void** found, size_t alignment, size_t bytes) {
+  if (left == 0) return 12;  // ENOMEM
+  if (left > 0) --left;
+  return posix_memalign(found, alignment, bytes);
+}
+
 namespace regard {
 extern const Kernels TABLE(ISA);
+void out_of_memory(size_t) { throw std::bad_alloc(); }
 
 static bool backwards = false;  // the order of the items, which must not matter
 void parallel(int64_t items, int, void (*work)(void*, int64_t), void* context) {
@@ -555,6 +569,8 @@ struct Judge {
 struct Trial {
   Round& r;
   Judge judge;
+  bool exhausting = false;
+  int64_t refused = 0;
   Problem& p = r.p;
   bool sums_to_one = p.normalizer == Normalizer::softmax || p.normalizer == Normalizer::sparsemax ||
                      p.normalizer == Normalizer::entmax15;
@@ -591,6 +607,7 @@ struct Trial {
   }
 
   void forward() {
+    if (exhausting) exhaust(kernels.forward, p);
     const bool finite = run(kernels.forward, p, {&r.output, &r.tau}, [] {});
     bool all = true;
     each_row([&](const std::vector<int64_t>& at, int64_t i, const Row& row) {
@@ -606,6 +623,25 @@ struct Trial {
     });
     if (!all) judge.expect(!finite, "something is not finite, and the kernel does not say so");
     if (!r.poisoned) judge.expect(finite, "all is finite, and the kernel does not say so");
+  }
+
+  // Let each allocation of a kernel fail in turn, until none is left to fail. A thread of its own begins without
+  // scratch memory.
+  void exhaust(bool (*kernel)(const Problem&, int), const Problem& problem) {
+    bool done = false;
+    for (int64_t allowed = 0; !done && allowed < 100; ++allowed) {
+      left = allowed;
+      std::thread([&] {
+        try {
+          kernel(problem, 4);
+          done = true;
+        } catch (const std::bad_alloc&) {
+          ++refused;
+        }
+      }).join();
+    }
+    left = -1;
+    judge.expect(done, "a kernel never has enough memory");
   }
 
   // τ without values is τ.
@@ -641,6 +677,7 @@ struct Trial {
     other.found = values.view();
     other.found_keys = keys.view();
     other.most = most;
+    if (exhausting) exhaust(kernels.top, other);
     run(kernels.top, other, {&values, &keys}, [] {});
     each_row([&](const std::vector<int64_t>& at, int64_t i, const Row& row) {
       double wanted = 0;
@@ -735,6 +772,7 @@ struct Trial {
     Rooms rooms;
     wish(rooms);
     if (rooms.written.empty()) return;
+    if (exhausting) exhaust(kernels.backward, p);
     const bool finite = run(kernels.backward, p, rooms.written, [&] {
       for (Tensor* t : rooms.sums) t->fill([] { return 0; });
     });
@@ -831,10 +869,11 @@ struct Trial {
 int main(int count, char** arguments) {
   const int64_t rounds = count > 1 ? atoll(arguments[1]) : 100;
   const bool poison = count > 2 && !strcmp(arguments[2], "poison");
-  int64_t failed = 0;
+  const bool exhaust = count > 2 && !strcmp(arguments[2], "exhaust");
+  int64_t failed = 0, refused = 0;
   for (int64_t number = 0; number < rounds; ++number) {
     Round round(uint64_t(number), poison);
-    Trial trial{round, {uint64_t(number), round}};
+    Trial trial{round, {uint64_t(number), round}, exhaust};
     trial.forward();
     if (!poison) {
       trial.fit();
@@ -842,7 +881,9 @@ int main(int count, char** arguments) {
     }
     trial.backward();
     failed += trial.judge.bad;
+    refused += trial.refused;
   }
+  if (exhaust) printf("%lld allocations refused\n", (long long)refused);
   printf("%s: %lld of %lld rounds failed\n", kernels.name, (long long)failed, (long long)rounds);
   return failed ? 1 : 0;
 }

@@ -103,9 +103,14 @@ class Projected(nn.Module, regard.Score):
         return Prepared(query, key, "tanh", self.vector)
 
 
+def own_score(name: str) -> dict[str, Any]:
+    """The score of a threaded case that is not in the table."""
+    return {"score": Projected(PROJECTED.query[-1])} if name == "additive" else {}
+
+
 @pytest.mark.parametrize("name", THREADED)
 def test_neither_threads_nor_repetition_change_a_bit(name):
-    score = {"score": Projected(PROJECTED.query[-1])} if name == "additive" else {}
+    score = own_score(name)
     for more in (score, {"dropout": 0.2, **score}):
 
         def run(threads: int, more: dict[str, Any] = more) -> list[Tensor]:
@@ -476,9 +481,11 @@ def test_the_instruction_set_is_the_one_that_was_asked_for():
 COMPARED = """
 import sys, torch
 sys.path.insert(0, {root!r})
-from tests.mechanism.test_kernels import THREADED, everything
-torch.save({{name: everything(case, dropout=0.1, generator=torch.Generator().manual_seed(1))
-            for name, case in THREADED.items()}}, {path!r})
+from tests.mechanism.test_kernels import THREADED, everything, own_score
+def found(name, case):
+    options = {{"dropout": 0.1, "generator": torch.Generator().manual_seed(1), **own_score(name)}}
+    return everything(case, **options)
+torch.save({{name: found(name, case) for name, case in THREADED.items()}}, {path!r})
 """
 
 

@@ -45,12 +45,13 @@ def compiled(compiler: str, folder: Path, kernels: Path, isa: str, sanitizers: l
     include = ["-I", kernels, f"-DISA={isa}", "-c"]
     for source, target, extra in (
         (DRIVER, objects[0], ["-O2", "-Wall", "-Wextra", "-Werror"]),
-        (kernels / "kernels.cpp", objects[1], ["-O1", *flags(isa), *sanitizers]),
+        # the driver decides whether there is memory
+        (kernels / "kernels.cpp", objects[1], ["-O1", *flags(isa), *sanitizers, "-Dposix_memalign=allocate"]),
     ):
         done = run(compiler, *OPTIONS, *extra, *include, source, "-o", target)
         assert done.returncode == 0, done.stdout[:5000]
     program = folder / f"{isa}-check"
-    done = run(compiler, *sanitizers, *more, *objects, "-o", program)
+    done = run(compiler, *sanitizers, *more, "-pthread", *objects, "-o", program)
     assert done.returncode == 0, done.stdout[:5000]
     return program
 
@@ -88,6 +89,15 @@ def test_whatever_is_not_finite_is_noticed(program):
     done = run(program, "800", "poison")
     assert done.returncode == 0, done.stdout[-5000:]
     assert "0 of 800 rounds failed" in done.stdout
+
+
+def test_memory_that_is_refused_is_an_exception_and_leaks_nothing(program):
+    done = run(program, "60", "exhaust")
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert "0 of 60 rounds failed" in done.stdout
+    refused = re.search(r"(\d+) allocations refused", done.stdout)
+    assert refused is not None
+    assert int(refused[1]) > 60
 
 
 @pytest.mark.parametrize(
