@@ -119,3 +119,16 @@ def test_the_short_way_is_taken_only_if_torch_answers(monkeypatch):
     monkeypatch.setattr(concrete, "_QUIET", False)
     regard.attention(x, x, x)
     assert not short._WRITTEN
+
+
+def test_a_first_import_in_inference_mode_keeps_the_fast_path():
+    program = """
+import torch
+with torch.inference_mode():
+    from regard.mechanism.concrete import quiet
+assert quiet(torch.ones(2))
+with torch.inference_mode():
+    assert quiet(torch.ones(2))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -34,11 +34,11 @@ def small_plan(model: str = "transformer", *settings: str) -> Plan:
 def small_trainer(
     folder: Path, plan: Plan | None = None, *, pairs: InMemory = IDS, listeners: Sequence[Listener] = ()
 ) -> Trainer:
-    """What trains this plan in a folder."""
+    """A trainer of this plan in a folder, which is created if it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
     return Trainer(folder, plan or small_plan(), TOKENS, pairs, DEV, listeners=listeners)
 
 
 def train_small(folder: Path, plan: Plan | None = None) -> Outcome:
     """Train in a folder, from wherever it stands."""
-    folder.mkdir(parents=True, exist_ok=True)
     return small_trainer(folder, plan).run()

@@ -183,7 +183,7 @@ def test_a_checkpoint_is_the_same_whoever_wrote_it(
     begun(trained_alone(), tmp_path)
     with join_world(shard=shard) as world:
         train(tmp_path, plan(), world)
-    names = ["model.safetensors", "optimizer.safetensors", "state.json"]
+    names = ["SHA256SUMS", "model.safetensors", "optimizer.safetensors", "state.json"]
     for one in Checkpoint.all(tmp_path):
         assert sorted(path.name for path in one.path.iterdir()) == names
         if one.step > 9:

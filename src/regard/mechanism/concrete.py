@@ -81,13 +81,13 @@ def _keys(tensor: Tensor) -> object:
     return None if _dispatch_keys is None else _dispatch_keys(tensor).raw_repr()
 
 
-@torch.inference_mode()
-def _inference() -> Tensor:
-    return torch.empty(0, device="cpu")
+def _empty(inference: bool) -> Tensor:
+    with torch.inference_mode(inference):  # whatever mode this module is first imported in
+        return torch.empty(0, device="cpu")
 
 
 # dispatch keys of dense CPU tensors, made with and without inference mode
-_ORDINARY = {_keys(torch.empty(0, device="cpu")), _keys(_inference())}
+_ORDINARY = {_keys(_empty(inference)) for inference in (False, True)}
 _QUIET = None not in (_transforms_active, _tracing_state, _dispatch_modes, _dispatch_keys)
 
 

@@ -116,9 +116,7 @@ def attend(
         if found is not None:
             output, tau = found
             build = partial(_problem, query, key, call, torch.is_grad_enabled())
-            inputs = {"query": query, "key": key}
-            if mask is not None:
-                inputs |= {f"mask{i}": lengths for i, lengths in enumerate(short.lengths(mask))}
+            inputs = {"query": query, "key": key}  # masks of the fast path are immutable
             return output, Weights(build, tau, output.shape[:-2], inputs=inputs, fitted=True)
     output, problem, tau, fitted = _run(query, key, value, call, implementation)
     return output, Weights(problem.without("value"), tau, output.shape[:-2], fitted=fitted)

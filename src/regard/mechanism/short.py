@@ -208,11 +208,6 @@ def _empty(*sizes: int) -> Tensor:
     return torch.empty(sizes, dtype=torch.float32, device="cpu")
 
 
-def lengths(mask: Any) -> tuple[Tensor, ...]:
-    """Tensors of a plain call's mask that may change after the call: none, as these masks are immutable."""
-    return ()
-
-
 @lru_cache(maxsize=16)
 def _interval(
     mask: Mask | None, lead: tuple[int, ...], queries: int, keys: int
