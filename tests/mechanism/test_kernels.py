@@ -270,7 +270,8 @@ for turn in range(3):
         limit(None)
         print(answer.splitlines()[0])
     sizes.append(held())
-print("kept" if sizes[2] - max(sizes[:2]) < 16 << 20 else f"leaked: {{sizes}}")
+# one leaked block a turn would be 300 MB; what malloc keeps for its threads varies by tens
+print("kept" if sizes[2] - max(sizes[:2]) < 64 << 20 else f"leaked: {{sizes}}")
 """
 SPARSE = """
 query, key, value = (numbers(n, 4).requires_grad_() for n in (64, 400_000, 400_000))
@@ -313,7 +314,8 @@ def test_memory_that_does_not_suffice_is_an_exception(name):
     assert "wrong" not in answers
     assert answers[-1] == "right", answers
     refused = [answer for answer in answers if answer.startswith("MemoryError: the attention kernels")]
-    assert refused or name == "entropy", answers  # which needs no more for many keys than for few
+    # entropy needs no more for many keys than for few, and the result of top is torch's to allocate
+    assert refused or name in ("entropy", "top"), answers
     assert all(re.search(r"allocate [\d.]+ MB .*torch.set_num_threads.*tiled", answer) for answer in refused)
     assert last == "kept"
 

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 import regard
 from regard.mechanism import tiled
+from regard.mechanism.records import checksum
 
 B, G, Q, K, D, E = 2, 3, 5, 7, 11, 13  # a prime for every axis: none can be taken for another
 
@@ -1261,10 +1262,19 @@ def described(path: Path) -> dict[str, Any]:
     return json.loads(header["__metadata__"]["regard"])
 
 
+def sign_and_save(text: Any, tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a file with a valid checksum: what a checksum cannot notice must be refused, too."""
+    if isinstance(text, dict):
+        rest = {name: part for name, part in text.items() if name != "checksum"}
+        text = {**rest, "checksum": checksum(tensors, tensors.__getitem__, json.dumps(rest))}
+    save_file(tensors, path, {"regard": json.dumps(text)})
+
+
 SPOILT: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a list": lambda text: [text],
     "a number": lambda text: 5,
-    "a later format": lambda text: {**text, "format": "weights 2"},
+    "a later format": lambda text: {**text, "format": "weights 9"},
+    "an older format": lambda text: {**text, "format": "weights 1"},
     "no lead": lambda text: {name: part for name, part in text.items() if name != "lead"},
     "another lead": lambda text: {**text, "lead": [3, 3]},
     "no normalizer": lambda text: {name: part for name, part in text.items() if name != "normalize"},
@@ -1280,20 +1290,20 @@ SPOILT: dict[str, Callable[[dict[str, Any]], Any]] = {
 @pytest.mark.parametrize("how", SPOILT)
 def test_a_description_that_makes_no_sense_is_refused(how, tmp_path):
     path = Case(mask="Causal").weights().save(tmp_path / "weights")
-    text = json.dumps(SPOILT[how](described(path)))
-    save_file(load_file(path), tmp_path / "spoilt", {"regard": text})
-    with pytest.raises(regard.ArgumentError):
+    sign_and_save(SPOILT[how](described(path)), load_file(path), tmp_path / "spoilt")
+    with pytest.raises(regard.ArgumentError) as refused:
         regard.Weights.load(tmp_path / "spoilt")
+    assert "does not have its checksum" not in str(refused.value)
 
 
 @pytest.mark.parametrize("missing", ["query", "key", "stop0"])
 def test_a_file_without_one_of_its_tensors_is_refused(missing, tmp_path):
     path = Case(mask="Causal").weights().save(tmp_path / "weights")
-    text = json.dumps(described(path))
     tensors = {name: tensor for name, tensor in load_file(path).items() if name != missing}
-    save_file(tensors, tmp_path / "spoilt", {"regard": text})
-    with pytest.raises(regard.ArgumentError):
+    sign_and_save(described(path), tensors, tmp_path / "spoilt")
+    with pytest.raises(regard.ArgumentError) as refused:
         regard.Weights.load(tmp_path / "spoilt")
+    assert "does not have its checksum" not in str(refused.value)
 
 
 @kept
@@ -1543,7 +1553,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "tiled": {"implementation": "tiled"},
     "reference": {"implementation": "reference"},
 }
-PARTS: dict[str, Callable[[regard.Weights], Any]] = {
+CUTS: dict[str, Callable[[regard.Weights], Any]] = {
     "before a look": lambda weights: weights,
     "after a look": lambda weights: (weights.detach().top(1), weights)[1],
     "heads": lambda weights: weights.heads([0, 2]),
@@ -1569,7 +1579,7 @@ class Node(torch.autograd.Function):
         return grad * 2, None
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", CUTS)
 @pytest.mark.parametrize("way", WAYS)
 def test_weights_let_go_of_value_and_its_graph(way: str, part: str) -> None:
     class Mark:
@@ -1580,7 +1590,7 @@ def test_weights_let_go_of_value_and_its_graph(way: str, part: str) -> None:
     value = Node.apply(leaf, mark)
     output, weights = regard.attend(query, key, value, **WAYS[way])
     gone = [weakref.ref(mark), weakref.ref(value)]
-    kept = PARTS[part](weights)
+    kept = CUTS[part](weights)
     del value, mark, output, weights
     gc.collect()
     assert kept is not None

@@ -61,10 +61,7 @@ def scores(problem: Problem) -> Tensor:
     s, visible = match(problem), problem.visible()
     if problem.rules.softcap is not None:
         s = s if visible is None else torch.where(visible, s, 0.0)
-        # the tanh of infinity is finite, and would hide it
-        bad = ~torch.isfinite(s.detach()) if problem.rules.careful else None
         s = softcap(s, problem.rules.softcap)
-        s = s if bad is None else torch.where(bad, math.nan, s)
     for bias in (*problem.all("bias"), *(along_diagonals(problem, line) for line in problem.all("line"))):
         s = s + bias
         if problem.rules.careful:  # a bias of −inf hides a key, whatever the key holds
@@ -82,7 +79,9 @@ def match(problem: Problem) -> Tensor:
         return plain
     # the derivative of a masked pair is zero, and zero times NaN must not reach the others
     clean = _match(query.nan_to_num(), key.nan_to_num(), vector, problem.rules.family)
-    bad = torch.where(plain == -math.inf, math.nan, plain).detach()  # −inf would look like a masked key
+    bad = plain.detach()
+    if problem.rules.softcap is None:  # which bounds it; otherwise −inf would look like a masked key
+        bad = torch.where(plain == -math.inf, math.nan, bad)
     return torch.where(torch.isfinite(plain), clean, bad)
 
 

@@ -46,7 +46,7 @@ class Ranges(Mask):
 
 BUILT_IN.add(
     Ranges
-)  # made here alone, and shared by all layers of a model: a checked copy for each would add up
+)  # shared by all layers of a model: a checked copy for each would add up
 
 
 class Rows(NamedTuple):
