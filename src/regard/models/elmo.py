@@ -16,6 +16,7 @@ from regard.mechanism.checks import count, number
 from regard.models.learning import LearnedEncoder
 from regard.models.loss import IGNORE, vocabulary_loss
 from regard.models.packed import Packed, as_padded, real, reorder, reversed_places
+from regard.models.recurrent_parts import run_rnn
 from regard.models.words import Vocabulary
 
 
@@ -65,7 +66,7 @@ class Direction(nn.Module):
         """(b, l, m) → (layers, b, l, m)."""
         outputs: list[Tensor] = []
         for lstm in self.lstms:
-            output = self.dropout(lstm(x)[0])
+            output = self.dropout(run_rnn(lstm, x)[0])
             x = output + x if outputs else output
             outputs.append(x)
         return torch.stack(outputs)

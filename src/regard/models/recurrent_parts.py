@@ -1,13 +1,14 @@
 """Parts of recurrent sequence-to-sequence models: encoder, attention to the source, three decoders."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from regard.mechanism.concrete import concrete
+from regard.mechanism.concrete import concrete, private
 from regard.mechanism.masks import Padding
 from regard.mechanism.scores import Additive, Prepared, Score
 from regard.models.heads import Attends
@@ -70,10 +71,10 @@ class RecurrentEncoder(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Cells]:
         """(b, s, m) → (b, s, m), zero at padding, and the last states, both directions in one."""
         if lengths is None or lengths.is_meta or _full(x, lengths):
-            x, last = self.rnn(x)
+            x, last = run_rnn(self.rnn, x)
         else:  # so that the way back starts at the last word, not in the padding
             packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
-            packed, last = self.rnn(packed)
+            packed, last = run_rnn(self.rnn, packed)
             x, _ = pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])
         return x, tuple(self._beside(cell) for cell in (last if isinstance(last, tuple) else (last,)))
 
@@ -155,7 +156,7 @@ class PlainDecoder(nn.Module):
 
     def run(self, x: Tensor, state: RecurrentState) -> Tensor:
         """The states of the last layer, (b, t, m)."""
-        x, cells = self.rnn(x, state.cells if isinstance(self.rnn, nn.LSTM) else state.cells[0])
+        x, cells = run_rnn(self.rnn, x, state.cells if isinstance(self.rnn, nn.LSTM) else state.cells[0])
         state.cells = cells if isinstance(cells, tuple) else (cells,)
         return x
 
@@ -251,6 +252,31 @@ class BahdanauDecoder(PlainDecoder):
             states.append(self.run(torch.cat([word, looks[-1]], -1), state))
         read = self.readout(torch.cat([torch.cat(states, 1), x, torch.cat(looks, 1)], -1))
         return read.unflatten(-1, (-1, 2)).amax(-1)
+
+
+def run_rnn(rnn: Any, x: Any, state: Any = None) -> tuple[Any, Any]:
+    """rnn(x, state), in the parameters' dtype where autocast asks for one that this processor's LSTM lacks.
+
+    >>> import torch
+    >>> from regard.models.recurrent_parts import run_rnn
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     run_rnn(torch.nn.LSTM(4, 4), torch.randn(3, 2, 4))[0].shape
+    torch.Size([3, 2, 4])
+    """
+    weight = rnn.weight_hh_l0
+    if not isinstance(rnn, nn.LSTM) or weight.device.type != "cpu" or _lstm_runs_under_autocast():
+        return rnn(x, state)
+    with torch.autocast("cpu", enabled=False):
+        return rnn(x.to(weight.dtype), None if state is None else tuple(s.to(weight.dtype) for s in state))
+
+
+def _lstm_runs_under_autocast() -> bool:
+    """Whether autocast is off on the CPU, or oneDNN has an LSTM for its dtype: not on AVX2 alone."""
+    if not torch.is_autocast_enabled("cpu"):
+        return True
+    short = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(torch.get_autocast_dtype("cpu"))
+    supported = private(f"ops.mkldnn._is_mkldnn_{short}_supported")
+    return supported is not None and supported()
 
 
 def _rnn(

@@ -44,9 +44,7 @@ class Ranges(Mask):
         return (Term(self.start.to(scene.device), self.stop.to(scene.device).clamp(max=scene.keys)),)
 
 
-BUILT_IN.add(
-    Ranges
-)  # shared by all layers of a model: a checked copy for each would add up
+BUILT_IN.add(Ranges)  # shared by all layers of a model: a checked copy for each would add up
 
 
 class Rows(NamedTuple):
