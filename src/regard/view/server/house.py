@@ -26,6 +26,7 @@ class House:
     >>> house.worker.waiting
     0
     >>> house.close()
+    True
     """
 
     def __init__(
