@@ -12,6 +12,7 @@ import torch
 
 import regard
 from regard.mechanism.files import (
+    SUMS,
     check_regular,
     check_sums,
     open_regular,
@@ -244,3 +245,11 @@ def test_a_part_of_the_weights_fits_itself():
         weights = regard.attend(x, x, x, normalize=normalize)[1]
         rows = torch.stack([weights[0, i] for i in range(33)])
         torch.testing.assert_close(rows.sum(-1), torch.ones(33))
+
+
+def test_a_hole_is_not_hashed(tmp_path):
+    (tmp_path / "notes.txt").write_text("complete")
+    write_sums(tmp_path / SUMS, ["notes.txt"])
+    os.truncate(tmp_path / "notes.txt", 2**42)
+    with pytest.raises(regard.ArgumentError, match="at most"):
+        check_sums(tmp_path / SUMS, ["notes.txt"])

@@ -576,6 +576,8 @@ def test_matches_that_overflow_are_as_bad_as_in_the_formulas(normalize, score, s
     row, at = queries - 1, keys // 2
     query, key = query * 1e-3, key * 1e-3
     for large, signs in ((1e30, 1.0), (1e38, 1.0), (1e30, -1.0), (1e38, -1.0)):
+        if score == "softcap" and signs < 0:
+            continue  # whether such a sum is infinite or NaN depends on the order of its terms
         query[:, row], key[:, at] = large, large
         key[:, at, 1::2] *= signs  # sums of infinities of both signs
         key[:, at, 0] *= signs
@@ -590,6 +592,7 @@ def test_matches_that_overflow_are_as_bad_as_in_the_formulas(normalize, score, s
                 for name in ("reference", "tiled", "fused", None)
             }
             overflows = "bias" not in more and more.get("mask") is not seen
+            overflows &= score != "softcap"  # a cap bounds infinity
             for output, weights in found.values():
                 for part, wanted in zip((output, weights.dense()), found["reference"], strict=True):
                     wanted = wanted if isinstance(wanted, Tensor) else wanted.dense()

@@ -1414,3 +1414,11 @@ def test_swapped_models_learn_the_same(swap: Callable[[], list[int]]) -> None:
             optimizer.step()
         losses.append(loss.detach())
     torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("lead", [(), (2,), (1, 2)], ids=str)
+def test_no_heads_to_share_are_refused(lead):
+    """torch divides by their number, which ends the process."""
+    query, key, value = (torch.randn(*lead, heads, 3, 5) for heads in (4, 0, 2))
+    with pytest.raises(regard.ShapeError, match="query has 4 heads, key 0 and value 2"):
+        regard.scaled_dot_product_attention(query, key, value, enable_gqa=True)

@@ -110,16 +110,18 @@ def _refuse_what_torch_overlooks(
 ) -> None:
     """Three mistakes that torch's CPU kernel does not notice, and reads memory that is not there."""
     inputs = (query, key, value)
-    if not all(isinstance(t, Tensor) and not t.is_nested and t.dim() == 4 for t in inputs):
+    if not all(isinstance(t, Tensor) and not t.is_nested and t.dim() >= 3 for t in inputs):
         return
-    if key.shape[-2] != value.shape[-2]:
-        raise ShapeError(
-            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; each key needs its value."
-        )
     if enable_gqa is True and 0 in (key.shape[-3], value.shape[-3]):
         raise ShapeError(
             f"query has {query.shape[-3]} heads, key {key.shape[-3]} and value {value.shape[-3]}; "
             "heads to share must be there."
+        )
+    if not all(t.dim() == 4 for t in inputs):
+        return
+    if key.shape[-2] != value.shape[-2]:
+        raise ShapeError(
+            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; each key needs its value."
         )
     if isinstance(attn_mask, Tensor) and query.device == key.device == value.device:
         same_device("attn_mask", attn_mask, query.device)
