@@ -292,7 +292,6 @@ def test_gradients_that_are_added_up_are_those_of_one_large_batch(tmp_path: Path
     one = small_trainer(tmp_path / "one", small_plan(model, *calm, "training.accumulate=1"))
     one.batches = Merged(three.batches, 3)  # type: ignore[assignment]
     for trainer in (three, one):
-        trainer.folder.mkdir()
         trainer.listeners = told = Told()
         trainer.run()
         trainer.told = told  # type: ignore[attr-defined]

@@ -120,7 +120,7 @@ def _spoil(case: Case, shapes: list[tuple[int, ...]], options: dict[str, Any]) -
 
 def _reads_beyond(inputs: list[Tensor], options: dict[str, Any]) -> bool:
     _, key, value = inputs
-    if not all(x.dim() == 4 for x in inputs):
+    if not all(x.dim() >= 3 for x in inputs):
         return False
     shared = options.get("enable_gqa") is True and 0 in (key.shape[-3], value.shape[-3])
-    return key.shape[-2] != value.shape[-2] or shared
+    return shared or (all(x.dim() == 4 for x in inputs) and key.shape[-2] != value.shape[-2])
