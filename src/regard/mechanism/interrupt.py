@@ -12,7 +12,7 @@ _CHECK: ContextVar[Callable[[], None] | None] = ContextVar("regard_interrupt", d
 
 
 class Interrupted(BaseException):
-    """Nobody waits for the result any more. Not an `Exception`, so that no handler of errors swallows it.
+    """The caller no longer needs the result. Not an `Exception`, so no error handler swallows it.
 
     >>> from regard.mechanism.interrupt import Interrupted
     >>> issubclass(Interrupted, Exception)

@@ -27,7 +27,7 @@ class _Made(NamedTuple):
     """The problem of a lazy matrix, the version of each tensor, and where its τ comes from.
 
     fitted: True if the kernels found τ for exactly this problem, False if they cannot, as for NaN; None if
-    nobody knows: then they are asked when τ is needed.
+    unknown: then they fit it when τ is needed.
     """
 
     problem: Problem

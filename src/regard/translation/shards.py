@@ -155,7 +155,7 @@ def write(files: Mapping[Path, Mapping[str, Shard]], share: Share, group: Any) -
                     for piece in coming[path]:
                         file.write(piece.reshape(-1).view(torch.uint8).numpy().data)
     finally:
-        for pieces in coming.values():  # what is left to send, or of what nobody may wait for
+        for pieces in coming.values():  # send what is left, so that no process waits for ever
             deque(pieces, 0)
 
 

@@ -201,7 +201,7 @@ def _train(folder: Path, listeners: Sequence[Listener], world: World) -> Outcome
         ids,
         held,
         links=links,
-        # the guard comes first: nobody else is told that something is saved if it is not
+        # first: no listener may report as saved what is not
         listeners=[_Guard(folder), *listeners, *logs],
         world=world,
         anew=_lengthened(config),

@@ -1,6 +1,6 @@
 """Threads behind bounded queues; requests of one kind that wait together are one call.
 
-The threads are daemonic, and what they compute is interrupted between tiles once nobody waits for it, so that
+The threads are daemonic, and what they compute is interrupted between tiles once its client has gone, so that
 neither a client that has gone nor the end of the server waits for long work.
 """
 
@@ -178,7 +178,7 @@ class Worker:
                 del jobs, results
 
     def _check(self, jobs: list[_Job]) -> None:
-        """Interrupt work that nobody waits for."""
+        """Interrupt work whose client has gone."""
         if self._ending or all(job.future.cancelled() for job in jobs):
             raise Interrupted
 
