@@ -356,12 +356,18 @@ def test_importance_needs_something_that_counts():
 
 
 def elsewhere(function):
-    """What a function returns in another thread, without gradients as here."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(torch.no_grad()(function)()))
+    """Call a function in another thread, without gradients and with one torch thread, as here."""
+    results = []
+
+    def run():
+        torch.set_num_threads(1)  # a setting of each thread, and the rounding depends on it
+        with torch.no_grad():
+            results.append(function())
+
+    thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    return found[0]
+    return results[0]
 
 
 def test_other_threads_keep_torchs_fast_path():

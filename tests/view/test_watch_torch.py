@@ -414,8 +414,10 @@ def test_plain_calls_go_on_while_another_thread_watches_and_edits() -> None:
     expected = [run() for run in runs]
     wrong: list[Any] = []
     done = Event()
+    threads_of_torch = torch.get_num_threads()
 
     def plain(number: int) -> None:
+        torch.set_num_threads(threads_of_torch)  # a setting of each thread, and the rounding depends on it
         with torch.no_grad():
             while not done.is_set() and not wrong:
                 try:

@@ -175,7 +175,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
-        _lock(handle, folder, tries=5)  # who asks `is_training` holds the lock for a moment
+        _lock(handle, folder, timeout=2)  # `is_training` holds the lock for a moment
         try:
             yield
         finally:
@@ -186,18 +186,20 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(handle)  # which unlocks it, and so does being killed
 
 
-def _lock(handle: int, folder: Path, *, shared: bool = False, tries: int = 1) -> None:
+def _lock(handle: int, folder: Path, *, shared: bool = False, timeout: float = 0) -> None:
+    """Lock a folder, or raise `ArgumentError` if it stays locked for `timeout` seconds."""
     try:
         import fcntl
 
-        for again in reversed(range(tries)):
+        end = time.monotonic() + timeout
+        while True:
             try:
                 fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                if not again:
+                if time.monotonic() >= end:
                     raise
-                time.sleep(0.02)
+                time.sleep(0.002)
     except BlockingIOError:
         raise ArgumentError(
             f"another training is at work in {os.fspath(folder)!r}; wait for it, stop it, or train in a new "
