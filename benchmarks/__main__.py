@@ -10,7 +10,7 @@ import torch
 
 import regard
 from benchmarks import long, machine, memory, sharding, speed, table, training, translating, watching
-from regard.mechanism.files import write_whole
+from regard._util.files import write_whole
 
 SPEED = (*speed.GROUPS, "memory", "training", "translating")
 

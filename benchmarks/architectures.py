@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.mechanism.files import write_whole
+from regard._util.files import write_whole
 
 
 def _all(names: str, value: int) -> dict[str, int]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.models import Recipe, Transformer
-from regard.models.heads import MultiHeadAttention
+from regard.models.layers.attention import MultiHeadAttention
 from regard.translation.tokens import END, PADDING, START, UNKNOWN
 
 POSITIONS = 512  # that are written down; regard's have no end

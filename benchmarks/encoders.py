@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.data import DATA
 from benchmarks.harness import Contender, Lineup, Race
 from benchmarks.peers import skip
-from regard.models.pretrained import PretrainedEncoder, load_encoder
+from regard.models.encoders.pretrained import PretrainedEncoder, load_encoder
 
 SENTENCES = 256
 BATCH = 32

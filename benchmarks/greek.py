@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regard.translation import Anchors, Pair, Plan, error_rate, load_translator, symmetrize, train
-from regard.translation.bible import Verse, bible
-from regard.translation.links import Links, turned
-from regard.translation.progress import display
+from regard.translation.data.bible import Verse, bible
+from regard.translation.data.links import Links, turned
+from regard.translation.training.progress import display
 
 BOOKS = range(40, 45)
 SETTINGS = ["tokens.size=4000", "model.dropout=0.2", "training.unknown=0", "training.criterion=loss"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Lineup, Race
-from regard.view import huggingface
+from regard.inspection import huggingface
 
 PROMPT, GENERATED = 2_048, 128
 

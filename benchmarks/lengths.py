@@ -10,10 +10,10 @@ figure 2; Cho et al. 2014).
 import argparse
 from pathlib import Path
 
+from regard.plot.curves import draw_by_length
 from regard.translation import Greedy, Plan, by_length, embedded, load_translator, train
 from regard.translation.evaluation import length_bins
-from regard.translation.progress import display
-from regard.view.curves import draw_by_length
+from regard.translation.training.progress import display
 
 NAMES = {"plain": "plain (LSTM)", "recurrent": "Bahdanau's attention", "transformer": "Transformer"}
 MORE = {"transformer": 3}  # times as many epochs, which go faster

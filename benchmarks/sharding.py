@@ -89,12 +89,12 @@ def _print(kind: Kind, result: dict[str, object]) -> None:
 def measure(folder: Path, size: Size, kind: Kind) -> None:
     """Train in this process, one of those that torchrun started, and write its peak."""
     from regard.models import keep_memory, return_memory
-    from regard.translation.batches import InMemory
-    from regard.translation.corpus import Pair
-    from regard.translation.distributed import join_world
-    from regard.translation.plan import Plan
+    from regard.translation.config import Plan
+    from regard.translation.data.batches import InMemory
+    from regard.translation.data.pairs import Pair
     from regard.translation.tokens import Tokens, TwoSides
-    from regard.translation.trainer import Trainer
+    from regard.translation.training.distributed import join_world
+    from regard.translation.training.loop import Trainer
 
     torch.set_num_threads(1)
     _ = keep_memory() if kind.keep else return_memory()

@@ -226,7 +226,7 @@ def padded(given: dict[str, Tensor], side: str) -> tuple[dict[str, Tensor], Tens
 
 def compare(model: Any, given: dict[str, Tensor]) -> dict[str, Any]:
     """What regard and eager do with the same inputs."""
-    from regard.view import huggingface
+    from regard.inspection import huggingface
 
     trials: dict[str, tuple[dict[str, Tensor], Tensor | None]] = {"plain": (given, None)}
     if "attention_mask" in inspect.signature(model.forward).parameters:

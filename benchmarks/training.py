@@ -142,8 +142,8 @@ Stepper = tuple[Callable[[int], Step], int]
 
 def regards(batches: Sequence[Batch], tuned: bool) -> Stepper:
     """regard's Transformer on packed batches."""
-    from regard.models.allocation import keep_memory
-    from regard.models.blocks import Recipe
+    from regard.models.layers.allocation import keep_memory
+    from regard.models.layers.blocks import Recipe
     from regard.models.packed import Packed
     from regard.models.transformer import Transformer
 
@@ -165,7 +165,7 @@ def regards(batches: Sequence[Batch], tuned: bool) -> Stepper:
 
 def torchs(batches: Sequence[Batch], tuned: bool) -> Stepper:
     """nn.Transformer on padded batches, with the loss as it is usually written."""
-    from regard.models.allocation import keep_memory
+    from regard.models.layers.allocation import keep_memory
 
     if tuned:
         keep_memory()
@@ -191,8 +191,8 @@ def torchs(batches: Sequence[Batch], tuned: bool) -> Stepper:
 
 def joeynmts(batches: Sequence[Batch], tuned: bool) -> Stepper:
     """JoeyNMT's Transformer and loss on padded batches, with the Adam that it makes of its settings."""
-    from regard.models.allocation import keep_memory
-    from regard.models.blocks import Recipe
+    from regard.models.layers.allocation import keep_memory
+    from regard.models.layers.blocks import Recipe
 
     if tuned:
         keep_memory()

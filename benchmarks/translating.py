@@ -24,7 +24,7 @@ from benchmarks import converted, joeynmt, multi30k
 from benchmarks.data import DATA
 from benchmarks.workers import ask, dismiss
 from regard.models import Packed, Recipe, Transformer, keep_memory
-from regard.translation.search import Beam, search
+from regard.translation.decoding.search import Beam, search
 from regard.translation.tokens import END, MARKS, PADDING
 
 SIZE, BATCH = 5, 64
@@ -89,7 +89,7 @@ Known = tuple[Any, list[list[int]], list[int], str]
 
 def _trained(folder: str) -> Known:
     """A model that was trained earlier, the test sentences in its tokens, and the words of targets."""
-    from regard.translation.checkpoint import load_model
+    from regard.translation.training.checkpoint import load_model
 
     model, tokens, _ = load_model(folder)
     lines = SENTENCES.read_text("utf-8").splitlines()

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.data import DATA
-from regard.models.encoders import Embedded
-from regard.models.pretrained import PretrainedEncoder, load_encoder
+from regard.models.encoders.base import Embedded
+from regard.models.encoders.pretrained import PretrainedEncoder, load_encoder
 
 PAIRS_AT_ONCE = 256  # every layer's vector of every word is held for these
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from pages.running import drawn, prepared, renewed, run
-from regard.mechanism.files import write_whole
+from regard._util.files import write_whole
 
 ROOT = Path(__file__).parents[1]
 

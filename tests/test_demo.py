@@ -4,8 +4,8 @@ import pytest
 
 from regard import demo
 from regard.errors import ArgumentError
-from regard.translation.dates import embedded
-from regard.translation.plan import Plan
+from regard.translation.config import Plan
+from regard.translation.data.builtin import embedded
 
 PLAN = Plan.preset("tiny").but(["training.updates=2", "model.width=16", "tokens.size=200"])
 

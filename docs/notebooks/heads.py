@@ -11,7 +11,7 @@ def _():
     import torch
 
     import regard
-    from regard.view import AttentionWidget
+    from regard.app import AttentionWidget
 
     encoder = regard.load_encoder("minilm")
     return AttentionWidget, encoder, mo, plt, regard, torch

@@ -358,8 +358,8 @@ def test_the_widget_shows_what_its_kernel_answers(page, served):
 
 
 def test_a_standing_alone_file_opens_from_disk(page, tmp_path):
-    from regard.view.exhibit import Exhibit
-    from regard.view.page import write_page
+    from regard.app.standalone import write_page
+    from regard.app.view_model import Exhibit
 
     x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
     shown = Exhibit.of(regard.attend(x, x, x)[1], queries=["a", EVIL, "c", "d", "e"], title=EVIL)

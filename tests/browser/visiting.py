@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import pytest
 
-from regard.models.pretrained import MINILM
-from regard.translation.training import train
+from regard.models.encoders.pretrained import MINILM
+from regard.translation.training.train import train
 from tests.translation.small import PAIRS, small_plan
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("typer")
 
-from regard.translation.crossing import Choice
-from regard.translation.links import pharaoh, symmetrize, turned
-from regard.translation.quality import error_rate, read_gold
+from regard.translation.alignment.aer import error_rate, read_gold
+from regard.translation.alignment.cross_attention import Choice
+from regard.translation.data.links import pharaoh, symmetrize, turned
 from regard.translation.translator import Translator, load_translator
 from tests.cli.running import run
 from tests.translation import folders

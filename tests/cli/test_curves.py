@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
-from regard.translation.logs import _HEADER
+from regard.translation.training.logs import _HEADER
 from tests.cli.running import run
 
 

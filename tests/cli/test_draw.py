@@ -10,7 +10,7 @@ pytest.importorskip("typer")
 
 import regard
 from tests.cli.running import run
-from tests.models.test_pretrained import CONFIG, LAYERS, named, word_pieces
+from tests.models.encoders.test_pretrained import CONFIG, LAYERS, named, word_pieces
 from tests.translation import folders
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -17,9 +17,9 @@ import torch
 pytest.importorskip("typer")
 
 import regard
-import regard.demo
+import regard.cli.demo_steps
+from regard.app.server.run import listen
 from regard.cli import look as command
-from regard.view.server.serving import listen
 from tests.cli.running import run
 from tests.translation.folders import write
 
@@ -51,7 +51,7 @@ def test_a_port_in_use_is_one_line(folder, capsys):
 
 def test_without_a_port_another_one_serves(monkeypatch):
     with listen("127.0.0.1", 0) as taken:
-        monkeypatch.setattr("regard.view.server.serving.FIRST", taken.getsockname()[1])
+        monkeypatch.setattr("regard.app.server.run.FIRST", taken.getsockname()[1])
         with listen("127.0.0.1") as other:
             assert other.getsockname()[1] != taken.getsockname()[1]
 
@@ -75,7 +75,7 @@ def served(monkeypatch):
         found.update(house=house, ready=ready)
         house.close()
 
-    monkeypatch.setattr("regard.view.server.serving.serve", serve)
+    monkeypatch.setattr("regard.app.server.run.serve", serve)
     return found
 
 
@@ -108,7 +108,7 @@ def test_rooms_are_open_before_the_demo_is_trained(fresh, monkeypatch, capsys):
         seen.append((entry.name, entry.languages, collection.pending))
         house.close()
 
-    monkeypatch.setattr("regard.view.server.serving.serve", serve)
+    monkeypatch.setattr("regard.app.server.run.serve", serve)
     run("look", "--port", "0", "--no-browser")
     assert seen[0] == ([], ["transformer"])
     assert seen[1] == ("transformer", "en-de, dates, times and numbers in words only", [])
@@ -118,7 +118,7 @@ def test_rooms_are_open_before_the_demo_is_trained(fresh, monkeypatch, capsys):
 def test_a_demo_that_is_there_is_not_trained_again(fresh, served, folder, monkeypatch, capsys):
     shutil.copytree(folder, fresh)
     (fresh / ".demo").write_text("de-en")
-    monkeypatch.setattr("regard.view.server.trainings.state_of", lambda _: "finished")
+    monkeypatch.setattr("regard.app.server.routes.training.state_of", lambda _: "finished")
     run("look", "--port", "0", "--no-browser")
     (entry,) = served["house"].collection.entries.values()
     assert (entry.name, entry.languages) == ("transformer", "de-en, dates, times and numbers in words only")
@@ -127,9 +127,9 @@ def test_a_demo_that_is_there_is_not_trained_again(fresh, served, folder, monkey
 
 def test_a_demo_that_was_cut_off_is_trained_again(fresh, folder):
     shutil.copytree(folder, fresh)
-    assert regard.demo.is_trained(fresh)  # somebody else's
+    assert regard.cli.demo_steps.is_trained(fresh)  # somebody else's
     (fresh / ".demo").write_text("en-de")
-    assert not regard.demo.is_trained(fresh)  # without a log that comes to its end
+    assert not regard.cli.demo_steps.is_trained(fresh)  # without a log that comes to its end
 
 
 def test_the_training_of_the_demo_ends_with_the_page(fresh, monkeypatch):
@@ -147,7 +147,7 @@ def test_the_training_of_the_demo_ends_with_the_page(fresh, monkeypatch):
         ready()
         house.close()
 
-    monkeypatch.setattr("regard.view.server.serving.serve", serve)
+    monkeypatch.setattr("regard.app.server.run.serve", serve)
     run("look", "--port", "0", "--no-browser")
     (process,) = processes
     assert process.poll() is not None
@@ -166,7 +166,7 @@ def test_a_demo_that_cannot_be_trained_is_told_and_not_waited_for(fresh, monkeyp
         pending.append(house.collection.pending)
         house.close()
 
-    monkeypatch.setattr("regard.view.server.serving.serve", serve)
+    monkeypatch.setattr("regard.app.server.run.serve", serve)
     run("look", "--port", "0", "--no-browser")
     assert pending == [[]]
     assert "no room on the disk" in capfd.readouterr().err

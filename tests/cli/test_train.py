@@ -13,10 +13,10 @@ pytest.importorskip("typer")
 
 from regard.cli.train import _SETTINGS
 from regard.cli.train import PAIRS as PAIR_FILES
-from regard.translation.checkpoint import read_config
-from regard.translation.formats import _ENDINGS
-from regard.translation.plan import Plan
-from regard.translation.preparation import prepared
+from regard.translation.config import Plan
+from regard.translation.data.formats import _ENDINGS
+from regard.translation.training.checkpoint import read_config
+from regard.translation.training.preparation import prepared
 from tests.cli.running import run
 from tests.translation.small import PAIRS
 
@@ -187,7 +187,7 @@ def test_a_full_disk_is_told_with_how_to_go_on(corpus, tmp_path, monkeypatch, ca
     def full(*given: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "m/model.safetensors")
 
-    monkeypatch.setattr("regard.translation.training.train", full)
+    monkeypatch.setattr("regard.translation.training.train.train", full)
     run("train", corpus / "dev.tsv", "-o", tmp_path / "m", status=2)
     shown = capsys.readouterr().err
     assert shown.startswith("regard: m/model.safetensors: No space left on device; free some space, then go")

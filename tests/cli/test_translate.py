@@ -16,7 +16,7 @@ pytest.importorskip("typer")
 
 from regard.cli.sharing import LINES, Shards, digest
 from regard.cli.translate import Show, Work, _share_out
-from regard.translation.search import Beam, Sample
+from regard.translation.decoding.search import Beam, Sample
 from regard.translation.translator import load_translator
 from tests.cli.running import run
 from tests.translation import folders

@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from regard.models.pretrained import load_encoder
+from regard.models.encoders.pretrained import load_encoder
 
 pytest.importorskip("typer")
 pytest.importorskip("tokenizers")
 
 from regard.cli import main
 from tests.cli.running import run
-from tests.models.test_pretrained import CONFIG, LAYERS, named, needs_minilm, word_pieces
+from tests.models.encoders.test_pretrained import CONFIG, LAYERS, named, needs_minilm, word_pieces
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -225,7 +225,7 @@ def test_other_errors_are_not_hidden(model, monkeypatch):
     def fail(name):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("regard.models.pretrained.load_encoder", fail)
+    monkeypatch.setattr("regard.models.encoders.pretrained.load_encoder", fail)
     with pytest.raises(ZeroDivisionError):
         main(["embed", "bark", "--model", model])
 

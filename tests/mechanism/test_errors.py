@@ -908,11 +908,13 @@ def test_keywords_of_other_libraries_are_answered_with_regards(function, keyword
 
 
 def test_what_the_answers_name_is_there():
-    from regard.mechanism import spelling
+    from regard.mechanism.call import keyword_hints
 
-    codes = [*spelling._NORMALIZERS.values(), *spelling._MASKS.values()]
+    codes = [*keyword_hints._NORMALIZERS.values(), *keyword_hints._MASKS.values()]
     named = {code.partition("(")[0] for code in codes}
-    named |= {name for text in spelling._ELSEWHERE.values() for name in re.findall(r"regard\.(\w+)", text)}
+    named |= {
+        name for text in keyword_hints._ELSEWHERE.values() for name in re.findall(r"regard\.(\w+)", text)
+    }
     assert all(hasattr(regard, name) for name in named)
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import regard
 from regard import Causal, Documents, Mask, Padding, Prefix, Rule, Window
-from regard.mechanism import fused, operator, short
-from regard.mechanism.masking import Scene
+from regard.mechanism import fast_path, fused, operator
+from regard.mechanism.mask_algebra import Scene
 
 B, H, N, D = 4, 2, 10, 16  # lengths add up to N, so that they serve Padding and Documents
 
@@ -254,8 +254,8 @@ def test_copies_are_equal(kind, copied):
 
 @pytest.fixture
 def forgotten() -> None:
-    short._WRITTEN.clear()
-    short._interval.cache_clear()
+    fast_path._WRITTEN.clear()
+    fast_path._interval.cache_clear()
 
 
 @pytest.mark.skipif(
@@ -265,7 +265,7 @@ def forgotten() -> None:
 def test_equal_masks_share_what_calls_remember(kind, forgotten):
     for lengths in (BEFORE, torch.tensor(BEFORE), np.array(BEFORE)):
         output(MAKERS[kind](lengths))
-    assert len(short._WRITTEN) == 1
+    assert len(fast_path._WRITTEN) == 1
 
 
 def test_what_calls_remember_stays_small(forgotten):
@@ -275,8 +275,8 @@ def test_what_calls_remember_stays_small(forgotten):
         seen = (torch.arange(4) < torch.tensor(lengths)[:, None, None, None]).expand(3, 1, 4, 4)
         expected = regard.attention(x, x, x, mask=seen, implementation="reference")
         torch.testing.assert_close(regard.attention(x, x, x, mask=Padding(lengths)), expected)
-    assert len(short._WRITTEN) <= 256
-    assert short._interval.cache_info().currsize <= 16
+    assert len(fast_path._WRITTEN) <= 256
+    assert fast_path._interval.cache_info().currsize <= 16
 
 
 def test_large_masks_and_long_calls_are_not_remembered(forgotten):
@@ -287,8 +287,8 @@ def test_large_masks_and_long_calls_are_not_remembered(forgotten):
     torch.testing.assert_close(regard.attention(many, many, many, mask=Padding(lengths)), expected)
     long = torch.randn(1, 5000, D)
     regard.attention(long, long[:, :8], long[:, :8], mask=Causal())
-    assert not short._WRITTEN
-    assert not short._interval.cache_info().currsize
+    assert not fast_path._WRITTEN
+    assert not fast_path._interval.cache_info().currsize
 
 
 def test_a_custom_rule_inside_documents_may_change(forgotten):

@@ -22,7 +22,7 @@ from torch.library import opcheck
 
 import regard
 from regard.mechanism import fused
-from regard.mechanism.problem import Problem, Rules
+from regard.mechanism.call.problem import Problem, Rules
 from regard.mechanism.scores import Prepared
 from tests.cases import NORMALIZERS, Case, Shape, leaves
 from tests.recorder import Largest

@@ -14,10 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard
 from regard import Causal, Documents, Mask, MaskError, Padding, Prefix, Rule, Window
 from regard.mechanism import tiled
-from regard.mechanism.layout import Layout
-from regard.mechanism.masking import Scene, as_mask
-from regard.mechanism.prepare import Call, prepare
-from regard.mechanism.problem import tiles
+from regard.mechanism.call.arguments import Call, prepare
+from regard.mechanism.call.layout import Layout
+from regard.mechanism.call.problem import tiles
+from regard.mechanism.mask_algebra import Scene, as_mask
 from tests.recorder import Largest
 
 few = settings(max_examples=40)

@@ -26,7 +26,7 @@ from regard import (
     Softmax1,
     Sparsemax,
 )
-from regard.mechanism import derivatives, fused
+from regard.mechanism import autograd, fused
 from regard.mechanism.normalizers import spell, unspell
 
 few = settings(max_examples=20)
@@ -586,7 +586,7 @@ def test_a_name_for_an_alpha_is_that_entmax(special, general):
     x = torch.randn(2, 3, 5, 8)
     one, other = (regard.explain(x, x, x, normalize=one) for one in (special, general))
     assert one == other
-    way = derivatives if fused.available() else Mock()  # without kernels there is no short one
+    way = autograd if fused.available() else Mock()  # without kernels there is no short one
     with patch.object(way, "run", side_effect=AssertionError("the long way")):
         found = [regard.attention(x, x, x, normalize=one) for one in (special, general)]
     assert torch.equal(*found)

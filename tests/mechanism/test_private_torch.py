@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard
-from regard.mechanism import concrete, fused, operator, short
+from regard.mechanism import fast_path, fused, operator, torch_state
 
 PRIVATE = {
     "_transforms_active": "_C._are_functorch_transforms_active",
@@ -35,13 +35,13 @@ def child(code: str) -> list[str]:
 def test_every_private_function_is_there():
     """Otherwise regard still runs, but slower, and this torch needs another way to ask."""
     for name, path in PRIVATE.items():
-        assert getattr(concrete, name) is concrete.private(path) is not None, path
-    assert concrete.private("_C._nothing_of_the_kind") is None
-    assert concrete.private("_nothing._at._all") is None
-    assert None not in concrete._MODES
-    assert None not in concrete._ORDINARY
-    assert concrete._QUIET
-    assert concrete.FakeTensor is torch._subclasses.fake_tensor.FakeTensor
+        assert getattr(torch_state, name) is torch_state.private(path) is not None, path
+    assert torch_state.private("_C._nothing_of_the_kind") is None
+    assert torch_state.private("_nothing._at._all") is None
+    assert None not in torch_state._MODES
+    assert None not in torch_state._ORDINARY
+    assert torch_state._QUIET
+    assert torch_state.FakeTensor is torch._subclasses.fake_tensor.FakeTensor
 
 
 def test_regard_is_imported_without_them():
@@ -59,7 +59,7 @@ def test_regard_is_imported_without_them():
         import regard.mechanism
         for module in pkgutil.iter_modules(regard.mechanism.__path__):
             importlib.import_module("regard.mechanism." + module.name)
-        from regard.mechanism.concrete import batched, concrete, forward_mode, quiet, traced, transformed
+        from regard.mechanism.torch_state import batched, concrete, forward_mode, quiet, traced, transformed
 
         x = torch.ones(2, 3)
         print(quiet(x), concrete(x), batched(x), traced(), transformed(), forward_mode())
@@ -71,7 +71,7 @@ def test_what_torch_needs_itself_may_be_missing_for_regard():
     """Deleted after torch has used them: TorchScript's registration, and the class of fake tensors."""
     code = """
         import importlib, torch, regard
-        from regard.mechanism import concrete, sdpa
+        from regard.mechanism import torch_state, sdpa
 
         del torch.jit._builtins._register_builtin
         importlib.reload(sdpa)
@@ -101,8 +101,8 @@ def test_results_are_the_same_without_them(missing, mask, monkeypatch):
         return [output, weights.dense(), *torch.autograd.grad(output.square().sum(), tensors)]
 
     expected = run()
-    monkeypatch.setattr(concrete, missing, None)
-    monkeypatch.setattr(concrete, "_QUIET", missing in ("_dispatch_mode", "_legacy_batched"))
+    monkeypatch.setattr(torch_state, missing, None)
+    monkeypatch.setattr(torch_state, "_QUIET", missing in ("_dispatch_mode", "_legacy_batched"))
     for found, right in zip(run(), expected, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
 
@@ -112,20 +112,20 @@ def test_results_are_the_same_without_them(missing, mask, monkeypatch):
 )
 def test_the_short_way_is_taken_only_if_torch_answers(monkeypatch):
     x = torch.randn(2, 3, 5, 8)
-    short._WRITTEN.clear()
+    fast_path._WRITTEN.clear()
     regard.attention(x, x, x)
-    assert len(short._WRITTEN) == 1
-    short._WRITTEN.clear()
-    monkeypatch.setattr(concrete, "_QUIET", False)
+    assert len(fast_path._WRITTEN) == 1
+    fast_path._WRITTEN.clear()
+    monkeypatch.setattr(torch_state, "_QUIET", False)
     regard.attention(x, x, x)
-    assert not short._WRITTEN
+    assert not fast_path._WRITTEN
 
 
 def test_a_first_import_in_inference_mode_keeps_the_fast_path():
     program = """
 import torch
 with torch.inference_mode():
-    from regard.mechanism.concrete import quiet
+    from regard.mechanism.torch_state import quiet
 assert quiet(torch.ones(2))
 with torch.inference_mode():
     assert quiet(torch.ones(2))

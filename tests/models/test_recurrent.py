@@ -15,7 +15,7 @@ import regard
 from regard.errors import ArgumentError, DTypeError, RegardError, ShapeError
 from regard.models import Packed
 from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
-from regard.models.recurrent_parts import SourceAttention
+from regard.models.recurrent_cells import SourceAttention
 
 START, END, SOURCE, TARGET, WIDTH = 1, 2, 11, 13, 14
 

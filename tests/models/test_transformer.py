@@ -30,7 +30,7 @@ from regard.models import (
     gaps,
     pack,
 )
-from regard.models.blocks import Positions
+from regard.models.layers.blocks import Positions
 from tests.models.exact import close
 
 pytestmark = pytest.mark.usefixtures("one_thread")

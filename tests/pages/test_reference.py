@@ -137,7 +137,7 @@ def unknown(here: str) -> list[str]:
 
 def _known(code: str) -> bool:
     from regard.cli import COMMANDS
-    from regard.translation.settings import ABOUT
+    from regard.translation.setting_descriptions import ABOUT
 
     if code.startswith("python -m "):
         return (ROOT / f"{code.removeprefix('python -m ').replace('.', '/')}.py").exists()

@@ -79,7 +79,7 @@ def test_formulas_are_mathml(site):
 
 
 def test_tables_and_code_are_marked_for_phones():
-    table = "| name | file |\n|---|---|\n| `x` | `models/heads.py` |\n\n"
+    table = "| name | file |\n|---|---|\n| `x` | `models/layers/attention.py` |\n\n"
     text = table + "`short` and `a_longer_piece_of_code(x)`."
     html = Markdown(extensions=["tables", Fitting()]).convert(text)
     assert '<td data-label="file"><code>models/<wbr />heads.<wbr />py</code></td>' in html

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from regard.translation.checkpoint import write_config, write_parameters, write_tokens
-from regard.translation.crossing import Choice
-from regard.translation.plan import Plan
+from regard.translation.alignment.cross_attention import Choice
+from regard.translation.config import Plan
 from regard.translation.tokens import Tokens, TwoSides
+from regard.translation.training.checkpoint import write_config, write_parameters, write_tokens
 
 TEXT = [
     "ein Hund bellt laut. und?",

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard.translation.batches import InMemory
-from regard.translation.corpus import Pair
-from regard.translation.plan import Plan
-from regard.translation.progress import Listener
+from regard.translation.config import Plan
+from regard.translation.data.batches import InMemory
+from regard.translation.data.pairs import Pair
 from regard.translation.tokens import Tokens, TwoSides
-from regard.translation.trainer import Outcome, Trainer
+from regard.translation.training.loop import Outcome, Trainer
+from regard.translation.training.progress import Listener
 
 PAIRS = [Pair(" ".join(str(n)), " ".join(reversed(str(n)))) for n in range(95, 155)]
 DEV = [Pair(" ".join(str(n)), " ".join(reversed(str(n)))) for n in range(98, 118, 4)]

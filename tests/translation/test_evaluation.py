@@ -299,7 +299,7 @@ def test_pairs_in_one_file(corpus, capsys):
 def test_the_embedded_corpus(corpus, capsys, monkeypatch):
     pytest.importorskip("num2words")
     pytest.importorskip("babel")
-    embedded = import_module("regard.translation.dates")  # the function has the same name
+    embedded = import_module("regard.translation.data.builtin")  # the function has the same name
     monkeypatch.setattr(embedded, "embedded", partial(embedded.embedded, size=200))  # in less time
     run("embedded", "--model", "loud", "--json")
     held_out = json.loads(capsys.readouterr().out)["loud"]["sentences"]

@@ -11,9 +11,9 @@ import torch
 import regard
 from regard.errors import ArgumentError, DTypeError
 from regard.translation import translator as module
-from regard.translation.alignment import Alignment
-from regard.translation.crossing import Choice, cross_weights
-from regard.translation.search import Beam, Greedy, Hypothesis, Sample
+from regard.translation.alignment.alignment import Alignment
+from regard.translation.alignment.cross_attention import Choice, cross_weights
+from regard.translation.decoding.search import Beam, Greedy, Hypothesis, Sample
 from regard.translation.tokens import UNKNOWN
 from regard.translation.translator import Translation, Translator, load_translator
 from tests.translation import folders
@@ -166,7 +166,7 @@ class TestLongLines:
         done = [Hypothesis([UNKNOWN], -1.0, -1.0, True)]
         (one,) = translator.translate("Ω Hund " * 2000)
         assert one.text.count("Ω") == 2000
-        monkeypatch.setattr("regard.translation.alignment._MOST", 1_000_000)
+        monkeypatch.setattr("regard.translation.alignment.alignment._MOST", 1_000_000)
         with pytest.raises(ArgumentError, match="Give it sentence by sentence"):
             _ = one.alignment
         with pytest.raises(ArgumentError, match=r"pair 1 has 8,000 pieces .* and 8,000 in its target"):

@@ -22,12 +22,12 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from regard.errors import RegardError
-from regard.models.blocks import FeedForward
-from regard.translation.batches import InMemory
-from regard.translation.distributed import World, join_world
-from regard.translation.plan import Plan
-from regard.translation.progress import Lines
-from regard.translation.trainer import Outcome, Trainer
+from regard.models.layers.blocks import FeedForward
+from regard.translation.config import Plan
+from regard.translation.data.batches import InMemory
+from regard.translation.training.distributed import World, join_world
+from regard.translation.training.loop import Outcome, Trainer
+from regard.translation.training.progress import Lines
 from tests.translation.small import DEV, PAIRS, TOKENS, small_plan
 
 _SHARED = TOKENS.source

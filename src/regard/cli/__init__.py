@@ -16,7 +16,7 @@ Three rules keep it quick and clean:
         times: Annotated[int, typer.Option(min=1, help="How often.")] = 1,
     ) -> None:
         \"\"\"Say it louder.\"\"\"
-        from regard.models.words import counted
+        from regard.models.encoders.words import counted
         console().print(f"{plain(text).upper()}, {counted(times, 'time')}")
 """
 
@@ -36,10 +36,10 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from regard import __version__
+from regard._util.text import plain, shorten
 from regard.cli.helping import Command, Group
 from regard.cli.shared import BROKEN_PIPE, CURES, INTERRUPTED, OUT_OF_MEMORY, PACKAGES
 from regard.errors import ArgumentError, RegardError
-from regard.mechanism.text import plain, shorten
 
 _INTERRUPTED = "regard: interrupted."
 REFUSED = 2

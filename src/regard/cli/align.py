@@ -12,15 +12,15 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from regard._util.text import shorten
 from regard.cli.shared import check_input, check_model, check_output, load, written_whole
 from regard.errors import ArgumentError
-from regard.mechanism.text import shorten
 
 if TYPE_CHECKING:
-    from regard.translation.alignment import Alignment
-    from regard.translation.crossing import Choice
-    from regard.translation.links import Links
-    from regard.translation.quality import Gold
+    from regard.translation.alignment.aer import Gold
+    from regard.translation.alignment.alignment import Alignment
+    from regard.translation.alignment.cross_attention import Choice
+    from regard.translation.data.links import Links
     from regard.translation.translator import Translator
 
 Joining = Literal["intersection", "union", "grow-diag-final-and"]
@@ -155,8 +155,8 @@ def align(
     if output is not None:
         check_output(output)
     chosen = _chosen(layer, heads, shift)
-    from regard.translation.links import pharaoh
-    from regard.translation.quality import error_rate
+    from regard.translation.alignment.aer import error_rate
+    from regard.translation.data.links import pharaoh
 
     pairs: Iterable[Pair] = _pairs(source, target, text)
     true = None
@@ -248,8 +248,8 @@ def _chosen(layer: int | None, heads: str | None, shift: str | None) -> dict[str
 
 def _choice(translator: "Translator", chosen: dict[str, Any]) -> "Choice":
     """What is read: as it was asked for, with heads counted from 0."""
-    from regard.translation.crossing import chosen as name_of
-    from regard.translation.crossing import crossing
+    from regard.translation.alignment.cross_attention import chosen as name_of
+    from regard.translation.alignment.cross_attention import crossing
 
     heads = chosen.get("heads")
     choice = replace(translator.choice, **{**chosen, "heads": None} if heads else chosen)
@@ -267,14 +267,14 @@ def _choice(translator: "Translator", chosen: dict[str, Any]) -> "Choice":
 def _pairs(source: str, target: str | None, text: bool) -> Iterable[Pair]:
     if text and target is not None:
         return [(source, target)]
-    from regard.translation.formats import read_pairs
+    from regard.translation.data.formats import read_pairs
 
     return read_pairs(source, target)
 
 
 def _gold(path: Path, base: int | None, pairs: Sequence[Pair]) -> "list[Gold]":
     """The right links of all pairs, between words that are there."""
-    from regard.translation.quality import read_gold
+    from regard.translation.alignment.aer import read_gold
 
     gold = read_gold(path, base or 0)
     if base is None:
@@ -341,7 +341,7 @@ def _both(
     how: Joining | None,
 ) -> "list[Links]":
     """One set of links out of those of both directions."""
-    from regard.translation.links import symmetrize, turned
+    from regard.translation.data.links import symmetrize, turned
 
     read = backward.align([(target, source) for source, target in pairs])
     return [
@@ -354,7 +354,7 @@ def _write_weights(read: "Sequence[Alignment]", to: IO[str], draw: bool) -> None
     if draw:
         from rich.console import Console
 
-        from regard.view.terminal import draw_alignment
+        from regard.plot.terminal import draw_alignment
 
         screen = Console(file=to, highlight=False)
         for one in read:

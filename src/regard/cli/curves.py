@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from regard._util.text import plain
 from regard.cli.evaluate import check_picture, names_of
 from regard.cli.shared import console, padded
 from regard.errors import ArgumentError
-from regard.mechanism.text import plain
 
 if TYPE_CHECKING:
-    from regard.translation.logs import Row
+    from regard.translation.training.logs import Row
 
 LOG = "log.csv"
 
@@ -33,8 +33,8 @@ def curves(
     check_picture(output, "--output")
     files = [_log(folder) for folder in folders]
     names = names_of([file.parent if file.name == LOG else file for file in files])
-    from regard.translation.logs import read_log
-    from regard.view.curves import draw_curves
+    from regard.plot.curves import draw_curves
+    from regard.translation.training.logs import read_log
 
     logs = {name: read_log(file) for name, file in zip(names, files, strict=True)}
     draw_curves(logs, output)
@@ -55,7 +55,7 @@ def _log(folder: Path) -> Path:
 
 def _summary(rows: Sequence["Row"]) -> str:
     """How far it came, and when it was best."""
-    from regard.translation.logs import best_of
+    from regard.translation.training.logs import best_of
 
     last = rows[-1]
     parts = [f"{last.step:,} update{'' if last.step == 1 else 's'}{_time(' in', last)}"]

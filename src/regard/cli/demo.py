@@ -33,6 +33,6 @@ def demo(
     two_languages(languages)
     for folder in (output, output / model):
         check_folder(folder)
-    from regard.demo import show
+    from regard.cli.demo_steps import show
 
     show(model, languages, output, seed)

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
+from regard._util.files import SMALL, read_regular
+from regard._util.text import plain, shorten
 from regard.cli.evaluate import check_picture
 from regard.cli.shared import check_encoder, check_input, console, load, read
 from regard.errors import ArgumentError
-from regard.mechanism.files import SMALL, read_regular
-from regard.mechanism.text import plain, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
 
-    from regard.mechanism.masking import Mask
-    from regard.view.contents import Layer
+    from regard.inspection.layer_view import Layer
+    from regard.mechanism.mask_algebra import Mask
 
 Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "t5"]
 
@@ -204,8 +204,8 @@ def _check(kind: str, given: list[str]) -> None:
 
 
 def _draw_file(path: Path, head: int | None, output: Path, look: dict[str, Any]) -> str:
-    from regard.mechanism.weights import Weights
-    from regard.view.pictures import draw_weights
+    from regard.mechanism.weights.matrix import Weights
+    from regard.plot.heatmaps import draw_weights
 
     weights = Weights.load(path)
     if head is not None:
@@ -219,17 +219,17 @@ def _draw_file(path: Path, head: int | None, output: Path, look: dict[str, Any])
 def _draw_model(
     model: str, sentence: str, which: tuple[bool, int | None, int | None], output: Path, look: dict[str, Any]
 ) -> str:
-    from regard.view.exhibit import look_at_text, look_at_translations
-    from regard.view.pictures import draw_alignments
+    from regard.app.view_model import look_at_text, look_at_translations
+    from regard.plot.heatmaps import draw_alignments
 
     if not _is_translator(Path(model)):
-        from regard.models.pretrained import load_encoder
+        from regard.models.encoders.pretrained import load_encoder
 
         if which[0]:
             raise ArgumentError(f"--heads goes with translators; {model!r} draws every head by itself.")
         (found,) = look_at_text(load_encoder(model), [sentence]).inputs
         return _draw_layers(found.layers, found.texts, which[1:], output, look)
-    from regard.translation.crossing import crossing
+    from regard.translation.alignment.cross_attention import crossing
 
     translator = load(Path(model), device="cpu", aligning=which == (False, None, None))
     crossing(translator.model)  # refuses a model without attention, before the work
@@ -250,8 +250,8 @@ def _draw_layers(
     layers: "Sequence[Layer]", texts: Any, which: Any, output: Path, look: dict[str, Any]
 ) -> str:
     """Every layer and head, or those that were asked for."""
-    from regard.models.words import counted
-    from regard.view.pictures import draw_heads, draw_weights
+    from regard.models.encoders.words import counted
+    from regard.plot.heatmaps import draw_heads, draw_weights
 
     layer, head = which
     if layer is not None:
@@ -284,7 +284,7 @@ def _draw_mask(
     named = [_tokens(tokens[0], "--queries"), _tokens(tokens[1], "--keys")]
     if shape is not None and any(named):
         raise ArgumentError("--size and tokens both say how many there are; give one of the two.")
-    from regard.view.pictures import draw_mask
+    from regard.plot.heatmaps import draw_mask
 
     made = _mask(rules[0])
     for rule in rules[1:]:
@@ -328,8 +328,8 @@ def _draw_positions(kind: Positions, size: str | None, output: Path, look: dict[
     from torch import manual_seed
 
     from regard.mechanism.biases import T5, ALiBi
-    from regard.models.positions import Learned, Rotary, Sinusoidal
-    from regard.view.pictures import draw_positions
+    from regard.models.layers.positions import Learned, Rotary, Sinusoidal
+    from regard.plot.heatmaps import draw_positions
 
     manual_seed(0)
     made: dict[str, nn.Module] = {
@@ -376,7 +376,7 @@ def _checked(option: str, number: int, many: int) -> int:
 
 
 def _is_translator(folder: Path) -> bool:
-    from regard.translation.checkpoint import CONFIG, FORMAT
+    from regard.translation.training.checkpoint import CONFIG, FORMAT
 
     try:
         config = json.loads(read_regular(folder / CONFIG, SMALL))

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from regard._util.files import write_whole
+from regard._util.text import plain
 from regard.cli.shared import check_input, check_model, check_output, console, load, padded, two_languages
 from regard.cli.translate import check_sizes
 from regard.errors import ArgumentError
-from regard.mechanism.files import write_whole
-from regard.mechanism.text import plain
 
 if TYPE_CHECKING:
     from regard.translation.evaluation import Scores
@@ -133,7 +133,7 @@ def evaluate(
     _check_corpus(source, reference, languages)
     pairs = _pairs(source, reference, languages)
     sources, references = [one for one, _ in pairs], [one for _, one in pairs]
-    from regard.translation.formats import read_lines
+    from regard.translation.data.formats import read_lines
 
     ready = [list(read_lines(file)) for file in files]
     _check_lines(files, ready, len(references))
@@ -153,7 +153,7 @@ def evaluate(
     if output is not None:
         write_whole(output, "".join(f"{line}\n" for line in tried[0].translations).encode())
     if picture is not None:
-        from regard.view.curves import draw_by_length
+        from regard.plot.curves import draw_by_length
 
         draw_by_length({one.name: one.scores.by_length for one in tried}, picture)
     _show(tried, as_json)
@@ -197,11 +197,11 @@ def _is_own(source: str, reference: str | None) -> bool:
 
 def _pairs(source: str, reference: str | None, languages: str) -> Sequence[tuple[str, str]]:
     if _is_own(source, reference):
-        from regard.translation.dates import embedded
+        from regard.translation.data.builtin import embedded
 
         corpus = embedded(*two_languages(languages))
         return corpus.test if source == "embedded" else [*corpus.test, *corpus.longer]
-    from regard.translation.formats import read_pairs
+    from regard.translation.data.formats import read_pairs
 
     pairs = list(read_pairs(source, reference))
     if not pairs:
@@ -241,7 +241,7 @@ def _translate(
     from rich.console import Console
     from rich.text import Text
 
-    from regard.translation.search import Beam
+    from regard.translation.decoding.search import Beam
 
     about = f"{plain(name)} translates {len(sources):,} sentences …"
     with Console(stderr=True).status(Text(about)):

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from regard import __version__
+from regard._util.text import plain
 from regard.cli.shared import INTERRUPTED, check_encoder, console
 from regard.errors import ArgumentError
-from regard.mechanism.text import plain
 
 if TYPE_CHECKING:
-    from regard.view.server.collection import Collection
+    from regard.app.server.registry import Collection
 
 _DEMO = Path("demo") / "transformer"
 _ABOUT = "dates, times and numbers in words only"
 # the page comes first, where there are few cores
 _TRAIN = """
 import os, pathlib, sys
-import regard.demo
+import regard.cli.demo_steps
 from regard.errors import RegardError
 if hasattr(os, "nice"):
     os.nice(10)
 try:
-    regard.demo.trained(pathlib.Path(sys.argv[1]))
+    regard.cli.demo_steps.trained(pathlib.Path(sys.argv[1]))
 except RegardError as error:
     sys.exit(f"regard: the demo's translator could not be trained: {error}")
 """
@@ -96,7 +96,7 @@ def look(
     for folder in recordings:
         if not os.path.isdir(folder):
             raise ArgumentError(f"--recording is {folder!r}, no folder; name one that Seen.save wrote.")
-    from regard.view.server.serving import listen
+    from regard.app.server.run import listen
 
     listening = listen(
         "127.0.0.1" if host == "localhost" else host, port
@@ -105,8 +105,8 @@ def look(
     house = None
     try:
         collection = _load(folders, recordings, demo)
-        from regard.view.server.house import House
-        from regard.view.server.serving import serve
+        from regard.app.server.run import serve
+        from regard.app.server.state import House
 
         room = "#heads" if recordings else ""
         address = _address(host, listening.getsockname()[1]) + room
@@ -148,8 +148,8 @@ class _Demo:
     """The model of `regard demo`, which a process of its own trains if it is not there yet."""
 
     def __init__(self) -> None:
-        from regard.demo import LANGUAGES, is_trained, trained
-        from regard.translation.checkpoint import is_training
+        from regard.cli.demo_steps import LANGUAGES, is_trained, trained
+        from regard.translation.training.checkpoint import is_training
 
         self._process: subprocess.Popen[bytes] | None = None
         there = is_trained(_DEMO)
@@ -171,7 +171,7 @@ class _Demo:
 
     def is_ready(self) -> bool | None:
         """Whether the model is trained to the end; None if it will not be."""
-        from regard.demo import is_trained
+        from regard.cli.demo_steps import is_trained
 
         if self._process is None:
             return not self._needed and is_trained(_DEMO)
@@ -190,7 +190,7 @@ class _Demo:
 
 
 def _load(folders: list[str] | None, recordings: list[str], demo: "_Demo | None") -> "Collection":
-    from regard.view.server.collection import Collection
+    from regard.app.server.registry import Collection
 
     given = folders or []
     if demo is not None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from regard._util.text import plain
 from regard.errors import ArgumentError
-from regard.mechanism.text import plain
 
 if TYPE_CHECKING:
-    from regard.translation.plan import Plan
+    from regard.translation.config import Plan
 
 PRESET = "small"  # unless one is asked for
 _ENDS = ("training.epochs", "training.updates")
@@ -51,8 +51,8 @@ def begun_plan(output: Path, asked: Asked) -> "Plan | None":
 
     Other options that say otherwise would have no effect, and are refused. None if nothing was begun yet.
     """
-    from regard.translation.checkpoint import CONFIG, read_config
-    from regard.translation.preparation import is_prepared
+    from regard.translation.training.checkpoint import CONFIG, read_config
+    from regard.translation.training.preparation import is_prepared
 
     if not (output / CONFIG).exists() or not is_prepared(output):  # nothing was begun yet
         return None
@@ -66,7 +66,7 @@ def begun_plan(output: Path, asked: Asked) -> "Plan | None":
 
 def _checked_plan(output: Path, settings: dict[str, Any], asked: Asked) -> "Plan":
     """By the settings that single options and a file say, each on its own."""
-    from regard.translation.plan import Plan
+    from regard.translation.config import Plan
 
     begun = Plan.of(settings)
     ends = [one for one in asked.single if one.partition("=")[0].strip() in _ENDS]

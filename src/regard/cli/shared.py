@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from regard._util.files import readable, writing
+from regard._util.text import plain
 from regard.errors import ArgumentError, RegardError
-from regard.mechanism.files import readable, writing
-from regard.mechanism.text import plain
 
 if TYPE_CHECKING:
     import torch
@@ -176,7 +176,7 @@ def load(
     """
     import torch
 
-    from regard.translation.crossing import attends
+    from regard.translation.alignment.cross_attention import attends
     from regard.translation.translator import load_translator
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -188,7 +188,7 @@ def load(
 
 def _choose(translator: "Translator", folder: Path, quiet: bool) -> None:
     """What the training would have chosen at its end, if its data are there and whole."""
-    from regard.translation.training import choice_of
+    from regard.translation.training.train import choice_of
 
     try:
         found = choice_of(folder)

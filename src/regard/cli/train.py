@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from regard._util.files import check_regular
+from regard._util.text import plain, shorten
 from regard.cli.helping import Command as Plain
 from regard.cli.resuming import PRESET, Asked, begun_plan
 from regard.cli.shared import (
@@ -24,13 +26,11 @@ from regard.cli.shared import (
     two_languages,
 )
 from regard.errors import ArgumentError
-from regard.mechanism.files import check_regular
-from regard.mechanism.text import plain, shorten
 
 if TYPE_CHECKING:
-    from regard.translation.corpus import Pair
-    from regard.translation.plan import Plan
-    from regard.translation.trainer import Outcome
+    from regard.translation.config import Plan
+    from regard.translation.data.pairs import Pair
+    from regard.translation.training.loop import Outcome
 
 _HOW = "Model and size"
 _DATA = "Data"
@@ -243,7 +243,7 @@ def train(
     asked = Asked(preset, model, config, single, source, target, judged_by, swap, languages)
     plan = _plan(asked)
     if settings:
-        from regard.translation.settings import toml
+        from regard.translation.setting_descriptions import toml
 
         print(toml(plan))
         return
@@ -259,7 +259,7 @@ def train(
         with suppress(OSError):  # the terminal may be closed
             console().print(f"Go on with: {_going_on(output)}")
         raise SystemExit(status)
-    from regard.translation.preparation import dev_sentence
+    from regard.translation.training.preparation import dev_sentence
 
     sentence = shlex.quote(plain(dev_sentence(output)))
     console().print(f"Now try: regard translate --model {_quoted(output)} {sentence}")
@@ -326,7 +326,7 @@ def _check_two(source: str, target: str) -> None:
 
 def _plan(asked: Asked) -> "Plan":
     """Preset, then a file, then single settings."""
-    from regard.translation.plan import Plan
+    from regard.translation.config import Plan
 
     plan = Plan.preset(asked.preset or PRESET, asked.model or "transformer")  # type: ignore[arg-type]
     if asked.config is not None:
@@ -338,11 +338,11 @@ def _plan(asked: Asked) -> "Plan":
 
 def _run(output: Path, plan: "Plan", asked: Asked, *, form: Any, resume: bool, shard: bool) -> "Outcome":
     """Train; how it ended."""
-    from regard.models.allocation import keep_memory, return_memory
-    from regard.translation.distributed import join_world
-    from regard.translation.formats import read_pairs
-    from regard.translation.progress import display
-    from regard.translation.training import train
+    from regard.models.layers.allocation import keep_memory, return_memory
+    from regard.translation.data.formats import read_pairs
+    from regard.translation.training.distributed import join_world
+    from regard.translation.training.progress import display
+    from regard.translation.training.train import train
 
     pairs, held = _corpus(asked, form)
     if asked.dev is not None:
@@ -371,26 +371,26 @@ def _corpus(asked: Asked, form: Any) -> "tuple[Iterable[Pair] | None, Iterable[P
         return None, None
     if source in _OWN and target is None and not Path(source).exists():
         return _embedded(asked.languages) if source == "embedded" else (_bible(), None)
-    from regard.translation.formats import read_pairs
+    from regard.translation.data.formats import read_pairs
 
     return read_pairs(source, target, form=form), None
 
 
 def _embedded(languages: str) -> "tuple[Iterable[Pair], Iterable[Pair]]":
-    from regard.translation.dates import embedded
+    from regard.translation.data.builtin import embedded
 
     corpus = embedded(*two_languages(languages))
     return corpus.train, corpus.dev
 
 
 def _bible() -> "Iterable[Pair]":
-    from regard.translation.bible import bible
+    from regard.translation.data.bible import bible
 
     return [verse.pair for verse in bible()]
 
 
 def _swapped(pairs: "Iterable[Pair] | None") -> "Iterable[Pair] | None":
-    from regard.translation.corpus import Pair
+    from regard.translation.data.pairs import Pair
 
     return None if pairs is None else (Pair(target, source) for source, target in pairs)
 

@@ -11,13 +11,13 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from regard._util.text import plain
 from regard.cli.shared import check_input, check_model, check_most, check_output, load, written_whole
 from regard.errors import ArgumentError
-from regard.mechanism.text import plain
 
 if TYPE_CHECKING:
-    from regard.translation.distributed import World
-    from regard.translation.search import How
+    from regard.translation.decoding.search import How
+    from regard.translation.training.distributed import World
     from regard.translation.translator import Translation, Translator
 
 BEAM = 5
@@ -182,7 +182,7 @@ def translate(
     check_most("--n-best", n_best, MOST)
     show = Show(n_best > 1, scores, alignment, as_json)
     how = _how(beam, n_best, sample, {"temperature": temperature, "top_p": top_p, "seed": seed})
-    from regard.translation.distributed import join_world
+    from regard.translation.training.distributed import join_world
 
     with join_world() as world:
         translator = load(model, device=world.device, aligning=alignment, quiet=world.rank > 0)
@@ -221,7 +221,7 @@ def _shown(output: Path | None) -> Iterator[Callable[[str], None]]:
 def _share_out(work: "Work", model: Path, file: Path, output: Path, world: "World") -> None:
     """The part of this process; the first one puts all together."""
     from regard.cli.sharing import Shards, digest
-    from regard.translation.checkpoint import MODEL
+    from regard.translation.training.checkpoint import MODEL
 
     key = digest(file, model / MODEL, work.options, work.show)
     shards = Shards.of(output, key, sum(1 for _ in _lines(file)), world.size)
@@ -312,7 +312,7 @@ def _how(beam: int | None, n_best: int, sample: bool, drawing: dict[str, Any]) -
         raise ArgumentError(
             f"--n-best is {n_best} and --beam {beam}; no more come out than are followed: --beam {n_best}."
         )
-    from regard.translation.search import Beam, Sample
+    from regard.translation.decoding.search import Beam, Sample
 
     if sample:
         return Sample(best=n_best, **given)
@@ -333,13 +333,13 @@ def _check_drawing(temperature: float | None, top_p: float | None, seed: int | N
 
 
 def _lines(file: Path) -> Iterator[str]:
-    from regard.translation.formats import read_lines
+    from regard.translation.data.formats import read_lines
 
     return read_lines(file)
 
 
 def _stdin() -> Iterator[str]:
-    from regard.translation.arriving import standard_input
+    from regard.translation.streaming import standard_input
 
     if sys.stdin.isatty():
         print("regard: type a sentence and Enter; Ctrl-D ends.", file=sys.stderr)

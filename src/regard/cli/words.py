@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from regard._util.files import write_whole
+from regard._util.text import plain
 from regard.cli.shared import check_encoder, check_output, console, padded, read
 from regard.errors import ArgumentError
-from regard.mechanism.files import write_whole
-from regard.mechanism.text import plain
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regard.models.encoders import Embedded
-    from regard.models.pretrained import PretrainedEncoder
+    from regard.models.encoders.base import Embedded
+    from regard.models.encoders.pretrained import PretrainedEncoder
 
 BAR = 20  # characters
 NUMBERS = 6  # of each vector that are shown
@@ -71,7 +71,7 @@ def embed(
         raise ArgumentError(
             f"--layer is {layer} and this model has layers 0 to {encoder.layers - 1}; −1 is the last."
         )
-    from regard.models.words import counted
+    from regard.models.encoders.words import counted
 
     embedded = encoder.embed(given)
     if output is not None:
@@ -103,7 +103,7 @@ def compare(
         raise ArgumentError(f"compare got {len(word)} words; give one for both sentences, or one for each.")
     for sentence, one in zip((first, second), (word[0], word[-1]), strict=True):
         _check_word(sentence, one)
-    from regard.models.words import bar
+    from regard.models.encoders.words import bar
 
     encoder = _load(model)
     found = encoder.compare(first, second, word=(word[0], word[-1]))
@@ -147,7 +147,7 @@ def attended(
         )
     check_encoder(model)
     _check_word(sentence, given[0])
-    from regard.models.words import bar
+    from regard.models.encoders.words import bar
 
     found = _load(model).attended(sentence, given[0], layer=layer, head=head)
     names = padded([plain(one.word) for one in found])
@@ -158,7 +158,7 @@ def attended(
 
 def _check_word(sentence: str, word: str) -> None:
     """Before a model is loaded, which takes seconds."""
-    from regard.models.words import checked, find, split
+    from regard.models.encoders.words import checked, find, split
 
     (given,) = checked([sentence])
     find(word, [one.text for one in split(given)], given)
@@ -175,7 +175,7 @@ def _check_output(path: Path) -> None:
 
 
 def _load(model: str) -> "PretrainedEncoder":
-    from regard.models.pretrained import load_encoder
+    from regard.models.encoders.pretrained import load_encoder
 
     return load_encoder(model)
 

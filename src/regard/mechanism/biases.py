@@ -9,8 +9,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from regard._util.checks import count
 from regard.errors import DTypeError, ShapeError
-from regard.mechanism.checks import count
 
 
 class RelativeBias(nn.Module):

@@ -7,7 +7,7 @@ and backward, and always comes out the same.
 import torch
 from torch import Tensor
 
-from regard.mechanism.problem import Problem
+from regard.mechanism.call.problem import Problem
 
 _BITS = 0xFFFFFFFF
 

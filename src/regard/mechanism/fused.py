@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DTypeError
+from regard.mechanism.call.problem import Problem, kind
 from regard.mechanism.normalizers import (
     Entmax,
     Entmax15,
@@ -26,7 +27,6 @@ from regard.mechanism.normalizers import (
     Softmax1,
     Sparsemax,
 )
-from regard.mechanism.problem import Problem, kind
 from regard.mechanism.tiled import empty, heads_inside
 
 # As in kernels/problem.h and kernels/module.cpp.

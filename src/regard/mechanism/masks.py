@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from regard._util.checks import count, ordinary
 from regard.errors import ArgumentError, DeviceError, DTypeError, MaskError
-from regard.mechanism import validation
-from regard.mechanism.checks import count, ordinary
-from regard.mechanism.concrete import concrete
-from regard.mechanism.masking import BUILT_IN, CHECKED, Mask, Scene, Term, broadcasts
+from regard.mechanism.call import validation
+from regard.mechanism.mask_algebra import BUILT_IN, CHECKED, Mask, Scene, Term, broadcasts
+from regard.mechanism.torch_state import concrete
 
 Align = Literal["end", "start"]
 _COMPARED = 4096  # lengths up to which masks are compared by value

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from regard._util.checks import count, number
 from regard.errors import ArgumentError, DTypeError
-from regard.mechanism.checks import count, number
-from regard.mechanism.concrete import concrete
+from regard.mechanism.torch_state import concrete
 
 
 class Normalizer:

@@ -14,19 +14,20 @@ from typing import Never, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
+from regard._util.checks import ordinary
+from regard._util.files import readable
 from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
-from regard.mechanism import derivatives, fused, reference, short, spelling
-from regard.mechanism.checks import ordinary
-from regard.mechanism.concrete import forward_mode, subclassed
-from regard.mechanism.files import readable
-from regard.mechanism.layout import Layout
-from regard.mechanism.masking import Mask
+from regard.mechanism import autograd, fast_path, fused, reference
+from regard.mechanism.call import keyword_hints
+from regard.mechanism.call.arguments import Bias, Call, check_score, prepare
+from regard.mechanism.call.layout import Layout
+from regard.mechanism.call.problem import Problem
+from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax, spell
 from regard.mechanism.precision import autocast_off, autocasts
-from regard.mechanism.prepare import Bias, Call, check_score, prepare
-from regard.mechanism.problem import Problem
 from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
-from regard.mechanism.weights import Weights
+from regard.mechanism.torch_state import forward_mode, subclassed
+from regard.mechanism.weights.matrix import Weights
 
 IMPLEMENTATIONS = ("reference", "tiled", "fused")
 _FROM_ENVIRONMENT = os.environ.get("REGARD_IMPLEMENTATION") or None
@@ -72,10 +73,10 @@ def attention(
     torch.Size([2, 8, 5, 3])
     """
     if positional or unknown:
-        spelling.refuse("attention", positional, unknown)
+        keyword_hints.refuse("attention", positional, unknown)
     call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
     if implementation is None and _FROM_ENVIRONMENT in (None, "fused"):
-        found = short.attention(query, key, value, call, weighed=False)
+        found = fast_path.attention(query, key, value, call, weighed=False)
         if found is not None:
             return found[0]
     return _run(query, key, value, call, implementation)[0]
@@ -109,10 +110,10 @@ def attend(
     True
     """
     if positional or unknown:
-        spelling.refuse("attend", positional, unknown)
+        keyword_hints.refuse("attend", positional, unknown)
     call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
     if implementation is None and _FROM_ENVIRONMENT in (None, "fused"):
-        found = short.attention(query, key, value, call, weighed=True)
+        found = fast_path.attention(query, key, value, call, weighed=True)
         if found is not None:
             output, tau = found
             build = partial(_problem, query, key, call, torch.is_grad_enabled())
@@ -185,7 +186,7 @@ def explain(
     """
     unknown = {name: None for name in options if name not in Options.__annotations__}
     if positional or unknown:
-        spelling.refuse("explain", positional, unknown)
+        keyword_hints.refuse("explain", positional, unknown)
     _check_inputs(query, key, value)
     layout = Layout.of(query, key, value)
     normalize = _normalizer(options.get("normalize", Softmax()))
@@ -260,7 +261,7 @@ def _run(
             fitted = False
         else:
             problem = problem.with_rules(fused=chosen == "fused")
-            output, tau, fitted = derivatives.run(problem)
+            output, tau, fitted = autograd.run(problem)
         return layout.merge(output).to(query.dtype), problem, tau.detach(), fitted
 
 
@@ -297,7 +298,7 @@ def _normalizer(normalize: Normalizer | Sink) -> Normalizer:
     name = f"{type(normalize).__module__}.{type(normalize).__qualname__}"
     raise DTypeError(
         f"normalize is {normalize!r} of type {name}, which is no normalizer; "
-        f"pass one of regard's, normalize={spelling.normalizer(normalize)}, or derive from Normalizer."
+        f"pass one of regard's, normalize={keyword_hints.normalizer(normalize)}, or derive from Normalizer."
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from regard.mechanism.concrete import batched, forward_mode, traced
+from regard.mechanism.torch_state import batched, forward_mode, traced
 
 
 class _OnDevice(Protocol):

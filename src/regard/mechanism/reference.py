@@ -18,10 +18,10 @@ import math
 import torch
 from torch import Tensor
 
-from regard.mechanism.concrete import concrete, forward_mode
+from regard.mechanism.call.problem import Problem
 from regard.mechanism.dropout import keep
 from regard.mechanism.precision import matmul
-from regard.mechanism.problem import Problem
+from regard.mechanism.torch_state import concrete, forward_mode
 
 
 def attention(problem: Problem) -> tuple[Tensor, Tensor]:

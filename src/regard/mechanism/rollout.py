@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, ShapeError
-from regard.mechanism.weights import Weights
+from regard.mechanism.weights.matrix import Weights
 
 
 def rollout(

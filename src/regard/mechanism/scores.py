@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard._util.checks import count, number
 from regard.errors import ShapeError
-from regard.mechanism.checks import count, number
-from regard.mechanism.concrete import concrete
+from regard.mechanism.torch_state import concrete
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 

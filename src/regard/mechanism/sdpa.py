@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import handle_torch_function, has_torch_function
 
+from regard._util.checks import same_device
 from regard.errors import ArgumentError, ShapeError
-from regard.mechanism.checks import same_device
-from regard.mechanism.concrete import private
-from regard.mechanism.layout import broadcasts
-from regard.mechanism.masking import Mask
+from regard.mechanism.call.layout import broadcasts
+from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Causal
 from regard.mechanism.operator import attention
 from regard.mechanism.scores import ScaledDot
+from regard.mechanism.torch_state import private
 
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias

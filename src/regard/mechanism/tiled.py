@@ -12,9 +12,9 @@ from torch import Tensor
 
 from regard.mechanism import reference
 from regard.mechanism.biases import gather_diagonals
-from regard.mechanism.concrete import FakeTensor
+from regard.mechanism.call.problem import Problem, kind, tiles
 from regard.mechanism.dropout import keep
-from regard.mechanism.problem import Problem, kind, tiles
+from regard.mechanism.torch_state import FakeTensor
 
 # Scores per tile. 1 MiB to 16 MiB of them were equally fast on two cores with 2 MiB of L2 cache each.
 TILE = 2**20

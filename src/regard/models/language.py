@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard._util.checks import count, number, of_kind
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.mechanism.checks import count, number, of_kind
-from regard.mechanism.concrete import concrete
-from regard.mechanism.masking import Mask
-from regard.models.blocks import Recipe
-from regard.models.dropout import evaluating
-from regard.models.embedding import Embedding, outside
+from regard.mechanism.mask_algebra import Mask
+from regard.mechanism.torch_state import concrete
+from regard.models.layers.blocks import Recipe
+from regard.models.layers.dropout import evaluating
+from regard.models.layers.embedding import Embedding, outside
+from regard.models.layers.stack import Caches, Stack
 from regard.models.loss import IGNORE, vocabulary_loss
 from regard.models.packed import Laid, Packed, as_packed, check_batch, real
-from regard.models.stack import Caches, Stack
 
 
 class LanguageModel(nn.Module):

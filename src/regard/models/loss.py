@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard._util.checks import count, number
 from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
-from regard.mechanism.checks import count, number
 
 IGNORE = -100  # the label of what is not to be foretold; torch's own
 # Of the logits held at once: enough rows for fast products, few enough to stay in the cache.

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.mechanism.concrete import concrete
-from regard.mechanism.masking import Mask
+from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Causal, Documents, Padding, Rule
+from regard.mechanism.torch_state import concrete
 
 
 @dataclass(frozen=True, eq=False)  # tensors do not compare to one truth

@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from regard.mechanism.files import check_loadable
+from regard._util.files import check_loadable
 
 _REAL = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # that models compute in
 

@@ -13,14 +13,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from regard._util.checks import count, number, of_kind
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.mechanism.checks import count, number, of_kind
-from regard.mechanism.concrete import concrete
 from regard.mechanism.masks import Padding
 from regard.mechanism.scores import Additive, Dot, General, Score
-from regard.models.embedding import Embedding
+from regard.mechanism.torch_state import concrete
+from regard.models.layers.embedding import Embedding
 from regard.models.packed import Packed, check_batch, real, reorder, reversed_places
-from regard.models.recurrent_parts import (
+from regard.models.recurrent_cells import (
     BahdanauDecoder,
     LuongDecoder,
     PlainDecoder,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard._util.checks import count
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.mechanism.checks import count
-from regard.mechanism.concrete import concrete
-from regard.models.dropout import evaluating
+from regard.mechanism.torch_state import concrete
+from regard.models.layers.dropout import evaluating
 from regard.models.loss import IGNORE, vocabulary_loss
 from regard.models.packed import Packed, check_batch, real
 

@@ -7,16 +7,16 @@ It takes sentences packed one after the other (`Packed`), without a single padde
 import torch
 from torch import Tensor, nn
 
+from regard._util.checks import of_kind
 from regard.errors import ShapeError
-from regard.mechanism.checks import of_kind
-from regard.mechanism.masking import Mask
+from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Documents, Padding
-from regard.models.blocks import Recipe
-from regard.models.embedding import Embedding
-from regard.models.memory import Cache, Memory, Readers
+from regard.models.layers.blocks import Recipe
+from regard.models.layers.embedding import Embedding
+from regard.models.layers.kv_cache import Cache, Memory, Readers
+from regard.models.layers.stack import Stack
 from regard.models.packed import Laid, Packed, all_lengths, as_packed, as_padded, check_batch
 from regard.models.seq2seq import Seq2Seq, State, checked_state, two_vocabularies
-from regard.models.stack import Stack
 
 
 class TransformerState(State):

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from regard._util.checks import count
 from regard.errors import ArgumentError, DTypeError
-from regard.mechanism.checks import count
-from regard.models.words import is_word, split
+from regard.models.encoders.words import is_word, split
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+from regard._util.checks import count, number
+from regard._util.files import read_regular, write_whole
 from regard.errors import ArgumentError
-from regard.mechanism.checks import count, number
-from regard.mechanism.files import read_regular, write_whole
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor

@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard._util.checks import count, of_kind
+from regard._util.text import shorten
 from regard.errors import DTypeError
-from regard.mechanism.checks import count, of_kind
-from regard.mechanism.text import shorten
+from regard.models.encoders.words import checked
 from regard.models.seq2seq import Seq2Seq
-from regard.models.words import checked
-from regard.translation.alignment import Alignment, align, check_size, merge
-from regard.translation.arriving import in_groups
-from regard.translation.batches import by_length
-from regard.translation.checkpoint import load_model
-from regard.translation.copying import Placed, left_out, letters, place
-from regard.translation.crossing import Choice, attends, cross_weights, crossing
-from regard.translation.lines import Line, Part, longest_translation
-from regard.translation.search import Beam, How, Hypothesis, search
+from regard.translation.alignment.alignment import Alignment, align, check_size, merge
+from regard.translation.alignment.cross_attention import Choice, attends, cross_weights, crossing
+from regard.translation.data.batches import by_length
+from regard.translation.decoding.search import Beam, How, Hypothesis, search
+from regard.translation.sentence_splitter import Line, Part, longest_translation
+from regard.translation.streaming import in_groups
 from regard.translation.tokens import UNKNOWN, Cut, TwoSides
+from regard.translation.training.checkpoint import load_model
+from regard.translation.unknown_words import Placed, left_out, letters, place
 
 LONGEST = 256  # pieces of a line that are translated at once, if the model's settings do not say
 _GROUP = 8  # batches that are sorted by length together when lines arrive

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.cli import main
-from regard.translation.plan import Plan
+from regard.translation.config import Plan
 from tests.fuzz.case import Case, Failure, deadline
 
 NAMES = [f"{section}.{name}" for section, names in Plan.preset("tiny").settings().items() for name in names]

@@ -14,11 +14,11 @@ from urllib.parse import quote, unquote
 
 import torch
 
+from regard.app.server.app import make_app
+from regard.app.server.openapi import document
+from regard.app.server.registry import Collection
+from regard.app.server.state import House
 from regard.models import BertEncoder, StaticEncoder, Vocabulary
-from regard.view.server.app import make_app
-from regard.view.server.collection import Collection
-from regard.view.server.house import House
-from regard.view.server.openapi import document
 from tests.fuzz.case import Case, Failure, deadline
 from tests.translation.folders import write
 

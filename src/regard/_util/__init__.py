@@ -1,0 +1,1 @@
+"""Helpers without attention in them: argument checks, files, text, lazy imports."""

@@ -1,0 +1,68 @@
+"""Packages whose public names are listed once, in their stub, and imported on first use.
+
+torch takes a second to import, matplotlib another half: `regard --help` needs neither.
+"""
+
+import ast
+import sys
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return the `__getattr__`, `__dir__` and `__all__` of a package from the `__init__.pyi` beside `file`.
+
+    Submodules are attributes too, imported on first use.
+
+    >>> import regard
+    >>> "attend" in dir(regard), regard.mechanism.masks.__name__
+    (True, 'regard.mechanism.masks')
+    """
+    folder = Path(file).parent
+    homes = _read_stub(folder / "__init__.pyi")
+    submodules = sorted(
+        path.stem
+        for path in folder.iterdir()
+        if not path.name.startswith(("_", ".")) and (path.suffix == ".py" or (path / "__init__.py").exists())
+    )
+
+    def load(name: str) -> Any:
+        home = homes.get(name, package)
+        if home == package:
+            return import_module(f"{package}.{name}")
+        module = import_module(home)
+        return getattr(module, name) if name in vars(module) else import_module(f"{home}.{name}")
+
+    def __getattr__(name: str) -> Any:
+        if name not in homes and name not in submodules:
+            raise _unknown(package, name, [*homes, *submodules])
+        value = load(name)
+        setattr(sys.modules[package], name, value)  # the next access does not come here
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes, *submodules})
+
+    return __getattr__, __dir__, sorted(homes)
+
+
+def _read_stub(stub: Path) -> dict[str, str]:
+    """Map each public name to the module that defines it."""
+    if not stub.exists():
+        return {}
+    return {
+        alias.name: node.module or ""
+        for node in ast.parse(stub.read_text("utf-8")).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def _unknown(package: str, name: str, names: list[str]) -> AttributeError:
+    similar = [] if name.startswith("_") else get_close_matches(name, names, n=1)
+    hint = f"; did you mean {similar[0]!r}?" if similar else ""
+    # `name` without `obj` keeps the interpreter from adding the same suggestion
+    return AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name)

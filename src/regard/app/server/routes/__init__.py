@@ -1,0 +1,1 @@
+"""What the endpoints answer, one module per page."""

@@ -1,0 +1,5 @@
+"""Look into models and change them: recordings, head statistics, interventions, Hugging Face."""
+
+from regard._util.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

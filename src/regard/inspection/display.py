@@ -1,0 +1,22 @@
+"""Show recordings: with `mechanism/weights/display.py` the only module that calls upward, into `app`."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regard.inspection.watch import Seen
+
+
+def show(seen: "Seen", title: str) -> Any:
+    """Open the interactive view: a widget in a notebook, a page in the browser elsewhere."""
+    from regard.app.standalone import show
+
+    return show(seen, title=title)
+
+
+def to_html(seen: "Seen", path: str | os.PathLike[str], title: str) -> Path:
+    """Write the interactive view as one file."""
+    from regard.app.standalone import write_page
+
+    return write_page(path, seen, title=title)

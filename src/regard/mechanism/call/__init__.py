@@ -1,0 +1,5 @@
+"""From the arguments of a call to a `Problem`: read, checked and brought into one layout."""
+
+from regard._util.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

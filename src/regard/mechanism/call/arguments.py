@@ -1,0 +1,213 @@
+"""From the arguments of a call to a `Problem`: everything checked, and laid out alike."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard._util.checks import number, ordinary, same_device
+from regard.errors import DTypeError, ShapeError
+from regard.mechanism import reference
+from regard.mechanism.biases import RelativeBias
+from regard.mechanism.call import validation
+from regard.mechanism.call.layout import Layout, broadcasts
+from regard.mechanism.call.problem import Problem, Rules, Tile
+from regard.mechanism.dropout import draw_seed
+from regard.mechanism.mask_algebra import Mask, Scene, as_mask, terms_of
+from regard.mechanism.normalizers import Normalizer, Softmax1, spell
+from regard.mechanism.scores import (
+    Additive,
+    Concat,
+    Cosine,
+    Dot,
+    Gaussian,
+    General,
+    Prepared,
+    ScaledDot,
+    Score,
+    ScoreFunction,
+)
+from regard.mechanism.torch_state import concrete
+
+# Scores whose `prepare` needs no check: exact types, so that a subclass is checked.
+_BUILT_IN = {Dot, ScaledDot, Cosine, Gaussian, General, Additive, Concat}
+
+Bias = Tensor | RelativeBias | list[Tensor | RelativeBias] | tuple[Tensor | RelativeBias, ...]
+
+
+class Call(NamedTuple):
+    """What a call asks for, beside its three tensors."""
+
+    score: Score | ScoreFunction
+    mask: Mask | Tensor | None
+    bias: Bias | None
+    normalize: Normalizer
+    dropout: float
+    generator: torch.Generator | None
+
+
+def prepare(query: Tensor, key: Tensor, value: Tensor, layout: Layout, call: Call) -> Problem:
+    """The problem that a call stands for."""
+    normalize, dropout = call.normalize, call.dropout
+    _check_dropout(dropout, call.generator)
+    scene = Scene(layout.lead, query.shape[-2], key.shape[-2], query.device)
+    precise = torch.float64 if query.dtype is torch.float64 else torch.float32
+    prepared, function_scores = _score(call.score, query, key, layout, precise)
+    tensors = {
+        "query": prepared.query,
+        "key": prepared.key,
+        "value": layout.per_key(value.to(precise)),
+    }
+    if prepared.vector is not None:
+        tensors["vector"] = layout.per_query(prepared.vector[None])
+
+    biases = [*prepared.biases, *function_scores]
+    for part in _parts(call.bias):
+        if isinstance(part, RelativeBias):
+            lines = sum(name.startswith("line") for name in tensors)
+            tensors[f"line{lines}"] = _line(part, layout, scene, precise)
+        else:
+            biases.append(layout.per_query(_dense(part, scene, precise)))
+    tensors.update({f"bias{i}": term for i, term in enumerate(biases)})
+
+    terms = () if call.mask is None else terms_of(as_mask(call.mask), scene)
+    for i, term in enumerate(terms):
+        for name, tensor in term._asdict().items():
+            if tensor is not None:
+                tensors[f"{name}{i}"] = layout.per_query(tensor)
+
+    sink = normalize.sink()
+    if sink is not None:
+        tensors["sink"] = _sink(normalize, sink, layout, scene, precise)
+        normalize = Softmax1() if type(normalize) is Softmax1 else normalize  # its score is kept once
+    if dropout or any(name.startswith("line") for name in tensors):
+        tensors["row"] = layout.per_query(torch.arange(scene.queries, device=scene.device)[:, None])
+    if dropout:
+        heads = torch.arange(math.prod((*layout.batch, layout.heads)), device=scene.device)
+        tensors["head"] = layout.per_query(heads.reshape(*layout.batch, layout.heads, 1, 1))
+        tensors["seed"] = layout.per_head(draw_seed(scene.device, call.generator))
+    name = getattr(call.score, "__name__", type(call.score).__name__)
+    rules = Rules(
+        normalize,
+        prepared.family,
+        prepared.scale,
+        prepared.softcap,
+        dropout,
+        len(terms),
+        scene.queries,
+        score=name,
+    )
+    problem = Problem(rules, tensors)
+    if spell(normalize) is None:
+        _try_normalizer(problem)
+    return problem
+
+
+def _try_normalizer(problem: Problem) -> None:
+    """Check what a custom normalizer returns, on the last rows: the first of a causal mask sees one key."""
+    if not concrete(*problem.tensors.values()) or 0 in (*problem.lead(), problem.queries, problem.keys):
+        return
+    lead = tuple(slice(0, min(size, 2)) for size in problem.lead()[:-1])
+    rows = slice(max(problem.queries - 2, 0), problem.queries)
+    part = problem.without("value").part(Tile(lead, rows, slice(0, problem.keys)))
+    with torch.no_grad():
+        scores = reference.scores(part)
+        validation.normalizer(problem.rules.normalize, scores)
+        sums = reference.weigh(part, scores, reference.tau(part, scores)).sum(-1)
+    if "sink" not in problem.tensors:
+        validation.row_sums(problem.rules.normalize, sums, (scores != -math.inf).any(-1))
+
+
+def _score(
+    score: Score | ScoreFunction, query: Tensor, key: Tensor, layout: Layout, precise: torch.dtype
+) -> tuple[Prepared, list[Tensor]]:
+    """The prepared score; and the scores themselves where they come from a function."""
+    check_score(score)
+    if isinstance(score, nn.Module):
+        same_device("the score", score, query.device)
+    if isinstance(score, Score):
+        per_query, per_key = layout.per_query(query.to(precise)), layout.per_key(key.to(precise))
+        prepared = score.prepare(per_query, per_key)
+        if type(score) in _BUILT_IN and "prepare" not in vars(score):  # a module's own can be replaced
+            return prepared, []
+        lead = (*layout.batch, layout.groups, layout.per_group)
+        return validation.prepared(score, prepared, per_query, per_key, lead), []
+    grouped = layout.per_group > 1 and key.dim() > 2 and key.shape[-3] > 1
+    every = key.repeat_interleave(layout.per_group, -3) if grouped else key
+    whole = (*layout.lead, query.shape[-2], key.shape[-2])
+    scores = validation.function_scores(score(query, every), query, every, whole)
+    # what is left to match is empty: the scores stand beside it as a bias
+    nothing = Prepared(layout.per_query(query[..., :0].to(precise)), layout.per_key(key[..., :0].to(precise)))
+    return nothing, [layout.per_query(torch.atleast_2d(scores.to(precise)))]
+
+
+def _parts(bias: Bias | None) -> Sequence[Tensor | RelativeBias]:
+    if bias is None:
+        return ()
+    return tuple(bias) if isinstance(bias, list | tuple) else (bias,)
+
+
+def _dense(bias: Tensor, scene: Scene, precise: torch.dtype) -> Tensor:
+    if not isinstance(bias, Tensor):
+        name = bias.__name__ if isinstance(bias, type) else type(bias).__name__
+        cure = "pass a tensor, a relative bias, or a list of them"
+        if isinstance(bias, type):
+            cure = f"pass an instance, {name}(…)"
+        elif isinstance(bias, Mask):
+            cure = "a mask goes to mask="
+        raise DTypeError(f"bias is {name}, which cannot be added to scores; {cure}.")
+    if not bias.is_floating_point():
+        cure = (
+            "A boolean tensor, True = may look, goes to mask=."
+            if bias.dtype is torch.bool
+            else "bias.float()."
+        )
+        raise DTypeError(
+            f"bias is of {bias.dtype}; it is added to the scores, so it needs floating point. {cure}"
+        )
+    whole = (*scene.lead, scene.queries, scene.keys)
+    if not broadcasts(bias.shape, whole):
+        raise ShapeError(
+            f"bias has shape {tuple(bias.shape)}, which does not broadcast to the scores' shape {whole}. "
+            "Add axes of size 1 where it is the same for all."
+        )
+    ordinary("bias", bias)
+    same_device("bias", bias, scene.device)
+    return torch.atleast_2d(bias.to(precise))
+
+
+def _line(bias: RelativeBias, layout: Layout, scene: Scene, precise: torch.dtype) -> Tensor:
+    same_device("bias", bias, scene.device)
+    length = max(scene.queries + scene.keys - 1, 0)
+    result = bias.line(scene.queries, scene.keys, scene.device)
+    line = validation.line(bias, result, layout.heads, length, scene.device).to(precise)
+    return layout.per_query(line.unsqueeze(-2))  # h l -> h 1 l
+
+
+def _sink(
+    normalize: Normalizer, sink: Tensor | float, layout: Layout, scene: Scene, precise: torch.dtype
+) -> Tensor:
+    sink = validation.sink(normalize, sink, layout.heads, scene.device)
+    tensor = sink if isinstance(sink, Tensor) else torch.tensor(sink, dtype=precise, device=scene.device)
+    return layout.per_head(tensor.to(precise))
+
+
+def check_score(score: object) -> None:
+    """A regard score, or a function."""
+    if isinstance(score, type):
+        raise DTypeError(f"score is the class {score.__name__}; pass an instance: score={score.__name__}(…).")
+    if not isinstance(score, Score) and not callable(score):
+        raise DTypeError(
+            f"score is a {type(score).__name__}; pass a regard score, such as Dot(), "
+            "or a function of (query, key)."
+        )
+
+
+def _check_dropout(dropout: float, generator: torch.Generator | None) -> None:
+    number("attention got dropout", dropout, least=0, below=1, cure="It is the share of weights to drop.")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise DTypeError(
+            f"generator is {generator!r}; pass a torch.Generator: torch.Generator().manual_seed(0)."
+        )

@@ -1,0 +1,42 @@
+"""Show weights: with `inspection/display.py` the only module that calls upward, into `app` and `plot`."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regard.mechanism.weights.matrix import Weights
+
+Tokens = Sequence[str] | None
+
+
+def show(weights: "Weights", queries: Tokens, keys: Tokens, title: str) -> Any:
+    """Open the interactive view: a widget in a notebook, a page in the browser elsewhere."""
+    from regard.app.standalone import show
+
+    return show(weights, queries=queries, keys=keys, title=title)
+
+
+def to_html(
+    weights: "Weights", path: str | os.PathLike[str], queries: Tokens, keys: Tokens, title: str
+) -> Path:
+    """Write the interactive view as one file."""
+    from regard.app.standalone import write_page
+    from regard.app.view_model import Exhibit
+
+    return write_page(path, Exhibit.of(weights, queries, keys, title), title=title)
+
+
+def to_png(
+    weights: "Weights",
+    path: str | os.PathLike[str],
+    queries: Tokens,
+    keys: Tokens,
+    title: str | None,
+    dark: bool,
+) -> Path:
+    """Draw a heatmap."""
+    from regard.plot.heatmaps import draw_weights
+
+    return draw_weights(weights, path, queries=queries, keys=keys, title=title, dark=dark)

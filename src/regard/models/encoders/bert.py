@@ -1,0 +1,84 @@
+"""Words in context from a Transformer that fills gaps from both sides: Devlin et al. 2019 (BERT)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.models.encoders.pretraining import LearnedEncoder
+from regard.models.encoders.words import Vocabulary
+from regard.models.language import MaskedLanguageModel, gaps
+from regard.models.layers.blocks import Recipe
+from regard.models.packed import Packed, as_packed
+
+
+class BertEncoder(LearnedEncoder):
+    """A masked language model whose layers are vectors of words in context.
+
+    vocabulary: of words, with the marks of the class: `Vocabulary.of(text, marks=BertEncoder.marks)`.
+    width, heads, dropout: of the blocks.
+    layers: of blocks; the vectors have one more, as the words and their places are layer 0.
+    length: how many tokens a sentence may have, its two marks included.
+
+    >>> from regard.models import BertEncoder, Vocabulary
+    >>> vocabulary = Vocabulary.of(["dogs bark", "the bark of trees"], marks=BertEncoder.marks)
+    >>> encoder = BertEncoder(vocabulary, width=8, layers=2, heads=2)
+    >>> encoder.embed("Trees have no bark")[0]
+    Embedded('Trees have no bark': 4 words × 3 layers × 8)
+    >>> [one.word for one in encoder.attended("dogs bark", "bark")]
+    ['<s>', 'dogs', 'bark', '</s>']
+    >>> encoder.loss(["dogs bark", "trees"]).shape
+    torch.Size([])
+    """
+
+    format = "bert 1"
+    marks = ("<unk>", "<s>", "</s>", "<mask>")
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        width: int = 128,
+        layers: int = 2,
+        *,
+        heads: int = 4,
+        dropout: float = 0.1,
+        length: int = 512,
+    ) -> None:
+        super().__init__(vocabulary)
+        recipe = Recipe(
+            width=width,
+            layers=layers,
+            heads=heads,
+            dropout=dropout,
+            length=length,
+            activation="gelu",
+            positions="learned",
+        )
+        self.recipe, self.layers = recipe, layers + 1
+        self.model = MaskedLanguageModel(len(vocabulary), recipe)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it was made with, beside the vocabulary."""
+        return {
+            name: getattr(self.recipe, name) for name in ("width", "layers", "heads", "dropout", "length")
+        }
+
+    def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
+        """All layers: tokens (b, l) or packed (n) → (layers, b, l, m) or (layers, n, m)."""
+        return torch.stack(self.model.states(tokens, lengths))
+
+    def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
+        """The last layer: tokens (b, l) or packed (n) → (b, l, m) or (n, m)."""
+        return self.model.states(tokens, lengths)[-1]
+
+    def loss(self, tokens: Tensor | Packed | str | Sequence[str], lengths: Tensor | None = None) -> Tensor:
+        """The mean cross entropy of words that are hidden from the model, other ones in each call."""
+        batch = as_packed(tokens, lengths) if isinstance(tokens, Tensor | Packed) else self.pack(tokens)
+        mask, around = self.marks.index("<mask>"), [self.marks.index(mark) for mark in ("<s>", "</s>")]
+        hidden, labels = gaps(batch, mask=mask, vocabulary=len(self.vocabulary), spared=around)
+        return self.model.loss(hidden, labels)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.vocabulary)} words"

@@ -1,0 +1,163 @@
+"""Words in context from two language models, one reading forward and one backward: Peters et al. 2018 (ELMo).
+
+log p(w_k | w_1 … w_{k−1}) + log p(w_k | w_{k+1} … w_n)      maximized over a text, section 3.1
+h_0 = [x; x],  h_j = [forward_j; backward_j]                 the layers of each word
+γ Σ_j softmax(s)_j h_j                                       their mix, learned by a task, eq. 1
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard._util.checks import count, number
+from regard.errors import ShapeError
+from regard.models.encoders.pretraining import LearnedEncoder
+from regard.models.encoders.words import Vocabulary
+from regard.models.loss import IGNORE, vocabulary_loss
+from regard.models.packed import Packed, as_padded, real, reorder, reversed_places
+from regard.models.recurrent_cells import run_rnn
+
+
+class ScalarMix(nn.Module):
+    """γ Σ_j softmax(s)_j h_j: Peters et al. 2018, eq. 1. It starts as the mean of the layers.
+
+    >>> import torch
+    >>> from regard.models.encoders.elmo import ScalarMix
+    >>> ScalarMix(3)(torch.tensor([[1.0], [2.0], [6.0]]))
+    tensor([3.], grad_fn=...)
+    """
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        count("ScalarMix got layers", layers, least=1)
+        self.scores = nn.Parameter(torch.zeros(layers))
+        self.gamma = nn.Parameter(torch.ones(()))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """(layers, …) → (…)."""
+        if len(vectors) != len(self.scores):
+            raise ShapeError(
+                f"ScalarMix was made for {len(self.scores)} layers and got {len(vectors)}; make a "
+                f"ScalarMix({len(vectors)}), or give it all {len(self.scores)}."
+            )
+        return self.gamma * torch.tensordot(self.scores.softmax(0), vectors, 1)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.scores)}"
+
+
+class Direction(nn.Module):
+    """A stack of LSTMs that reads one way; from the second on with a residual.
+
+    >>> import torch
+    >>> from regard.models.encoders.elmo import Direction
+    >>> Direction(8, layers=2)(torch.randn(3, 5, 8)).shape
+    torch.Size([2, 3, 5, 8])
+    """
+
+    def __init__(self, width: int, layers: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.lstms = nn.ModuleList(nn.LSTM(width, width, batch_first=True) for _ in range(layers))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, l, m) → (layers, b, l, m)."""
+        outputs: list[Tensor] = []
+        for lstm in self.lstms:
+            output = self.dropout(run_rnn(lstm, x)[0])
+            x = output + x if outputs else output
+            outputs.append(x)
+        return torch.stack(outputs)
+
+
+class ElmoEncoder(LearnedEncoder):
+    """A forward and a backward LSTM language model whose states are vectors of words in context.
+
+    vocabulary: of words, with the marks of the class: `Vocabulary.of(text, marks=ElmoEncoder.marks)`.
+    width: of each direction; the vectors are twice as wide.
+    layers: of LSTMs; the vectors have one more, as the words themselves are layer 0.
+    dropout: of what goes into the LSTMs, and comes out of each.
+
+    Embedding and output are shared by the directions. `mix` is learned by the task that uses `forward`.
+
+    >>> from regard.models import ElmoEncoder, Vocabulary
+    >>> vocabulary = Vocabulary.of(["dogs bark", "the bark of trees"], marks=ElmoEncoder.marks)
+    >>> encoder = ElmoEncoder(vocabulary, width=8, layers=2)
+    >>> encoder.embed("Trees have no bark")[0]
+    Embedded('Trees have no bark': 4 words × 3 layers × 16)
+    >>> encoder.loss(["dogs bark", "trees"]).shape
+    torch.Size([])
+    """
+
+    format = "elmo 1"
+
+    def __init__(
+        self, vocabulary: Vocabulary, width: int = 128, layers: int = 2, *, dropout: float = 0.1
+    ) -> None:
+        super().__init__(vocabulary)
+        count("ElmoEncoder got width", width, least=1)
+        count("ElmoEncoder got layers", layers, least=1)
+        number("ElmoEncoder got dropout", dropout, least=0, below=1)
+        self.width, self.layers = width, layers + 1
+        self.embedding = nn.Embedding(len(vocabulary), width)
+        self.dropout = nn.Dropout(dropout)
+        self.ahead, self.back = Direction(width, layers, dropout), Direction(width, layers, dropout)
+        self.output = nn.Linear(width, len(vocabulary))
+        self.mix = ScalarMix(layers + 1)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it was made with, beside the vocabulary."""
+        return {"width": self.width, "layers": self.layers - 1, "dropout": self.dropout.p}
+
+    def learning(self) -> Iterator[nn.Parameter]:
+        """All but the mix, which a task learns."""
+        return (parameter for name, parameter in self.named_parameters() if not name.startswith("mix."))
+
+    def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
+        """The mix of all layers: tokens (b, l) or packed (n), with marks → (b, l, 2m) or (n, 2m)."""
+        return self.mix(self.states(tokens, lengths))
+
+    def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
+        """All layers: tokens (b, l) or packed (n) → (layers, b, l, 2m) or (layers, n, 2m)."""
+        padded, sizes = _padded(tokens, lengths)
+        x, ahead, back = self._read(padded, sizes)
+        both = torch.cat([torch.cat([x, x], -1)[None], torch.cat([ahead, back], -1)])
+        return both[:, real(padded, sizes)] if isinstance(tokens, Packed) else both
+
+    def _read(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The embedding (b, l, m), and the layers of both directions (layers, b, l, m)."""
+        x = self.embedding(tokens)
+        read = self.dropout(x)
+        order = reversed_places(tokens, lengths)
+        back = self.back(reorder(read, order))
+        return x, self.ahead(read), reorder(back, order.expand(len(back), -1, -1))
+
+    def loss(self, tokens: Tensor | Packed | str | Sequence[str], lengths: Tensor | None = None) -> Tensor:
+        """The mean cross entropy of both directions: each word from those before it, and after it."""
+        if not isinstance(tokens, Tensor | Packed):
+            tokens = self.pack(tokens)
+        padded, sizes = _padded(tokens, lengths)
+        _, ahead, back = self._read(padded, sizes)
+        # padding is ignored and not cut out, so that the sizes are those of the batch
+        labels = padded.masked_fill(~real(padded, sizes), IGNORE)
+        previous = labels[:, :-1].masked_fill(labels[:, 1:] == IGNORE, IGNORE)
+        states = torch.stack([ahead[-1][:, :-1], back[-1][:, 1:]])
+        labels = torch.stack([labels[:, 1:], previous])
+        return vocabulary_loss(states, self.output.weight, self.output.bias, labels)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.vocabulary)} words, width {self.width}, {self.layers - 1} layers"
+
+
+def _padded(tokens: Tensor | Packed, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Either kind of batch as a padded one (b, l) and its lengths; LSTMs need something to read."""
+    padded, sizes = as_padded(tokens, lengths)
+    if 0 in padded.shape:
+        raise ShapeError(
+            f"the batch has {padded.shape[0]} sentences of up to {padded.shape[1]} tokens; ElmoEncoder reads "
+            "one sentence and one token at least."
+        )
+    return padded, sizes

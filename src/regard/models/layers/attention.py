@@ -1,0 +1,328 @@
+"""Attention as a layer: heads that project queries, keys and values, and what makes a layer visible.
+
+query = x Wq, key = y Wk, value = y Wv          … n m -> … h n d
+output = concatenate(heads of attention) Wo     … h n e -> … n m
+(Vaswani et al. 2017, section 3.2.2)
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from threading import Lock, get_ident
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard._util.checks import count, number
+from regard.errors import ArgumentError, DTypeError, ShapeError
+from regard.mechanism.call.arguments import Bias
+from regard.mechanism.mask_algebra import Mask
+from regard.mechanism.normalizers import Normalizer, Sink, Softmax
+from regard.mechanism.operator import Options, attend, attention
+from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
+from regard.mechanism.weights.matrix import Weights
+from regard.models.layers.kv_cache import Cache, Memory
+from regard.models.layers.positions import Turn
+
+Watcher = Callable[[Weights], None]
+_CHANGING = Lock()  # who watches
+
+
+class Attends(nn.Module):
+    """Base of the layers that attend: `regard.watch` sees what goes through `self.attention`.
+
+    >>> import torch, regard
+    >>> class Twice(regard.models.Attends):
+    ...     def forward(self, x):
+    ...         return self.attention(x, x, self.attention(x, x, x))
+    >>> layer = Twice()
+    >>> with regard.watch(layer) as seen:
+    ...     output = layer(torch.eye(3))
+    >>> len(seen)
+    2
+    """
+
+    watchers: tuple[Watcher, ...] = ()  # `watch` sets it for as long as it lasts
+
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options]) -> Tensor:
+        """`regard.attention`; somebody who watches gets the weights."""
+        watchers = self.watchers
+        if not watchers:
+            return attention(query, key, value, **options)
+        output, weights = attend(query, key, value, **options)
+        for watcher in watchers:
+            watcher(weights)
+        return output
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without those who watch: a copy is not watched."""
+        return {name: value for name, value in vars(self).items() if name != "watchers"}
+
+
+@contextmanager
+def watching(model: nn.Module, report: Callable[[str, Weights], None]) -> Iterator[int]:
+    """Report the weights of each attention inside a model, with its module's name; how many there are.
+
+    Only what this thread computes is reported, so that several may watch one model.
+
+    >>> import torch, regard
+    >>> from regard.models.layers.attention import watching
+    >>> layer, seen = regard.models.SelfAttention(), []
+    >>> with watching(torch.nn.Sequential(layer), lambda name, weights: seen.append((name, weights.shape))):
+    ...     output = layer(torch.eye(3))
+    >>> seen
+    [('0', torch.Size([1, 3, 3]))]
+    """
+    owner = get_ident()
+
+    def watcher(name: str, weights: Weights) -> None:
+        if get_ident() == owner:
+            report(name, weights)
+
+    added = [
+        (module, partial(watcher, name.replace("_orig_mod.", "")))  # which torch.compile puts into names
+        for name, module in model.named_modules()
+        if isinstance(module, Attends)
+    ]
+    with _CHANGING:
+        for module, one in added:
+            module.watchers = (*module.watchers, one)
+    try:
+        yield len(added)
+    finally:
+        with _CHANGING:
+            for module, one in added:  # only one's own: other watches may end in any order
+                left = tuple(other for other in module.watchers if other is not one)
+                vars(module).pop("watchers", None)
+                if left:
+                    module.watchers = left
+
+
+class SelfAttention(Attends):
+    """Attention of a sequence to itself without any parameters, query = key = value = x: for teaching.
+
+    >>> import torch, regard
+    >>> regard.models.SelfAttention()(torch.eye(3)).diagonal()
+    tensor([0.4711, 0.4711, 0.4711])
+    """
+
+    def forward(self, x: Tensor, **options: Unpack[Options]) -> Tensor:
+        """(…, n, m) → (…, n, m); a batch is (b, n, m), and its sequences do not see each other."""
+        return self.attention(x.unsqueeze(-3), x.unsqueeze(-3), x.unsqueeze(-3), **options).squeeze(-3)
+
+
+class MultiHeadAttention(Attends):
+    """Attentions beside each other, each on projections of its own: Vaswani et al. 2017, section 3.2.2.
+
+    width: of x, and of the output.
+    heads, key_heads: with fewer key heads than heads, several heads share one (Ainslie et al. 2023).
+    source_width: of what keys and values are made of, if it is not `width`; or a pair, one for each.
+    head_width: of each query and key, width / heads by default; or a pair, the second for each value.
+    affine: whether the projections have biases.
+    score, normalize: as of `regard.attention`. A score with parameters serves all heads.
+    dropout: the share of weights dropped in training.
+
+    >>> import torch, regard
+    >>> layer = regard.models.MultiHeadAttention(16, 4, key_heads=2, normalize=regard.Entmax15())
+    >>> x, source = torch.randn(3, 5, 16), torch.randn(3, 7, 16)
+    >>> layer(x, mask=regard.Causal()).shape  # self-attention
+    torch.Size([3, 5, 16])
+    >>> layer(x, source).shape  # cross-attention
+    torch.Size([3, 5, 16])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        key_heads: int | None = None,
+        source_width: int | tuple[int, int] | None = None,
+        head_width: int | tuple[int, int] | None = None,
+        affine: bool = True,
+        score: Score | ScoreFunction = ScaledDot(),  # noqa: B008 (a frozen value)
+        normalize: Normalizer | Sink = Softmax(),  # noqa: B008
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        count("MultiHeadAttention got width", width, least=1)
+        count("MultiHeadAttention got heads", heads, least=1)
+        key_heads = heads if key_heads is None else key_heads
+        count("MultiHeadAttention got key_heads", key_heads, least=1)
+        number("MultiHeadAttention got dropout", dropout, least=0, below=1)
+        if heads % key_heads:
+            raise ArgumentError(
+                f"MultiHeadAttention got heads={heads} and key_heads={key_heads}; equally many heads share a "
+                "key head, so heads must be a multiple of key_heads."
+            )
+        if head_width is None and width % heads:
+            raise ArgumentError(
+                f"MultiHeadAttention got width={width} and heads={heads}; {width} is no multiple of {heads}. "
+                "Choose another number of heads, or give head_width."
+            )
+        self.width, self.heads, self.key_heads = width, heads, key_heads
+        self.key_width, self.value_width = _pair("source_width", source_width, width)
+        self.head_width, self.head_value_width = _pair("head_width", head_width, width // heads)
+        self.score, self.normalize, self.dropout = score, normalize, dropout
+        sizes = heads * self.head_width, key_heads * self.head_width, key_heads * self.head_value_width
+        self._sizes = sizes
+        self.inward: nn.Linear | nn.ModuleList
+        if self.key_width == self.value_width == width:
+            # query, key and value in one product
+            self.inward = _linear(width, sum(sizes), affine, parts=sizes)
+        else:
+            self.inward = nn.ModuleList(
+                _linear(wide, size, affine)
+                for wide, size in zip((width, self.key_width, self.value_width), sizes, strict=True)
+            )
+        self.outward = _linear(heads * self.head_value_width, width, affine)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | Memory | None = None,
+        value: Tensor | None = None,
+        *,
+        mask: Mask | Tensor | None = None,
+        bias: Bias | None = None,
+        turn: Turn | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """(…, q, m) → (…, q, m): of `query` to itself, to `key`, or to what `remember` made of it.
+
+        mask, bias: as in `regard.attention`.
+        turn: turns queries and keys by their positions, see `Rotary`.
+        cache: the keys of earlier calls, to which those of this call are added.
+        """
+        self._check("query", query, self.width)
+        if isinstance(key, Memory) and (value is not None or cache is not None):
+            raise ArgumentError(
+                "MultiHeadAttention got a Memory, which holds keys and values already, and beside it a "
+                f"{'cache' if value is None else 'value'}; leave that out, or give the source itself."
+            )
+        if key is None:
+            if value is not None:
+                raise ArgumentError(
+                    f"MultiHeadAttention got a value of shape {_shape(value)} and no key; each value belongs "
+                    "to a key. Give both, or neither for self-attention."
+                )
+            queries, memory = self._project_self(query)
+        else:
+            queries = self._split(F.linear(query, *self.part(0)), self.heads)
+            memory = key if isinstance(key, Memory) else self.remember(key, value)
+        if turn is not None:
+            queries = turn(queries)
+            memory = memory if memory is key else Memory(turn(memory.key), memory.value)
+        with nullcontext(memory) if cache is None else cache.extending(memory.key, memory.value) as held:
+            output = self.attention(
+                held.gather(queries),
+                held.key,
+                held.value,
+                score=self.score,
+                mask=mask,
+                bias=bias,
+                normalize=self.normalize,
+                dropout=self.dropout if self.training else 0.0,
+            )
+        return self.outward(held.spread(output).transpose(-3, -2).flatten(-2))  # … h q e -> … q (h e)
+
+    def remember(self, key: Tensor, value: Tensor | None = None) -> Memory:
+        """Keys and values (…, g, k, ·) of a source (…, k, m), to be read by many calls."""
+        value = key if value is None else value
+        self._check("key", key, self.key_width)
+        self._check("value", value, self.value_width)
+        if value is key and not isinstance(self.inward, nn.ModuleList):
+            first = self._sizes[0]
+            bias = None if self.inward.bias is None else self.inward.bias[first:]
+            both = F.linear(key, self.inward.weight[first:], bias)
+            keys, values = both.split(self._sizes[1:], -1)
+        else:
+            keys, values = F.linear(key, *self.part(1)), F.linear(value, *self.part(2))
+        return Memory(self._split(keys, self.key_heads), self._split(values, self.key_heads))
+
+    def _project_self(self, x: Tensor) -> tuple[Tensor, Memory]:
+        if isinstance(self.inward, nn.ModuleList):
+            return self._split(F.linear(x, *self.part(0)), self.heads), self.remember(x)
+        queries, keys, values = self.inward(x).split(self._sizes, -1)
+        memory = Memory(self._split(keys, self.key_heads), self._split(values, self.key_heads))
+        return self._split(queries, self.heads), memory
+
+    def part(self, which: int) -> tuple[Tensor, Tensor | None]:
+        """The matrix and bias that make queries (0), keys (1) or values (2)."""
+        if isinstance(self.inward, nn.ModuleList):
+            linear = self.inward[which]
+            assert isinstance(linear, nn.Linear)
+            return linear.weight, linear.bias
+        start = sum(self._sizes[:which])
+        rows = slice(start, start + self._sizes[which])
+        return self.inward.weight[rows], None if self.inward.bias is None else self.inward.bias[rows]
+
+    @staticmethod
+    def _split(x: Tensor, heads: int) -> Tensor:
+        return x.unflatten(-1, (heads, -1)).transpose(-3, -2)  # … n (h d) -> … h n d
+
+    @staticmethod
+    def _check(name: str, x: Tensor, width: int) -> None:
+        if not isinstance(x, Tensor):
+            raise DTypeError(f"MultiHeadAttention got a {name} that is a {type(x).__name__}; give a tensor.")
+        if x.dim() < 2 or x.shape[-1] != width:
+            raise ShapeError(
+                f"{name} has the shape {_shape(x)} and this MultiHeadAttention was made for a {name} of "
+                f"(…, n, {width})."
+            )
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
+        """The same layer, from torch's: equal numbers out, batch first always.
+
+        >>> import torch, regard
+        >>> theirs = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+        >>> ours, x = regard.models.MultiHeadAttention.from_torch(theirs), torch.randn(2, 5, 16)
+        >>> torch.allclose(ours(x), theirs(x, x, x)[0], atol=1e-6)
+        True
+        """
+        from regard.models.layers.conversion import from_torch
+
+        return from_torch(module)
+
+    def to_torch(self) -> nn.MultiheadAttention:
+        """The same layer as torch's own, batch first; what torch cannot do is refused.
+
+        >>> import regard
+        >>> regard.models.MultiHeadAttention(16, 4).to_torch().num_heads
+        4
+        """
+        from regard.models.layers.conversion import to_torch
+
+        return to_torch(self)
+
+    def extra_repr(self) -> str:
+        grouped = "" if self.key_heads == self.heads else f", key_heads={self.key_heads}"
+        normalize = "" if self.normalize == Softmax() else f", normalize={self.normalize!r}"
+        score = "" if self.score == ScaledDot() else f", score={self.score!r}"
+        return f"{self.width}, {self.heads}{grouped}{score}{normalize}"
+
+
+def _linear(width: int, size: int, affine: bool, parts: tuple[int, ...] = ()) -> nn.Linear:
+    """A projection; each of its parts starts like a projection of its own (Glorot and Bengio 2010)."""
+    linear = nn.Linear(width, size, bias=affine)
+    with torch.no_grad():
+        for part in linear.weight.split(parts or (size,)):
+            nn.init.xavier_uniform_(part)
+        if affine:
+            linear.bias.zero_()
+    return linear
+
+
+def _pair(name: str, given: int | tuple[int, int] | None, otherwise: int) -> tuple[int, int]:
+    pair = given if isinstance(given, tuple) else (given, given)
+    first, second = (otherwise if size is None else size for size in pair)
+    count(f"MultiHeadAttention got {name}", first, least=1)
+    count(f"MultiHeadAttention got {name}", second, least=1)
+    return first, second
+
+
+def _shape(x: Tensor) -> str:
+    return str(tuple(x.shape))

@@ -1,0 +1,279 @@
+"""The blocks that Transformers are stacks of: attention, then feed-forward, each with a residual and a norm.
+
+before:  x + f(norm(x))      trains without warm-up (Xiong et al. 2020)
+after:   norm(x + f(x))      Vaswani et al. 2017, section 3.1; BERT
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard._util.checks import count, number
+from regard.errors import ArgumentError, DTypeError
+from regard.mechanism.biases import T5, ALiBi
+from regard.mechanism.call.arguments import Bias
+from regard.mechanism.mask_algebra import Mask
+from regard.mechanism.normalizers import Normalizer, Sink, Softmax
+from regard.models.layers.attention import MultiHeadAttention
+from regard.models.layers.dropout import Dropout
+from regard.models.layers.kv_cache import Cache, Memory
+from regard.models.layers.positions import Learned, Rotary, Sinusoidal, Turn
+
+Activation = Literal["relu", "gelu", "swiglu"]
+Norm = Literal["layer", "rms", "none"]
+Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "t5", "none"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the blocks of a Transformer are made of; the defaults train on a laptop.
+
+    width: of the vector of each token. layers: how many blocks. heads, key_heads: as of MultiHeadAttention.
+    hidden: the width inside the feed-forward, 4 × width by default.
+    activation: "relu" (Vaswani et al. 2017), "gelu" (BERT) or "swiglu" (Shazeer 2020).
+    norm, before, epsilon: "layer", "rms" (Zhang and Sennrich 2019) or "none"; before each part or after it;
+        what is added to the variance.
+    affine: whether projections and feed-forwards have biases.
+    dropout: of weights, of embeddings, inside the feed-forward, and of what each part adds.
+    positions: "sinusoidal", "learned", "rotary", "alibi", "t5" or "none"; `length` is how many are learned.
+    normalize: of every attention; one with parameters is copied for each.
+
+    >>> import regard
+    >>> regard.models.Recipe(width=256, heads=8, layers=3, positions="rotary").hidden_width
+    1024
+    """
+
+    width: int = 256
+    layers: int = 3
+    heads: int = 8
+    key_heads: int | None = None
+    hidden: int | None = None
+    activation: Activation = "relu"
+    norm: Norm = "layer"
+    before: bool = True
+    epsilon: float = 1e-5
+    affine: bool = True
+    dropout: float = 0.1
+    positions: Positions = "sinusoidal"
+    length: int = 512
+    normalize: Normalizer | Sink = Softmax()  # noqa: RUF009 (a frozen value)
+
+    def __post_init__(self) -> None:
+        for name in ("width", "layers", "heads", "length"):
+            count(f"Recipe got {name}", getattr(self, name), least=1)
+        for name in ("before", "affine"):
+            if not isinstance(getattr(self, name), bool):
+                raise DTypeError(f"Recipe got {name}={getattr(self, name)!r}; it is True or False.")
+        count("Recipe got hidden", self.hidden_width, least=1)
+        if self.key_heads is not None:
+            count("Recipe got key_heads", self.key_heads, least=1)
+        if not isinstance(self.normalize, Normalizer | Sink):
+            raise DTypeError(
+                f"Recipe got normalize={self.normalize!r}, which is no normalizer; pass one of regard's: "
+                "normalize=Softmax()."
+            )
+        number("Recipe got dropout", self.dropout, least=0, below=1)
+        number("Recipe got epsilon", self.epsilon, above=0)
+        for name, choices in (("activation", Activation), ("norm", Norm), ("positions", Positions)):
+            if getattr(self, name) not in get_args(choices):
+                raise ArgumentError(
+                    f"Recipe got {name}={getattr(self, name)!r}; there are {', '.join(get_args(choices))}."
+                )
+        if self.width % self.heads:
+            raise ArgumentError(
+                f"Recipe got width={self.width} and heads={self.heads}; the heads share the width, so "
+                "it must be a multiple of their number."
+            )
+        if self.key_heads is not None and self.heads % self.key_heads:
+            raise ArgumentError(
+                f"Recipe got heads={self.heads} and key_heads={self.key_heads}; equally many heads share a "
+                "key head, so heads must be a multiple of key_heads."
+            )
+
+    @property
+    def hidden_width(self) -> int:
+        """The width inside the feed-forward."""
+        return 4 * self.width if self.hidden is None else self.hidden
+
+    def make_attention(self) -> MultiHeadAttention:
+        """One attention of a block."""
+        return MultiHeadAttention(
+            self.width,
+            self.heads,
+            key_heads=self.key_heads,
+            affine=self.affine,
+            normalize=copy.deepcopy(self.normalize),  # a Sink learns in each layer
+            dropout=self.dropout,
+        )
+
+    def make_norm(self) -> nn.Module:
+        """One norm of a block; without norms, what changes nothing."""
+        if self.norm == "none":
+            return nn.Identity()
+        kind = nn.LayerNorm if self.norm == "layer" else nn.RMSNorm
+        return kind(self.width, eps=self.epsilon)
+
+    def make_feed_forward(self) -> "FeedForward":
+        """The feed-forward of a block."""
+        return FeedForward(
+            self.width, self.hidden_width, self.activation, affine=self.affine, dropout=self.dropout
+        )
+
+    def make_positions(self, causal: bool) -> nn.Module | None:
+        """What tells where tokens stand: see `positions.py`; None if the model does not know."""
+        makers: dict[str, Callable[[], nn.Module]] = {
+            "sinusoidal": lambda: Sinusoidal(self.width),
+            "learned": lambda: Learned(self.length, self.width),
+            "rotary": lambda: Rotary(self.width // self.heads),
+            "alibi": lambda: ALiBi(self.heads),
+            "t5": lambda: T5(self.heads, bidirectional=not causal),
+        }
+        return None if self.positions == "none" else makers[self.positions]()
+
+
+class FeedForward(nn.Module):
+    """act(x W) V, the same for each position: Vaswani et al. 2017, eq. 2; "swiglu": Shazeer 2020, eq. 6.
+
+    width, hidden: the features outside and inside.
+    activation: "relu", "gelu" or "swiglu", which has a third matrix.
+    affine: whether a bias is added to x W and to the output.
+    dropout: of what is inside.
+
+    >>> import torch, regard
+    >>> regard.models.FeedForward(16, 64, "swiglu")(torch.randn(5, 16)).shape
+    torch.Size([5, 16])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        activation: Activation = "relu",
+        *,
+        affine: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if activation not in get_args(Activation):
+            raise ArgumentError(
+                f"FeedForward got activation={activation!r}; there are {', '.join(get_args(Activation))}."
+            )
+        count("FeedForward got width", width, least=1)
+        count("FeedForward got hidden", hidden, least=1)
+        self.activation = activation
+        self.inward = nn.Linear(width, (2 if activation == "swiglu" else 1) * hidden, bias=affine)
+        self.outward = nn.Linear(hidden, width, bias=affine)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, m) → (…, m)."""
+        hidden = self.inward(x)
+        if self.activation == "swiglu":
+            gate, hidden = hidden.chunk(2, -1)
+            hidden = F.silu(gate) * hidden
+        elif self.activation == "gelu":
+            hidden = F.gelu(hidden)
+        else:
+            return self.outward(self.dropout.relu(hidden))
+        return self.outward(self.dropout(hidden))
+
+    def extra_repr(self) -> str:
+        return self.activation
+
+
+class Residual(nn.Module):
+    """x + f(x) around one part of a block, with its norm before or after, and dropout of what is added.
+
+    recipe: which norm, where it stands, and how much is dropped.
+
+    >>> import torch, regard
+    >>> residual = regard.models.Residual(regard.models.Recipe(width=4, heads=1, dropout=0.0))
+    >>> x = torch.randn(2, 4)
+    >>> torch.equal(residual(x, torch.zeros_like), x)
+    True
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.before, self.norm = recipe.before, recipe.make_norm()
+        self.dropout = Dropout(recipe.dropout)
+
+    def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        """Run a part of the block inside the residual."""
+        if self.before:
+            return self.dropout.add(x, part(self.norm(x)))
+        return self.norm(self.dropout.add(x, part(x)))
+
+
+class EncoderBlock(nn.Module):
+    """Self-attention, then feed-forward; with a causal mask it is the block of a decoder-only model.
+
+    recipe: width, heads and all else of its parts.
+
+    >>> import torch, regard
+    >>> block = regard.models.EncoderBlock(regard.models.Recipe(width=16, heads=4))
+    >>> block(torch.randn(2, 5, 16), mask=regard.Padding([3, 5])).shape
+    torch.Size([2, 5, 16])
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.attention, self.feed_forward = recipe.make_attention(), recipe.make_feed_forward()
+        self.attention_residual, self.feed_forward_residual = Residual(recipe), Residual(recipe)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Mask | Tensor | None = None,
+        bias: Bias | None = None,
+        turn: Turn | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """(…, n, m) → (…, n, m). mask, bias, turn and cache are those of `MultiHeadAttention`."""
+        x = self.attention_residual(
+            x, lambda y: self.attention(y, mask=mask, bias=bias, turn=turn, cache=cache)
+        )
+        return self.feed_forward_residual(x, self.feed_forward)
+
+
+class DecoderBlock(nn.Module):
+    """Self-attention, then attention to the source, then feed-forward: Vaswani et al. 2017, figure 1, right.
+
+    recipe: width, heads and all else of its parts.
+
+    >>> import torch, regard
+    >>> block = regard.models.DecoderBlock(regard.models.Recipe(width=16, heads=4))
+    >>> target, source = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    >>> block(target, source, mask=regard.Causal()).shape
+    torch.Size([2, 5, 16])
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.attention, self.cross = recipe.make_attention(), recipe.make_attention()
+        self.feed_forward = recipe.make_feed_forward()
+        self.attention_residual, self.cross_residual = Residual(recipe), Residual(recipe)
+        self.feed_forward_residual = Residual(recipe)
+
+    def forward(
+        self,
+        x: Tensor,
+        source: Tensor | Memory,
+        *,
+        mask: Mask | Tensor | None = None,
+        source_mask: Mask | Tensor | None = None,
+        bias: Bias | None = None,
+        turn: Turn | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """(…, t, m) and a source (…, s, m), or what `self.cross.remember` made of it → (…, t, m)."""
+        x = self.attention_residual(
+            x, lambda y: self.attention(y, mask=mask, bias=bias, turn=turn, cache=cache)
+        )
+        x = self.cross_residual(x, lambda y: self.cross(y, source, mask=source_mask))
+        return self.feed_forward_residual(x, self.feed_forward)

@@ -1,0 +1,116 @@
+"""Blocks on top of each other: what the three kinds of Transformers have in common."""
+
+from collections.abc import Sequence
+from typing import TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.mechanism.biases import RelativeBias
+from regard.mechanism.mask_algebra import Mask
+from regard.mechanism.masks import Causal
+from regard.models.layers.blocks import DecoderBlock, EncoderBlock, Recipe
+from regard.models.layers.dropout import Dropout
+from regard.models.layers.kv_cache import Cache, Memory
+from regard.models.layers.positions import Learned, Rotary, Sinusoidal
+
+Caches = Sequence[Cache]
+
+
+class StackOptions(TypedDict, total=False):
+    """The keyword arguments of `Stack`: the masks, where the tokens stand, and the keys of earlier calls."""
+
+    mask: Mask | None
+    source_mask: Mask | None
+    positions: Tensor | None
+    caches: Caches | None
+
+
+class Stack(nn.Module):
+    """Blocks on top of each other, with their positions: an encoder, or with `causal` a decoder.
+
+    recipe: width, heads, layers, positions and all else.
+    causal: no token sees those after it.
+    cross: the blocks also attend to a source.
+
+    >>> import torch, regard
+    >>> encoder = regard.models.Stack(regard.models.Recipe(width=16, heads=4))
+    >>> encoder(torch.randn(2, 5, 16), mask=regard.Padding([3, 5])).shape
+    torch.Size([2, 5, 16])
+    """
+
+    def __init__(self, recipe: Recipe, *, causal: bool = False, cross: bool = False) -> None:
+        super().__init__()
+        self.recipe, self.causal, self.cross = recipe, causal, cross
+        self.positions = recipe.make_positions(causal)
+        block = DecoderBlock if cross else EncoderBlock
+        self.blocks = nn.ModuleList(block(recipe) for _ in range(recipe.layers))
+        self.dropout = Dropout(recipe.dropout)
+        self.norm = recipe.make_norm() if recipe.before else nn.Identity()
+
+    def forward(
+        self, x: Tensor, source: Tensor | Sequence[Memory] | None = None, **options: Unpack[StackOptions]
+    ) -> Tensor:
+        """(…, n, m) → (…, n, m); the source is (…, s, m), or what `remember` made of it."""
+        return self.states(x, source, **options)[-1]
+
+    def states(
+        self,
+        x: Tensor,
+        source: Tensor | Sequence[Memory] | None = None,
+        *,
+        mask: Mask | None = None,
+        source_mask: Mask | None = None,
+        positions: Tensor | None = None,
+        caches: Caches | None = None,
+    ) -> list[Tensor]:
+        """The input of the first block, and the output of each; that of the last one normed."""
+        if (source is None) == self.cross:
+            raise ArgumentError(
+                f"the Stack was made with cross={self.cross} and got {'no' if self.cross else 'a'} source; "
+                "blocks with cross=True attend to a source, others to their own tokens alone."
+            )
+        if positions is None:  # after what the caches hold
+            start = caches[0].length if caches else 0
+            positions = torch.arange(start, start + x.shape[-2], device=x.device)
+        turn = self.positions(positions, x.dtype) if isinstance(self.positions, Rotary) else None
+        bias = self.positions if isinstance(self.positions, RelativeBias) else None
+        if isinstance(self.positions, Sinusoidal):
+            x = x + self.positions(positions, x.dtype)
+        elif isinstance(self.positions, Learned):
+            x = x + self.positions(positions)
+        if mask is None and self.causal:
+            mask = Causal()
+        if caches is not None and len(caches) != len(self.blocks):
+            raise ArgumentError(
+                f"the Stack has {len(self.blocks)} blocks and got {len(caches)} caches; each block needs its "
+                "own: caches()."
+            )
+        found = [self.dropout(x)]
+        for i, block in enumerate(self.blocks):
+            cache = None if caches is None else caches[i]
+            if source is None:
+                x = block(found[-1], mask=mask, bias=bias, turn=turn, cache=cache)
+            else:
+                memory = source if isinstance(source, Tensor) else source[i]
+                x = block(
+                    found[-1],
+                    memory,
+                    mask=mask,
+                    source_mask=source_mask,
+                    bias=bias,
+                    turn=turn,
+                    cache=cache,
+                )
+            found.append(x)
+        found[-1] = self.norm(found[-1])
+        return found
+
+    def remember(self, source: Tensor) -> list[Memory]:
+        """The source's keys and values for each block, to be read by many steps."""
+        return [block.cross.remember(source) for block in self.blocks if isinstance(block, DecoderBlock)]
+
+    def caches(self) -> list[Cache]:
+        """An empty cache for each block."""
+        return [Cache() for _ in self.blocks]

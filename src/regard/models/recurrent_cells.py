@@ -1,0 +1,292 @@
+"""Parts of recurrent sequence-to-sequence models: encoder, attention to the source, three decoders."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from regard.mechanism.masks import Padding
+from regard.mechanism.scores import Additive, Prepared, Score
+from regard.mechanism.torch_state import concrete, private
+from regard.models.layers.attention import Attends
+from regard.models.layers.kv_cache import Memory, Readers
+from regard.models.seq2seq import State
+
+Cells = tuple[Tensor, ...]  # the states of all layers, (layers, b, m): one tensor for GRU, two for LSTM
+
+
+@dataclass
+class RecurrentState(State):
+    """Where a recurrent decoder stands: its cells, what it reads of the source, and what it fed itself.
+
+    >>> import torch, regard
+    >>> from regard.models.recurrent import RecurrentSeq2Seq
+    >>> state = RecurrentSeq2Seq(100).start(torch.tensor([[5, 6], [7, 8]]))
+    >>> state.select(torch.tensor([1, 1, 0]))
+    >>> len(state)
+    3
+    """
+
+    cells: Cells
+    memory: Memory | None = None
+    mask: Padding | None = None
+    fed: Tensor | None = None  # b 1 m
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order; the source is held once, however many read it."""
+        if self.memory is not None:
+            readers = Readers(len(self)) if self.memory.readers is None else self.memory.readers
+            readers, kept = readers.select(rows)
+            if kept is not None:
+                self.memory = self.memory.select(kept)
+                self.mask = None if self.mask is None else Padding(self.mask.lengths[kept])
+            self.memory = self.memory._replace(readers=readers)
+        self.cells = tuple(cell[:, rows] for cell in self.cells)
+        self.fed = None if self.fed is None else self.fed[rows]
+
+    def __len__(self) -> int:
+        return self.cells[0].shape[1]
+
+
+class RecurrentEncoder(nn.Module):
+    """Vectors of the source's words in their sentence, from both sides: Bahdanau et al. 2015, section 3.2.
+
+    >>> import torch
+    >>> from regard.models.recurrent_cells import RecurrentEncoder
+    >>> x, last = RecurrentEncoder("gru", 16, layers=2)(torch.randn(3, 5, 16), torch.tensor([5, 2, 4]))
+    >>> x.shape, last[0].shape
+    (torch.Size([3, 5, 16]), torch.Size([2, 3, 16]))
+    """
+
+    def __init__(
+        self, cell: str, width: int, layers: int = 1, dropout: float = 0.0, *, bidirectional: bool = True
+    ) -> None:
+        super().__init__()
+        self.directions = 2 if bidirectional else 1
+        self.rnn = _rnn(cell, width, width // self.directions, layers, dropout, bidirectional)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Cells]:
+        """(b, s, m) → (b, s, m), zero at padding, and the last states, both directions in one."""
+        if lengths is None or lengths.is_meta or _full(x, lengths):
+            x, last = run_rnn(self.rnn, x)
+        else:  # so that the way back starts at the last word, not in the padding
+            packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+            packed, last = run_rnn(self.rnn, packed)
+            x, _ = pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])
+        return x, tuple(self._beside(cell) for cell in (last if isinstance(last, tuple) else (last,)))
+
+    def _beside(self, cell: Tensor) -> Tensor:
+        return torch.cat(cell.unflatten(0, (-1, self.directions)).unbind(1), -1)  # (l 2) b m/2 -> l b m
+
+
+class SourceAttention(Attends):
+    """Attention of a decoder's states to the source: Luong et al. 2015, eq. 7 and 8; one head.
+
+    score: Dot, General or Additive; the last, vᵀ tanh(W [query; key]), is called "concat" by Luong et al.
+
+    >>> import torch, regard
+    >>> from regard.models.recurrent_cells import SourceAttention
+    >>> attention = SourceAttention(16, regard.Additive(16, 16))
+    >>> memory = attention.remember(torch.randn(3, 7, 16))
+    >>> attention(torch.randn(3, 1, 16), memory, regard.Padding([7, 2, 5])).shape
+    torch.Size([3, 1, 16])
+    """
+
+    def __init__(self, width: int, score: Score) -> None:
+        super().__init__()
+        self.head_width = self.head_value_width = width
+        self.score = score
+
+    def remember(self, source: Tensor) -> Memory:
+        """Keys and values (b, 1, s, ·) of a source (b, s, m); what the score makes of keys is made once."""
+        value = source.unsqueeze(-3)
+        key = F.linear(value, self.score.key_map) if isinstance(self.score, Additive) else value
+        return Memory(key, value)
+
+    def forward(self, query: Tensor, memory: Memory, mask: Padding | None = None) -> Tensor:
+        """(b, t, m) → (b, t, m)."""
+        score = _KeysMapped(self.score) if isinstance(self.score, Additive) else self.score
+        queries = memory.gather(query.unsqueeze(-3))
+        output = self.attention(queries, memory.key, memory.value, score=score, mask=mask)
+        return memory.spread(output).squeeze(-3)
+
+
+@dataclass(frozen=True)
+class _KeysMapped(Score):
+    """vᵀ tanh(W query + key), where `key` is U key already: many steps read the same keys."""
+
+    additive: Additive
+
+    def __repr__(self) -> str:
+        return repr(self.additive)
+
+    def prepare(self, query: Tensor, key: Tensor) -> Prepared:
+        query = query @ self.additive.query_map.to(query.dtype).mT
+        return Prepared(query, key, "tanh", self.additive.vector.to(query.dtype))
+
+
+class PlainDecoder(nn.Module):
+    """s_t = f(s_{t−1}, y_{t−1}), which starts where the encoder ended: Sutskever et al. 2014.
+
+    Decoders take any number of steps at once, `decoder(x, state)` with x (b, t, m), and move the state on.
+
+    >>> import torch
+    >>> from regard.models.recurrent_cells import PlainDecoder, RecurrentState
+    >>> state = RecurrentState((torch.zeros(1, 2, 16),))
+    >>> PlainDecoder("gru", 16)(torch.randn(2, 5, 16), state).shape
+    torch.Size([2, 5, 16])
+    """
+
+    def __init__(
+        self, cell: str, width: int, layers: int = 1, dropout: float = 0.0, *, inputs: int | None = None
+    ) -> None:
+        super().__init__()
+        self.rnn = _rnn(cell, width if inputs is None else inputs, width, layers, dropout)
+
+    def start(self, source: Tensor, last: Cells, mask: Padding | None) -> RecurrentState:
+        """The state before the first step; `source` and `last` are the encoder's vectors and last states."""
+        return RecurrentState(last)
+
+    def forward(self, x: Tensor, state: RecurrentState) -> Tensor:
+        """(b, t, m) → (b, t, m)."""
+        return self.run(x, state)
+
+    def run(self, x: Tensor, state: RecurrentState) -> Tensor:
+        """The states of the last layer, (b, t, m)."""
+        x, cells = run_rnn(self.rnn, x, state.cells if isinstance(self.rnn, nn.LSTM) else state.cells[0])
+        state.cells = cells if isinstance(cells, tuple) else (cells,)
+        return x
+
+
+class LuongDecoder(PlainDecoder):
+    """tanh(W [a_t; s_t]), where a_t is what s_t attends to: Luong et al. 2015, eq. 5, "global attention".
+
+    With `feeding` this is also read by the next step, beside its word (section 3.3).
+
+    >>> import torch, regard
+    >>> from regard.models.recurrent_cells import LuongDecoder
+    >>> decoder = LuongDecoder("gru", 16, score=regard.Dot())
+    >>> state = decoder.start(torch.randn(2, 7, 16), (torch.zeros(1, 2, 16),), regard.Padding([7, 3]))
+    >>> decoder(torch.randn(2, 5, 16), state).shape
+    torch.Size([2, 5, 16])
+    """
+
+    def __init__(
+        self,
+        cell: str,
+        width: int,
+        layers: int = 1,
+        dropout: float = 0.0,
+        *,
+        score: Score,
+        feeding: bool = False,
+    ) -> None:
+        super().__init__(cell, width, layers, dropout, inputs=2 * width if feeding else width)
+        self.feeding = feeding
+        self.attention = SourceAttention(width, score)
+        self.combine = nn.Linear(2 * width, width, bias=False)
+
+    def start(self, source: Tensor, last: Cells, mask: Padding | None) -> RecurrentState:
+        """The state before the first step."""
+        fed = torch.zeros_like(source[:, :1]) if self.feeding else None
+        return RecurrentState(last, self.attention.remember(source), mask, fed)
+
+    def forward(self, x: Tensor, state: RecurrentState) -> Tensor:
+        """(b, t, m) → (b, t, m): one attention for all steps, unless each feeds the next."""
+        if not self.feeding:
+            return self._look(self.run(x, state), state)
+        steps = []
+        for word in x.split(1, 1):
+            assert state.fed is not None
+            state.fed = self._look(self.run(torch.cat([word, state.fed], -1), state), state)
+            steps.append(state.fed)
+        return torch.cat(steps, 1)
+
+    def _look(self, s: Tensor, state: RecurrentState) -> Tensor:
+        assert state.memory is not None
+        attended = self.attention(s, state.memory, state.mask)
+        return torch.tanh(self.combine(torch.cat([attended, s], -1)))
+
+
+class BahdanauDecoder(PlainDecoder):
+    """s_t = f(s_{t−1}, [y_{t−1}; a_t]), where a_t is what s_{t−1} attends to: Bahdanau et al. 2015, sec. 3.1.
+
+    a_t is their c_i, eq. 5. The first state is tanh(W ←h_1), made of the encoder's backward state at the
+    first word. The output is a maxout layer of s_t, y_{t−1} and a_t (appendix A.2.2, with s_t for s_{t−1} as
+    in eq. 4).
+
+    >>> import torch, regard
+    >>> from regard.models.recurrent_cells import BahdanauDecoder
+    >>> decoder = BahdanauDecoder("gru", 16, start_width=8)
+    >>> state = decoder.start(torch.randn(2, 7, 16), (torch.zeros(1, 2, 16),), regard.Padding([7, 3]))
+    >>> decoder(torch.randn(2, 5, 16), state).shape
+    torch.Size([2, 5, 16])
+    """
+
+    def __init__(
+        self, cell: str, width: int, layers: int = 1, dropout: float = 0.0, *, start_width: int
+    ) -> None:
+        super().__init__(cell, width, layers, dropout, inputs=2 * width)
+        self.layers, self.start_width = layers, start_width
+        self.first = nn.Linear(start_width, layers * width)
+        self.attention = SourceAttention(width, Additive(width, width))
+        self.readout = nn.Linear(3 * width, 2 * width)
+
+    def start(self, source: Tensor, last: Cells, mask: Padding | None) -> RecurrentState:
+        """The state before the first step; an LSTM's memory is empty."""
+        backward = last[0][-1][:, -self.start_width :]
+        first = torch.tanh(self.first(backward)).unflatten(-1, (self.layers, -1)).transpose(0, 1).contiguous()
+        cells = (first, *(torch.zeros_like(first) for _ in last[1:]))
+        return RecurrentState(cells, self.attention.remember(source), mask)
+
+    def forward(self, x: Tensor, state: RecurrentState) -> Tensor:
+        """(b, t, m) → (b, t, m), step by step."""
+        assert state.memory is not None
+        states, looks = [], []
+        for word in x.split(1, 1):
+            query = state.cells[0][-1][:, None]  # s_{t−1}
+            looks.append(self.attention(query, state.memory, state.mask))
+            states.append(self.run(torch.cat([word, looks[-1]], -1), state))
+        read = self.readout(torch.cat([torch.cat(states, 1), x, torch.cat(looks, 1)], -1))
+        return read.unflatten(-1, (-1, 2)).amax(-1)
+
+
+def run_rnn(rnn: Any, x: Any, state: Any = None) -> tuple[Any, Any]:
+    """rnn(x, state), in the parameters' dtype where autocast asks for one that this processor's LSTM lacks.
+
+    >>> import torch
+    >>> from regard.models.recurrent_cells import run_rnn
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     run_rnn(torch.nn.LSTM(4, 4), torch.randn(3, 2, 4))[0].shape
+    torch.Size([3, 2, 4])
+    """
+    weight = rnn.weight_hh_l0
+    if not isinstance(rnn, nn.LSTM) or weight.device.type != "cpu" or _lstm_runs_under_autocast():
+        return rnn(x, state)
+    with torch.autocast("cpu", enabled=False):
+        return rnn(x.to(weight.dtype), None if state is None else tuple(s.to(weight.dtype) for s in state))
+
+
+def _lstm_runs_under_autocast() -> bool:
+    """Whether autocast is off on the CPU, or oneDNN has an LSTM for its dtype: not on AVX2 alone."""
+    if not torch.is_autocast_enabled("cpu"):
+        return True
+    short = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(torch.get_autocast_dtype("cpu"))
+    supported = private(f"ops.mkldnn._is_mkldnn_{short}_supported")
+    return supported is not None and supported()
+
+
+def _rnn(
+    cell: str, inputs: int, width: int, layers: int, dropout: float, bidirectional: bool = False
+) -> nn.LSTM | nn.GRU:
+    kind = nn.LSTM if cell == "lstm" else nn.GRU
+    between = dropout if layers > 1 else 0.0
+    return kind(inputs, width, layers, batch_first=True, dropout=between, bidirectional=bidirectional)
+
+
+def _full(x: Tensor, lengths: Tensor) -> bool:
+    """Whether no sentence is shorter than the batch is long."""
+    return concrete(lengths) and int(lengths.min()) == x.shape[1]

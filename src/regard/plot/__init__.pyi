@@ -1,0 +1,12 @@
+from regard.plot.curves import draw_by_distance as draw_by_distance
+from regard.plot.curves import draw_by_length as draw_by_length
+from regard.plot.curves import draw_comparison as draw_comparison
+from regard.plot.curves import draw_curves as draw_curves
+from regard.plot.heatmaps import draw_alignments as draw_alignments
+from regard.plot.heatmaps import draw_heads as draw_heads
+from regard.plot.heatmaps import draw_mask as draw_mask
+from regard.plot.heatmaps import draw_positions as draw_positions
+from regard.plot.heatmaps import draw_weights as draw_weights
+from regard.plot.heatmaps import heatmap as heatmap
+from regard.plot.terminal import alignment_lines as alignment_lines
+from regard.plot.terminal import draw_alignment as draw_alignment

@@ -1,0 +1,146 @@
+"""Greek and English with word links made by hand: the New Testament, from the package `bible-alignments`.
+
+Greek: SBLGNT, Society of Biblical Literature and Logos Bible Software. English: Berean Standard Bible. Links:
+Clear-Bible/Alignments (Biblica), CC BY 4.0. 7,919 verses, 189,473 links between words of the same verse.
+
+Only the data of the package is read, none of its code, so that what the code needs is not needed here:
+`pip install --no-deps bible-alignments` suffices.
+"""
+
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, distribution
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from regard.errors import ArgumentError
+from regard.translation.data.links import Links
+from regard.translation.data.pairs import Pair
+
+_GREEK = "data/sources/SBLGNT.tsv"
+_ENGLISH = "data/eng/targets/BSB/nt_BSB.tsv"
+_LINKS = "data/eng/alignments/BSB/SBLGNT-BSB-manual.json"
+_BOOKS = range(40, 67)
+
+
+class Verse(NamedTuple):
+    """A verse in Greek and English, and which word translates which.
+
+    reference: book, chapter and verse: "40001001" is Matthew 1:1. links: the places of a Greek and of an
+    English word, counted from 0. punctuation: for each English word, whether it is a punctuation mark; the
+    Greek text has none.
+
+    >>> from regard.translation.data.bible import Verse
+    >>> verse = Verse(
+    ...     "40001001", ("Βίβλος",), ("The", "book", "."), frozenset({(0, 1)}), (False, False, True)
+    ... )
+    >>> verse.pair
+    Pair(source='Βίβλος', target='The book .')
+    >>> verse.without_punctuation({(0, 1), (0, 2)})
+    frozenset({(0, 1)})
+    """
+
+    reference: str
+    source_words: tuple[str, ...]
+    target_words: tuple[str, ...]
+    links: Links
+    punctuation: tuple[bool, ...]
+
+    @property
+    def book(self) -> int:
+        """40 (Matthew) to 66 (Revelation)."""
+        return int(self.reference[:2])
+
+    @property
+    def pair(self) -> Pair:
+        """The two texts to train on, a blank between words, so that `split` gives these words again."""
+        return Pair(" ".join(self.source_words), " ".join(self.target_words))
+
+    def without_punctuation(self, links: Iterable[tuple[int, int]]) -> Links:
+        """The links that are not to punctuation marks; as nobody linked those, none of them counts."""
+        return frozenset(link for link in links if not self.punctuation[link[1]])
+
+
+def bible(books: Collection[int] | None = None) -> list[Verse]:
+    """The verses with links, in their order; all are sure, and possible ones do not exist.
+
+    books: 40 (Matthew) to 66 (Revelation), such as range(40, 45) for the Gospels and Acts; all, if not given.
+
+    >>> from regard.translation.data.bible import bible
+    >>> bible(books=[1])
+    Traceback (most recent call last):
+    regard.errors.ArgumentError: bible got books [1]; give some of 40 (Matthew) to 66 (Revelation).
+    """
+    wanted = set(_BOOKS if books is None else books)
+    if not wanted or not wanted <= set(_BOOKS):
+        raise ArgumentError(
+            f"bible got books {sorted(wanted, key=str)}; give some of 40 (Matthew) to 66 (Revelation)."
+        )
+    greek, english = defaultdict(list), defaultdict(list)  # words of each verse: id, text, punctuation or not
+    for row in _rows(_GREEK):
+        if int(row["id"][1:3]) in wanted:
+            greek[row["id"][1:9]].append(_Word(row["id"], row["text"], False))
+    for row in _rows(_ENGLISH):
+        if row["source_verse"] in greek:
+            english[row["source_verse"]].append(_Word(row["id"], row["text"], row["exclude"] == "y"))
+    linked = _linked(greek, english)
+    return [
+        Verse(
+            reference,
+            tuple(word.text for word in words),
+            tuple(word.text for word in english[reference]),
+            frozenset(linked[reference]),
+            tuple(word.punctuation for word in english[reference]),
+        )
+        for reference, words in greek.items()
+        if reference in linked
+    ]
+
+
+class _Word(NamedTuple):
+    id: str
+    text: str
+    punctuation: bool
+
+
+_Words = Mapping[str, list[_Word]]
+
+
+def _linked(greek: _Words, english: _Words) -> dict[str, list[tuple[int, int]]]:
+    """The links of each verse that has some; the few to words of another verse are left out."""
+    sources, targets = (
+        {
+            word.id: (reference, place)
+            for reference, verse in words.items()
+            for place, word in enumerate(verse)
+        }
+        for words in (greek, english)
+    )
+    found = defaultdict(list)
+    for record in json.loads(_path(_LINKS).read_text("utf-8"))["records"]:
+        for source, target in product(record["source"], record["target"]):
+            if source in sources and target in targets:
+                (reference, i), (other, j) = sources[source], targets[target]
+                if reference == other:
+                    found[reference].append((i, j))
+    return found
+
+
+def _rows(name: str) -> Iterator[dict[str, str]]:
+    with open(_path(name), encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+
+
+def _path(name: str) -> Path:
+    """A file of the package's data, which stands beside its code."""
+    cure = "install it: pip install --no-deps bible-alignments"
+    try:
+        path = Path(str(distribution("bible-alignments").locate_file(name)))
+    except PackageNotFoundError:
+        raise ArgumentError(f"the package bible-alignments is not installed; {cure}.") from None
+    if not path.exists():
+        raise ArgumentError(f"the package bible-alignments has no file {name!r} here; {cure}==0.4.2.")
+    return path

@@ -1,0 +1,5 @@
+"""Search for the output sequence: greedy, beam search and sampling."""
+
+from regard._util.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,0 +1,319 @@
+"""From pairs of sentences to a translator: prepare, train, and choose what alignments are read from."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from regard._util.checks import of_kind
+from regard._util.files import remove_parts
+from regard.errors import ArgumentError, DTypeError, RegardError
+from regard.models.seq2seq import Seq2Seq
+from regard.translation.alignment.alignment import choose
+from regard.translation.alignment.cross_attention import Choice
+from regard.translation.alignment.lexical_aligner import Anchors
+from regard.translation.config import Plan
+from regard.translation.data.pairs import Pair
+from regard.translation.training.checkpoint import (
+    ALIGNMENT,
+    CONFIG,
+    LENGTHENED,
+    MODEL,
+    ORIGIN,
+    SHARED,
+    SOURCE,
+    TARGET,
+    Checkpoint,
+    alone_in,
+    check_name,
+    load_model,
+    read_config,
+    write_config,
+)
+from regard.translation.training.distributed import Alone, World
+from regard.translation.training.logs import CsvLog, SampleLog, TensorBoardLog
+from regard.translation.training.loop import Outcome, Trainer
+from regard.translation.training.preparation import Prepared, is_prepared, prepare, prepared
+from regard.translation.training.progress import Judgement, Listener, Listeners, Report
+
+_ALIGNED = 300  # dev pairs by which layer and heads are chosen
+_ANCHORED = 5000  # pairs of the training from which it is learned which of their words belong together
+# all that a preparation writes, by names: what else is in a folder is somebody's own
+_DATA = tuple(f"data/{name}" for name in ("text.tsv", "train.ids", "links.ids", "dev.tsv", "ready"))
+_PREPARED = (CONFIG, SHARED, SOURCE, TARGET, *_DATA)
+
+
+def train(
+    folder: str | os.PathLike[str],
+    pairs: Iterable[Pair] | None = None,
+    *,
+    dev: Iterable[Pair] | None = None,
+    plan: Plan | None = None,
+    resume: bool = False,
+    listeners: Sequence[Listener] = (),
+    world: World | None = None,
+    origin: Mapping[str, Any] | None = None,
+) -> Outcome:
+    """Train a translator in a model folder; `load_translator(folder)` reads it.
+
+    folder: where all of it is kept; see the page on files.
+    pairs: `read_pairs("a.en", "a.de")`, or any others; None with `resume` are those of the folder.
+    dev: pairs to judge by; otherwise some are held back.
+    plan: all settings; by default those of `Plan.preset("small")`, as of `regard train`.
+    resume: go on from the last checkpoint of the folder, if there is one; its own plan counts then. If `plan`
+        is the same but for more epochs or updates, the training is lengthened, a finished one too.
+    origin: where the pairs come from, for config.json to keep.
+    listeners: are told how it goes. The folder gets log.csv and samples.jsonl, and logs for TensorBoard if
+        that is installed.
+    world: the processes that train together, where torchrun started several.
+
+    The process's memory allocator is left as it is. On a CPU, `regard.models.keep_memory()` before the call
+    makes training faster; with sharded parameters, `regard.models.return_memory()` saves memory.
+
+    >>> import tempfile
+    >>> from regard.translation import Pair, Plan, load_translator, train
+    >>> pairs = [
+    ...     Pair(f"{word} {i}", f"{i} {word.upper()}") for i in range(8) for word in ("one", "two", "six")
+    ... ]
+    >>> plan = Plan.preset("tiny").but(["training.updates=2", "tokens.size=40", "model.width=16"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     outcome = train(folder, pairs, plan=plan)
+    ...     translations = load_translator(folder).translate(["one 3"])
+    >>> outcome.finished
+    True
+    """
+    path, world = Path(folder), world or Alone()
+    check_name(path)
+    if plan is not None:
+        of_kind("train got a plan", plan, Plan, 'Plan.preset("tiny")')
+    for name, some in (("pairs", pairs), ("dev", dev)):
+        if isinstance(some, str | bytes | os.PathLike):
+            raise DTypeError(
+                f"train got {name}={os.fspath(some)[:80]!r}; give pairs of sentences, [(source, target), …], "
+                "or read_pairs(file)."
+            )
+    if world.rank:
+        return _agree_and_train(path, listeners, world)
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    try:
+        with alone_in(path):
+            with _nothing_left_if_refused(path), world.agreed():
+                _prepare(path, pairs, dev, plan, resume, Listeners(listeners), origin or {})
+            return _train(path, listeners, world)
+    except RegardError:
+        for one in missing:
+            with suppress(OSError):
+                one.rmdir()  # the system refuses if it is not empty
+        raise
+
+
+def _agree_and_train(folder: Path, listeners: Sequence[Listener], world: World) -> Outcome:
+    """A process that is not the first, which prepares for all."""
+    with world.agreed():
+        pass
+    return _train(folder, listeners, world)
+
+
+@contextmanager
+def _nothing_left_if_refused(folder: Path) -> Iterator[None]:
+    """A preparation that is refused takes away what it has written, and nothing else."""
+    data = folder / "data"
+    made = not data.exists()
+    new = [folder / name for name in _PREPARED if not os.path.lexists(folder / name)]
+    try:
+        yield
+    except RegardError:
+        for one in new:
+            with suppress(OSError):
+                one.unlink()
+        if made:
+            with suppress(OSError):
+                data.rmdir()  # the system refuses if it is not empty
+        raise
+
+
+class _Guard(Listener):
+    """Ends a training whose folder is removed, moved or replaced, as nothing of it can be saved any more."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._found = folder, _identity(folder)
+        self._needed = [path for path in (folder / name for name in _PREPARED) if path.is_file()]
+        self._step = self._saved = 0
+
+    def begin(self, about: str, step: int, steps: int) -> None:
+        self._step = self._saved = step
+
+    def report(self, report: Report) -> None:
+        self._step = report.step
+        self._check()
+
+    def judge(self, judgement: Judgement) -> None:
+        self._step = judgement.step
+        self._check()
+
+    def saved(self, step: int, path: str | os.PathLike[str]) -> None:
+        self._step = step
+        self._check()
+        self._saved = step
+
+    def end(self, text: str) -> None:
+        self._check()
+
+    def _check(self) -> None:
+        if _identity(self._folder) != self._found:
+            raise ArgumentError(
+                f"the folder {os.fspath(self._folder)!r} was removed or moved during training, which ends "
+                f"after update {self._step}, as nothing can be saved there. If it was moved, resume "
+                "(--resume) where it is now, from its last checkpoint; otherwise train in a new folder."
+            )
+        missing = next((path for path in self._needed if not path.is_file()), None)
+        if missing is not None:
+            kept = f"that of update {self._saved} is kept" if self._saved else "there is none yet"
+            raise ArgumentError(
+                f"{os.fspath(missing)!r} was removed during training, which ends after update {self._step}: "
+                f"no checkpoint could be resumed without it ({kept}). Copy it back and resume (--resume), or "
+                "train in a new folder."
+            )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a folder from another one in its place; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _train(folder: Path, listeners: Sequence[Listener], world: World) -> Outcome:
+    """Train on what is prepared, and choose what alignments are read from."""
+    config = read_config(folder)
+    found, plan = prepared(folder), Plan.of(config["plan"])
+    assert found is not None
+    logs = [CsvLog(folder), SampleLog(folder), TensorBoardLog(folder)]
+    tokens, ids, held, links = found
+    outcome = Trainer(
+        folder,
+        plan,
+        tokens,
+        ids,
+        held,
+        links=links,
+        # first: no listener may report as saved what is not
+        listeners=[_Guard(folder), *listeners, *logs],
+        world=world,
+        anew=_lengthened(config),
+    ).run()
+    with world.agreed():
+        if world.rank == 0 and outcome.finished:
+            _choose(folder, plan, found, world)
+    return outcome
+
+
+def _prepare(
+    folder: Path,
+    pairs: Iterable[Pair] | None,
+    dev: Iterable[Pair] | None,
+    plan: Plan | None,
+    resume: bool,
+    listeners: Listener,
+    origin: Mapping[str, Any],
+) -> None:
+    """A folder with all that a training reads, unless it is there."""
+    if any(not path.name.startswith(".") for path in folder.glob("*")):
+        if not resume and not _only_begun(folder):
+            raise ArgumentError(
+                f"the folder {os.fspath(folder)!r} is not empty; go on in it with resume (--resume), or "
+                "name a new one."
+            )
+        read_config(folder)  # it must be a model folder, and not just any
+        remove_parts(folder)  # of a training that was killed; not before the folder is known to be one
+        if is_prepared(folder):
+            if plan is not None:
+                _lengthen(folder, plan, listeners)
+            return
+        if not _only_begun(folder):
+            raise ArgumentError(
+                f"{os.fspath(folder)!r} has a model, and no data to go on with; copy its folder data as "
+                "well, or train in a new folder."
+            )
+    if pairs is None:
+        raise ArgumentError(
+            f"there is nothing to go on with in {os.fspath(folder)!r}; give the pairs to train on as well."
+        )
+    plan = plan or Plan.preset("small")
+    write_config(folder, plan, **({ORIGIN: dict(origin)} if origin else {}))
+    prepare(folder, plan, pairs, dev, listeners.say)
+
+
+def _lengthen(folder: Path, plan: Plan, listeners: Listener) -> None:
+    """Make the plan of a folder this one, if it is the same but for a later end."""
+    config = read_config(folder)
+    begun = Plan.of(config.pop("plan"))
+    config.pop("format")
+    if not begun.is_lengthened_by(plan):
+        return
+    if plan.training.patience:
+        last = [one.step for one in Checkpoint.all(folder)[-1:]]
+        config[LENGTHENED] = sorted({*_lengthened(config), *last})
+    write_config(folder, plan, **config)
+    before, after = begun.training.end(), plan.training.end()
+    told = f"lengthened from {before} to {after}"
+    if plan.training.schedule == "cosine":  # which knows the end
+        told += (
+            "; the learning rate goes up again, to where a training of this length has it by now, so that "
+            "the end is not quite that of one that was as long from the start"
+        )
+    if plan.training.patience:
+        told += "; its patience begins anew"
+    listeners.say(told)
+
+
+def _lengthened(config: Mapping[str, Any]) -> list[int]:
+    """The updates after which a training was made longer; there patience began anew."""
+    found = config.get(LENGTHENED)
+    return [step for step in found if type(step) is int] if isinstance(found, list) else []
+
+
+def _only_begun(folder: Path) -> bool:
+    """Whether a preparation was cut off here, so that nothing is lost if it begins again."""
+    trained = (folder / MODEL).exists() or Checkpoint.all(folder)
+    return (folder / CONFIG).exists() and not trained and not is_prepared(folder)
+
+
+def _choose(folder: Path, plan: Plan, found: Prepared, world: World) -> None:
+    """Which layer and heads show word alignments best, into config.json."""
+    if plan.model.kind == "plain" or not (folder / MODEL).exists():
+        return
+    kept = {name: value for name, value in read_config(folder).items() if name not in ("format", "plan")}
+    with world.reading(folder, lambda: plan.model.make(found.tokens.sizes())) as model:
+        choice = _best_choice(model, found)
+    write_config(folder, plan, **kept | {ALIGNMENT: choice.to_dict()})
+
+
+def choice_of(folder: str | os.PathLike[str]) -> Choice | None:
+    """Which layer and heads show word alignments best: what the training chose, or would choose by now.
+
+    None if the model does not attend to the source, or if its training is not at its end and there are no
+    data to choose by.
+    """
+    path = Path(folder)
+    config = read_config(path)
+    if config.get(ALIGNMENT):
+        return Choice.from_dict(config[ALIGNMENT])
+    found = prepared(path)
+    if found is None or Plan.of(config["plan"]).model.kind == "plain":
+        return None
+    return _best_choice(load_model(path).model, found)
+
+
+def _best_choice(model: Seq2Seq, found: Prepared) -> Choice:
+    tokens, dev = found.tokens, found.dev[:_ALIGNED]
+    texts = (
+        Pair(*(side.join(ids.tolist()).text for side, ids in zip(tokens, pair, strict=True)))
+        for pair in islice(found.pairs, _ANCHORED)
+    )
+    anchors = Anchors.learn([*dev, *texts]).links(dev)
+    return choose(model, tokens, dev, anchors)

@@ -1,0 +1,96 @@
+"""Looks at the dev data during a training: the loss of each token, BLEU, exact match and a sample."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from regard.models.layers.dropout import evaluating
+from regard.models.seq2seq import Seq2Seq
+from regard.translation.alignment.alignment import align
+from regard.translation.alignment.cross_attention import Choice, attends, crossing
+from regard.translation.config import Criterion
+from regard.translation.data.batches import Batch, Batches, InMemory, by_length
+from regard.translation.data.pairs import Pair
+from regard.translation.evaluation import evaluate
+from regard.translation.sentence_splitter import longest_translation
+from regard.translation.tokens import END, START, TwoSides
+from regard.translation.training.progress import Example, Judgement, worth
+
+_TOKENS = 4096  # of a batch
+_SENTENCES = 100  # that are translated together
+_TRANSLATED = 1000  # at most, of the dev data
+
+
+class Dev(NamedTuple):
+    """Dev data, ready to be looked at many times: batches with all pairs, and sources in order."""
+
+    pairs: Sequence[Pair]
+    batches: list[Batch]
+    sources: list[list[int]]
+
+    @classmethod
+    def of(cls, pairs: Sequence[Pair], tokens: TwoSides) -> "Dev":
+        """Pairs of sentences, cut into pieces."""
+        sources = tokens.source.encode_all([pair.source for pair in pairs])
+        targets = tokens.target.encode_all([pair.target for pair in pairs])
+        batches = Batches(InMemory(list(zip(sources, targets, strict=True))), _TOKENS)
+        return cls(pairs, [batches.get(some, 0) for some in batches.epoch(0)], sources[:_TRANSLATED])
+
+
+class DevScores(NamedTuple):
+    """What the dev data say; `value` is what has improved if it is larger."""
+
+    value: float
+    loss: float
+    bleu: float
+    exact: float
+    sample: Example
+
+    def judgement(self, step: int, best: bool) -> Judgement:
+        """For those who listen."""
+        return Judgement(step, self.loss, self.bleu, self.exact, self.sample, best)
+
+
+def judge(model: Seq2Seq, tokens: TwoSides, dev: Dev, criterion: Criterion) -> DevScores:
+    """Look at the dev data: the loss of every token, and translations by the likeliest token each time."""
+    loss = dev_loss(model, dev.batches)
+    written = translations(model, tokens, dev.sources)
+    references = [pair.target for pair in dev.pairs[: len(written)]]
+    scores = evaluate(written, references)
+    # the longest of the first ones: there is something to see in it
+    shown = max(range(min(8, len(written))), key=lambda i: len(dev.pairs[i].source))
+    pair, text = dev.pairs[shown], written[shown]
+    sample = Example(pair.source, text, pair.target, _aligned(model, tokens, pair.source, text))
+    value = -loss if criterion == "loss" else worth(scores.bleu, loss)
+    return DevScores(value, loss, scores.bleu, scores.exact, sample)
+
+
+def _aligned(model: Seq2Seq, tokens: TwoSides, source: str, text: str) -> dict[str, Any] | None:
+    """Which words of a translation came from which; None if the model does not attend to the source."""
+    if not attends(model):
+        return None
+    # which attention aligns best is chosen at the end of a training; mostly it is the second layer from the
+    # source, at the step that writes a word
+    choice = Choice(layer=min(1, len(crossing(model)) - 1), shift="output")
+    return align(model, tokens, [(source, text)], choice)[0].to_dict()
+
+
+@torch.no_grad()
+def dev_loss(model: Seq2Seq, batches: Sequence[Batch]) -> float:
+    """The mean cross entropy of a token."""
+    device = model.output_weight.device
+    with evaluating(model):
+        moved = (batch.to(device) for batch in batches)
+        losses = [float(model.loss(batch.source, batch.target)) * batch.labels for batch in moved]
+    return sum(losses) / sum(batch.labels for batch in batches)
+
+
+def translations(model: Seq2Seq, tokens: TwoSides, sources: Sequence[Sequence[int]]) -> list[str]:
+    """The likeliest token each time; sentences of like lengths together."""
+    found = [""] * len(sources)
+    for some, packed in by_length(sources, _SENTENCES, model.output_weight.device):
+        most = longest_translation(max(len(sources[i]) for i in some))
+        for i, ids in zip(some, model.greedy(packed, start=START, end=END, most=most), strict=True):
+            found[i] = tokens.target.join(ids).text
+    return found

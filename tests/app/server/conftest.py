@@ -1,0 +1,45 @@
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.app.server.registry import Collection
+from regard.app.server.state import House
+from regard.models import BertEncoder, StaticEncoder, Vocabulary
+from tests.app.server.asking import Client
+from tests.translation.folders import write
+
+WORDS = ["dogs", "may", "bark", "at", "strangers", "trees", "shed", "in", "winter", "."]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small translator with weights drawn by chance."""
+    return write(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.fixture(scope="session")
+def collection(folder: Path) -> Collection:
+    """Translators with and without attention, a contextual encoder and a static one."""
+    plain = write(folder.parent / "plain", "plain")
+    recurrent = write(folder.parent / "recurrent", "recurrent")
+    found = Collection.load(map(os.fspath, (folder, plain, recurrent)))
+    torch.manual_seed(0)
+    bert = BertEncoder(Vocabulary(WORDS, marks=("<unk>", "<s>", "</s>", "<mask>")), 16, 2, heads=2, length=40)
+    static = StaticEncoder(WORDS, torch.randn(len(WORDS), 4))
+    found.entries.update(Collection({"bert": bert.eval(), "static": static}).entries)
+    return found
+
+
+@pytest.fixture
+def house(collection: Collection, one_thread: None) -> Iterator[House]:
+    found = House(collection)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def client(house: House) -> Client:
+    return Client(house)

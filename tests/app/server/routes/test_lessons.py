@@ -1,0 +1,152 @@
+"""Lookup, order and positions: the laws that the page shows."""
+
+import math
+from typing import get_args
+
+import pytest
+import torch
+
+from regard.app.server.requests import Lookup, Masking, Normalize, Order, PositionsAsked, Score
+from regard.app.server.routes.lessons import lookup, order, positions
+from regard.errors import ArgumentError, ShapeError
+from regard.models.layers.positions import Sinusoidal
+
+QUERY = [[1.0, 0.0, 0.5], [0.0, 2.0, -1.0]]
+KEY = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.5], [-1.0, 0.2, 0.3], [0.3, 0.3, -0.4]]
+VALUE = [[10.0], [20.0], [30.0], [40.0], [50.0]]
+SUMS_TO_ONE = {"softmax", "sparsemax", "entmax15", "hard"}
+
+# each normalizer as its formula is written
+PHI = {
+    "softmax": lambda s, tau, n: (s - tau).exp(),
+    "softmax1": lambda s, tau, n: (s - tau).exp(),
+    "sparsemax": lambda s, tau, n: (s - tau).clamp(min=0),
+    "entmax15": lambda s, tau, n: ((s - tau) / 2).clamp(min=0) ** 2,
+    "hard": lambda s, tau, n: (s == tau).double(),
+    "mean": lambda s, tau, n: s / n,
+    "sigmoid": lambda s, tau, n: 1 / (1 + (tau - s).exp()),
+    "relu": lambda s, tau, n: s.clamp(min=0) / n,
+}
+SCORES = {
+    "dot": lambda q, k: q @ k,
+    "scaled": lambda q, k: q @ k / math.sqrt(len(q)),
+    "cosine": lambda q, k: q @ k / (q.norm() * k.norm()),
+    "gaussian": lambda q, k: -((q - k) ** 2).sum() / 2,
+    "additive": lambda q, k: (q + k).tanh().sum(),
+}
+
+
+@pytest.mark.parametrize("score", get_args(Score))
+def test_scores_follow_their_formula(score):
+    found = lookup(Lookup(query=QUERY, key=KEY, value=VALUE, score=score))
+    query, key = torch.tensor(QUERY, dtype=torch.float64), torch.tensor(KEY, dtype=torch.float64)
+    expected = [[float(SCORES[score](q, k)) for k in key] for q in query]
+    assert torch.allclose(torch.tensor(found.scores), torch.tensor(expected), atol=1e-9)
+
+
+@pytest.mark.parametrize("normalize", get_args(Normalize))
+@pytest.mark.parametrize("mask", get_args(Masking))
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_weights_and_output_follow_from_the_scores(normalize, mask, temperature):
+    """What the page prints as a formula gives the numbers that it shows beside it."""
+    asked = Lookup(
+        query=QUERY, key=KEY, value=VALUE, normalize=normalize, mask=mask, window=1, temperature=temperature
+    )
+    found = lookup(asked)
+    scores, masked = torch.tensor(found.scores, dtype=torch.float64), torch.tensor(found.masked)
+    tau, weights = (torch.tensor(x, dtype=torch.float64) for x in (found.tau, found.weights))
+    tau, seen = tau[:, None], (~masked).sum(-1, keepdim=True)
+    expected = PHI[normalize](scores / temperature, tau, seen).masked_fill(masked, 0)
+    assert torch.allclose(weights, expected, atol=1e-12)
+    output = weights @ torch.tensor(VALUE, dtype=torch.float64)
+    assert torch.allclose(torch.tensor(found.output, dtype=torch.float64), output)
+    if normalize in SUMS_TO_ONE:
+        assert torch.allclose(weights.sum(-1), torch.ones(2, dtype=torch.float64))
+
+
+def test_masks_hide_what_they_say():
+    causal = lookup(Lookup(query=QUERY, key=KEY, value=VALUE, mask="causal"))
+    assert causal.masked == [[False] * 4 + [True], [False] * 5]  # the last query sees the last key
+    window = lookup(Lookup(query=KEY, key=KEY, value=VALUE, mask="window", window=1))
+    assert window.masked[2] == [True, False, False, False, True]
+
+
+def test_colder_is_harder():
+    cold = lookup(Lookup(query=QUERY, key=KEY, value=VALUE, temperature=0.001))
+    hard = lookup(Lookup(query=QUERY, key=KEY, value=VALUE, normalize="hard"))
+    assert torch.allclose(torch.tensor(cold.weights), torch.tensor(hard.weights), atol=1e-6)
+    assert "0.001" in cold.formula.normalize
+
+
+def test_tables_that_do_not_fit_are_refused():
+    with pytest.raises(ShapeError, match="row 0 of key has 2 numbers and row 1 has 1"):
+        lookup(Lookup(query=[[1, 2]], key=[[1, 2], [1]], value=[[1], [1]]))
+    with pytest.raises(ShapeError):
+        lookup(Lookup(query=[[1, 2]], key=[[1]], value=[[1]]))
+    with pytest.raises(ShapeError):
+        lookup(Lookup(query=[[1, 2]], key=[[1]], value=[[1]], score="additive"))
+    with pytest.raises(ShapeError):
+        lookup(Lookup(query=[[1]], key=[[1], [2]], value=[[1]]))
+
+
+SENTENCE, SHUFFLED = "the dog bites the old man", [5, 3, 4, 2, 0, 1]
+
+
+def test_without_positions_words_only_move():
+    """Attention treats its keys as a set: in another order each word's vector is the same."""
+    found = order(Order(sentence=SENTENCE, order=SHUFFLED))
+    assert max(found.change) < 1e-12
+    assert found.shuffled == ["man", "the", "old", "bites", "the", "dog"]
+    before, after = torch.tensor(found.before), torch.tensor(found.after)
+    assert torch.allclose(before[SHUFFLED], after)
+    first, second = torch.tensor(found.weights_before), torch.tensor(found.weights_after)
+    assert torch.allclose(first[SHUFFLED][:, SHUFFLED], second)
+    assert torch.allclose(before[0], before[3])  # the same word twice
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "learned", "rotary", "alibi", "t5"])
+def test_with_positions_the_order_counts(kind):
+    found = order(Order(sentence=SENTENCE, order=SHUFFLED, positions=kind))
+    assert max(found.change) > 1e-3
+    same = order(Order(sentence=SENTENCE, order=list(range(6)), positions=kind))
+    assert max(same.change) == 0
+    assert not torch.allclose(torch.tensor(same.before)[0], torch.tensor(same.before)[3])
+
+
+def test_a_seed_says_all():
+    asked = Order(sentence=SENTENCE, order=SHUFFLED, positions="t5", seed=7)
+    torch.manual_seed(1)
+    first = order(asked)
+    torch.manual_seed(2)
+    assert order(asked) == first
+    assert order(Order(sentence=SENTENCE, order=SHUFFLED, positions="t5", seed=8)) != first
+
+
+@pytest.mark.parametrize("wrong", [[0, 1], [0, 0, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6]])
+def test_an_order_has_each_word_once(wrong):
+    with pytest.raises(ArgumentError, match="0 to 5 once"):
+        order(Order(sentence=SENTENCE, order=wrong))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "rows"),
+    [
+        ("sinusoidal", (11, 6), "position"),
+        ("learned", (11, 6), "position"),
+        ("rotary", (11, 3), "position"),
+        ("alibi", (6, 21), "head"),
+        ("t5", (6, 21), "head"),
+    ],
+)
+def test_encodings_have_their_sizes(kind, shape, rows):
+    found = positions(PositionsAsked(kind=kind, length=11, width=6))
+    assert torch.tensor(found.values).shape == shape
+    assert found.rows == rows
+    assert found.start == (-10 if rows == "head" else 0)
+
+
+def test_encodings_are_those_of_the_models():
+    found = positions(PositionsAsked(length=5, width=4))
+    assert torch.allclose(torch.tensor(found.values), Sinusoidal(4)(torch.arange(5)), atol=1e-5)
+    alibi = torch.tensor(positions(PositionsAsked(kind="alibi", length=5, width=2)).values)
+    assert alibi[0].tolist() == [-0.25, -0.1875, -0.125, -0.0625, 0, -0.0625, -0.125, -0.1875, -0.25]

@@ -1,0 +1,243 @@
+"""Connections on loopback: slow, silent and too many clients, and a process with few file descriptors."""
+
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from regard.app.server import connections
+from regard.app.server.connections import Complaints, Connections, most_connections
+from regard.app.server.registry import Collection
+from regard.app.server.run import Server, listen
+from regard.app.server.state import House
+from regard.app.view_model import Exhibit
+
+HALF = b"GET /api/health HTTP/1.1\r\nHost: 127.0.0.1"
+
+
+@contextmanager
+def serving(most: int | None = None, house: House | None = None) -> Iterator[Server]:
+    """A server in a thread, which answers at `server.port`."""
+    listening, ready = listen("127.0.0.1", 0), threading.Event()
+    house = house or House(Collection())
+    server = Server(house, listening, ready.set)
+    if most is not None:
+        server.open_connections.most = most
+    server.port = listening.getsockname()[1]  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_until_told, daemon=True)
+    thread.start()
+    assert ready.wait(20)
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert house.close()
+        assert not thread.is_alive()
+
+
+def connect(server: Server, content: bytes = b"") -> socket.socket:
+    found = socket.create_connection(("127.0.0.1", server.port), timeout=20)  # type: ignore[attr-defined]
+    found.sendall(content)
+    return found
+
+
+def healthy(server: Server) -> bool:
+    address = f"http://127.0.0.1:{server.port}/api/health"  # type: ignore[attr-defined]
+    return httpx.get(address, timeout=20).is_success
+
+
+def whole(server: Server, path: str = "/api/health", method: str = "GET", more: str = "") -> bytes:
+    port = server.port  # type: ignore[attr-defined]
+    return f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{more}\r\n".encode()
+
+
+def is_closed(one: socket.socket) -> bool:
+    """Whether the server ends a connection before the test's patience does."""
+    try:
+        while one.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def trickle(one: socket.socket) -> None:
+    """A byte now and then, until the server has enough."""
+    for _ in range(200):
+        one.sendall(b"1")
+        time.sleep(0.02)
+
+
+def until(holds) -> None:
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET", HALF, b"POST /api/lookup HTTP/1.1\r\nX: " + b"y" * 1000])
+def test_headers_have_a_time_limit(sent, monkeypatch):
+    monkeypatch.setattr(connections, "HEADERS", 0.3)
+    with serving() as server, connect(server, sent) as slow:
+        assert is_closed(slow)
+        until(lambda: server.open_connections.open == 0)
+
+
+def test_headers_that_trickle_are_not_waited_for(monkeypatch):
+    monkeypatch.setattr(connections, "HEADERS", 0.3)
+    with serving() as server, connect(server, HALF) as slow, pytest.raises(ConnectionError):
+        trickle(slow)
+
+
+def test_the_next_request_of_a_connection_has_the_same_limit(monkeypatch):
+    with serving() as server, connect(server, whole(server)) as slow:
+        assert slow.recv(65536).startswith(b"HTTP/1.1 200")
+        monkeypatch.setattr(connections, "HEADERS", 0.3)
+        slow.sendall(HALF)
+        assert is_closed(slow)
+
+
+def test_requests_may_follow_each_other_on_a_connection():
+    with serving() as server, connect(server, whole(server) * 3) as client:
+        found = b""
+        while found.count(b'"status":"ok"') < 3:
+            found += client.recv(65536)
+        assert found.count(b"HTTP/1.1 200") == 3
+
+
+def test_a_body_that_nobody_reads_does_not_keep_the_connection(monkeypatch):
+    monkeypatch.setattr(connections, "HEADERS", 0.3)
+    with serving() as server:
+        begun = whole(server, "/api/nothing", "POST", "Content-Length: 100000\r\n")
+        with connect(server, begun) as slow, pytest.raises(ConnectionError):
+            trickle(slow)
+
+
+def test_an_answer_that_is_not_read_does_not_keep_the_connection(monkeypatch):
+    monkeypatch.setattr(connections, "STALLED", 0.3)
+    house = House(Collection())
+    name = house.exhibits.keep(Exhibit.of(torch.rand(2048, 2048))).id
+    body = b'{"height":2048,"width":2048}'
+    more = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    with serving(house=house) as server:
+        with connect(server, whole(server, f"/api/exhibits/{name}/tile", "POST", more) + body) as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            until(lambda: server.open_connections.open == 1)
+            until(lambda: server.open_connections.open == 0)
+        assert healthy(server)
+
+
+def test_the_oldest_without_a_request_makes_room():
+    with serving(most=5) as server, ExitStack() as stack:
+        half = [stack.enter_context(connect(server, HALF)) for _ in range(20)]
+        assert healthy(server)
+        assert server.open_connections.open <= 5
+        assert all(map(is_closed, half[:10]))
+        half[-1].sendall(f":{server.port}\r\n\r\n".encode())  # type: ignore[attr-defined]
+        assert half[-1].recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_half_a_body_makes_room_too():
+    with serving(most=5) as server, ExitStack() as stack:
+        more = "Content-Type: application/json\r\nContent-Length: 1000\r\n"
+        begun = whole(server, "/api/lookup", "POST", more) + b"{"
+        half = [stack.enter_context(connect(server, begun)) for _ in range(10)]
+        assert healthy(server)
+        assert is_closed(half[0])
+
+
+def test_who_is_being_answered_stays_and_the_new_one_goes():
+    opened, house = threading.Event(), House(Collection())
+    house.quick.end()  # replaced by one that is held up
+    house.quick = held = type(house.quick)(threads=1)
+    with serving(most=2, house=house) as server, ExitStack() as stack:
+        thread = threading.Thread(target=_occupy, args=(held, opened))
+        thread.start()
+        waiting = [stack.enter_context(connect(server, whole(server, "/api/positions"))) for _ in range(2)]
+        until(lambda: held.waiting == 2)
+        with connect(server, whole(server)) as late:
+            assert is_closed(late)
+        opened.set()
+        assert all(one.recv(65536).startswith(b"HTTP/1.1 200") for one in waiting)
+        thread.join(10)
+
+
+def _occupy(worker, opened: threading.Event) -> None:
+    import asyncio
+
+    asyncio.run(worker.alone(lambda: opened.wait(20)))
+
+
+def test_there_are_fewer_connections_than_files(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 4096))
+    assert most_connections() == 50
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, 4096))
+    assert most_connections() == connections.MOST
+    assert Connections(7).most == 7
+
+
+def test_failed_accepts_are_reported_once_in_a_while(caplog):
+    complaints, reported = Complaints(), []
+    loop = type("Loop", (), {"default_exception_handler": lambda _, context: reported.append(context)})()
+    for _ in range(100):
+        complaints(
+            loop, {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many")}
+        )
+    assert len(caplog.records) == 1
+    assert "Too many" in caplog.text
+    other = {"message": "something else"}
+    complaints(loop, other)
+    assert reported == [other]
+
+
+PROGRAM = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+import torch
+torch.set_num_threads(1)
+from regard.app.server.registry import Collection
+from regard.app.server.state import House
+from regard.app.server.run import listen, serve
+listening = listen("127.0.0.1", 0)
+serve(House(Collection()), listening, lambda: print(listening.getsockname()[1], flush=True))
+"""
+
+
+def test_with_few_file_descriptors_half_requests_harm_nobody(tmp_path: Path):
+    """Three times as many half-sent requests as the process may open files: others are answered meanwhile."""
+    errors = tmp_path / "errors"
+    with (
+        open(errors, "wb") as log,
+        subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=log) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            port = process.stdout.readline().decode().strip()
+            assert re.fullmatch(r"\d+", port), errors.read_text()
+            with ExitStack() as stack:
+                for number in range(400):
+                    half = stack.enter_context(socket.socket())
+                    half.settimeout(20)
+                    half.connect(("127.0.0.1", int(port)))
+                    half.sendall(HALF)
+                    if number % 80 == 79:
+                        assert httpx.get(f"http://127.0.0.1:{port}/api/health", timeout=20).is_success
+                assert len(os.listdir(f"/proc/{process.pid}/fd")) < 128
+            assert httpx.get(f"http://127.0.0.1:{port}/", timeout=20).is_success
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+    assert errors.stat().st_size < 2000, errors.read_text()[:2000]

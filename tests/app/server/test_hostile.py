@@ -1,0 +1,140 @@
+"""Hostile requests to a real server on loopback: every answer is a success or names what is wrong."""
+
+import json
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from regard.app.server.endpoints import ENDPOINTS
+from regard.app.server.state import House
+from tests.app.server.test_load import serving
+
+JSON = {"Content-Type": "application/json"}
+PATHS = [
+    "/" + "a" * 10_000,
+    "/static/page/" + "a" * 5000 + ".js",
+    "/static/page/" + "../" * 500 + "etc/passwd",
+    "/static/%00.js",
+    "/static/page/%ff%fe.js",
+    "/static/page/%ed%a0%80.js",
+    "/api/training/" + "%2e%2e/" * 50,
+    "/api/training/%00",
+    "/api/training/%ed%a0%80?after=1",
+    "/api/exhibits/%00/tile",
+    "/api/exhibits/" + "x" * 5000,
+    "/api/positions?length=" + "9" * 5000,
+    "/api/positions?length=NaN",
+    "/api/positions?length=1e999",
+    "/api/positions?width=-1&width=3",
+    "/api/positions?" + "&".join(f"x{number}=1" for number in range(1000)),
+    "/api/positions?length=%ff",
+    "//api//models",
+    "/api/models/",
+    "/%",
+    "/?%%%",
+]
+BODIES = [
+    b"null",
+    b"true",
+    b"NaN",
+    b"-Infinity",
+    b"0" * 5000,
+    b"9" * 100_000,
+    b"1e" + b"9" * 1000,
+    b'"\\ud800"',
+    b'{"\\ud800": 1}',
+    b"\xef\xbb\xbf{}",
+    b"\x00",
+    b"[" * 50_000 + b"]" * 50_000,
+    b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+    b'{"model": null}',
+    b'{"model": {"model": []}}',
+    b"{" + b",".join(b'"k%d":0' % number for number in range(10_000)) + b"}",
+]
+HEADERS = [
+    {"Host": "\u00ff".encode("latin-1")},
+    {"Content-Length": "-1"},
+    {"Content-Length": "9" * 30},
+    {"Transfer-Encoding": "chunked, chunked"},
+    {"Content-Type": "application/json; charset=" + "x" * 5000},
+    {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "x",
+    },
+    {"Connection": "Upgrade", "Upgrade": "h2c"},
+    {"Expect": "100-continue"},
+    {"Range": "bytes=0-99999999999999999999"},
+    {"Cookie": "x" * 12_000},
+    {"Origin": "null"},
+    {"If-None-Match": "\x7f"},
+]
+
+
+@pytest.fixture(scope="module")
+def address(collection) -> Iterator[str]:
+    with serving(House(collection)) as found:
+        yield found
+
+
+def fine(status: int) -> bool:
+    return 100 <= status < 300 or 400 <= status < 500
+
+
+@pytest.mark.parametrize("path", PATHS, ids=range(len(PATHS)))
+def test_hostile_paths(path, address):
+    for method in ("GET", "POST", "HEAD", "DELETE", "OPTIONS"):
+        assert fine(raw(address, method, path)), method
+    assert httpx.get(f"{address}/api/health").is_success
+
+
+@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
+def test_hostile_bodies(body, address):
+    with httpx.Client(base_url=address, timeout=60) as client:
+        for one in ENDPOINTS:
+            path = one.path.replace("{id}", "none").replace("{name:path}", "none")
+            assert fine(client.request(one.method, path, content=body, headers=JSON).status_code), path
+
+
+@pytest.mark.parametrize("headers", HEADERS, ids=range(len(HEADERS)))
+def test_hostile_headers(headers, address):
+    for method, path in (("GET", "/api/models"), ("GET", "/"), ("POST", "/api/lookup")):
+        assert fine(raw(address, method, path, headers)), (method, path)
+    assert httpx.get(f"{address}/api/health").is_success
+
+
+def test_numbers_at_the_edge_of_what_is_allowed(address):
+    extremes = (-1, 1, 2**31, 2**53, 2**64, -(2**63), 1e308, 0.5, None, True, "1", [])
+    with httpx.Client(base_url=address, timeout=60) as client:
+        shown = client.post("/api/long", json={"text": "dogs bark at trees that shed bark"}).json()
+        for question in ("tile", "top", "received", "heads", "numbers"):
+            for name in ("input", "layer", "heads", "rows", "place", "most", "size", "height", "query"):
+                for number, value in enumerate(extremes):
+                    given = (value, [value], [value, value])[number % 3]
+                    found = client.post(f"/api/exhibits/{shown['id']}/{question}", json={name: given})
+                    assert fine(found.status_code), (question, name, given, found.text)
+
+
+def raw(address: str, method: str, path: str, headers: dict | None = None) -> int:
+    """The status of a request that a client library would not send."""
+    host, port = address.removeprefix("http://").split(":")
+    lines = {"Host": f"{host}:{port}", "Connection": "close", **(headers or {})}
+    with socket.create_connection((host, int(port)), timeout=30) as client:
+        client.sendall(f"{method} {path} HTTP/1.1\r\n".encode())
+        for name, value in lines.items():
+            content = value if isinstance(value, bytes) else value.encode()
+            client.sendall(name.encode() + b": " + content + b"\r\n")
+        client.sendall(b"\r\n")
+        found = b""
+        while b"\r\n" not in found:
+            part = client.recv(65536)
+            assert part, "closed without an answer"
+            found += part
+    return int(found.split()[1])
+
+
+def test_a_body_is_json_all_the_same(address):
+    assert json.loads(httpx.post(f"{address}/api/lookup", content=b"{", headers=JSON).content)["error"]

@@ -1,0 +1,280 @@
+"""The models that were named at the start, and what trainings have logged."""
+
+import json
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.app.server.registry import Collection, Entry, names_of
+from regard.app.server.security import Refused
+from regard.app.server.state import House
+from regard.errors import ArgumentError
+from regard.models.encoders.static import StaticEncoder
+from regard.translation.training.checkpoint import alone_in, is_training
+from regard.translation.training.logs import CsvLog
+from regard.translation.training.progress import Judgement, Listener, Report
+from regard.translation.training.train import train
+from tests.app.server.asking import Client, error
+from tests.translation.small import PAIRS, small_plan
+
+QUICK = ("training.updates=4", "training.judge=2", "training.accumulate=1")
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+def training(folder: Path) -> Path:
+    """A folder in which a training has begun."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = CsvLog(folder)
+    log.begin("A small Transformer", 0, 2000)
+    for step in (100, 200):
+        log.report(Report(step, 2000, 0.5, 4.2, 1e-3, 7800, 60, None))
+    log.judge(Judgement(200, 2.5, 31.4, None, None, True))
+    return folder
+
+
+@pytest.fixture
+def asking():
+    houses = []
+
+    def make(*paths) -> Client:
+        houses.append(House(Collection.load(map(str, paths))))
+        return Client(houses[-1])
+
+    yield make
+    for house in houses:
+        house.close()
+
+
+def test_names_are_as_short_as_can_be():
+    assert names_of(["a/b/small", "c/large"]) == ["small", "large"]
+    with pytest.raises(ArgumentError, match="2 times"):
+        names_of(["a", "a"])
+
+
+def test_only_what_was_named_is_reachable(folder, collection):
+    with pytest.raises(Refused, match="there is no model"):
+        collection.entry(str(folder))
+    with pytest.raises(ArgumentError, match="does not exist"):
+        Collection.load(["no/such/folder"])
+
+
+def test_examples_come_from_the_dev_data(folder, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "data").mkdir()
+    (copy / "data" / "dev.tsv").write_text(
+        "".join(f"ein Hund bellt {n}\ta dog barks {n}\n" for n in range(99))
+    )
+    (entry,) = Collection.load([str(copy)], {str(copy): "de-en"}).entries.values()
+    assert len(entry.examples) == 8
+    assert entry.examples[0] == "ein Hund bellt 0"
+    assert entry.languages == "de-en"
+
+
+def test_vectors_of_words_from_a_file(tmp_path):
+    StaticEncoder(["dogs", "bark"], torch.eye(2)).save(tmp_path / "words.txt")
+    (entry,) = Collection.load([str(tmp_path / "words.txt")]).entries.values()
+    assert (entry.kind, entry.attends) == ("encoder", False)
+
+
+def test_a_training_without_parameters_is_listed_and_its_model_comes_later(folder, tmp_path, asking):
+    begun = training(tmp_path / HOSTILE)
+    client = asking(begun)
+    found = client.get("/api/models")
+    assert (found["models"], found["folders"]) == ([], [HOSTILE])
+    assert client.get("/api/training")["trainings"] == [{"name": HOSTILE, "steps": 200, "state": "stopped"}]
+    assert found["pending"] == [HOSTILE]
+    for file in folder.iterdir():
+        if file.is_file():
+            shutil.copy(file, begun / file.name)
+    assert [model["name"] for model in client.get("/api/models")["models"]] == [HOSTILE]
+    assert client.post("/api/translate", model=HOSTILE, sentences=["ein Hund"])["translations"]
+    assert client.get("/api/models")["pending"] == []
+
+
+def state(client: Client) -> str:
+    """What the list and the rows of the only training say, which is the same."""
+    (one,) = client.get("/api/training")["trainings"]
+    rows = client.get(f"/api/training/{one['name']}")
+    assert (rows["state"], rows["steps"]) == (one["state"], one["steps"])
+    return one["state"]
+
+
+class Spy(Listener):
+    """Looks at a training from within."""
+
+    def __init__(self, look) -> None:
+        self.look, self.seen = look, []
+
+    def report(self, report) -> None:
+        self.seen.append(self.look())
+
+
+class Killed(BaseException):
+    """As if the process was gone."""
+
+
+@pytest.mark.parametrize("kind", ["transformer", "plain"])
+def test_the_state_of_a_training_is_that_of_its_folder(kind, tmp_path, asking):
+    path = tmp_path / "run"
+    plan = small_plan(kind, *QUICK)
+    train(path, PAIRS, plan=plan)
+    client = asking(path)
+    assert state(client) == "finished"
+    longer = plan.but(["training.updates=8"])
+    spy = Spy(lambda: state(client))
+    train(path, plan=longer, resume=True, listeners=[spy])
+    assert set(spy.seen) == {"running"}
+    assert state(client) == "finished"
+
+    def kill():
+        assert state(client) == "running"
+        raise Killed
+
+    with pytest.raises(Killed):
+        train(path, plan=plan.but(["training.updates=20"]), resume=True, listeners=[Spy(kill)])
+    assert state(client) == "stopped"
+    train(path, resume=True)
+    assert state(client) == "finished"
+
+
+def test_a_training_that_ended_early_is_finished_until_it_is_lengthened(tmp_path, asking):
+    path = tmp_path / "run"
+    plan = small_plan("plain", "training.updates=40", "training.judge=1", "training.save=1")
+    plan = plan.but(["training.patience=1", "training.rate=1e-9", "training.criterion=bleu"])
+    outcome = train(path, PAIRS, plan=plan)
+    assert outcome.finished
+    assert outcome.progress.step < 40
+    client = asking(path)
+    assert state(client) == "finished"
+
+    def kill():
+        raise Killed
+
+    with pytest.raises(Killed):
+        train(path, plan=plan.but(["training.updates=50"]), resume=True, listeners=[Spy(kill)])
+    assert state(client) == "stopped"
+
+
+def test_looking_at_a_folder_does_not_keep_a_training_from_it(tmp_path):
+    """Whoever asks holds the lock for a moment, and a training that begins then waits for it."""
+    stop, found = threading.Event(), []
+
+    def look():
+        while not stop.is_set():
+            found.append(is_training(tmp_path))
+
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    for looker in lookers:
+        looker.start()
+    try:
+        for _ in range(30):
+            with alone_in(tmp_path):
+                assert is_training(tmp_path)
+    finally:
+        stop.set()
+        for looker in lookers:
+            looker.join()
+
+
+def test_lookers_do_not_take_each_other_for_a_training(tmp_path):
+    found = []
+
+    def look():
+        found.extend(is_training(tmp_path) for _ in range(300))
+
+    lookers = [threading.Thread(target=look) for _ in range(3)]
+    for looker in lookers:
+        looker.start()
+    for looker in lookers:
+        looker.join()
+    assert not any(found)
+
+
+def test_models_that_come_while_others_read_the_list(collection):
+    """The worker adds models; whoever goes through them meanwhile sees those before or after."""
+    ours, stop, errors = Collection({}), threading.Event(), []
+    model = collection.entry("static").model
+
+    def read():
+        try:
+            while not stop.is_set():
+                before = len(ours.entries)
+                assert len([entry.name for entry in ours.entries.values()]) >= before
+                list(ours.trainings()), ours.encoders(), ours.pending
+        except Exception as error:
+            errors.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for reader in readers:
+            reader.start()
+        for number in range(300):
+            ours._enter(Entry.of(f"model {number}", model))
+            ours.expect(f"folder {number}", Path("none"), "", lambda: False)
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+        sys.setswitchinterval(before)
+    assert not errors
+    assert len(ours.entries) == 300
+
+
+def test_an_expected_model_is_loaded_when_it_is_ready(folder, tmp_path):
+    ready = [False]
+    ours = Collection()
+    ours.expect("demo", tmp_path / "demo", "de-en", lambda: ready[0])
+    assert (ours.pending, ours.grows, ours.trainings()) == (["demo"], False, {})
+    shutil.copytree(folder, tmp_path / "demo")
+    assert not ours.grows  # its training goes on
+    ready[0] = True
+    assert ours.grows
+    ours.refresh()
+    assert ours.entry("demo").languages == "de-en"
+    assert (ours.pending, ours.grows) == ([], False)
+
+
+def test_an_expected_model_that_will_not_come_is_not_waited_for(tmp_path):
+    ours = Collection()
+    ours.expect("demo", tmp_path / "demo", "de-en", lambda: None)
+    assert (ours.pending, ours.grows) == ([], False)
+
+
+def test_rows_and_samples_of_a_training(tmp_path, asking):
+    begun = training(tmp_path / "begun")
+    aligned = {"source_words": ["a"], "target_words": ["b"], "links": "0-0", "weights": [[1.0]]}
+    good = {"step": 200, "source": "a", "text": "b", "reference": "c", "alignment": aligned}
+    lines = [json.dumps(good), "no json", json.dumps({"step": "x"}), json.dumps({**good, "step": 300})]
+    (begun / "samples.jsonl").write_text("\n".join(lines) + "\n" + json.dumps(good)[:20])
+    client = asking(begun)
+    found = client.get("/api/training/begun")
+    assert [row["step"] for row in found["rows"]] == [100, 200]
+    assert found["rows"][1]["dev_bleu"] == 31.4
+    assert [one["step"] for one in found["samples"]] == [200, 300]
+    assert found["samples"][0]["alignment"] == aligned
+    later = client.get("/api/training/begun?after=100")
+    assert [row["step"] for row in later["rows"]] == [200]
+    assert [one["step"] for one in client.get("/api/training/begun?after=200")["samples"]] == [300]
+
+
+def test_a_training_that_is_not_there(asking, tmp_path):
+    client = asking(training(tmp_path / "begun"))
+    assert "begun" in error(client.send("GET", "/api/training/other"), 404)
+    error(client.send("GET", "/api/training/../begun/log.csv"), 404)
+    error(client.send("GET", "/api/training/begun?after=x"), 422)
+    error(client.send("GET", "/api/training/begun?before=1"), 422)
+
+
+def test_a_damaged_log_is_told(tmp_path, asking):
+    begun = training(tmp_path / "begun")
+    client = asking(begun)
+    (begun / "log.csv").write_text("something else\n1,2,3\n")
+    assert "log" in error(client.send("GET", "/api/training/begun"), 422)

@@ -1,0 +1,186 @@
+"""Who may ask: hosts, origins, content types, sizes, and what every answer says of safety."""
+
+import asyncio
+import json
+
+import pytest
+from starlette.datastructures import Headers
+
+from regard.app.server.security import POLICY, Guard, Refused, read_json
+from tests.app.server.asking import error
+
+LOOKUP = {"query": [[1]], "key": [[1]], "value": [[1]]}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost:8000", "LOCALHOST:8000", "[::1]:8000"])
+def test_own_names_are_answered(host, client):
+    assert client.get("/api/health", headers={"host": host})["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8000", "127.0.0.1", "127.0.0.1:80", "localhost.evil.example:8000", ""],
+)
+def test_other_names_are_refused(host, client):
+    """A name that somebody points at 127.0.0.1 must not reach the server."""
+    told = error(client.send("GET", "/api/health", headers={"host": host}), 403)
+    assert "http://127.0.0.1:8000/" in told
+    assert client.send("GET", "/", headers={"host": host}).status_code == 403
+
+
+def test_a_wildcard_is_asked_by_number_and_not_by_any_name():
+    guard = Guard(None, "0.0.0.0", 8000)
+    assert guard._is_here("192.168.1.7:8000")
+    assert guard._is_here("[fe80::1]:8000")
+    assert not guard._is_here("192.168.1.7:8001")
+    assert not guard._is_here("evil.example:8000")
+    assert not Guard(None, "127.0.0.1", 8000)._is_here("192.168.1.7:8000")
+
+
+def test_behind_a_proxy_its_page_may_ask_and_no_other():
+    guard = Guard(None, "127.0.0.1", 8000, "https://regard.example.org")
+
+    def ask(host: str, origin: str) -> None:
+        guard._check("POST", "/api/translate", Headers({"host": host, "origin": origin}))
+
+    ask("regard.example.org", "https://regard.example.org")
+    ask("127.0.0.1:8000", "https://regard.example.org")
+    for host, origin in [
+        ("regard.example.org", "https://elsewhere.example"),
+        ("elsewhere.example", "https://regard.example.org"),
+        ("regard.example.org", "https://regard.example.org.elsewhere.example"),
+    ]:
+        with pytest.raises(Refused):
+            ask(host, origin)
+
+
+@pytest.mark.parametrize(
+    ("offered", "sent"),
+    [
+        ("https://x.org:443", "https://x.org"),
+        ("http://x.org:80", "http://x.org"),
+        ("https://x.org", "https://x.org"),
+        ("https://x.org:80", "https://x.org:80"),
+        ("http://x.org:443", "http://x.org:443"),
+        ("https://x.org:8443", "https://x.org:8443"),
+    ],
+)
+def test_browsers_leave_the_usual_port_away(offered, sent):
+    guard = Guard(None, "127.0.0.1", 8000, offered)
+    for host in {sent.partition("://")[2], offered.partition("://")[2]}:
+        guard._check("POST", "/api/translate", Headers({"host": host, "origin": sent}))
+    for host, origin in [("x.org:1", sent), ("x.org.evil.example", sent), ("x.org", "https://x.org:1")]:
+        with pytest.raises(Refused):
+            guard._check("POST", "/api/translate", Headers({"host": host, "origin": origin}))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:9000"},
+        {"origin": "https://127.0.0.1:8000"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+def test_other_sites_cannot_ask(headers, client):
+    assert "another site" in error(client.send("POST", "/api/lookup", json=LOOKUP, headers=headers), 403)
+    assert "another site" in error(client.send("GET", "/api/models", headers=headers), 403)
+
+
+def test_the_own_page_can_ask(client):
+    own = {"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"}
+    assert client.send("POST", "/api/lookup", json=LOOKUP, headers=own).status_code == 200
+
+
+def test_a_link_from_elsewhere_can_open_the_page(client):
+    linked = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert client.send("GET", "/", headers=linked).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/api/health", 200),
+        ("GET", "/", 200),
+        ("GET", "/nothing", 404),
+        ("PUT", "/api/translate", 405),
+        ("OPTIONS", "/api/translate", 405),
+        ("POST", "/api/translate", 415),
+        ("GET", "/favicon.ico", 204),
+    ],
+)
+def test_every_answer_has_the_headers_of_safety(method, path, status, client):
+    response = client.send(method, path)
+    assert response.status_code == status
+    assert response.headers["content-security-policy"] == POLICY
+    assert "frame-ancestors 'none'" in POLICY
+    assert "default-src 'none'" in POLICY
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["referrer-policy"] == "no-referrer"
+    assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"])
+def test_a_body_that_is_not_said_to_be_json_is_refused(kind, client):
+    response = client.send(
+        "POST", "/api/lookup", content=json.dumps(LOOKUP).encode(), headers={"content-type": kind}
+    )
+    assert "application/json" in error(response, 415)
+
+
+def test_a_charset_does_not_matter(client):
+    kind = {"content-type": "Application/JSON; charset=utf-8"}
+    response = client.send("POST", "/api/lookup", content=json.dumps(LOOKUP).encode(), headers=kind)
+    assert response.status_code == 200
+
+
+def test_packed_bodies_are_refused(client):
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    error(client.send("POST", "/api/lookup", content=b"x", headers=headers), 415)
+
+
+@pytest.mark.parametrize(("path", "most"), [("/api/translate", 1_000_000), ("/api/long", 4_000_000)])
+def test_a_body_is_cut_off_while_it_arrives(path, most, client):
+    sent = 0
+
+    async def forever():
+        nonlocal sent
+        while True:
+            sent += 100_000
+            yield b" " * 100_000
+
+    headers = {"content-type": "application/json"}
+    response = client.send("POST", path, content=forever(), headers=headers)
+    assert "larger than" in error(response, 413)
+    assert response.headers["connection"] == "close"
+    assert sent <= most + 200_000
+
+
+def test_a_body_that_says_it_is_too_large_is_not_read(client):
+    headers = {"content-type": "application/json", "content-length": "9" * 30}
+    error(client.send("POST", "/api/lookup", content=b"{}", headers=headers), 413)
+
+
+class Trickling:
+    """A request whose body never ends."""
+
+    headers = {"content-type": "application/json"}  # noqa: RUF012
+
+    async def stream(self):
+        while True:
+            yield b" "
+            await asyncio.sleep(0.01)
+
+
+def test_a_body_that_trickles_is_cut_off():
+    async def ask():
+        with pytest.raises(Refused) as refused:
+            await read_json(Trickling(), 1000, seconds=0.05)  # type: ignore[arg-type]
+        return refused.value
+
+    refused = asyncio.run(ask())
+    assert refused.status == 408
+    assert refused.headers == {"connection": "close"}

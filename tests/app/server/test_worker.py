@@ -1,0 +1,335 @@
+"""The queue before the models: together, in order, bounded, and without those who have gone."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from regard._util import interrupt
+from regard.app.server import memory
+from regard.app.server.security import Refused
+from regard.app.server.worker import Worker
+from regard.errors import ArgumentError
+
+
+class Gate:
+    """Work that goes on only when it is opened, so that others must wait meanwhile."""
+
+    def __init__(self) -> None:
+        self.begun, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self) -> str:
+        self.begun.set()
+        assert self.opened.wait(20)
+        return "gate"
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    found = Worker(most=5, together=4)
+    yield found
+    found.stop()
+
+
+def behind_a_gate(worker: Worker, ask: Callable[[], Any]) -> Any:
+    """What `ask`, a coroutine function, finds; until all it asks for waits, the worker is held up."""
+    gate = Gate()
+
+    async def run() -> Any:
+        first = asyncio.ensure_future(worker.alone(gate))
+        while not gate.begun.is_set():
+            await asyncio.sleep(0.001)
+        asked = asyncio.ensure_future(ask())
+        await asyncio.sleep(0.05)
+        gate.opened.set()
+        assert await first == "gate"
+        return await asked
+
+    return asyncio.run(run())
+
+
+def test_what_waits_together_is_one_call(worker):
+    calls = []
+
+    def double(numbers):
+        calls.append(list(numbers))
+        return [2 * number for number in numbers]
+
+    async def ask():
+        return await asyncio.gather(*(worker.together("double", double, n) for n in range(3)))
+
+    assert behind_a_gate(worker, ask) == [0, 2, 4]
+    assert calls == [[0, 1, 2]]
+
+
+def test_a_call_has_an_end_and_kinds_are_not_mixed(worker):
+    calls = []
+
+    def told(kind):
+        def run(numbers):
+            calls.append((kind, list(numbers)))
+            return numbers
+
+        return run
+
+    async def ask():
+        kinds = ["a", "b", "a", "a", "b"]
+        return await asyncio.gather(
+            *(worker.together(kind, told(kind), n, parts=2) for n, kind in enumerate(kinds))
+        )
+
+    assert behind_a_gate(worker, ask) == [0, 1, 2, 3, 4]
+    assert calls == [("a", [0, 2]), ("b", [1, 4]), ("a", [3])]  # 4 parts at most
+
+
+def test_one_mistake_is_nobody_elses(worker):
+    def halves(numbers):
+        if 0 in numbers:
+            raise ArgumentError("0 has no inverse")
+        return [1 / number for number in numbers]
+
+    async def ask():
+        jobs = (worker.together("halves", halves, n) for n in (1, 0, 2))
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    first, wrong, last = behind_a_gate(worker, ask)
+    assert (first, last) == (1, 0.5)
+    assert isinstance(wrong, ArgumentError)
+
+
+def test_an_answer_may_be_an_exception(worker):
+    async def ask():
+        return await asyncio.gather(
+            worker.together("a", lambda all_: [ArgumentError("no"), 7], 1),
+            worker.together("a", lambda all_: [ArgumentError("no"), 7], 2),
+            return_exceptions=True,
+        )
+
+    wrong, right = behind_a_gate(worker, ask)
+    assert isinstance(wrong, ArgumentError)
+    assert right == 7
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back(worker):
+    async def ask():
+        jobs = (worker.alone(lambda: 1) for _ in range(7))
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    found = behind_a_gate(worker, ask)
+    assert found[:5] == [1] * 5
+    for refused in found[5:]:
+        assert isinstance(refused, Refused)
+        assert refused.status == 503
+        assert refused.headers == {"retry-after": "1"}
+    assert worker.waiting == 0
+
+
+def test_who_has_gone_costs_nothing(worker):
+    done = []
+
+    async def ask():
+        task = asyncio.ensure_future(worker.alone(lambda: done.append("in vain")))
+        await asyncio.sleep(0.01)
+        assert worker.waiting == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert worker.waiting == 0  # at once, so that there is room for others
+        return await worker.alone(lambda: "next")
+
+    assert behind_a_gate(worker, ask) == "next"
+    assert not done
+
+
+def test_a_mistake_does_not_end_the_worker(worker):
+    async def ask():
+        with pytest.raises(ZeroDivisionError):
+            await worker.alone(lambda: 1 // 0)
+        return await worker.alone(lambda: "alive")
+
+    assert asyncio.run(ask()) == "alive"
+
+
+def test_the_loop_goes_on_meanwhile(worker):
+    async def ask():
+        ticks = 0
+        task = asyncio.ensure_future(worker.alone(lambda: time.sleep(0.2)))
+        while not task.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        return ticks
+
+    assert asyncio.run(ask()) > 3
+
+
+def test_several_threads_work_at_once_behind_one_bounded_queue():
+    worker, gates = Worker(most=1, threads=2), [Gate(), Gate()]
+
+    async def ask():
+        jobs = [asyncio.ensure_future(worker.alone(gates[0]))]
+        await begun(gates[0])
+        jobs.append(asyncio.ensure_future(worker.alone(gates[1])))
+        await begun(gates[1])  # although the first is not done
+        jobs += [asyncio.ensure_future(worker.alone(lambda: "waited")) for _ in range(2)]
+        await asyncio.sleep(0.02)
+        for gate in gates:
+            gate.opened.set()
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    try:
+        *right, refused = asyncio.run(ask())
+    finally:
+        assert worker.stop()
+    assert right == ["gate", "gate", "waited"]
+    assert refused.status == 503
+
+
+async def begun(gate: Gate) -> None:
+    while not gate.begun.is_set():
+        await asyncio.sleep(0.001)
+
+
+class Tiles:
+    """Work that goes from tile to tile until it is interrupted."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = threading.Event(), threading.Event()
+
+    def __call__(self, *_) -> None:
+        end = time.monotonic() + 20
+        try:
+            while time.monotonic() < end:
+                interrupt.check()
+                self.begun.set()
+                time.sleep(0.001)
+        finally:
+            self.ended.set()
+
+
+def test_work_whose_client_has_gone_is_interrupted(worker):
+    tiles = Tiles()
+
+    async def ask():
+        task = asyncio.ensure_future(worker.alone(tiles))
+        await begun(tiles)
+        task.cancel()
+        return await worker.alone(lambda: "next")
+
+    assert asyncio.run(asyncio.wait_for(ask(), 10)) == "next"
+    assert tiles.ended.is_set()
+
+
+def test_common_work_goes_on_while_one_of_its_clients_is_there(worker):
+    tiles = Tiles()
+
+    def together(numbers):
+        if 7 in numbers:  # both
+            tiles.begun.set()
+            for _ in range(200):
+                interrupt.check()
+                time.sleep(0.001)
+        return numbers
+
+    async def ask():
+        gone, stays = (asyncio.ensure_future(worker.together("a", together, n)) for n in (6, 7))
+        await begun(tiles)
+        gone.cancel()
+        return await stays
+
+    assert behind_a_gate(worker, ask) == 7
+
+
+def test_the_end_interrupts_what_is_under_way_and_answers_what_waits():
+    worker, tiles = Worker(), Tiles()
+
+    async def ask():
+        jobs = [asyncio.ensure_future(worker.alone(tiles))]
+        await begun(tiles)
+        jobs.append(asyncio.ensure_future(worker.alone(lambda: "in vain")))
+        await asyncio.sleep(0.01)
+        worker.end()
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    found = asyncio.run(asyncio.wait_for(ask(), 10))
+    assert [no.status for no in found] == [503, 503]
+    assert worker.stop()
+
+
+def test_threads_that_cannot_be_interrupted_are_told_of():
+    worker, gate = Worker(), Gate()
+
+    async def ask():
+        task = asyncio.ensure_future(worker.alone(gate))
+        await begun(gate)
+        assert not worker.stop(seconds=0.01)
+        gate.opened.set()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(ask())
+    assert worker.stop()
+
+
+def test_work_is_refused_where_a_limit_leaves_too_little_memory(worker, monkeypatch):
+    """Before it begins: OpenMP and Rust would end the process."""
+
+    async def ask():
+        return await worker.alone(lambda: "done")
+
+    monkeypatch.setattr(memory, "left", lambda: memory.RESERVE - 1)
+    with pytest.raises(Refused, match=r"needs 268\.4 MB to be safe") as no:
+        asyncio.run(ask())
+    assert no.value.status == 503
+    for enough in (memory.RESERVE, None):
+        monkeypatch.setattr(memory, "left", lambda enough=enough: enough)
+        assert asyncio.run(ask()) == "done"
+
+
+LIMITED = """
+import re, resource, sys
+import torch
+torch.set_num_threads(2)
+resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))  # a limit, so that threads of OpenMP begin at once
+from regard.app.server.registry import Collection
+from regard.app.server.state import House
+from regard.app.server.run import listen, serve
+listening = listen("127.0.0.1", 0)
+house = House(Collection())
+
+def ready():
+    size = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+    most = size + int(sys.argv[1]) * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    print(listening.getsockname()[1], flush=True)
+
+serve(house, listening, ready)
+"""
+
+
+@pytest.mark.parametrize("megabytes", [2, 100, 330])
+def test_a_server_with_little_memory_refuses_and_lives(megabytes):
+    with subprocess.Popen(
+        [sys.executable, "-c", LIMITED, str(megabytes)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            assert process.stdout is not None
+            port = process.stdout.readline().decode().strip()
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+                found = client.post("/api/long", json={"text": "dogs bark at trees that shed bark " * 300})
+                statuses = {found.status_code, client.get("/api/positions").status_code}
+                statuses.add(client.get("/").status_code)
+                if found.is_success:
+                    address = f"/api/exhibits/{found.json()['id']}/tile"
+                    asked = {"layer": 1, "mean": True, "height": 2048, "width": 2048}
+                    statuses.add(client.post(address, json=asked).status_code)
+                assert statuses <= {200, 503}
+                assert (503 in statuses) == (megabytes < 330)
+                assert client.get("/api/health").is_success
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

@@ -1,0 +1,95 @@
+"""The view as one text: in order, nothing twice, and a text that JavaScript accepts."""
+
+import re
+import shutil
+import subprocess
+from importlib.resources import files
+
+import pytest
+
+from regard.app import bundle as module
+from regard.app.bundle import bundle, join, style, top_level
+from regard.errors import ArgumentError
+
+NODE = shutil.which("node")
+ENTRIES = ["export.js", "widget.js"]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_each_module_stands_below_those_that_it_needs(entry):
+    order = re.findall(r"^// ([\w-]+\.js)$", bundle(entry), re.M)
+    assert len(order) == len(set(order)) > 5
+    assert order[-1] == entry
+    folder = files("regard.app") / "static" / "attention"
+    for place, name in enumerate(order):
+        needed = re.findall(r'from "\./([\w-]+\.js)"', (folder / name).read_text("utf-8"))
+        assert set(needed) <= set(order[:place])
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_nothing_is_imported_and_only_the_widget_exports(entry):
+    text = bundle(entry)
+    assert not re.search(r"^\s*import\b|\bimport\(", text, re.M)
+    assert re.findall(r"^export .*", text, re.M) == (
+        ["export default { render: renderWidget };"] if entry == "widget.js" else []
+    )
+
+
+@pytest.mark.skipif(not NODE, reason="needs node")
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_javascript_accepts_it(entry, tmp_path):
+    path = tmp_path / "bundle.mjs"
+    path.write_text(bundle(entry), "utf-8")
+    checked = subprocess.run([NODE, "--check", path], capture_output=True, text=True, timeout=120)
+    assert checked.returncode == 0, checked.stderr
+    path.write_text(bundle(entry) + "\nconst clamp = 1;", "utf-8")  # and would see a name that is there twice
+    assert subprocess.run([NODE, "--check", path], capture_output=True, timeout=120).returncode
+
+
+def test_a_name_in_two_modules_is_refused():
+    with pytest.raises(ArgumentError, match=r"b\.js and a\.js both declare 'one'"):
+        join({"a.js": "const one = 1;", "b.js": "function one() {}"}, "b.js")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'import one from "./a.js";',
+        'import * as a from "./a.js";',
+        'import { one as two } from "./a.js";',
+        'import { one } from "https://example.org/a.js";',
+        'import { one } from "../a.js";',
+        'import "./a.js";',
+        'export { one } from "./a.js";',
+        'export * from "./a.js";',
+        'const a = await import("./a.js");',
+        'import { two } from "./a.js";',
+        "  export const three = 3;",
+    ],
+)
+def test_what_cannot_be_left_out_is_refused(line):
+    with pytest.raises(ArgumentError, match=r"b\.js"):
+        join({"a.js": "export const one = 1;", "b.js": line}, "b.js")
+
+
+def test_only_the_entry_has_a_default():
+    with pytest.raises(ArgumentError, match=r"a\.js has a default"):
+        join({"a.js": "export default 1;", "b.js": ""}, "b.js")
+
+
+def test_a_circle_is_refused(monkeypatch):
+    texts = {"attention/a.js": 'import { b } from "./b.js";', "attention/b.js": 'import { a } from "./a.js";'}
+    monkeypatch.setattr(module, "static", texts.__getitem__)
+    with pytest.raises(ArgumentError, match=r"a\.js imports b\.js imports a\.js"):
+        module._joined.__wrapped__("a.js")
+
+
+def test_names_at_the_top_level():
+    text = (
+        "let a = 1;\nexport async function b() {\n  let c;\n}\nconst { d, e: f } = g;\nclass H extends I {}"
+    )
+    assert top_level(text) == ["a", "b", "d", "f", "H"]
+
+
+def test_the_style_loads_nothing():
+    assert not re.search(r"url\(|@import|https?:", style())

@@ -1,0 +1,342 @@
+"""The page that stands alone: what is in it, and that no word can become part of it as markup."""
+
+import base64
+import json
+import math
+import re
+import shutil
+import subprocess
+import webbrowser
+from base64 import b64encode
+from hashlib import sha256
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import regard
+from regard.app import embedded
+from regard.app import standalone as module
+from regard.app.standalone import make_page, show, write_page
+from regard.app.view_model import Exhibit
+from regard.errors import ArgumentError
+from regard.translation import Alignment, Translation
+
+HOSTILE = [
+    "</script><script>document.title='run'</script>",
+    "<!--<script>",
+    "]]>&amp;&#60;\u2028\u2029\x85",
+    "<img/src=x/onerror=document.title='run'>",
+    "'\"`${title}$title$$\\u003c\\",
+    "\u202eabc\0\udc80",
+]
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+letters = st.one_of(st.characters(), st.sampled_from("<>&\"'/$\\"))
+# words as a translator has them: never empty, without blanks
+words = st.text(letters, min_size=1, max_size=9).filter(lambda word: word.split() == [word])
+sentences = st.lists(words | st.sampled_from(HOSTILE), min_size=1, max_size=7)
+DOGS = ("zwei", "große", "Hunde"), ("two", "big", "dogs")
+
+
+def translated(source, target, weights: torch.Tensor | None = None, **others) -> Translation:
+    """By default each target word looks at one source word, in turn."""
+    if weights is None:
+        weights = torch.eye(len(source)).repeat(len(target), 1)[: len(target)]
+    alignment = Alignment(tuple(source), tuple(target), weights)
+    given = {"source": " ".join(source), "text": " ".join(target), "score": -0.5, "tokens": [], **others}
+    return Translation(**given, _read=lambda: alignment)
+
+
+def lazy(heads=2, queries=5, keys=5, **options) -> regard.Weights:
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(heads, n, 4, generator=generator) for n in (queries, keys))
+    return regard.attend(query, key, key, **options)[1]
+
+
+class Page(HTMLParser):
+    """The elements of a page with their attributes, and the text within each kind of them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements, self.texts, self._open = [], {}, ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, *attributes))
+        self._open = "json" if ("type", "application/json") in attributes else tag
+        self.texts.setdefault(self._open, "")
+
+    def handle_endtag(self, tag):
+        self._open = ""
+
+    def handle_data(self, data):
+        self.texts[self._open] = self.texts.get(self._open, "") + data
+
+    @property
+    def data(self) -> dict:
+        return json.loads(self.texts["json"])
+
+    @property
+    def inputs(self) -> list[dict]:
+        return self.data["exhibit"]["inputs"]
+
+    def layer(self, input_: int = 0, layer: int = 0) -> dict:
+        return self.data["inputs"][input_]["layers"][layer]
+
+
+def floats(packed: dict) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(packed["data"]), "<f4").reshape(packed["shape"])
+
+
+def written(*translations: Translation, title: str = "Dogs", about: str = "") -> str:
+    return make_page(translations, title=title, about=about)
+
+
+# What is in it
+
+
+def test_the_page_holds_the_words_and_their_weights():
+    weights = torch.rand(3, 3, generator=torch.Generator().manual_seed(0)) / 3
+    page = Page(written(translated(*DOGS, weights, note="copied"), translated(*DOGS)))
+    first, second = page.inputs
+    assert first["title"] == "zwei große Hunde → two big dogs"
+    assert [text["tokens"] for text in first["texts"]] == [list(DOGS[0]), list(DOGS[1])]
+    assert (first["note"], second["note"]) == ("copied", "")
+    np.testing.assert_array_equal(floats(page.layer(0)["weights"])[0], weights)
+    np.testing.assert_array_equal(floats(page.layer(1)["weights"])[0], torch.eye(3))
+
+
+def test_the_page_holds_all_heads_and_what_they_do():
+    weights = lazy(mask=regard.Causal())
+    page = Page(make_page(weights, title="Heads"))
+    held = page.layer()
+    np.testing.assert_allclose(floats(held["weights"]), weights.dense(), atol=1e-6)
+    assert held["pooled"] is False
+    assert held["heads"] == Exhibit.of(weights).ask("heads", {}).facts["heads"]
+    assert page.inputs[0]["note"] == ""
+
+
+def test_the_page_holds_the_numbers_behind_the_weights():
+    weights = lazy(keys=7)
+    page = Page(make_page(weights))
+    held = page.layer()
+    query, key, tau = (floats(held[name]) for name in ("query", "key", "tau"))
+    weighed = np.exp(query @ key.transpose(0, 2, 1) * held["scale"] - tau[..., None])
+    np.testing.assert_allclose(weighed, weights.dense(), atol=1e-6)
+    assert (held["normalizer"], held["formula"]) == ("Softmax", "exp(score − τ)")
+    assert page.inputs[0]["layers"][0]["vectors"] is True
+
+
+def test_key_heads_that_are_shared_are_given_to_each():
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(4, 5, 3, generator=generator), torch.randn(2, 6, 3, generator=generator)
+    held = Page(make_page(regard.attend(query, key, key)[1])).layer()
+    np.testing.assert_array_equal(floats(held["query"]), query)
+    np.testing.assert_array_equal(floats(held["key"]), key.repeat_interleave(2, 0))
+
+
+def test_many_weights_become_means_of_blocks_and_the_page_says_so():
+    weights = lazy(1, 700, 600)
+    page = Page(make_page(weights))
+    held = page.layer()
+    assert held["pooled"] is True
+    np.testing.assert_allclose(floats(held["weights"])[0], weights.pool(512, 512)[0], atol=1e-7)
+    assert "512 × 512 of 700 × 600" in page.inputs[0]["note"]
+    assert held["query"] is None
+    assert page.inputs[0]["layers"][0]["vectors"] is False  # what the file lacks is not offered
+
+
+def test_many_layers_become_smaller_so_that_a_browser_opens_them(monkeypatch):
+    monkeypatch.setattr(embedded, "_WEIGHTS", 3 * 2 * 100 * 100)
+    page = Page(make_page({f"blocks.{n}": lazy(2, 120, 120) for n in range(3)}))
+    shapes = [layer["weights"]["shape"] for layer in page.data["inputs"][0]["layers"]]
+    assert shapes == [[2, 96, 96]] * 3
+
+
+def test_vectors_that_would_fill_the_file_are_left_out(monkeypatch):
+    monkeypatch.setattr(embedded, "_VECTORS", 10)
+    page = Page(make_page(lazy()))
+    assert page.layer()["query"] is None
+    assert page.inputs[0]["layers"][0]["vectors"] is False
+
+
+def test_a_page_of_nothing():
+    page = Page(written())
+    assert page.inputs == []
+    assert page.data["inputs"] == []
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 0), (2, 0, 3), (1, 1, 1), (0, 0), (2, 3)])
+def test_pages_of_nearly_nothing(shape):
+    page = Page(make_page(torch.zeros(shape)))
+    assert page.layer()["weights"]["shape"] == [*([1] if len(shape) == 2 else []), *shape]
+
+
+def test_a_model_without_attention_is_shown_without_lines():
+    def refuse():
+        raise ArgumentError("this Recurrent does not attend")
+
+    (one,) = Page(written(Translation("ein Hund", "a dog", -1.0, [], _read=refuse))).inputs
+    assert one["layers"] == []
+    assert one["note"] == "this Recurrent does not attend"
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, -0.25, 1.5])
+def test_what_is_no_weight_does_not_break_the_page(odd):
+    weights = torch.tensor([[odd, 0.5]])
+    page = Page(written(translated(["ein", "Hund"], ["dog"], weights, score=odd)))
+    assert floats(page.layer()["weights"]).tolist() == [[[1 if odd == 1.5 else 0, 0.5]]]
+    broken = torch.full((1, 3, 4), odd)
+    held = Page(make_page(regard.attend(broken, broken, broken)[1])).layer()
+    assert np.isfinite(floats(held["weights"])).all()
+
+
+# That it is safe
+
+
+@given(sentences, sentences, st.text(letters), st.text(letters))
+def test_no_word_becomes_markup(source, target, title, about):
+    page = Page(written(translated(source, target), title=title, about=about))
+    assert page.elements == Page(written(translated(*DOGS))).elements
+    assert not re.search("[<>&\u2028\u2029]", page.texts["json"])
+    (one,) = page.inputs
+    shown = [[word.encode("utf-8", "replace").decode() for word in side] for side in (source, target)]
+    assert [text["tokens"] for text in one["texts"]] == shown
+
+
+@pytest.mark.parametrize("token", [*HOSTILE, "", "x" * 10_000])
+def test_no_token_title_or_name_becomes_markup(token):
+    page = Page(make_page({token: torch.eye(1)}, title=token, about=token))
+    assert page.elements == Page(written()).elements
+    text = make_page(Exhibit.of(lazy(keys=5), queries=[token] * 5, title=token))
+    assert Page(text).elements == page.elements
+    assert Page(text).inputs[0]["texts"][0]["tokens"] == [token.replace("\udc80", "?")] * 5
+
+
+@pytest.mark.parametrize("text", HOSTILE[:-1])
+def test_title_and_sentence_about_it_are_text(text):
+    page = Page(written(title=text, about=text))
+    assert page.texts["title"] == page.texts["h1"] == text
+    assert text in page.texts["p"]
+
+
+def test_only_the_own_style_and_script_may_run():
+    """Each is known by its hash; one letter more, and the browser refuses it."""
+    page = Page(written(translated(*DOGS)))
+    (policy,) = (
+        dict(attributes)["content"]
+        for _, *attributes in page.elements
+        if ("http-equiv", "Content-Security-Policy") in attributes
+    )
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    for name, tag in {"style-src": "style", "script-src": "script"}.items():
+        digest = b64encode(sha256(page.texts[tag].encode()).digest()).decode()
+        assert rules.pop(name) == f"'sha256-{digest}'"
+    assert rules == dict.fromkeys(["default-src", "base-uri", "form-action"], "'none'")
+
+
+def test_nothing_is_loaded():
+    text = written(translated(*DOGS))
+    assert {name for _, *attributes in Page(text).elements for name, _ in attributes}.isdisjoint(
+        {"src", "href", "style", "onload", "onclick"}
+    )
+    assert set(re.findall(r"https?://[^\"' ]*", text)) == {"http://www.w3.org/2000/svg"}  # a name, no address
+    assert not re.search(r"url\(|@import|XMLHttp|\bimport\b", text)
+
+
+def test_the_script_makes_no_markup_of_text():
+    script = Page(written()).texts["script"]
+    assert not re.search(r"HTML\b|document\.write|\beval\b|Function\(|DOMParser|createContextual", script)
+
+
+def test_the_script_finds_every_element_it_names():
+    page = Page(written())
+    ids = {dict(attributes).get("id") for _, *attributes in page.elements}
+    named = set(re.findall(r'getElementById\("([\w-]+)"\)', page.texts["script"]))
+    assert {"exhibit", "exhibit-view"} <= named <= ids
+
+
+# Writing and showing it
+
+
+def test_other_endings_are_refused(tmp_path):
+    with pytest.raises(ArgumentError, match=r"page\.png.*\.html"):
+        write_page(tmp_path / "page.png", [], title="Dogs")
+    with pytest.raises(ArgumentError, match=r"page\.png.*\.html"):
+        lazy().to_html(tmp_path / "page.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_is_written_whole(tmp_path, monkeypatch):
+    """What was there stays until the new one is complete."""
+    path = write_page(tmp_path / "new" / "page.html", [translated(*DOGS)], title="Dogs")
+    before = path.read_bytes()
+    assert before.decode("utf-8") == written(translated(*DOGS))
+    monkeypatch.setattr(module, "static", lambda name: "$missing")
+    with pytest.raises(KeyError):
+        write_page(path, [], title="Dogs")
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_weights_and_what_was_seen_write_themselves(tmp_path):
+    page = Page(
+        lazy().to_html(tmp_path / "w.html", queries=list("abcde"), title="Letters").read_text("utf-8")
+    )
+    assert page.texts["title"] == "Letters"
+    assert page.inputs[0]["texts"][0]["tokens"] == list("abcde")
+    layer = regard.models.SelfAttention()
+    with regard.watch(layer) as seen:
+        layer(torch.eye(3))
+    page = Page(seen.to_html(tmp_path / "s.html", title="Seen").read_text("utf-8"))
+    assert page.data["exhibit"]["title"] == "Seen"
+
+
+def test_outside_a_notebook_a_page_opens_in_the_browser(tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setattr(module.tempfile, "mkdtemp", lambda **_: str(tmp_path))
+    path = lazy().show(queries=list("abcde"), title="Letters")
+    assert isinstance(path, Path)
+    assert opened == [path.resolve().as_uri()]
+    assert Page(path.read_text("utf-8")).inputs[0]["texts"][0]["tokens"] == list("abcde")
+
+
+def test_in_a_notebook_the_widget_is_shown(monkeypatch):
+    from regard.app.widget import AttentionWidget
+
+    monkeypatch.setattr(webbrowser, "open", lambda _: pytest.fail("opened"))
+    monkeypatch.setattr(module, "_in_notebook", lambda: True)
+    assert isinstance(show(lazy()), AttentionWidget)
+
+
+def test_a_script_is_no_notebook():
+    assert not module._in_notebook()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not BROWSER, reason="needs chromium")
+def test_a_browser_draws_it_and_runs_no_word(tmp_path):
+    """The browser says what the page has become once its script has run."""
+    path = write_page(
+        tmp_path / "page.html", [translated(HOSTILE, HOSTILE[::-1]), translated(*DOGS)], title="Dogs"
+    )
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/browser"]
+    found = subprocess.run(
+        [BROWSER, *options, "--virtual-time-budget=5000", "--dump-dom", path.as_uri()],
+        capture_output=True,
+        check=True,
+        timeout=240,
+    ).stdout.decode()
+    page = Page(found)
+    assert page.texts["title"] == "Dogs"
+    tags = [tag for tag, *_ in page.elements]
+    assert (tags.count("script"), tags.count("img")) == (2, 0)
+    assert tags.count("path") >= len(HOSTILE)
+    assert any(HOSTILE[0] in text for tag, text in page.texts.items() if tag not in ("json", "script"))

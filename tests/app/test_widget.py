@@ -1,0 +1,98 @@
+"""The widget's side in the kernel: messages in, answers out, and never an exception."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard.app.view_model import Exhibit
+from regard.app.widget import AttentionWidget, show
+
+
+@pytest.fixture
+def weights() -> regard.Weights:
+    x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    return regard.attend(x, x, x)[1]
+
+
+@pytest.fixture
+def talk(weights, monkeypatch):
+    """Sends a message as a browser would, and gives what was sent back."""
+    widget = AttentionWidget(weights, queries=list("abcde"), title="Letters")
+    sent = []
+    monkeypatch.setattr(widget, "send", lambda content, buffers=None: sent.append((content, buffers)))
+
+    def ask(message, buffers=()):
+        sent.clear()
+        widget._handle_custom_msg(message, list(buffers))
+        (answer,) = sent
+        return answer
+
+    return ask
+
+
+def test_the_view_gets_what_is_there(weights):
+    widget = AttentionWidget(weights, queries=list("abcde"), title="Letters", view="matrix")
+    state = widget.get_state()
+    assert state["exhibit"] == Exhibit.of(weights, queries=list("abcde"), title="Letters").describe()
+    assert state["options"] == {"view": "matrix"}
+    assert "render" in state["_esm"]
+    assert ".regard-attention" in state["_css"]
+
+
+def test_a_question_is_answered_with_numbers(talk, weights):
+    content, buffers = talk({"id": 7, "question": "tile", "arguments": {"heads": [1], "rows": [1, 3]}})
+    assert (content["id"], content["facts"], content["shapes"]) == (7, {}, [[1, 2, 5]])
+    found = np.frombuffer(buffers[0], "<f4").reshape(content["shapes"][0])
+    np.testing.assert_allclose(found, weights.dense()[[1], 1:3], atol=1e-6)
+
+
+@pytest.mark.parametrize("question", ["tile", "top", "received", "heads", "numbers"])
+def test_every_question_is_answered(talk, question):
+    content, buffers = talk({"id": 1, "question": question, "arguments": {"input": 0, "layer": 0}})
+    assert "error" not in content
+    assert json.dumps(content, allow_nan=False)
+    assert [4 * np.prod(shape, dtype=int) for shape in content["shapes"]] == [len(one) for one in buffers]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"id": 3, "question": "what", "arguments": {}},
+        {"id": 3, "question": "tile", "arguments": {"rows": [0, 9]}},
+        {"id": 3, "question": "tile", "arguments": [1]},
+        {"id": 3, "question": ["tile"], "arguments": {}},
+        {"id": 3, "question": "tile", "arguments": {"heads": {}}},
+        {"id": 3},
+    ],
+)
+def test_a_wrong_question_gets_a_message(talk, message):
+    content, buffers = talk(message)
+    assert content["id"] == 3
+    assert len(content["error"]) > 10
+    assert not buffers
+
+
+@pytest.mark.parametrize("message", [None, [], "tile", 3, {}, {"id": [1], "question": "tile"}])
+def test_what_is_no_question_does_no_harm(talk, message):
+    content, _ = talk(message)
+    assert content["id"] is None
+
+
+def test_weights_that_have_changed_are_told_of(monkeypatch):
+    x = torch.randn(1, 3, 4)
+    widget = show(regard.attend(x, x, x)[1])
+    sent = []
+    monkeypatch.setattr(widget, "send", lambda content, buffers=None: sent.append(content))
+    x.zero_()
+    widget._handle_custom_msg({"id": 1, "question": "tile"}, [])
+    assert "changed in place" in sent[0]["error"]
+
+
+def test_hostile_tokens_travel_as_text():
+    tokens = ["</script><img src=x onerror=alert(1)>", "\udc80", "\u2028", "", "x" * 10_000]
+    state = show(torch.rand(5, 5), tokens).get_state()
+    text = json.dumps(state["exhibit"]).encode()
+    assert json.loads(text)["inputs"][0]["texts"][0]["tokens"] == [*tokens[:1], "?", *tokens[2:]]

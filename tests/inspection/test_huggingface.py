@@ -1,0 +1,468 @@
+import sys
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import regard
+from regard.errors import ArgumentError, StaleError
+from regard.inspection import mask_compaction
+from regard.inspection.huggingface import hosted_attention, hosted_mask
+from regard.inspection.tensor_like import Attentions
+from tests.inspection import hosts
+
+KINDS = ("bert", *hosts.WRITERS)
+
+
+@pytest.fixture(autouse=True)
+def enabled(one_thread):
+    regard.huggingface.enable()
+
+
+def attentions_of(output):
+    names = ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions")
+    return [one for name in names for one in getattr(output, name, None) or ()]
+
+
+@pytest.mark.parametrize("side", ["none", "right", "left"])
+@pytest.mark.parametrize("name", KINDS)
+def test_outputs_and_weights_equal_eagers(name, side):
+    model, given = hosts.make(name), hosts.batch(name, side)
+    found = {}
+    for implementation in ("eager", "regard"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            found[implementation] = model(**given, output_attentions=True)
+    theirs, ours = found["eager"], found["regard"]
+    # what padding itself computes is nobody's business
+    real = given["attention_mask"].bool() if name not in hosts.PAIRS else torch.ones(3, 5, dtype=torch.bool)
+    torch.testing.assert_close(ours.logits[real], theirs.logits[real], atol=1e-4, rtol=1e-4)
+    assert len(attentions_of(theirs)) == len(attentions_of(ours)) > 0
+    for expected, weights in zip(attentions_of(theirs), attentions_of(ours), strict=True):
+        assert isinstance(weights, regard.Weights)
+        assert weights.shape == expected.shape
+        seen = (
+            given["attention_mask"].bool() if weights.shape[-2] == 9 else torch.ones(3, 5, dtype=torch.bool)
+        )
+        apart = (weights.dense() - expected).abs() * seen[:, None, :, None]
+        assert apart.max() < 1e-5
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", hosts.WRITERS)
+def test_generation_equals_eagers(name, cache):
+    model, given = hosts.make(name), hosts.batch(name, "left")
+    given.pop("decoder_input_ids", None)
+    options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": cache, "pad_token_id": 0}
+    written = {}
+    for implementation in ("eager", "regard"):
+        model.set_attn_implementation(implementation)
+        found = model.generate(
+            **given, **options, disable_compile=True, return_dict_in_generate=True, output_logits=True
+        )
+        written[implementation] = (found.sequences, torch.stack(found.logits))
+    assert torch.equal(written["regard"][0], written["eager"][0])
+    torch.testing.assert_close(written["regard"][1], written["eager"][1], atol=1e-4, rtol=1e-4)
+
+
+def test_weights_of_a_generation_stay_true_though_a_static_cache_is_overwritten():
+    model, given = hosts.make("llama"), hosts.batch("llama", "left")
+    kept = {}
+    for implementation in ("eager", "regard"):
+        model.set_attn_implementation(implementation)
+        found = model.generate(
+            **given,
+            max_new_tokens=3,
+            do_sample=False,
+            pad_token_id=0,
+            cache_implementation="static",
+            disable_compile=True,
+            return_dict_in_generate=True,
+            output_attentions=True,
+        )
+        kept[implementation] = found.attentions
+    for theirs, ours in zip(kept["eager"][1:], kept["regard"][1:], strict=True):
+        for expected, weights in zip(theirs, ours, strict=True):
+            torch.testing.assert_close(weights.dense(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "mistral", "gpt-oss", "gemma2", "t5"])
+def test_gradients_equal_eagers(name):
+    # eager's softmax is in float32: rows that see nothing become NaN there, as windows within padding do
+    side = "none" if name in ("mistral", "gemma2") else "right"
+    model, given = hosts.make(name), hosts.batch(name, side)
+    exact = name != "gpt-oss"  # whose experts know no float64
+    model = model.double() if exact else model
+    gradients = {}
+    for implementation in ("eager", "regard"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        logits = model(**given).logits
+        real = given["attention_mask"].bool() if name not in hosts.PAIRS else slice(None)
+        logits[real].square().mean().backward()
+        gradients[implementation] = {
+            n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
+        }
+    assert gradients["eager"].keys() == gradients["regard"].keys()
+    for parameter, expected in gradients["eager"].items():
+        scale = expected.abs().max().item()
+        found = gradients["regard"][parameter]
+        torch.testing.assert_close(found, expected, atol=1e-5 * max(scale, 1e-3), rtol=1e-5)
+
+
+def test_packed_sequences_do_not_see_each_other():
+    model = hosts.make("llama", "regard")
+    ids = hosts.batch("llama")["input_ids"][:1]
+    places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    with torch.no_grad():
+        packed = model(ids, position_ids=places, use_cache=False).logits
+        parts = [model(part).logits for part in (ids[:, :4], ids[:, 4:])]
+    torch.testing.assert_close(packed, torch.cat(parts, 1), atol=1e-5, rtol=1e-5)
+
+
+def test_a_prompt_in_two_pieces_equals_one():
+    model = hosts.make("mistral", "regard")
+    ids = hosts.batch("mistral")["input_ids"]
+    with torch.no_grad():
+        whole = model(ids).logits
+        first = model(ids[:, :6], use_cache=True)
+        second = model(ids[:, 6:], past_key_values=first.past_key_values)
+    torch.testing.assert_close(second.logits, whole[:, 6:], atol=1e-5, rtol=1e-5)
+
+
+def test_dropout_drops_in_training_only():
+    model, given = hosts.make("bert", "regard", attention_probs_dropout_prob=0.5), hosts.batch("bert")
+    model.config.hidden_dropout_prob = 0.0
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout) and "dropout" in module._get_name().lower():
+            module.p = module.p if module.p == 0.5 else 0.0
+    with torch.no_grad():
+        assert torch.equal(model(**given).logits, model(**given).logits)
+        model.train()
+        assert not torch.equal(model(**given).logits, model(**given).logits)
+
+
+def test_from_pretrained_and_a_call_without_asking_for_weights(tmp_path):
+    hosts.make("llama").save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="regard")
+    assert model.config._attn_implementation == "regard"
+    given = hosts.batch("llama")
+    assert model(**given).attentions is None
+    attention = model.model.layers[0].self_attn
+    x = torch.randn(1, 4, 3, 8)
+    assert hosted_attention(attention, x, x[:, :2], x[:, :2], None)[1] is None
+
+
+def test_a_mask_of_ones_own_is_added_to_the_scores():
+    model, given = hosts.make("llama"), hosts.batch("llama")
+    mask = torch.randn(3, 1, 9, 9)
+    logits = {}
+    for implementation in ("eager", "regard"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            logits[implementation] = model(given["input_ids"], attention_mask=mask).logits
+    torch.testing.assert_close(logits["regard"], logits["eager"], atol=1e-5, rtol=1e-5)
+
+
+def test_half_precision_runs():
+    model, given = hosts.make("llama", "regard").bfloat16(), hosts.batch("llama", "left")
+    with torch.no_grad():
+        ours = model(**given).logits
+        model.set_attn_implementation("sdpa")
+        theirs = model(**given).logits
+    real = given["attention_mask"].bool()
+    assert ours.dtype is torch.bfloat16
+    torch.testing.assert_close(ours[real], theirs[real], atol=0.1, rtol=0.1)
+
+
+def test_transformers_is_an_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", None)
+    with pytest.raises(ArgumentError, match=r"5\.3 or newer: pip install transformers\."):
+        regard.huggingface.enable()
+
+
+def test_enable_twice_and_disable():
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    regard.huggingface.enable()
+    assert "regard" in ALL_ATTENTION_FUNCTIONS
+    regard.huggingface.disable()
+    assert "regard" not in ALL_ATTENTION_FUNCTIONS
+    with pytest.raises(ValueError, match="regard"):
+        hosts.make("bert").set_attn_implementation("regard")
+
+
+# Models that rely on their masks alone
+
+PAIR = {
+    "d_model": 16, "encoder_layers": 1, "decoder_layers": 2,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
+    "vocab_size": 50, "max_position_embeddings": 32,
+}  # fmt: skip
+SERIES = {
+    "prediction_length": 4, "context_length": 6, "lags_sequence": [1, 2], "num_time_features": 2,
+    **{name: PAIR[name] for name in PAIR if name not in ("vocab_size", "max_position_embeddings")},
+}  # fmt: skip
+READERS_OF_MASKS = {
+    "nllb-moe": lambda: transformers.NllbMoeModel(transformers.NllbMoeConfig(**PAIR, num_experts=2)),
+    "bigbird_pegasus": lambda: transformers.BigBirdPegasusModel(
+        transformers.BigBirdPegasusConfig(**PAIR, attention_type="original_full")
+    ),
+    "pegasus_x": lambda: transformers.PegasusXModel(transformers.PegasusXConfig(**PAIR, block_size=4)),
+    "informer": lambda: transformers.InformerModel(
+        transformers.InformerConfig(**SERIES, attention_type="full")
+    ),
+    "time_series_transformer": lambda: transformers.TimeSeriesTransformerModel(
+        transformers.TimeSeriesTransformerConfig(**SERIES)
+    ),
+    "whisper": lambda: transformers.WhisperModel(
+        transformers.WhisperConfig(
+            **{
+                **PAIR,
+                "max_source_positions": 12,
+                "max_target_positions": 32,
+                "num_mel_bins": 8,
+                "pad_token_id": 0,
+            }
+        )
+    ),
+}
+
+
+def reader_of_masks(name):
+    torch.manual_seed(0)
+    model = READERS_OF_MASKS[name]().eval()
+    hosts.liven(model)
+    hosts.liven(model)
+    return model
+
+
+def to_read(name, side):
+    given = hosts.batch("bart", side, length=8)
+    if name == "whisper":
+        return {"input_features": torch.randn(3, 8, 24), "decoder_input_ids": given["decoder_input_ids"]}
+    if name not in ("informer", "time_series_transformer"):
+        return given
+    draw = torch.Generator().manual_seed(1)
+
+    def numbers(*size):
+        return torch.randn(*size, generator=draw)
+
+    seen = given["attention_mask"].float()
+    return {
+        "past_values": numbers(3, 8), "past_time_features": numbers(3, 8, 2), "past_observed_mask": seen,
+        "future_values": numbers(3, 4), "future_time_features": numbers(3, 4, 2),
+    }  # fmt: skip
+
+
+def on(model, implementation, given):
+    model.set_attn_implementation(implementation)
+    torch.manual_seed(2)  # informer draws the keys that it reads
+    with torch.no_grad():
+        return model(**given)[0]
+
+
+@pytest.mark.parametrize("side", ["none", "right", "left"])
+@pytest.mark.parametrize("name", READERS_OF_MASKS)
+def test_models_that_rely_on_their_masks_equal_eager(name, side):
+    torch.manual_seed(1)
+    model, given = reader_of_masks(name), to_read(name, side)
+    expected = on(model, "eager", given)
+    torch.testing.assert_close(on(model, "regard", given), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*READERS_OF_MASKS, *hosts.WRITERS])
+def test_no_output_depends_on_what_comes_after_it(name):
+    torch.manual_seed(1)
+    if name in READERS_OF_MASKS:
+        model, given = reader_of_masks(name), to_read(name, "none")
+    else:
+        model, given = hosts.make(name), hosts.batch(name)
+    last = next(n for n in ("future_values", "decoder_input_ids", "input_ids") if n in given)
+    # a model of series reads each value one step later, and so does nothing with the last one
+    place = -2 if last == "future_values" else -1
+    changed = given[last].clone()
+    changed[:, place] = changed[:, place] + 1 if changed.is_floating_point() else (changed[:, place] + 1) % 50
+    before, after = (on(model, "regard", {**given, last: x}) for x in (given[last], changed))
+    assert torch.equal(before[:, :-1], after[:, :-1])
+    assert not torch.equal(before[:, -1], after[:, -1])
+
+
+def test_a_mask_left_out_where_it_is_needed_is_found(monkeypatch):
+    from regard.inspection import huggingface
+
+    model = reader_of_masks("nllb-moe")
+    regard.huggingface.check(model)
+    assert model.config._attn_implementation != "regard"  # it was only tried
+    monkeypatch.setattr(huggingface, "_flags_suffice", lambda model: True)
+    with pytest.raises(
+        ArgumentError, match="NllbMoeModel on regard reads the future: another last token changes"
+    ):
+        regard.huggingface.check(model)
+    assert model.config._attn_implementation != "regard"
+
+
+def test_another_output_than_eagers_is_found():
+    from transformers.modeling_utils import AttentionInterface
+
+    def doubled(*args, **kwargs):
+        output, weights = hosted_attention(*args, **kwargs)
+        return 2 * output, weights
+
+    AttentionInterface.register("regard", doubled)
+    with pytest.raises(ArgumentError, match=r"BertForMaskedLM on regard is off by .* from eager"):
+        regard.huggingface.check(hosts.make("bert"))
+
+
+# Masks
+
+
+def asked_by(model, *sizes, **options):
+    """The mask that a model gets: which one asks is read from the stack."""
+
+    def ask(self):
+        return hosted_mask(*sizes, **options)
+
+    return ask(model)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss"])
+def test_masks_are_none_where_they_say_nothing(name):
+    model = hosts.make(name)
+    assert asked_by(model, 2, 5, 5) is None
+    assert asked_by(model, 2, 1, 9, q_offset=8) is None
+    assert asked_by(model, 2, 5, 5, attention_mask=torch.ones(2, 5, dtype=torch.bool)) is None
+
+
+def test_masks_are_whole_where_nobody_says_that_attention_is_causal():
+    expected = torch.ones(5, 5, dtype=torch.bool).tril()
+    for mask in (hosted_mask(2, 5, 5), asked_by(reader_of_masks("nllb-moe"), 2, 5, 5)):
+        assert torch.equal((mask == 0)[0, 0], expected)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_reading_says_what_the_mask_says(seed):
+    draw = np.random.default_rng(seed)
+    b, h, q, k = draw.integers(1, 4, 4)
+    if seed % 2:  # intervals, some of them empty
+        start, stop = np.sort(draw.integers(0, k + 1, (2, b, h, q, 1)), 0)
+        seen = torch.from_numpy((np.arange(k) >= start) & (np.arange(k) < stop))
+    else:
+        seen = torch.from_numpy(draw.random((b, h, q, k)) < 0.6)
+    mask, span = mask_compaction.cheapest(seen)
+    if isinstance(mask, regard.Mask):
+        assert torch.equal(mask.dense(q, k, (b, h)), seen)
+    else:
+        assert seen.all() if mask is None else torch.equal(mask, seen)
+    if span is not None:
+        assert torch.equal(seen, ((torch.arange(k) >= span[0]) & (torch.arange(k) < span[1])).expand_as(seen))
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_is_read_as_lengths_and_only_once(side):
+    seen = torch.arange(7) < torch.tensor([2, 7, 0, 5])[:, None]
+    seen = seen if side == "right" else seen.flip(-1)
+    mask = asked_by(
+        hosts.make("bert"),
+        4,
+        7,
+        7,
+        attention_mask=seen,
+        mask_function=transformers.masking_utils.bidirectional_mask_function,
+        allow_is_bidirectional_skip=True,
+    )
+    read = mask_compaction.read(mask)
+    assert isinstance(read.mask, regard.Padding)
+    assert read.mask.side == side
+    assert mask_compaction.read(mask) is read
+    assert torch.equal(read.mask.dense(7, 7, (4, 1)), mask)
+
+
+def test_a_mask_that_was_changed_is_read_again():
+    mask = torch.ones(1, 1, 3, 3, dtype=torch.bool).tril()
+    before = mask_compaction.read(mask)
+    mask[..., 0, 2] = True
+    after = mask_compaction.read(mask)
+    assert before.exact
+    assert not after.exact
+
+
+def test_rows_that_see_nothing_by_finite_numbers_look_at_all_alike():
+    low = torch.finfo(torch.float32).min
+    mask = torch.tensor([[0.0, low], [low, low]])[None, None]
+    x = torch.randn(1, 1, 2, 4)
+    output = hosted_attention(torch.nn.Identity(), x, x, x, mask)[0]
+    torch.testing.assert_close(output[0, 1, 0], x[0, 0].mean(0))
+    hidden = hosted_attention(torch.nn.Identity(), x, x, x, mask == 0)[0]
+    assert torch.equal(hidden[0, 1, 0], torch.zeros(4))
+
+
+# Weights in the place of tensors
+
+
+@pytest.fixture
+def weights():
+    x = torch.randn(2, 3, 5, 7)
+    return Attentions.of(regard.attend(x, x, x, mask=regard.Causal())[1])
+
+
+def test_weights_do_what_tensors_do(weights):
+    dense = weights.dense()
+    assert weights.shape == dense.shape
+    assert weights.size(1) == weights.size(dim=1) == 3
+    assert weights.size() == dense.size()
+    assert weights.dim() == 4
+    assert len(weights) == 2
+    for part in (
+        lambda w: w[0, 1],
+        lambda w: w[:, :, -1].argmax(-1),
+        lambda w: w.mean(1),
+        lambda w: w.mean(dim=(0, 1)),
+        lambda w: w.mean(),
+        lambda w: w.sum(-1),
+        lambda w: w.max(),
+        lambda w: 2 * w - w / 3,
+        lambda w: w > 0.5,
+        lambda w: torch.cat([w, w], 1),
+        lambda w: torch.stack((w, w)),
+        lambda w: torch.mean(w, 1),
+        lambda w: torch.einsum("bhqk->bqk", w),
+        lambda w: torch.from_numpy(np.asarray(w)),
+        lambda w: w.cpu().detach().permute(0, 2, 3, 1),
+        lambda w: w.to(torch.float64),
+        lambda w: w @ torch.ones(5, 2),
+    ):
+        torch.testing.assert_close(part(weights), part(dense))
+    assert isinstance(weights.mean("heads"), regard.Weights)
+    assert isinstance(weights.to("cpu"), regard.Weights)
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = weights.nonsense
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+def test_gradients_pass_through_the_weights(groups):
+    query = torch.randn(2, 4, 5, 8, requires_grad=True)
+    key, value = (torch.randn(2, groups, 5, 8, requires_grad=True) for _ in range(2))
+    output, weights = hosted_attention(torch.nn.Identity(), query, key, value, output_attentions=True)
+    again = (weights.dense() @ value.repeat_interleave(4 // groups, 1)).transpose(1, 2)
+    expected = torch.autograd.grad(output.square().sum(), (query, key, value))
+    found = torch.autograd.grad(again.square().sum(), (query, key, value))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_weights_of_a_query_that_was_changed_are_not_told():
+    x = torch.randn(1, 2, 3, 4)
+    module = torch.nn.Identity()
+    _, weights = hosted_attention(module, x, x, x, None, output_attentions=True)
+    x.zero_()
+    with pytest.raises(StaleError):
+        weights.dense()
+
+
+def test_a_model_that_only_carries_the_name_is_told():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
+    regard.huggingface.check(transformers.BertModel(transformers.BertConfig(**sizes, intermediate_size=8)))
+    falcon = transformers.FalconModel(transformers.FalconConfig(**sizes))
+    with pytest.raises(regard.ArgumentError, match="FalconAttention computes attention of its own"):
+        regard.huggingface.check(falcon)

@@ -1,0 +1,429 @@
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import regard
+from regard.errors import ArgumentError, DTypeError, ShapeError
+from regard.inspection.interventions import attentions
+from regard.models import LanguageModel, MultiHeadAttention, Recipe, Transformer
+from tests.inspection import hosts
+
+HOSTS = ("gpt2", "bert", "llama", "t5")
+
+
+@pytest.fixture(autouse=True)
+def quiet(one_thread):
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+def host(name, implementation):
+    if implementation == "regard":
+        regard.huggingface.enable()
+    model, given = hosts.make(name, implementation), hosts.batch(name, "right")
+    return model, lambda: model(**given).logits
+
+
+def own():
+    model = LanguageModel(50, Recipe(width=16, heads=4, layers=2)).eval()
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    return model, lambda: model(tokens)
+
+
+def translator():
+    model = Transformer(50, Recipe(width=16, heads=4, layers=2), share=True).eval()
+    source, target = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 9, 10]])
+    return model, lambda: model(source, target)
+
+
+def encoder():
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x, padding = torch.randn(2, 5, 16), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    return model, lambda: model(x.to(next(model.parameters()).dtype), src_key_padding_mask=padding)
+
+
+MODELS = {
+    **{f"{n} {i}": (lambda n=n, i=i: host(n, i)) for n in HOSTS for i in ("sdpa", "eager", "regard")},
+    "regard's language model": own,
+    "regard's transformer": translator,
+    "torch's encoder": encoder,
+}
+
+
+@pytest.fixture(params=list(MODELS))
+def pair(request):
+    return MODELS[request.param]()
+
+
+# Laws
+
+
+def test_weights_replaced_by_themselves_change_nothing(pair):
+    """In float64 nothing beyond rounding; in float32 no more than float32 itself is off.
+
+    The edited model multiplies weights and values where its kernel rounds in another order, and the layers
+    behind enlarge such differences as they enlarge all rounding. How much is seen from the unedited model's
+    own error. Both errors have the same origin and size, so neither is many times the other.
+    """
+    model, run = pair
+    same = regard.ReplaceWeights(lambda weights: weights)
+    before = run()
+    with regard.edit(model, None, None, same):
+        after = run()
+    model.double()
+    exact = run()
+    with regard.edit(model, None, None, same):
+        edited = run()
+    scale = max(exact.abs().max(), 1)
+    eager = getattr(getattr(model, "config", None), "_attn_implementation", None) == "eager"
+    # eager attention of transformers rounds its weights to float32 whatever the model is in
+    assert (edited - exact).abs().max() <= (4e-7 if eager else 1e-12) * scale
+    allowed = 4 * (before - exact).abs().max() + 8 * torch.finfo(before.dtype).eps * scale
+    assert (after - exact).abs().max() <= allowed
+
+
+def test_uniform_equals_equal_weights_on_what_is_seen(pair):
+    model, run = pair
+
+    def even(weights):
+        seen = (weights > 0).to(weights.dtype)
+        return seen / seen.sum(-1, keepdim=True).clamp(min=1)
+
+    with regard.edit(model, 0, [1, 3], regard.Uniform()):
+        first = run()
+    with regard.edit(model, 0, [1, 3], regard.ReplaceWeights(even)):
+        second = run()
+    assert (first - second).abs().max() <= 2e-6 * max(first.abs().max(), 1)
+    assert not torch.allclose(first, run(), atol=1e-5)
+
+
+def test_afterwards_all_is_as_before(pair):
+    model, run = pair
+    before = run()
+    edited = []
+
+    def fail():
+        with regard.edit(model, None, None, regard.Zero()):
+            edited.append(run())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not torch.equal(edited[0], before)
+    assert torch.equal(run(), before)
+
+
+def test_edits_nest_and_heads_add_up(pair):
+    model, run = pair
+    with regard.edit(model, -1, [0], regard.Zero()), regard.edit(model, -1, [1, 2, 3], regard.Zero()):
+        apart = run()
+    with regard.edit(model, -1, None, regard.Zero()):
+        together = run()
+    assert torch.equal(apart, together)
+
+
+def test_the_inner_edit_sees_what_the_outer_one_did():
+    model, run = own()
+    twice = regard.ReplaceOutput(lambda output: 2 * output)
+    with regard.edit(model, 0, [2], twice), regard.edit(model, 0, 2, twice):
+        nested = run()
+    with regard.edit(model, 0, [2], regard.ReplaceOutput(lambda output: 4 * output)):
+        assert torch.allclose(nested, run(), atol=1e-6)
+
+
+PROJECTIONS = {
+    "gpt2": "transformer.h.0.attn.c_proj",
+    "bert": "bert.encoder.layer.0.attention.output.dense",
+    "llama": "model.layers.0.self_attn.o_proj",
+    "t5": "encoder.block.0.layer.0.SelfAttention.o",
+}
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_zero_equals_nothing_before_the_projection(name):
+    model, run = host(name, "sdpa")
+    with regard.edit(model, 0, None, regard.Zero()):
+        edited = run()
+    projection = model.get_submodule(PROJECTIONS[name])
+    hook = projection.register_forward_pre_hook(lambda module, args: (args[0] * 0, *args[1:]))
+    assert torch.equal(run(), edited)
+    hook.remove()
+    assert not torch.equal(run(), edited)
+
+
+def test_zero_of_one_head_equals_columns_of_the_projection():
+    model, run = own()
+    with regard.edit(model, 1, [2], regard.Zero()):
+        edited = run()
+    outward = model.decoder.blocks[1].attention.outward
+    outward.weight[:, 8:12] = 0
+    torch.testing.assert_close(run(), edited, atol=1e-6, rtol=1e-6)
+
+
+def test_average_is_the_mean_over_batch_and_places():
+    layer, x = MultiHeadAttention(8, 2), torch.randn(3, 5, 8)
+    seen = []
+    with regard.edit(layer, 0, [1], regard.ReplaceOutput(lambda output: seen.append(output) or output)):
+        layer(x)
+    mean = seen[0].mean((0, 2), keepdim=True)
+    with regard.edit(layer, 0, [1], regard.Average()):
+        averaged = layer(x)
+    with regard.edit(layer, 0, [1], regard.ReplaceOutput(lambda output: mean.expand_as(output))):
+        assert torch.equal(layer(x), averaged)
+
+
+def test_layers_before_the_edited_one_are_untouched():
+    model = hosts.make("gpt2", "sdpa")
+    given = hosts.batch("gpt2", "right")
+    before = model(**given, output_hidden_states=True).hidden_states
+    with regard.edit(model, "transformer.h.1.attn", None, regard.Zero()):
+        after = model(**given, output_hidden_states=True).hidden_states
+    assert torch.equal(before[1], after[1])
+    assert not torch.equal(before[2], after[2])
+
+
+def test_other_heads_of_the_layer_keep_their_outputs():
+    layer = nn.MultiheadAttention(16, 4, batch_first=True).eval()
+    layer.out_proj.weight.copy_(torch.eye(16))
+    x = torch.randn(2, 5, 16)
+    expected, weights = layer(x, x, x)
+    with regard.edit(layer, 0, [1], regard.Zero()):
+        found, same = layer(x, x, x)
+    assert torch.equal(found[..., 4:8], torch.zeros(2, 5, 4))
+    torch.testing.assert_close(found[..., 8:], expected[..., 8:], atol=1e-6, rtol=1e-6)
+    assert torch.equal(weights, same)
+
+
+def test_generation_is_edited():
+    model, given = hosts.make("llama", "sdpa"), hosts.batch("llama", "left")
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    before = model.generate(**given, **options)
+    with regard.edit(model, None, None, regard.ReplaceWeights(lambda weights: weights)):
+        assert torch.equal(model.generate(**given, **options), before)
+    with regard.edit(model, None, None, regard.Zero()):
+        assert not torch.equal(model.generate(**given, **options), before)
+
+
+def test_gradients_pass_through_an_edit():
+    model, given = hosts.make("llama", "sdpa"), hosts.batch("llama")
+    query = model.model.layers[0].self_attn.q_proj.weight
+    with torch.enable_grad():
+        (expected,) = torch.autograd.grad(model(**given).logits.square().mean(), query)
+        with regard.edit(model, 0, None, regard.ReplaceWeights(lambda weights: weights)):
+            (found,) = torch.autograd.grad(model(**given).logits.square().mean(), query)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+
+
+def test_other_threads_are_left_alone():
+    model, run = own()
+    before, found = run(), []
+
+    def elsewhere():
+        with torch.no_grad():
+            found.append(run())
+
+    with regard.edit(model, None, None, regard.Zero()):
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert torch.equal(found[0], before)
+
+
+def test_nothing_stands_in_afterwards():
+    from transformers.modeling_utils import AttentionInterface
+
+    from regard.models.layers.attention import Attends
+
+    owners = (
+        (F, "scaled_dot_product_attention"),
+        (nn.MultiheadAttention, "forward"),
+        (nn.TransformerEncoder, "forward"),
+        (nn.TransformerEncoderLayer, "forward"),
+        (Attends, "attention"),
+        (AttentionInterface, "get_interface"),
+        (torch.backends.mha, "get_fastpath_enabled"),
+    )
+    before = [getattr(owner, name) for owner, name in owners]
+    model, run = own()
+    with regard.edit(model, 0, None, regard.Zero()), regard.edit(model, 1, None, regard.Zero()):
+        run()
+    assert all(getattr(owner, name) is one for (owner, name), one in zip(owners, before, strict=True))
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+# Mistakes
+
+
+def test_layers_by_number_name_and_pattern():
+    model = hosts.make("t5", "sdpa")
+    names = list(attentions(model))
+    assert names[0] == "encoder.block.0.layer.0.SelfAttention"
+    assert len(names) == 6
+    for layers in (3, -1, "decoder.block.0", "*EncDec*", ["encoder.*", 5]):
+        with regard.edit(model, layers, None, regard.Zero()):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "change", "error", "told"),
+    [
+        ("nowhere", None, regard.Zero(), ArgumentError, r"'nowhere'.*decoder.blocks.0.attention"),
+        (7, None, regard.Zero(), ArgumentError, r"layer 7; there are 2"),
+        (True, None, regard.Zero(), DTypeError, "number, a name or a pattern"),
+        (0, [4], regard.Zero(), ArgumentError, r"head 4.*has 4"),
+        (0, ["a"], regard.Zero(), DTypeError, "heads are numbers"),
+        (0, None, regard.Zero, DTypeError, r"Zero\(\)"),
+        (0, None, "zero", DTypeError, "'zero'"),
+    ],
+)
+def test_mistakes_are_told(layers, heads, change, error, told):
+    model, _ = own()
+    with pytest.raises(error, match=told), regard.edit(model, layers, heads, change):
+        pass
+
+
+def test_a_model_without_attention_and_a_wrong_shape():
+    none, zero = nn.Linear(2, 2), regard.Zero()
+    with pytest.raises(ArgumentError, match="nothing to edit in a Linear"), regard.edit(none, 0, None, zero):
+        pass
+    with pytest.raises(DTypeError, match="a str"), regard.edit("model", 0, None, regard.Zero()):
+        pass
+    model, run = own()
+    told = r"\(1, 4, 4, 4\) and returned \(1, 4, 4\)"
+    wrong = regard.ReplaceOutput(lambda output: output[:, 0])
+    with pytest.raises(ShapeError, match=told), regard.edit(model, 0, None, wrong):
+        run()
+
+
+# Importance
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_importance_of_every_head_is_its_divergence(name):
+    model = hosts.make(name, "sdpa").train()
+    given = hosts.batch(name)
+    table = regard.importance(model, given)
+    assert len(table) == 4 * len(attentions(model))
+    assert model.training
+    assert (table["change"].diff().dropna() <= 0).all()
+    assert (table["change"] >= -1e-6).all()
+    first = table.iloc[0]
+    model.eval()
+    before = model(**given).logits.log_softmax(-1)
+    with regard.edit(model, first["layer"], int(first["head"]), regard.Zero()):
+        after = model(**given).logits.log_softmax(-1)
+    divergence = (before.exp() * (before - after)).sum(-1).mean()
+    assert first["change"] == pytest.approx(divergence.item(), rel=1e-3)
+    assert attentions(model)[first["layer"]] is list(attentions(model).values())[first["number"]]
+
+
+def test_importance_by_the_models_loss_and_by_ones_own():
+    model, given = hosts.make("gpt2", "sdpa"), hosts.batch("gpt2")
+    labels = {**given, "labels": given["input_ids"]}
+    table = regard.importance(model, labels)
+    with regard.edit(model, 0, 1, regard.Zero()):
+        change = model(**labels).loss - 0
+    change = change - model(**labels).loss
+    row = table[(table["number"] == 0) & (table["head"] == 1)]
+    assert row["change"].item() == pytest.approx(change.item(), abs=1e-6)
+    own_loss = regard.importance(model, labels, loss=lambda output: output.loss)
+    assert own_loss.equals(table)
+
+
+def test_a_head_that_is_not_read_matters_nothing():
+    model, _ = own()
+    model.decoder.blocks[0].attention.outward.weight[:, :4] = 0
+    table = regard.importance(model, torch.tensor([[5, 6, 7]]))
+    last = table.iloc[-1]
+    assert (last["number"], last["head"]) == (0, 0)
+    assert last["change"] == pytest.approx(0, abs=1e-7)
+
+
+def test_importance_needs_something_that_counts():
+    model, _ = encoder()
+    x = torch.randn(1, 3, 16)
+    with pytest.raises(ArgumentError, match="loss=lambda"):
+        regard.importance(model, x)
+    assert len(regard.importance(model, x, loss=lambda output: output.square().mean())) == 8
+
+
+# Threads
+
+
+def elsewhere(function):
+    """Call a function in another thread, without gradients and with one torch thread, as here."""
+    results = []
+
+    def run():
+        torch.set_num_threads(1)  # a setting of each thread, and the rounding depends on it
+        with torch.no_grad():
+            results.append(function())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def test_other_threads_keep_torchs_fast_path():
+    model, run = encoder()
+    expected, fast = run(), torch.backends.mha.get_fastpath_enabled
+    seen = []
+
+    def look(output):
+        seen.append(
+            (torch.backends.mha.get_fastpath_enabled(), elsewhere(torch.backends.mha.get_fastpath_enabled))
+        )
+        assert torch.equal(elsewhere(run), expected)
+        return output * 0
+
+    with regard.edit(model, 0, [1], regard.ReplaceOutput(look)):
+        assert not torch.equal(run(), expected)
+    assert seen == [(False, True)]
+    assert torch.backends.mha.get_fastpath_enabled is fast
+    assert torch.equal(run(), expected)
+
+
+def test_the_fast_path_stays_as_it_was_set_meanwhile():
+    model, run = encoder()
+
+    def off(output):
+        torch.backends.mha.set_fastpath_enabled(False)
+        return output
+
+    try:
+        with regard.edit(model, 0, [1], regard.ReplaceOutput(off)):
+            run()
+        assert not torch.backends.mha.get_fastpath_enabled()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+class Direct(nn.Module):
+    """Calls SDPA itself, as timm's attention does."""
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize("layers", [None, "0", "*"])
+def test_calls_of_sdpa_are_said_not_to_be_editable(layers):
+    model = nn.Sequential(Direct())
+    said = r"Direct calls torch's .* itself\. watch sees such calls, but edit"
+    with pytest.raises(ArgumentError, match=said), regard.edit(model, layers, None, regard.Zero()):
+        pass
+    with pytest.raises(ArgumentError, match="Direct calls torch's"):
+        regard.importance(model, torch.randn(1, 2, 3, 4))
+
+
+def test_calls_of_sdpa_beside_other_layers():
+    model = nn.ModuleList([Direct(), MultiHeadAttention(8, 2)])
+    with regard.edit(model, None, None, regard.Zero()):  # all that can be
+        pass
+    with pytest.raises(ArgumentError, match="Direct calls"), regard.edit(model, "0", None, regard.Zero()):
+        pass

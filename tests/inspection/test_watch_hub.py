@@ -1,0 +1,611 @@
+"""Models of Hugging Face, watched: not a bit of them changes, and the weights are those of eager."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+
+transformers = pytest.importorskip("transformers")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+GROUPED = {
+    **SIZES,
+    "num_key_value_heads": 2,
+    "vocab_size": 40,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+SEQ2SEQ = {
+    "vocab_size": 40, "d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "forced_eos_token_id": None,
+}  # fmt: skip
+
+
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 40, "bos_token_id": 1, "eos_token_id": 2}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+T5 = {
+    "vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2,
+    "num_decoder_layers": 2, "num_heads": 4, "decoder_start_token_id": 0,
+}  # fmt: skip
+
+
+def build(name: str, seed: int = 0) -> Any:
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    window = {**GROUPED, "sliding_window": 4}
+    kinds: dict[str, tuple[Any, dict[str, Any]]] = {
+        "bert": (AutoModel, {**SIZES, "vocab_size": 40}),
+        "albert": (AutoModel, {**SIZES, "vocab_size": 40, "embedding_size": 8}),
+        "gpt2": (AutoModelForCausalLM, GPT2),
+        "llama": (AutoModelForCausalLM, GROUPED),
+        "mistral": (AutoModelForCausalLM, window),
+        "gemma2": (AutoModelForCausalLM, {**window, "head_dim": 8, "attn_logit_softcapping": 5.0}),
+        "gpt_oss": (AutoModelForCausalLM, {**window, "head_dim": 8, **EXPERTS}),
+        "t5": (AutoModelForSeq2SeqLM, T5),
+        "bart": (AutoModelForSeq2SeqLM, SEQ2SEQ),
+        "marian": (AutoModelForSeq2SeqLM, SEQ2SEQ),
+    }
+    auto, options = kinds[name]
+    torch.manual_seed(seed)
+    model = auto.from_config(AutoConfig.for_model(name, **options)).eval()
+    for parameter in model.parameters():  # so that the weights are far from equal
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+def inputs(model: Any) -> dict[str, Tensor]:
+    torch.manual_seed(1)
+    ids = torch.randint(3, 40, (2, 7))
+    mask = torch.ones_like(ids)
+    mask[0, 4:] = 0
+    found = {"input_ids": ids, "attention_mask": mask}
+    if model.config.is_encoder_decoder:
+        found["decoder_input_ids"] = torch.randint(3, 40, (2, 5))
+    return found
+
+
+def attentions(output: Any) -> list[Tensor]:
+    if getattr(output, "cross_attentions", None) and getattr(output, "encoder_attentions", None):
+        pairs = zip(output.decoder_attentions, output.cross_attentions, strict=True)
+        return [*output.encoder_attentions, *(one for pair in pairs for one in pair)]
+    return list(output.attentions)
+
+
+def implementations(model: Any) -> list[str]:
+    return ["eager", *(["sdpa"] if model._supports_sdpa else [])]
+
+
+ALL = ["bert", "gpt2", "llama", "mistral", "gemma2", "gpt_oss", "t5", "bart", "marian"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ALL)
+def test_weights_are_those_of_eager(name: str) -> None:
+    model = build(name)
+    given = inputs(model)
+    model.set_attn_implementation("eager")
+    expected = attentions(model(**given, output_attentions=True))
+    for implementation in implementations(model):
+        model.set_attn_implementation(implementation)
+        before = model(**given)[0]
+        with regard.watch(model) as seen:
+            during = model(**given)[0]
+        assert torch.equal(before, during)
+        assert len(seen) == len(expected)
+        for weights, right in zip(seen.values(), expected, strict=True):
+            torch.testing.assert_close(weights.dense(), right, rtol=0, atol=1e-5)
+
+
+def test_sides_are_told_apart() -> None:
+    model = build("bart")
+    with torch.no_grad(), regard.watch(model, tokenizer=lambda ids: [f"w{i}" for i in ids]) as seen:
+        model(**inputs(model))
+    assert [(name.partition(".")[2], seen.kind(name)) for name in seen][:3] == [
+        ("encoder.layers.0.self_attn", "self"),
+        ("decoder.layers.0.self_attn", "self"),
+        ("decoder.layers.0.encoder_attn", "cross"),
+    ]
+    assert [seen.causal(name) for name in seen][:3] == [False, True, False]
+    given = inputs(model)
+    queries, keys = seen.texts(2, row=1)
+    assert queries == [f"w{i}" for i in given["decoder_input_ids"][1]]
+    assert keys == [f"w{i}" for i in given["input_ids"][1]]
+    assert seen.texts(0)[0] == seen.tokens == [f"w{i}" for i in given["input_ids"][0]]
+
+
+def test_long_masks_are_kept_as_ranges() -> None:
+    model = build("llama")
+    ids = torch.randint(3, 40, (2, 64))
+    mask = torch.ones_like(ids)
+    mask[1, :5] = 0
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(input_ids=ids, attention_mask=mask)
+    names = set(seen[0]._problem.tensors)
+    assert not names & {"allowed0", "bias0"}
+    assert {"start0", "stop0"} <= names
+    starts = [weights._problem["start0"].data_ptr() for weights in seen.values()]
+    assert starts[0] == starts[1]  # found once
+
+
+def test_layers_are_numbered() -> None:
+    model = build("llama")
+    chosen: list[tuple[Any, list[int]]] = [(0, [0]), ([0, -1], [0, 1]), ("model.layers.1.*", [1])]
+    for layers, expected in chosen:
+        with torch.no_grad(), regard.watch(model, layers=layers) as seen:
+            model(**inputs(model))
+        assert list(seen) == [f"model.layers.{number}.self_attn" for number in expected]
+
+
+# Generation
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt_oss", "t5", "bart"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation_is_one_map(name: str, cache: str) -> None:
+    model = build(name)
+    given = inputs(model)
+    if not model.config.is_encoder_decoder:
+        given["attention_mask"] = given["attention_mask"].flip(-1)  # padding on the left
+    given.pop("decoder_input_ids", None)
+    options = {
+        "max_new_tokens": 6,
+        "min_new_tokens": 6,
+        "do_sample": False,
+        "cache_implementation": cache,
+        "disable_compile": True,
+    }
+    for implementation in implementations(model):
+        model.set_attn_implementation(implementation)
+        before = model.generate(**given, **options)
+        with regard.watch(model) as seen:
+            during = model.generate(**given, **options)
+        assert torch.equal(before, during)
+        whole = {"input_ids": during[:, :-1]}
+        if model.config.is_encoder_decoder:
+            whole = {**given, "decoder_input_ids": during[:, :-1]}
+        else:
+            extra = torch.ones(2, 5, dtype=torch.long)
+            whole["attention_mask"] = torch.cat([given["attention_mask"], extra], -1)
+            whole["position_ids"] = (whole["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+        model.set_attn_implementation("eager")
+        expected = attentions(model(**whole, output_attentions=True))
+        assert len(seen) == len(expected)
+        by_name = sorted(seen, key=lambda n: ("decoder" in n, list(seen).index(n)))
+        real = whole["attention_mask"].bool() if not model.config.is_encoder_decoder else None
+        for entry, right in zip(by_name, expected, strict=True):
+            found = seen[entry].dense()
+            if real is not None:  # what a padded query sees is nobody's business
+                found, right = (w.transpose(1, 2)[real] for w in (found, right))
+            torch.testing.assert_close(found, right, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bart", "t5"])
+@pytest.mark.parametrize("returned", [1, 2])
+def test_beam_search_follows_its_rows(name: str, returned: int) -> None:
+    for seed in range(2):
+        model = build(name, seed)
+        given = inputs(model)
+        given.pop("decoder_input_ids", None)
+        if not model.config.is_encoder_decoder:
+            given.pop("attention_mask")
+        options = {"max_new_tokens": 8, "num_beams": 3, "num_return_sequences": returned, "do_sample": False}
+        model.set_attn_implementation("sdpa")
+        before = model.generate(**given, **options)
+        with regard.watch(model) as seen:
+            during = model.generate(**given, **options)
+        assert torch.equal(before, during)
+        model.set_attn_implementation("eager")
+        decoder = model.config.is_encoder_decoder
+        for number, sequence in enumerate(during):
+            ended = [
+                i
+                for i, token in enumerate(sequence.tolist())
+                if token == model.config.eos_token_id and i > 6 * (not decoder)
+            ]
+            length = ended[0] if ended else len(sequence) - 1
+            whole: dict[str, Tensor] = {"input_ids": sequence[None, :length]}
+            if decoder:
+                item = slice(number // returned, number // returned + 1)
+                whole = {
+                    **{k: v[item] for k, v in given.items()},
+                    "decoder_input_ids": sequence[None, :length],
+                }
+            expected = attentions(model(**whole, output_attentions=True))
+            layers = [
+                entry
+                for entry in seen
+                if not ((decoder and "encoder.layers" in entry) or "encoder.block" in entry)
+            ]
+            rights = expected[-len(layers) :]
+            for entry, right in zip(layers, rights, strict=True):
+                found = seen[entry][number, :, :length, : right.shape[-1]]
+                torch.testing.assert_close(found, right[0], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_generation_with_words_and_a_table() -> None:
+    model = build("llama")
+    ids = torch.tensor([[5, 6, 7, 5, 6, 7]])
+    with regard.watch(model, layers=-1, tokenizer=lambda ids: [str(i) for i in ids]) as seen:
+        output = model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    assert seen.texts(0)[0] == [str(i) for i in output[0, :-1].tolist()]
+    rows = seen.heads(frame=False)
+    assert [(row["layer"], row["head"]) for row in rows] == [
+        ("model.layers.1.self_attn", head) for head in range(4)
+    ]
+    assert all(0 < row["induction"] < 1 for row in rows)
+    assert list(seen.heads().columns) == [
+        "layer",
+        "head",
+        "entropy",
+        "distance",
+        "first",
+        "previous",
+        "induction",
+    ]
+
+
+@torch.no_grad()
+def test_prompt_lookup_takes_back_what_was_refused() -> None:
+    model = build("llama")
+    ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
+    with regard.watch(model) as seen:
+        output = model.generate(
+            ids, max_new_tokens=8, min_new_tokens=8, do_sample=False, prompt_lookup_num_tokens=3
+        )
+    model.set_attn_implementation("eager")
+    expected = attentions(model(output[:, :-1], output_attentions=True))
+    for weights, right in zip(seen.values(), expected, strict=True):
+        length = min(weights.shape[-2], right.shape[-2])
+        assert length > 8
+        torch.testing.assert_close(
+            weights.dense()[..., :length, :length], right[..., :length, :length], rtol=0, atol=1e-5
+        )
+
+
+@torch.no_grad()
+def test_generation_without_a_cache() -> None:
+    model = build("llama")
+    with regard.watch(model) as seen:
+        output = model.generate(
+            torch.tensor([[5, 6, 7]]), max_new_tokens=4, min_new_tokens=4, do_sample=False, use_cache=False
+        )
+    model.set_attn_implementation("eager")
+    for weights, right in zip(
+        seen.values(), attentions(model(output[:, :-1], output_attentions=True)), strict=True
+    ):
+        torch.testing.assert_close(weights.dense(), right, rtol=0, atol=1e-5)
+
+
+def test_attention_of_their_own_is_named() -> None:
+    from transformers import AutoConfig, AutoModel
+
+    auto: Any = AutoModel
+    model = auto.from_config(
+        AutoConfig.for_model("bloom", hidden_size=16, n_layer=1, n_head=2, vocab_size=40)
+    )
+    with (
+        pytest.warns(UserWarning, match="BloomModel: nothing, although it ran: BloomAttention computes"),
+        regard.watch(model),
+    ):
+        model(torch.tensor([[5, 6]]))
+
+
+def test_everything_is_restored() -> None:
+    from transformers.cache_utils import Cache
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+    def state() -> list[Any]:
+        functions = [
+            AttentionInterface.__dict__.get("__getitem__"),
+            AttentionInterface.get_interface,
+            Cache.update,
+        ]
+        return [*functions, Cache.reorder_cache, *ALL_ATTENTION_FUNCTIONS.values()]
+
+    before, model = state(), build("llama")
+    with pytest.raises(IndexError), regard.watch(model):
+        model(torch.tensor([[99]]))
+    assert state() == before
+    assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("queries", [1, 4, 6])
+def test_flash_kernels_hide_by_themselves(causal: bool, window: int | None, queries: int) -> None:
+    """Their causality counts from the end, windows reach as far on both sides, and padding has two axes."""
+    from regard.inspection.hooks.transformers import _flash_rows
+
+    query, key = torch.randn(2, 1, queries, 4), torch.randn(2, 1, 6, 4)
+    padding = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
+    rows = _flash_rows(query, key, padding, causal, window, {})
+    place, number = torch.arange(queries)[:, None] + 6 - queries, torch.arange(6)
+    expected = padding.bool()[:, None, None].expand(2, 1, queries, 6)
+    if causal:
+        expected = expected & (number <= place)
+    if window:
+        expected = expected & ((number - place).abs() < window)
+    assert rows is not None
+    found = (number >= rows.start) & (number < rows.stop)
+    assert torch.equal(found.expand_as(expected), expected)
+
+
+def test_packed_sequences_of_flash_kernels() -> None:
+    from regard.inspection.hooks.transformers import _flash_rows
+
+    x = torch.randn(1, 1, 5, 4)
+    rows = _flash_rows(x, x, None, True, None, {"cu_seq_lens_k": torch.tensor([0, 2, 5], dtype=torch.int32)})
+    assert rows is not None
+    found = (torch.arange(5) >= rows.start) & (torch.arange(5) < rows.stop)
+    assert torch.equal(found, regard.Documents([2, 3], within=regard.Causal()).dense(5))
+
+
+def test_an_assistant_has_caches_of_its_own() -> None:
+    model, assistant = build("llama"), build("llama", seed=1)
+    ids = torch.randint(3, 40, (1, 9), generator=torch.Generator().manual_seed(0))
+    options = {"max_new_tokens": 7, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.no_grad(), regard.watch(model) as seen:
+        written = model.generate(ids, assistant_model=assistant, **options)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(written[:, :-1], output_attentions=True).attentions
+    for weights, one in zip(seen.values(), expected, strict=True):
+        assert torch.allclose(weights.dense(), one, atol=1e-5)
+
+
+def test_sinks_that_were_changed_afterwards_are_noticed() -> None:
+    model = build("gpt_oss")
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(torch.tensor([[5, 6, 7]]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "sinks" in name:
+                parameter.add_(5)
+    with pytest.raises(regard.StaleError, match="sink"):
+        seen[0].dense()
+
+
+def test_what_nobody_counts_is_copied() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)
+
+    model, everything = Model(), torch.ones(4, 4, dtype=torch.bool)
+    with torch.inference_mode(), regard.watch(model) as seen:
+        x, mask = torch.randn(1, 2, 4, 8) * 1, everything & True
+        expected = regard.attend(x.clone(), x.clone(), x)[1].dense()
+        model(x, mask)
+        model(x, mask.tril_())
+        x.mul_(3)
+    assert torch.allclose(seen[0].dense(), expected, atol=1e-6)
+    assert seen[1].dense().triu(1).abs().max() == 0
+
+
+def test_a_module_that_all_layers_share_is_rolled_out_whole() -> None:
+    model = build("albert")
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(torch.tensor([[5, 6, 7, 8]]))
+    assert len(seen) > 1
+    assert torch.allclose(seen.rollout(), regard.rollout(list(seen.values())), atol=1e-6)
+
+
+def test_beams_after_a_prompt_of_vectors() -> None:
+    model = build("llama")
+    prompt = model.get_input_embeddings()(torch.randint(3, 40, (2, 5))).detach()
+    options = {
+        "max_new_tokens": 6,
+        "num_beams": 3,
+        "do_sample": False,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    with torch.no_grad(), regard.watch(model) as seen:
+        written = model.generate(inputs_embeds=prompt, **options)
+    whole = torch.cat([prompt, model.get_input_embeddings()(written[:, :-1])], 1)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(inputs_embeds=whole, output_attentions=True).attentions
+    for weights, one in zip(seen.values(), expected, strict=True):
+        assert torch.allclose(weights.dense(), one, atol=1e-5)
+
+
+# Generation with keys that change
+
+
+def written_with(change: Any, **options: Any) -> tuple[Any, Any, Tensor]:
+    """A recording of a generation after each of whose forward passes the cache is changed."""
+    model = build("llama")
+
+    def changed(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        for layer in output.past_key_values.layers:
+            change(layer)
+
+    hook = model.register_forward_hook(changed, with_kwargs=True)
+    ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
+    with torch.no_grad(), regard.watch(model) as seen:
+        output = model.generate(ids, max_new_tokens=5, min_new_tokens=5, do_sample=False, **options)
+    hook.remove()
+    return model, seen, output
+
+
+def prune(layer: Any) -> None:
+    if layer.keys.shape[-2] == 8:
+        layer.keys, layer.values = (x[..., [0, 2, 4, 6], :] for x in (layer.keys, layer.values))
+
+
+def change_one_number(layer: Any) -> None:
+    layer.keys = layer.keys.clone()
+    layer.keys[..., 1, 3] += 1.0
+
+
+def change_all(layer: Any) -> None:
+    layer.keys = (layer.keys * 16).round() / 16
+
+
+@pytest.mark.parametrize("change", [prune, change_one_number, change_all])
+def test_steps_whose_keys_change_are_not_joined(change: Any) -> None:
+    _, seen, _ = written_with(change)
+    assert len(seen) == 2
+    for name in seen:
+        with pytest.raises(
+            regard.ArgumentError, match=r"cannot be joined to one map, because .* default cache, or"
+        ):
+            _ = seen[name]
+    assert "model.layers.0.self_attn: refused" in repr(seen)
+    with pytest.raises(regard.ArgumentError, match="cannot be joined"):
+        seen.heads()
+
+
+def test_a_cache_that_keeps_the_last_keys_is_joined() -> None:
+    """The keys that are left are unchanged, so the map is right: each step sees the last four and itself."""
+
+    def keep_the_last(layer: Any) -> None:
+        layer.keys, layer.values = (x[..., -4:, :] for x in (layer.keys, layer.values))
+
+    _, seen, _ = written_with(keep_the_last)
+    dense = seen[0].dense()
+    assert dense.shape[-2:] == (12, 12)
+    torch.testing.assert_close(dense.sum(-1), torch.ones(1, 4, 12))
+    for row in range(8, 12):
+        assert (dense[..., row, : row - 4] == 0).all()
+
+
+def test_a_copied_cache_is_joined() -> None:
+    def copy(layer: Any) -> None:
+        layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+
+    model, seen, output = written_with(copy)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(output[:, :-1], output_attentions=True).attentions
+    for weights, right in zip(seen.values(), expected, strict=True):
+        torch.testing.assert_close(weights.dense(), right, rtol=0, atol=1e-5)
+
+
+def test_quantized_caches_are_not_joined() -> None:
+    from transformers import cache_utils
+
+    if not hasattr(cache_utils, "Fp8QuantizedLayer"):
+        pytest.skip("this version of transformers quantizes caches only with other packages")
+    quantized = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
+    _, seen, _ = written_with(lambda layer: None, **quantized)
+    with pytest.raises(regard.ArgumentError, match="the keys of earlier tokens changed before step 2"):
+        _ = seen[0]
+
+
+def test_single_steps_with_a_cache_that_changes_are_seen_as_they_are() -> None:
+    """What the error advises: a call outside generate is seen with the keys that it attended to."""
+    model = build("llama")
+    model.set_attn_implementation("eager")
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    with torch.no_grad():
+        cache = model(ids[:, :4], use_cache=True).past_key_values
+        for layer in cache.layers:
+            change_all(layer)
+        with regard.watch(model) as seen:
+            output = model(ids[:, 4:], past_key_values=cache, output_attentions=True)
+    for weights, right in zip(seen.values(), output.attentions, strict=True):
+        torch.testing.assert_close(weights.dense(), right, rtol=0, atol=1e-6)
+
+
+def test_keys_that_a_model_caches_by_itself_are_not_joined_to_a_wrong_map() -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40}
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(AutoConfig.for_model("falcon", **sizes, bos_token_id=1, eos_token_id=2)).eval()
+    with torch.no_grad(), regard.watch(model) as seen:
+        output = model.generate(
+            torch.tensor([[5, 6, 7]]), max_new_tokens=4, min_new_tokens=4, do_sample=False
+        )
+    assert output.shape == (1, 7)
+    assert seen[0].shape[-2:] == (3, 3)  # the prompt, which is one call
+    with pytest.raises(regard.ArgumentError, match="step 3 attends to 5 keys, and the first to 4"):
+        _ = seen["transformer.h.0.self_attention@2"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize(
+    "options",
+    [{"assistant_early_exit": 1}, {"prefill_chunk_size": 3}, {"prompt_lookup_num_tokens": 3}],
+    ids=str,
+)
+def test_drafts_and_chunks_leave_one_map(name: str, options: dict[str, Any]) -> None:
+    model = build(name)
+    ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
+    with regard.watch(model) as seen:
+        output = model.generate(ids, max_new_tokens=8, min_new_tokens=8, do_sample=False, **options)
+    model.set_attn_implementation("eager")
+    expected = attentions(model(output[:, :-1], output_attentions=True))
+    for weights, right in zip(seen.values(), expected, strict=True):
+        length = min(weights.shape[-2], right.shape[-2])  # the last draft may reach further
+        assert length >= 14
+        torch.testing.assert_close(
+            weights.dense()[..., :length, :length], right[..., :length, :length], rtol=0, atol=1e-5
+        )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_cross_attention_alone_follows_its_beams(name: str) -> None:
+    model = build(name)
+    given = inputs(model)
+    given.pop("decoder_input_ids")
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "num_beams": 3, "do_sample": False}
+    alone = "*EncDecAttention" if name == "t5" else "*encoder_attn"
+    with regard.watch(model) as whole:
+        written = model.generate(**given, **options)
+    with regard.watch(model, layers=alone) as seen:
+        assert torch.equal(model.generate(**given, **options), written)
+    assert len(seen) == 2
+    for entry in seen:
+        assert torch.equal(seen[entry].dense(), whole[entry].dense())
+        assert len(seen[entry]) == 2
+
+
+@torch.no_grad()
+def test_a_generation_goes_on_from_a_cache() -> None:
+    model = build("llama")
+    ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
+    cache = model(ids[:, :5], use_cache=True).past_key_values
+    with regard.watch(model) as seen:
+        output = model.generate(
+            ids, past_key_values=cache, max_new_tokens=5, min_new_tokens=5, do_sample=False
+        )
+    model.set_attn_implementation("eager")
+    expected = attentions(model(output[:, :-1], output_attentions=True))
+    for weights, right in zip(seen.values(), expected, strict=True):
+        torch.testing.assert_close(weights.dense(), right[..., 5:, :], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_what_another_thread_does_with_the_model_is_no_step() -> None:
+    from threading import Thread
+
+    model = build("llama")
+    ids = torch.tensor([[5, 6, 7]])
+
+    def beside(input_ids: Tensor, scores: Tensor) -> Tensor:
+        thread = Thread(target=lambda: model(torch.tensor([[8, 9]])))
+        thread.start()
+        thread.join()
+        return scores
+
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "num_beams": 2}
+    with regard.watch(model) as alone:
+        written = model.generate(ids, **options)
+    with regard.watch(model) as seen:
+        assert torch.equal(model.generate(ids, logits_processor=[beside], **options), written)
+    assert list(seen) == list(alone)
+    for name in seen:
+        assert torch.equal(seen[name].dense(), alone[name].dense())

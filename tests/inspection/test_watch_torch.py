@@ -1,0 +1,532 @@
+"""Models of plain torch, watched: not a bit of them changes, and the weights are those that torch tells."""
+
+import gc
+import sys
+import warnings
+import weakref
+from threading import Event, Thread
+from time import monotonic
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import regard
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SDPA, MULTIHEAD, LAYER = (
+    F.scaled_dot_product_attention,
+    nn.MultiheadAttention.forward,
+    nn.TransformerEncoderLayer.forward,
+)
+
+
+@pytest.fixture(autouse=True)
+def everything_is_restored() -> Any:
+    yield
+    assert F.scaled_dot_product_attention is SDPA
+    assert nn.MultiheadAttention.forward is MULTIHEAD
+    assert nn.TransformerEncoderLayer.forward is LAYER
+
+
+def causal_mask(n: int) -> Tensor:
+    return torch.ones(n, n, dtype=torch.bool).triu(1)  # torch's True hides
+
+
+# nn.MultiheadAttention
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize(
+    "options", [{}, {"kdim": 6, "vdim": 10}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"bias": False}]
+)
+@pytest.mark.parametrize("masks", ["none", "padding", "causal", "both", "heads", "added"])
+def test_multihead_attention_tells_the_same(batch_first: bool, options: dict[str, Any], masks: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(12, 3, batch_first=batch_first, **options).eval()
+    query, key, value = torch.randn(2, 5, 12), torch.randn(2, 5, layer.kdim), torch.randn(2, 5, layer.vdim)
+    padding = torch.tensor([[False] * 5, [False, False, False, True, True]])
+    given = {
+        "none": {},
+        "padding": {"key_padding_mask": padding},
+        "causal": {"attn_mask": causal_mask(5)},
+        "both": {"key_padding_mask": padding, "attn_mask": causal_mask(5)},
+        "heads": {"attn_mask": (torch.rand(6, 5, 5) < 0.3) & ~torch.eye(5, dtype=torch.bool)},
+        "added": {"attn_mask": torch.randn(5, 5)},
+    }[masks]
+    if not batch_first:
+        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+    output, expected = layer(query, key, value, average_attn_weights=False, **given)
+    with regard.watch(layer) as seen:
+        quiet = layer(query, key, value, need_weights=False, **given)[0]
+    assert list(seen) == [""]
+    torch.testing.assert_close(quiet, output, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(seen[0].dense(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_unbatched_multihead_attention() -> None:
+    layer, x = nn.MultiheadAttention(8, 2).eval(), torch.randn(5, 8)
+    with regard.watch(layer) as seen:
+        _, expected = layer(x, x, x, average_attn_weights=False)
+    torch.testing.assert_close(seen[0].dense(), expected)
+    assert seen.kind(0) == "self"
+
+
+# Encoder layers, whose fast path calls nothing that could be seen
+
+
+def expected_of(model: nn.TransformerEncoder, x: Tensor, **masks: Any) -> list[Tensor]:
+    """The weights of each layer on the slow path, as nn.MultiheadAttention tells them."""
+    found: list[Any] = []
+
+    def tell(layer: Any, args: Any, kwargs: Any, output: Any) -> None:
+        given = {**kwargs, "need_weights": True, "average_attn_weights": False}
+        with torch.no_grad():
+            found.append(MULTIHEAD(layer, *args, **given)[1])
+
+    hooks = [layer.self_attn.register_forward_hook(tell, with_kwargs=True) for layer in model.layers]
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        model(x, **masks)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def encoder(norm_first: bool = False, nested: bool = False) -> nn.TransformerEncoder:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, norm_first=norm_first)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).eval()
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("masks", ["none", "causal", "padding"])
+def test_the_fast_path_is_seen(norm_first: bool, masks: str) -> None:
+    model, x = encoder(norm_first), torch.randn(2, 5, 16)
+    given: dict[str, Any] = {
+        "causal": {"mask": causal_mask(5)},
+        "padding": {"src_key_padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2])},
+    }.get(masks, {})
+    with torch.no_grad():
+        before = model(x, **given)
+        with regard.watch(model) as seen:
+            during = model(x, **given)
+        expected = expected_of(model, x, **given)
+    assert torch.equal(before, during)
+    assert list(seen) == ["layers.0.self_attn", "layers.1.self_attn"]
+    for weights, right in zip(seen.values(), expected, strict=True):
+        torch.testing.assert_close(weights.dense(), right, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*prototype")
+def test_nested_tensors_are_seen_padded() -> None:
+    model, x = encoder(nested=True), torch.randn(2, 5, 16)
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with torch.no_grad():
+        before = model(x, src_key_padding_mask=padding)
+        with regard.watch(model) as seen:
+            during = model(x, src_key_padding_mask=padding)
+        expected = expected_of(model, x, src_key_padding_mask=padding)
+    assert torch.equal(before, during)
+    for weights, right in zip(seen.values(), expected, strict=True):
+        torch.testing.assert_close(weights.dense()[0], right[0], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(weights.dense()[1, :, :3], right[1, :, :3], rtol=1e-4, atol=1e-6)
+
+
+def test_a_single_encoder_layer_keeps_its_fast_path() -> None:
+    layer, x = encoder().layers[0], torch.randn(2, 5, 16)
+    with torch.no_grad():
+        before = layer(x)
+        with regard.watch(layer) as seen:
+            during = layer(x)
+    assert torch.equal(before, during)
+    assert list(seen) == ["self_attn"]
+
+
+def test_a_whole_transformer() -> None:
+    model = nn.Transformer(16, 4, 1, 2, 32, batch_first=True)
+    source, target = torch.randn(2, 5, 16), torch.randn(2, 3, 16)
+    torch.manual_seed(1)
+    before = model(source, target, tgt_mask=causal_mask(3))
+    torch.manual_seed(1)
+    with regard.watch(model) as seen:
+        during = model(source, target, tgt_mask=causal_mask(3))
+    assert torch.equal(before, during)
+    assert [(name, seen.kind(name), seen.causal(name)) for name in seen] == [
+        ("encoder.layers.0.self_attn", "self", False),
+        ("decoder.layers.0.self_attn", "self", True),
+        ("decoder.layers.0.multihead_attn", "cross", False),
+        ("decoder.layers.1.self_attn", "self", True),
+        ("decoder.layers.1.multihead_attn", "cross", False),
+    ]
+    assert seen["decoder.layers.0.multihead_attn"].shape == (2, 4, 3, 5)
+
+
+# Calls of SDPA
+
+
+class Direct(nn.Module):
+    """Attention as people write it themselves."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+        self.options = options
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.project(x).unflatten(-1, (3, 2, 4)).movedim(-3, 0).transpose(-3, -2)
+        return F.scaled_dot_product_attention(query, key, value, **self.options).transpose(-3, -2).flatten(-2)
+
+
+def expected_sdpa(query: Tensor, key: Tensor, **options: Any) -> Tensor:
+    """The weights, read off by attending to unit vectors."""
+    return SDPA(query, key, torch.eye(key.shape[-2]).expand(*key.shape[:-1], key.shape[-2]), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"scale": 0.3},
+        {"attn_mask": torch.ones(5, 5, dtype=torch.bool).tril()},
+        {"attn_mask": torch.tensor([[[[True, False, True, True, False]]]])},
+        {"attn_mask": torch.linspace(-1, 1, 25).reshape(5, 5)},
+        {"attn_mask": torch.zeros(5, 5).masked_fill(causal_mask(5), -torch.inf)},
+    ],
+)
+def test_calls_of_sdpa(options: dict[str, Any]) -> None:
+    first, second, x = nn.Linear(8, 8), Direct(**options), torch.randn(2, 5, 8)
+    model = nn.Sequential(first, second)
+    before = model(x)
+    with regard.watch(model) as seen:
+        during = model(x)
+    assert torch.equal(before, during)
+    assert list(seen) == ["1"]
+    query, key, _ = second.project(first(x)).unflatten(-1, (3, 2, 4)).movedim(-3, 0).transpose(-3, -2)
+    torch.testing.assert_close(seen[0].dense(), expected_sdpa(query, key, **options), rtol=1e-4, atol=1e-6)
+
+
+def test_heads_that_share_keys_and_keys_beyond_the_queries() -> None:
+    class Grouped(nn.Module):
+        def forward(self, query: Tensor, key: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(query, key, key, is_causal=True, enable_gqa=True)
+
+    query, key = torch.randn(2, 6, 3, 4), torch.randn(2, 2, 7, 4)
+    with regard.watch(Grouped()) as seen:
+        seen_module = Grouped()
+        seen_module(query, key)
+    assert not seen  # another one of its kind
+    model = Grouped()
+    with regard.watch(model) as seen:
+        model(query, key)
+    expected = expected_sdpa(query, key.repeat_interleave(3, 1), is_causal=True)
+    torch.testing.assert_close(seen[0].dense(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_regards_stand_in_for_sdpa_is_seen_once() -> None:
+    model, x = Direct(), torch.randn(2, 5, 8)
+    theirs = F.scaled_dot_product_attention
+    setattr(F, "scaled_dot_product_attention", regard.scaled_dot_product_attention)  # noqa: B010
+    try:
+        with regard.watch(model) as seen:
+            model(x)
+        assert F.scaled_dot_product_attention is regard.scaled_dot_product_attention
+    finally:
+        F.scaled_dot_product_attention = theirs
+    assert list(seen) == [""]
+
+
+def test_what_changes_afterwards_is_noticed() -> None:
+    class Buffered(nn.Module):
+        def forward(self, query: Tensor, key: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(query, key, key)
+
+    model, query, fresh = Buffered(), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
+    written = torch.zeros(1, 2, 5, 4).copy_(fresh)  # as a static cache is
+    with regard.watch(model) as seen:
+        model(query, fresh)
+        model(query, written)
+    expected = seen["@2"].dense()
+    written += 1
+    torch.testing.assert_close(seen["@2"].dense(), expected)  # it was copied
+    fresh += 1
+    with pytest.raises(regard.StaleError):
+        seen[0].dense()
+
+
+# Choices
+
+
+def test_layers_are_chosen() -> None:
+    model = nn.Transformer(16, 4, 2, 2, 32, batch_first=True).eval()
+    source, target = torch.randn(1, 5, 16), torch.randn(1, 3, 16)
+    chosen: list[tuple[Any, list[str]]] = [
+        ([0, -1], ["encoder.layers.0.self_attn", "decoder.layers.1.multihead_attn"]),
+        ("encoder.*", ["encoder.layers.0.self_attn", "encoder.layers.1.self_attn"]),
+        ("decoder.layers.1", ["decoder.layers.1.self_attn", "decoder.layers.1.multihead_attn"]),
+        (["*.0.self_attn"], ["encoder.layers.0.self_attn", "decoder.layers.0.self_attn"]),
+    ]
+    for layers, expected in chosen:
+        with regard.watch(model, layers=layers) as seen:
+            model(source, target)
+        assert list(seen) == expected
+    with (
+        pytest.raises(
+            regard.ArgumentError, match=r"'encoder.layers.7'.*no name fits it; there are encoder.layers.0"
+        ),
+        regard.watch(model, layers="encoder.layers.7"),
+    ):
+        pass
+    with (
+        pytest.raises(regard.ArgumentError, match="got the layer 6; there are 6"),
+        regard.watch(model, layers=6),
+    ):
+        pass
+
+
+def test_heads_are_chosen() -> None:
+    model, x = encoder(), torch.randn(2, 5, 16)
+    mask = (torch.rand(8, 5, 5) < 0.4) & ~torch.eye(5, dtype=torch.bool)
+    with torch.no_grad(), regard.watch(model) as whole, regard.watch(model, heads=[3, 1]) as some:
+        model(x, mask=mask)
+    for name in whole:
+        torch.testing.assert_close(some[name].dense(), whole[name].dense()[:, [3, 1]])
+
+
+# Side by side
+
+
+def test_watches_inside_each_other_and_in_threads() -> None:
+    model = Direct()
+    found: dict[int, set[tuple[int, ...]]] = {}
+
+    def look(size: int) -> None:
+        shapes = found.setdefault(size, set())
+        for _ in range(20):
+            with regard.watch(model) as seen, regard.watch(model) as inner:
+                model(torch.randn(1, size, 8))
+            shapes.update(tuple(w.shape) for w in (*seen.values(), *inner.values()))
+            shapes.add((len(seen), len(inner)))
+
+    threads = [Thread(target=look, args=(size,)) for size in (3, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {size: {(1, 2, size, size), (1, 1)} for size in (3, 5)}
+
+
+def test_an_exception_restores_everything() -> None:
+    model = Direct()
+    with pytest.raises(RuntimeError), regard.watch(model):
+        model(torch.randn(1, 5, 7))
+    assert not model._forward_pre_hooks
+
+
+# What cannot be seen
+
+
+class OwnAttention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x @ x.mT, -1) @ x
+
+
+def test_attention_that_bypasses_everything_is_named() -> None:
+    model = nn.Sequential(OwnAttention())
+    with (
+        pytest.warns(UserWarning, match="Sequential: nothing, although it ran: OwnAttention computes"),
+        regard.watch(model) as seen,
+    ):
+        model(torch.randn(1, 3, 4))
+    with pytest.raises(IndexError, match="OwnAttention computes attention without SDPA"):
+        seen[0]
+
+
+def test_a_model_that_did_not_run() -> None:
+    with regard.watch(Direct()) as seen:
+        pass
+    with pytest.raises(IndexError, match="nothing yet: call the model inside the with block"):
+        seen[0]
+
+
+def test_what_a_backward_pass_computes_again_is_seen_once():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    model, x = Model(), torch.randn(1, 2, 3, 4, requires_grad=True)
+    with regard.watch(model) as seen:
+        torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).sum().backward()
+    assert x.grad is not None
+    assert len(seen) == 1
+
+
+# Other threads
+
+
+class Own(nn.Module):
+    """Calls SDPA itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inward = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inward(x)
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*called in another thread")
+def test_a_hook_that_torch_has_noted_in_half_does_nothing() -> None:
+    """torch notes a hook first, then that it takes kwargs; another thread may run between the two."""
+    model, x = Own(), torch.randn(1, 2, 5, 8)
+    expected, found = model(x), []
+
+    def elsewhere() -> None:
+        found.append(model(x))
+
+    with regard.watch(model) as seen:
+        model._forward_pre_hooks_with_kwargs.clear()
+        thread = Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert torch.equal(found[0], expected)
+    assert not seen
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.*called in another thread")
+def test_plain_calls_go_on_while_another_thread_watches_and_edits() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    models = [
+        nn.MultiheadAttention(16, 2, batch_first=True).eval(),
+        nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(),
+        Own(),
+    ]
+    x, y = torch.randn(2, 5, 16), torch.randn(1, 2, 5, 8)
+    runs = [lambda: models[0](x, x, x)[0], lambda: models[1](x), lambda: models[2](y)]
+    expected = [run() for run in runs]
+    wrong: list[Any] = []
+    done = Event()
+    threads_of_torch = torch.get_num_threads()
+
+    def plain(number: int) -> None:
+        torch.set_num_threads(threads_of_torch)  # a setting of each thread, and the rounding depends on it
+        with torch.no_grad():
+            while not done.is_set() and not wrong:
+                try:
+                    if not torch.equal(runs[number](), expected[number]):
+                        wrong.append(f"{number}: another output")
+                except Exception as error:
+                    wrong.append(error)
+
+    threads = [Thread(target=plain, args=(number,)) for number in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # so that threads meet often
+    try:
+        for thread in threads:
+            thread.start()
+        end = monotonic() + 3
+        while monotonic() < end and not wrong:
+            for model, run in zip(models, runs, strict=True):
+                with regard.watch(model) as nothing:
+                    pass
+                with regard.watch(model) as seen:
+                    run()
+                assert (len(nothing), len(seen)) == (0, 2 if model is models[1] else 1)
+            with regard.edit(models[1], 0, [0], regard.Zero()):
+                assert not torch.equal(runs[1](), expected[1])
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("form", ["intervals", "holes", "numbers"])
+def test_rows_of_a_mask_are_let_go_with_it(form: str) -> None:
+    from regard.inspection.capture import MaskReader
+
+    reader = MaskReader()
+    masks = {
+        "intervals": torch.ones(6, 6, dtype=torch.bool).tril(),
+        "holes": torch.rand(6, 6, generator=torch.Generator().manual_seed(0)) < 0.5,
+        "numbers": torch.randn(6, 6),
+    }
+    mask = masks.pop(form)
+    rows = reader.read(mask)
+    assert reader.read(mask) is rows  # remembered while the mask lives
+    kept = [weakref.ref(part) for part in rows if part is not None]
+    del rows, mask
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * len(kept)
+    assert not reader._known
+
+
+# What cannot be seen is said
+
+
+def blocks() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Own(), Own()).eval()
+
+
+def test_a_compiled_model_is_reported_with_a_way_to_see_it() -> None:
+    model, x = blocks(), torch.randn(1, 2, 5, 8)
+    fast = torch.compile(model, backend="eager")
+    with pytest.warns(UserWarning, match="Sequential ran as compiled code"), regard.watch(fast) as seen:
+        fast(x)
+    with pytest.raises(IndexError, match=r'torch.compiler.set_stance\("force_eager"\)'):
+        _ = seen[0]
+    with torch.compiler.set_stance("force_eager"), regard.watch(fast) as seen:
+        fast(x)
+    assert list(seen) == ["0", "1"]
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_compiled_block_among_others_is_reported(wrapped: bool) -> None:
+    model, x = blocks(), torch.randn(1, 2, 5, 8)
+    if wrapped:
+        model[1] = torch.compile(model[1], backend="eager")
+    else:
+        model[1].compile(backend="eager")
+    with (
+        pytest.warns(UserWarning, match="the attention in 1 ran as compiled code"),
+        regard.watch(model) as seen,
+    ):
+        model(x)
+    assert list(seen) == ["0"]
+    assert "not seen: the attention in 1 ran as compiled code" in repr(seen)
+    with pytest.raises(KeyError, match="Not seen: the attention in 1"):
+        _ = seen["1"]
+
+
+def test_compiled_blocks_that_were_not_asked_for_are_not_reported() -> None:
+    model = blocks()
+    model[1].compile(backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with regard.watch(model, layers=0) as seen:
+            model(torch.randn(1, 2, 5, 8))
+    assert repr(seen) == "Seen(0: Weights(1 × 2 × 5 × 5))"
+
+
+def test_a_call_in_another_thread_is_reported() -> None:
+    model = blocks()
+
+    def call_elsewhere() -> None:
+        thread = Thread(target=lambda: model(torch.randn(1, 2, 5, 8)))
+        thread.start()
+        thread.join()
+
+    with pytest.warns(UserWarning, match="called in another thread"), regard.watch(model) as seen:
+        call_elsewhere()
+    with pytest.raises(IndexError, match="Open the block in the thread that calls the model"):
+        _ = seen[0]

@@ -1,0 +1,797 @@
+"""What custom classes return is checked, before any implementation runs: a right result, or an error."""
+
+import math
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+from regard import (
+    Additive,
+    ArgumentError,
+    Causal,
+    Concat,
+    DeviceError,
+    Documents,
+    Dot,
+    DTypeError,
+    General,
+    Mask,
+    MaskError,
+    Normalizer,
+    Padding,
+    Prefix,
+    RegardError,
+    Relative,
+    RelativeBias,
+    Rule,
+    Score,
+    ShapeError,
+    Sink,
+    Softmax,
+    Softmax1,
+    Window,
+)
+from regard.mechanism.mask_algebra import Scene, Term
+from regard.mechanism.scores import Prepared
+
+# A different number for every axis: 2 sequences, 3 key heads, 2 query heads for each, 5 queries, 7 keys.
+B, G, R, Q, K, D, E = 2, 3, 2, 5, 7, 8, 4
+every = pytest.mark.parametrize("implementation", ["reference", "tiled", "fused"])
+
+
+def inputs(requires_grad: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    made = torch.Generator().manual_seed(0)
+    shapes = ((B, G * R, Q, D), (B, G, K, D), (B, G, K, E))
+    query, key, value = (torch.randn(shape, generator=made) for shape in shapes)
+    return tuple(x.requires_grad_(requires_grad) for x in (query, key, value))  # type: ignore[return-value]
+
+
+def run(implementation: str, **options: Any) -> Tensor:
+    return regard.attention(*inputs(), implementation=implementation, **options)
+
+
+def gradients(implementation: str, **options: Any) -> tuple[Tensor, ...]:
+    tensors = inputs(requires_grad=True)
+    output = regard.attention(*tensors, implementation=implementation, **options)
+    return output.detach(), *torch.autograd.grad(output.square().sum(), tensors)
+
+
+def same(implementation: str, custom: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Outputs and gradients with a custom class are those of a built-in one."""
+    pairs = zip(gradients(implementation, **custom), gradients("reference", **expected), strict=True)
+    for found, right in pairs:
+        torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
+
+
+def refuses(implementation: str, error: type[RegardError], words: tuple[str, ...], **options: Any) -> None:
+    """Both `attention` and `attend` raise this error with these words, also where gradients are wanted."""
+    with pytest.raises(error) as caught:
+        run(implementation, **options)
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+    with pytest.raises(error):
+        regard.attend(*inputs(requires_grad=True), implementation=implementation, **options)
+
+
+# Scores
+
+
+class Custom(Score):
+    """A score by any function of what `prepare` gets."""
+
+    def __init__(self, prepare: Callable[[Tensor, Tensor], Any]) -> None:
+        self.made = prepare
+
+    def prepare(self, query: Tensor, key: Tensor) -> Any:
+        return self.made(query, key)
+
+
+def additive(query: Tensor, key: Tensor, **changes: Any) -> Prepared:
+    return Prepared(query, key, "tanh", torch.ones(query.shape[-1]))._replace(**changes)
+
+
+WRONG_SCORES: dict[str, tuple[Callable[[Tensor, Tensor], Any], type[RegardError], tuple[str, ...]]] = {
+    "bfloat16": (
+        lambda q, k: Dot().prepare(q.bfloat16(), k.bfloat16()),
+        DTypeError,
+        ("Custom.prepare", "bfloat16", "float32", ".to(query.dtype)"),
+    ),
+    "half": (lambda q, k: Prepared(q.half(), k.half()), DTypeError, ("torch.float16", "torch.float32")),
+    "float64": (lambda q, k: Prepared(q.double(), k.double()), DTypeError, ("float64", "float32")),
+    "float64 key": (lambda q, k: Prepared(q, k.double()), DTypeError, ("key", "float64", "float32")),
+    "integers": (lambda q, k: Prepared(q.long(), k.long()), DTypeError, ("int64", "float32")),
+    "no Prepared": (lambda q, k: (q, k), DTypeError, ("Custom.prepare", "tuple", "Prepared")),
+    "nothing": (lambda q, k: None, DTypeError, ("NoneType", "Prepared")),
+    "an array": (lambda q, k: Prepared(q.detach().numpy(), k), DTypeError, ("query", "ndarray", "tensor")),
+    "fewer keys": (
+        lambda q, k: Prepared(q, k[..., :3, :]),
+        ShapeError,
+        ("key of shape (2, 3, 1, 3, 8)", "(2, 3, 1, 7, 8)", "last axis"),
+    ),
+    "more keys": (lambda q, k: Prepared(q, torch.cat([k, k], -2)), ShapeError, ("(2, 3, 1, 14, 8)",)),
+    "fewer queries": (
+        lambda q, k: Prepared(q[..., :1, :], k),
+        ShapeError,
+        ("query of shape", "(2, 3, 2, 1, 8)"),
+    ),
+    "another width": (lambda q, k: Prepared(q, k[..., :4]), ShapeError, ("8 features", "4", "equal widths")),
+    "no axis of heads": (
+        lambda q, k: Prepared(q.flatten(0, 2), k),
+        ShapeError,
+        ("query of shape (12, 5, 8)",),
+    ),
+    "another batch": (lambda q, k: Prepared(torch.cat([q, q]), k), ShapeError, ("(4, 3, 2, 5, 8)",)),
+    "a batch of one and a half": (
+        lambda q, k: Prepared(q, torch.cat([k, k[:1]])),
+        ShapeError,
+        ("(3, 3, 1, 7, 8)",),
+    ),
+    "keys for each query head": (
+        lambda q, k: Prepared(q, k.expand(-1, -1, 2, -1, -1)),
+        ShapeError,
+        ("key of shape (2, 3, 2, 7, 8)",),
+    ),
+    "elsewhere": (lambda q, k: Prepared(q.to("meta"), k.to("meta")), DeviceError, ("meta", "cpu")),
+    "sparse": (lambda q, k: Prepared(q.to_sparse(), k), DTypeError, ("sparse", "to_dense()")),
+    "family": (lambda q, k: Prepared(q, k, "cosine"), ArgumentError, ("'cosine'", '"dot"', '"tanh"')),
+    "family without vector": (lambda q, k: Prepared(q, k, "tanh"), ArgumentError, ("'tanh'", "no vector")),
+    "vector without family": (
+        lambda q, k: Prepared(q, k, vector=torch.ones(D)),
+        ArgumentError,
+        ("'dot'", "a vector"),
+    ),
+    "short vector": (
+        lambda q, k: additive(q, k, vector=torch.ones(3)),
+        ShapeError,
+        ("vector of shape (3,)", "8 features", "(8,)"),
+    ),
+    "vector per head": (
+        lambda q, k: additive(q, k, vector=torch.ones(6, 1, D)),
+        ShapeError,
+        ("vector of shape (6, 1, 8)",),
+    ),
+    "vector of float64": (
+        lambda q, k: additive(q, k, vector=torch.ones(D).double()),
+        DTypeError,
+        ("vector of torch.float64", "float32"),
+    ),
+    "scaled addition": (lambda q, k: additive(q, k, scale=2.0), ArgumentError, ("scale=2.0", "'tanh'")),
+    "scale that learns": (
+        lambda q, k: Prepared(q, k, scale=torch.tensor(2.0)),  # type: ignore[arg-type]
+        DTypeError,
+        ("scale", "Tensor", "Multiply the query"),
+    ),
+    "scale of infinity": (
+        lambda q, k: Prepared(q, k, scale=math.inf),
+        ArgumentError,
+        ("scale=inf", "finite"),
+    ),
+    "softcap of 0": (lambda q, k: Prepared(q, k, softcap=0.0), ArgumentError, ("softcap=0.0", "above 0")),
+    "softcap below float32": (lambda q, k: Prepared(q, k, softcap=1e-46), ArgumentError, ("softcap=1e-46",)),
+    "bias of int64": (
+        lambda q, k: Prepared(q, k, biases=(torch.full((Q, 1), 9),)),
+        DTypeError,
+        ("bias of torch.int64", "float32"),
+    ),
+    "bias of bool": (
+        lambda q, k: Prepared(q, k, biases=(torch.ones(Q, 1) > 0,)),
+        DTypeError,
+        ("torch.bool",),
+    ),
+    "bias of another size": (
+        lambda q, k: Prepared(q, k, biases=(torch.ones(Q, 3),)),
+        ShapeError,
+        ("bias of shape (5, 3)", "(2, 3, 2, 5, 7)"),
+    ),
+    "bias with more axes": (
+        lambda q, k: Prepared(q, k, biases=(torch.ones(1, 1, 1, 1, Q, K),)),
+        ShapeError,
+        ("(1, 1, 1, 1, 5, 7)",),
+    ),
+    "bias elsewhere": (
+        lambda q, k: Prepared(q, k, biases=(torch.ones(Q, 1, device="meta"),)),
+        DeviceError,
+        ("bias on meta", "cpu"),
+    ),
+    "one bias, not a tuple": (
+        lambda q, k: Prepared(q, k, biases=torch.ones(Q, 1)),  # type: ignore[arg-type]
+        DTypeError,
+        ("biases", "Tensor", "tuple"),
+    ),
+}
+
+
+@every
+@pytest.mark.parametrize("case", WRONG_SCORES)
+def test_what_a_custom_score_returns_is_checked(case, implementation):
+    prepare, error, words = WRONG_SCORES[case]
+    refuses(implementation, error, words, score=Custom(prepare))
+
+
+@every
+def test_subclasses_of_built_in_scores_are_checked(implementation):
+    class Low(Dot):
+        def prepare(self, query: Tensor, key: Tensor) -> Prepared:
+            return super().prepare(query.bfloat16(), key.bfloat16())
+
+    refuses(implementation, DTypeError, ("Low.prepare", "bfloat16"), score=Low())
+
+
+def test_a_score_in_bfloat16_does_not_corrupt_the_heap():
+    """In a process of its own: where it is not refused, the kernels write float32 into half the room."""
+    code = """
+        import torch, regard
+
+        class Low(regard.Score):
+            def prepare(self, query, key):
+                return regard.Dot().prepare(query.bfloat16(), key.bfloat16())
+
+        x = torch.randn(2, 400, 16)
+        for _ in range(20):
+            try:
+                regard.attention(x, x, x, score=Low())
+            except regard.DTypeError:
+                print("refused")
+    """
+    assert _child(code) == ["refused"] * 20
+
+
+def _child(code: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+    return done.stdout.split()
+
+
+@every
+def test_replaced_parameters_of_a_built_in_score_are_checked(implementation):
+    score = Additive(D, D)
+    score.vector = nn.Parameter(torch.ones(3))
+    refuses(implementation, ShapeError, ("8 rows", "vector of shape (3,)"), score=score)
+    score = Concat(D, D, width=6)
+    score.key_map = nn.Parameter(torch.ones(5, D))
+    refuses(implementation, ShapeError, ("query_map of 6 rows", "key_map of 5"), score=score)
+    score = Concat(D, D, width=6)
+    score.mixture = nn.Parameter(torch.ones(()))
+    refuses(implementation, ShapeError, ("vector of shape ()",), score=score)
+    replaced = General(D, D)
+    replaced.prepare = lambda query, key: Prepared(query, key[..., :3, :])
+    refuses(implementation, ShapeError, ("General.prepare", "key of shape"), score=replaced)
+
+
+@every
+def test_what_a_custom_score_may_return(implementation):
+    """Biases with fewer axes, a shared query, a softcap without end, and whole families."""
+    column, row = torch.randn(Q, 1), torch.randn(1, K)
+    same(
+        implementation,
+        {"score": Custom(lambda q, k: Prepared(q, k, scale=0.5, softcap=math.inf, biases=[column, row]))},  # type: ignore[arg-type]
+        {"score": regard.ScaledDot(0.5), "bias": [column, row]},
+    )
+    same(
+        implementation,
+        {"score": Custom(lambda q, k: Prepared(q, k, softcap=np.float64(2), scale=np.float32(0.5)))},  # type: ignore[arg-type]
+        {"score": regard.ScaledDot(0.5, softcap=2.0)},
+    )
+    score = Additive(D, D, width=6)
+    same(implementation, {"score": Custom(score.prepare)}, {"score": score})
+    capped = Custom(lambda q, k: score.prepare(q, k)._replace(softcap=1.5))
+
+    def dense(query: Tensor, key: Tensor) -> Tensor:
+        hidden = (query @ score.query_map.mT)[..., :, None, :] + (key @ score.key_map.mT)[..., None, :, :]
+        return 1.5 * torch.tanh(hidden.tanh() @ score.vector / 1.5)
+
+    same(implementation, {"score": capped}, {"score": dense})
+
+
+@every
+def test_a_query_that_is_the_same_for_all_serves_all(implementation):
+    """Axes that come back with size 1 broadcast, and the output keeps its shape."""
+    query, key, value = inputs()
+    score = Custom(lambda q, k: Prepared(q.mean((0, 1, 2), keepdim=True), k))
+    found = regard.attention(query, key[:1], value[:1], score=score, implementation=implementation)
+    shared = query.mean((0, 1), keepdim=True).expand_as(query)
+    expected = regard.attention(shared, key[:1], value[:1], score=Dot(), implementation="reference")
+    assert found.shape == expected.shape == (B, G * R, Q, E)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    shared_key = Custom(lambda q, k: Prepared(q, k.mean((0, 1), keepdim=True)))
+    found = regard.attention(query[:1], key, value[:1], score=shared_key, implementation=implementation)
+    assert found.shape == (B, G * R, Q, E)
+
+
+@every
+def test_scores_of_a_function_are_checked(implementation):
+    refuses(implementation, ShapeError, ("(5, 3)", "(2, 6, 5, 7)"), score=lambda q, k: torch.ones(Q, 3))
+    refuses(implementation, DTypeError, ("int64",), score=lambda q, k: torch.ones(Q, K).long())
+    refuses(implementation, DTypeError, ("sparse",), score=lambda q, k: torch.ones(Q, K).to_sparse())
+    refuses(implementation, DeviceError, ("meta",), score=lambda q, k: torch.ones(Q, K, device="meta"))
+
+
+# Masks
+
+
+class Ranges(Rule):
+    """A rule by any function of position and keys."""
+
+    def __init__(self, ranges: Callable[..., Any]) -> None:
+        self.made = ranges
+
+    def ranges(self, position: Tensor, keys: Any) -> Any:
+        return self.made(position, keys)
+
+
+class Terms(Mask):
+    """A mask by any function of the scene."""
+
+    def __init__(self, terms: Callable[[Scene], Any]) -> None:
+        self.made = terms
+
+    def terms(self, scene: Scene) -> Any:
+        return self.made(scene)
+
+
+# Each rule alone, combined, and inside documents: the mask, and the keys and queries it is for.
+PLACES: dict[str, Callable[[Rule], Mask]] = {
+    "alone": lambda rule: rule,
+    "and": lambda rule: rule & Causal(),
+    "or": lambda rule: Window(2) | rule,
+    "nested": lambda rule: Causal() & (Window(2) | rule),
+    "within": lambda rule: Documents([2, 3], [3, 4], within=rule),
+    "and within": lambda rule: Window(3) & Documents([2, 3], [3, 4], within=rule),
+}
+INTEGERS = (
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+)
+WRONG_RANGES: dict[str, tuple[Callable[..., Any], type[RegardError], tuple[str, ...]]] = {
+    "float32": (lambda p, k: (None, p + 1.0), DTypeError, ("Ranges.ranges", "stop", "float32", "x.long()")),
+    "float16": (lambda p, k: (p.half(), None), DTypeError, ("start", "float16")),
+    "float64": (lambda p, k: (p.double(), None), DTypeError, ("start", "float64")),
+    "bool": (lambda p, k: (None, p > 2), DTypeError, ("stop", "torch.bool")),
+    "one axis": (
+        lambda p, k: (None, p[:, 0] + 1),
+        MaskError,
+        ("Ranges.ranges", "shape (5,)", "5 queries", "(5, 1)"),
+    ),
+    "transposed": (lambda p, k: (None, p.mT + 1), MaskError, ("shape (1, 5)", "(5, 1)")),
+    "a pair for each": (lambda p, k: (None, p.expand(-1, 2)), MaskError, ("shape (5, 2)",)),
+    "fewer rows": (lambda p, k: (None, p[:2] + 1), MaskError, ("shape (2, 1)", "5 queries")),
+    "more rows": (lambda p, k: (torch.cat([p, p]), None), MaskError, ("shape (10, 1)", "5 queries")),
+    "another batch": (
+        lambda p, k: (p.expand(3, 1, -1, -1), None),
+        MaskError,
+        ("(3, 1, 5, 1)", "(2, 6, 5, 1)"),
+    ),
+    "too many axes": (lambda p, k: (p[None, None, None], None), MaskError, ("(1, 1, 1, 5, 1)",)),
+    "a float": (lambda p, k: (None, 3.0), DTypeError, ("stop", "float", "integer")),
+    "a truth": (lambda p, k: (None, True), DTypeError, ("stop", "bool")),
+    "a list": (lambda p, k: (None, [1, 2, 3, 4, 5]), DTypeError, ("stop", "list")),
+    "an array": (lambda p, k: (None, p.numpy()), DTypeError, ("stop", "ndarray")),
+    "one thing": (lambda p, k: p + 1, MaskError, ("Ranges.ranges", "Tensor", "start and stop")),
+    "nothing": (lambda p, k: None, MaskError, ("NoneType", "start and stop")),
+    "three things": (lambda p, k: (p, p, p), MaskError, ("3 values", "two")),
+    "elsewhere": (lambda p, k: (None, p.to("meta")), DeviceError, ("stop on meta", "cpu")),
+    "sparse": (lambda p, k: (None, p.to_sparse()), DTypeError, ("sparse",)),
+}
+
+
+@every
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("case", WRONG_RANGES)
+def test_what_a_custom_rule_returns_is_checked(case, place, implementation):
+    ranges, error, words = WRONG_RANGES[case]
+    refuses(implementation, error, words, mask=PLACES[place](Ranges(ranges)))
+
+
+@pytest.mark.parametrize("case", WRONG_RANGES)
+def test_what_a_custom_rule_returns_is_checked_where_it_is_drawn(case):
+    ranges, error, _ = WRONG_RANGES[case]
+    with pytest.raises(error):
+        Ranges(ranges).dense(Q, K, lead=(B, G * R))
+    with pytest.raises(error):
+        Ranges(ranges).draw(Q, K, lead=(B, G * R))
+
+
+def test_two_rows_for_many_queries_are_refused():
+    """In a process of its own: the kernels would read far beyond them."""
+    code = """
+        import torch, regard
+
+        class Two(regard.Rule):
+            def ranges(self, position, keys):
+                return None, position[:2] + 1
+
+        x = torch.zeros(1).expand(1, 30_000_000, 1)
+        try:
+            regard.attention(x, x[:, :2], x[:, :2], mask=Two())
+        except regard.MaskError as error:
+            print("refused", "30000000" in str(error))
+    """
+    assert _child(code) == ["refused", "True"]
+
+
+@every
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_ranges_of_every_integer_dtype(dtype, place, implementation):
+    def ranges(position: Tensor, keys: Any) -> tuple[Tensor, Tensor]:
+        return (position - 2).clamp(min=0).to(dtype), (position + 1).clamp(min=0).to(dtype)
+
+    same(implementation, {"mask": PLACES[place](Ranges(ranges))}, {"mask": PLACES[place](Window(3))})
+
+
+@every
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("number", [3, np.int32(3), torch.tensor(3), torch.tensor([[3]], dtype=torch.int8)])
+def test_one_integer_serves_every_row(number, place, implementation):
+    def built_in(position: Tensor, keys: Any) -> tuple[None, Tensor]:
+        return None, torch.zeros_like(position) + 3
+
+    found = Ranges(lambda position, keys: (None, number))
+    same(implementation, {"mask": PLACES[place](found)}, {"mask": PLACES[place](Ranges(built_in))})
+
+
+@every
+@pytest.mark.parametrize("place", PLACES)
+def test_key_numbers_far_outside_are_no_limit(place, implementation):
+    """Sums of them would leave int64, and a difference from the first key of a tile too."""
+    for far in (2**31, 2**40, 2**62, 2**63 - 1):
+        for low, high in ((-far - 1, far), (torch.tensor(-far - 1), torch.tensor(far))):
+            same(
+                implementation,
+                {"mask": PLACES[place](Ranges(lambda p, k, low=low, high=high: (low, high)))},
+                {"mask": PLACES[place](Window(left=100, right=100))},
+            )
+    beyond = torch.tensor([[2**63 - 1]]).to(torch.uint64) * 2
+    same(
+        implementation,
+        {"mask": PLACES[place](Ranges(lambda p, k: (None, beyond)))},
+        {"mask": PLACES[place](Window(left=100, right=100))},
+    )
+
+
+@every
+@pytest.mark.parametrize("far", [2**31, 2**62, 2**63 - 1, 2**70])
+def test_built_in_rules_reach_as_far_as_they_say(far, implementation):
+    for mask, near in (
+        (Window(far), Window(100)),
+        (Window(left=far, right=far), Window(left=100, right=100)),
+        (Prefix(far), Prefix(100)),
+    ):
+        same(implementation, {"mask": mask}, {"mask": near})
+        inside = Documents([2, 3], [3, 4], within=mask)
+        expected = Documents([2, 3], [3, 4], within=near)
+        same(implementation, {"mask": inside}, {"mask": expected})
+
+
+def test_a_tile_of_keys_with_limits_far_outside():
+    """Lazy weights read tiles that begin at a later key."""
+    tensors = inputs()
+    near = regard.attend(*tensors)[1]
+    for far in (2**62, 2**63 - 1):
+        mask = Ranges(lambda p, k, far=far: (torch.full_like(p, -far - 1), torch.full_like(p, far)))
+        weights = regard.attend(*tensors, mask=mask)[1]
+        torch.testing.assert_close(weights[..., 2:5], near[..., 2:5])
+
+
+WRONG_TERMS: dict[str, tuple[Callable[[Scene], Any], type[RegardError], tuple[str, ...]]] = {
+    "no term": (lambda s: (), MaskError, ("Terms.terms", "at least one Term")),
+    "a term, not a tuple": (lambda s: Term(), MaskError, ("Terms.terms", "a Term", "(Term(start, stop),)")),
+    "nothing": (lambda s: None, MaskError, ("NoneType", "Term")),
+    "a tensor": (lambda s: torch.ones(Q, K) > 0, MaskError, ("Tensor", "Term")),
+    "tensors": (lambda s: (torch.ones(Q, K) > 0,), MaskError, ("[Tensor]", "Term")),
+    "plain tuples": (lambda s: ((None, None, None),), MaskError, ("[tuple]", "Term")),
+    "float start": (lambda s: (Term(torch.zeros(Q, 1)),), DTypeError, ("start", "float32")),
+    "short stop": (
+        lambda s: (Term(stop=torch.ones(2, 1).long()),),
+        MaskError,
+        ("stop", "(2, 1)", "5 queries"),
+    ),
+    "second term": (lambda s: (Term(), Term(stop=torch.ones(Q).long())), MaskError, ("stop", "(5,)")),
+    "small allowed": (
+        lambda s: (Term(allowed=torch.ones(Q, 3) > 0),),
+        MaskError,
+        ("allowed of shape (5, 3)", "(2, 6, 5, 7)"),
+    ),
+    "wide allowed": (lambda s: (Term(allowed=torch.ones(Q, 14) > 0),), MaskError, ("(5, 14)",)),
+    "few rows allowed": (lambda s: (Term(allowed=torch.ones(2, K) > 0),), MaskError, ("(2, 7)",)),
+    "key heads allowed": (lambda s: (Term(allowed=torch.ones(G, Q, K) > 0),), MaskError, ("(3, 5, 7)",)),
+    "float allowed": (
+        lambda s: (Term(allowed=torch.ones(Q, K)),),
+        DTypeError,
+        ("allowed of torch.float32", "bool"),
+    ),
+    "uint8 allowed": (
+        lambda s: (Term(allowed=torch.ones(Q, K).byte()),),
+        DTypeError,
+        ("uint8", "torch.bool"),
+    ),
+    "a truth allowed": (lambda s: (Term(allowed=True),), DTypeError, ("allowed", "bool")),  # type: ignore[arg-type]
+    "allowed elsewhere": (
+        lambda s: (Term(allowed=torch.ones(Q, K, device="meta") > 0),),
+        DeviceError,
+        ("meta",),
+    ),
+    "sparse allowed": (
+        lambda s: (Term(allowed=(torch.ones(Q, K) > 0).to_sparse()),),
+        DTypeError,
+        ("sparse",),
+    ),
+}
+
+
+@every
+@pytest.mark.parametrize("place", ["alone", "and", "or", "nested"])
+@pytest.mark.parametrize("case", WRONG_TERMS)
+def test_what_a_custom_mask_returns_is_checked(case, place, implementation):
+    terms, error, words = WRONG_TERMS[case]
+    refuses(implementation, error, words, mask=PLACES[place](Terms(terms)))  # type: ignore[arg-type]
+
+
+@every
+@pytest.mark.parametrize("place", ["alone", "and", "or", "nested"])
+def test_what_a_custom_mask_may_return(place, implementation):
+    torch.manual_seed(0)
+    per_head, one = torch.rand(B, G * R, Q, K) > 0.4, torch.rand(K) > 0.4
+    starts = torch.randint(0, 3, (B, 1, Q, 1))
+    stops = torch.randint(3, K, (G * R, 1, 1), dtype=torch.int16)
+    number = torch.arange(K)
+    expected = (per_head & (number >= starts)) | (one & (number < stops))
+    mask = Terms(lambda s: [Term(starts, None, per_head), Term(None, stops, one)])
+    same(implementation, {"mask": PLACES[place](mask)}, {"mask": PLACES[place](expected)})  # type: ignore[arg-type]
+
+
+@every
+def test_subclasses_of_built_in_masks_are_checked(implementation):
+    class Ahead(Causal):
+        def ranges(self, position: Tensor, keys: Any) -> Any:
+            return None, position + 1.5
+
+    class Half(Padding):
+        def terms(self, scene: Scene) -> Any:
+            return (Term(stop=self.lengths[:, None, None, None] / 2),)
+
+    refuses(implementation, DTypeError, ("Ahead.ranges", "float32"), mask=Ahead())
+    refuses(implementation, DTypeError, ("Half.terms", "float32"), mask=Half([2, 4]))
+
+
+@every
+def test_what_a_custom_rule_keeps_can_change_after_the_call(implementation):
+    """The mask of a call is that of its forward pass, in backward too."""
+    stop = torch.tensor([[1], [2], [3], [4], [5]])
+    rule = Ranges(lambda position, keys: (None, stop))
+    tensors = inputs(requires_grad=True)
+    output = regard.attention(*tensors, mask=rule, implementation=implementation)
+    stop.fill_(1)
+    found = torch.autograd.grad(output.square().sum(), tensors)
+    expected = gradients("reference", mask=Causal(align="start"))[1:]
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+# Biases
+
+
+class Line(RelativeBias):
+    def __init__(self, line: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.made = line
+
+    def forward(self, distance: Tensor) -> Any:
+        return self.made(distance)
+
+
+WRONG_LINES: dict[str, tuple[Callable[[Tensor], Any], type[RegardError], tuple[str, ...]]] = {
+    "bool": (lambda d: d > 0, DTypeError, ("Line()", "torch.bool", ".float()")),
+    "complex": (lambda d: d * 1j, DTypeError, ("complex64",)),
+    "short": (lambda d: d[:3].float(), ShapeError, ("(3,)", "11 distances")),
+    "transposed": (lambda d: d[:, None].float(), ShapeError, ("(11, 1)", "11 distances")),
+    "key heads": (lambda d: d.expand(3, -1).float(), ShapeError, ("3 heads", "6")),
+    "a number": (lambda d: 1.0, DTypeError, ("float", "tensor")),
+    "elsewhere": (lambda d: d.float().to("meta"), DeviceError, ("meta", "cpu")),
+    "sparse": (lambda d: d.float().to_sparse(), DTypeError, ("sparse",)),
+}
+
+
+@every
+@pytest.mark.parametrize("case", WRONG_LINES)
+def test_what_a_custom_bias_returns_is_checked(case, implementation):
+    line, error, words = WRONG_LINES[case]
+    refuses(implementation, error, words, bias=Line(line))
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.float64, torch.bfloat16], ids=str)
+def test_a_relative_bias_of_another_dtype_is_converted(dtype, implementation):
+    bias = Line(lambda distance: -distance.abs().to(dtype))
+    same(implementation, {"bias": bias}, {"bias": Line(lambda distance: -distance.abs().float())})
+
+
+@every
+def test_a_replaced_vector_of_a_built_in_bias_is_checked(implementation):
+    bias = Relative(torch.zeros(3))
+    bias.vector = torch.tensor([True, False, True])
+    refuses(implementation, DTypeError, ("torch.bool",), bias=bias)
+    bias = Relative(torch.zeros(3))
+    bias.register_forward_hook(lambda module, given, result: result[:2])
+    refuses(implementation, ShapeError, ("(2,)", "11 distances"), bias=bias)
+
+
+# Normalizers
+
+
+class Own(Normalizer):
+    """Softmax, of which a part is replaced."""
+
+    def __init__(self, **parts: Callable[..., Any]) -> None:
+        self.parts = parts
+
+    def _do(self, name: str, right: Any, *given: Any) -> Any:
+        return self.parts[name](*given) if name in self.parts else right
+
+    def tau(self, scores: Tensor) -> Any:
+        return self._do("tau", torch.logsumexp(scores, -1, keepdim=True), scores)
+
+    def phi(self, x: Tensor) -> Any:
+        return self._do("phi", x.exp(), x)
+
+    def slope(self, x: Tensor) -> Any:
+        return self._do("slope", x.exp(), x)
+
+    def divisor(self, x: Tensor, visible: Tensor) -> Any:
+        return self._do("divisor", None, x)
+
+    def sink(self) -> Any:
+        return self._do("sink", None)
+
+
+WRONG_NORMALIZERS: dict[str, tuple[dict[str, Callable[..., Any]], type[RegardError], tuple[str, ...]]] = {
+    "tau without the last axis": (
+        {"tau": lambda s: s.logsumexp(-1)},
+        ShapeError,
+        ("Own.tau", "(2, 2, 2, 2, 1)", "keepdim=True"),
+    ),
+    "tau of all rows": ({"tau": lambda s: s.logsumexp((-2, -1), keepdim=True)}, ShapeError, ("Own.tau",)),
+    "tau of all heads": ({"tau": lambda s: s.logsumexp((1, -1), keepdim=True)}, ShapeError, ("Own.tau",)),
+    "tau of all": ({"tau": lambda s: s.logsumexp((0, 1, 2, 3, 4))}, ShapeError, ("Own.tau", "()")),
+    "tau of float64": ({"tau": lambda s: s.double()[..., :1]}, DTypeError, ("Own.tau", "float64", "float32")),
+    "tau of integers": ({"tau": lambda s: s.long()[..., :1]}, DTypeError, ("Own.tau", "int64")),
+    "tau as a number": ({"tau": lambda s: 0.0}, DTypeError, ("Own.tau", "float", "tensor")),
+    "phi of another shape": ({"phi": lambda x: x.exp().sum(-1, keepdim=True)}, ShapeError, ("Own.phi",)),
+    "phi of float64": ({"phi": lambda x: x.double().exp()}, DTypeError, ("Own.phi", "float64")),
+    "phi of bool": ({"phi": lambda x: x > 0}, DTypeError, ("Own.phi", "torch.bool")),
+    "phi of nothing": ({"phi": lambda x: None}, DTypeError, ("Own.phi", "NoneType")),
+    "slope of another shape": ({"slope": lambda x: x.sum(-1, keepdim=True)}, ShapeError, ("Own.slope",)),
+    "slope of bool": ({"slope": lambda x: x > 0}, DTypeError, ("Own.slope", "torch.bool")),
+    "slope as a number": ({"slope": lambda x: 1.0}, DTypeError, ("Own.slope", "float")),
+    "divisor for each pair": ({"divisor": lambda x: torch.ones_like(x)}, ShapeError, ("Own.divisor",)),
+    "divisor of integers": (
+        {"divisor": lambda x: torch.ones_like(x[..., :1]).long()},
+        DTypeError,
+        ("Own.divisor", "int64"),
+    ),
+    "divisor without the last axis": ({"divisor": lambda x: x[..., 0]}, ShapeError, ("Own.divisor",)),
+    "rows that sum to two": ({"divisor": lambda x: 0.5}, ArgumentError, ("sums to 2", "sums_to_one = False")),
+    "sink of integers": ({"sink": lambda: torch.zeros(6).long()}, DTypeError, ("Own.sink", "int64")),
+    "sink of key heads": ({"sink": lambda: torch.zeros(3)}, ShapeError, ("(3,)", "6 heads")),
+    "sink of two axes": ({"sink": lambda: torch.zeros(6, 1)}, ShapeError, ("(6, 1)", "6 heads")),
+    "sink as text": ({"sink": lambda: "0"}, DTypeError, ("Own.sink", "str")),
+    "sink of NaN": ({"sink": lambda: math.nan}, ArgumentError, ("Own.sink", "nan")),
+    "sink elsewhere": ({"sink": lambda: torch.zeros(6, device="meta")}, DeviceError, ("meta", "cpu")),
+}
+
+
+@every
+@pytest.mark.parametrize("case", WRONG_NORMALIZERS)
+def test_what_a_custom_normalizer_returns_is_checked(case, implementation):
+    parts, error, words = WRONG_NORMALIZERS[case]
+    refuses(implementation, error, words, normalize=Own(**parts))
+
+
+@every
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({}, Softmax()),
+        ({"sink": lambda: 1}, Softmax1(1.0)),
+        ({"sink": lambda: torch.arange(6.0)}, Softmax1(torch.arange(6.0))),
+        ({"divisor": lambda x: torch.ones_like(x[..., :1])}, Softmax()),
+        ({"divisor": lambda x: 1}, Softmax()),
+    ],
+)
+def test_what_a_custom_normalizer_may_return(parts, expected, implementation):
+    same(implementation, {"normalize": Own(**parts)}, {"normalize": expected})
+
+
+@every
+def test_the_last_rows_of_a_causal_mask_are_tried(implementation):
+    """The first row sees one key, of which even a wrong τ makes a weight of one."""
+    normalize = Own(tau=lambda scores: scores.amax(-1, keepdim=True))
+    refuses(implementation, ArgumentError, ("sums_to_one",), normalize=normalize, mask=Causal(align="start"))
+
+
+@every
+def test_a_subclass_of_softmax1_is_itself(implementation):
+    """It is a custom normalizer: what it overrides counts."""
+
+    class Colder(Softmax1):
+        def tau(self, scores: Tensor) -> Tensor:
+            return torch.logsumexp(2 * scores, -1, keepdim=True) / 2
+
+        def phi(self, x: Tensor) -> Tensor:
+            return (2 * x).exp()
+
+        def slope(self, x: Tensor) -> Tensor:
+            return 2 * (2 * x).exp()
+
+    found = run(implementation, normalize=Colder(0.5), score=Dot())
+    expected = run("reference", normalize=Softmax1(1.0), score=regard.ScaledDot(2.0))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@every
+def test_what_a_custom_sink_returns_is_checked(implementation):
+    class Other(Sink):
+        def forward(self) -> Any:
+            return self.score
+
+    refuses(implementation, DTypeError, ("Other", "Parameter", "normalizer"), normalize=Other(6))
+
+
+# What the checks are for
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_what_reaches_the_implementations_is_laid_out_alike(dtype):
+    """Every tensor of a problem has the dtype, the axes and the sizes that the kernels assume."""
+    from regard.mechanism.call.arguments import Call, prepare
+    from regard.mechanism.call.layout import Layout
+
+    query, key, value = (x.to(dtype) for x in inputs())
+    score = Custom(lambda q, k: Prepared(q[:1], k[:, :1], biases=(q[..., :1], torch.zeros(K, dtype=q.dtype))))
+    mask = (
+        Ranges(lambda p, k: (p.int() - 2, 9)) & Terms(lambda s: [Term(allowed=torch.ones(K) > 0)])
+    ) | Documents([2, 3], [3, 4], within=Ranges(lambda p, k: (torch.tensor(0).short(), p + 1)))
+    bias = [torch.randn(Q, 1).half(), Line(lambda d: d)]
+    call = Call(score, mask, bias, Own(sink=lambda: torch.zeros(6).half()), 0.1, None)
+    problem = prepare(query, key, value, Layout.of(query, key, value), call)
+    real = torch.float64 if dtype is torch.float64 else torch.float32
+    assert problem.lead() == (B, G, R)
+    for name, tensor in problem.tensors.items():
+        kind = name.rstrip("0123456789")
+        whole = {"start": torch.int64, "stop": torch.int64, "row": torch.int64, "head": torch.int64}
+        expected = {**whole, "seed": torch.int64, "allowed": torch.bool}.get(kind, real)
+        assert tensor.dtype is expected, name
+        assert tensor.dim() == 5, name
+        assert all(n in (1, full) for n, full in zip(tensor.shape[:3], (B, G, R), strict=True)), name
+    assert set(problem.tensors) >= {"bias0", "bias1", "bias2", "line0", "start0", "allowed0", "stop1", "sink"}
+
+
+def test_built_in_classes_are_known_by_their_exact_type():
+    from regard.mechanism.mask_algebra import BUILT_IN
+
+    class Mine(Causal):
+        pass
+
+    assert {Causal, Window, Prefix, Padding, Documents} <= BUILT_IN
+    assert Mine not in BUILT_IN
+    assert General not in BUILT_IN

@@ -1,0 +1,291 @@
+"""What is read of lazy weights, and how: a row is the same in every part, and nothing is computed twice."""
+
+import copy
+import itertools
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard.mechanism import fused
+from regard.mechanism.weights.matrix import Weights
+
+kernels = pytest.mark.skipif(not fused.available(), reason="the kernels were not built")
+D = 64
+
+
+def near_ties(heads: int, groups: int, queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Query and key whose scores are near 9e4 and differ by about 1: what rounding does to them shows."""
+    generator = torch.Generator().manual_seed(heads + groups + queries + keys)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    base = randn(D)
+    base *= (9e4 * D**0.5 / base.square().sum()).sqrt()
+    query, key = base + 0.01 * randn(heads, queries, D), base + 0.01 * randn(groups, keys, D)
+    return query, key, randn(groups, keys, D)
+
+
+# Few rows of a key head are added up in another order than many: both, at their border, and far from it.
+WHOLES = {
+    "many rows": (2, 2, 40, 50),
+    "four rows": (2, 2, 4, 50),
+    "three rows": (2, 2, 3, 50),
+    "one row": (3, 3, 1, 400),
+    "four heads of one row": (8, 2, 1, 300),
+    "three heads of one row": (6, 2, 1, 300),
+    "groups": (6, 2, 40, 50),
+}
+NORMALIZERS = (regard.Softmax(), regard.Softmax1(9e4), regard.Sparsemax(), regard.Entmax15())
+
+
+def attend(size: str, **options: Any) -> tuple[Weights, Tensor]:
+    """Lazy weights with scores near 9e4, and all of them dense."""
+    _, weights = regard.attend(*near_ties(*WHOLES[size]), **options)
+    return weights, weights.dense()
+
+
+def test_the_scores_are_large_and_the_weights_are_spread():
+    query, key, value = near_ties(*WHOLES["many rows"])
+    weights = regard.attend(query.double(), key.double(), value.double())[1]
+    assert 8e4 < weights.scores().abs().max() < 1e5
+    assert weights.dense().amax(-1).median() < 0.9
+    rounded = regard.attend(query, key, value, implementation="reference")[1].dense()
+    assert (rounded - weights.dense()).abs().max() > 1e-4  # rounding shows
+
+
+@kernels
+@pytest.mark.parametrize("normalize", NORMALIZERS, ids=repr)
+@pytest.mark.parametrize("mask", [None, regard.Causal()], ids=repr)
+@pytest.mark.parametrize("size", WHOLES)
+def test_a_row_is_the_same_in_every_part(size: str, mask: Any, normalize: regard.Normalizer) -> None:
+    weights, dense = attend(size, mask=mask, normalize=normalize)
+    heads, queries, keys = dense.shape
+    for row in {0, 1 % queries, queries // 2, queries - 1}:
+        assert torch.equal(weights[:, row], dense[:, row])
+        assert torch.equal(weights[:, row : row + 3], dense[:, row : row + 3])
+        assert torch.equal(weights[:, [row, row]], dense[:, [row, row]])
+    for head in range(heads):
+        one = weights.heads(head)
+        assert torch.equal(one.dense(), dense[head])
+        assert torch.equal(one[queries - 1], dense[head, queries - 1])
+        assert torch.equal(one.top(3).values, dense[head].topk(3, -1).values)
+        assert torch.equal(one.T @ torch.eye(queries), dense[head].mT)
+    assert torch.equal(weights.top(5).values, dense.topk(5, -1).values)
+    assert torch.equal(weights.pool(queries, keys), dense)
+    for rows, columns in itertools.product((1, 2, queries), (1, 7, keys)):
+        part = (slice(queries - rows, queries), slice(3, 3 + columns))
+        wanted = dense[:, part[0], part[1]]
+        assert torch.equal(weights.pool(queries, keys, within=part), wanted)
+        mean = weights.pool(1, 1, within=part)
+        assert torch.allclose(mean, wanted.mean((-2, -1), keepdim=True), rtol=1e-6, atol=1e-9)
+    assert torch.equal(weights.T @ torch.eye(queries), dense.mT)
+    assert torch.allclose(weights @ torch.eye(keys), dense, rtol=2e-6, atol=1e-8)
+
+
+@kernels
+@pytest.mark.parametrize("mask", [None, regard.Causal()], ids=repr)
+@pytest.mark.parametrize("size", WHOLES)
+def test_weights_whose_tau_is_not_known_agree_with_those_whose_is(
+    size: str, mask: Any, tmp_path: Any
+) -> None:
+    weights, dense = attend(size, mask=mask)
+    queries = dense.shape[-2]
+    for again in (
+        regard.Weights.load(weights.save(tmp_path / "weights.safetensors")),
+        pickle.loads(pickle.dumps(weights)),
+        copy.deepcopy(weights),
+        pickle.loads(pickle.dumps(weights.heads(slice(None)))),
+    ):
+        assert torch.allclose(again[:, queries - 1], dense[:, queries - 1], rtol=1e-5, atol=1e-9)
+        assert torch.allclose(again.dense(), dense, rtol=1e-5, atol=1e-9)
+        assert torch.allclose(again.heads(1).dense(), dense[1], rtol=1e-5, atol=1e-9)
+        top = again.top(5).values  # now the kernels have found τ
+        assert torch.allclose(top, dense.topk(5, -1).values, rtol=1e-5, atol=1e-9)
+        assert torch.equal(again[:, queries - 1].topk(5, -1).values, top[:, queries - 1])
+    one = pickle.loads(pickle.dumps(weights.heads(1)))
+    assert torch.allclose(one.dense(), dense[1], rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "tiled", pytest.param("fused", marks=kernels)])
+@pytest.mark.parametrize("normalize", [*NORMALIZERS[:1], *NORMALIZERS[2:], regard.Entmax(1.3)], ids=repr)
+@pytest.mark.parametrize("size", WHOLES)
+def test_rows_sum_to_one_however_they_are_read(
+    size: str, normalize: regard.Normalizer, implementation: str
+) -> None:
+    weights, dense = attend(size, normalize=normalize, implementation=implementation)
+    queries, keys = dense.shape[-2:]
+    last = slice(queries - 1, queries)
+    reads = {
+        "dense": dense,
+        "row": weights[:, last],
+        "head": weights.heads(1)[last],
+        "pool": weights.pool(1, keys, within=(last, slice(None))),
+        "product": weights @ torch.eye(keys),
+        "transpose": (weights.T @ torch.eye(queries)).mT,
+        "mean": weights.mean("heads").dense(),
+    }
+    off = {name: float((read.sum(-1) - 1).abs().max()) for name, read in reads.items()}
+    assert max(off.values()) < 1e-5, off
+
+
+@pytest.mark.parametrize("implementation", ["reference", "tiled"])
+def test_a_part_costs_no_more_than_its_pairs_where_scores_are_ordinary(
+    implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from regard.mechanism import reference
+
+    x = torch.randn(2, 64, 16, generator=torch.Generator().manual_seed(0))
+    weights = regard.attend(x, x, x, implementation=implementation)[1]
+    dense, seen = weights.dense(), []
+    scores = reference.scores
+    monkeypatch.setattr(reference, "scores", lambda part: seen.append(part.keys) or scores(part))
+    pooled = weights.pool(40, 20, within=(slice(0, 40), slice(30, 50)))
+    assert torch.allclose(pooled, dense[:, :40, 30:50], rtol=2e-5, atol=1e-9)
+    assert seen == [20]
+
+
+# How often the kernels run
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernels that were run, one after the other."""
+    names: list[str] = []
+    call, run = fused._call, fused.run
+
+    def counted(kernel: str, *args: Any, **options: Any) -> bool:
+        names.append(kernel)
+        return call(kernel, *args, **options)
+
+    def counted_run(kernel: str, *args: Any) -> bool:
+        names.append(kernel)
+        return run(kernel, *args)
+
+    monkeypatch.setattr(fused, "_call", counted)
+    monkeypatch.setattr(fused, "run", counted_run)
+    return names
+
+
+BIAS = torch.linspace(0, 1, 30).expand(30, 30).clone()
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"mask": regard.Causal()},
+    "dense mask": {"mask": torch.ones(30, 30, dtype=torch.bool).tril()},
+    "bias": {"bias": BIAS},
+    "entmax": {"normalize": regard.Entmax15()},
+    "sigmoid": {"normalize": regard.Sigmoid()},
+    "additive": {"score": regard.Additive(16, 16, 16)},
+}
+
+
+@kernels
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("call", CALLS)
+def test_tau_is_found_once(call: str, graph: bool, launches: list[str]) -> None:
+    x = torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(0), requires_grad=graph)
+    with torch.set_grad_enabled(graph):
+        weights = regard.attend(x, x, x, **CALLS[call])[1]
+    with torch.no_grad():
+        weights.top(5)
+        assert launches == ["forward", "top"]
+        weights.entropy()
+        weights.dense()
+        weights.received()
+        weights[:, 3]
+        weights.heads(1).top(2)
+        weights.detach().to("cpu").entropy()
+    assert launches[2:] == ["entropy", "weights", "backward", "weights", "top", "entropy"]
+
+
+@kernels
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda weights, folder: regard.Weights.load(weights.save(folder / "weights.safetensors")),
+        lambda weights, _: pickle.loads(pickle.dumps(weights)),
+        lambda weights, _: copy.deepcopy(weights),
+    ],
+    ids=["file", "pickle", "copy"],
+)
+def test_the_tau_of_other_kernels_is_found_again_and_kept(
+    again: Callable[[Weights, Any], Weights], launches: list[str], tmp_path: Any
+) -> None:
+    x = torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(0))
+    weights = again(regard.attend(x, x, x)[1], tmp_path)
+    launches.clear()
+    weights.top(5)
+    weights.entropy()
+    weights.heads(0).entropy()
+    assert launches == ["forward", "top", "entropy", "entropy"]
+
+
+@kernels
+def test_a_wrong_tau_in_a_file_does_no_harm(tmp_path: Any) -> None:
+    x = torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(0))
+    weights = regard.attend(x, x, x)[1]
+    dense, path = weights.dense(), tmp_path / "weights.safetensors"
+    problem = weights._problem
+    spoilt = Weights(problem.with_tensors({**problem.tensors, "tau": problem["tau"] + 1}), None, (2,))
+    again = regard.Weights.load(spoilt.save(path))
+    assert torch.equal(again.dense(), dense)
+    assert torch.equal(again.pool(30, 30), dense)
+    assert torch.equal(again.top(30).values.sort(-1).values, dense.sort(-1).values)
+
+
+@kernels
+def test_what_torch_had_to_solve_is_not_taken_for_the_kernels(launches: list[str]) -> None:
+    """A NaN that only some rows see: torch finds the output, and the kernels read the rows without it."""
+    x = torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(0))
+    key = x.clone()
+    key[:, 20] = torch.nan
+    weights = regard.attend(x, key, x, mask=regard.Causal())[1]
+    reference = regard.attend(x, key, x, mask=regard.Causal(), implementation="reference")[1].dense()
+    for read in (
+        weights.dense(),
+        torch.stack([weights[:, row] for row in range(30)], 1),
+        weights.pool(30, 30),
+    ):
+        assert torch.allclose(read, reference, equal_nan=True, atol=1e-6)
+    launches.clear()
+    weights.entropy()
+    weights.top(3)
+    assert launches.count("top") == launches.count("entropy") == 0  # refused once, and not asked again
+    assert not reference[:, :20].isnan().any()
+    assert reference[:, 20:].isnan().any()
+
+
+# At once
+
+
+@pytest.mark.parametrize("implementation", [None, "tiled"])
+def test_threads_may_read_the_same_weights(implementation: str | None) -> None:
+    x = torch.randn(4, 60, 16, generator=torch.Generator().manual_seed(0))
+    expected = regard.attend(x, x, x, implementation=implementation)[1]
+    wanted = (expected.top(3).values, expected.dense(), expected.pool(3, 3), expected.entropy())
+    for _ in range(20):
+        weights = regard.attend(x, x, x, implementation=implementation)[1]
+        start, failures = threading.Barrier(4), []
+
+        def look(
+            weights: Weights = weights, start: threading.Barrier = start, failures: list[str] = failures
+        ) -> None:
+            start.wait()
+            try:
+                seen = (weights.top(3).values, weights.dense(), weights.pool(3, 3), weights.entropy())
+                failures.extend("differs" for a, b in zip(seen, wanted, strict=True) if not torch.equal(a, b))
+            except Exception as error:
+                failures.append(repr(error))
+
+        threads = [threading.Thread(target=look) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures

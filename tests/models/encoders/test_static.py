@@ -1,0 +1,278 @@
+"""Static vectors: the same word has the same vector everywhere; files of them, good and bad."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from regard.errors import ArgumentError, DTypeError, RegardError, ShapeError
+from regard.models.encoders import static
+from regard.models.encoders.static import StaticEncoder
+
+WORDS = ["dogs", "bark", "trees", "Paris", ","]
+DOGS, TREES = "Dogs may bark at strangers.", "Trees shed bark in winter."
+
+
+@pytest.fixture
+def encoder() -> StaticEncoder:
+    torch.manual_seed(0)
+    return StaticEncoder(WORDS, torch.randn(5, 7))
+
+
+def test_a_word_has_the_same_vector_in_every_sentence(encoder):
+    first, second = encoder.embed([DOGS, TREES])
+    assert torch.equal(first["bark"], second["bark"])
+    assert encoder.compare(DOGS, TREES, word="bark").similarity == 1.0
+    assert torch.equal(first["bark"][0], encoder.vector("bark"))
+    assert first.vectors.shape == (1, 6, 7)
+
+
+def test_unknown_words_have_a_vector_in_a_sentence_but_cannot_be_asked_about(encoder):
+    (embedded,) = encoder.embed("the dogs bark")
+    assert embedded.known == (False, True, True)
+    torch.testing.assert_close(embedded["the"][0], encoder.vectors[1:].mean(0))
+    for ask in (
+        lambda: encoder.vector("barks"),
+        lambda: encoder.nearest("barks"),
+        lambda: encoder.nearest("barks", among=["dogs bark"]),
+        lambda: encoder.compare("it barks", "it barks", word="barks"),
+    ):
+        with pytest.raises(ArgumentError, match="does not know the word 'barks'; did you mean 'bark'"):
+            ask()
+    with pytest.raises(ArgumentError, match="'<unk>'"):
+        encoder.vector("<unk>")
+
+
+def test_nearest_looks_in_the_vocabulary_or_in_sentences(encoder):
+    found = encoder.nearest("dogs", most=100)
+    assert sorted(each.word for each in found) == ["Paris", "bark", "trees"]  # not itself, no punctuation
+    expected = F.cosine_similarity(encoder.vector("dogs"), encoder.vector(found[0].word), dim=0)
+    assert found[0].similarity == pytest.approx(expected.item(), abs=1e-6)
+    assert found == sorted(found, key=lambda each: -each.similarity)
+    assert [each.word for each in encoder.nearest("dogs", among=["paris , dogs"], most=1)] == ["dogs"]
+
+
+def test_nearest_of_a_word_in_its_sentence_is_that_of_the_word(encoder):
+    found = encoder.nearest("dogs")
+    assert encoder.nearest("dogs", sentence="See DOGS bark") == encoder.nearest(("dogs", 0)) == found
+    with pytest.raises(ArgumentError, match="'dogs' is not in 'trees bark'"):
+        encoder.nearest("dogs", sentence="trees bark")
+    with pytest.raises(ArgumentError, match="layer is 7"):
+        encoder.nearest("dogs", layer=7)
+    with pytest.raises(DTypeError, match="give a string, or a pair"):
+        encoder.nearest(None)
+
+
+def test_it_does_not_attend(encoder):
+    with pytest.raises(ArgumentError, match="StaticEncoder does not attend"):
+        encoder.attended("dogs bark", "bark")
+
+
+@pytest.mark.parametrize(
+    ("words", "vectors", "error", "message"),
+    [
+        (WORDS, torch.ones(4, 7), ShapeError, r"5 words and vectors of shape \(4, 7\)"),
+        (WORDS, torch.ones(5), ShapeError, r"\(5,\)"),
+        ([], torch.ones(0, 7), ShapeError, "0 words"),
+        (WORDS, torch.ones(5, 7, dtype=torch.int), DTypeError, "floating point"),
+        (["a", "a"], torch.ones(2, 7), ArgumentError, "again"),
+    ],
+)
+def test_wrong_vectors_are_refused(words, vectors, error, message):
+    with pytest.raises(error, match=message):
+        StaticEncoder(words, vectors)
+    with pytest.raises(ShapeError, match="unknown of shape"):
+        StaticEncoder(WORDS, torch.ones(5, 7), unknown=torch.ones(3))
+
+
+def corpus() -> list[str]:
+    animals, things = ["dogs", "foxes", "wolves"], ["oaks", "pines", "birches"]
+    return [
+        sentence
+        for i in range(20)
+        for sentence in (
+            f"{animals[i % 3]} {['run', 'hunt'][i % 2]} and bark at cats",
+            f"the bark of {things[i % 3]} is {['rough', 'brown'][i % 2]} wood",
+        )
+    ]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_words_beside_the_same_words_become_alike():
+    encoder = StaticEncoder.learn(corpus(), width=8)
+    assert {each.word for each in encoder.nearest("dogs", most=2)} == {"foxes", "wolves"}
+    assert {each.word for each in encoder.nearest("oaks", most=2)} == {"pines", "birches"}
+    assert torch.equal(encoder.vectors, StaticEncoder.learn(corpus(), width=8).vectors)
+    assert encoder.compare(corpus()[0], corpus()[1], word="bark").similarity == 1.0
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_vectors_factor_the_matrix_of_ppmi():
+    vocabulary = static.Vocabulary.of(corpus())
+    pairs, counts = static._cooccurrences(corpus(), vocabulary, 2)
+    size = len(vocabulary) - 1
+    table = torch.zeros(size, size, dtype=torch.double)
+    for sentence in corpus():  # one pair after the other
+        numbers = [n - 1 for n in vocabulary.numbers(sentence.split())]
+        for i, first in enumerate(numbers):
+            for j, second in enumerate(numbers):
+                if 0 < abs(i - j) <= 2:
+                    table[first, second] += 1.0 if abs(i - j) == 1 else 0.5
+    counted = torch.zeros_like(table)
+    counted[tuple(torch.from_numpy(pairs))] = torch.from_numpy(counts)
+    torch.testing.assert_close(counted, table)
+    smooth = table.sum(0) ** 0.75
+    chance = table.sum(1)[:, None] / table.sum() * smooth / smooth.sum()
+    ppmi = (table / table.sum() / chance).log().clamp(min=0)
+    matrix = static._ppmi(pairs, counts, size)
+    torch.testing.assert_close(matrix.to_dense(), ppmi)
+    left, strengths, _ = torch.linalg.svd(ppmi)
+    vectors = static._factor(matrix, 5, seed=3).double()
+    best = left[:, :5] * strengths[:5].sqrt()
+    torch.testing.assert_close(vectors @ vectors.T, best @ best.T, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_more_width_than_words_is_filled_with_zeros():
+    encoder = StaticEncoder.learn(["dogs bark", "cats purr"], width=11)
+    assert encoder.vectors.shape == (5, 11)
+    assert encoder.vectors.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("sentences", "options", "message"),
+    [
+        ([], {}, "0 sentences, in which no word occurs 1 time;"),
+        ([" "], {}, "no word occurs"),
+        (["a b"], {"least": 2}, "no word occurs 2 times"),
+        (["a", "b"], {}, "no two words stand near"),
+        (["a b"], {"width": 0}, "width=0"),
+        (["a b"], {"window": 0}, "window=0"),
+        (["a b", None], {}, "sentence 1 is a NoneType"),
+    ],
+)
+def test_texts_too_small_to_learn_from_are_refused(sentences, options, message):
+    with pytest.raises(RegardError, match=message):
+        StaticEncoder.learn(sentences, **options)
+
+
+def test_vectors_survive_a_file_exactly(encoder, tmp_path):
+    path = encoder.save(tmp_path / "vectors.txt")
+    assert path.read_text().splitlines()[0] == "6 7"
+    again = StaticEncoder.load(path)
+    assert torch.equal(again.vectors, encoder.vectors)
+    assert again.vocabulary == encoder.vocabulary
+    for word in ("a 1", "a nan", " a", "a\nb", "a\0", "\ud800"):
+        with pytest.raises(ArgumentError, match="could not be read again"):
+            StaticEncoder([word], torch.ones(1, 3)).save(path)
+    assert StaticEncoder.load(path).vocabulary == encoder.vocabulary  # what was there still is
+
+
+@given(st.lists(st.text("a1 .-\t\r\u3000´é", min_size=1, max_size=5), min_size=1, max_size=3, unique=True))
+def test_what_is_saved_can_be_read(tmp_path_factory, words):
+    path: Path = tmp_path_factory.getbasetemp() / "saved.txt"
+    encoder = StaticEncoder(words, torch.randn(len(words), 3))
+    with suppress(ArgumentError):
+        again = StaticEncoder.load(encoder.save(path))
+        assert again.vocabulary == encoder.vocabulary
+        assert torch.equal(again.vectors, encoder.vectors)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_accents_that_stand_alone_are_saved(tmp_path):
+    """Their compatible form has a blank inside."""
+    encoder = StaticEncoder.learn(["he said ´ here", "‾ and ¨ ﷺ"] * 3, width=3)
+    again = StaticEncoder.load(encoder.save(tmp_path / "vectors.txt"))
+    assert again.vocabulary == encoder.vocabulary
+    assert "´" in again.vocabulary
+    assert not any(" " in word for word in again.vocabulary)
+
+
+GLOVE = b"the 1 2 3\n. . . 4 5 6\nna\xc3\xafve -1e-3 .5 7\n"
+
+
+def test_files_of_glove_are_read(tmp_path):
+    path = tmp_path / "glove.txt"
+    path.write_bytes(GLOVE)
+    encoder = StaticEncoder.load(path)
+    assert list(encoder.vocabulary) == ["<unk>", "the", ". . .", "naïve"]
+    torch.testing.assert_close(encoder.vectors[1:].mean(0), encoder.vectors[0])
+    torch.testing.assert_close(encoder.vector("Naïve"), torch.tensor([-1e-3, 0.5, 7]))
+    assert len(StaticEncoder.load(path, most=2).vocabulary) == 3
+    assert torch.equal(StaticEncoder.load(encoder.save(tmp_path / "again.txt")).vectors, encoder.vectors)
+    path.write_bytes(
+        b"\xef\xbb\xbf3 3\r\n" + GLOVE.replace(b"\n", b" \r\n")
+    )  # as word2vec and Windows write it
+    assert torch.equal(StaticEncoder.load(path).vectors, encoder.vectors)
+    assert len(StaticEncoder.load(path, most=2).vocabulary) == 3
+    path.write_bytes(GLOVE + b"<unk> 9 9 9")
+    assert torch.equal(StaticEncoder.load(path).vectors[0], torch.full((3,), 9.0))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "has no vectors"),
+        (b"2 3\n", "has no vectors"),
+        (b"\n", "line 1 of .* has 0 numbers"),
+        (b"word\n", "line 1 of .* has 0 numbers"),
+        (b"a 1 2 3\nb 1 2\n", "line 2 of .* has 2 numbers and the vectors are 3 wide"),
+        (b"a 1 2 3\nb 1 2 3 4\n", "line 2 of .* has 4 numbers and the vectors are 3 wide"),
+        (b"a 1 2 3\n\nb 1 2 3\n", "line 2"),
+        (b"a 1 2 3\n 1 2 3\n", "line 2"),
+        (b"a 1 2 3\nb 1 x 3\n", "line 2 of .* no number"),
+        (b"a 1 2 3\nb 1 nan 3\nc 1 2 3\n", "line 2 of .* not finite"),
+        (b"2 3\na 1 2 3\nb 1 1e99 3\n", "line 3 of .* not finite"),
+        (b"a 1 2 3\nb 1 2 3\na 1 2 3\n", "line 3 of .* the word 'a' again, after line 1"),
+        (b"3 3\na 1 2 3\nb 1 2 3\n", "promises 3 words in its first line and has 2"),
+        (b"1 999999999999\na 1 2 3\n", "line 2 of .* 999999999999 wide"),
+        (b"1 0\na\n", "line 2"),
+        (b"2 3\na \x00\x00\x80\x3f\x00\x00\x80\x3f", "line 2 of .* (zero byte|UTF-8)"),
+        (b"a 1\xff 2\n", "line 1 of .* UTF-8"),
+        (b"a " + b"1 " * 600_000, "line 1 of .* more than 1,048,576 characters"),
+        (b"\x1f\x8b\x08\x00", "is compressed; unpack it"),
+        (b"<unk> 1 2 3\n", "no word but <unk>"),
+    ],
+)
+def test_wrong_files_are_refused_with_the_line(content, message, tmp_path):
+    path = tmp_path / "vectors.txt"
+    path.write_bytes(content)
+    with pytest.raises(ArgumentError, match=message) as caught:
+        StaticEncoder.load(path)
+    assert len(str(caught.value)) < 500
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    with pytest.raises(ArgumentError, match=r"none\.txt' cannot be read: No such file.*; give a text file"):
+        StaticEncoder.load(tmp_path / "none.txt")
+    for path in (tmp_path, "a\0b", "a" * 5000):
+        with pytest.raises(ArgumentError, match="cannot be read"):
+            StaticEncoder.load(path)
+    for number in (5, b"vectors.txt", None):
+        with pytest.raises(DTypeError, match="give the path of a file"):
+            StaticEncoder.load(number)  # type: ignore[arg-type]
+
+
+@given(st.binary(max_size=60) | st.text("ab 12.\n-e", max_size=60).map(str.encode))
+def test_any_file_is_read_or_refused(tmp_path_factory, content):
+    path: Path = tmp_path_factory.getbasetemp() / "any.txt"
+    path.write_bytes(content)
+    with suppress(ArgumentError):
+        assert StaticEncoder.load(path).vectors.isfinite().all()
+
+
+def test_it_is_a_module(encoder, one_thread):
+    encoder(torch.tensor([[0, 2], [3, 1]])).sum().backward()
+    assert encoder.vectors.grad is not None
+    assert encoder.vectors.grad.abs().sum(1).tolist() == [7, 7, 7, 7, 0, 0]
+    other = StaticEncoder(WORDS, torch.zeros(5, 7))
+    other.load_state_dict(encoder.state_dict())
+    assert torch.equal(other.vectors, encoder.vectors)
+    numbers = torch.tensor([[1, 2, 3]])
+    assert torch.equal(torch.compile(encoder, backend="eager", fullgraph=True)(numbers), encoder(numbers))
+    assert encoder.to("meta")(numbers.to("meta")).shape == (1, 3, 7)
+    assert not encoder.train().eval().training

@@ -1,0 +1,106 @@
+"""Dropout between the parts of a block: the formula, its gradients, and torch's own where kernels fail."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.mechanism import fused
+from regard.mechanism.dropout import _mix
+from regard.models.layers.dropout import Dropout
+
+SHAPE = (7, 10_007)  # longer than a piece of work, and no multiple of a vector
+SHARE = 0.3
+kernels = pytest.mark.skipif(not fused.available(), reason="there are no kernels")
+
+
+def drawn(function: object, *given: Tensor) -> tuple[Tensor, Tensor]:
+    """A result, and what its numbers were multiplied by, from the formula."""
+    torch.manual_seed(3)
+    result = function(*given)  # type: ignore[operator]
+    torch.manual_seed(3)
+    seed = int(torch.randint(2**63 - 1, ()))
+    hashed = _mix(_mix(torch.arange(given[0].numel()) ^ seed & 0xFFFFFFFF) ^ seed >> 32)
+    return result, (hashed >= int(SHARE * 2**32)).view(SHAPE) / (1 - SHARE)
+
+
+def numbers(count: int) -> list[Tensor]:
+    return [torch.randn(SHAPE, requires_grad=True) for _ in range(count)]
+
+
+@kernels
+def test_kernels_follow_the_formula_forward_and_backward() -> None:
+    (x, y), grad, dropout = numbers(2), torch.randn(SHAPE), Dropout(SHARE)
+    result, kept = drawn(dropout.add, x, y)
+    torch.testing.assert_close(result, x + y * kept)
+    torch.testing.assert_close(torch.autograd.grad(result, (x, y), grad), (grad, grad * kept))
+    result, kept = drawn(dropout, y)
+    torch.testing.assert_close(result, y * kept)
+    torch.testing.assert_close(torch.autograd.grad(result, y, grad)[0], grad * kept)
+    result, kept = drawn(dropout.relu, y)
+    torch.testing.assert_close(result, y.relu() * kept)
+    torch.testing.assert_close(torch.autograd.grad(result, y, grad)[0], grad * kept * (y > 0))
+
+
+@kernels
+def test_second_derivatives() -> None:
+    (y,), dropout = numbers(1), Dropout(SHARE)
+    for function in (dropout, dropout.relu):
+        result, kept = drawn(function, y)
+        (first,) = torch.autograd.grad(result.pow(2).sum(), y, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), y)
+        active = 1 if function is dropout else y > 0
+        torch.testing.assert_close(second, 2 * kept**2 * active)
+
+
+@kernels
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_same_on_any_number_of_threads(threads: int) -> None:
+    x, before = torch.ones(SHAPE), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    result, kept = drawn(Dropout(SHARE), x)
+    torch.set_num_threads(before)
+    torch.testing.assert_close(result, kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # the second has no kernel
+def test_the_share_is_dropped_and_the_mean_stays(dtype: torch.dtype) -> None:
+    x, dropout = torch.ones(1_000_000, dtype=dtype), Dropout(SHARE)
+    for result in (dropout(x), dropout.add(x, x) - x, dropout.relu(x)):
+        assert (result == 0).double().mean() == pytest.approx(SHARE, abs=0.003)  # six standard deviations
+        assert result.mean() == pytest.approx(1, abs=0.005)
+    assert not torch.equal(dropout(x), dropout(x))
+
+
+def test_nothing_is_dropped_outside_of_training() -> None:
+    x = torch.randn(SHAPE)
+    for dropout in (Dropout(SHARE).eval(), Dropout(0.0)):
+        assert torch.equal(dropout(x), x)
+        assert torch.equal(dropout.add(x, x), 2 * x)
+        assert torch.equal(dropout.relu(x), x.relu())
+
+
+def test_nan_stays() -> None:
+    x = torch.full((1000,), torch.nan)
+    dropout = Dropout(SHARE)
+    assert all(result.isnan().any() for result in (dropout(x), dropout.add(x, x), dropout.relu(x)))
+
+
+def test_tensors_that_do_not_lie_in_one_piece() -> None:
+    x = torch.randn(11, 13).T.requires_grad_()
+    dropout = Dropout(SHARE)
+    for result, whole in (
+        (dropout(x), x),
+        (dropout.add(x.detach(), x) - x.detach(), x),
+        (dropout.relu(x), x.relu()),
+    ):
+        kept = (result != 0) / (1 - SHARE)
+        torch.testing.assert_close(result, whole * kept)
+        torch.testing.assert_close(torch.autograd.grad(result.sum(), x)[0], kept)
+
+
+def test_compiles() -> None:
+    dropout = Dropout(SHARE)
+    compiled = torch.compile(lambda x: dropout.add(x, dropout.relu(x)), backend="aot_eager", fullgraph=True)
+    x = torch.randn(5, 7, requires_grad=True)
+    compiled(x).sum().backward()
+    assert x.grad is not None

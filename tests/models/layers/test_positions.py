@@ -1,0 +1,259 @@
+"""Where a token stands: laws of each way to say it."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import regard
+from regard.models import Learned, MultiHeadAttention, Packed, Recipe, Rotary, Sinusoidal, Stack
+from regard.models.layers.blocks import Positions
+from tests.models.exact import close, normal
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+RECIPE = Recipe(width=12, heads=3, layers=2, dropout=0.0, length=11)
+KINDS = [kind for kind in get_args(Positions) if kind != "none"]
+
+
+@pytest.fixture
+def wide() -> Iterator[None]:
+    """float64 unless said otherwise."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def stack(kind: Any, **options: Any) -> Stack:
+    torch.manual_seed(0)
+    return Stack(replace(RECIPE, positions=kind), **options).double()
+
+
+# What attention alone cannot know
+
+
+def shuffled(encoder: Stack, **options: Any) -> tuple[Tensor, Tensor]:
+    """The output of shuffled tokens, and the shuffled output of tokens."""
+    x, order = normal(2, 7, 12), torch.tensor([3, 0, 6, 2, 5, 1, 4])
+    return encoder(x[:, order], **options), encoder(x, **options)[:, order]
+
+
+@pytest.mark.parametrize("options", [{}, {"norm": "rms", "before": False}, {"activation": "swiglu"}])
+def test_without_positions_an_encoder_is_equivariant(options: dict[str, Any]) -> None:
+    encoder = Stack(replace(RECIPE, positions="none", **options)).double()
+    close(*shuffled(encoder))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_positions_it_is_not(kind: str) -> None:
+    found, wanted = shuffled(stack(kind))
+    assert (found - wanted).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_positions_that_move_with_their_tokens_change_nothing(kind: str) -> None:
+    """What enters is the position said, not the place in the tensor; biases alone go by the place."""
+    encoder, x, order = stack(kind), normal(2, 7, 12), torch.tensor([3, 0, 6, 2, 5, 1, 4])
+    found = encoder(x[:, order], positions=torch.arange(7)[order])
+    if kind in ("alibi", "t5"):
+        assert (found - encoder(x)[:, order]).abs().max() > 1e-3
+    else:
+        close(found, encoder(x)[:, order])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_only_learned_positions_end(kind: str, causal: bool) -> None:
+    model, x = stack(kind, causal=causal), normal(1, 60, 12)
+    mask = regard.Causal() if causal else None
+    model(x[:, :11], mask=mask).sum().backward()
+    if kind == "learned":
+        with pytest.raises(regard.ArgumentError, match=r"reaches position 59 .* 0 to 10; shorten it"):
+            model(x, mask=mask)
+    else:
+        found = model(x, mask=mask)
+        assert bool(torch.isfinite(found).all())
+        if causal:  # what lies beyond changes nothing before
+            close(found[:, :11], model(x[:, :11], mask=mask))
+
+
+# Sinusoidal
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 8])
+def test_sinusoidal_is_the_formula(width: int) -> None:
+    positions = [0, 1, 7, 100_003]
+    found = Sinusoidal(width)(torch.tensor(positions))
+    for row, position in zip(found, positions, strict=True):
+        for place in range(width):
+            angle = position / 10_000 ** (2 * (place // 2) / width)
+            wanted = math.cos(angle) if place % 2 else math.sin(angle)
+            assert row[place].item() == pytest.approx(wanted, abs=1e-6)
+
+
+@given(st.integers(0, 10_000), st.integers(0, 10_000))
+def test_moving_on_is_a_linear_map(position: int, further: int) -> None:
+    """PE(p + k) = M PE(p), and M knows k alone: each pair of features turns by k times its frequency."""
+    here, there = Sinusoidal(8)(torch.tensor([position, position + further])).double()
+    frequencies = 10_000 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+    matrix = torch.block_diag(
+        *(
+            torch.tensor([[math.cos(a), math.sin(a)], [-math.sin(a), math.cos(a)]])
+            for a in (further * frequencies).tolist()
+        )
+    ).double()
+    close(matrix @ here, there, within=1e-6)
+
+
+@pytest.mark.parametrize("kind", [Sinusoidal, Rotary])
+def test_far_positions_differ(kind: Any, wide: None) -> None:
+    """float32 angles could not tell some positions of millions apart."""
+    found = kind(8)(torch.tensor([10**7, 10**7 + 1]))
+    found = torch.cat(found, -1) if isinstance(found, tuple) else found
+    assert (found[0] - found[1]).abs().max() > 0.5
+
+
+# Learned
+
+
+def test_each_learned_position_learns_for_itself() -> None:
+    positions = Learned(7, 5)
+    positions(torch.tensor([[0, 3], [3, 4]])).sum().backward()
+    assert positions.vectors.grad is not None
+    assert positions.vectors.grad[:, 0].tolist() == [1, 0, 0, 2, 1, 0, 0]
+
+
+@pytest.mark.parametrize(("position", "fits"), [(0, True), (6, True), (7, False), (-1, False)])
+def test_learned_positions_have_ends(position: int, fits: bool) -> None:
+    learned = Learned(7, 5)
+    if fits:
+        assert torch.equal(learned(torch.tensor([position]))[0], learned.vectors[position])
+    else:
+        with pytest.raises(
+            regard.ArgumentError, match=f"position {position} and Learned has positions 0 to 6"
+        ):
+            learned(torch.tensor([position]))
+
+
+def test_no_positions_fit_everywhere() -> None:
+    assert Learned(7, 5)(torch.zeros(0, dtype=torch.long)).shape == (0, 5)
+    assert Sinusoidal(5)(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0, 5)
+    assert Rotary(4)(torch.zeros(0, dtype=torch.long))(normal(3, 0, 4)).shape == (3, 0, 4)
+
+
+# Rotary
+
+
+def test_rotary_multiplies_complex_numbers(wide: None) -> None:
+    """Feature i and feature i + d/2 are a complex number, times e^(i p θ)."""
+    x, positions = normal(3, 5, 8), torch.tensor([0, 1, 5, 100, 7])
+    theta = 10_000 ** (-torch.arange(0, 8, 2) / 8)
+    turned = torch.complex(x[..., :4], x[..., 4:]) * torch.exp(1j * positions[:, None] * theta)
+    close(Rotary(8)(positions)(x), torch.cat([turned.real, turned.imag], -1))
+
+
+@given(st.integers(0, 100_000), st.integers(0, 50), st.integers(0, 50))
+def test_a_rotary_score_sees_the_distance_alone(offset: int, one: int, other: int) -> None:
+    rotary, query, key = Rotary(6), normal(1, 1, 6), normal(1, 1, 6, seed=1)
+
+    def score(first: int, second: int) -> Tensor:
+        turns = rotary(torch.tensor([first])), rotary(torch.tensor([second]))
+        return (turns[0](query) * turns[1](key)).sum()
+
+    close(score(one, other), score(one + offset, other + offset), within=1e-5)
+
+
+def test_the_distance_matters() -> None:
+    layer, x, rotary = MultiHeadAttention(12, 3), normal(2, 5, 12).float(), Rotary(4)
+    here, shifted, spread = (
+        layer(x, turn=rotary(p)) for p in (torch.arange(5), torch.arange(5) + 77, 2 * torch.arange(5))
+    )
+    close(here, shifted, within=1e-4)
+    assert (here - spread).abs().max() > 1e-3
+
+
+def test_rotary_keeps_lengths_and_the_first_position() -> None:
+    x = normal(3, 5, 8)
+    turned = Rotary(8)(torch.arange(5))(x)
+    close(turned.norm(dim=-1), x.norm(dim=-1), within=1e-6)
+    assert torch.equal(turned[:, 0], x[:, 0])
+
+
+def test_features_beyond_the_rotary_width_stay() -> None:
+    x = normal(3, 5, 7)
+    turned = Rotary(4)(torch.arange(5))(x)
+    assert torch.equal(turned[..., 4:], x[..., 4:])
+    close(turned[..., :4], Rotary(4)(torch.arange(5))(x[..., :4]))
+
+
+def test_each_sequence_has_rotary_positions_of_its_own() -> None:
+    x, positions = normal(2, 3, 5, 4), torch.tensor([[0, 1, 2, 3, 4], [7, 3, 3, 0, 9]])
+    found = Rotary(4)(positions)(x)
+    for one, place, turned in zip(x, positions, found, strict=True):
+        assert torch.equal(Rotary(4)(place)(one), turned)
+
+
+# T5
+
+
+def test_t5_tells_left_from_right_where_both_are_seen() -> None:
+    """A decoder sees the left alone, so all of its buckets serve it."""
+    buckets = {}
+    for causal in (False, True):
+        positions = stack("t5", causal=causal).positions
+        assert isinstance(positions, regard.T5)
+        buckets[causal] = positions.bucket(torch.arange(-40, 41))
+    left = {causal: set(found[:41].tolist()) for causal, found in buckets.items()}
+    right = {causal: set(found[41:].tolist()) for causal, found in buckets.items()}
+    assert not left[False] & right[False]
+    assert len(left[True]) > len(left[False])
+    assert len(right[True]) == 1
+
+
+# Packed sentences
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "none"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_positions_restart_with_every_sentence(kind: str, causal: bool) -> None:
+    model, batch = stack(kind, causal=causal), Packed.of([[5] * 3, [5], [], [5] * 7])
+    rule, x = regard.Causal() if causal else None, normal(11, 12)
+    found = model(x, mask=batch.mask(rule), positions=batch.positions)
+    for one, output in zip(batch.split(x), batch.split(found), strict=True):
+        close(output, model(one, mask=rule))
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Sinusoidal(0), regard.ArgumentError, "width=0"),
+        (lambda: Sinusoidal(4, base=1.0), regard.ArgumentError, "base=1.0"),
+        (lambda: Learned(0, 4), regard.ArgumentError, "length=0"),
+        (lambda: Learned(4, 0), regard.ArgumentError, "width=0"),
+        (lambda: Rotary(5), regard.ArgumentError, "width=5; it turns pairs"),
+        (lambda: Rotary(0), regard.ArgumentError, "width=0"),
+        (lambda: Rotary(4, base=0.5), regard.ArgumentError, "base=0.5"),
+        (lambda: Rotary(6)(torch.arange(5))(normal(5, 4)), regard.ShapeError, "heads of 6 features"),
+        (lambda: Rotary(4)(torch.arange(5))(normal(3, 4)), regard.ShapeError, "5 positions"),
+    ],
+)
+def test_positions_that_cannot_be(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_positions_tell_their_sizes() -> None:
+    assert [repr(p) for p in (Sinusoidal(5), Learned(7, 5), Rotary(4))] == [
+        "Sinusoidal(5)",
+        "Learned(7, 5)",
+        "Rotary(4)",
+    ]

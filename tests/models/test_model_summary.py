@@ -1,0 +1,270 @@
+"""What summary counts, against torch's counter of operations while the model runs."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import regard
+from regard.mechanism import operator
+from regard.models import (
+    DecoderBlock,
+    EncoderBlock,
+    LanguageModel,
+    MaskedLanguageModel,
+    MultiHeadAttention,
+    Recipe,
+    Transformer,
+    summary,
+)
+from regard.models.layers.nonlocal_block import NonLocal
+from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
+
+WIDTH, LENGTH, BATCH = 24, 7, 2
+RECIPE = Recipe(width=WIDTH, heads=4, layers=2, hidden=40, dropout=0.0)
+
+
+@pytest.fixture(autouse=True)
+def dense(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The reference, whose matrix products torch's counter sees."""
+    monkeypatch.setattr(operator, "_FROM_ENVIRONMENT", "reference")
+    with torch.no_grad():
+        yield
+
+
+def counted(call: Callable[[], Any]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+def tokens(length: int = LENGTH) -> Tensor:
+    return torch.randint(50, (BATCH, length))
+
+
+def vectors(length: int = LENGTH) -> Tensor:
+    return torch.randn(BATCH, length, WIDTH)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MultiHeadAttention(WIDTH, 4),
+        lambda: MultiHeadAttention(WIDTH, 4, affine=False),
+        lambda: MultiHeadAttention(WIDTH, 4, key_heads=2, head_width=(5, 7)),
+        lambda: MultiHeadAttention(WIDTH, 4, score=regard.General(6, 6)),
+        lambda: MultiHeadAttention(WIDTH, 4, normalize=regard.Entmax15()),
+        lambda: EncoderBlock(RECIPE),
+        lambda: EncoderBlock(Recipe(width=WIDTH, heads=4, activation="swiglu", norm="rms", dropout=0.0)),
+        lambda: nn.Sequential(EncoderBlock(RECIPE), nn.Linear(WIDTH, 5)),
+        lambda: nn.Sequential(*[EncoderBlock(RECIPE)] * 3),
+        lambda: nn.Linear(WIDTH, 5),
+    ],
+)
+def test_one_token_costs_its_share(make: Callable[[], nn.Module]) -> None:
+    model, x = make(), vectors()
+    assert summary(model, length=LENGTH).cost == (counted(lambda: model(x)) / (BATCH * LENGTH),)
+
+
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_recurrent_layers_cost_their_matrices(cell: Any, bidirectional: bool) -> None:
+    model = cell(WIDTH, 10, num_layers=3, bidirectional=bidirectional, batch_first=True)
+    model = model.double()  # in float32 it may be a single operation, which torch's counter does not know
+    assert summary(model).cost == (counted(lambda: model(vectors().double())) / (BATCH * LENGTH),)
+    assert summary(model).layers == (3,)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "alibi", "t5", "none"])
+@pytest.mark.parametrize("model", [LanguageModel, MaskedLanguageModel])
+def test_language_models_pay_for_the_vocabulary(model: Any, positions: Any) -> None:
+    made = model(50, Recipe(width=WIDTH, heads=4, layers=2, positions=positions, dropout=0.0))
+    assert summary(made, length=LENGTH).cost == (counted(lambda: made(tokens())) / (BATCH * LENGTH),)
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_a_translation_costs_source_and_target_tokens(share: bool) -> None:
+    model = Transformer(50, RECIPE, share=share)
+    source, target = summary(model, length=LENGTH).cost
+    total = counted(lambda: model(tokens(), tokens()))
+    assert BATCH * LENGTH * (source + target) == total
+    # what the decoder pays per target token, by taking steps; the cache makes the k-th look at k + 1 tokens
+    state = model.start(tokens())
+    for _ in range(LENGTH - 1):
+        model.step(tokens()[:, 0], state)
+    assert counted(lambda: model.step(tokens()[:, 0], state)) == BATCH * target
+    assert counted(lambda: model.start(tokens())) == BATCH * LENGTH * source
+
+
+def test_torchs_transformer_counts_alike() -> None:
+    theirs = nn.Transformer(WIDTH, 4, 2, 2, 40, dropout=0.0, batch_first=True)
+    found = summary(theirs, length=LENGTH)
+    ours = summary(Transformer(50, RECIPE), length=LENGTH)
+    assert found.layers == ours.layers == (2, 2)
+    assert found.heads == ours.heads == ((4, 4),)
+    assert found.cost == (ours.cost[0], ours.cost[1] - 2 * 50 * WIDTH)
+
+
+def test_torchs_attention_counts_alike() -> None:
+    ours = MultiHeadAttention(WIDTH, 4)
+    assert summary(ours.to_torch(), length=5).cost == summary(ours, length=5).cost
+    wide = MultiHeadAttention(WIDTH, 4, source_width=(5, 11))
+    assert summary(wide.to_torch(), length=5).cost == summary(wide, length=5).cost
+
+
+def test_a_decoder_block_pays_for_both_attentions() -> None:
+    block, x = DecoderBlock(RECIPE), vectors()
+    total = counted(lambda: block(x, vectors(), mask=regard.Causal()))
+    assert summary(block, length=LENGTH).cost == (total / (BATCH * LENGTH),)
+    assert summary(block).layers == (1,)
+
+
+@pytest.mark.parametrize("attention", ["none", "additive", "dot", "general", "concat"])
+def test_recurrent_translation_costs_source_and_target_tokens(attention: Any) -> None:
+    model = RecurrentSeq2Seq(50, RecurrentRecipe(width=WIDTH, layers=2, attention=attention, dropout=0.0))
+    found = summary(model, length=LENGTH)
+    model = model.double()
+    total = counted(lambda: model(tokens(), tokens()))
+    if attention in ("additive", "concat"):
+        total += BATCH * LENGTH * 2 * WIDTH * LENGTH  # the product with v, which is not one of matrices
+    if attention == "additive":  # the first state is made once for a sentence, and counted for each token
+        total += 2 * (WIDTH // 2) * (2 * WIDTH) * BATCH * (LENGTH - 1)
+    assert BATCH * LENGTH * sum(found.cost) == total
+    assert found.layers == (2, 2)
+    assert found.heads == (() if attention == "none" else ((1, 1),))
+
+
+def test_a_recurrent_source_token_pays_for_its_keys() -> None:
+    recipe = RecurrentRecipe(width=WIDTH, attention="concat", dropout=0.0)
+    model = RecurrentSeq2Seq(50, recipe).double()
+    source, _ = summary(model, length=LENGTH).cost
+    assert counted(lambda: model.start(tokens())) == BATCH * LENGTH * source
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "embedded", "dot"])
+def test_grids_cost_per_place(kind: Any) -> None:
+    block = NonLocal(6, kind)
+    total = counted(lambda: block(torch.randn(BATCH, 6, 3, 5)))
+    assert summary(block, length=15).cost == (total / (BATCH * 15),)
+
+
+@pytest.mark.parametrize("score", [regard.Additive(6, 6, width=5), regard.Concat(6, 6, width=3)])
+def test_additive_scores_cost_their_maps(score: Any) -> None:
+    layer = MultiHeadAttention(WIDTH, 4, score=score)
+    total = counted(lambda: layer(vectors())) / (BATCH * LENGTH)
+    with_v = 2 * 4 * len(score.vector) * LENGTH  # a product that is not one of matrices
+    assert summary(layer, length=LENGTH).cost == (total + with_v,)
+
+
+def test_cells_and_convolutions_cost_their_matrices() -> None:
+    cell, x = nn.GRUCell(WIDTH, 10), torch.randn(BATCH, WIDTH)
+    assert summary(cell).cost == (counted(lambda: cell(x)) / BATCH,)
+    assert summary(cell).layers == (1,)
+    convolution = nn.Conv1d(WIDTH, 10, 3, padding=1)
+    total = counted(lambda: convolution(vectors().mT.contiguous()))
+    assert summary(convolution).cost == (total / (BATCH * LENGTH),)
+
+
+def test_looking_up_costs_nothing() -> None:
+    assert summary(nn.Embedding(50, WIDTH)).cost == (0,)
+    with_positions = Recipe(width=WIDTH, heads=4, layers=2, hidden=40, dropout=0.0, positions="learned")
+    assert summary(LanguageModel(50, with_positions)).cost == summary(LanguageModel(50, RECIPE)).cost
+
+
+def test_shared_parameters_count_once_and_cost_each_time() -> None:
+    one = nn.Linear(WIDTH, WIDTH)
+    once, twice = summary(nn.Sequential(one)), summary(nn.Sequential(one, one))
+    assert twice.parameters == once.parameters == WIDTH * WIDTH + WIDTH
+    assert twice.bytes == 4 * twice.parameters
+    assert twice.cost == (2 * once.cost[0],)
+
+
+class Tied(nn.Module):
+    """A vocabulary matrix that a Linear shares with an embedding, and that has a name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.outward = nn.Embedding(50, WIDTH), nn.Linear(WIDTH, 50, bias=False)
+        self.outward.weight = self.embedding.weight
+
+    @property
+    def output_weight(self) -> Tensor:
+        return self.outward.weight
+
+
+def test_a_vocabulary_matrix_is_paid_once() -> None:
+    assert summary(Tied()).cost == (2 * 50 * WIDTH,)
+    assert summary(Tied()).parameters == 50 * WIDTH
+    inside = nn.Sequential(LanguageModel(50, RECIPE))
+    assert summary(inside).cost == summary(inside[0]).cost
+
+
+def test_longer_sentences_cost_more() -> None:
+    layer = MultiHeadAttention(WIDTH, 4)
+    short, long = (summary(layer, length=length).cost[0] for length in (10, 11))
+    assert long - short == 4 * WIDTH
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        (
+            nn.Linear(24, 5, bias=False),
+            "Linear: 120 parameters (0.5 kB), 240 FLOP per token",
+        ),
+        (
+            nn.Linear(1000, 1000, bias=False, dtype=torch.bfloat16),
+            "Linear: 1.0 M parameters (2.0 MB), 2.0 MFLOP per token",
+        ),
+        (
+            MultiHeadAttention(24, 1, affine=False),
+            "MultiHeadAttention: 2.3 k parameters (9.2 kB), 1 layer, 1 head, 16.9 kFLOP per token "
+            "at 128 tokens",
+        ),
+        (
+            nn.Sequential(MultiHeadAttention(24, 4, key_heads=2), MultiHeadAttention(24, 8, key_heads=4)),
+            "Sequential: 3.6 k parameters (14.4 kB), 2 layers, 4-8 heads over 2-4, 31.5 kFLOP per token "
+            "at 128 tokens",
+        ),
+        (
+            Transformer(50, RECIPE),
+            "Transformer: 26.5 k parameters (106.0 kB), 2 + 2 layers, 4 heads, "
+            "46.1 kFLOP per source token and 73.1 kFLOP per target token at 128 tokens",
+        ),
+        (nn.LSTM(24, 10), "LSTM: 1.4 k parameters (5.8 kB), 1 layer, 2.7 kFLOP per token"),
+        (nn.ReLU(), "ReLU: 0 parameters (0.0 kB), 0 FLOP per token"),
+    ],
+)
+def test_the_line(model: nn.Module, line: str) -> None:
+    assert str(summary(model)) == repr(summary(model)) == line
+
+
+def test_the_meta_device_is_enough() -> None:
+    with torch.device("meta"):
+        model = Transformer(50_000, Recipe(width=1024, heads=16, layers=100))
+    assert summary(model).layers == (100, 100)
+    assert summary(model).parameters > 10**9
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(regard.DTypeError, match=r"summary got \[1\]; it sums up a torch.nn.Module"):
+        summary([1])  # type: ignore[arg-type]
+    with pytest.raises(regard.ArgumentError, match="length=0; it must be at least 1"):
+        summary(nn.ReLU(), length=0)
+    with pytest.raises(regard.ArgumentError, match="LazyLinear whose weight has no shape yet"):
+        summary(nn.LazyLinear(5))
+
+
+def test_a_compiled_model_is_the_same_model():
+    model = Transformer(31, RECIPE)
+    plain = summary(model)
+    assert plain.layers == (2, 2)
+    assert summary(torch.compile(model, backend="eager")) == plain
+    model.encoder = torch.compile(model.encoder, backend="eager")
+    for block in model.decoder.blocks:
+        block.cross = torch.compile(block.cross, backend="eager")
+    assert summary(model) == plain
+    assert summary(torch.compile(model, backend="eager")) == plain  # in parts and whole

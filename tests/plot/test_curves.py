@@ -1,0 +1,236 @@
+"""Curves: what they show, that nothing overlaps, and what is refused; and `regard curves`."""
+
+from itertools import combinations
+
+import pytest
+import torch
+
+from regard.errors import ArgumentError
+from regard.models.encoders.base import Comparison
+from regard.plot import curves
+from regard.plot.curves import draw_by_distance, draw_by_length, draw_comparison, draw_curves
+from regard.translation.evaluation import Lengths, OfLength
+from regard.translation.training.logs import CsvLog, Row
+from regard.translation.training.progress import Judgement, Report
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def rows(steps: int = 40, best: int = 30, judged: bool = True) -> list[Row]:
+    """A model that learns, and overfits after its best step."""
+    return [
+        Row(
+            step,
+            loss=9 / step,
+            seconds=step * 30.0,
+            dev_loss=10 / step if judged and step % 5 == 0 else None,
+            dev_bleu=30.0 - abs(step - best) if judged and step % 5 == 0 else None,
+        )
+        for step in range(1, steps + 1)
+    ]
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are drawn, before they are written."""
+    drawn = []
+    save = curves.save
+    monkeypatch.setattr(curves, "save", lambda figure, path: drawn.append(figure) or save(figure, path))
+    return drawn
+
+
+def names(figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_axes_begin_at_the_beginning_also_for_a_single_point(tmp_path, figures):
+    draw_curves({"short": [Row(20, loss=5.0, seconds=9.0, dev_loss=5.0, dev_bleu=0.02)]}, tmp_path / "x.png")
+    (_, _, bleu, minutes) = figures[0].axes
+    assert bleu.get_xlim()[0] == minutes.get_xlim()[0] == bleu.get_ylim()[0] == 0
+    assert bleu.get_ylim()[1] >= 1
+
+
+def test_losses_and_bleu_over_updates_and_minutes(tmp_path, figures):
+    path = draw_curves({"small": rows(), "large": rows(60)}, tmp_path / "curves.png")
+    assert path.read_bytes().startswith(PNG)
+    (figure,) = figures
+    losses, losses_in_time, bleu, bleu_in_time = figure.axes
+    assert [axes.get_xlabel() for axes in (bleu, bleu_in_time)] == ["updates", "minutes of training"]
+    assert [axes.get_ylabel() for axes in (losses, bleu)] == ["loss per token", "BLEU on the dev data"]
+    assert names(figure) == ["small", "large"]
+    dev = [line for line in bleu.get_lines() if len(line.get_xdata()) > 1]
+    assert [list(line.get_xdata()) for line in dev] == [list(range(5, 41, 5)), list(range(5, 61, 5))]
+    assert max(losses_in_time.get_lines()[-1].get_xdata()) == 30  # minutes of 60 steps
+    assert [text.get_text() for text in bleu.texts] == ["30.0", "30.0"]  # the best of each
+
+
+def test_without_judgements_only_losses(tmp_path, figures):
+    draw_curves({"small": rows(judged=False)}, tmp_path / "curves.svg")
+    assert len(figures[0].axes) == 2
+
+
+def test_rows_without_a_time_are_drawn_over_updates_alone(tmp_path, figures):
+    draw_curves(
+        {"small": [Row(1, dev_bleu=1.0), Row(2, loss=3.0, seconds=60, dev_bleu=2.0)]}, tmp_path / "x.pdf"
+    )
+    assert (tmp_path / "x.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_one_row_and_numbers_that_are_none(tmp_path):
+    draw_curves({"one": [Row(1, loss=float("nan"), seconds=1.0, dev_loss=float("inf"))]}, tmp_path / "x.png")
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_nothing_overlaps(count, tmp_path, figures):
+    draw_curves({f"model {i} " + "x" * i: rows(best=5 * i + 5) for i in range(count)}, tmp_path / "x.png")
+    (figure,) = figures
+    figure.canvas.draw()
+    boxes = [figure.legends[0].get_window_extent(), *(axes.get_tightbbox() for axes in figure.axes)]
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    page = figure.bbox
+    assert all(page.x0 <= box.x0 and box.x1 <= page.x1 + 1 for box in boxes)
+
+
+def test_names_are_letters_and_no_formulas(tmp_path, figures):
+    draw_curves({"_hidden": rows(), "$x_1^$": rows(), "漢字\n\x1b": rows()}, tmp_path / "x.png")
+    assert names(figures[0]) == [" _hidden", "$x_1^$", "漢字 �"]
+
+
+def test_the_same_curves_make_the_same_file(tmp_path):
+    first, second = (
+        draw_by_length({"a": [("1", 2.0, 3)]}, tmp_path / name).read_bytes() for name in ("1.png", "2.png")
+    )
+    assert first == second
+
+
+LENGTHS = [Lengths(1, 5), Lengths(6, 10), Lengths(11, None)]
+
+
+def test_by_length_has_a_curve_for_each_model(tmp_path, figures):
+    found = {
+        "plain": [OfLength(each, 30 - 9.0 * i, 1200 - i, 0.5) for i, each in enumerate(LENGTHS)],
+        "attention": [OfLength(each, 33.0, 1200 - i, 0.5) for i, each in enumerate(LENGTHS)],
+    }
+    path = draw_by_length(found, tmp_path / "lengths.png", score="exact match", title="Tatoeba")
+    assert path.read_bytes().startswith(PNG)
+    (axes,) = figures[0].axes
+    assert [list(line.get_ydata()) for line in axes.get_lines()] == [[30, 21, 12], [33, 33, 33]]
+    ticks = [label.get_text() for label in axes.get_xticklabels()]
+    assert ticks == ["1–5\n(1,200)", "6–10\n(1,199)", "11+\n(1,198)"]
+    assert (axes.get_ylabel(), axes.get_title(), axes.get_ylim()[0]) == ("exact match", "Tatoeba", 0)
+
+
+def test_a_length_that_one_model_has_not_seen_is_a_gap(tmp_path, figures):
+    found = {
+        "a": [OfLength(LENGTHS[0], 1.0, 9, 0), OfLength(LENGTHS[2], 2.0, 9, 0)],
+        "b": [OfLength(LENGTHS[1], 3.0, 9, 0)],
+    }
+    draw_by_length(found, tmp_path / "x.svg")
+    assert [list(line.get_xdata()) for line in figures[0].axes[0].get_lines()] == [[0, 2], [1]]
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path):
+    with pytest.raises(ArgumentError, match=r"x.gif' can end in .png, .svg, .pdf"):
+        draw_curves({"small": rows()}, tmp_path / "x.gif")
+    with pytest.raises(ArgumentError, match="got no logs"):
+        draw_curves({}, tmp_path / "x.png")
+    with pytest.raises(ArgumentError, match="the log of 'small' has no rows yet"):
+        draw_curves({"small": []}, tmp_path / "x.png")
+    with pytest.raises(ArgumentError, match="got no lengths"):
+        draw_by_length({"small": []}, tmp_path / "x.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def compared(*similarities: float, best: int = -1) -> Comparison:
+    return Comparison(("bark", "Bark"), ("Dogs bark.", "Bark of $trees$"), torch.tensor(similarities), best)
+
+
+def test_words_by_layer(tmp_path, figures):
+    found = {"minilm": compared(1.0, 0.5, 0.25, best=1), "static": compared(-0.5)}
+    draw_comparison(found, tmp_path / "x.svg")
+    (axes,) = figures[0].axes
+    first, star, second = axes.get_lines()
+    assert list(first.get_ydata()) == [1.0, 0.5, 0.25]
+    assert (list(star.get_xdata()), list(star.get_ydata())) == ([1], [0.5])
+    assert list(second.get_ydata()) == [-0.5]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["embedding", "1", "2"]
+    assert axes.get_ylim()[0] < -0.5
+    assert names(figures[0]) == ["minilm", "static"]
+
+
+def test_one_comparison_is_named_by_its_words(tmp_path, figures):
+    draw_comparison(compared(1.0, 0.5), tmp_path / "x.png", dark=True)
+    assert names(figures[0]) == ["bark in “Dogs bark.” and Bark in “Bark of $trees$”"]
+    with pytest.raises(ArgumentError, match="got no comparisons"):
+        draw_comparison({}, tmp_path / "y.png")
+
+
+@pytest.mark.parametrize("heads", [1, 8, 20])
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_line_for_each_head(heads, dark, tmp_path, figures):
+    draw_by_distance([-1, 0, 1], [[-1.0 * i, 0, i] for i in range(heads)], tmp_path / "x.svg", dark=dark)
+    lines = figures[0].axes[0].get_lines()
+    assert [line.get_ydata()[2] for line in lines] == list(range(heads))
+    assert len({line.get_color() for line in lines}) == heads
+    assert len(names(figures[0])) == heads
+
+
+def run(*arguments: str, status: int = 0) -> None:
+    from regard.cli import main
+
+    with pytest.raises(SystemExit) as left:
+        main(["curves", *arguments])
+    assert (left.value.code or 0) == status
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A model folder with a log: best at step 200 of 300, after 4 of 6 minutes."""
+    log = CsvLog(tmp_path / "small")
+    log.begin("a model", 0, 300)
+    for step, bleu in ((100, 10.0), (200, 31.25), (300, 30.0)):
+        log.report(Report(step, 300, 1.0, 500 / step, 1e-3, 7800.0, step * 1.2, None))
+        log.judge(Judgement(step, 600 / step, bleu, None, None, True))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_command_draws_and_sums_up(folder, capsys):
+    run("small", "--output", "curves.svg")
+    assert capsys.readouterr().out == (
+        "small  300 updates in 6.0 minutes; best dev BLEU 31.25 at update 200, after 4.0 minutes; "
+        "lowest dev loss 2.000 at update 300\nThe picture is curves.svg.\n"
+    )
+    assert (folder / "curves.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_several_folders_and_files(folder, capsys):
+    (folder / "other").mkdir()
+    (folder / "other/log.csv").write_text(
+        "step,epoch,loss,rate,tokens_per_second,seconds,dev_loss,dev_bleu\n1,,2,,,,,\n"
+    )
+    run("small", "other/log.csv")
+    assert capsys.readouterr().out.splitlines()[1] == "other  1 update"
+    assert (folder / "curves.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "'nothing' does not exist; name the folder of a training."),
+        (["empty"], "the folder 'empty' has no log.csv; name the folder of a training."),
+        (["small", "small"], "'small' is given 2 times"),
+        (["small", "-o", "x.txt"], "--output is 'x.txt'; it can end in .png, .svg, .pdf."),
+        (["small", "-o", "no/x.png"], "there is no folder 'no'; make it first."),
+        (["new"], "the log of 'new' has no rows yet; wait for its first report."),
+        ([], "Missing argument"),
+    ],
+)
+def test_what_is_refused_is_one_line(arguments, message, folder, capsys):
+    (folder / "empty").mkdir()
+    CsvLog(folder / "new").begin("a model", 0, 1)
+    run(*arguments, status=2)
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert shown.err.startswith("regard: ")
+    assert message in shown.err

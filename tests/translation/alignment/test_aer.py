@@ -1,0 +1,161 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.errors import ArgumentError
+from regard.translation.alignment.aer import Gold, error_rate, read_gold, read_pharaoh
+from regard.translation.data.links import Links, pharaoh, read_links, symmetrize, turned
+
+DATA = Path(__file__).parents[3] / "shared" / "data" / "align-roen"
+LINKS = st.frozensets(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=12)
+
+
+def test_published_error_rate() -> None:
+    if not DATA.exists():
+        pytest.skip(f"{DATA} is not there")
+    found, gold = read_pharaoh(DATA / "roen.awesome-align.out"), read_gold(DATA / "roen.gold", base=1)
+    assert len(found) == len(gold) == 248
+    assert f"{100 * error_rate(found, gold).aer:.1f}" == "20.7"
+    assert error_rate(found, read_gold(DATA / "roen.gold", base=0)).aer > 0.5  # one must be told
+
+
+def test_error_rate_of_a_hand_worked_example() -> None:
+    gold = [Gold(frozenset({(0, 0), (1, 1)}), frozenset({(2, 1)})), Gold(frozenset({(0, 0)}))]
+    found = [{(0, 0), (2, 1), (2, 2)}, set[tuple[int, int]]()]
+    aer, precision, recall = error_rate(found, gold)  # |A| = 3, |S| = 3, |A ∩ S| = 1, |A ∩ P| = 2
+    assert (aer, precision, recall) == pytest.approx((1 - 3 / 6, 2 / 3, 1 / 3))
+
+
+@given(LINKS, LINKS, LINKS)
+def test_only_what_lies_between_sure_and_possible_is_without_error(a: Links, s: Links, p: Links) -> None:
+    rates = error_rate([a], [Gold(s, p)])
+    assert (rates.aer == 0) == (s <= a <= (s | p))
+    assert (rates.precision == 1) == (a <= (s | p))
+    assert (rates.recall == 1) == (s <= a)
+    assert error_rate([a], [s]) == error_rate([a], [Gold(s)])
+    if a and s:
+        assert error_rate([a], [s]).aer == pytest.approx(1 - 2 * len(a & s) / (len(a) + len(s)))
+
+
+def test_error_rate_of_different_numbers_of_sentences() -> None:
+    with pytest.raises(ArgumentError, match="2 sentences and gold links of 1"):
+        error_rate([frozenset(), frozenset()], [Gold(frozenset())])
+
+
+@given(st.lists(LINKS, max_size=5))
+def test_written_links_are_read_again(tmp_path_factory: pytest.TempPathFactory, links: list[Links]) -> None:
+    path = tmp_path_factory.mktemp("links") / "links.txt"
+    path.write_text("".join(f"{pharaoh(some)}\n" for some in links))
+    assert read_pharaoh(path) == links
+    assert read_gold(path) == [Gold(some) for some in links]
+    path.write_text("".join(" ".join(f"{s + 1}p{t + 1}" for s, t in some) + "\r\n" for some in links))
+    assert read_gold(path, base=1) == [Gold(frozenset(), some) for some in links]
+
+
+@pytest.mark.parametrize(
+    ("line", "base", "message"),
+    [
+        ("0-0 1:2", 0, "line 2: '1:2' is no link; .*0p1"),
+        ("0-0 1-2-0.5", 0, "line 2: '1-2-0.5' is no link"),
+        ("1-1 0-2", 1, "line 2: '0-2' counts words from 0, .* give base=0"),
+        ("1--1", 0, "line 2: '1--1' is no link"),
+        ("٣-1", 0, "is no link"),
+        ("1-" + 20 * "9", 0, "is no link"),
+        (b"\xff-1", 0, "line 2, is not UTF-8"),
+        ("1-1", 2, "base=2"),
+    ],
+)
+def test_what_is_no_link_is_refused(tmp_path: Path, line: str | bytes, base: int, message: str) -> None:
+    path = tmp_path / "gold"
+    path.write_bytes(b"1-1\n" + (line if isinstance(line, bytes) else line.encode()) + b"\n")
+    with pytest.raises(ArgumentError, match=message):
+        read_gold(path, base=base)
+
+
+def test_possible_links_are_for_gold_alone(tmp_path: Path) -> None:
+    (tmp_path / "links").write_text("0p0\n")
+    with pytest.raises(ArgumentError, match="line 1: '0p0' is no link"):
+        read_pharaoh(tmp_path / "links")
+
+
+def test_empty_lines_are_pairs_without_links(tmp_path: Path) -> None:
+    (tmp_path / "links").write_text("\n0-1\n\n")
+    assert read_pharaoh(tmp_path / "links") == [frozenset(), frozenset({(0, 1)}), frozenset()]
+    (tmp_path / "links").write_bytes(b"\xef\xbb\xbf0-1\r\n\r\n1-0")  # as Windows writes it
+    assert read_pharaoh(tmp_path / "links") == [frozenset({(0, 1)}), frozenset(), frozenset({(1, 0)})]
+    (tmp_path / "links").write_text("")
+    assert read_pharaoh(tmp_path / "links") == []
+
+
+# Two directions made one
+
+
+def slowly(forward: Links, backward: Links) -> Links:
+    """Moses' symal, from its description: a matrix of 0, 1 (backward), −1 (forward) and 2 (in the result)."""
+    size = 9
+    state = [[0] * size for _ in range(size)]  # target × source
+    for source, target in forward:
+        state[target][source] = -1
+    for source, target in backward:
+        state[target][source] = 2 if state[target][source] == -1 else 1
+    union = {(t, s) for t in range(size) for s in range(size) if state[t][s]}
+    current = {(t, s) for t, s in union if state[t][s] == 2}
+
+    def covered(t: int, s: int) -> tuple[bool, bool]:
+        return any(row == t for row, _ in current), any(column == s for _, column in current)
+
+    steps = [(-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1)]
+    added = True
+    while added:
+        added, last = False, (-1, -1)
+        while later := [point for point in sorted(current) if point > last]:  # an iterator over a sorted set
+            last = later[0]
+            for down, along in steps:
+                point = last[0] + down, last[1] + along
+                if point in union and covered(*point) != (True, True):
+                    current.add(point)
+                    added = True
+    for kind in (-1, 1):
+        for point in sorted(union):
+            if state[point[0]][point[1]] == kind and covered(*point) == (False, False):
+                current.add(point)
+    return frozenset((s, t) for t, s in current)
+
+
+@given(LINKS, LINKS)
+def test_grown_links_are_those_of_moses(forward: Links, backward: Links) -> None:
+    assert symmetrize(forward, backward) == slowly(forward, backward)
+
+
+@given(LINKS, LINKS)
+def test_grown_links_lie_between_intersection_and_union(forward: Links, backward: Links) -> None:
+    both, either = (symmetrize(forward, backward, how) for how in ("intersection", "union"))
+    assert both <= symmetrize(forward, backward) <= either
+    assert symmetrize(forward, forward) == forward
+    assert turned(turned(forward)) == forward
+
+
+def test_grown_links_of_a_hand_worked_example() -> None:
+    # source 0 1 2 3 4, target 0 1 2 3 4 5
+    forward = frozenset({(0, 0), (1, 1), (1, 2), (4, 4), (3, 5)})
+    backward = frozenset({(0, 0), (1, 1), (2, 1), (3, 5), (4, 3)})
+    # both: 0-0 1-1 3-5; beside them 1-2 (target 2 is free), 2-1 (source 2 is free), 4-4 (beside 3-5, both are
+    # free); then 4-3 beside 4-4 (target 3 is free)
+    grown = {(0, 0), (1, 1), (3, 5), (1, 2), (2, 1), (4, 4), (4, 3)}
+    assert symmetrize(forward, backward) == grown
+    far = frozenset({(6, 8)})  # nowhere near, and both words are free
+    assert symmetrize(forward | far, backward) == grown | far
+    half = frozenset({(0, 8)})  # nowhere near, and source 0 has its link: "final-and" leaves it out
+    assert symmetrize(forward | half, backward) == grown
+
+
+def test_unknown_ways_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="how='gdfa'; there are intersection, union, grow-diag-final-and"):
+        symmetrize(frozenset(), frozenset(), "gdfa")  # type: ignore[arg-type]
+
+
+@given(LINKS)
+def test_a_line_is_read_as_it_was_written(links: Links) -> None:
+    assert read_links(pharaoh(links)) == (links, frozenset())

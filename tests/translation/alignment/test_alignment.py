@@ -1,0 +1,355 @@
+import json
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import regard
+from regard.errors import ArgumentError, ShapeError
+from regard.models import Recipe, Transformer
+from regard.models.layers.attention import Attends
+from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
+from regard.models.seq2seq import Seq2Seq
+from regard.translation import Cut, Tokens, TwoSides
+from regard.translation.alignment import cross_attention
+from regard.translation.alignment.aer import Gold, error_rate
+from regard.translation.alignment.alignment import Alignment, align, choose, merge, rate_choices
+from regard.translation.alignment.cross_attention import Choice, Shift, cross_weights
+from regard.translation.data.links import Links
+from regard.translation.tokens import END, START
+
+SOURCES = [[5, 6, 7, 8, 9], [10, 11], [12], [13, 5, 14]]
+TARGETS = [[20, 21, 22], [23, 24, 25, 26, 27, 28, 29], [], [20]]
+MODELS = ["transformer", "grouped", "general", "feeding", "additive"]
+
+
+@pytest.fixture(autouse=True)
+def _still(one_thread: None) -> None:
+    torch.manual_seed(0)
+
+
+def make(kind: str) -> Seq2Seq:
+    if kind == "transformer":
+        return Transformer((31, 37), Recipe(width=12, heads=3, layers=2, hidden=16))
+    if kind == "grouped":
+        return Transformer(37, Recipe(width=12, heads=3, key_heads=1, layers=2, normalize=regard.Entmax15()))
+    attention: Any = "general" if kind == "feeding" else kind
+    return RecurrentSeq2Seq(37, RecurrentRecipe(width=12, attention=attention, feeding=kind == "feeding"))
+
+
+def alone(model: Seq2Seq, source: list[int], target: list[int], name: str) -> Tensor:
+    """What a pair's own run shows, without a batch: (heads, 1 + target, source + 1)."""
+    model = model.eval()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model.hidden(torch.tensor([[*source, END]]), torch.tensor([[START, *target]]))
+        return seen.joined(name)[0]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("shift", ["input", "output"])
+def test_weights_are_those_of_each_pair_alone(kind: str, shift: Shift) -> None:
+    model = make(kind)
+    layers = list(cross_attention.crossing(model))
+    for layer, name in enumerate(layers):
+        for heads in (None, (0,)) if len(layers) == 1 else (None, (1,), (2, 0)):
+            found = cross_weights(model, SOURCES, TARGETS, Choice(layer, heads, shift))
+            for weights, source, target in zip(found, SOURCES, TARGETS, strict=True):
+                expected = alone(model, source, target, name)
+                expected = expected.mean(0) if heads is None else expected[list(heads)].mean(0)
+                expected = expected[1:] if shift == "input" else expected[:-1]
+                torch.testing.assert_close(weights, expected[:, :-1], atol=1e-5, rtol=1e-4)
+                assert not weights.requires_grad
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_batches_make_no_difference(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(kind)
+    together = cross_weights(model, SOURCES, TARGETS)
+    monkeypatch.setattr(cross_attention, "_TOKENS", 1)
+    apart = cross_weights(model, SOURCES[::-1], TARGETS[::-1])[::-1]
+    for one, other in zip(together, apart, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_batches_are_no_larger_than_they_may_be() -> None:
+    chance = random.Random(0)
+    sources, targets = ([[5] * chance.randint(0, 300) for _ in range(200)] for _ in range(2))
+    sources[7] = [5] * 9000
+    batches = list(cross_attention._batches(sources, targets))
+    assert sorted(i for batch in batches for i in batch) == list(range(200))
+    for batch in batches:
+        longest = (max(len(side[i]) + 1 for i in batch) for side in (sources, targets))
+        assert sum(longest) * len(batch) <= cross_attention._TOKENS or batch == [7]
+
+
+@pytest.mark.parametrize("kind", ["transformer", "general", "feeding"])
+def test_a_shift_says_what_a_row_has_read(kind: str) -> None:
+    """The step that writes a token does not know it; the one that reads it does, but none that follow."""
+    model, source, target = make(kind), [5, 6, 7, 8], [20, 21, 22, 23, 24]
+    changed = [20, 21, 30, 23, 24]
+    for shift, known in (("output", 3), ("input", 2)):
+        before, after = (
+            cross_weights(model, [source], [some], Choice(shift=shift))[0]  # type: ignore[arg-type]
+            for some in (target, changed)
+        )
+        torch.testing.assert_close(before[:known], after[:known])
+        assert ((before - after).abs().amax(-1)[known:] > 1e-6).all()
+
+
+def test_bahdanau_looks_before_it_reads() -> None:
+    model = make("additive")
+    before, after = (
+        cross_weights(model, [[5, 6, 7]], [some], Choice(shift="input"))[0]
+        for some in ([20, 21, 22], [20, 30, 22])
+    )
+    torch.testing.assert_close(before[:2], after[:2])
+    assert (before - after)[2].abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_rows_and_the_end_mark_sum_to_one(kind: str) -> None:
+    model = make(kind)
+    for shift in ("input", "output"):
+        found = cross_weights(model, SOURCES, TARGETS, Choice(0, None, shift))  # type: ignore[arg-type]
+        name = next(iter(cross_attention.crossing(model)))
+        for weights, source, target in zip(found, SOURCES, TARGETS, strict=True):
+            end = alone(model, source, target, name).mean(0)[:, -1]
+            end = end[1:] if shift == "input" else end[:-1]
+            torch.testing.assert_close(weights.sum(-1) + end, torch.ones(len(target)))
+            assert (weights >= 0).all()
+
+
+def test_empty_sentences() -> None:
+    for kind in MODELS:
+        found = cross_weights(make(kind), [[], [5], []], [[20, 21], [], []])
+        assert [tuple(weights.shape) for weights in found] == [(2, 0), (0, 1), (0, 0)]
+    assert cross_weights(make("transformer"), [], []) == []
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    model = make("transformer").train()
+    cross_weights(model, SOURCES, TARGETS)
+    assert all(module.training for module in model.modules())
+    assert not any(module.watchers for module in model.modules() if isinstance(module, Attends))
+    dropping = cross_weights(model, SOURCES, TARGETS)
+    torch.testing.assert_close(dropping, cross_weights(model.eval(), SOURCES, TARGETS))
+
+
+def test_what_a_model_does_not_have_is_refused() -> None:
+    plain = RecurrentSeq2Seq(37, RecurrentRecipe(width=12, attention="none"))
+    with pytest.raises(ArgumentError, match=r"RecurrentSeq2Seq does not attend to the source.*train one"):
+        cross_weights(plain, SOURCES, TARGETS)
+    model = make("transformer")
+    with pytest.raises(ArgumentError, match="layer 2, and the model attends to the source in 2; give 0 to 1"):
+        cross_weights(model, SOURCES, TARGETS, Choice(2))
+    with pytest.raises(ArgumentError, match="layer -3"):
+        cross_weights(model, SOURCES, TARGETS, Choice(-3))
+    with pytest.raises(ArgumentError, match="head 3, and the attention has 3; give 0 to 2"):
+        cross_weights(model, SOURCES, TARGETS, Choice(0, (0, 3)))
+    with pytest.raises(ArgumentError, match="4 source sentences and 3 target"):
+        cross_weights(model, SOURCES, TARGETS[:3])
+
+
+@given(
+    st.builds(
+        Choice,
+        st.integers(-9, 9),
+        st.none() | st.lists(st.integers(0, 9), min_size=1).map(tuple),
+        st.sampled_from(["input", "output"]),
+    )
+)
+def test_a_choice_is_read_as_it_was_written(choice: Choice) -> None:
+    assert Choice.from_dict(choice.to_dict()) == choice
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"layer": "0"},
+        {"layer": True},
+        {"layer": 1.0},
+        {"heads": 1},
+        {"heads": []},
+        {"heads": [-1]},
+        {"heads": "01"},
+        {"heads": [[0]]},
+        {"shift": "both"},
+        {"shift": None},
+        {"kind": "x"},
+        [],
+        None,
+    ],
+)
+def test_wrong_choices_are_refused(wrong: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"Choice got|is no choice"):
+        Choice.from_dict(wrong)
+
+
+# Words
+
+
+def a_cut(word_of: list[int], words: int) -> Cut:
+    return Cut([f"w{i}" for i in range(words)], [9] * len(word_of), ["p"] * len(word_of), word_of, {})
+
+
+@given(st.lists(st.integers(0, 4), max_size=9), st.lists(st.integers(0, 3), max_size=9), st.integers(0, 99))
+def test_merged_weights_sum_over_source_and_average_over_target(
+    target_of: list[int], source_of: list[int], seed: int
+) -> None:
+    source, target = a_cut(sorted(source_of), 4), a_cut(sorted(target_of), 5)
+    weights = torch.rand(2, len(target_of), len(source_of), generator=torch.Generator().manual_seed(seed))
+    merged = merge(source, target, weights)
+    assert merged.shape == (2, 5, 4)
+    for t in range(5):
+        for s in range(4):
+            rows = [i for i, word in enumerate(target.word_of) if word == t]
+            columns = [i for i, word in enumerate(source.word_of) if word == s]
+            expected = sum(weights[:, i, j] for i in rows for j in columns) / max(len(rows), 1)
+            torch.testing.assert_close(merged[:, t, s], torch.zeros(2) + expected)
+
+
+def test_pieces_of_no_word_belong_to_none() -> None:
+    """A model may write pieces that make no word at all."""
+    assert Alignment.of(a_cut([0], 1), Cut([], [9], [""], [0], {}), torch.ones(1, 1)).weights.shape == (0, 1)
+
+
+def test_words_are_aligned_whatever_their_pieces() -> None:
+    lines = ["ein großer Hund bellt laut", "a big dog barks loudly"]
+    tokens = Tokens.learn(lines * 5, kind="bpe", size=40)
+    model = Transformer(len(tokens), Recipe(width=12, heads=3, layers=2))
+    pair = ("ein großer Hund bellt", "a dog  barks ")
+    (alignment,) = align(model, TwoSides(tokens, tokens), [pair])
+    assert alignment.source_words == ("ein", "großer", "Hund", "bellt")
+    assert alignment.target_words == ("a", "dog", "barks")
+    pieces = cross_weights(model, [tokens.encode(pair[0])], [tokens.encode(pair[1])])[0]
+    assert pieces.shape[1] > 4  # or this would show nothing
+    assert (alignment.weights.sum(-1) <= 1 + 1e-6).all()
+    cut = tokens.cut(pair[1])
+    for word in range(3):
+        rows = [i for i, of in enumerate(cut.word_of) if of == word]
+        torch.testing.assert_close(alignment.weights[word].sum(), pieces[rows].sum() / len(rows))
+
+
+def test_links() -> None:
+    weights = torch.tensor([[0.1, 0.5, 0.3], [0.0, 0.0, 0.0], [0.2, 0.2, 0.6]])
+    alignment = Alignment(("a", "b", "c"), ("x", "y", "z"), weights)
+    assert alignment.best() == [1, None, 2]
+    assert alignment.links() == {(1, 0), (2, 2)}
+    assert alignment.pharaoh() == "1-0 2-2"
+    assert alignment.links(0.3) == {(1, 0), (2, 0), (2, 2)}
+    assert alignment.pharaoh(0.9) == ""
+    assert repr(alignment) == "Alignment(3 source × 3 target words: 1-0 2-2)"
+    assert str(alignment).splitlines() == ["     a    b    c", "x   10   50   30", "y", "z   20   20   60"]
+    for threshold in (0.0, 1.00000001, 1.5, -1.0):
+        with pytest.raises(ArgumentError, match="links got threshold"):
+            alignment.links(threshold)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_alignment_as_json(dtype: torch.dtype) -> None:
+    odd = torch.tensor([[float("nan"), 0.123456, -0.5], [float("inf"), 1.5, 1 / 3]], dtype=dtype)
+    described = Alignment(("a", "b", "漢"), ("x", "y"), odd.requires_grad_()).to_dict()
+    assert json.loads(json.dumps(described, allow_nan=False)) == described
+    assert described["source_words"] == ["a", "b", "漢"]
+    assert described["target_words"] == ["x", "y"]
+    expected = [[0, round(odd[0, 1].item(), 4), 0], [0, 1, round(odd[1, 2].item(), 4)]]
+    assert described["weights"] == expected
+    one = Alignment(("a", "b"), ("x", "y"), torch.tensor([[0.1, 0.9], [0.8, 0.2]]))
+    assert one.to_dict()["links"] == one.pharaoh()
+
+
+def test_empty_alignments() -> None:
+    assert Alignment((), ("a",), torch.zeros(1, 0)).best() == [None]
+    nothing = Alignment((), (), torch.zeros(0, 0))
+    assert (nothing.pharaoh(), str(nothing)) == ("", "")
+    assert "no links" in repr(nothing)
+    with pytest.raises(ShapeError, match=r"\(1, 2\); 2 target words × 1 source words"):
+        Alignment(("a",), ("b", "c"), torch.zeros(1, 2))
+
+
+# Which attention
+
+
+def planted(layer: int, head: int) -> Transformer:
+    """A model of which one head looks at the source token that it reads; its neighbour at the next letter."""
+    model = Transformer(64, Recipe(width=64, heads=2, layers=3, positions="none", dropout=0.0), share=True)
+    with torch.no_grad():
+        model.embedding.weight.copy_(torch.eye(64))
+        for stack in (model.encoder, model.decoder):
+            for block in stack.blocks:
+                for part in (block.attention, block.feed_forward):  # what is not there does no harm
+                    part.outward.weight.zero_()
+        for i, block in enumerate(model.decoder.blocks):
+            block.cross.outward.weight.zero_()
+            query, key = block.cross.part(0)[0], block.cross.part(1)[0]
+            query.zero_()
+            if i == layer:
+                right, wrong = (slice(32 * which, 32 * which + 32) for which in (head, 1 - head))
+                torch.nn.init.orthogonal_(key[right])
+                key[wrong] = key[right]
+                query[right] = 50 * key[right]
+                query[wrong] = query[right].roll(1, 1)
+    return model
+
+
+def shuffled(n: int) -> tuple[list[tuple[str, str]], list[Links]]:
+    chance = random.Random(0)
+    pairs, links = [], []
+    for _ in range(n):
+        words = chance.sample("abcdefghijklmnop", chance.randint(2, 6))
+        order = chance.sample(range(len(words)), len(words))
+        pairs.append((" ".join(words), " ".join(words[i] for i in order)))
+        links.append(frozenset((i, place) for place, i in enumerate(order)))
+    return pairs, links
+
+
+@pytest.fixture(scope="module")
+def letters() -> TwoSides:
+    tokens = Tokens.learn([" ".join("abcdefghijklmnop")] * 9, kind="words", size=60)
+    return TwoSides(tokens, tokens)
+
+
+@pytest.mark.parametrize(("layer", "head"), [(0, 0), (1, 1), (2, 0)])
+@pytest.mark.parametrize("told", [True, False])
+def test_the_head_that_aligns_is_chosen(layer: int, head: int, told: bool, letters: TwoSides) -> None:
+    pairs, links = shuffled(60)
+    model = planted(layer, head)
+    choice = choose(model, letters, pairs, links if told else None)
+    assert choice == Choice(layer, (head,), "input")
+    found = [alignment.links() for alignment in align(model, letters, pairs, choice)]
+    assert error_rate(found, links).aer == 0
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_rates_of_choices_are_those_of_their_links(kind: str, letters: TwoSides) -> None:
+    pairs, links = shuffled(10)
+    pairs.append(("", "a b"))
+    gold = [Gold(frozenset(sorted(some)[:2]), some) for some in [*links, frozenset()]]
+    model = make(kind)
+    rated = rate_choices(model, letters, pairs, gold)
+    assert len(rated) == (2 * 2 * 4 if kind in ("transformer", "grouped") else 2 * 2)
+    for choice, rates in rated.items():
+        found = [alignment.links() for alignment in align(model, letters, pairs, choice)]
+        assert rates == pytest.approx(error_rate(found, gold))
+    assert rated[choose(model, letters, pairs, gold)].aer == min(rates.aer for rates in rated.values())
+
+
+def test_one_head_is_chosen_as_the_mean_of_all(letters: TwoSides) -> None:
+    assert choose(make("additive"), letters, *shuffled(5)).heads is None
+
+
+def test_without_words_nothing_is_better(letters: TwoSides) -> None:
+    assert choose(make("transformer"), letters, [("", ""), ("a", "")]) == Choice()
+    assert choose(make("transformer"), letters, []) == Choice()
+
+
+def test_gold_that_does_not_fit_is_refused(letters: TwoSides) -> None:
+    model = make("transformer")
+    with pytest.raises(ArgumentError, match="1 sentence pairs and gold links of 2"):
+        choose(model, letters, [("a", "b")], [frozenset({(0, 0)})] * 2)
+    with pytest.raises(ArgumentError, match=r"word 1 to word 1 in pair 0, which has 1 and 1 words.*base=1"):
+        choose(model, letters, [("a", "b")], [frozenset({(1, 1)})])

@@ -1,0 +1,115 @@
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.errors import ArgumentError
+from regard.models import Packed, Recipe, Transformer
+from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
+from regard.translation.alignment.cross_attention import Choice, Shift, cross_weights
+from regard.translation.alignment.guided_loss import guiding, token_links
+from regard.translation.tokens import END, START, Cut
+
+SOURCES, TARGETS = [[5, 6, 7, 8, 9], [10, 11], [12]], [[20, 21, 22], [23, 24, 25, 26], []]
+LINKS = [torch.tensor([[4, 0], [1, 2], [2, 2]]), torch.tensor([[0, 3]]), torch.zeros(0, 2, dtype=torch.long)]
+
+
+@pytest.fixture(autouse=True)
+def _still(one_thread: None) -> None:
+    torch.manual_seed(0)
+
+
+def packed(sources: list[list[int]], targets: list[list[int]]) -> tuple[Packed, Packed]:
+    return (
+        Packed.of([[*source, END] for source in sources]),
+        Packed.of([[START, *target, END] for target in targets]),
+    )
+
+
+@pytest.mark.parametrize("shift", ["input", "output"])
+@pytest.mark.parametrize(("layer", "head", "key_heads"), [(0, 0, 4), (1, 3, 4), (1, 2, 2)])
+def test_the_loss_is_what_the_weights_miss(shift: Shift, layer: int, head: int, key_heads: int) -> None:
+    recipe = Recipe(width=16, heads=4, key_heads=key_heads, layers=2, dropout=0.0)
+    model, choice = Transformer(37, recipe), Choice(layer, (head,), shift)
+    source, target = packed(SOURCES, TARGETS)
+    with guiding(model, choice) as guide:
+        model.loss(source, target)
+        loss = guide.loss(source, target, LINKS)
+    weights = cross_weights(model, SOURCES, TARGETS, choice)
+    looked = [weights[0][0, 4], weights[0][2, 1] + weights[0][2, 2], weights[1][3, 0]]
+    expected = -torch.stack(looked).log().sum() / 10  # 3 + 4 + 0 tokens, and 3 end marks
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    gradient = model.decoder.blocks[layer].cross.inward.weight.grad
+    assert gradient is not None
+    assert gradient.abs().sum() > 0
+    with guiding(model, choice) as guide:  # a padded batch is the same
+        model.loss(*_padded(source, target)[0], **_padded(source, target)[1])
+        torch.testing.assert_close(guide.loss(source, target, LINKS), expected)
+
+
+def _padded(source: Packed, target: Packed) -> tuple[list[Tensor], dict[str, Tensor]]:
+    tokens = [batch.pad(batch.tokens) for batch in (source, target)]
+    return tokens, {"source_lengths": source.lengths, "target_lengths": target.lengths}
+
+
+def test_without_links_nothing_is_missed() -> None:
+    model = Transformer(37, Recipe(width=16, heads=4, layers=2))
+    source, target = packed(SOURCES, TARGETS)
+    with guiding(model, Choice(0, (0,))) as guide:
+        model.loss(source, target)
+    loss = guide.loss(source, target, [LINKS[2]] * 3)
+    loss.backward()  # as every process of several does, with links or without
+    assert loss == 0
+    assert not model.decoder.blocks[0].cross._forward_pre_hooks  # nobody looks any more
+
+
+def test_what_cannot_be_guided_is_refused() -> None:
+    model = Transformer(37, Recipe(width=16, heads=4, layers=2))
+    source, target = packed(SOURCES, TARGETS)
+    for heads in (None, (0, 1)):
+        with pytest.raises(ArgumentError, match="one head is guided"), guiding(model, Choice(0, heads)):
+            pass
+    recurrent = RecurrentSeq2Seq(37, RecurrentRecipe(width=16))
+    with pytest.raises(ArgumentError, match="cannot be guided"), guiding(recurrent, Choice(0, (0,))):
+        pass
+    with guiding(model, Choice(0, (0,))) as guide:
+        with pytest.raises(ArgumentError, match="seen no batch"):
+            guide.loss(source, target, LINKS)
+        model.loss(source, target)
+        with pytest.raises(ArgumentError, match="3 source sentences, 3 target sentences and links of 2"):
+            guide.loss(source, target, LINKS[:2])
+
+
+def test_links_of_words_are_links_of_all_their_pieces() -> None:
+    source = Cut(["a", "b"], [5, 6, 7], ["p"] * 3, [0, 0, 1], {})
+    target = Cut(["x", "y", "z"], [5, 6, 7, 8], ["p"] * 4, [0, 1, 1, 2], {})
+    found = token_links(source, target, frozenset({(0, 1), (1, 2)}))
+    assert found.tolist() == [[0, 1], [0, 2], [1, 1], [1, 2], [2, 3]]
+    assert token_links(source, target, frozenset()).shape == (0, 2)
+
+
+def test_a_guided_head_aligns() -> None:
+    """Words translated one by one and in reverse: what few updates do not teach, a guide does."""
+    chance = random.Random(0)
+    sources = [chance.sample(range(5, 20), chance.randint(3, 6)) for _ in range(48)]
+    targets = [[word + 15 for word in reversed(source)] for source in sources]
+    links = [torch.tensor([[len(s) - 1 - i, i] for i in range(len(s))]) for s in sources]
+    right = {}
+    for strength in (0.0, 1.0):
+        torch.manual_seed(0)
+        model, choice = Transformer(37, Recipe(width=32, heads=4, layers=2)), Choice(0, (1,))
+        optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+        batch = packed(sources, targets)
+        for _ in range(40):
+            with guiding(model, choice) as guide:
+                loss = model.loss(*batch) + strength * guide.loss(*batch, links)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        best = [weights.argmax(-1) for weights in cross_weights(model, sources, targets, choice)]
+        hits = [int((row == some[:, 0]).sum()) for row, some in zip(best, links, strict=True)]
+        right[strength] = sum(hits) / sum(map(len, links))
+    assert right[1.0] > 0.9
+    assert right[1.0] > right[0.0] + 0.3

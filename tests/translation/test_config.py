@@ -1,0 +1,301 @@
+"""Plans: all settings of a training, wherever they come from."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.errors import ArgumentError
+from regard.models.recurrent import RecurrentSeq2Seq
+from regard.models.transformer import Transformer
+from regard.translation.config import PRESETS, Plan
+from regard.translation.setting_descriptions import ABOUT, toml
+
+NAMES = [(section, name) for section, values in Plan().settings().items() for name in values]
+MODELS = ("transformer", "recurrent", "plain")
+OTHER = Plan().changed(
+    {
+        "model": {"width": 24, "layers": 1, "heads": 3, "key_heads": 1, "hidden": 7, "positions": "rotary"},
+        "tokens": {"kind": "characters", "size": 77, "shared": False, "coverage": 0.99},
+        "corpus": {"longest": 11, "ratio": 2.5, "dev": 13},
+        "training": {"updates": 5, "rate": 3e-7, "schedule": "constant", "clip": 0, "criterion": "loss"},
+    }
+)
+
+# what JSON may hold, and TOML
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(10**300, 10**320)
+    | st.floats()
+    | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
+)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("model", MODELS)
+def test_each_preset_is_a_model(preset: str, model: str) -> None:
+    plan = Plan.preset(preset, model)
+    assert plan.model.kind == model
+    with torch.device("meta"):
+        made = plan.model.make(plan.tokens.size)
+        apart = plan.model.make((1000, 1001))
+    assert isinstance(made, Transformer if model == "transformer" else RecurrentSeq2Seq)
+    assert len(made.output_weight) == plan.tokens.size
+    assert len(apart.output_weight) == 1001
+
+
+def test_a_plain_model_has_no_attention_and_a_recurrent_one_has() -> None:
+    assert Plan.preset("tiny", "plain").model.recipe().attention == "none"
+    assert Plan.preset("tiny", "recurrent").model.recipe().attention == "additive"
+
+
+@pytest.mark.parametrize(
+    "plan", [Plan(), OTHER, *(Plan.preset(name, kind) for name in PRESETS for kind in MODELS)]
+)
+def test_a_plan_comes_back_from_what_it_writes(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(toml(plan), "utf-8")
+    read = Plan.read(tmp_path / "plan.toml")
+    assert (read.tokens, read.corpus, read.training) == (plan.tokens, plan.corpus, plan.training)
+    assert read.model.recipe() == plan.model.recipe()  # but for what is of no use to its kind of model
+    assert toml(read) == toml(plan)
+    assert Plan.of(plan.settings()) == plan
+    assert Plan.of(json.loads(json.dumps(plan.settings()))) == plan
+
+
+def test_a_file_changes_what_it_says_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text("[training]\nrate = 1\n[model]\nhidden = 99\n", "utf-8")
+    plan = Plan.read(tmp_path / "plan.toml", OTHER)
+    assert plan == OTHER.changed({"training": {"rate": 1.0}, "model": {"hidden": 99}})
+    (tmp_path / "plan.toml").write_text("", "utf-8")
+    assert Plan.read(tmp_path / "plan.toml", OTHER) == OTHER
+
+
+@pytest.mark.parametrize(
+    ("setting", "wanted"),
+    [
+        ("training.rate=1e-3", 1e-3),
+        ("training.rate=2", 2.0),
+        (" training.rate = 0.5 ", 0.5),
+        ("training.tokens=1_000", 1000),
+        ("training.updates=none", None),
+        ("training.updates=7", 7),
+        ("model.kind=plain", "plain"),
+        ('model.kind="plain"', "plain"),
+        ("model.before=false", False),
+        ("model.normalize=entmax15", "entmax15"),
+        ("tokens.kind=bpe", "bpe"),
+    ],
+)
+def test_single_settings_are_understood(setting: str, wanted: object) -> None:
+    section, name = setting.partition("=")[0].strip().split(".")
+    found = Plan().but([setting]).settings()[section][name]
+    assert found == wanted
+    assert type(found) is type(wanted)
+
+
+def test_the_last_of_two_settings_counts() -> None:
+    assert Plan().but(["training.epochs=3", "training.epochs=5"]).training.epochs == 5
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("training.epoch=3", "no setting training.epoch; did you mean training.epochs?"),
+        ("training.zzz=3", "no setting training.zzz; there are epochs, updates"),
+        ("trainig.epochs=3", "no section [trainig]; did you mean training?"),
+        ("epochs=3", "'epochs=3' is not understood; write section.name=value"),
+        ("training.epochs", "'training.epochs' is not understood; write section.name=value"),
+        ("", "'' is not understood"),
+        ("training.epochs=many", "training.epochs is 'many'; it must be a whole number"),
+        ("training.epochs=", "training.epochs is ''; it must be a whole number"),
+        ("training.epochs=1.5", "training.epochs is 1.5; it must be a whole number"),
+        ("training.epochs=true", "training.epochs is True; it must be a whole number"),
+        ("training.epochs=0", "epochs=0; it must be at least 1"),
+        ("training.epochs=none", "training.epochs is 'none'"),
+        ("training.updates=0", "updates=0; it must be at least 1"),
+        ("training.rate=fast", "training.rate is 'fast'; it must be a number"),
+        ("training.rate=0", "rate=0.0; it must be above 0"),
+        ("training.rate=nan", "rate=nan"),
+        ("training.rate=inf", "rate=inf"),
+        ("training.smoothing=1", "smoothing=1.0; it must be at least 0 and below 1"),
+        ("training.seed=4294967296", "seed=4294967296; it must be below 2**32"),
+        ("training.seed=-1", "seed=-1"),
+        (
+            "training.schedule=linear",
+            "training.schedule is 'linear'; there are cosine, inverse-sqrt, constant",
+        ),
+        ("training.precision=float16", "there are float32, bfloat16"),
+        ("training.criterion=chrf", "there are bleu, loss"),
+        ("training.accumulate=[1, 2]", "training.accumulate is [1, 2]; it must be a whole number"),
+        ("model.kind=lstm", "model.kind is 'lstm'; there are transformer, recurrent, plain"),
+        ("model.heads=7", "256"),  # which is not divided by 7
+        ("model.width=0", "width=0"),
+        ("model.before=1", "model.before is 1; it must be true or false"),
+        ("model.normalize=max", "normalize is 'max'; there are softmax, softmax1"),
+        ("model.dropout=1.5", "dropout=1.5"),
+        ("tokens.size=4", "size=4; it must be at least 5"),
+        ("tokens.coverage=1.00000001", "coverage=1.00000001; it must be at least 0.98 and at most 1"),
+        ("tokens.coverage=0.5", "coverage=0.5; it must be at least 0.98"),
+        ("corpus.ratio=0.5", "ratio=0.5; it must be at least 1"),
+        ("corpus.longest=0", "longest=0"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_its_cure(setting: str, why: str) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        Plan().but([setting])
+    assert why in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@given(place=st.sampled_from(NAMES), value=values)
+def test_whatever_a_file_says_is_taken_or_refused_by_name(place: tuple[str, str], value: Any) -> None:
+    section, name = place
+    plan, refused = attempted({section: {name: value}})
+    if plan is not None:
+        assert plan.settings()[section][name] == value
+    else:
+        assert name in refused or "width" in refused  # which heads must divide
+
+
+@given(
+    found=st.dictionaries(st.text(max_size=9) | st.sampled_from(["model", "training"]), values, min_size=1)
+)
+def test_whatever_a_config_holds_is_taken_or_refused(found: dict[str, Any]) -> None:
+    plan, refused = attempted(found)
+    assert plan is not None or any(section in refused for section in found)
+
+
+def attempted(settings: dict[str, Any]) -> tuple[Plan | None, str]:
+    """The plan of these settings, or why they are refused."""
+    try:
+        return Plan.of(settings), ""
+    except ArgumentError as error:
+        return None, str(error)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"[training", "is no TOML file"),
+        (b"\xff\xfe", "is no TOML file"),
+        (b"training = 3", "training is 3; it is a section"),
+        (b"[trainings]", "did you mean training?"),
+        (b"[training]\nepochs = 2020-01-01", "training.epochs is datetime.date"),
+        (b"[training]\nrate = inf", "rate=inf"),
+        (b"[training]\nepochs = 1\nepochs = 2", "is no TOML file"),
+        (b"a = " + b"[" * 100_000, "is no TOML file"),
+    ],
+)
+def test_a_wrong_file_is_refused(content: bytes, why: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_bytes(content)
+    with pytest.raises(ArgumentError) as refused:
+        Plan.read(tmp_path / "plan.toml")
+    assert why in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Plan.read(tmp_path / "plan.toml")
+
+
+def test_every_setting_is_explained() -> None:
+    assert [(section, name) for section, names in ABOUT.items() for name in names] == NAMES
+    lines = [line for line in toml(Plan()).splitlines() if " = " in line]
+    assert all(len(line.split("# ")[-1]) > 5 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"), [("transformer", "heads"), ("recurrent", "attention"), ("plain", "cell")]
+)
+def test_settings_that_do_not_matter_are_not_shown(kind: str, shown: str) -> None:
+    names = {line.split(" = ")[0] for line in toml(Plan.preset("tiny", kind)).splitlines()}
+    hidden = {
+        "transformer": {"cell", "feeding"},
+        "recurrent": {"heads", "guide"},
+        "plain": {"attention", "guide"},
+    }
+    assert shown in names
+    assert not hidden[kind] & names
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("model.width=1000000000", "model.layers=1000000000", "model.hidden=99999999999"),
+        *("model.heads=1000000000", "model.length=99999999999", "tokens.size=99999999999"),
+        *("training.accumulate=1000000000", "training.threads=1000000", "training.tokens=99999999999"),
+        *("corpus.longest=99999999999", "training.epochs=99999999999999"),
+    ],
+)
+def test_numbers_that_nobody_can_mean_are_refused(setting: str) -> None:
+    with pytest.raises(ArgumentError, match=r"; it must be at most [0-9,]+\. Give"):
+        Plan().but([setting])
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="no preset 'huge'; there are tiny, small, base"):
+        Plan.preset("huge")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="there are transformer, recurrent, plain"):
+        Plan.preset("tiny", "rnn")  # type: ignore[arg-type]
+
+
+def test_learned_positions_reach_as_far_as_translations() -> None:
+    with pytest.raises(ArgumentError, match=r"model.length is 300 .*longest is 256; .* to 524"):
+        Plan().but(["model.positions=learned", "model.length=300"])
+    assert Plan().but(["model.positions=learned", "model.length=524"]).model.length == 524
+    assert Plan().but(["model.positions=rotary", "model.length=1"]).model.length == 1
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "training.rate=" + "1" * 5000,
+        "training.rate=" + "[" * 5000,
+        "training.epochs=0x" + "f" * 9000,
+        "training.seed=0x" + "f" * 9000,
+        "model.before=0x" + "f" * 9000,
+        "training.epochs=1\nother=2",
+        "training.epochs=\ud800",
+        "training." + "x" * 5000 + "=1",
+        "x" * 5000 + ".epochs=1",
+        "x" * 5000,
+    ],
+    ids=lambda setting: repr(setting[:20]),
+)
+def test_values_without_measure_are_refused_in_a_line(setting: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        Plan().but([setting])
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "[" * 5000, "0x" + "f" * 9000])
+def test_a_file_without_measure_is_refused_in_a_line(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    for name in ("model.kind", "training.epochs"):
+        path.write_text(f"{name} = {value}")
+        with pytest.raises(ArgumentError) as refused:
+            Plan.read(path)
+        assert len(str(refused.value)) < 500
+
+
+def test_a_byte_order_mark_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_bytes("\ufeff[training]\nepochs = 3\n".encode())
+    assert Plan.read(tmp_path / "plan.toml").training.epochs == 3
+
+
+def test_a_plan_is_a_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "plan.toml")
+    with pytest.raises(ArgumentError, match="is a named pipe"):
+        Plan.read(tmp_path / "plan.toml")
+    (tmp_path / "large.toml").write_bytes(b"#" * 2**21)
+    with pytest.raises(ArgumentError, match=r"has 2\.1 MB, and at most 1\.0 MB are read"):
+        Plan.read(tmp_path / "large.toml")

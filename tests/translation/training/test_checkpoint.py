@@ -1,0 +1,520 @@
+"""Model folders: each file is whole or not there, and nothing in them is taken for granted."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from regard._util.files import SUMS
+from regard.errors import ArgumentError
+from regard.models.packed import Packed
+from regard.translation.config import Plan
+from regard.translation.tokens import Tokens, TwoSides
+from regard.translation.training import checkpoint
+from regard.translation.training.checkpoint import (
+    CONFIG,
+    MODEL,
+    OPTIMIZER,
+    SHARED,
+    SOURCE,
+    STATE,
+    TARGET,
+    Checkpoint,
+    alone_in,
+    is_training,
+    load_model,
+    optimizer_tensors,
+    read_config,
+    restore_optimizer,
+    write_config,
+    write_parameters,
+    write_tokens,
+)
+from tests.translation.small import TOKENS, small_plan
+
+PARAMETER, MOMENT = {"a": torch.arange(6.0).reshape(2, 3)}, {"exp_avg:a": torch.ones(2, 3)}
+
+
+def made(folder: Path, plan: Plan | None = None, tokens: TwoSides = TOKENS) -> dict[str, Tensor]:
+    """A model folder of a plan, as a training leaves it; its weights."""
+    plan = plan or small_plan()
+    folder.mkdir(exist_ok=True)
+    write_config(folder, plan)
+    write_tokens(folder, tokens)
+    weights = plan.model.make(tokens.sizes()).state_dict()
+    write_parameters(folder, weights)
+    return weights
+
+
+def test_one_is_alone_in_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "model"
+    with alone_in(folder):
+        with pytest.raises(ArgumentError, match="another training is at work"), alone_in(folder):
+            pytest.fail("there are two")
+        assert folder.is_dir()  # who was refused takes nothing away, even if it is still empty
+    assert not folder.exists()
+    folder.mkdir()
+    with alone_in(folder):
+        pass
+    assert folder.is_dir()  # somebody else has made it
+    with alone_in(folder):
+        (folder / "kept").touch()
+    with alone_in(folder):  # free again
+        assert [path.name for path in folder.iterdir()] == ["kept"]
+
+
+def test_a_folder_that_is_gone_hides_no_error(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    with pytest.raises(ArithmeticError, match="the real one"), alone_in(folder):
+        _go_and_fail(folder)
+    with alone_in(folder):  # nor is it one by itself
+        folder.rmdir()
+
+
+def _go_and_fail(folder: Path) -> None:
+    folder.rmdir()
+    raise ArithmeticError("the real one")
+
+
+@pytest.mark.parametrize("model", ["transformer", "recurrent", "plain"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_what_was_written_is_loaded(tmp_path: Path, model: str, shared: bool) -> None:
+    plan = small_plan(model, f"tokens.shared={str(shared).lower()}")
+    other = Tokens.learn(["a b c d"], kind="words", size=9)
+    weights = made(tmp_path, plan, TOKENS if shared else TwoSides(TOKENS.source, other))
+    assert {path.name for path in tmp_path.glob("*.model")} == ({SHARED} if shared else {SOURCE, TARGET})
+    found = load_model(tmp_path)
+    assert Plan.of(found.config["plan"]) == plan
+    assert found.tokens.shared == shared
+    assert len(found.tokens.target) == (len(TOKENS.source) if shared else len(other))
+    assert not found.model.training
+    loaded = found.model.state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in weights.items())
+    assert not any(tensor.is_meta for tensor in [*found.model.parameters(), *found.model.buffers()])
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "alibi", "t5", "none"])
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_a_loaded_model_computes_what_it_did(tmp_path: Path, positions: str, norm: str) -> None:
+    plan = small_plan("transformer", f"model.positions={positions}", f"model.norm={norm}")
+    weights = made(tmp_path, plan)
+    model = plan.model.make(TOKENS.sizes()).eval()
+    model.load_state_dict(weights)
+    source, target = Packed.of([[5, 6, 2], [7, 2]]), Packed.of([[1, 5], [1, 6, 7]])
+    assert torch.equal(load_model(tmp_path).model(source, target), model(source, target))
+
+
+def test_weights_of_a_smaller_type_are_taken(tmp_path: Path) -> None:
+    weights = made(tmp_path)
+    write_parameters(tmp_path, {name: tensor.bfloat16() for name, tensor in weights.items()})
+    assert {one.dtype for one in load_model(tmp_path).model.parameters()} == {torch.bfloat16}
+
+
+def changed(folder: Path, **changes: Tensor | None) -> None:
+    """The weights of a folder with some others, or without those that are None."""
+    weights: dict[str, Any] = load_file(folder / MODEL)
+    name = next(iter(weights))
+    weights |= {name if key == "first" else key: value for key, value in changes.items()}
+    save_file({key: value for key, value in weights.items() if value is not None}, folder / MODEL)
+
+
+def settings(folder: Path, section: str, **changes: object) -> None:
+    """The plan of a folder with other settings."""
+    config = json.loads((folder / CONFIG).read_text())
+    del config["sha256"]  # as a person does who changes it
+    config["plan"][section] |= changes
+    (folder / CONFIG).write_text(json.dumps(config))
+
+
+def beside(folder: Path, **names: object) -> None:
+    """A config with more than it should have."""
+    config = json.loads((folder / CONFIG).read_text())
+    del config["sha256"]
+    (folder / CONFIG).write_text(json.dumps(config | names))
+
+
+def piped(path: Path, make: Callable[[Path], object] = os.mkfifo) -> None:
+    """Something else in the place of a file."""
+    path.unlink()
+    make(path)
+
+
+OTHER = Tokens.learn([" ".join(reversed("0123456789"))], kind="words", size=len(TOKENS.source))
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "nothing there": (shutil.rmtree, "does not exist"),
+    "a file": (lambda folder: (shutil.rmtree(folder), folder.write_text("")), "is a file"),
+    "no config": (lambda folder: (folder / CONFIG).unlink(), "no config.json"),
+    "no weights": (lambda folder: (folder / MODEL).unlink(), "has no model.safetensors yet"),
+    "no vocabulary": (lambda folder: (folder / SHARED).unlink(), "tokens.model"),
+    "empty config": (lambda folder: (folder / CONFIG).write_text(""), "does not say"),
+    "config that is a list": (lambda folder: (folder / CONFIG).write_text("[]"), "does not say"),
+    "foreign config": (lambda folder: (folder / CONFIG).write_text('{"model_type": "bert"}'), "does not say"),
+    "no UTF-8": (lambda folder: (folder / CONFIG).write_bytes(b"\xff\xff"), "does not say"),
+    "deep config": (lambda folder: (folder / CONFIG).write_text("[" * 100_000), "does not say"),
+    "huge number": (lambda folder: (folder / CONFIG).write_text("1" * 5000), "does not say"),
+    "plan that is a list": (
+        lambda folder: (folder / CONFIG).write_text(json.dumps({"format": checkpoint.FORMAT, "plan": []})),
+        "does not say",
+    ),
+    "unknown section": (
+        lambda folder: (folder / CONFIG).write_text(
+            json.dumps({"format": checkpoint.FORMAT, "plan": {"x": {}}})
+        ),
+        r"no section \[x\]",
+    ),
+    "unknown setting": (lambda folder: settings(folder, "model", wisth=3), "did you mean model.width"),
+    "wrong type": (lambda folder: settings(folder, "model", width="16"), "must be a whole number"),
+    "wrong width": (lambda folder: settings(folder, "model", width=18), "shape"),
+    "wrong layers": (lambda folder: settings(folder, "model", layers=2), "tensors are missing or too many"),
+    "other kind": (lambda folder: settings(folder, "model", kind="plain"), "missing or too many"),
+    "other vocabulary": (lambda folder: Tokens.learn(["a b"], kind="words").save(folder / SHARED), "shape"),
+    "other vocabulary of the same size": (
+        lambda folder: OTHER.save(folder / SHARED),
+        "tokens.model is not the vocabulary that model.safetensors was trained with",
+    ),
+    "weights without a checksum": (changed, "model.safetensors does not have its checksum"),
+    "old format": (
+        lambda folder: (folder / CONFIG).write_text('{"format": "regard translator 1", "plan": {}}'),
+        "was written by an older regard",
+    ),
+    "changed config": (
+        lambda folder: (folder / CONFIG).write_text((folder / CONFIG).read_text().replace("0.2", "0.3")),
+        "damaged: it does not have its checksum",
+    ),
+    "unknown name": (lambda folder: beside(folder, orign={}), "unknown name 'orign'; did you mean 'origin'"),
+    "newer name": (lambda folder: beside(folder, quantized=4), "written by a newer regard"),
+    "config that is a pipe": (lambda folder: piped(folder / CONFIG), "is a named pipe"),
+    "config that is a folder": (lambda folder: piped(folder / CONFIG, os.mkdir), "is a folder"),
+    "config that is a device": (
+        lambda folder: piped(folder / CONFIG, lambda path: os.symlink("/dev/zero", path)),
+        "is a device",
+    ),
+    "config without end": (
+        lambda folder: os.truncate(folder / CONFIG, 10**12),
+        "has 1000.0 GB, and at most 1.0 MB are read",
+    ),
+    "vocabulary that is a pipe": (lambda folder: piped(folder / SHARED), "is a named pipe"),
+    "vocabulary without end": (lambda folder: os.truncate(folder / SHARED, 10**12), "at most 268.4 MB"),
+    "weights that are a pipe": (lambda folder: piped(folder / MODEL), "is a named pipe"),
+    "weights that are a folder": (lambda folder: piped(folder / MODEL, os.mkdir), "is a folder"),
+    "weights without end": (lambda folder: os.truncate(folder / MODEL, 10**13), "are read of such a file"),
+    "damaged vocabulary": (lambda folder: (folder / SHARED).write_bytes(b"x"), "no SentencePiece model"),
+    "NaN": (lambda folder: changed(folder, first=torch.full((48,), torch.nan)), "not finite"),
+    "missing tensor": (lambda folder: changed(folder, first=None), "missing or too many"),
+    "more tensors": (lambda folder: changed(folder, more=torch.ones(1)), "missing or too many"),
+    "cut off": (lambda folder: os.truncate(folder / MODEL, 1000), "damaged"),
+    "no safetensors": (lambda folder: (folder / MODEL).write_bytes(b"PK\x03\x04" * 99), "damaged"),
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_folder_is_refused(tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "model"
+    made(folder)
+    harm, why = DAMAGES[damage]
+    harm(folder)
+    with pytest.raises(ArgumentError, match=why) as refused:
+        load_model(folder)
+    assert repr(str(folder))[:-1] in str(refused.value)  # or a file in it
+    assert "\n" not in str(refused.value)
+
+
+HUGE = [
+    {"width": 10**6, "heads": 1},
+    {"width": 10**30, "heads": 1},
+    {"width": 10**15, "heads": 10**15},
+    {"layers": 10**12},
+    {"heads": 10**8, "width": 10**8, "positions": "alibi"},
+    {"heads": 10**8, "width": 10**8, "positions": "t5"},
+    {"hidden": 10**12},
+    {"hidden": 10**19},
+    {"length": 10**12, "positions": "learned"},
+    {"length": 10**300, "positions": "learned"},
+    {"kind": "recurrent", "width": 10**12},
+    {"kind": "plain", "layers": 10**12},
+]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("sizes", HUGE, ids=str)
+def test_sizes_that_no_machine_has_are_refused_before_they_are_made(
+    tmp_path: Path, sizes: dict[str, Any]
+) -> None:
+    made(tmp_path)
+    settings(tmp_path, "model", **sizes)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ArgumentError, match="damaged"):
+        load_model(tmp_path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 200_000  # kB
+
+
+def test_config_keeps_what_is_beside_the_plan(tmp_path: Path) -> None:
+    write_config(tmp_path, small_plan(), alignment={"layer": -1})
+    assert read_config(tmp_path)["alignment"] == {"layer": -1}
+
+
+def one(folder: Path, step: int = 100) -> Checkpoint:
+    """A checkpoint that was written."""
+    return Checkpoint.write(folder, step, PARAMETER, MOMENT, {"step": step})
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files of a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_checkpoints_are_found_in_the_order_of_their_steps(tmp_path: Path) -> None:
+    assert Checkpoint.all(tmp_path) == []
+    for step in (20, 100_000_000, 3, 100):
+        one(tmp_path, step)
+    (tmp_path / "checkpoints" / "step-²").mkdir()
+    (tmp_path / "checkpoints" / "step-old").mkdir()
+    assert [found.step for found in Checkpoint.all(tmp_path)] == [3, 20, 100, 100_000_000]
+    last = Checkpoint.all(tmp_path)[-1]
+    assert last == Checkpoint.at(tmp_path, 100_000_000)
+    assert torch.equal(last.parameters()["a"], PARAMETER["a"])
+    assert torch.equal(last.optimizer()["exp_avg:a"], MOMENT["exp_avg:a"])
+    assert last.state() == {"step": 100_000_000}
+
+
+def test_tidying_keeps_what_it_should_and_removes_halves(tmp_path: Path) -> None:
+    found = [one(tmp_path, step) for step in (1, 2, 3)]
+    (tmp_path / "checkpoints" / ".step-00000004.part").mkdir()
+    (tmp_path / "checkpoints" / "notes.txt").write_text("mine")
+    Checkpoint.tidy(tmp_path, found[1:])
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert names == {"step-00000002", "step-00000003", "notes.txt"}
+
+
+def test_a_checkpoint_that_is_there_is_not_touched(tmp_path: Path) -> None:
+    before = content(one(tmp_path).path)
+    Checkpoint.write(tmp_path, 100, {"a": torch.zeros(1)}, {}, {})
+    assert content(tmp_path / "checkpoints" / "step-00000100") == before
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """As on a full disk, writing fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [0, 50, 5_000])
+def test_a_disk_that_is_full_leaves_all_as_it_was(tmp_path: Path, size: int) -> None:
+    one(tmp_path)
+    write_parameters(tmp_path, PARAMETER)
+    before = content(tmp_path)
+    large = {"a": torch.zeros(10_000)}
+    with no_file_larger_than(size), pytest.raises(OSError, match="step-00000200") as refused:
+        Checkpoint.write(tmp_path, 200, large, {}, {})
+    assert refused.value.errno == errno.EFBIG
+    with no_file_larger_than(size), pytest.raises(OSError, match=r"model\.safetensors") as refused:
+        write_parameters(tmp_path, large)
+    assert refused.value.errno == errno.EFBIG
+    assert refused.value.filename == str(tmp_path / MODEL)
+    assert content(tmp_path) == before
+    assert [found.step for found in Checkpoint.all(tmp_path)] == [100]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+@pytest.mark.parametrize("where", ["save_file", "_sync", "os.replace", "write_whole"])
+def test_wherever_writing_fails_the_checkpoint_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, where: str
+) -> None:
+    def fail(*given: object, **named: object) -> None:
+        raise error
+
+    one(tmp_path)
+    before = content(tmp_path)
+    monkeypatch.setattr(f"regard.translation.training.checkpoint.{where}", fail)
+    with pytest.raises(OSError, match=r"No space left on device: .*step-00000200") as refused:
+        one(tmp_path, 200)
+    assert refused.value.errno == errno.ENOSPC
+    assert content(tmp_path) == before
+
+
+def test_an_error_without_a_number_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object, **named: object) -> None:
+        raise SafetensorError("out of ink")
+
+    monkeypatch.setattr(checkpoint, "save_file", fail)
+    with pytest.raises(OSError, match="out of ink"):
+        one(tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file")
+    with pytest.raises(OSError, match="step-00000100"):
+        one(tmp_path)
+
+
+@pytest.mark.parametrize("name", [MODEL, OPTIMIZER, STATE])
+@given(part=st.floats(0, 0.99))
+@limits(max_examples=20)  # each waits for the disk
+def test_a_checkpoint_that_was_cut_off_is_refused(name: str, part: float, tmp_path_factory: Any) -> None:
+    found = one(tmp_path_factory.mktemp("checkpoint"))
+    whole = (found.path / name).read_bytes()
+    (found.path / name).write_bytes(whole[: int(part * len(whole))])
+    read = {MODEL: found.parameters, OPTIMIZER: found.optimizer, STATE: found.state}[name]
+    with pytest.raises(
+        ArgumentError, match=r"step-00000100.* is damaged .*; remove it, and the training goes on"
+    ):
+        read()
+
+
+@pytest.mark.parametrize("name", [MODEL, OPTIMIZER, STATE])
+def test_a_checkpoint_without_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    found = one(tmp_path)
+    (found.path / name).unlink()
+    read = {MODEL: found.parameters, OPTIMIZER: found.optimizer, STATE: found.state}[name]
+    with pytest.raises(ArgumentError, match="is damaged"):
+        read()
+
+
+def test_every_flipped_bit_of_a_checkpoint_is_noticed(tmp_path: Path) -> None:
+    found, chance = one(tmp_path), Random(0)
+    read = {MODEL: found.parameters, OPTIMIZER: found.optimizer, STATE: found.state, SUMS: found.check}
+    assert {path.name for path in found.path.iterdir()} == set(read)
+    for name, reading in read.items():
+        whole = (found.path / name).read_bytes()
+        for bit in chance.sample(range(8 * len(whole)), 100):
+            (found.path / name).write_bytes(flipped(whole, bit))
+            for reads in (reading, found.check):
+                with pytest.raises(ArgumentError, match=r"step-00000100.* is damaged"):
+                    reads()
+        (found.path / name).write_bytes(whole)
+    found.check()
+
+
+def flipped(content: bytes, bit: int) -> bytes:
+    """With one bit changed."""
+    harmed = bytearray(content)
+    harmed[bit // 8] ^= 1 << bit % 8
+    return bytes(harmed)
+
+
+@pytest.mark.parametrize("shared", ["true", "false"])
+def test_every_flipped_bit_of_a_model_folder_is_noticed(tmp_path: Path, shared: str) -> None:
+    sides = TOKENS if shared == "true" else TwoSides(TOKENS.source, OTHER)
+    made(tmp_path, small_plan("transformer", f"tokens.shared={shared}"), sides)
+    chance = Random(0)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == (3 if shared == "true" else 4)
+    for path in files:
+        whole = path.read_bytes()
+        for bit in chance.sample(range(8 * len(whole)), 150):
+            path.write_bytes(flipped(whole, bit))
+            with pytest.raises(ArgumentError, match=r"damaged|does not say|unknown name"):
+                load_model(tmp_path)
+        path.write_bytes(whole)
+    load_model(tmp_path)
+
+
+def test_a_checksum_that_a_person_removed_is_not_missed(tmp_path: Path) -> None:
+    made(tmp_path)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    assert len(config.pop("sha256")) == 64
+    (tmp_path / CONFIG).write_text(json.dumps(config))
+    assert read_config(tmp_path) == config
+
+
+def test_nothing_is_written_into_a_folder_that_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    with pytest.raises(FileNotFoundError) as refused:
+        one(folder)
+    assert refused.value.filename == str(folder / "checkpoints" / "step-00000100")
+    with pytest.raises(FileNotFoundError) as refused:
+        write_parameters(folder, PARAMETER)
+    assert refused.value.filename == str(folder / MODEL)
+    assert not folder.exists()
+
+
+def test_tidying_leaves_what_others_keep_there(tmp_path: Path) -> None:
+    found = [one(tmp_path, step) for step in (1, 2)]
+    folder = found[0].path.parent
+    others = [
+        "step-old/notes.txt",
+        "step-00000001/notes.txt",
+        "x.part",
+        "step-7.part/a",
+        "step-00000003/mine",
+    ]
+    for name in others:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("mine")
+    Checkpoint.tidy(tmp_path, found[1:])
+    kept = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert kept == {*others, *(f"step-00000002/{name}" for name in (MODEL, OPTIMIZER, STATE, SUMS))}
+    assert Checkpoint.all(tmp_path) == found[1:]
+
+
+def test_a_folder_knows_whether_a_training_is_at_work(tmp_path: Path) -> None:
+    made(tmp_path)
+    (tmp_path / MODEL).unlink()
+    with alone_in(tmp_path):
+        assert is_training(tmp_path)
+        with pytest.raises(ArgumentError, match=r"Its training is running; wait for that\.$"):
+            load_model(tmp_path)
+    assert not is_training(tmp_path)
+    with pytest.raises(ArgumentError, match=r"Go on with regard train --resume\.$"):
+        load_model(tmp_path)
+    assert not is_training(tmp_path / "none")
+
+
+def test_an_optimizer_goes_on_as_if_nothing_had_happened() -> None:
+    def begin() -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 5)
+        return model, torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+
+    def update(model: torch.nn.Linear, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).square().sum().backward()
+        optimizer.step()
+
+    whole, optimizer = begin()
+    for _ in range(3):
+        update(whole, optimizer)
+    names = [name for name, _ in whole.named_parameters()]
+    other, again = begin()
+    other.load_state_dict({name: tensor.clone() for name, tensor in whole.state_dict().items()})
+    tensors = {name: one.clone() for name, one in optimizer_tensors(optimizer, names).items()}
+    restore_optimizer(again, names, tensors)
+    for _ in range(3):
+        update(whole, optimizer)
+        update(other, again)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+def test_a_file_with_a_hole_is_refused_before_it_is_hashed(tmp_path: Path, name: str) -> None:
+    saved = Checkpoint.write(tmp_path, 1, {"a": torch.ones(2)}, {"step:a": torch.ones(())}, {})
+    os.truncate(saved.path / name, 2**40)  # hashing a terabyte would take an hour
+    with pytest.raises(ArgumentError, match="is not as long as its header says"):
+        saved.check()

@@ -1,0 +1,343 @@
+"""Several processes train as one does: two of them over gloo, started by torchrun."""
+
+import errno
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.errors import ArgumentError
+from regard.translation.training.checkpoint import Checkpoint
+from regard.translation.training.distributed import Alone, Elsewhere, Parallel, Sharded, join_world
+from regard.translation.training.train import train as train_folder
+from regard.translation.translator import load_translator
+from tests.translation.small import DEV, PAIRS
+from tests.translation.together import plan, train
+
+ROOT = Path(__file__).parents[2]
+KINDS = pytest.mark.parametrize("shard", [False, True], ids=["parallel", "sharded"])
+MODELS = pytest.mark.parametrize("model", ["transformer", "recurrent", "plain"])
+UPDATES = plan().training.updates
+assert UPDATES is not None
+BEGUN = 6  # a checkpoint of the plan's
+
+Folder = Callable[..., Path]
+
+
+def command(folder: Path, *options: object, processes: int = 2, restarts: int = 0) -> list[str]:
+    """What starts a training in several processes."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    script = [f"--max-restarts={restarts}", "-m", "tests.translation.together", str(folder)]
+    return [*start, *script, *map(str, options)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def together(folder: Path, *options: object, processes: int = 2, restarts: int = 0, status: int = 0) -> str:
+    """Train in several processes; what they and torchrun said."""
+    folder.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        command(folder, *options, processes=processes, restarts=restarts),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == status, done.stdout
+    return done.stdout
+
+
+def begun(alone: Path, folder: Path) -> Path:
+    """A folder with what one process had saved in the middle of its training."""
+    shutil.copytree(alone / "checkpoints", folder / "checkpoints")
+    for one in Checkpoint.all(folder):
+        if one.step > BEGUN:
+            shutil.rmtree(one.path)
+    assert [one.step for one in Checkpoint.all(folder)][-1:] == [BEGUN]
+    return folder
+
+
+def last(folder: Path) -> Checkpoint:
+    found = Checkpoint.all(folder)[-1]
+    assert found.step == UPDATES
+    return found
+
+
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    """Equal but for rounding, measured by the largest number of each kind of tensor."""
+    assert one.keys() == other.keys()
+    scales: dict[str, float] = {}
+    for name, tensor in one.items():
+        kind = name.partition(":")[0] if ":" in name else ""
+        scales[kind] = max(scales.get(kind, 0), float(tensor.abs().max()))
+    for name, tensor in one.items():
+        kind = name.partition(":")[0] if ":" in name else ""
+        assert tensor.numel() == other[name].numel()
+        difference = float((_decided(name, tensor) - _decided(name, other[name])).abs().max())
+        assert difference <= 1e-3 * scales[kind], (name, difference, scales[kind])
+
+
+def _decided(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Without the biases of keys: softmax takes no notice of them, so that rounding alone drives them."""
+    if name.endswith("inward.bias") and ":" not in name:
+        query, _, value = tensor.chunk(3)
+        return torch.cat([query, value])
+    return tensor.reshape(-1)
+
+
+def assert_same_training(one: Path, other: Path) -> None:
+    """Weights and optimizer, what was judged best, and where the training stands."""
+    a, b = last(one), last(other)
+    assert_close(a.parameters(), b.parameters())
+    assert_close(a.optimizer(), b.optimizer())
+    assert a.state()["best_step"] == b.state()["best_step"]
+    assert math.isclose(a.state()["best"], b.state()["best"], rel_tol=1e-3)
+
+
+def assert_equal_training(one: Path, other: Path) -> None:
+    """The same, bit for bit."""
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (last(one).path / name).read_bytes() == (last(other).path / name).read_bytes()
+    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def trained_alone(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """Folders trained in this process, one of each model, with all checkpoints of the plan."""
+    made: dict[str, Path] = {}
+
+    def folder(model: str = "transformer") -> Path:
+        if model not in made:
+            made[model] = tmp_path_factory.mktemp(model)
+            train(made[model], plan(model))
+        return made[model]
+
+    return folder
+
+
+@pytest.fixture
+def one_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As torchrun would start a single process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in values.items():
+        monkeypatch.setenv(name, str(value))
+    yield
+    assert not torch.distributed.is_initialized()
+
+
+def test_one_process_is_alone() -> None:
+    with join_world() as world:
+        assert isinstance(world, Alone)
+        assert (world.rank, world.size) == (0, 1)
+
+
+def test_sharding_needs_torchrun() -> None:
+    with (
+        pytest.raises(ArgumentError, match="torchrun --nproc-per-node 2 -m regard train"),
+        join_world(shard=True),
+    ):
+        pass
+
+
+def test_half_a_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would train on its own otherwise, all in one folder."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ArgumentError, match="WORLD_SIZE is 2 and LOCAL_RANK is not set"), join_world():
+        pass
+
+
+@KINDS
+@MODELS
+@pytest.mark.usefixtures("one_of_one", "one_thread")
+def test_a_world_of_one_trains_as_one_does(
+    shard: bool, model: str, trained_alone: Folder, tmp_path: Path
+) -> None:
+    with join_world(shard=shard) as world:
+        assert type(world) is (Sharded if shard else Parallel)
+        train(tmp_path, plan(model), world)
+    assert_same_training(trained_alone(model), tmp_path)
+
+
+@KINDS
+@pytest.mark.usefixtures("one_of_one", "one_thread")
+def test_a_checkpoint_is_the_same_whoever_wrote_it(
+    shard: bool, trained_alone: Folder, tmp_path: Path
+) -> None:
+    """Alone, then in a world, then alone again: the training notices nothing."""
+    begun(trained_alone(), tmp_path)
+    with join_world(shard=shard) as world:
+        train(tmp_path, plan(), world)
+    names = ["SHA256SUMS", "model.safetensors", "optimizer.safetensors", "state.json"]
+    for one in Checkpoint.all(tmp_path):
+        assert sorted(path.name for path in one.path.iterdir()) == names
+        if one.step > 9:
+            shutil.rmtree(one.path)
+    train(tmp_path, plan())
+    assert_same_training(trained_alone(), tmp_path)
+
+
+@KINDS
+@MODELS
+@pytest.mark.usefixtures("one_of_one", "one_thread")
+def test_what_was_trained_together_translates_alone(shard: bool, model: str, tmp_path: Path) -> None:
+    short = plan(model, ["training.updates=4", "training.judge=2", "training.average=2", "training.guide=0"])
+    with join_world(shard=shard) as world:
+        assert train_folder(tmp_path / "model", PAIRS, dev=DEV, plan=short, world=world).finished
+    translator = load_translator(tmp_path / "model")
+    assert len(translator.translate(["1 2 3"])) == 1
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@KINDS
+@pytest.mark.usefixtures("one_of_one")
+def test_what_fails_leaves_no_group_behind(shard: bool) -> None:
+    with pytest.raises(ArgumentError, match="mine"), join_world(shard=shard) as world, world.agreed():
+        raise ArgumentError("mine")
+    with pytest.raises(SystemExit), join_world(shard=shard):  # which the other process tells
+        raise Elsewhere("its own")
+
+
+@pytest.mark.usefixtures("one_of_one", "one_thread")
+def test_a_sharded_checkpoint_that_cannot_be_written_leaves_the_last(
+    trained_alone: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = begun(trained_alone(), tmp_path)
+    monkeypatch.setattr("regard.translation.training.distributed.write_state", full)
+    with (
+        pytest.raises(OSError, match=r"No space left on device.*step-00000008"),
+        join_world(shard=True) as world,
+    ):
+        train(folder, plan(), world)
+    assert Checkpoint.all(folder)[-1].step == BEGUN
+    assert not list(folder.rglob("*.part"))
+    train(folder, plan())
+    assert_same_training(trained_alone(), folder)
+
+
+@KINDS
+def test_two_processes_train_as_one_does(shard: bool, trained_alone: Folder, tmp_path: Path) -> None:
+    """From the beginning, or from what one process had saved."""
+    folder = begun(trained_alone(), tmp_path) if shard else tmp_path
+    said = together(folder, *(["--shard"] if shard else []))
+    assert_same_training(trained_alone(), folder)
+    assert said.count("finished") == 1  # the first process alone speaks
+    assert "Warning" not in said
+    assert ("goes on after step" in said) == shard
+
+
+def test_no_process_holds_a_whole_sharded_model(tmp_path: Path) -> None:
+    """Neither in an update nor when it is judged."""
+    settings = ["model.layers=4", "training.updates=4", "training.judge=2", "training.save=2"]
+    together(tmp_path, "--shard", "--held", *settings)
+    for rank in range(2):
+        most, whole = map(int, (tmp_path / f"held-{rank}").read_text().split())
+        assert whole / 2 < most < 0.8 * whole
+
+
+@pytest.mark.slow
+def test_every_process_holds_a_whole_parallel_model(tmp_path: Path) -> None:
+    """What the test above would see otherwise."""
+    together(tmp_path, "--held", "model.layers=4", "training.updates=2")
+    for rank in range(2):
+        most, whole = map(int, (tmp_path / f"held-{rank}").read_text().split())
+        assert most >= whole
+
+
+@pytest.mark.slow
+@KINDS
+def test_a_write_that_fails_ends_all_and_harms_nothing(
+    shard: bool, trained_alone: Folder, tmp_path: Path
+) -> None:
+    folder = begun(trained_alone(), tmp_path)
+    said = together(folder, "--full", 8, *(["--shard"] if shard else []), status=1)
+    (refused,) = [line for line in said.splitlines() if line.startswith("refused:")]
+    assert "step-00000009" in refused
+    assert max(path.name for path in (folder / "checkpoints").iterdir()) == "step-00000008"
+    assert not list(folder.rglob("*.part"))
+    train(folder, plan())
+    assert_same_training(trained_alone(), folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("killed", "options"), [(1, []), (0, ["--shard"])], ids=["parallel", "sharded"])
+def test_a_killed_process_changes_nothing(killed: int, options: list[str], tmp_path: Path) -> None:
+    """torchrun starts all again, they go on from the last checkpoint, and end at the very same weights."""
+    together(tmp_path / "whole", *options)
+    said = together(tmp_path / "cut", *options, "--kill", f"{killed}:10", restarts=1)
+    assert (tmp_path / "cut" / "killed").exists()
+    assert "goes on after step 9" in said
+    assert_equal_training(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_three_processes_add_up_in_the_same_order_after_a_restart(tmp_path: Path) -> None:
+    """With dropout, and a first gradient that DistributedDataParallel has laid out in another way."""
+    settings = ["model.dropout=0.2", "model.width=48"]
+    together(tmp_path / "whole", *settings, processes=3)
+    together(tmp_path / "cut", *settings, "--kill", "2:10", processes=3, restarts=1)
+    assert_equal_training(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@KINDS
+@pytest.mark.parametrize("model", ["recurrent", "plain"])
+def test_two_processes_train_recurrent_models(
+    shard: bool, model: str, trained_alone: Folder, tmp_path: Path
+) -> None:
+    together(tmp_path, "--model", model, *(["--shard"] if shard else []))
+    assert_same_training(trained_alone(model), tmp_path)
+
+
+@pytest.mark.slow
+@KINDS
+def test_interrupted_processes_save_and_end(shard: bool, trained_alone: Folder, tmp_path: Path) -> None:
+    folder = begun(trained_alone(), tmp_path)
+    options = ["training.updates=1000000", "training.schedule=constant", *(["--shard"] if shard else [])]
+    process = subprocess.Popen(
+        command(folder, *options), cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        while "dev loss" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=120)[0]
+    finally:
+        process.kill()
+    assert "all is saved" in said
+    assert "stopped" in said
+    step = Checkpoint.all(folder)[-1].step
+    assert f"stopped after update {step:,}" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--shard"]], ids=["parallel", "sharded"])
+def test_a_damaged_checkpoint_is_told_once(options: list[str], trained_alone: Folder, tmp_path: Path) -> None:
+    folder = begun(trained_alone(), tmp_path)
+    for one in Checkpoint.all(folder):
+        (one.path / "model.safetensors").write_bytes(b"nothing of the kind")
+    said = together(folder, *options, status=1)
+    (refused,) = [line for line in said.splitlines() if line.startswith("refused:")]
+    assert f"step-{BEGUN:08}' is damaged" in refused

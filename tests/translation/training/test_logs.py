@@ -1,0 +1,265 @@
+"""Logs: what is written, what a kill leaves behind, and what is read again."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.errors import ArgumentError
+from regard.translation.training import logs
+from regard.translation.training.logs import CsvLog, Row, SampleLog, TensorBoardLog, read_log
+from regard.translation.training.progress import Example, Judgement, Listener, Report
+
+STEPS = range(50, 501, 50)
+
+
+def report(step: int) -> Report:
+    return Report(step, 1000, step / 7, 100 / step, 1e-3 / step, 7800 + step / 3, step * 1.1, 90.0)
+
+
+def judgement(step: int) -> Judgement:
+    return Judgement(step, 120 / step, step / 13, 0.5, Example("a", "b", "c"), True)
+
+
+def train(log: Listener, after: int = 0, judged_first: bool = False) -> None:
+    """Every 50 steps a report, every 100 a judgement."""
+    log.begin("a model", after, 1000)
+    for step in STEPS:
+        if step > after:
+            calls = [lambda step=step: log.report(report(step))]
+            if step % 100 == 0:
+                calls.insert(0 if judged_first else 1, lambda step=step: log.judge(judgement(step)))
+            for call in calls:
+                call()
+
+
+def test_a_row_for_each_report_with_its_judgement(tmp_path):
+    train(CsvLog(tmp_path))
+    rows = read_log(tmp_path)
+    assert (tmp_path / "log.csv").read_text().splitlines()[0] == (
+        "step,epoch,loss,rate,tokens_per_second,seconds,dev_loss,dev_bleu"
+    )
+    assert [row.step for row in rows] == list(STEPS)
+    assert [row.step for row in rows if row.dev_bleu is not None] == list(STEPS)[1::2]
+    assert rows[1] == pytest.approx(
+        Row(100, 100 / 7, 1.0, 1e-5, 7800 + 100 / 3, 110.0, 1.2, 100 / 13), rel=1e-6
+    )
+
+
+def test_judging_before_the_report_writes_the_same(tmp_path):
+    train(CsvLog(tmp_path / "a"))
+    train(CsvLog(tmp_path / "b"), judged_first=True)
+    assert (tmp_path / "a/log.csv").read_bytes() == (tmp_path / "b/log.csv").read_bytes()
+
+
+def test_each_row_is_on_disk_at_once(tmp_path):
+    log = CsvLog(tmp_path)
+    log.begin("a model", 0, 1000)
+    assert read_log(tmp_path) == []
+    log.report(report(50))
+    assert [row.step for row in read_log(tmp_path)] == [50]
+    log.judge(judgement(50))
+    assert read_log(log.path)[0].dev_loss == pytest.approx(2.4)
+
+
+def test_a_judgement_without_a_report_has_the_time_of_the_last(tmp_path):
+    log = CsvLog(tmp_path)
+    log.begin("a model", 0, 1000)
+    log.judge(judgement(10))
+    log.report(report(50))
+    log.judge(judgement(70))
+    first, _, last = read_log(tmp_path)
+    assert (first.loss, first.seconds) == (None, None)
+    assert (last.step, last.loss, last.seconds) == (70, None, pytest.approx(55))
+
+
+@given(data=st.data())
+def test_killed_at_any_byte_and_resumed_is_as_if_nothing_had_happened(data, tmp_path_factory):
+    folder: Path = tmp_path_factory.mktemp("log")
+    train(CsvLog(folder))
+    whole = (folder / "log.csv").read_bytes()
+    cut = data.draw(st.integers(0, len(whole)))
+    (folder / "log.csv").write_bytes(whole[:cut])
+    complete = [row.step for row in read_log(folder)]
+    assert complete == list(STEPS)[: max(whole[:cut].count(b"\n") - 1, 0)]
+    after = data.draw(st.sampled_from([0, *complete]))  # the last checkpoint
+    CsvLog(folder).begin("a model", after, 1000)
+    assert [row.step for row in read_log(folder)] == [step for step in complete if step <= after]
+    train(CsvLog(folder), after)
+    assert (folder / "log.csv").read_bytes() == whole
+
+
+def test_a_row_that_becomes_shorter_leaves_nothing_behind(tmp_path):
+    log = CsvLog(tmp_path)
+    log.begin("a model", 0, 1000)
+    for loss in (1.2345678, 2.0):
+        log.judge(judgement(100)._replace(loss=loss, bleu=None))
+    assert read_log(tmp_path) == [Row(100, dev_loss=2.0)]
+    log.report(report(150))
+    assert [row.step for row in read_log(tmp_path)] == [100, 150]
+
+
+def test_a_new_training_begins_a_new_log(tmp_path):
+    train(CsvLog(tmp_path))
+    CsvLog(tmp_path).begin("a model", 0, 1000)
+    assert read_log(tmp_path) == []
+
+
+def test_a_log_that_was_removed_does_not_stop_a_training(tmp_path):
+    log = CsvLog(tmp_path)
+    log.begin("a model", 0, 1000)
+    for step in (50, 100):
+        log.report(report(step))
+    log.path.unlink()
+    for step in (150, 200):
+        log.report(report(step))
+    assert [row.step for row in read_log(tmp_path)] == [150, 200]
+
+
+def test_numbers_that_are_none(tmp_path):
+    log = CsvLog(tmp_path)
+    log.begin("a model", 0, 10)
+    log.report(report(1)._replace(loss=float("nan"), rate=float("inf")))
+    (row,) = read_log(tmp_path)
+    assert row.loss != row.loss
+    assert row.rate == float("inf")
+
+
+def test_other_columns_and_line_ends_are_read(tmp_path):
+    (tmp_path / "x.csv").write_bytes(",".join(["more", *Row._fields]).encode() + b"\r\nx,7,,2.5,,,,,\r\n")
+    assert read_log(tmp_path / "x.csv") == [Row(7, loss=2.5)]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a,b\n1,2\n", "is no log of a training; its first line should be step,epoch"),
+        (logs._HEADER + b"1,2\n" + b"2,,,,,,,\n", "line 2, has not a number in each of its 8 columns"),
+        (logs._HEADER + b"x,,,,,,,\n", "line 2"),
+        (logs._HEADER + b"1,x,,,,,,\n", "line 2"),
+        (b"\x00\xff\n", "is no log"),
+        (b"x" * 200_000 + b"\n", "is no log"),
+        (logs._HEADER + b"1,,2" + b"0" * 200_000 + b",,,,,\n", "line 2"),
+        (logs._HEADER + b"1" + b"0" * 400 + b",,,,,,,\n", "line 2"),
+        (logs._HEADER + b"-1,,,,,,,\n", "line 2"),
+        (logs._HEADER + b"1,,1e300,,,,,\n", "line 2"),
+    ],
+)
+def test_what_is_no_log_is_refused(content, message, tmp_path):
+    (tmp_path / "log.csv").write_bytes(content)
+    with pytest.raises(ArgumentError, match=message):
+        read_log(tmp_path)
+
+
+def test_no_log_names_the_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"log\.csv"):
+        read_log(tmp_path)
+
+
+def test_a_full_disk_names_the_file(tmp_path):
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full on this system")
+    log = CsvLog(tmp_path)
+    log.begin("a model", 0, 10)
+    log._start = log._stop = 0
+    log.path.unlink()
+    log.path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*log\.csv'"):
+        log.report(report(1))
+
+
+def samples(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text("utf-8").splitlines()]
+
+
+def test_a_sample_for_each_judgement(tmp_path):
+    log = SampleLog(tmp_path)
+    log.begin("a model", 0, 1000)
+    assert samples(tmp_path) == []  # it is there at once
+    alignment = {"source_words": ["ä"], "target_words": ["b"], "links": "0-0", "weights": [[1.0]]}
+    log.judge(judgement(100)._replace(sample=Example("ä", "b", "c", alignment)))
+    log.judge(judgement(200)._replace(sample=None))
+    log.judge(judgement(300))
+    assert samples(tmp_path) == [
+        {"step": 100, "source": "ä", "text": "b", "reference": "c", "alignment": alignment},
+        {"step": 300, "source": "a", "text": "b", "reference": "c", "alignment": None},
+    ]
+
+
+@given(data=st.data())
+def test_samples_of_a_killed_training_are_as_if_nothing_had_happened(data, tmp_path_factory):
+    folder: Path = tmp_path_factory.mktemp("log")
+    train(SampleLog(folder))
+    whole = (folder / "samples.jsonl").read_bytes()
+    cut = data.draw(st.integers(0, len(whole)))
+    (folder / "samples.jsonl").write_bytes(whole[:cut])
+    after = 100 * data.draw(st.integers(0, whole[:cut].count(b"\n")))  # the last checkpoint
+    train(SampleLog(folder), after)
+    assert (folder / "samples.jsonl").read_bytes() == whole
+
+
+def test_lines_that_are_no_samples_do_not_stop_a_training(tmp_path):
+    strange = b'7\n[]\n{"step": true}\n{"step": "x"}\n\xff\n{"step": 50, "text": "b"}\n{"step": 40'
+    (tmp_path / "samples.jsonl").write_bytes(strange)
+    SampleLog(tmp_path).begin("a model", 100, 1000)
+    assert samples(tmp_path) == [{"step": 50, "text": "b"}]
+
+
+def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder / "tensorboard"))
+    found.Reload()
+    return [(event.step, event.value) for event in found.Scalars(name)]
+
+
+def test_tensorboard_reads_the_same_numbers(tmp_path):
+    pytest.importorskip("tensorboard")
+    log = TensorBoardLog(tmp_path)
+    train(log)
+    log.end("done")
+    assert scalars(tmp_path, "train/loss") == [(step, pytest.approx(100 / step)) for step in STEPS]
+    assert [step for step, _ in scalars(tmp_path, "dev/bleu")] == list(STEPS)[1::2]
+
+
+def test_tensorboard_forgets_what_is_done_again(tmp_path):
+    pytest.importorskip("tensorboard")
+    for after in (0, 300):  # the first is killed and never ends
+        log = TensorBoardLog(tmp_path)
+        train(log, after)
+        log._writer.flush()
+    log.end("done")
+    assert [step for step, _ in scalars(tmp_path, "train/loss")] == list(STEPS)
+
+
+def test_without_tensorboard_it_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(logs, "find_spec", lambda name: None)
+    said: list[str] = []
+    log = TensorBoardLog(tmp_path, said.append)
+    train(log)
+    log.end("done")
+    assert said == ["There will be no files for TensorBoard; to get them: pip install tensorboard"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_tensorboard_stderr_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(logs, "find_spec", lambda name: None)
+    TensorBoardLog(tmp_path).begin("a model", 0, 10)
+    assert "pip install tensorboard" in capsys.readouterr().err
+
+
+def test_tensorboard_is_imported_late():
+    assert "tensorboard" not in vars(sys.modules["regard.translation.training.logs"])
+
+
+def test_tensorboard_that_fails_ends_no_training(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    said: list[str] = []
+    log = TensorBoardLog(f"{tmp_path}/\udcff", said.append)  # a name that is no text
+    train(log)
+    log.end("done")
+    assert len(said) == 1
+    assert "no more files for TensorBoard" in said[0]

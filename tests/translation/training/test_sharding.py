@@ -1,0 +1,202 @@
+"""Shards: the rows of all processes together are the whole model, and none needs more than its own."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from regard.errors import ArgumentError
+from regard.models.layers.blocks import DecoderBlock
+from regard.models.seq2seq import Seq2Seq
+from regard.translation.training.checkpoint import MODEL, Checkpoint
+from regard.translation.training.sharding import (
+    BLOCKS,
+    Shard,
+    Share,
+    average,
+    build,
+    read_rows,
+    streamed,
+    write,
+)
+from regard.translation.training.validation import Dev, judge
+from tests.translation.small import DEV, TOKENS, small_plan
+
+MODELS = {
+    "transformer": ("transformer", ()),
+    "learned": ("transformer", ("model.positions=learned", "model.length=600")),
+    "t5": ("transformer", ("model.positions=t5", "model.norm=rms", "model.activation=swiglu")),
+    "alibi": ("transformer", ("model.positions=alibi", "model.before=false", "model.key_heads=1")),
+    "recurrent": ("recurrent", ()),
+    "lstm": ("recurrent", ("model.cell=lstm", "model.attention=general", "model.layers=2")),
+    "plain": ("plain", ()),
+}
+
+
+def maker(name: str, sizes: int | tuple[int, int] = (20, 23)) -> Callable[[], Seq2Seq]:
+    model, settings = MODELS[name]
+    plan = small_plan(model, "model.layers=2", *settings).model
+    return lambda: plan.make(sizes)
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 6, 7, 100])
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_rows_are_those_of_chunk(length: int, size: int) -> None:
+    chunks = [*torch.arange(length).chunk(size), *[torch.arange(0)] * size]
+    for rank in range(size):
+        assert torch.equal(torch.arange(length)[Share(rank, size).rows(length)], chunks[rank])
+
+
+@pytest.mark.parametrize("sizes", [20, (20, 23)], ids=["shared", "two"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_rows_of_all_processes_are_the_whole_model_bit_for_bit(
+    name: str, sizes: int | tuple[int, int]
+) -> None:
+    torch.manual_seed(3)
+    whole = dict(maker(name, sizes)().named_parameters())
+    after = torch.rand(1)
+    for size in (1, 3):
+        parts = []
+        for rank in range(size):
+            torch.manual_seed(3)
+            model, rows = build(maker(name, sizes), Share(rank, size))
+            assert torch.equal(torch.rand(1), after)
+            assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+            assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in whole.items()}
+            parts.append(rows)
+        for parameter, tensor in whole.items():
+            assert torch.equal(torch.cat([rows[parameter] for rows in parts]), tensor)
+
+
+def test_a_parameter_that_is_initialised_too_late_is_an_error() -> None:
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            nn.init.zeros_(self.layer.weight)
+
+    with pytest.raises(RuntimeError, match=r"layer\.weight was initialised after"):
+        build(Late, Share(0, 2))
+    assert not nn.Sequential(nn.Linear(2, 2))[0].weight.is_meta  # the hook is gone
+
+
+def test_modules_of_other_threads_are_left_alone() -> None:
+    made: list[nn.Module] = []
+
+    def make() -> nn.Module:
+        thread = threading.Thread(target=lambda: made.append(nn.Sequential(nn.Linear(2, 2))))
+        thread.start()
+        thread.join()
+        return nn.Sequential(nn.Linear(2, 2))
+
+    build(make, Share(0, 2))
+    assert not made[0][0].weight.is_meta  # type: ignore[index]
+
+
+PEAK = """
+import sys, torch
+from benchmarks.machine import peak_memory
+from regard.models import return_memory
+from regard.translation.config import ModelPlan
+from regard.translation.training.sharding import Share, build
+make = lambda: ModelPlan(width=512, layers=8).make(1000)
+return_memory()  # as `regard train --shard` does: otherwise the gaps in the heap are measured, too
+before = peak_memory()
+kept = build(make, Share(0, 4)) if sys.argv[1] == "sharded" else make()
+print(peak_memory() - before)
+"""
+
+
+def test_a_quarter_of_a_model_is_built_in_less_memory_than_half_of_it() -> None:
+    peaks = {}
+    for kind in ("whole", "sharded"):
+        run = subprocess.run(
+            [sys.executable, "-c", PEAK, kind],
+            cwd=Path(__file__).parents[2],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        peaks[kind] = float(run.stdout)
+    assert peaks["whole"] > 220  # 59 million numbers
+    assert peaks["sharded"] < peaks["whole"] / 2
+
+
+def test_what_is_written_is_safetensors(tmp_path: Path) -> None:
+    tensors = {
+        "b": torch.randn(3, 4),
+        "a": torch.randn(5, 2, 3).bfloat16(),
+        "step": torch.tensor(7.0),
+        "none": torch.zeros(0, 4),
+        "flags": torch.tensor([True, False]),
+    }
+    write({tmp_path / "x": Shard.all(tensors), tmp_path / "y": {}}, Share(0, 1), None)
+    found = load_file(tmp_path / "x")
+    assert found.keys() == tensors.keys()
+    assert all(found[name].dtype == tensor.dtype for name, tensor in tensors.items())
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert load_file(tmp_path / "y") == {}
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_processes_read_their_rows(size: int, tmp_path: Path) -> None:
+    tensor = torch.randn(7, 3)
+    save_file({"a": tensor}, tmp_path / MODEL)
+    shards = [Shard(torch.empty(0), tensor.shape, True)] * size
+    rows = [read_rows(tmp_path / MODEL, "a", one, Share(i, size)) for i, one in enumerate(shards)]
+    assert torch.equal(torch.cat(rows), tensor)
+    with pytest.raises(ValueError, match=r"a has the shape \[7, 3\] and should have \[7, 4\]"):
+        read_rows(tmp_path / MODEL, "a", Shard(torch.empty(0), torch.Size([7, 4]), True), Share(0, size))
+    (tmp_path / MODEL).write_bytes(b"nothing of the kind")
+    with pytest.raises(ArgumentError, match="is damaged"):
+        read_rows(tmp_path / MODEL, "a", shards[0], Share(0, size))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_average_by_rows_is_the_average(size: int, tmp_path: Path) -> None:
+    all_ = [{"a": torch.randn(5, 2), "b": torch.randn(3)} for _ in range(4)]
+    saved = [Checkpoint.write(tmp_path, step, one, {}, {}) for step, one in enumerate(all_[1:], 1)]
+    for name in ("a", "b"):
+        wanted = (torch.stack([one[name] for one in all_]).double().sum(0) / 4).float()
+        means: list[Tensor] = []
+        for rank in range(size):
+            whole = all_[0][name]
+            own = Shard(whole[Share(rank, size).rows(len(whole))], whole.shape, True)
+            means.append(dict(average({name: own}, saved, Share(rank, size)))[name].local)
+        torch.testing.assert_close(torch.cat(means), wanted, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("one_thread")
+def test_a_model_read_block_by_block_is_judged_like_the_whole(name: str, tmp_path: Path) -> None:
+    make = maker(name, TOKENS.sizes())
+    torch.manual_seed(0)
+    model = make()
+    write({tmp_path / MODEL: Shard.all(model.state_dict())}, Share(0, 1), None)
+    dev = Dev.of(DEV, TOKENS)
+    wanted = judge(model, TOKENS, dev, "loss")
+    with streamed(make, tmp_path / MODEL) as found:
+        scores = judge(found, TOKENS, dev, "loss")
+        blocks = [module for module in found.modules() if isinstance(module, BLOCKS)]
+        assert all(parameter.is_meta for block in blocks for parameter in block.parameters())
+        assert len(blocks) == (4 if MODELS[name][0] == "transformer" else 0)
+    assert scores.loss == pytest.approx(wanted.loss, rel=1e-6)
+    assert scores.sample.translation == wanted.sample.translation
+    assert (scores.bleu, scores.exact) == (wanted.bleu, wanted.exact)
+
+
+def test_a_block_that_fails_is_forgotten_too(tmp_path: Path) -> None:
+    make = maker("transformer", TOKENS.sizes())
+    write({tmp_path / MODEL: Shard.all(make().state_dict())}, Share(0, 1), None)
+    with streamed(make, tmp_path / MODEL) as model:
+        block = next(module for module in model.modules() if isinstance(module, DecoderBlock))
+        for _ in range(2):
+            with pytest.raises(Exception, match="shape"):
+                block(torch.zeros(1, 2, 3), torch.zeros(1, 2, 3))
+            assert all(parameter.is_meta for parameter in block.parameters())

@@ -1,0 +1,641 @@
+"""From two files to a translator: the whole way, what is refused, and how it goes on."""
+
+import json
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.errors import ArgumentError, DTypeError
+from regard.translation import load_translator
+from regard.translation.alignment.cross_attention import Choice
+from regard.translation.config import Plan
+from regard.translation.data.pairs import Pair
+from regard.translation.training.checkpoint import (
+    CONFIG,
+    MODEL,
+    Checkpoint,
+    load_model,
+    read_config,
+    write_parameters,
+)
+from regard.translation.training.progress import Listener
+from regard.translation.training.train import choice_of, train
+from tests.cli.running import run
+from tests.translation.small import PAIRS, small_plan
+from tests.translation.training.test_checkpoint import content
+from tests.translation.training.test_loop import Interrupts, Told, bits
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+QUICK = ("training.updates=4", "training.judge=2", "training.accumulate=1")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a training has come to its end."""
+    folder = tmp_path_factory.mktemp("trained") / "model"
+    assert train(folder, PAIRS, plan=small_plan("transformer", *QUICK)).finished
+    return folder
+
+
+@pytest.fixture
+def folder(trained: Path, tmp_path: Path) -> Path:
+    """The same once more, to be changed."""
+    return Path(shutil.copytree(trained, tmp_path / "model"))
+
+
+def same(folder: Path, other: Path) -> bool:
+    """Whether two trainings have left the same, but for logs, which tell the time, and names of files."""
+    found = [
+        {name: one for name, one in bits(one).items() if not name.startswith(("log", "tensorboard"))}
+        | {CONFIG: read_config(one) | {"origin": None}}
+        for one in (folder, other)
+    ]
+    return found[0] == found[1]
+
+
+@pytest.mark.parametrize("model", ["transformer", "recurrent", "plain"])
+def test_pairs_become_a_translator(tmp_path: Path, model: str) -> None:
+    told = Told()
+    outcome = train(tmp_path / "new" / "model", iter(PAIRS), plan=small_plan(model, *QUICK), listeners=[told])
+    assert outcome.finished
+    folder = tmp_path / "new" / "model"
+    (translation,) = load_translator(folder).translate(["1 2 3"])
+    assert isinstance(translation.text, str)
+    names = {path.name for path in folder.iterdir()}
+    assert {CONFIG, MODEL, "tokens.model", "log.csv", "data", "checkpoints"} <= names
+    assert ("alignment" in read_config(folder)) == (model != "plain")
+    assert told.begun == [(0, 4)]
+    assert any("pairs to judge by" in text for text in told.texts)
+    assert "update 4" not in told.texts[0]
+    assert (folder / "log.csv").read_text().count("\n") == 3  # a header, and two looks at the dev data
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text("utf-8").splitlines()]
+    assert [sample["step"] for sample in samples] == [2, 4]
+    assert all((sample["alignment"] is None) == (model == "plain") for sample in samples)
+
+
+def test_a_folder_with_something_in_it_is_not_touched(folder: Path, tmp_path: Path) -> None:
+    before = content(folder)
+    with pytest.raises(ArgumentError, match=r"is not empty; go on in it with resume \(--resume\)"):
+        train(folder, PAIRS, plan=small_plan())
+    assert content(folder) == before
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
+    for resume, why in ((False, "is not empty"), (True, "no config.json, so it is no model folder")):
+        with pytest.raises(ArgumentError, match=why):
+            train(tmp_path / "photos", PAIRS, plan=small_plan(), resume=resume)
+    assert content(tmp_path / "photos") == {"cat.jpg": b"cat"}
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_refused_training_deletes_nothing(tmp_path: Path, resume: bool) -> None:
+    for name in (".video.part", ".regard-0123456789abcdef.part", "film.part", "notes.txt"):
+        (tmp_path / name).write_text("mine")
+    before = content(tmp_path)
+    for config in (None, "{}", '{"format": "regard translator 2"}'):
+        if config is not None:
+            (tmp_path / CONFIG).write_text(config)
+            before[CONFIG] = config.encode()
+        with pytest.raises(ArgumentError):
+            train(tmp_path, PAIRS, plan=small_plan("plain", *QUICK), resume=resume)
+        assert content(tmp_path) == before
+
+
+def test_a_training_deletes_only_what_it_wrote(folder: Path) -> None:
+    for name in (".video.part", ".regard-0123456789abcdef.part", "film.part"):
+        (folder / name).write_text("mine")
+    (folder / ".regard-fedcba9876543210.part").symlink_to(folder / "film.part")
+    train(folder, resume=True)
+    assert {path.name for path in folder.glob("*.part")} | {path.name for path in folder.glob(".*.part")} == {
+        ".video.part",
+        "film.part",
+        ".regard-fedcba9876543210.part",
+    }
+
+
+class Harms(Listener):
+    """Does something to the folder of a training at one of its events."""
+
+    def __init__(self, event: str, harm: Callable[[], object]) -> None:
+        def happens(*given: object) -> None:
+            setattr(self, event, lambda *given: None)
+            harm()
+
+        setattr(self, event, happens)
+        self.ends: list[str] = []
+
+    def end(self, text: str) -> None:
+        self.ends.append(text)
+
+
+@pytest.mark.parametrize("event", ["begin", "judge", "report", "saved"])
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+def test_a_folder_that_goes_away_ends_the_training_and_nothing_is_claimed(
+    tmp_path: Path, event: str, how: str
+) -> None:
+    folder = tmp_path / "model"
+
+    def harm() -> None:
+        if how == "moved":
+            folder.rename(tmp_path / "other")
+        else:
+            shutil.rmtree(folder)
+        if how == "replaced":
+            folder.mkdir()
+
+    listener = Harms(event, harm)
+    with pytest.raises((ArgumentError, FileNotFoundError)) as refused:
+        train(folder, PAIRS, plan=small_plan("transformer", *QUICK), listeners=[listener])
+    assert str(folder) in str(refused.value)
+    assert not listener.ends
+    assert folder.exists() == (how == "replaced")
+    if how == "moved":
+        assert train(tmp_path / "other", resume=True).finished
+
+
+@pytest.mark.parametrize("name", [CONFIG, "tokens.model", "data/train.ids", "data/dev.tsv", "data/ready"])
+def test_a_file_that_goes_away_ends_the_training_and_nothing_is_claimed(tmp_path: Path, name: str) -> None:
+    folder, copy = tmp_path / "model", tmp_path / "copy"
+
+    def harm() -> None:
+        shutil.copy(folder / name, copy)
+        (folder / name).unlink()
+
+    listener = Harms("saved", harm)
+    plan = small_plan("transformer", *QUICK)
+    with pytest.raises(ArgumentError, match=rf"{name}' was removed .* after update 3: .*update 2 is kept"):
+        train(folder, PAIRS, plan=plan, listeners=[listener])
+    assert not listener.ends
+    shutil.copy(copy, folder / name)
+    assert train(folder, resume=True).finished
+
+
+def test_an_empty_folder_will_do(tmp_path: Path) -> None:
+    assert train(tmp_path, PAIRS, plan=small_plan("plain", *QUICK)).finished
+
+
+def test_going_on_in_a_finished_folder_changes_nothing(folder: Path, trained: Path) -> None:
+    assert train(folder, resume=True).finished
+    assert train(folder, PAIRS[:3], plan=small_plan("plain"), resume=True).finished  # its own plan counts
+    assert same(folder, trained)
+
+
+def test_a_training_that_was_interrupted_goes_on_without_its_pairs(tmp_path: Path, trained: Path) -> None:
+    plan, folder = small_plan("transformer", *QUICK), tmp_path / "model"
+    outcome = train(folder, PAIRS, plan=plan, listeners=[Interrupts("saved", 2)])
+    assert (outcome.finished, outcome.progress.step) == (False, 3)
+    assert "alignment" not in read_config(folder)
+    load_model(folder)  # what there is so far can be used
+    assert train(folder, resume=True).finished
+    assert same(folder, trained)
+
+
+def test_there_must_be_something_to_go_on_with(tmp_path: Path) -> None:
+    with pytest.raises(
+        ArgumentError, match=r"nothing to go on with in .*; give the pairs to train on as well"
+    ):
+        train(tmp_path / "new", resume=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_resume_begins_where_there_is_nothing(tmp_path: Path, trained: Path) -> None:
+    plan = small_plan("transformer", *QUICK)
+    assert train(tmp_path / "model", PAIRS, plan=plan, resume=True).finished
+    assert same(tmp_path / "model", trained)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_preparation_that_failed_can_be_made_again(tmp_path: Path, trained: Path, resume: bool) -> None:
+    plan = small_plan("transformer", *QUICK)
+    with pytest.raises(ArgumentError, match="fewer than 10"):
+        train(tmp_path / "model", PAIRS[:5], plan=plan)
+    assert train(tmp_path / "model", PAIRS, plan=plan, resume=resume).finished
+    assert same(tmp_path / "model", trained)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("missing", [["data"], ["data", "checkpoints"]])
+def test_a_model_without_its_data_is_not_trained_over(folder: Path, resume: bool, missing: list[str]) -> None:
+    for name in missing:
+        shutil.rmtree(folder / name)
+    before = content(folder)
+    with pytest.raises(ArgumentError, match="no data to go on with" if resume else "is not empty"):
+        train(folder, PAIRS, plan=small_plan(), resume=resume)
+    assert content(folder) == before
+
+
+def test_dev_pairs_of_ones_own_are_those_that_are_shown(tmp_path: Path) -> None:
+    told = Told()
+    dev = [Pair("9 9 9 9", "9 9 9 9")]
+    train(tmp_path / "model", PAIRS, dev=dev, plan=small_plan("plain", *QUICK), listeners=[told])
+    assert {one.sample.source for one in told.judgements if one.sample} == {"9 9 9 9"}
+
+
+def test_a_listener_that_fails_is_not_hushed_up(tmp_path: Path) -> None:
+    class Fails(Listener):
+        def judge(self, judgement: object) -> None:
+            raise RuntimeError("no paper")
+
+    with pytest.raises(RuntimeError, match="no paper"):
+        train(tmp_path / "model", PAIRS, plan=small_plan("plain", *QUICK), listeners=[Fails()])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pairs": "a.tsv"}, r"train got pairs='a.tsv'; give pairs of sentences.* or read_pairs\(file\)"),
+        ({"pairs": PAIRS, "dev": "a.tsv"}, "train got dev='a.tsv'"),
+        ({"pairs": 7}, "the pairs are a int; give a list of pairs"),
+        ({"pairs": ["ab", "cd"]}, r"pair 0 is 'ab'; a pair is \(source, target\)"),
+        ({"pairs": [*PAIRS, ("a", "b", "c")]}, r"pair 60 is \('a', 'b', 'c'\)"),
+        ({"pairs": PAIRS, "plan": {}}, "train got a plan that is a dict; give a Plan"),
+    ],
+)
+def test_what_is_no_corpus_and_no_plan_is_refused(options: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DTypeError, match=message):
+        train(tmp_path / "model", **options)
+
+
+# the command
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """A corpus in two files."""
+    for name, side in (("a.en", 0), ("a.de", 1)):
+        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS))
+    return tmp_path / "a.en", tmp_path / "a.de"
+
+
+def settings(plan: Plan) -> list[str]:
+    """A plan as options of the command."""
+    return [
+        part
+        for section, values in plan.settings().items()
+        for name, value in values.items()
+        for part in ("--set", f"{section}.{name}={'none' if value is None else json.dumps(value)}")
+    ]
+
+
+SMALL = ("--set", "model.width=16", "--set", "model.heads=2", "--set", "training.threads=1")
+
+
+def test_the_command_makes_a_translator(
+    tmp_path: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("train", *files, "--output", tmp_path / "model", "--preset", "tiny", "--epochs", 1, *SMALL)
+    shown = capsys.readouterr().out
+    assert "pairs to judge by" in shown
+    assert "dev BLEU" in shown
+    assert f"regard translate --model {tmp_path / 'model'}" in shown
+    run("translate", "--model", tmp_path / "model", "1 2 3")
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_the_command_trains_what_python_does(tmp_path: Path, files: tuple[Path, Path], trained: Path) -> None:
+    plan = small_plan("transformer", *QUICK)
+    run("train", *files, "-o", tmp_path / "model", *settings(plan))
+    assert same(tmp_path / "model", trained)
+
+
+def test_swapped_files_are_another_direction(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    options = settings(small_plan("plain", *QUICK))
+    run("train", *files, "-o", tmp_path / "there", *options, "--dev", *files)
+    run("train", *files[::-1], "-o", tmp_path / "back", *options, "--dev", *files[::-1])
+    run("train", *files, "-o", tmp_path / "swapped", *options, "--swap", "--dev", *files)
+    assert same(tmp_path / "back", tmp_path / "swapped")
+    assert not same(tmp_path / "there", tmp_path / "swapped")
+
+
+REFUSED = {
+    "no folder": (["{a.en}", "{a.de}"], "no folder to write to; name one: --output FOLDER"),
+    "missing file": (["{no.en}", "{a.de}", "-o", "{m}"], "No such file"),
+    "unequal files": (["{a.en}", "{short.de}", "-o", "{m}"], "60 lines and"),
+    "bad UTF-8": (["{a.en}", "{latin.de}", "-o", "{m}"], "is not UTF-8"),
+    "a folder": (["{a.en}", "{photos}", "-o", "{m}"], "a folder"),
+    "empty files": (["{empty}", "{empty.de}", "-o", "{m}"], "no pairs are left to train on"),
+    "the same file twice": (["{a.en}", "{a.en}", "-o", "{m}"], "SOURCE and TARGET are both"),
+    "pairs and a target": (["{a.tsv.gz}", "{a.de}", "-o", "{m}"], "a file with pairs"),
+    "two ends": (["{a.en}", "{a.de}", "-o", "{m}", "--epochs", "2", "--updates", "9"], "one of them"),
+    "one file without tabs": (["{a.en}", "-o", "{m}"], "has no tab"),
+    "folder with something": (["{a.en}", "{a.de}", "-o", "{photos}"], "is not empty"),
+    "no model to go on with": (["-o", "{photos}", "--resume"], "no config.json"),
+    "nothing to go on with": (["-o", "{m}", "--resume"], "nothing to go on with"),
+    "no pairs": (["-o", "{m}"], "give the pairs"),
+    "file as folder": (["{a.en}", "{a.de}", "-o", "{a.en}"], "a.en"),
+    "folder below a file": (["{a.en}", "{a.de}", "-o", "{a.en}/model"], "a.en"),
+    "unwritable": (["{a.en}", "{a.de}", "-o", "/proc/model"], "/proc/model"),
+    "preset": (["{a.en}", "{a.de}", "-o", "{m}", "--preset", "huge"], "'huge'"),
+    "model": (["{a.en}", "{a.de}", "-o", "{m}", "--model", "rnn"], "'rnn'"),
+    "setting": (
+        ["{a.en}", "{a.de}", "-o", "{m}", "--set", "training.epoch=3"],
+        "did you mean training.epochs?",
+    ),
+    "value": (["{a.en}", "{a.de}", "-o", "{m}", "--set", "model.heads=7"], "heads"),
+    "epochs": (["{a.en}", "{a.de}", "-o", "{m}", "--epochs", "0"], "--epochs"),
+    "missing TOML": (["{a.en}", "{a.de}", "-o", "{m}", "--config", "{no.toml}"], "no.toml"),
+    "wrong TOML": (["{a.en}", "{a.de}", "-o", "{m}", "--config", "{a.en}"], "is no TOML file"),
+    "vocabulary": (["{a.en}", "{a.de}", "-o", "{m}", "--set", "tokens.size=5"], "is too small"),
+    "languages": (["embedded", "-o", "{m}", "--languages", "german"], "en-de"),
+    "shard alone": (["{a.en}", "{a.de}", "-o", "{m}", "--shard"], "torchrun"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_user_can_do_wrong_is_one_line(
+    tmp_path: Path, files: tuple[Path, Path], case: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.de").write_text("1\n2\n")
+    (tmp_path / "latin.de").write_bytes(b"f\xfcnf\n" * 60)
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "empty.de").write_text("")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
+    arguments, why = REFUSED[case]
+    given = [one.replace("{", f"{tmp_path}/").replace("}", "") for one in arguments]
+    run("train", *given, status=2)
+    shown = capfd.readouterr().err
+    assert why in shown
+    assert shown.startswith("regard: ")
+    assert shown.count("\n") == 1
+    assert content(tmp_path / "photos") == {"cat.jpg": b"cat"}
+    assert files[0].read_text().count("\n") == len(PAIRS)
+
+
+@pytest.mark.parametrize("folder", ["model", "some/where/model", "."])
+def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, folder: str) -> None:
+    (tmp_path / ".mine").write_text("mine")
+    before = content(tmp_path)
+    few = [Pair("ein Hund", "a dog")]
+    for pairs, plan in ((few, None), (PAIRS, small_plan("transformer", "tokens.size=5", "tokens.kind=bpe"))):
+        with pytest.raises(ArgumentError):
+            train(tmp_path / folder, pairs, plan=plan)
+        assert content(tmp_path) == before
+        assert [path.name for path in tmp_path.iterdir()] == [".mine"]
+
+
+@pytest.mark.parametrize("settings", [("tokens.shared=true",), ("tokens.shared=false", "training.guide=0.1")])
+def test_a_preparation_that_is_refused_takes_away_all_that_it_wrote_and_nothing_else(
+    tmp_path: Path, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, model = small_plan("transformer", *settings), tmp_path / "model"
+    mine = [model / "notes.txt", model / "data" / "notes.txt"]
+
+    def refuse(path: Path, names: list[str]) -> None:
+        path.write_bytes(b"")  # the last file
+        for one in mine * notes:
+            one.write_text("mine")
+        raise ArgumentError("no")
+
+    monkeypatch.setattr("regard.translation.training.preparation.write_sums", refuse)
+    for notes in (0, 1):
+        with pytest.raises(ArgumentError, match="no"):
+            train(model, PAIRS, plan=plan)
+        left = {path for path in tmp_path.rglob("*") if path.is_file()}
+        assert left == {*mine * notes}
+        assert model.exists() == bool(notes)
+
+
+def test_a_training_that_fails_before_its_first_checkpoint_keeps_all_that_is_there(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+
+    class Notes(Listener):
+        def begin(self, about: str, step: int, steps: int) -> None:
+            (model / "notes.txt").write_text("mine")
+
+    plan = small_plan("transformer", "training.rate=1e38", "training.clip=0")
+    with pytest.raises(
+        ArgumentError, match=r"not finite; there is no checkpoint yet\. .* and train in a new folder\."
+    ):
+        train(model, PAIRS, plan=plan, listeners=[Notes()])
+    assert {CONFIG, "tokens.model", "notes.txt", "data/ready", "data/train.ids"} <= content(model).keys()
+    assert not Checkpoint.all(model)
+
+
+PATIENT = ("training.patience=1", "training.rate=0.3", "training.updates=40")  # it is soon as good as it gets
+
+
+def test_a_training_whose_patience_ended_goes_on_when_it_is_lengthened(tmp_path: Path) -> None:
+    plan = small_plan("transformer", *PATIENT)
+    longer = plan.but(["training.updates=60"])
+    first = train(tmp_path / "model", PAIRS, plan=plan)
+    assert first.progress.step < 40
+    for name in ("cut", "killed"):
+        shutil.copytree(tmp_path / "model", tmp_path / name)
+    told = Told()
+    second = train(tmp_path / "model", plan=longer, resume=True, listeners=[told])
+    assert "its patience begins anew" in told.texts[0]
+    assert second.finished
+    assert second.progress.step > first.progress.step
+    config = read_config(tmp_path / "model")
+    assert config["lengthened"] == [first.progress.step]
+    assert "alignment" in config
+
+    press = Interrupts("judge", first.progress.step + 4)
+    assert not train(tmp_path / "cut", plan=longer, resume=True, listeners=[press]).finished
+    assert train(tmp_path / "cut", resume=True).progress.step == second.progress.step
+    assert same(tmp_path / "cut", tmp_path / "model")
+
+    with pytest.raises(RuntimeError, match="killed"):  # before it made one update more
+        train(tmp_path / "killed", plan=longer, resume=True, listeners=[Killed()])
+    train(tmp_path / "killed", plan=longer, resume=True)
+    assert same(tmp_path / "killed", tmp_path / "model")
+    assert train(tmp_path / "model", resume=True).progress.step == second.progress.step  # it stays ended
+    assert same(tmp_path / "killed", tmp_path / "model")
+
+
+class Killed(Listener):
+    """Ends a training when it begins."""
+
+    def begin(self, about: str, step: int, steps: int) -> None:
+        raise RuntimeError("killed")
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_training_that_is_at_its_end_can_be_lengthened(tmp_path: Path, schedule: str) -> None:
+    plan = small_plan("transformer", *QUICK, f"training.schedule={schedule}", "training.warmup=1")
+    longer = plan.but([f"training.updates={2 * (plan.training.updates or 0)}"])
+    train(tmp_path / "whole", PAIRS, plan=longer)
+    train(tmp_path / "parts", PAIRS, plan=plan)
+    told = Told()
+    outcome = train(tmp_path / "parts", plan=longer, resume=True, listeners=[told])
+    assert outcome.finished
+    assert outcome.progress.step == longer.training.updates
+    assert read_config(tmp_path / "parts")["plan"] == longer.settings()
+    assert told.texts[0].startswith("lengthened from 4 updates to 8 updates")
+    assert ("goes up again" in told.texts[0]) == (schedule == "cosine")
+    if schedule == "constant":  # which does not know its end
+        last = [Checkpoint.all(tmp_path / name)[-1].parameters() for name in ("whole", "parts")]
+        assert all(torch.equal(tensor, last[1][name]) for name, tensor in last[0].items())
+
+
+def test_the_command_lengthens_a_training_and_refuses_to_shorten_it(
+    tmp_path: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    run("train", *files, "-o", model, "--preset", "tiny", "--epochs", 2, *SMALL)
+    run("train", "-o", model, "--resume")  # nothing is left to do, and the preset's 10 epochs do not count
+    assert read_config(model)["plan"]["training"]["epochs"] == 2
+    steps = Checkpoint.all(model)[-1].step
+    run("train", "-o", model, "--resume", "--epochs", 4)
+    assert "lengthened from 2 epochs to 4 epochs" in capsys.readouterr().out
+    assert Checkpoint.all(model)[-1].step == 2 * steps
+    for option in (("--epochs", 1), ("--updates", 9999)):
+        run("train", "-o", model, "--resume", *option, status=2)
+        shown = capsys.readouterr().err
+        assert "was planned for 4 epochs, and now it is" in shown
+        assert "a training can be made longer, --epochs N" in shown
+    run("train", "-o", model, "--resume", "--set", "training.rate=3", status=2)
+    shown = capsys.readouterr().err
+    assert "was begun with training.rate=0.002, and now it is 3.0; leave it out" in shown
+
+
+@pytest.fixture
+def unchosen(folder: Path) -> Path:
+    """As Ctrl-C leaves a folder: without the choice that is made at the end."""
+    config = read_config(folder)
+    del config["alignment"]
+    (folder / CONFIG).write_text(json.dumps(config))
+    return folder
+
+
+ALIGNING = {
+    "align": ("--text", "1 2 3", "3 2 1", "--soft"),
+    "translate": ("1 2 3", "--alignment", "--json"),
+    "draw": ("1 2 3", "-o", "x.svg"),
+}
+
+
+def test_what_an_interrupted_training_would_choose_is_what_a_finished_one_chose(
+    unchosen: Path, trained: Path
+) -> None:
+    assert choice_of(unchosen) == choice_of(trained) == load_translator(trained).choice
+
+
+@pytest.mark.parametrize("command", ALIGNING)
+def test_an_interrupted_training_aligns_with_what_it_would_choose(
+    command: str,
+    unchosen: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = Choice(layer=0, heads=(1,), shift="output")  # none that is taken by default
+    done = "is not at its end, where it tries what aligns best; that was done now."
+    last = "as its data are missing or damaged, its last layer is read."
+    torch.manual_seed(0)  # parameters with which a translation has words
+    write_parameters(
+        unchosen,
+        {name: 0.4 * torch.randn(x.shape) for name, x in load_model(unchosen).model.state_dict().items()},
+    )
+
+    def shown(told: str) -> list[str]:
+        run(command, "-m", unchosen, *ALIGNING[command])
+        out, err = capsys.readouterr()
+        said = [line for line in err.splitlines() if "the training of" in line]
+        assert len(said) == bool(told)
+        assert all(line.endswith(told) for line in said)
+        return [out, Path("x.svg").read_text("utf-8") if command == "draw" else ""]
+
+    config = (unchosen / CONFIG).read_text()
+    found: dict[str, list[str]] = {}
+    for name, choice in (("other", other), ("default", Choice())):
+        (unchosen / CONFIG).write_text(json.dumps(json.loads(config) | {"alignment": choice.to_dict()}))
+        found[name] = shown("")
+    assert found["other"] != found["default"]
+    (unchosen / CONFIG).write_text(config)
+    with monkeypatch.context() as patched:
+        patched.setattr("regard.translation.training.train._best_choice", lambda *given: other)
+        assert shown(done) == found["other"]
+    ids = unchosen / "data" / "train.ids"
+    for damaged in (ids.read_bytes()[:4096] + b"\xff" * 40 + ids.read_bytes()[4136:], b"x"):
+        ids.write_bytes(damaged)
+        assert shown(last) == found["default"]
+    shutil.rmtree(unchosen / "data")
+    assert shown(last) == found["default"]
+
+
+def test_what_is_not_asked_for_is_not_chosen(
+    unchosen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    all_three = ("--layer", 0, "--heads", "all", "--shift", "output")
+    run("align", "-m", unchosen, *ALIGNING["align"], *all_three)
+    run("translate", "-m", unchosen, "1 2 3")
+    run("draw", "-m", unchosen, *ALIGNING["draw"], "--heads")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_terminal_that_is_closed_ends_the_command_with_129_and_all_is_saved(
+    tmp_path: Path, files: tuple[Path, Path], nohup: bool
+) -> None:
+    """On a terminal of its own, which hangs up; `nohup` goes on to the end."""
+    plan = small_plan("transformer", "training.updates=30", "training.save=2", "training.judge=15")
+    command = [sys.executable, "-m", "regard", "train", *map(str, files), "-o", str(tmp_path / "cut")]
+    terminal, other = pty.openpty()
+    with subprocess.Popen(
+        ["nohup", *command, *settings(plan)] if nohup else [*command, *settings(plan)],
+        stdin=other,
+        stdout=other,
+        stderr=other,
+        start_new_session=True,
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm"},
+    ) as process:
+        os.close(other)
+        while process.poll() is None and not Checkpoint.all(tmp_path / "cut"):
+            time.sleep(0.02)
+            with suppress(OSError):  # of nohup, which has left the terminal
+                if select.select([terminal], [], [], 0)[0]:
+                    os.read(terminal, 10_000)
+        os.close(terminal)
+        process.send_signal(signal.SIGHUP)
+        process.wait()
+    last = Checkpoint.all(tmp_path / "cut")[-1].step
+    if nohup:
+        assert (process.returncode, last) == (0, 30)
+        return
+    assert process.returncode == 129
+    assert 0 < last < 30
+    run("train", "--output", tmp_path / "cut", "--resume")
+    train(tmp_path / "whole", PAIRS, plan=plan)
+    assert same(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_ctrl_c_ends_the_command_with_130_and_going_on_ends_with_the_same_bits(
+    tmp_path: Path, files: tuple[Path, Path]
+) -> None:
+    plan = small_plan("transformer", "training.updates=30", "training.save=2", "training.judge=15")
+    command = [sys.executable, "-m", "regard", "train", *map(str, files), "-o", str(tmp_path / "cut")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*command, *settings(plan)],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+    ) as process:
+        while process.poll() is None and not Checkpoint.all(tmp_path / "cut"):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        shown = process.communicate()[0]
+    assert process.returncode == 130, shown
+    assert "all is saved" in shown
+    assert f"regard train --output {tmp_path / 'cut'} --resume" in shown
+    assert "Traceback" not in shown
+    assert 0 < Checkpoint.all(tmp_path / "cut")[-1].step < 30
+    run("train", "--output", tmp_path / "cut", "--resume")
+    train(tmp_path / "whole", PAIRS, plan=plan)
+    assert same(tmp_path / "cut", tmp_path / "whole")

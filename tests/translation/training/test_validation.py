@@ -1,0 +1,136 @@
+"""Looks at the dev data: what they say does not depend on how they are batched."""
+
+import pytest
+import torch
+
+from regard.models.packed import Packed
+from regard.models.seq2seq import Seq2Seq
+from regard.translation.alignment.alignment import align
+from regard.translation.alignment.cross_attention import Choice, attends, crossing
+from regard.translation.data.batches import Batch
+from regard.translation.data.pairs import Pair
+from regard.translation.tokens import END, START
+from regard.translation.training import validation
+from regard.translation.training.validation import Dev, dev_loss, judge, translations
+from tests.translation.small import DEV, PAIRS, TOKENS, small_plan
+
+LONG = [*PAIRS[:7], Pair("1 2 3 4 5 6 7 8 9 0 1", "1 0"), Pair("1", "1 2 3 4 5"), *PAIRS[20:23]]
+
+
+@pytest.fixture(params=["transformer", "recurrent", "plain"])
+def model(request: pytest.FixtureRequest) -> Seq2Seq:
+    torch.manual_seed(0)
+    made = small_plan(request.param).model.make(TOKENS.sizes())
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=1.0)  # far from ties, so that rounding decides nothing
+    return made
+
+
+def test_the_loss_is_the_mean_over_all_tokens(model: Seq2Seq, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = []
+    for pair in LONG:
+        batch = Batch.of([(TOKENS.source.encode(pair.source), TOKENS.target.encode(pair.target))])
+        alone.append((float(model.eval().loss(batch.source, batch.target).detach()), batch.labels))
+    mean = sum(loss * labels for loss, labels in alone) / sum(labels for _, labels in alone)
+    model.train()
+    for budget in (1, 30, 4096):
+        monkeypatch.setattr(validation, "_TOKENS", budget)
+        dev = Dev.of(LONG, TOKENS)
+        assert sum(batch.labels for batch in dev.batches) == sum(labels for _, labels in alone)
+        assert dev_loss(model, dev.batches) == pytest.approx(mean, rel=1e-5)
+    assert model.training  # as it was: dropout comes back
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_translations_come_in_the_order_of_their_sources(
+    model: Seq2Seq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = Dev.of(LONG, TOKENS).sources
+    wanted = []
+    for source in sources:
+        packed = Packed.of([[*source, END]])
+        (ids,) = model.greedy(packed, start=START, end=END, most=2 * len(source) + 10)
+        wanted.append(TOKENS.target.join(ids).text.split())
+    monkeypatch.setattr(validation, "_SENTENCES", 5)
+    found = [text.split() for text in translations(model, TOKENS, sources)]
+    # one that does not end goes on as long as the longest of its batch
+    assert all(a[: len(b)] == b for a, b in zip(found, wanted, strict=True))
+    assert len({tuple(one) for one in found}) > 1
+
+
+@pytest.mark.parametrize("criterion", ["loss", "bleu"])
+def test_what_is_judged_by_is_larger_if_better(model: Seq2Seq, criterion: str) -> None:
+    dev = Dev.of(DEV, TOKENS)
+    found = judge(model, TOKENS, dev, criterion)
+    wanted = -found.loss if criterion == "loss" else found.bleu
+    assert found.value == pytest.approx(wanted, abs=0.002 * found.loss)
+    assert 0 <= found.bleu <= 100
+    assert 0 <= found.exact <= 1
+    told = found.judgement(7, best=True)
+    assert (told.step, told.loss, told.bleu, told.exact, told.best) == (
+        *(7, found.loss, found.bleu, found.exact),
+        True,
+    )
+    assert judge(model, TOKENS, dev, criterion) == found
+
+
+def test_a_model_that_knows_all_is_judged_so(monkeypatch: pytest.MonkeyPatch, model: Seq2Seq) -> None:
+    pairs = [Pair(f"{pair.source} {pair.source}", f"{pair.target} {pair.target}") for pair in DEV]
+    right = [pair.target for pair in pairs]
+    monkeypatch.setattr(validation, "translations", lambda *given: right)
+    found = judge(model, TOKENS, Dev.of(pairs, TOKENS), "bleu")
+    assert (found.bleu, found.exact) == (pytest.approx(100), 1)
+    monkeypatch.setattr(validation, "translations", lambda *given: [*right[:-1], ""])
+    found = judge(model, TOKENS, Dev.of(pairs, TOKENS), "bleu")
+    assert found.bleu < 100
+    assert found.exact == pytest.approx((len(pairs) - 1) / len(pairs))
+
+
+def test_the_sample_is_a_pair_and_its_translation(model: Seq2Seq) -> None:
+    dev = Dev.of(LONG, TOKENS)
+    sample = judge(model, TOKENS, dev, "loss").sample
+    place = [pair.source for pair in LONG].index(sample.source)
+    assert place == 7  # the longest of the first eight
+    assert sample.reference == LONG[place].target
+    assert sample.translation == translations(model, TOKENS, dev.sources)[place]
+
+
+def test_of_many_pairs_some_are_translated_and_all_have_a_loss(
+    model: Seq2Seq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "_TRANSLATED", 3)
+    dev = Dev.of(LONG, TOKENS)
+    assert len(dev.sources) == 3
+    assert sum(len(batch.source) for batch in dev.batches) == len(LONG)
+    assert judge(model, TOKENS, dev, "bleu").sample.source in {pair.source for pair in LONG[:3]}
+
+
+def test_one_pair_is_enough(model: Seq2Seq) -> None:
+    found = judge(model, TOKENS, Dev.of(DEV[:1], TOKENS), "bleu")
+    assert found.sample.source == DEV[0].source
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_where_bleu_tells_nothing_the_loss_decides(better: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BLEU counts four words in a row, which these targets do not have."""
+    model = small_plan("plain").model.make(TOKENS.sizes())
+    dev = Dev.of(DEV, TOKENS)
+    monkeypatch.setattr(validation, "translations", lambda *given: [pair.target for pair in DEV])
+    first = judge(model, TOKENS, dev, "bleu")
+    monkeypatch.setattr(validation, "dev_loss", lambda *given: first.loss + (-0.1 if better else 0.1))
+    second = judge(model, TOKENS, dev, "bleu")
+    assert first.bleu == second.bleu == 0
+    assert (second.value > first.value) == better
+
+
+def test_the_sample_says_which_of_the_models_words_came_from_which(model: Seq2Seq) -> None:
+    sample = judge(model, TOKENS, Dev.of(LONG, TOKENS), "loss").sample
+    if not attends(model):
+        assert sample.alignment is None
+        return
+    assert sample.alignment is not None
+    assert sample.alignment["source_words"] == sample.source.split()
+    assert sample.alignment["target_words"] == sample.translation.split()
+    choice = Choice(layer=min(1, len(crossing(model)) - 1), shift="output")
+    wanted = align(model, TOKENS, [(sample.source, sample.translation)], choice)
+    assert sample.alignment == wanted[0].to_dict()
