@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.models import Recipe, Transformer
+from regard.models import Transformer, TransformerConfig
 from regard.models.layers.attention import MultiHeadAttention
 from regard.translation.tokens import END, PADDING, START, UNKNOWN
 
@@ -19,7 +19,7 @@ def refusal(model: nn.Module) -> str | None:
     if not isinstance(model, Transformer):
         return f"there is no such model elsewhere: {type(model).__name__}"
     recipe = model.encoder.recipe
-    usual = Recipe(
+    usual = TransformerConfig(
         width=recipe.width,
         heads=recipe.heads,
         layers=recipe.layers,
@@ -84,13 +84,13 @@ def _set(part: Any, block: Any, name: str) -> None:
             weight, bias = attention.part(which)
             theirs.weight.copy_(weight)
             theirs.bias.copy_(bias)
-        _copy(part.out_proj, attention.outward)
+        _copy(part.out_proj, attention.out_proj)
     ours = {
         "self_attn_layer_norm": "attention_residual.norm",
         "encoder_attn_layer_norm": "cross_residual.norm",
         "final_layer_norm": "feed_forward_residual.norm",
-        "fc1": "feed_forward.inward",
-        "fc2": "feed_forward.outward",
+        "fc1": "feed_forward.in_proj",
+        "fc2": "feed_forward.out_proj",
     }
     if name in ours:
         _copy(part, block.get_submodule(ours[name]))
@@ -122,8 +122,8 @@ def ctranslate2(model: Transformer, folder: Path) -> None:
                 for theirs, linear in zip(layer.attention.linear, _linears(block.cross, True), strict=True):
                     theirs.weight, theirs.bias = linear
                 _write(layer.attention.layer_norm, block.cross_residual.norm)
-            _write(layer.ffn.linear_0, block.feed_forward.inward)
-            _write(layer.ffn.linear_1, block.feed_forward.outward)
+            _write(layer.ffn.linear_0, block.feed_forward.in_proj)
+            _write(layer.ffn.linear_1, block.feed_forward.out_proj)
             _write(layer.ffn.layer_norm, block.feed_forward_residual.norm)
     for register, embedding in (
         (spec.register_source_vocabulary, _source_embedding(model)),
@@ -140,12 +140,12 @@ def ctranslate2(model: Transformer, folder: Path) -> None:
 
 def _linears(attention: MultiHeadAttention, cross: bool = False) -> Iterator[tuple[Any, Any]]:
     """In one product what reads the same: query, key and value, or of two sources the query alone."""
-    assert isinstance(attention.inward, nn.Linear)
+    assert isinstance(attention.in_proj, nn.Linear)
     first = attention.heads * attention.head_width if cross else 0
     for rows in (slice(0, first), slice(first, None)):
         if rows != slice(0, 0):
-            yield tuple(x[rows].detach().numpy() for x in (attention.inward.weight, attention.inward.bias))
-    yield attention.outward.weight.detach().numpy(), attention.outward.bias.detach().numpy()
+            yield tuple(x[rows].detach().numpy() for x in (attention.in_proj.weight, attention.in_proj.bias))
+    yield attention.out_proj.weight.detach().numpy(), attention.out_proj.bias.detach().numpy()
 
 
 def _write(theirs: Any, ours: Any) -> None:

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.harness import Lineup, Race
 from regard.mechanism.masks import Padding
-from regard.models import Attends, Packed, Recipe, Transformer
+from regard.models import Attends, Packed, Transformer, TransformerConfig
 
 VOCABULARY = 8_000
 
@@ -25,7 +25,7 @@ def stepping() -> Iterator[Race]:
 
 def _contenders(sentences: int) -> Lineup:
     torch.manual_seed(0)
-    model = Transformer(VOCABULARY, Recipe(width=256, heads=8, layers=3), share=True).eval()
+    model = Transformer(VOCABULARY, TransformerConfig(width=256, heads=8, layers=3), share=True).eval()
     source = Packed.of([[5] * (24 - i % 13) for i in range(sentences)])
     with torch.no_grad():
         state = model.start(source)

@@ -11,7 +11,15 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard.translation import Anchors, Pair, Plan, error_rate, load_translator, symmetrize, train
+from regard.translation import (
+    LexicalAligner,
+    Pair,
+    TranslationConfig,
+    error_rate,
+    load_translator,
+    symmetrize,
+    train,
+)
 from regard.translation.data.bible import Verse, bible
 from regard.translation.data.links import Links, turned
 from regard.translation.training.progress import display
@@ -29,7 +37,7 @@ def main() -> None:
     verses = bible(BOOKS)
     pairs = [verse.pair for verse in verses]
     report("diagonal", verses, [diagonal(verse) for verse in verses])
-    anchors = Anchors.learn(pairs)
+    anchors = LexicalAligner.learn(pairs)
     report("lexical aligner", verses, anchors.links(pairs, "grow-diag-final-and"))
     settings = [*SETTINGS, f"training.guide={asked.guide}", f"training.epochs={asked.epochs}"]
     forward = aligned(asked.folder / "grc-en", pairs, settings)
@@ -44,7 +52,7 @@ def main() -> None:
 
 def aligned(folder: Path, pairs: Sequence[Pair], settings: Sequence[str]) -> list[Links]:
     """Train on all pairs, some of which are judged by as well, and read the links of all."""
-    plan = Plan.preset("tiny").but(settings)
+    plan = TranslationConfig.preset("tiny").but(settings)
     train(folder, pairs, dev=pairs[:300], plan=plan, resume=True, listeners=[display()])
     return [alignment.links() for alignment in load_translator(folder).align(pairs)]
 

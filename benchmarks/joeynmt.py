@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks import peers
 from benchmarks.multi30k import END, PADDING, START, UNKNOWN
-from regard.models import Recipe, Transformer
+from regard.models import Transformer, TransformerConfig
 
 LONGEST = 1_000  # the places that their positions are written down for
 
@@ -42,7 +42,7 @@ class Marks:
         return self.size
 
 
-def build(source: int, target: int, recipe: Recipe, *, share: bool, smoothing: float = 0.0) -> Any:
+def build(source: int, target: int, recipe: TransformerConfig, *, share: bool, smoothing: float = 0.0) -> Any:
     """Their model for two vocabularies of these sizes; share: one matrix for source, target and output."""
     from joeynmt.model import build_model
 
@@ -136,8 +136,8 @@ def converted(model: Transformer) -> Any:
                     _copy_part(getattr(layer, name), block.get_submodule(part))
             feed_forward = layer.feed_forward
             _copy(feed_forward.layer_norm, block.feed_forward_residual.norm)
-            _copy(feed_forward.pwff_layer[0], block.feed_forward.inward)
-            _copy(feed_forward.pwff_layer[3], block.feed_forward.outward)
+            _copy(feed_forward.pwff_layer[0], block.feed_forward.in_proj)
+            _copy(feed_forward.pwff_layer[3], block.feed_forward.out_proj)
     return theirs
 
 
@@ -158,7 +158,7 @@ def _copy_part(theirs: Any, ours: Any) -> None:
     for which, linear in enumerate((theirs.q_layer, theirs.k_layer, theirs.v_layer)):
         linear.weight.copy_(ours.part(which)[0])
         linear.bias.copy_(ours.part(which)[1])
-    _copy(theirs.output_layer, ours.outward)
+    _copy(theirs.output_layer, ours.out_proj)
 
 
 def _copy(theirs: Any, ours: Any) -> None:

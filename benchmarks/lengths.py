@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from regard.plot.curves import draw_by_length
-from regard.translation import Greedy, Plan, by_length, embedded, load_translator, train
+from regard.translation import Greedy, TranslationConfig, by_length, embedded, load_translator, train
 from regard.translation.evaluation import length_bins
 from regard.translation.training.progress import display
 
@@ -37,7 +37,7 @@ def main() -> None:
     curves = {}
     for kind, name in NAMES.items():
         epochs = asked.epochs * MORE.get(kind, 1)
-        plan = Plan.preset("tiny", kind).but([*SETTINGS, f"training.epochs={epochs}"])
+        plan = TranslationConfig.preset("tiny", kind).but([*SETTINGS, f"training.epochs={epochs}"])
         folder = asked.folder / kind
         train(folder, pairs, dev=corpus.dev, plan=plan, resume=True, listeners=[display()])
         written = [one.text for one in load_translator(folder).translate(sources, how=Greedy())]

@@ -89,10 +89,10 @@ def _print(kind: Kind, result: dict[str, object]) -> None:
 def measure(folder: Path, size: Size, kind: Kind) -> None:
     """Train in this process, one of those that torchrun started, and write its peak."""
     from regard.models import keep_memory, return_memory
-    from regard.translation.config import Plan
+    from regard.translation.config import TranslationConfig
     from regard.translation.data.batches import InMemory
     from regard.translation.data.pairs import Pair
-    from regard.translation.tokens import Tokens, TwoSides
+    from regard.translation.tokens import TokenizerPair, Tokens
     from regard.translation.training.distributed import join_world
     from regard.translation.training.loop import Trainer
 
@@ -104,7 +104,7 @@ def measure(folder: Path, size: Size, kind: Kind) -> None:
     texts = [" ".join(words[number] for number in row) for row in sentences.tolist()]
     ids = InMemory([(tokens.encode(text), tokens.encode(text)) for text in texts])
     dev = [Pair(text, text) for text in texts[:8]]
-    plan = Plan.preset("base").but(
+    plan = TranslationConfig.preset("base").but(
         [
             *(f"model.width={size.width}", f"model.layers={size.layers}", f"model.heads={size.width // 64}"),
             *("training.tokens=1000", "training.updates=4", "training.judge=2", "training.save=2"),
@@ -112,7 +112,7 @@ def measure(folder: Path, size: Size, kind: Kind) -> None:
         ]
     )
     with join_world(shard=kind.shard) as world:
-        Trainer(folder, plan, TwoSides(tokens, tokens), ids, dev, world=world).run()
+        Trainer(folder, plan, TokenizerPair(tokens, tokens), ids, dev, world=world).run()
         _peak(folder, world.rank).write_text(str(peak_memory()))
 
 

@@ -143,13 +143,13 @@ Stepper = tuple[Callable[[int], Step], int]
 def regards(batches: Sequence[Batch], tuned: bool) -> Stepper:
     """regard's Transformer on packed batches."""
     from regard.models.layers.allocation import keep_memory
-    from regard.models.layers.blocks import Recipe
+    from regard.models.layers.blocks import TransformerConfig
     from regard.models.packed import Packed
     from regard.models.transformer import Transformer
 
     if tuned:
         keep_memory()
-    recipe = Recipe(width=WIDTH, heads=HEADS, layers=LAYERS, hidden=HIDDEN, dropout=DROPOUT)
+    recipe = TransformerConfig(width=WIDTH, heads=HEADS, layers=LAYERS, hidden=HIDDEN, dropout=DROPOUT)
     model = Transformer(VOCABULARY, recipe, share=True)
     packed = [
         (Packed.of([pair.source for pair in batch]), Packed.of([pair.target for pair in batch]))
@@ -192,11 +192,11 @@ def torchs(batches: Sequence[Batch], tuned: bool) -> Stepper:
 def joeynmts(batches: Sequence[Batch], tuned: bool) -> Stepper:
     """JoeyNMT's Transformer and loss on padded batches, with the Adam that it makes of its settings."""
     from regard.models.layers.allocation import keep_memory
-    from regard.models.layers.blocks import Recipe
+    from regard.models.layers.blocks import TransformerConfig
 
     if tuned:
         keep_memory()
-    recipe = Recipe(width=WIDTH, heads=HEADS, layers=LAYERS, hidden=HIDDEN, dropout=DROPOUT)
+    recipe = TransformerConfig(width=WIDTH, heads=HEADS, layers=LAYERS, hidden=HIDDEN, dropout=DROPOUT)
     model = joeynmt.build(VOCABULARY, VOCABULARY, recipe, share=True, smoothing=SMOOTHING)
     padded = [joeynmt.make_batch(*zip(*batch, strict=True)) for batch in batches]
     places = [batch.src.numel() + batch.trg.numel() for batch in padded]

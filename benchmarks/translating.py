@@ -23,7 +23,7 @@ import torch
 from benchmarks import converted, joeynmt, multi30k
 from benchmarks.data import DATA
 from benchmarks.workers import ask, dismiss
-from regard.models import Packed, Recipe, Transformer, keep_memory
+from regard.models import Packed, Transformer, TransformerConfig, keep_memory
 from regard.translation.decoding.search import Beam, search
 from regard.translation.tokens import END, MARKS, PADDING
 
@@ -44,14 +44,14 @@ ONCE = ("JoeyNMT",)  # one round takes minutes
 LEAN = "regard, lean"
 
 
-class Turn(NamedTuple):
+class Rotation(NamedTuple):
     """One batch: the time it took, and the translations."""
 
     seconds: float
     found: list[list[int]]
 
 
-Rounds = list[list[Turn]]
+Rounds = list[list[Rotation]]
 
 
 def main(quick: bool = False, folder: str | None = None) -> list[dict[str, object]]:
@@ -109,7 +109,7 @@ def _train(quick: bool) -> Known:
     torch.manual_seed(0)
     data, origin = multi30k.pairs(3_000 if quick else 29_000)
     unseen, batches = data[:1_000], multi30k.in_random_order(data[1_000:], 600 if quick else 6_000)
-    model = Transformer(multi30k.VOCABULARY, Recipe(), share=True)
+    model = Transformer(multi30k.VOCABULARY, TransformerConfig(), share=True)
     steps = 3 if quick else TRAINED
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
@@ -142,7 +142,7 @@ def compete(
         order, shuffle = list(entries), random.Random(0).shuffle
         found: dict[str, Rounds] = {name: [] for name in entries}
         for done in range(-1, rounds):  # the first round warms up, on a few batches
-            turns: dict[str, list[Turn]] = {name: [] for name in entries if done <= 0 or name not in ONCE}
+            turns: dict[str, list[Rotation]] = {name: [] for name in entries if done <= 0 or name not in ONCE}
             for batch in batches if done >= 0 else batches[:: max(len(batches) // 3, 1)]:
                 shuffle(order)
                 for name in (one for one in order if one in turns):
@@ -167,7 +167,7 @@ def work(pipe: Connection, name: str, model: Any, words: list[int]) -> None:
                 batch = pipe.recv()
                 begun = time.perf_counter()
                 found = translate(batch)
-                pipe.send(Turn(time.perf_counter() - begun, found))
+                pipe.send(Rotation(time.perf_counter() - begun, found))
     except EOFError:
         return
     except Exception as error:

@@ -167,13 +167,13 @@ def added(bias: Any, at: tuple[int, ...], i: int, j: int, queries: int, keys: in
             return 0.0
         case Tensor():
             return entry(bias, at, i, j)
-        case regard.Relative(vector=vector):
+        case regard.ClippedRelativeBias(vector=vector):
             reach = (vector.shape[-1] - 1) // 2
             vector = vector.expand(max(head + 1, len(torch.atleast_2d(vector))), -1)
             return vector[head, min(max(distance, -reach), reach) + reach].item()
         case regard.ALiBi():
             return -slope(head, len(bias.slopes)) * abs(distance)
-        case regard.T5():
+        case regard.T5Bias():
             return bias.table[bucket(distance, bias.buckets, bias.reach, bias.bidirectional), head].item()
     return sum(added(part, at, i, j, queries, keys) for part in bias)
 

@@ -11,12 +11,12 @@ def _():
     import torch
 
     import regard
-    from regard.models import Recipe, Stack
+    from regard.models import Stack, TransformerConfig
 
     _style = mo.notebook_dir().parent / "assets" / "guide.mplstyle"
     if _style.exists():  # not if the notebook travels alone
         plt.style.use(_style)
-    return Recipe, Stack, mo, plt, regard, torch
+    return TransformerConfig, Stack, mo, plt, regard, torch
 
 
 @app.cell(hide_code=True)
@@ -45,10 +45,10 @@ def _(mo):
 
 
 @app.cell
-def _(Recipe, causal, encoding, length, regard, sharpness, torch):
+def _(TransformerConfig, causal, encoding, length, regard, sharpness, torch):
     torch.manual_seed(0)
     heads, width = 4, 64
-    recipe = Recipe(width=width, heads=heads, positions=encoding.value, length=96)
+    recipe = TransformerConfig(width=width, heads=heads, positions=encoding.value, length=96)
     positions = recipe.make_positions(causal=causal.value)
     places = torch.arange(length.value)
 
@@ -114,12 +114,14 @@ def _(mo):
 
 
 @app.cell
-def _(Recipe, Stack, encoding, mo, shuffle, text, torch):
+def _(TransformerConfig, Stack, encoding, mo, shuffle, text, torch):
     words = text.value.split()[:12]
     mo.stop(len(words) < 2, mo.md("*Type two words or more.*"))
     torch.manual_seed(0)
     table = {word: torch.randn(32) for word in sorted(set(words))}
-    block = Stack(Recipe(width=32, heads=4, layers=1, positions=encoding.value, dropout=0.0)).eval()
+    block = Stack(
+        TransformerConfig(width=32, heads=4, layers=1, positions=encoding.value, dropout=0.0)
+    ).eval()
 
     order = torch.randperm(len(words), generator=torch.Generator().manual_seed(shuffle.value))
     x = torch.stack([table[word] for word in words])

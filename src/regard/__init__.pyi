@@ -20,10 +20,10 @@ from regard.inspection.patch import patched as patched
 from regard.inspection.patch import unpatch as unpatch
 from regard.inspection.watch import Seen as Seen
 from regard.inspection.watch import watch as watch
-from regard.mechanism.biases import T5 as T5
 from regard.mechanism.biases import ALiBi as ALiBi
-from regard.mechanism.biases import Relative as Relative
+from regard.mechanism.biases import ClippedRelativeBias as ClippedRelativeBias
 from regard.mechanism.biases import RelativeBias as RelativeBias
+from regard.mechanism.biases import T5Bias as T5Bias
 from regard.mechanism.mask_algebra import Mask as Mask
 from regard.mechanism.masks import Causal as Causal
 from regard.mechanism.masks import Documents as Documents

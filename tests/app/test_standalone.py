@@ -22,7 +22,7 @@ import regard
 from regard.app import embedded
 from regard.app import standalone as module
 from regard.app.standalone import make_page, show, write_page
-from regard.app.view_model import Exhibit
+from regard.app.view_model import ViewModel
 from regard.errors import ArgumentError
 from regard.translation import Alignment, Translation
 
@@ -118,7 +118,7 @@ def test_the_page_holds_all_heads_and_what_they_do():
     held = page.layer()
     np.testing.assert_allclose(floats(held["weights"]), weights.dense(), atol=1e-6)
     assert held["pooled"] is False
-    assert held["heads"] == Exhibit.of(weights).ask("heads", {}).facts["heads"]
+    assert held["heads"] == ViewModel.of(weights).ask("heads", {}).facts["heads"]
     assert page.inputs[0]["note"] == ""
 
 
@@ -214,7 +214,7 @@ def test_no_word_becomes_markup(source, target, title, about):
 def test_no_token_title_or_name_becomes_markup(token):
     page = Page(make_page({token: torch.eye(1)}, title=token, about=token))
     assert page.elements == Page(written()).elements
-    text = make_page(Exhibit.of(lazy(keys=5), queries=[token] * 5, title=token))
+    text = make_page(ViewModel.of(lazy(keys=5), queries=[token] * 5, title=token))
     assert Page(text).elements == page.elements
     assert Page(text).inputs[0]["texts"][0]["tokens"] == [token.replace("\udc80", "?")] * 5
 

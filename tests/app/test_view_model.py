@@ -1,4 +1,4 @@
-"""Exhibits: what they describe, and that each answer is what the dense weights say."""
+"""ViewStore: what they describe, and that each answer is what the dense weights say."""
 
 import json
 import math
@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 import regard
 from regard._util import interrupt
 from regard.app.view_model import (
-    Exhibit,
     Input,
     Layer,
     Text,
+    ViewModel,
     exhibit_of_translations,
     look_at_text,
     look_at_translation,
     look_at_translations,
 )
 from regard.errors import ArgumentError
-from regard.models import Recipe, RecurrentRecipe, RecurrentSeq2Seq, Transformer
-from regard.translation import Alignment, Tokens, Translation, Translator, TwoSides
+from regard.models import RecurrentConfig, RecurrentSeq2Seq, Transformer, TransformerConfig
+from regard.translation import Alignment, TokenizerPair, Tokens, Translation, Translator
 
 H, Q, K, D = 3, 5, 7, 11
 HOSTILE = ["</script><img src=x onerror=alert(1)>", "\udc80", "a\u2028b", "", "x" * 10_000, "\0"]
@@ -38,8 +38,8 @@ def lazy(heads=H, queries=Q, keys=K, **options) -> regard.Weights:
 def translator(**options) -> Translator:
     torch.manual_seed(0)
     tokens = Tokens.learn(["ein Hund bellt laut", "a dog barks"] * 10, kind="characters", size=40)
-    model = Transformer(len(tokens), Recipe(width=16, heads=2, layers=2), share=True)
-    return Translator(model, TwoSides(tokens, tokens), **options)
+    model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=2), share=True)
+    return Translator(model, TokenizerPair(tokens, tokens), **options)
 
 
 def of(ours: Translator, source: str, target: str) -> Translation:
@@ -51,7 +51,7 @@ def of(ours: Translator, source: str, target: str) -> Translation:
 
 
 def test_tokens_of_both_sides_are_described():
-    exhibit = Exhibit.of(lazy(), queries=list("abcde"), keys=list("ABCDEFG"), title="Letters")
+    exhibit = ViewModel.of(lazy(), queries=list("abcde"), keys=list("ABCDEFG"), title="Letters")
     described = json.loads(json.dumps(exhibit.describe()))
     (one,) = described["inputs"]
     assert described["title"] == "Letters"
@@ -62,13 +62,13 @@ def test_tokens_of_both_sides_are_described():
 
 
 def test_without_keys_the_queries_read_each_other():
-    (one,) = Exhibit.of(lazy(keys=Q), queries=list("abcde")).describe()["inputs"]
+    (one,) = ViewModel.of(lazy(keys=Q), queries=list("abcde")).describe()["inputs"]
     assert len(one["texts"]) == 1
     assert (one["layers"][0]["kind"], one["layers"][0]["keys"]) == ("self", 0)
 
 
 def test_tokens_that_nobody_named_are_numbered():
-    (one,) = Exhibit.of(torch.rand(2, 3)).describe()["inputs"]
+    (one,) = ViewModel.of(torch.rand(2, 3)).describe()["inputs"]
     assert [text["tokens"] for text in one["texts"]] == [["1", "2"], ["1", "2", "3"]]
 
 
@@ -77,7 +77,7 @@ def test_each_of_a_batch_is_an_input(lead):
     x = torch.randn(*lead, Q, D, generator=torch.Generator().manual_seed(1))
     weights = regard.attend(x, x, x)[1]
     for given_ in (weights, weights.dense()):
-        exhibit = Exhibit.of(given_)
+        exhibit = ViewModel.of(given_)
         assert len(exhibit.inputs) == math.prod(lead[:-1])
         dense = weights.dense().reshape(-1, lead[-1] if lead else 1, Q, Q)
         for number, matrix in enumerate(dense):
@@ -87,14 +87,14 @@ def test_each_of_a_batch_is_an_input(lead):
 
 def test_a_large_batch_must_be_chosen_from():
     with pytest.raises(regard.ArgumentError, match="batch of 65"):
-        Exhibit.of(torch.rand(65, 2, 3, 3))
+        ViewModel.of(torch.rand(65, 2, 3, 3))
 
 
 def test_what_was_watched_has_labels_and_tokens():
-    model = Transformer(50, Recipe(width=16, heads=2, layers=2))
+    model = Transformer(50, TransformerConfig(width=16, heads=2, layers=2))
     with regard.watch(model) as seen:
         model(torch.tensor([[5, 6, 7]]), torch.tensor([[5, 6]]))
-    exhibit = Exhibit.of(seen, queries=["t", "u"], keys=["a", "b", "c"])
+    exhibit = ViewModel.of(seen, queries=["t", "u"], keys=["a", "b", "c"])
     layers = exhibit.describe()["inputs"][0]["layers"]
     assert [layer["label"] for layer in layers] == [
         "encoder 0",
@@ -114,24 +114,24 @@ def test_what_was_watched_has_labels_and_tokens():
 
 
 def test_steps_of_a_decoder_are_joined():
-    model = RecurrentSeq2Seq(50, RecurrentRecipe(width=16, layers=1, attention="additive"))
+    model = RecurrentSeq2Seq(50, RecurrentConfig(width=16, layers=1, attention="additive"))
     with regard.watch(model) as seen:
         model(torch.tensor([[5, 6, 7]]), torch.tensor([[5, 6]]))
-    (layer,) = Exhibit.of(seen).inputs[0].layers
+    (layer,) = ViewModel.of(seen).inputs[0].layers
     assert layer.size == (2, 3)
 
 
 @pytest.mark.parametrize("given_", [3, "text", None, {"a": 1}, {"a": torch.rand(3)}, {}])
 def test_what_cannot_be_shown_is_refused(given_):
     with pytest.raises((regard.DTypeError, regard.ArgumentError)):
-        Exhibit.of(given_)
+        ViewModel.of(given_)
 
 
 def test_each_row_and_column_needs_its_token():
     with pytest.raises(regard.ShapeError, match="4 tokens for 5 queries"):
-        Exhibit.of(lazy(), queries=list("abcd"), keys=list("ABCDEFG"))
+        ViewModel.of(lazy(), queries=list("abcd"), keys=list("ABCDEFG"))
     with pytest.raises(regard.DTypeError):
-        Exhibit.of(lazy(), queries="abcde", keys=list("ABCDEFG"))
+        ViewModel.of(lazy(), queries="abcde", keys=list("ABCDEFG"))
     with pytest.raises(regard.ArgumentError, match="place 2"):
         Text(("a", "b"), special=(2,))
     with pytest.raises(regard.ArgumentError, match="text 1"):
@@ -140,7 +140,7 @@ def test_each_row_and_column_needs_its_token():
 
 def test_hostile_tokens_are_text_that_json_holds():
     tokens = HOSTILE[:Q]
-    described = Exhibit.of(lazy(keys=Q), queries=tokens).describe()
+    described = ViewModel.of(lazy(keys=Q), queries=tokens).describe()
     text = json.dumps(described, ensure_ascii=False).encode()  # UTF-8 holds it
     (found,) = json.loads(text)["inputs"][0]["texts"]
     assert found["tokens"] == [token.replace("\udc80", "?") for token in tokens]
@@ -155,7 +155,7 @@ def test_hostile_tokens_are_text_that_json_holds():
 def test_a_tile_is_the_mean_of_its_blocks(dense, mask, normalize):
     weights = lazy(mask=mask, normalize=normalize)
     whole = weights.dense()
-    exhibit = Exhibit.of(whole if dense else weights)
+    exhibit = ViewModel.of(whole if dense else weights)
     (found,) = exhibit.ask(
         "tile", {"heads": [2, 0], "rows": [1, 5], "columns": [1, 7], "height": 2, "width": 3}
     ).arrays
@@ -170,7 +170,7 @@ def test_a_tile_is_the_mean_of_its_blocks(dense, mask, normalize):
 def test_top_of_a_query_and_of_a_key(dense):
     weights = lazy()
     whole = weights.dense().mean(0)
-    exhibit = Exhibit.of(weights.dense() if dense else weights)
+    exhibit = ViewModel.of(weights.dense() if dense else weights)
     for side, line, place in (("query", whole[3], 3), ("key", whole[:, 6], 6)):
         facts = exhibit.ask("top", {"side": side, "place": place, "most": 4}).facts
         expected = line.topk(4)
@@ -180,7 +180,7 @@ def test_top_of_a_query_and_of_a_key(dense):
 
 def test_top_leaves_out_what_is_not_seen():
     facts = (
-        Exhibit.of(lazy(keys=Q, mask=regard.Causal()))
+        ViewModel.of(lazy(keys=Q, mask=regard.Causal()))
         .ask("top", {"side": "query", "place": 1, "most": 9})
         .facts
     )
@@ -190,7 +190,7 @@ def test_top_leaves_out_what_is_not_seen():
 @pytest.mark.parametrize("dense", [False, True])
 def test_received_is_the_sum_over_queries(dense):
     weights = lazy()
-    exhibit = Exhibit.of(weights.dense() if dense else weights)
+    exhibit = ViewModel.of(weights.dense() if dense else weights)
     facts, (bins,) = exhibit.ask("received", {"heads": [1], "most": 2, "bins": 99})
     expected = weights.dense()[1].sum(0)
     np.testing.assert_allclose(bins, expected, atol=1e-5)
@@ -200,7 +200,7 @@ def test_received_is_the_sum_over_queries(dense):
 
 
 def test_heads_have_labels_and_thumbnails():
-    facts, (small,) = Exhibit.of(lazy()).ask("heads", {"size": 4})
+    facts, (small,) = ViewModel.of(lazy()).ask("heads", {"size": 4})
     assert small.shape == (H, 4, 4)
     assert [head["head"] for head in facts["heads"]] == [0, 1, 2]
     assert json.dumps(facts, allow_nan=False)
@@ -220,7 +220,7 @@ def test_heads_have_labels_and_thumbnails():
 )
 def test_numbers_add_up_to_the_weight(options, formula):
     weights = lazy(**options)
-    exhibit = Exhibit.of(weights)
+    exhibit = ViewModel.of(weights)
     for query, key in ((1, 0), (4, 3), (0, 6)):
         facts = exhibit.ask("numbers", {"head": 1, "query": query, "key": key}).facts
         product = np.dot(facts["query"], facts["key"]) * facts["scale"] + facts["bias"]
@@ -234,7 +234,7 @@ def test_numbers_add_up_to_the_weight(options, formula):
 
 
 def test_numbers_need_vectors():
-    exhibit = Exhibit.of(lazy().dense())
+    exhibit = ViewModel.of(lazy().dense())
     assert exhibit.describe()["inputs"][0]["layers"][0]["vectors"] is False
     with pytest.raises(regard.ArgumentError, match="vectors"):
         exhibit.ask("numbers", {})
@@ -243,7 +243,7 @@ def test_numbers_need_vectors():
 def test_shared_key_heads_have_their_own_numbers():
     generator = torch.Generator().manual_seed(2)
     query, key = torch.randn(4, Q, D, generator=generator), torch.randn(2, K, D, generator=generator)
-    exhibit = Exhibit.of(regard.attend(query, key, key)[1])
+    exhibit = ViewModel.of(regard.attend(query, key, key)[1])
     facts = exhibit.ask("numbers", {"head": 3, "query": 2, "key": 5}).facts
     np.testing.assert_allclose(facts["query"], query[3, 2], atol=1e-6)
     np.testing.assert_allclose(facts["key"], key[1, 5], atol=1e-6)
@@ -281,7 +281,7 @@ NAMES = [
 )
 @settings(max_examples=300)
 def test_whatever_is_asked_is_answered_or_refused_in_words(question, arguments):
-    exhibit = Exhibit.of(TINY)
+    exhibit = ViewModel.of(TINY)
     try:
         facts, arrays = exhibit.ask(question, arguments)
     except regard.ArgumentError:
@@ -295,7 +295,7 @@ TINY = lazy(2, 3, 4)
 
 @pytest.mark.parametrize("arguments", [None, [], "x", {"input": 1}, {"layer": -1}, {"layer": True}])
 def test_only_what_is_there_is_looked_at(arguments):
-    exhibit = Exhibit.of(TINY)
+    exhibit = ViewModel.of(TINY)
     if arguments is None:
         assert exhibit.ask("tile", arguments).arrays[0].shape == (2, 3, 4)
     else:
@@ -306,13 +306,13 @@ def test_only_what_is_there_is_looked_at(arguments):
 def test_weights_that_are_no_numbers_are_shown_as_nothing():
     query = torch.full((1, 3, 4), math.nan)
     for weights in (regard.attend(query, query, query)[1], torch.full((1, 3, 3), math.nan)):
-        exhibit = Exhibit.of(weights)
+        exhibit = ViewModel.of(weights)
         assert not exhibit.ask("tile", {}).arrays[0].any()
         for question in ("top", "received", "heads"):
             facts, arrays = exhibit.ask(question, {})
             json.dumps(facts, allow_nan=False)
             assert all(np.isfinite(array).all() for array in arrays)
-    facts = Exhibit.of(regard.attend(query, query, query)[1]).ask("numbers", {}).facts
+    facts = ViewModel.of(regard.attend(query, query, query)[1]).ask("numbers", {}).facts
     assert json.dumps(facts, allow_nan=False)
 
 
@@ -320,7 +320,7 @@ def test_weights_that_are_no_numbers_are_shown_as_nothing():
 @pytest.mark.parametrize("dense", [False, True])
 def test_nothing_and_almost_nothing(queries, keys, dense):
     weights = lazy(2, queries, keys)
-    exhibit = Exhibit.of(weights.dense() if dense else weights)
+    exhibit = ViewModel.of(weights.dense() if dense else weights)
     assert exhibit.ask("tile", {}).arrays[0].shape == (2, queries, keys)
     assert exhibit.ask("heads", {}).arrays[0].shape == (2, queries, keys)
     assert exhibit.ask("received", {}).arrays[0].shape == (keys,)
@@ -339,7 +339,7 @@ def test_a_long_input_is_answered_in_linear_memory():
     n = 32_768
     x = torch.randn(1, n, 8, generator=torch.Generator().manual_seed(0))
     weights = regard.attend(x[:, :64], x, x)[1]
-    exhibit = Exhibit.of(weights)
+    exhibit = ViewModel.of(weights)
     (found,) = exhibit.ask("tile", {"rows": [8, 24], "columns": [30_000, 30_256]}).arrays
     expected = (x[0, 8:24].double() @ x[0].double().T / math.sqrt(8)).softmax(-1)[:, 30_000:30_256]
     np.testing.assert_allclose(found[0], expected, rtol=1e-4)
@@ -415,8 +415,8 @@ def test_the_pieces_of_a_translation_are_those_that_the_model_wrote():
     """A text can be cut in several ways, and a model need not write the pieces that cutting would give."""
     torch.manual_seed(0)
     tokens = Tokens.learn(["ein Hund bellt laut", "a dog barks loudly"] * 10, kind="bpe", size=60)
-    model = Transformer(len(tokens), Recipe(width=16, heads=2, layers=1), share=True)
-    ours = Translator(model, TwoSides(tokens, tokens))
+    model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
+    ours = Translator(model, TokenizerPair(tokens, tokens))
     (found,) = ours.translate(["ein Hund bellt"])
     assert tokens.cut(found.text).pieces != found.tokens
     (one,) = look_at_translations(ours, [found]).inputs
@@ -429,7 +429,7 @@ def test_the_pieces_of_a_translation_are_those_that_the_model_wrote():
 
 @pytest.mark.parametrize("weights", [lazy(8), lazy(8).dense()])
 def test_some_heads_are_described_as_among_all(weights):
-    exhibit = Exhibit.of(weights)
+    exhibit = ViewModel.of(weights)
     facts, (pictures,) = exhibit.ask("heads", {"size": 4})
     some, (fewer,) = exhibit.ask("heads", {"size": 4, "heads": [5, 2]})
     assert [one["head"] for one in some["heads"]] == [5, 2]
@@ -438,7 +438,7 @@ def test_some_heads_are_described_as_among_all(weights):
 
 
 def test_pictures_of_many_heads_have_a_size():
-    exhibit = Exhibit.of(torch.rand(20, 512, 512).softmax(-1))
+    exhibit = ViewModel.of(torch.rand(20, 512, 512).softmax(-1))
     with pytest.raises(ArgumentError, match=r"20 heads at size 512 have 5,242,880 cells"):
         exhibit.ask("heads", {"size": 512})
 
@@ -456,7 +456,7 @@ def test_pictures_of_many_heads_have_a_size():
     ],
 )
 def test_what_a_question_costs(question, arguments, expected):
-    assert Exhibit.of(lazy()).pairs(question, arguments) == expected
+    assert ViewModel.of(lazy()).pairs(question, arguments) == expected
 
 
 class Enough(Exception):
@@ -473,10 +473,10 @@ def test_long_answers_are_interrupted_between_parts(question, asked, monkeypatch
     monkeypatch.setattr("regard.mechanism.tiled.budget", lambda problem: 2000)
     monkeypatch.setattr("regard.mechanism.call.problem.WHOLE", 2000)
     weights = lazy(2, 200, 50)
-    expected = Exhibit.of(weights.dense()).ask(question, asked)
+    expected = ViewModel.of(weights.dense()).ask(question, asked)
     checks = []
     with interrupt.checked_by(lambda: checks.append(0)):
-        found = Exhibit.of(weights).ask(question, asked)
+        found = ViewModel.of(weights).ask(question, asked)
     assert len(checks) > 5
     for one, other in zip(found.arrays, expected.arrays, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
@@ -488,14 +488,14 @@ def test_long_answers_are_interrupted_between_parts(question, asked, monkeypatch
 
     checks[:] = [0] * 3
     with interrupt.checked_by(stop), pytest.raises(Enough):
-        Exhibit.of(weights).ask(question, asked)
+        ViewModel.of(weights).ask(question, asked)
 
 
 def test_an_unknown_tau_is_found_in_parts_that_can_be_interrupted(monkeypatch):
     weights = lazy(2, 200, 50)
     problem = weights._problem
     unknown = problem.with_tensors({**problem.tensors, "tau": torch.full_like(problem["tau"], math.nan)})
-    exhibit = Exhibit.of(regard.Weights(unknown, None, (2,)))
+    exhibit = ViewModel.of(regard.Weights(unknown, None, (2,)))
     assert exhibit.unread() == 2 * 200 * 50
     monkeypatch.setattr("regard._util.interrupt._PAIRS", 2000)
     (found,) = exhibit.ask("tile", {"height": 200}).arrays
@@ -506,8 +506,8 @@ def test_an_unknown_tau_is_found_in_parts_that_can_be_interrupted(monkeypatch):
 def test_a_recurrent_translator_looks_step_by_step():
     torch.manual_seed(0)
     tokens = Tokens.learn(["ein Hund bellt laut", "a dog barks"] * 10, kind="characters", size=40)
-    model = RecurrentSeq2Seq(len(tokens), RecurrentRecipe(width=16, layers=1, attention="additive"))
-    exhibit = look_at_translation(Translator(model, TwoSides(tokens, tokens)), ["ein Hund"])
+    model = RecurrentSeq2Seq(len(tokens), RecurrentConfig(width=16, layers=1, attention="additive"))
+    exhibit = look_at_translation(Translator(model, TokenizerPair(tokens, tokens)), ["ein Hund"])
     layer = exhibit.inputs[0].layers[-1]
     assert (layer.label, layer.kind) == ("decoder to source", "cross")
 
@@ -558,7 +558,7 @@ def test_weights_of_another_kernel_are_pooled_like_our_own():
         model()
     expected = regard.attend(query, key, key, mask=regard.Causal(align="start"))[1]
     assert torch.allclose(seen[0].pool(5, 5), expected.pool(5, 5), atol=1e-6)
-    exhibit = Exhibit.of(seen)
+    exhibit = ViewModel.of(seen)
     for heads in (None, [1]):
         (tile,) = exhibit.ask("tile", {"rows": [10, 50], "columns": [0, 20], "heads": heads}).arrays
         chosen = [0, 1, 2] if heads is None else heads

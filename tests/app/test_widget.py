@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import regard
-from regard.app.view_model import Exhibit
+from regard.app.view_model import ViewModel
 from regard.app.widget import AttentionWidget, show
 
 
@@ -36,7 +36,7 @@ def talk(weights, monkeypatch):
 def test_the_view_gets_what_is_there(weights):
     widget = AttentionWidget(weights, queries=list("abcde"), title="Letters", view="matrix")
     state = widget.get_state()
-    assert state["exhibit"] == Exhibit.of(weights, queries=list("abcde"), title="Letters").describe()
+    assert state["exhibit"] == ViewModel.of(weights, queries=list("abcde"), title="Letters").describe()
     assert state["options"] == {"view": "matrix"}
     assert "render" in state["_esm"]
     assert ".regard-attention" in state["_css"]

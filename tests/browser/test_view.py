@@ -359,10 +359,10 @@ def test_the_widget_shows_what_its_kernel_answers(page, served):
 
 def test_a_standing_alone_file_opens_from_disk(page, tmp_path):
     from regard.app.standalone import write_page
-    from regard.app.view_model import Exhibit
+    from regard.app.view_model import ViewModel
 
     x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
-    shown = Exhibit.of(regard.attend(x, x, x)[1], queries=["a", EVIL, "c", "d", "e"], title=EVIL)
+    shown = ViewModel.of(regard.attend(x, x, x)[1], queries=["a", EVIL, "c", "d", "e"], title=EVIL)
     page.goto(write_page(tmp_path / "attention.html", shown).as_uri())
     page.wait_for_selector(".drawing path")
     for view in ("Matrix", "Heads", "Numbers"):

@@ -1,4 +1,4 @@
-"""Exhibits for the view in a browser: embedded ones, and a server with one of 32,768 tokens."""
+"""ViewStore for the view in a browser: embedded ones, and a server with one of 32,768 tokens."""
 
 import base64
 import http.server

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("typer")
 
 from regard.translation.alignment.aer import error_rate, read_gold
-from regard.translation.alignment.cross_attention import Choice
+from regard.translation.alignment.cross_attention import AlignmentHead
 from regard.translation.data.links import pharaoh, symmetrize, turned
 from regard.translation.translator import Translator, load_translator
 from tests.cli.running import run
@@ -52,7 +52,7 @@ def gold(tmp_path) -> Path:
 def wanted(model: Path, **choice) -> list[str]:
     translator = load_translator(model)
     if choice:
-        translator = Translator(translator.model, translator.tokens, choice=Choice(**choice))
+        translator = Translator(translator.model, translator.tokens, choice=AlignmentHead(**choice))
     return [one.pharaoh() for one in translator.align(PAIRS)]
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("typer")
 
 from regard.cli.train import _SETTINGS
 from regard.cli.train import PAIRS as PAIR_FILES
-from regard.translation.config import Plan
+from regard.translation.config import TranslationConfig
 from regard.translation.data.formats import _ENDINGS
 from regard.translation.training.checkpoint import read_config
 from regard.translation.training.preparation import prepared
@@ -87,9 +87,11 @@ def test_plans_of_other_systems_are_read(content, corpus, tmp_path, capsys):
 
 
 def test_settings_that_look_like_options_are_settings():
-    known = {f"{section}.{name}" for section, values in Plan().settings().items() for name in values}
+    known = {
+        f"{section}.{name}" for section, values in TranslationConfig().settings().items() for name in values
+    }
     assert {setting.partition("=")[0] for setting in _SETTINGS.values()} <= known
-    Plan().but(list(_SETTINGS.values()))
+    TranslationConfig().but(list(_SETTINGS.values()))
 
 
 def test_the_end_shows_how_to_translate_a_sentence_of_the_dev_data(corpus, capsys):

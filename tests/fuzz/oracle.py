@@ -163,13 +163,13 @@ def _bias(bias: Any, heads: int, queries: int, keys: int) -> Tensor:
             return torch.zeros((), dtype=torch.float64)
         case Tensor():
             return bias
-        case regard.Relative(vector=vector):
+        case regard.ClippedRelativeBias(vector=vector):
             reach = (vector.shape[-1] - 1) // 2
             return vector[..., distance.clamp(-reach, reach) + reach]
         case regard.ALiBi():
             slopes = torch.tensor([_slope(head, heads) for head in range(heads)], dtype=torch.float32)
             return (-slopes[:, None, None] * distance.abs()).double()  # in float32, as it is there
-        case regard.T5():
+        case regard.T5Bias():
             buckets = [_bucket(at, bias) for at in range(-keys - queries, keys + queries + 1)]
             index = torch.tensor(buckets)[distance + keys + queries]
             return bias.table[index].movedim(-1, 0)

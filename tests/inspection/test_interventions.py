@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import regard
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.inspection.interventions import attentions
-from regard.models import LanguageModel, MultiHeadAttention, Recipe, Transformer
+from regard.models import LanguageModel, MultiHeadAttention, Transformer, TransformerConfig
 from tests.inspection import hosts
 
 HOSTS = ("gpt2", "bert", "llama", "t5")
@@ -29,13 +29,13 @@ def host(name, implementation):
 
 
 def own():
-    model = LanguageModel(50, Recipe(width=16, heads=4, layers=2)).eval()
+    model = LanguageModel(50, TransformerConfig(width=16, heads=4, layers=2)).eval()
     tokens = torch.tensor([[5, 6, 7, 8]])
     return model, lambda: model(tokens)
 
 
 def translator():
-    model = Transformer(50, Recipe(width=16, heads=4, layers=2), share=True).eval()
+    model = Transformer(50, TransformerConfig(width=16, heads=4, layers=2), share=True).eval()
     source, target = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 9, 10]])
     return model, lambda: model(source, target)
 
@@ -160,8 +160,8 @@ def test_zero_of_one_head_equals_columns_of_the_projection():
     model, run = own()
     with regard.edit(model, 1, [2], regard.Zero()):
         edited = run()
-    outward = model.decoder.blocks[1].attention.outward
-    outward.weight[:, 8:12] = 0
+    out_proj = model.decoder.blocks[1].attention.out_proj
+    out_proj.weight[:, 8:12] = 0
     torch.testing.assert_close(run(), edited, atol=1e-6, rtol=1e-6)
 
 
@@ -337,7 +337,7 @@ def test_importance_by_the_models_loss_and_by_ones_own():
 
 def test_a_head_that_is_not_read_matters_nothing():
     model, _ = own()
-    model.decoder.blocks[0].attention.outward.weight[:, :4] = 0
+    model.decoder.blocks[0].attention.out_proj.weight[:, :4] = 0
     table = regard.importance(model, torch.tensor([[5, 6, 7]]))
     last = table.iloc[-1]
     assert (last["number"], last["head"]) == (0, 0)

@@ -19,20 +19,22 @@ from regard.models import (
     MaskedLanguageModel,
     MultiHeadAttention,
     Packed,
-    Recipe,
     SelfAttention,
     Transformer,
+    TransformerConfig,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-RECIPE = Recipe(width=12, heads=3, layers=2, dropout=0.0)
+RECIPE = TransformerConfig(width=12, heads=3, layers=2, dropout=0.0)
 TOKENS = torch.tensor([[5, 6, 7, 8, 9], [10, 11, 12, 13, 14]])
 
 
 def language_model(**options: Any) -> LanguageModel:
     torch.manual_seed(0)
-    return LanguageModel(23, Recipe(**{"width": 12, "heads": 3, "layers": 2, "dropout": 0.0, **options}))
+    return LanguageModel(
+        23, TransformerConfig(**{"width": 12, "heads": 3, "layers": 2, "dropout": 0.0, **options})
+    )
 
 
 def unwatched(model: nn.Module) -> bool:
@@ -157,7 +159,7 @@ def test_what_was_seen_can_be_read() -> None:
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_rows_sum_to_one(layout: str, normalize: regard.Normalizer) -> None:
     model, batch = (
-        MaskedLanguageModel(23, Recipe(width=12, heads=3, normalize=normalize)),
+        MaskedLanguageModel(23, TransformerConfig(width=12, heads=3, normalize=normalize)),
         Packed.of([[5, 6, 7], [8]]),
     )
     with regard.watch(model.eval()) as seen:
@@ -173,7 +175,7 @@ def test_weights_are_those_that_made_the_output() -> None:
     with regard.watch(layer) as seen:
         output = layer(x, mask=regard.Causal())
     value = layer.remember(x).value
-    torch.testing.assert_close(layer.outward((seen[0] @ value).transpose(1, 2).flatten(-2)), output)
+    torch.testing.assert_close(layer.out_proj((seen[0] @ value).transpose(1, 2).flatten(-2)), output)
 
 
 def test_packed_weights_stay_inside_their_sentences() -> None:

@@ -28,7 +28,7 @@ SEQ2SEQ = {
 
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 40, "bos_token_id": 1, "eos_token_id": 2}
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
-T5 = {
+T5Bias = {
     "vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2,
     "num_decoder_layers": 2, "num_heads": 4, "decoder_start_token_id": 0,
 }  # fmt: skip
@@ -46,7 +46,7 @@ def build(name: str, seed: int = 0) -> Any:
         "mistral": (AutoModelForCausalLM, window),
         "gemma2": (AutoModelForCausalLM, {**window, "head_dim": 8, "attn_logit_softcapping": 5.0}),
         "gpt_oss": (AutoModelForCausalLM, {**window, "head_dim": 8, **EXPERTS}),
-        "t5": (AutoModelForSeq2SeqLM, T5),
+        "t5": (AutoModelForSeq2SeqLM, T5Bias),
         "bart": (AutoModelForSeq2SeqLM, SEQ2SEQ),
         "marian": (AutoModelForSeq2SeqLM, SEQ2SEQ),
     }

@@ -374,10 +374,10 @@ class Own(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inward = nn.Linear(8, 8)
+        self.in_proj = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.inward(x)
+        x = self.in_proj(x)
         return F.scaled_dot_product_attention(x, x, x)
 
 

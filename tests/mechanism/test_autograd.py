@@ -165,7 +165,7 @@ def everything(q: Tensor, k: Tensor, v: Tensor, dense: Tensor, line: Tensor, sin
         v,
         score=regard.ScaledDot(0.8, softcap=3.0),
         mask=(regard.Causal() & regard.Padding([K, 2])) | regard.Prefix(1),
-        bias=[dense, regard.Relative(line), regard.ALiBi(2 * H)],
+        bias=[dense, regard.ClippedRelativeBias(line), regard.ALiBi(2 * H)],
         normalize=regard.Softmax1(sink),
     )
 
@@ -225,10 +225,12 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "relative bias": lambda: Case(
         (*qkv(), draw(H, 5)),
-        lambda q, k, v, b: regard.attention(q, k, v, bias=regard.Relative(b), mask=regard.Causal()),
+        lambda q, k, v, b: regard.attention(
+            q, k, v, bias=regard.ClippedRelativeBias(b), mask=regard.Causal()
+        ),
     ),
     "ALiBi": plain(bias=regard.ALiBi(H)),
-    "T5": learned("bias", lambda: regard.T5(H, buckets=4, reach=3), mask=regard.Causal()),
+    "T5Bias": learned("bias", lambda: regard.T5Bias(H, buckets=4, reach=3), mask=regard.Causal()),
     # dropout
     "dropout": dropped(),
     "dropout, Entmax15, causal": dropped(normalize=regard.Entmax15(), mask=regard.Causal()),
@@ -647,7 +649,7 @@ def test_an_ensemble_of_modules() -> None:
     """torch.func.stack_module_state: several modules' parameters, one call."""
     for name, build in {
         "score": lambda: regard.Additive(D, D, 6),
-        "bias": lambda: regard.T5(H, 8, 5),
+        "bias": lambda: regard.T5Bias(H, 8, 5),
         "normalize": lambda: regard.Sink(H, 0.3),
     }.items():
         modules = [Attention(**{name: build().double()}) for _ in range(3)]
@@ -743,7 +745,7 @@ class Saved:
         {"normalize": regard.Entmax15()},
         {"normalize": OwnSoftmax()},
         {"bias": regard.ALiBi(H)},
-        {"bias": regard.T5(H)},
+        {"bias": regard.T5Bias(H)},
         {"dropout": 0.3},
         {"normalize": regard.Sink(H)},
     ],
@@ -939,7 +941,7 @@ def test_mixed_dtypes_are_refused_outside_autocast() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["General", "Additive", "Concat", "Sink", "T5", "relative bias", "dense bias"]
+    "name", ["General", "Additive", "Concat", "Sink", "T5Bias", "relative bias", "dense bias"]
 )
 def test_autocast_leaves_parameters_their_dtype(name: str) -> None:
     case = CASES[name]()
@@ -1143,7 +1145,7 @@ COMPILED = {
     "both",
     "either",
     "relative bias",
-    "T5",
+    "T5Bias",
     "shared heads, Additive",
     "everything",
 }
@@ -1513,7 +1515,7 @@ OPERATORS = [
     "everything",
     *(
         pytest.param(name, marks=SLOW)
-        for name in ("ScaledDot", "Gaussian", "Entmax15", "either", "T5", "Documents, causal")
+        for name in ("ScaledDot", "Gaussian", "Entmax15", "either", "T5Bias", "Documents, causal")
     ),
 ]
 
@@ -1621,10 +1623,13 @@ VALUES: dict[str, tuple[str, Callable[[], Any]]] = {
     "Relu": ("normalize", regard.Relu),
     "Sigmoid": ("normalize", lambda: regard.Sigmoid(-2.0)),
     "Hard": ("normalize", regard.Hard),
-    "Relative": ("bias", lambda: regard.Relative(torch.arange(10.0, dtype=DOUBLE).reshape(2, 5))),
-    "Relative, learned": ("bias", lambda: regard.Relative(nn.Parameter(draw(2, 5)))),
+    "ClippedRelativeBias": (
+        "bias",
+        lambda: regard.ClippedRelativeBias(torch.arange(10.0, dtype=DOUBLE).reshape(2, 5)),
+    ),
+    "Relative, learned": ("bias", lambda: regard.ClippedRelativeBias(nn.Parameter(draw(2, 5)))),
     "ALiBi": ("bias", lambda: regard.ALiBi(H)),
-    "T5": ("bias", lambda: regard.T5(H).double()),
+    "T5Bias": ("bias", lambda: regard.T5Bias(H).double()),
 }
 MODULES = [name for name, (_, build) in VALUES.items() if isinstance(build(), nn.Module)]
 COPIES: dict[str, Callable[[Any], Any]] = {

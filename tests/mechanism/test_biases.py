@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import regard
-from regard import T5, ALiBi, Causal, Padding, Relative, RelativeBias, Window
+from regard import ALiBi, Causal, ClippedRelativeBias, Padding, RelativeBias, T5Bias, Window
 from regard.mechanism import tiled
 from regard.mechanism.biases import gather_diagonals, spread
 from tests.recorder import Largest
@@ -128,14 +128,14 @@ def bucket(distance: int, buckets: int, reach: int, bidirectional: bool) -> int:
 def test_t5_buckets_pair_by_pair(buckets, reach, bidirectional):
     distances = list(range(-300, 301))
     expected = [bucket(d, buckets, reach, bidirectional) for d in distances]
-    found = T5(2, buckets, reach, bidirectional).bucket(torch.tensor(distances)).tolist()
+    found = T5Bias(2, buckets, reach, bidirectional).bucket(torch.tensor(distances)).tolist()
     wrong = {d: (f, e) for d, f, e in zip(distances, found, expected, strict=True) if f != e}
     assert not wrong, "distance: (found, expected)"
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_t5_buckets_are_all_used_and_grow_outwards(bidirectional):
-    bias = T5(2, bidirectional=bidirectional)
+    bias = T5Bias(2, bidirectional=bidirectional)
     found = bias.bucket(torch.arange(-300, 301))
     used = set(range(32)) - {16} if bidirectional else set(range(32))  # 16 would be a positive distance of 0
     assert set(found.tolist()) == used
@@ -148,7 +148,7 @@ def test_t5_buckets_are_all_used_and_grow_outwards(bidirectional):
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("queries", "keys"), SIZES)
 def test_t5_reads_its_table(queries, keys, bidirectional):
-    bias = T5(3, 8, 20, bidirectional)
+    bias = T5Bias(3, 8, 20, bidirectional)
     table = bias.table.tolist()
     expected = torch.stack(
         [matrix(queries, keys, lambda r, h=h: table[bucket(r, 8, 20, bidirectional)][h]) for h in range(3)]
@@ -157,14 +157,14 @@ def test_t5_reads_its_table(queries, keys, bidirectional):
 
 
 def test_t5_table_is_learned_and_saved():
-    bias = T5(heads=2, buckets=8, reach=20)
+    bias = T5Bias(heads=2, buckets=8, reach=20)
     assert list(bias.state_dict()) == ["table"]
     assert bias.table.shape == (8, 2)  # as Hugging Face keeps it: buckets × heads
-    assert repr(bias) == "T5(heads=2, buckets=8, reach=20)"
+    assert repr(bias) == "T5Bias(heads=2, buckets=8, reach=20)"
 
 
 def test_what_t5_prints_tells_one_direction_from_two():
-    assert repr(T5(2, bidirectional=False)) != repr(T5(2))
+    assert repr(T5Bias(2, bidirectional=False)) != repr(T5Bias(2))
 
 
 # Relative
@@ -174,7 +174,7 @@ def test_what_t5_prints_tells_one_direction_from_two():
 @few
 def test_relative_is_clipped_at_its_ends(reach, queries, keys, per_head):
     vector = torch.randn((2, 2 * reach + 1) if per_head else (2 * reach + 1,), dtype=torch.float64)
-    found = Relative(vector).dense(queries, keys)
+    found = ClippedRelativeBias(vector).dense(queries, keys)
     for head, line in enumerate(vector if per_head else [vector]):
         expected = matrix(queries, keys, lambda r, line=line: float(line[max(-reach, min(r, reach)) + reach]))
         assert torch.equal(found[head] if per_head else found, expected)
@@ -182,10 +182,10 @@ def test_relative_is_clipped_at_its_ends(reach, queries, keys, per_head):
 
 def test_relative_keeps_a_parameter_as_one():
     learned = nn.Parameter(torch.zeros(3))
-    assert list(Relative(learned).parameters()) == [learned]
-    assert not list(Relative(torch.zeros(3)).parameters())
-    assert list(Relative(torch.zeros(3)).state_dict()) == ["vector"]
-    assert repr(Relative(torch.zeros(2, 5))) == "Relative(vector=(2, 5))"
+    assert list(ClippedRelativeBias(learned).parameters()) == [learned]
+    assert not list(ClippedRelativeBias(torch.zeros(3)).parameters())
+    assert list(ClippedRelativeBias(torch.zeros(3)).state_dict()) == ["vector"]
+    assert repr(ClippedRelativeBias(torch.zeros(2, 5))) == "ClippedRelativeBias(vector=(2, 5))"
 
 
 # Lines and matrices
@@ -222,7 +222,9 @@ def test_the_dot_product_test_can_fail():
 
 
 @pytest.mark.parametrize(
-    "bias", [ALiBi(2), T5(2, 8, 20), Relative(torch.randn(2, 5)), Relative(torch.randn(5))], ids=str
+    "bias",
+    [ALiBi(2), T5Bias(2, 8, 20), ClippedRelativeBias(torch.randn(2, 5)), ClippedRelativeBias(torch.randn(5))],
+    ids=str,
 )
 @pytest.mark.parametrize(("queries", "keys"), [*SIZES, (0, 4), (4, 0), (0, 0)])
 def test_dense_is_the_line_spread_out(bias, queries, keys):
@@ -247,10 +249,10 @@ class Parabola(RelativeBias):
 
 MAKE = {
     "ALiBi": lambda: ALiBi(2),
-    "T5": lambda: T5(2, 8, 20),
-    "T5 to the left": lambda: T5(2, 8, 20, bidirectional=False),
-    "Relative": lambda: Relative(nn.Parameter(torch.linspace(-1, 1, 10).reshape(2, 5))),
-    "Relative for all heads": lambda: Relative(nn.Parameter(torch.tensor([0.5, -1.0, 2.0]))),
+    "T5Bias": lambda: T5Bias(2, 8, 20),
+    "T5 to the left": lambda: T5Bias(2, 8, 20, bidirectional=False),
+    "ClippedRelativeBias": lambda: ClippedRelativeBias(nn.Parameter(torch.linspace(-1, 1, 10).reshape(2, 5))),
+    "Relative for all heads": lambda: ClippedRelativeBias(nn.Parameter(torch.tensor([0.5, -1.0, 2.0]))),
     "somebody's own": lambda: Parabola(2),
 }
 
@@ -281,7 +283,7 @@ def test_a_relative_bias_equals_its_matrix(make, queries, keys, implementation):
 )
 def test_a_relative_bias_under_a_mask_equals_its_matrix(mask):
     """Tiles that begin at other keys and rows must still find their distances."""
-    bias, (query, key, value) = T5(2, 8, 20).double(), inputs(3, 2, queries=5, keys=7)
+    bias, (query, key, value) = T5Bias(2, 8, 20).double(), inputs(3, 2, queries=5, keys=7)
     learned = [query, key, value, bias.table]
     grad = torch.randn(3, 2, 5, 3, dtype=torch.float64)
     visible = mask.dense(5, 7, [3, 2])
@@ -295,7 +297,7 @@ def test_a_relative_bias_under_a_mask_equals_its_matrix(mask):
 
 def test_a_relative_bias_with_grouped_heads():
     """Each query head has its own vector, though key heads are shared."""
-    bias = T5(4, 8, 20).double()
+    bias = T5Bias(4, 8, 20).double()
     query = inputs(3, 4, queries=5, keys=7)[0]
     _, key, value = inputs(3, 2, queries=5, keys=7)
     expected = plain(query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), bias.dense(5, 7))
@@ -304,7 +306,7 @@ def test_a_relative_bias_with_grouped_heads():
 
 def test_without_heads_one_vector_serves():
     query, key, value = inputs(queries=5, keys=7)
-    for bias in (ALiBi(1), T5(1), Relative(torch.randn(5))):
+    for bias in (ALiBi(1), T5Bias(1), ClippedRelativeBias(torch.randn(5))):
         expected = plain(query, key, value, bias.dense(5, 7).double().reshape(5, 7))
         torch.testing.assert_close(regard.attention(query, key, value, bias=bias), expected)
 
@@ -312,7 +314,7 @@ def test_without_heads_one_vector_serves():
 def test_a_vector_that_is_no_parameter_may_still_want_a_gradient():
     vector = torch.randn(5, dtype=torch.float64, requires_grad=True)
     query, key, value = inputs(queries=5, keys=7)
-    bias = Relative(vector)
+    bias = ClippedRelativeBias(vector)
     found = torch.autograd.grad(regard.attention(query, key, value, bias=bias).square().sum(), vector)
     dense = torch.autograd.grad(plain(query, key, value, bias.dense(5, 7)).square().sum(), vector)
     torch.testing.assert_close(found, dense)
@@ -321,7 +323,10 @@ def test_a_vector_that_is_no_parameter_may_still_want_a_gradient():
 @pytest.mark.parametrize("implementation", ["reference", "tiled"])
 def test_several_biases_add_up(implementation):
     """Two relative ones and two dense ones, each with its gradient."""
-    one, two = T5(2, 8, 20).double(), Relative(nn.Parameter(torch.randn(2, 5, dtype=torch.float64)))
+    one, two = (
+        T5Bias(2, 8, 20).double(),
+        ClippedRelativeBias(nn.Parameter(torch.randn(2, 5, dtype=torch.float64))),
+    )
     three = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
     four = torch.randn(3, 1, 1, 7, dtype=torch.float64, requires_grad=True)
     query, key, value = inputs(3, 2, queries=5, keys=7)
@@ -366,13 +371,13 @@ def test_minus_infinity_in_a_bias_hides_a_key():
 def test_the_comparison_can_fail():
     """A bias that counts distances from the other end is not the same."""
 
-    class FromTheStart(T5):
+    class FromTheStart(T5Bias):
         def line(self, queries, keys, device):
             return self(torch.arange(max(queries + keys - 1, 0)) - (queries - 1))
 
     torch.manual_seed(0)
     wrong = FromTheStart(2, 8, 20).double()
-    right = T5(2, 8, 20).double()
+    right = T5Bias(2, 8, 20).double()
     right.load_state_dict(wrong.state_dict())
     query, key, value = inputs(3, 2, queries=3, keys=7)
     with pytest.raises(AssertionError):
@@ -382,7 +387,8 @@ def test_the_comparison_can_fail():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: ALiBi(2), lambda: T5(2), lambda: Relative(nn.Parameter(torch.zeros(2, 9)))]
+    "make",
+    [lambda: ALiBi(2), lambda: T5Bias(2), lambda: ClippedRelativeBias(nn.Parameter(torch.zeros(2, 9)))],
 )
 def test_a_relative_bias_takes_linear_memory_forward_and_backward(make):
     n = 256
@@ -397,7 +403,7 @@ def test_a_relative_bias_takes_linear_memory_forward_and_backward(make):
 
 def test_a_relative_bias_in_half_precision():
     query, key, value = (t.detach().to(torch.bfloat16) for t in inputs(3, 2, queries=5, keys=7))
-    bias = T5(2, 8, 20)
+    bias = T5Bias(2, 8, 20)
     expected = plain(query.float(), key.float(), value.float(), bias.dense(5, 7))
     found = regard.attention(query, key, value, bias=bias)
     assert found.dtype is torch.bfloat16

@@ -472,7 +472,7 @@ def attention_of(
             learned.append(biases[-1])
     if learning in ("line", "all"):
         learned.append(numbers(4, 5).requires_grad_())
-        biases.append(regard.Relative(learned[-1]))
+        biases.append(regard.ClippedRelativeBias(learned[-1]))
     options["normalize"] = NORMALIZERS[normalize](LONG, None)
     if normalize == "softmax1":
         options["normalize"] = regard.Softmax1(numbers(4).requires_grad_(learning in ("sink", "all")))

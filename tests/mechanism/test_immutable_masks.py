@@ -14,7 +14,7 @@ from torch import Tensor
 import regard
 from regard import Causal, Documents, Mask, Padding, Prefix, Rule, Window
 from regard.mechanism import fast_path, fused, operator
-from regard.mechanism.mask_algebra import Scene
+from regard.mechanism.mask_algebra import CallShape
 
 B, H, N, D = 4, 2, 10, 16  # lengths add up to N, so that they serve Padding and Documents
 
@@ -139,7 +139,7 @@ def test_what_a_mask_hands_out_is_a_copy():
     documents.queries.fill_(1)
     documents.keys.fill_(1)
     for mask in (padding, documents, Padding(BEFORE, side="left")):
-        for term in mask.terms(Scene((B, H), N, N, torch.device("cpu"))):
+        for term in mask.terms(CallShape((B, H), N, N, torch.device("cpu"))):
             for part in term:
                 if part is not None:
                     part.fill_(1)

@@ -226,7 +226,7 @@ options["normalize"] = getattr(regard, normalize)()
 def work(heads, tokens):
     x, y, z = (torch.randn(heads, tokens, 16, requires_grad=True) for _ in range(3))
     line = torch.zeros(heads, 33, requires_grad=True)
-    output, weights = regard.attend(x, y, z, bias=regard.Relative(line), **options)
+    output, weights = regard.attend(x, y, z, bias=regard.ClippedRelativeBias(line), **options)
     output.sum().backward()
     with torch.no_grad():
         weights = weights.detach()
@@ -612,7 +612,7 @@ SMALL = {
     "sparsemax": {"normalize": regard.Sparsemax(), "mask": regard.Padding([2, 5])},
     "entmax15": {"normalize": regard.Entmax15()},
     "sigmoid": {"normalize": regard.Sigmoid(), "mask": torch.rand(4, 7) < 0.6},
-    "sink": {"normalize": regard.Sink(6), "bias": regard.T5(6, buckets=8, reach=16)},
+    "sink": {"normalize": regard.Sink(6), "bias": regard.T5Bias(6, buckets=8, reach=16)},
     "relative": {"bias": regard.ALiBi(6), "mask": regard.Documents([1, 3], [3, 4])},
 }
 

@@ -150,7 +150,7 @@ def test_nothing_but_masked_rows_is_zero_everywhere(attend, normalize):
     query, key, value = inputs()
     options = {
         "normalize": build(NORMALIZERS, normalize),
-        "bias": [normal(3, 5, 7).requires_grad_(), regard.Relative(nn.Parameter(normal(3, 5)))],
+        "bias": [normal(3, 5, 7).requires_grad_(), regard.ClippedRelativeBias(nn.Parameter(normal(3, 5)))],
         "mask": regard.Padding(0),
     }
     output, weights = attend(query, key, value, **options)
@@ -216,7 +216,7 @@ def test_what_a_masked_key_or_value_holds_never_leaks(attention, score, where):
         options = {
             "score": build(SCORES, score),
             "normalize": build(NORMALIZERS, normalize),
-            "bias": regard.Relative(nn.Parameter(normal(3, 5))),
+            "bias": regard.ClippedRelativeBias(nn.Parameter(normal(3, 5))),
             "mask": torch.tensor([True, True, False, True, True, True, True]),
         }
         clean, learned = inputs(), leaves(options)
@@ -251,7 +251,7 @@ def test_what_the_query_of_a_masked_row_holds_never_leaks(attention, score):
 def test_what_a_bias_holds_at_a_masked_place_never_leaks(attention):
     tensors, seen = inputs(), regard.Causal().dense(5, 7)
     line = normal(3, 13)
-    biases = [normal(5, 7), regard.Relative(nn.Parameter(line))]
+    biases = [normal(5, 7), regard.ClippedRelativeBias(nn.Parameter(line))]
     biases[0].requires_grad_()
     learned = (biases[0], biases[1].vector)
     output = attention(*tensors, bias=biases, mask=regard.Causal())
@@ -260,7 +260,7 @@ def test_what_a_bias_holds_at_a_masked_place_never_leaks(attention):
         dense = biases[0].detach().masked_fill(~seen, bad).requires_grad_()
         vector = line.clone()
         vector[:, 7:] = bad  # keys after the query
-        relative = regard.Relative(nn.Parameter(vector))
+        relative = regard.ClippedRelativeBias(nn.Parameter(vector))
         output = attention(*tensors, bias=[dense, relative], mask=regard.Causal())
         close([output, *gradients(output, *tensors, dense, relative.vector)], wanted)
 
@@ -324,7 +324,7 @@ def test_a_row_that_sees_infinity_or_nan_in_a_bias_is_nan(attend, normalize, bad
         query, key, value = inputs(q=5, k=5)
         bias = torch.zeros(5 if not lines else 9, 5 if not lines else 1, dtype=torch.float64)
         bias[6 if lines else 1, 0 if lines else 3] = bad  # at distance 2, or in row 1
-        given = regard.Relative(nn.Parameter(bias.flatten())) if lines else bias.requires_grad_()
+        given = regard.ClippedRelativeBias(nn.Parameter(bias.flatten())) if lines else bias.requires_grad_()
         options = {"normalize": build(NORMALIZERS, normalize)}
         rows = [0, 1, 2] if lines else [1]
         others = [i for i in range(5) if i not in rows]
@@ -532,7 +532,7 @@ def test_axes_of_size_zero(attend, axis):
         options = {
             "score": build(SCORES, score, sizes["width"], sizes["heads"]),
             "normalize": build(NORMALIZERS, normalize, heads=sizes["heads"]),
-            "bias": [normal(n_q, n_k).requires_grad_(), regard.Relative(nn.Parameter(normal(5)))],
+            "bias": [normal(n_q, n_k).requires_grad_(), regard.ClippedRelativeBias(nn.Parameter(normal(5)))],
         }
         output, weights = attend(query, key, value, mask=mask, **options)
         assert output.shape == (*lead, n_q, sizes["value width"])
@@ -630,7 +630,7 @@ def test_more_than_int32_pairs():
     output, weights = regard.attend(
         *(x, x, x),
         mask=regard.Window(3) & regard.Padding(9, side="left"),  # most rows see nothing, which costs nothing
-        bias=regard.Relative(bias),
+        bias=regard.ClippedRelativeBias(bias),
         dropout=0.5,
         generator=torch.Generator().manual_seed(0),
         implementation="tiled",
@@ -720,7 +720,7 @@ def test_a_gradient_does_not_depend_on_which_others_are_wanted(attention, score)
     options = {
         "score": build(SCORES, score),
         "normalize": build(NORMALIZERS, "sinks"),
-        "bias": [normal(5, 7).requires_grad_(), regard.Relative(nn.Parameter(normal(3, 5)))],
+        "bias": [normal(5, 7).requires_grad_(), regard.ClippedRelativeBias(nn.Parameter(normal(3, 5)))],
         "mask": regard.Causal(),
     }
     tensors = inputs()
@@ -882,8 +882,8 @@ PATHS: dict[str, dict[str, Any]] = {
     "gaussian": {"score": regard.Gaussian()},
     "additive": {"score": regard.Additive(4, 4, 3)},
     "concat": {"score": regard.Concat(4, 4)},
-    "relative": {"bias": regard.Relative(nn.Parameter(torch.randn(1, 65)))},
-    "alibi and t5": {"bias": [regard.ALiBi(1), regard.T5(1)], "mask": regard.Causal()},
+    "relative": {"bias": regard.ClippedRelativeBias(nn.Parameter(torch.randn(1, 65)))},
+    "alibi and t5": {"bias": [regard.ALiBi(1), regard.T5Bias(1)], "mask": regard.Causal()},
     "bias of keys": {"bias": torch.randn(N, requires_grad=True)},
     "dropout": {"dropout": 0.1},
 }

@@ -17,7 +17,7 @@ from regard.mechanism import tiled
 from regard.mechanism.call.arguments import Call, prepare
 from regard.mechanism.call.layout import Layout
 from regard.mechanism.call.problem import tiles
-from regard.mechanism.mask_algebra import Scene, as_mask
+from regard.mechanism.mask_algebra import CallShape, as_mask
 from tests.recorder import Largest
 
 few = settings(max_examples=40)
@@ -578,7 +578,7 @@ def test_a_mask_does_not_change_what_it_was_made_of():
 )
 def test_a_mask_goes_where_the_call_is(mask):
     meta = torch.device("meta")
-    for term in mask.terms(Scene((2, 3), 5, 7, meta)):
+    for term in mask.terms(CallShape((2, 3), 5, 7, meta)):
         assert all(part.device == meta for part in term if part is not None)
     query, key = torch.empty(2, 3, 5, 4, device=meta), torch.empty(2, 3, 7, 4, device=meta)
     output = regard.attention(query, key, key, mask=mask)

@@ -696,7 +696,7 @@ def test_ones_own_normalizer_needs_phi_slope_and_tau(normalize, implementation):
 def test_ones_own_normalizer_may_learn():
     """A temperature as a parameter: its gradient is that of softmax(s / t)."""
 
-    class Learned(nn.Module, Normalizer):
+    class LearnedPositions(nn.Module, Normalizer):
         def __init__(self):
             super().__init__()
             self.temperature = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
@@ -710,7 +710,7 @@ def test_ones_own_normalizer_may_learn():
         def slope(self, x):
             return self.phi(x) / self.temperature
 
-    normalize = Learned()
+    normalize = LearnedPositions()
     query, key, value = torch.randn(3, 2, 5, 4, dtype=torch.float64).unbind()
     found = regard.attention(query, key, value, normalize=normalize)
     expected = (query @ key.mT / 2 / normalize.temperature).softmax(-1) @ value

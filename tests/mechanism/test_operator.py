@@ -438,7 +438,7 @@ def test_a_wrong_name_is_refused_with_the_right_ones():
             call(x, x, x, implementation="quick")
 
 
-class Learned(torch.nn.Module, OwnSoftmax):
+class LearnedPositions(torch.nn.Module, OwnSoftmax):
     def __init__(self):
         super().__init__()
         self.factor = torch.nn.Parameter(torch.ones(()))
@@ -473,7 +473,7 @@ class TestExplain:
 
     def test_it_says_why_a_learned_normalizer_is_dense(self):
         x = torch.eye(3)
-        explanation = regard.explain(x, x, x, normalize=Learned())
+        explanation = regard.explain(x, x, x, normalize=LearnedPositions())
         assert explanation.implementation == "reference"
         assert "Learned learns" in str(explanation)
 
@@ -485,7 +485,7 @@ class TestExplain:
                 {"implementation": "tiled"},
                 {"implementation": "reference"},
                 {"implementation": EVERY[-1]},
-                {"normalize": Learned()},
+                {"normalize": LearnedPositions()},
                 {"normalize": regard.Hard()},
                 {"normalize": regard.Entmax15(), "mask": regard.Causal()},
             ):

@@ -16,15 +16,15 @@ from regard.models import (
     LanguageModel,
     MaskedLanguageModel,
     MultiHeadAttention,
-    Recipe,
     Transformer,
+    TransformerConfig,
     summary,
 )
 from regard.models.layers.nonlocal_block import NonLocal
-from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
+from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 
 WIDTH, LENGTH, BATCH = 24, 7, 2
-RECIPE = Recipe(width=WIDTH, heads=4, layers=2, hidden=40, dropout=0.0)
+RECIPE = TransformerConfig(width=WIDTH, heads=4, layers=2, hidden=40, dropout=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -53,12 +53,14 @@ def vectors(length: int = LENGTH) -> Tensor:
     "make",
     [
         lambda: MultiHeadAttention(WIDTH, 4),
-        lambda: MultiHeadAttention(WIDTH, 4, affine=False),
+        lambda: MultiHeadAttention(WIDTH, 4, linear_bias=False),
         lambda: MultiHeadAttention(WIDTH, 4, key_heads=2, head_width=(5, 7)),
         lambda: MultiHeadAttention(WIDTH, 4, score=regard.General(6, 6)),
         lambda: MultiHeadAttention(WIDTH, 4, normalize=regard.Entmax15()),
         lambda: EncoderBlock(RECIPE),
-        lambda: EncoderBlock(Recipe(width=WIDTH, heads=4, activation="swiglu", norm="rms", dropout=0.0)),
+        lambda: EncoderBlock(
+            TransformerConfig(width=WIDTH, heads=4, activation="swiglu", norm="rms", dropout=0.0)
+        ),
         lambda: nn.Sequential(EncoderBlock(RECIPE), nn.Linear(WIDTH, 5)),
         lambda: nn.Sequential(*[EncoderBlock(RECIPE)] * 3),
         lambda: nn.Linear(WIDTH, 5),
@@ -81,7 +83,7 @@ def test_recurrent_layers_cost_their_matrices(cell: Any, bidirectional: bool) ->
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "alibi", "t5", "none"])
 @pytest.mark.parametrize("model", [LanguageModel, MaskedLanguageModel])
 def test_language_models_pay_for_the_vocabulary(model: Any, positions: Any) -> None:
-    made = model(50, Recipe(width=WIDTH, heads=4, layers=2, positions=positions, dropout=0.0))
+    made = model(50, TransformerConfig(width=WIDTH, heads=4, layers=2, positions=positions, dropout=0.0))
     assert summary(made, length=LENGTH).cost == (counted(lambda: made(tokens())) / (BATCH * LENGTH),)
 
 
@@ -124,7 +126,7 @@ def test_a_decoder_block_pays_for_both_attentions() -> None:
 
 @pytest.mark.parametrize("attention", ["none", "additive", "dot", "general", "concat"])
 def test_recurrent_translation_costs_source_and_target_tokens(attention: Any) -> None:
-    model = RecurrentSeq2Seq(50, RecurrentRecipe(width=WIDTH, layers=2, attention=attention, dropout=0.0))
+    model = RecurrentSeq2Seq(50, RecurrentConfig(width=WIDTH, layers=2, attention=attention, dropout=0.0))
     found = summary(model, length=LENGTH)
     model = model.double()
     total = counted(lambda: model(tokens(), tokens()))
@@ -138,7 +140,7 @@ def test_recurrent_translation_costs_source_and_target_tokens(attention: Any) ->
 
 
 def test_a_recurrent_source_token_pays_for_its_keys() -> None:
-    recipe = RecurrentRecipe(width=WIDTH, attention="concat", dropout=0.0)
+    recipe = RecurrentConfig(width=WIDTH, attention="concat", dropout=0.0)
     model = RecurrentSeq2Seq(50, recipe).double()
     source, _ = summary(model, length=LENGTH).cost
     assert counted(lambda: model.start(tokens())) == BATCH * LENGTH * source
@@ -170,7 +172,9 @@ def test_cells_and_convolutions_cost_their_matrices() -> None:
 
 def test_looking_up_costs_nothing() -> None:
     assert summary(nn.Embedding(50, WIDTH)).cost == (0,)
-    with_positions = Recipe(width=WIDTH, heads=4, layers=2, hidden=40, dropout=0.0, positions="learned")
+    with_positions = TransformerConfig(
+        width=WIDTH, heads=4, layers=2, hidden=40, dropout=0.0, positions="learned"
+    )
     assert summary(LanguageModel(50, with_positions)).cost == summary(LanguageModel(50, RECIPE)).cost
 
 
@@ -187,12 +191,12 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.outward = nn.Embedding(50, WIDTH), nn.Linear(WIDTH, 50, bias=False)
-        self.outward.weight = self.embedding.weight
+        self.embedding, self.out_proj = nn.Embedding(50, WIDTH), nn.Linear(WIDTH, 50, bias=False)
+        self.out_proj.weight = self.embedding.weight
 
     @property
     def output_weight(self) -> Tensor:
-        return self.outward.weight
+        return self.out_proj.weight
 
 
 def test_a_vocabulary_matrix_is_paid_once() -> None:
@@ -220,7 +224,7 @@ def test_longer_sentences_cost_more() -> None:
             "Linear: 1.0 M parameters (2.0 MB), 2.0 MFLOP per token",
         ),
         (
-            MultiHeadAttention(24, 1, affine=False),
+            MultiHeadAttention(24, 1, linear_bias=False),
             "MultiHeadAttention: 2.3 k parameters (9.2 kB), 1 layer, 1 head, 16.9 kFLOP per token "
             "at 128 tokens",
         ),
@@ -244,7 +248,7 @@ def test_the_line(model: nn.Module, line: str) -> None:
 
 def test_the_meta_device_is_enough() -> None:
     with torch.device("meta"):
-        model = Transformer(50_000, Recipe(width=1024, heads=16, layers=100))
+        model = Transformer(50_000, TransformerConfig(width=1024, heads=16, layers=100))
     assert summary(model).layers == (100, 100)
     assert summary(model).parameters > 10**9
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import regard
 from regard.models import Packed, pack
-from regard.models.packed import Laid, as_packed, as_padded, real, reorder, reversed_places
+from regard.models.packed import ModelInput, as_packed, as_padded, real, reorder, reversed_places
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -117,8 +117,8 @@ def test_rows_come_one_after_the_other() -> None:
 
 def test_a_padded_batch_without_lengths_is_real_throughout() -> None:
     tokens = torch.ones(2, 3, dtype=torch.long)
-    assert Laid.out(tokens).mask is None
-    mask = Laid.out(tokens, torch.tensor([3, 1])).mask
+    assert ModelInput.out(tokens).mask is None
+    mask = ModelInput.out(tokens, torch.tensor([3, 1])).mask
     assert isinstance(mask, regard.Padding)
     assert mask.lengths.tolist() == [3, 1]
     assert as_padded(tokens)[1].tolist() == as_packed(tokens).lengths.tolist() == [3, 3]

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 import regard
 from regard.errors import ArgumentError, DTypeError, RegardError, ShapeError
 from regard.models import Packed
-from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
+from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from regard.models.recurrent_cells import SourceAttention
 
 START, END, SOURCE, TARGET, WIDTH = 1, 2, 11, 13, 14
 
 KINDS = {
-    f"{cell} {attention}{' fed' if feeding else ''}": RecurrentRecipe(
-        width=WIDTH, cell=cell, attention=attention, feeding=feeding, dropout=0.0
+    f"{cell} {attention}{' fed' if input_feeding else ''}": RecurrentConfig(
+        width=WIDTH, cell=cell, attention=attention, input_feeding=input_feeding, dropout=0.0
     )
     for cell in ("lstm", "gru")
-    for attention, feeding in (
+    for attention, input_feeding in (
         ("none", False),
         ("additive", False),
         ("dot", False),
@@ -57,7 +57,7 @@ attending = pytest.mark.parametrize("recipe", ATTENDING.values(), ids=ATTENDING)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def make(recipe: RecurrentRecipe, *, share: bool = False) -> RecurrentSeq2Seq:
+def make(recipe: RecurrentConfig, *, share: bool = False) -> RecurrentSeq2Seq:
     torch.manual_seed(0)
     vocabulary = TARGET if share else (SOURCE, TARGET)
     return RecurrentSeq2Seq(vocabulary, recipe, share=share).double().eval()
@@ -90,7 +90,7 @@ def close(found: Tensor, wanted: Tensor) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_a_few_sentences_are_learned_by_heart(recipe: RecurrentRecipe) -> None:
+def test_a_few_sentences_are_learned_by_heart(recipe: RecurrentConfig) -> None:
     torch.manual_seed(0)
     sentences = [[3, 4, 5], [5, 4], [6, 7, 8, 9], [7], [8, 3, 8], [9, 6], [4, 4, 6], [3, 9, 7, 5]]
     source = Packed.of(sentences)
@@ -110,7 +110,7 @@ def test_a_few_sentences_are_learned_by_heart(recipe: RecurrentRecipe) -> None:
 
 
 @every
-def test_gradients_reach_every_parameter(recipe: RecurrentRecipe) -> None:
+def test_gradients_reach_every_parameter(recipe: RecurrentConfig) -> None:
     model = make(recipe).train()
     source, target = batch()
     model.loss(source, Packed(target.tokens, torch.tensor([5, 2, 2, 2, 2])), smoothing=0.1).backward()
@@ -121,7 +121,7 @@ def test_gradients_reach_every_parameter(recipe: RecurrentRecipe) -> None:
 
 
 @every
-def test_the_gradient_is_that_of_differences(recipe: RecurrentRecipe) -> None:
+def test_the_gradient_is_that_of_differences(recipe: RecurrentConfig) -> None:
     model = make(recipe)
     source, target = batch()
     names = [name for name, _ in model.named_parameters()]
@@ -156,7 +156,7 @@ def test_dropout_is_for_training_alone() -> None:
 
 
 @every
-def test_packed_equals_padded(recipe: RecurrentRecipe) -> None:
+def test_packed_equals_padded(recipe: RecurrentConfig) -> None:
     model = make(recipe)
     source, target = batch()
     (sources, source_lengths), (targets, target_lengths) = padded(source), padded(target)
@@ -173,7 +173,7 @@ def test_packed_equals_padded(recipe: RecurrentRecipe) -> None:
 
 @every
 @pytest.mark.parametrize("value", [5, -1, 10**6])
-def test_what_padding_holds_is_irrelevant(recipe: RecurrentRecipe, value: int) -> None:
+def test_what_padding_holds_is_irrelevant(recipe: RecurrentConfig, value: int) -> None:
     model = make(recipe)
     source, target = batch()
     (sources, source_lengths), (targets, target_lengths) = padded(source, value), padded(target, value)
@@ -183,7 +183,7 @@ def test_what_padding_holds_is_irrelevant(recipe: RecurrentRecipe, value: int) -
 
 
 @every
-def test_a_sentence_is_the_same_alone_and_in_any_company(recipe: RecurrentRecipe) -> None:
+def test_a_sentence_is_the_same_alone_and_in_any_company(recipe: RecurrentConfig) -> None:
     model = make(recipe)
     source, target = batch()
     together = target.split(model(source, target))
@@ -200,7 +200,7 @@ def test_a_sentence_is_the_same_alone_and_in_any_company(recipe: RecurrentRecipe
 
 
 @every
-def test_a_word_does_not_see_those_after_it(recipe: RecurrentRecipe) -> None:
+def test_a_word_does_not_see_those_after_it(recipe: RecurrentConfig) -> None:
     model = make(recipe)
     source, target = torch.randint(0, SOURCE, (2, 5)), torch.randint(0, TARGET, (2, 7))
     changed = target.clone()
@@ -210,7 +210,7 @@ def test_a_word_does_not_see_those_after_it(recipe: RecurrentRecipe) -> None:
 
 
 @every
-def test_reversed_source_is_the_reversed_sentence(recipe: RecurrentRecipe) -> None:
+def test_reversed_source_is_the_reversed_sentence(recipe: RecurrentConfig) -> None:
     model, other = make(replace(recipe, reverse=False)), make(replace(recipe, reverse=True))
     source, target = batch()
     turned = Packed(torch.cat([part.flip(0) for part in source.split(source.tokens)]), source.lengths)
@@ -227,7 +227,7 @@ def _even() -> tuple[Tensor, Tensor]:
 
 
 @every
-def test_steps_equal_teacher_forcing(recipe: RecurrentRecipe) -> None:
+def test_steps_equal_teacher_forcing(recipe: RecurrentConfig) -> None:
     model = make(recipe)
     source, target = torch.randint(0, SOURCE, (3, 5)), torch.randint(0, TARGET, (3, 7))
     close(steps(model, source, target), model(source, target))
@@ -238,7 +238,7 @@ def test_steps_equal_teacher_forcing(recipe: RecurrentRecipe) -> None:
 
 
 @every
-def test_select_reorders_and_repeats(recipe: RecurrentRecipe) -> None:
+def test_select_reorders_and_repeats(recipe: RecurrentConfig) -> None:
     model = make(recipe)
     source = Packed.of([[5, 6, 7, 8], [9], [3, 4]])
     rows = torch.tensor([2, 0, 2, 1, 0])
@@ -258,7 +258,7 @@ def test_select_reorders_and_repeats(recipe: RecurrentRecipe) -> None:
 
 
 @attending
-def test_weights_are_seen(recipe: RecurrentRecipe) -> None:
+def test_weights_are_seen(recipe: RecurrentConfig) -> None:
     model = make(recipe)
     source, target = batch()
     with regard.watch(model) as seen:
@@ -275,7 +275,7 @@ def test_weights_are_seen(recipe: RecurrentRecipe) -> None:
 
 
 @attending
-def test_weights_show_the_source_in_its_own_order(recipe: RecurrentRecipe) -> None:
+def test_weights_show_the_source_in_its_own_order(recipe: RecurrentConfig) -> None:
     model, other = make(replace(recipe, reverse=False)), make(replace(recipe, reverse=True))
     source, target = _even()
     with regard.watch(model) as seen:
@@ -309,11 +309,11 @@ def test_keys_are_projected_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def gru(x: Tensor, s: Tensor, rnn: nn.GRU, layer: str) -> Tensor:
     """Cho et al. 2014; with torch's reset after the product."""
-    inward, again = (
+    in_proj, again = (
         y @ getattr(rnn, f"weight_{name}_l{layer}").T + getattr(rnn, f"bias_{name}_l{layer}")
         for name, y in (("ih", x), ("hh", s))
     )
-    (r, z, n), (rs, zs, ns) = inward.chunk(3, -1), again.chunk(3, -1)
+    (r, z, n), (rs, zs, ns) = in_proj.chunk(3, -1), again.chunk(3, -1)
     reset, update = torch.sigmoid(r + rs), torch.sigmoid(z + zs)
     return (1 - update) * torch.tanh(n + reset * ns) + update * s
 
@@ -379,16 +379,16 @@ def test_bahdanau_by_the_formulas(layers: int) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("attention", ["dot", "general", "concat"])
-@pytest.mark.parametrize("feeding", [False, True])
-def test_luong_by_the_formulas(attention: str, feeding: bool, layers: int) -> None:
-    model = make(replace(RECIPES[f"gru {attention}{' fed' if feeding else ''}"], layers=layers))
+@pytest.mark.parametrize("input_feeding", [False, True])
+def test_luong_by_the_formulas(attention: str, input_feeding: bool, layers: int) -> None:
+    model = make(replace(RECIPES[f"gru {attention}{' fed' if input_feeding else ''}"], layers=layers))
     source, target = [3, 5, 8, 4], [START, 6, 9]
     encoded, decoder = encode(model, source), model.decoder
     h, score = encoded[-1], decoder.attention.score
     s = torch.stack([torch.cat([layer[-1, : WIDTH // 2], layer[0, WIDTH // 2 :]]) for layer in encoded])
     fed, logits = torch.zeros(WIDTH, dtype=torch.float64), []
     for y in embed(model.embedding, target):
-        s = grus(torch.cat([y, fed]) if feeding else y, s, decoder.rnn)
+        s = grus(torch.cat([y, fed]) if input_feeding else y, s, decoder.rnn)
         if attention == "dot":  # eq. 8
             scores = torch.stack([s[-1] @ key for key in h])
         elif attention == "general":
@@ -422,7 +422,7 @@ def test_sutskever_by_the_formulas() -> None:
 
 @pytest.mark.parametrize("share", [False, True])
 @some
-def test_a_model_survives_a_file(recipe: RecurrentRecipe, share: bool, tmp_path: Path) -> None:
+def test_a_model_survives_a_file(recipe: RecurrentConfig, share: bool, tmp_path: Path) -> None:
     model, other = make(recipe, share=share), make(recipe, share=share)
     with torch.no_grad():
         for parameter in other.parameters():
@@ -462,7 +462,7 @@ def test_a_compiled_model_gives_the_same(name: str, form: str) -> None:
 
 
 @some
-def test_the_meta_device_knows_the_shapes(recipe: RecurrentRecipe) -> None:
+def test_the_meta_device_knows_the_shapes(recipe: RecurrentConfig) -> None:
     with torch.device("meta"):
         model = RecurrentSeq2Seq((SOURCE, TARGET), recipe)
         source, target = torch.zeros(3, 5, dtype=torch.long), torch.zeros(3, 7, dtype=torch.long)
@@ -511,10 +511,10 @@ def test_any_lengths_in_any_form(data: st.DataObject) -> None:
     ("options", "message"),
     [
         (
-            {"feeding": True, "attention": "additive"},
+            {"input_feeding": True, "attention": "additive"},
             "feeding=True and attention='additive'; its steps are fed",
         ),
-        ({"feeding": True, "attention": "none"}, "there is nothing to feed"),
+        ({"input_feeding": True, "attention": "none"}, "there is nothing to feed"),
         ({"cell": "rnn"}, "cell='rnn'; there are lstm, gru"),
         ({"attention": "luong"}, "attention='luong'; there are none, additive, dot, general, concat"),
         ({"width": 7}, "width=7 and bidirectional=True; .* an even one: 8"),
@@ -526,11 +526,11 @@ def test_any_lengths_in_any_form(data: st.DataObject) -> None:
 )
 def test_recipes_that_cannot_be(options: dict[str, object], message: str) -> None:
     with pytest.raises(RegardError, match=message):
-        RecurrentRecipe(**options)  # type: ignore[arg-type]
+        RecurrentConfig(**options)  # type: ignore[arg-type]
 
 
 def test_odd_widths_go_one_way() -> None:
-    recipe = RecurrentRecipe(width=7, bidirectional=False, attention="additive")
+    recipe = RecurrentConfig(width=7, bidirectional=False, attention="additive")
     assert RecurrentSeq2Seq(SOURCE, recipe)(*_even()).shape == (2, 3, SOURCE)
 
 
@@ -573,19 +573,19 @@ ONES = torch.ones(2, 3, dtype=torch.long)
 def test_batches_that_cannot_be(
     error: type[Exception], message: str, source: object, options: dict[str, Tensor]
 ) -> None:
-    model = RecurrentSeq2Seq((SOURCE, TARGET), RecurrentRecipe(width=4))
+    model = RecurrentSeq2Seq((SOURCE, TARGET), RecurrentConfig(width=4))
     with pytest.raises(error, match=message):
         model(source, ONES, **options)
 
 
 def test_targets_outside_of_their_vocabulary() -> None:
-    model = RecurrentSeq2Seq((TARGET, SOURCE), RecurrentRecipe(width=4))
+    model = RecurrentSeq2Seq((TARGET, SOURCE), RecurrentConfig(width=4))
     with pytest.raises(ArgumentError, match=r"token 12 is outside of the vocabulary, .* 0 to 10"):
         model(ONES * 12, ONES * 12)
 
 
 def test_steps_that_cannot_be() -> None:
-    model = RecurrentSeq2Seq(SOURCE, RecurrentRecipe(width=4))
+    model = RecurrentSeq2Seq(SOURCE, RecurrentConfig(width=4))
     state = model.start(ONES)
     with pytest.raises(ShapeError, match=r"tokens of shape \(3,\) and a state of 2 sentences.*\(2,\)"):
         model.step(torch.tensor([1, 2, 3]), state)

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.models import Packed, Recipe, Transformer
-from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
+from regard.models import Packed, Transformer, TransformerConfig
+from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from regard.models.seq2seq import Seq2Seq, State
 
 START, END, WORDS = 1, 2, 11
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def make() -> RecurrentSeq2Seq:
     torch.manual_seed(0)
-    return RecurrentSeq2Seq(WORDS, RecurrentRecipe(width=6, attention="dot", dropout=0.0)).double().eval()
+    return RecurrentSeq2Seq(WORDS, RecurrentConfig(width=6, attention="dot", dropout=0.0)).double().eval()
 
 
 SOURCE = Packed.of([[3, 4, 5], [6], [7, 8]])
@@ -133,16 +133,16 @@ def test_targets_without_anything_to_foretell() -> None:
 @given(
     recipe=st.sampled_from(
         [
-            Recipe(width=8, heads=2, layers=2, positions="rotary"),
-            *(RecurrentRecipe(width=8, attention=kind) for kind in ("none", "additive", "concat")),
-            RecurrentRecipe(width=8, attention="dot", cell="gru", feeding=True),
+            TransformerConfig(width=8, heads=2, layers=2, positions="rotary"),
+            *(RecurrentConfig(width=8, attention=kind) for kind in ("none", "additive", "concat")),
+            RecurrentConfig(width=8, attention="dot", cell="gru", input_feeding=True),
         ]
     ),
     selections=st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=7), min_size=1, max_size=5),
 )
 def test_rows_go_their_own_ways(recipe: Any, selections: list[list[int]]) -> None:
     torch.manual_seed(0)
-    kind = Transformer if isinstance(recipe, Recipe) else RecurrentSeq2Seq
+    kind = Transformer if isinstance(recipe, TransformerConfig) else RecurrentSeq2Seq
     model = kind(WORDS, recipe).double().eval()
     sentences, state = [part.tolist() for part in SOURCE.split(SOURCE.tokens)], model.start(SOURCE)
     rows = [(sentence, [START]) for sentence in sentences]

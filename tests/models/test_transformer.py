@@ -22,11 +22,11 @@ from regard.models import (
     LanguageModel,
     MaskedLanguageModel,
     Packed,
-    Recipe,
-    RecurrentRecipe,
+    RecurrentConfig,
     RecurrentSeq2Seq,
     Stack,
     Transformer,
+    TransformerConfig,
     gaps,
     pack,
 )
@@ -37,11 +37,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 SLOW = pytest.mark.slow  # compiles
 WORDS = 23
-RECIPE = Recipe(width=12, heads=2, layers=2, hidden=17, dropout=0.0, length=11)
-RECIPES: dict[str, Recipe] = {
+RECIPE = TransformerConfig(width=12, heads=2, layers=2, hidden=17, dropout=0.0, length=11)
+RECIPES: dict[str, TransformerConfig] = {
     **{kind: replace(RECIPE, positions=kind) for kind in get_args(Positions)},
     "norm after": replace(RECIPE, before=False, activation="gelu"),
-    "rms norm": replace(RECIPE, norm="rms", activation="swiglu", affine=False),
+    "rms norm": replace(RECIPE, norm="rms", activation="swiglu", linear_bias=False),
     "rms norm after": replace(RECIPE, norm="rms", before=False, positions="t5"),
     "one key head": replace(RECIPE, key_heads=1, positions="rotary"),
     "sparsemax": replace(RECIPE, normalize=regard.Sparsemax(), positions="alibi"),
@@ -53,7 +53,7 @@ SOURCE = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]
 TARGET = [[1, 5, 9, 2], [1, 14, 2], [1, 2]]
 
 
-def made(kind: Any, recipe: Recipe = RECIPE, **options: Any) -> Any:
+def made(kind: Any, recipe: TransformerConfig = RECIPE, **options: Any) -> Any:
     """A model in float64 whose parameters are all different from zero."""
     torch.manual_seed(0)
     model = kind(WORDS, recipe, **options).double()
@@ -390,7 +390,7 @@ def test_a_step_takes_one_token_for_each_sentence(tokens: Tensor) -> None:
 
 
 def test_a_step_takes_its_own_state() -> None:
-    model, other = made(Transformer), RecurrentSeq2Seq(WORDS, RecurrentRecipe(width=4))
+    model, other = made(Transformer), RecurrentSeq2Seq(WORDS, RecurrentConfig(width=4))
     with pytest.raises(regard.DTypeError, match=r"a state of RecurrentState; give .* a TransformerState"):
         model.step(torch.tensor([1, 1, 1]), other.start(Packed.of(SOURCE)))
     with pytest.raises(regard.DTypeError, match="tokens that are a list"):
@@ -474,7 +474,7 @@ def test_a_masked_language_model_fills_its_gaps() -> None:
     assert model.eval()(batch).argmax(-1)[[1, 6]].tolist() == [6, 11]
 
 
-MODELS: dict[str, tuple[Callable[[Recipe], Any], Callable[[Any], Tensor]]] = {
+MODELS: dict[str, tuple[Callable[[TransformerConfig], Any], Callable[[Any], Tensor]]] = {
     "transformer": (
         lambda recipe: Transformer((WORDS, 29), recipe),
         lambda model: model.loss(Packed.of(SOURCE), Packed.of(TARGET)),
@@ -818,7 +818,7 @@ def test_labels_of_another_shape() -> None:
 def test_learned_positions_end_while_generating() -> None:
     model = made(LanguageModel, RECIPES["learned"])
     assert len(model.generate([5], most=11)) == 12
-    with pytest.raises(regard.ArgumentError, match="position 11 and Learned has positions 0 to 10"):
+    with pytest.raises(regard.ArgumentError, match="position 11 and LearnedPositions has positions 0 to 10"):
         model.generate([5], most=12)
 
 
@@ -830,7 +830,7 @@ def test_vocabularies_that_cannot_be(kind: Any, words: int) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_a_stack_goes_on_where_its_caches_end(recipe: Recipe) -> None:
+def test_a_stack_goes_on_where_its_caches_end(recipe: TransformerConfig) -> None:
     torch.manual_seed(0)
     stack, x = Stack(recipe, causal=True).double().eval(), torch.randn(3, 7, 12, dtype=torch.float64)
     caches = stack.caches()

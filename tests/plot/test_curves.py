@@ -9,9 +9,9 @@ from regard.errors import ArgumentError
 from regard.models.encoders.base import Comparison
 from regard.plot import curves
 from regard.plot.curves import draw_by_distance, draw_by_length, draw_comparison, draw_curves
-from regard.translation.evaluation import Lengths, OfLength
+from regard.translation.evaluation import LengthBucket, Lengths
 from regard.translation.training.logs import CsvLog, Row
-from regard.translation.training.progress import Judgement, Report
+from regard.translation.training.progress import Report, ValidationResult
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -108,8 +108,8 @@ LENGTHS = [Lengths(1, 5), Lengths(6, 10), Lengths(11, None)]
 
 def test_by_length_has_a_curve_for_each_model(tmp_path, figures):
     found = {
-        "plain": [OfLength(each, 30 - 9.0 * i, 1200 - i, 0.5) for i, each in enumerate(LENGTHS)],
-        "attention": [OfLength(each, 33.0, 1200 - i, 0.5) for i, each in enumerate(LENGTHS)],
+        "plain": [LengthBucket(each, 30 - 9.0 * i, 1200 - i, 0.5) for i, each in enumerate(LENGTHS)],
+        "attention": [LengthBucket(each, 33.0, 1200 - i, 0.5) for i, each in enumerate(LENGTHS)],
     }
     path = draw_by_length(found, tmp_path / "lengths.png", score="exact match", title="Tatoeba")
     assert path.read_bytes().startswith(PNG)
@@ -122,8 +122,8 @@ def test_by_length_has_a_curve_for_each_model(tmp_path, figures):
 
 def test_a_length_that_one_model_has_not_seen_is_a_gap(tmp_path, figures):
     found = {
-        "a": [OfLength(LENGTHS[0], 1.0, 9, 0), OfLength(LENGTHS[2], 2.0, 9, 0)],
-        "b": [OfLength(LENGTHS[1], 3.0, 9, 0)],
+        "a": [LengthBucket(LENGTHS[0], 1.0, 9, 0), LengthBucket(LENGTHS[2], 2.0, 9, 0)],
+        "b": [LengthBucket(LENGTHS[1], 3.0, 9, 0)],
     }
     draw_by_length(found, tmp_path / "x.svg")
     assert [list(line.get_xdata()) for line in figures[0].axes[0].get_lines()] == [[0, 2], [1]]
@@ -190,7 +190,7 @@ def folder(tmp_path, monkeypatch):
     log.begin("a model", 0, 300)
     for step, bleu in ((100, 10.0), (200, 31.25), (300, 30.0)):
         log.report(Report(step, 300, 1.0, 500 / step, 1e-3, 7800.0, step * 1.2, None))
-        log.judge(Judgement(step, 600 / step, bleu, None, None, True))
+        log.judge(ValidationResult(step, 600 / step, bleu, None, None, True))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

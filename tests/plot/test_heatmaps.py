@@ -211,7 +211,7 @@ def test_large_heads_are_pooled(tmp_path, figures):
 
 
 def test_a_row_for_each_layer_and_a_column_for_each_head(tmp_path, figures):
-    model = regard.models.LanguageModel(50, regard.models.Recipe(width=16, heads=2, layers=3))
+    model = regard.models.LanguageModel(50, regard.models.TransformerConfig(width=16, heads=2, layers=3))
     with regard.watch(model) as seen:
         model(torch.tensor([[5, 6, 7, 8]]))
     draw_heads(seen, tmp_path / "x.svg", queries=list("abcd"), keys=list("abcd"))
@@ -334,19 +334,19 @@ def test_a_large_mask_is_pooled(tmp_path, figures):
 
 
 def test_positions_are_matrices(tmp_path, figures):
-    learned = regard.models.Learned(20, 8)
-    draw_positions(regard.models.Sinusoidal(8), tmp_path / "s.svg", length=20)
+    learned = regard.models.LearnedPositions(20, 8)
+    draw_positions(regard.models.SinusoidalPositions(8), tmp_path / "s.svg", length=20)
     draw_positions(learned, tmp_path / "l.svg", length=20)
-    draw_positions(regard.models.Rotary(8), tmp_path / "r.svg", length=20)
+    draw_positions(regard.models.RotaryPositions(8), tmp_path / "r.svg", length=20)
     sinusoidal, vectors, rotary = map(images, figures)
-    np.testing.assert_allclose(sinusoidal[0], regard.models.Sinusoidal(8)(torch.arange(20)))
+    np.testing.assert_allclose(sinusoidal[0], regard.models.SinusoidalPositions(8)(torch.arange(20)))
     np.testing.assert_allclose(vectors[0], learned.vectors.detach())
-    np.testing.assert_allclose(rotary[0], regard.models.Rotary(8)(torch.arange(20)).cos[:, :4])
+    np.testing.assert_allclose(rotary[0], regard.models.RotaryPositions(8)(torch.arange(20)).cos[:, :4])
     assert len(rotary) == 2
 
 
 def test_biases_are_lines_and_others_are_refused(tmp_path):
-    for bias in (regard.ALiBi(3), regard.T5(12), regard.Relative(torch.zeros(5))):
+    for bias in (regard.ALiBi(3), regard.T5Bias(12), regard.ClippedRelativeBias(torch.zeros(5))):
         assert draw_positions(bias, tmp_path / "x.svg", length=5).stat().st_size
     with pytest.raises(regard.DTypeError, match="got a Linear; it draws Sinusoidal, Learned, Rotary"):
         draw_positions(torch.nn.Linear(2, 2), tmp_path / "y.svg")

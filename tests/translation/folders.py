@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from regard.translation.alignment.cross_attention import Choice
-from regard.translation.config import Plan
-from regard.translation.tokens import Tokens, TwoSides
+from regard.translation.alignment.cross_attention import AlignmentHead
+from regard.translation.config import TranslationConfig
+from regard.translation.tokens import TokenizerPair, Tokens
 from regard.translation.training.checkpoint import write_config, write_parameters, write_tokens
 
 TEXT = [
@@ -20,16 +20,16 @@ TEXT = [
 ] * 5
 
 
-def tokens(kind: str = "bpe") -> TwoSides:
+def tokens(kind: str = "bpe") -> TokenizerPair:
     """One vocabulary for both sides."""
     shared = Tokens.learn(TEXT, kind=kind, size=90)
-    return TwoSides(shared, shared)
+    return TokenizerPair(shared, shared)
 
 
-def plan(kind: str = "transformer", longest: int = 40, more: Sequence[str] = ()) -> Plan:
+def plan(kind: str = "transformer", longest: int = 40, more: Sequence[str] = ()) -> TranslationConfig:
     """A small model of this kind."""
     settings = ["model.width=16", "model.layers=2", "model.heads=2", f"corpus.longest={longest}"]
-    return Plan.preset("tiny", kind).but([*settings, "tokens.kind=bpe", *more])
+    return TranslationConfig.preset("tiny", kind).but([*settings, "tokens.kind=bpe", *more])
 
 
 def write(
@@ -42,7 +42,7 @@ def write(
     model = settings.model.make(sides.sizes())
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)  # far from ties, so that rounding decides nothing
-    choice = {} if kind == "plain" else {"alignment": Choice(layer=0, shift="output").to_dict()}
+    choice = {} if kind == "plain" else {"alignment": AlignmentHead(layer=0, shift="output").to_dict()}
     write_config(folder, settings, **choice)
     write_tokens(folder, sides)
     write_parameters(folder, model.state_dict())

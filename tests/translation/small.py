@@ -3,23 +3,23 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard.translation.config import Plan
+from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import InMemory
 from regard.translation.data.pairs import Pair
-from regard.translation.tokens import Tokens, TwoSides
-from regard.translation.training.loop import Outcome, Trainer
+from regard.translation.tokens import TokenizerPair, Tokens
+from regard.translation.training.loop import Trainer, TrainingResult
 from regard.translation.training.progress import Listener
 
 PAIRS = [Pair(" ".join(str(n)), " ".join(reversed(str(n)))) for n in range(95, 155)]
 DEV = [Pair(" ".join(str(n)), " ".join(reversed(str(n)))) for n in range(98, 118, 4)]
 _SHARED = Tokens.learn([pair.source for pair in PAIRS], kind="words", size=20)
-TOKENS = TwoSides(_SHARED, _SHARED)
+TOKENS = TokenizerPair(_SHARED, _SHARED)
 IDS = InMemory([(_SHARED.encode(pair.source), _SHARED.encode(pair.target)) for pair in PAIRS])
 
 
-def small_plan(model: str = "transformer", *settings: str) -> Plan:
+def small_plan(model: str = "transformer", *settings: str) -> TranslationConfig:
     """A plan that asks for everything that makes going on difficult, unless the settings say otherwise."""
-    return Plan.preset("tiny", model).but(
+    return TranslationConfig.preset("tiny", model).but(
         [
             *("model.width=16", "model.layers=1", "model.heads=2", "model.dropout=0.2"),
             *("tokens.kind=words", "tokens.size=20"),
@@ -32,13 +32,17 @@ def small_plan(model: str = "transformer", *settings: str) -> Plan:
 
 
 def small_trainer(
-    folder: Path, plan: Plan | None = None, *, pairs: InMemory = IDS, listeners: Sequence[Listener] = ()
+    folder: Path,
+    plan: TranslationConfig | None = None,
+    *,
+    pairs: InMemory = IDS,
+    listeners: Sequence[Listener] = (),
 ) -> Trainer:
     """A trainer of this plan in a folder, which is created if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     return Trainer(folder, plan or small_plan(), TOKENS, pairs, DEV, listeners=listeners)
 
 
-def train_small(folder: Path, plan: Plan | None = None) -> Outcome:
+def train_small(folder: Path, plan: TranslationConfig | None = None) -> TrainingResult:
     """Train in a folder, from wherever it stands."""
     return small_trainer(folder, plan).run()

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from regard.errors import ArgumentError
 from regard.models.recurrent import RecurrentSeq2Seq
 from regard.models.transformer import Transformer
-from regard.translation.config import PRESETS, Plan
+from regard.translation.config import PRESETS, TranslationConfig
 from regard.translation.setting_descriptions import ABOUT, toml
 
-NAMES = [(section, name) for section, values in Plan().settings().items() for name in values]
+NAMES = [(section, name) for section, values in TranslationConfig().settings().items() for name in values]
 MODELS = ("transformer", "recurrent", "plain")
-OTHER = Plan().changed(
+OTHER = TranslationConfig().changed(
     {
         "model": {"width": 24, "layers": 1, "heads": 3, "key_heads": 1, "hidden": 7, "positions": "rotary"},
         "tokens": {"kind": "characters", "size": 77, "shared": False, "coverage": 0.99},
@@ -43,7 +43,7 @@ values = st.recursive(
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("model", MODELS)
 def test_each_preset_is_a_model(preset: str, model: str) -> None:
-    plan = Plan.preset(preset, model)
+    plan = TranslationConfig.preset(preset, model)
     assert plan.model.kind == model
     with torch.device("meta"):
         made = plan.model.make(plan.tokens.size)
@@ -54,29 +54,34 @@ def test_each_preset_is_a_model(preset: str, model: str) -> None:
 
 
 def test_a_plain_model_has_no_attention_and_a_recurrent_one_has() -> None:
-    assert Plan.preset("tiny", "plain").model.recipe().attention == "none"
-    assert Plan.preset("tiny", "recurrent").model.recipe().attention == "additive"
+    assert TranslationConfig.preset("tiny", "plain").model.recipe().attention == "none"
+    assert TranslationConfig.preset("tiny", "recurrent").model.recipe().attention == "additive"
 
 
 @pytest.mark.parametrize(
-    "plan", [Plan(), OTHER, *(Plan.preset(name, kind) for name in PRESETS for kind in MODELS)]
+    "plan",
+    [
+        TranslationConfig(),
+        OTHER,
+        *(TranslationConfig.preset(name, kind) for name in PRESETS for kind in MODELS),
+    ],
 )
-def test_a_plan_comes_back_from_what_it_writes(plan: Plan, tmp_path: Path) -> None:
+def test_a_plan_comes_back_from_what_it_writes(plan: TranslationConfig, tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(toml(plan), "utf-8")
-    read = Plan.read(tmp_path / "plan.toml")
+    read = TranslationConfig.read(tmp_path / "plan.toml")
     assert (read.tokens, read.corpus, read.training) == (plan.tokens, plan.corpus, plan.training)
     assert read.model.recipe() == plan.model.recipe()  # but for what is of no use to its kind of model
     assert toml(read) == toml(plan)
-    assert Plan.of(plan.settings()) == plan
-    assert Plan.of(json.loads(json.dumps(plan.settings()))) == plan
+    assert TranslationConfig.of(plan.settings()) == plan
+    assert TranslationConfig.of(json.loads(json.dumps(plan.settings()))) == plan
 
 
 def test_a_file_changes_what_it_says_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text("[training]\nrate = 1\n[model]\nhidden = 99\n", "utf-8")
-    plan = Plan.read(tmp_path / "plan.toml", OTHER)
+    plan = TranslationConfig.read(tmp_path / "plan.toml", OTHER)
     assert plan == OTHER.changed({"training": {"rate": 1.0}, "model": {"hidden": 99}})
     (tmp_path / "plan.toml").write_text("", "utf-8")
-    assert Plan.read(tmp_path / "plan.toml", OTHER) == OTHER
+    assert TranslationConfig.read(tmp_path / "plan.toml", OTHER) == OTHER
 
 
 @pytest.mark.parametrize(
@@ -97,13 +102,13 @@ def test_a_file_changes_what_it_says_and_nothing_else(tmp_path: Path) -> None:
 )
 def test_single_settings_are_understood(setting: str, wanted: object) -> None:
     section, name = setting.partition("=")[0].strip().split(".")
-    found = Plan().but([setting]).settings()[section][name]
+    found = TranslationConfig().but([setting]).settings()[section][name]
     assert found == wanted
     assert type(found) is type(wanted)
 
 
 def test_the_last_of_two_settings_counts() -> None:
-    assert Plan().but(["training.epochs=3", "training.epochs=5"]).training.epochs == 5
+    assert TranslationConfig().but(["training.epochs=3", "training.epochs=5"]).training.epochs == 5
 
 
 @pytest.mark.parametrize(
@@ -151,7 +156,7 @@ def test_the_last_of_two_settings_counts() -> None:
 )
 def test_a_wrong_setting_is_refused_with_its_cure(setting: str, why: str) -> None:
     with pytest.raises(ArgumentError) as refused:
-        Plan().but([setting])
+        TranslationConfig().but([setting])
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -174,10 +179,10 @@ def test_whatever_a_config_holds_is_taken_or_refused(found: dict[str, Any]) -> N
     assert plan is not None or any(section in refused for section in found)
 
 
-def attempted(settings: dict[str, Any]) -> tuple[Plan | None, str]:
+def attempted(settings: dict[str, Any]) -> tuple[TranslationConfig | None, str]:
     """The plan of these settings, or why they are refused."""
     try:
-        return Plan.of(settings), ""
+        return TranslationConfig.of(settings), ""
     except ArgumentError as error:
         return None, str(error)
 
@@ -198,18 +203,18 @@ def attempted(settings: dict[str, Any]) -> tuple[Plan | None, str]:
 def test_a_wrong_file_is_refused(content: bytes, why: str, tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_bytes(content)
     with pytest.raises(ArgumentError) as refused:
-        Plan.read(tmp_path / "plan.toml")
+        TranslationConfig.read(tmp_path / "plan.toml")
     assert why in str(refused.value)
 
 
 def test_a_file_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        Plan.read(tmp_path / "plan.toml")
+        TranslationConfig.read(tmp_path / "plan.toml")
 
 
 def test_every_setting_is_explained() -> None:
     assert [(section, name) for section, names in ABOUT.items() for name in names] == NAMES
-    lines = [line for line in toml(Plan()).splitlines() if " = " in line]
+    lines = [line for line in toml(TranslationConfig()).splitlines() if " = " in line]
     assert all(len(line.split("# ")[-1]) > 5 for line in lines)
 
 
@@ -217,9 +222,9 @@ def test_every_setting_is_explained() -> None:
     ("kind", "shown"), [("transformer", "heads"), ("recurrent", "attention"), ("plain", "cell")]
 )
 def test_settings_that_do_not_matter_are_not_shown(kind: str, shown: str) -> None:
-    names = {line.split(" = ")[0] for line in toml(Plan.preset("tiny", kind)).splitlines()}
+    names = {line.split(" = ")[0] for line in toml(TranslationConfig.preset("tiny", kind)).splitlines()}
     hidden = {
-        "transformer": {"cell", "feeding"},
+        "transformer": {"cell", "input_feeding"},
         "recurrent": {"heads", "guide"},
         "plain": {"attention", "guide"},
     }
@@ -238,21 +243,21 @@ def test_settings_that_do_not_matter_are_not_shown(kind: str, shown: str) -> Non
 )
 def test_numbers_that_nobody_can_mean_are_refused(setting: str) -> None:
     with pytest.raises(ArgumentError, match=r"; it must be at most [0-9,]+\. Give"):
-        Plan().but([setting])
+        TranslationConfig().but([setting])
 
 
 def test_an_unknown_preset_is_refused() -> None:
     with pytest.raises(ArgumentError, match="no preset 'huge'; there are tiny, small, base"):
-        Plan.preset("huge")  # type: ignore[arg-type]
+        TranslationConfig.preset("huge")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="there are transformer, recurrent, plain"):
-        Plan.preset("tiny", "rnn")  # type: ignore[arg-type]
+        TranslationConfig.preset("tiny", "rnn")  # type: ignore[arg-type]
 
 
 def test_learned_positions_reach_as_far_as_translations() -> None:
     with pytest.raises(ArgumentError, match=r"model.length is 300 .*longest is 256; .* to 524"):
-        Plan().but(["model.positions=learned", "model.length=300"])
-    assert Plan().but(["model.positions=learned", "model.length=524"]).model.length == 524
-    assert Plan().but(["model.positions=rotary", "model.length=1"]).model.length == 1
+        TranslationConfig().but(["model.positions=learned", "model.length=300"])
+    assert TranslationConfig().but(["model.positions=learned", "model.length=524"]).model.length == 524
+    assert TranslationConfig().but(["model.positions=rotary", "model.length=1"]).model.length == 1
 
 
 @pytest.mark.parametrize(
@@ -273,7 +278,7 @@ def test_learned_positions_reach_as_far_as_translations() -> None:
 )
 def test_values_without_measure_are_refused_in_a_line(setting: str, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError) as refused:
-        Plan().but([setting])
+        TranslationConfig().but([setting])
     assert len(str(refused.value)) < 500
 
 
@@ -283,19 +288,19 @@ def test_a_file_without_measure_is_refused_in_a_line(value: str, tmp_path: Path)
     for name in ("model.kind", "training.epochs"):
         path.write_text(f"{name} = {value}")
         with pytest.raises(ArgumentError) as refused:
-            Plan.read(path)
+            TranslationConfig.read(path)
         assert len(str(refused.value)) < 500
 
 
 def test_a_byte_order_mark_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_bytes("\ufeff[training]\nepochs = 3\n".encode())
-    assert Plan.read(tmp_path / "plan.toml").training.epochs == 3
+    assert TranslationConfig.read(tmp_path / "plan.toml").training.epochs == 3
 
 
 def test_a_plan_is_a_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "plan.toml")
     with pytest.raises(ArgumentError, match="is a named pipe"):
-        Plan.read(tmp_path / "plan.toml")
+        TranslationConfig.read(tmp_path / "plan.toml")
     (tmp_path / "large.toml").write_bytes(b"#" * 2**21)
     with pytest.raises(ArgumentError, match=r"has 2\.1 MB, and at most 1\.0 MB are read"):
-        Plan.read(tmp_path / "large.toml")
+        TranslationConfig.read(tmp_path / "large.toml")

@@ -10,7 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, DTypeError
-from regard.translation.tokens import MARKS, UNKNOWN, Cut, Tokens, TwoSides
+from regard.translation.tokens import MARKS, UNKNOWN, Cut, TokenizerPair, Tokens
 
 LINES = [
     "ein Hund bellt laut",
@@ -152,10 +152,10 @@ def test_what_is_saved_is_loaded(kind: str, tmp_path: Path) -> None:
 
 def test_one_vocabulary_is_shared_and_two_are_not() -> None:
     one, two = LEARNED["bpe"], LEARNED["words"]
-    assert TwoSides(one, one).shared
-    assert TwoSides(one, one).sizes() == len(one)
-    assert not TwoSides(one, two).shared
-    assert TwoSides(one, two).sizes() == (len(one), len(two))
+    assert TokenizerPair(one, one).shared
+    assert TokenizerPair(one, one).sizes() == len(one)
+    assert not TokenizerPair(one, two).shared
+    assert TokenizerPair(one, two).sizes() == (len(one), len(two))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import regard
 from regard.errors import ArgumentError, DTypeError
 from regard.translation import translator as module
 from regard.translation.alignment.alignment import Alignment
-from regard.translation.alignment.cross_attention import Choice, cross_weights
+from regard.translation.alignment.cross_attention import AlignmentHead, cross_weights
 from regard.translation.decoding.search import Beam, Greedy, Hypothesis, Sample
 from regard.translation.tokens import UNKNOWN
 from regard.translation.translator import Translation, Translator, load_translator
@@ -151,13 +151,13 @@ class TestLongLines:
 
     def test_another_choice_is_read_when_it_is_asked_for(self, translator):
         pairs = [("ein Hund bellt", "a dog barks")]
-        choice = Choice(layer=0, shift="output" if translator.choice.shift == "input" else "input")
+        choice = AlignmentHead(layer=0, shift="output" if translator.choice.shift == "input" else "input")
         other = Translator(translator.model, translator.tokens, choice=choice)
         (asked,), (own,) = translator.align(pairs, choice), translator.align(pairs)
         (theirs,) = other.align(pairs)
         assert torch.equal(asked.weights, theirs.weights)
         assert not torch.equal(asked.weights, own.weights)
-        with pytest.raises(DTypeError, match="a choice that is a str; give a Choice"):
+        with pytest.raises(DTypeError, match="a choice that is a str; give an? AlignmentHead"):
             translator.align(pairs, "output")
 
     def test_the_longest_lines_take_no_more_memory_than_their_parts(self, translator, monkeypatch):
@@ -227,8 +227,8 @@ class TestAlignment:
         assert len(calls) == 1
 
     def test_the_choice_of_the_folder_counts(self, folder, translator):
-        assert translator.choice == Choice(layer=0, shift="output")
-        other = Translator(translator.model, translator.tokens, choice=Choice(layer=1))
+        assert translator.choice == AlignmentHead(layer=0, shift="output")
+        other = Translator(translator.model, translator.tokens, choice=AlignmentHead(layer=1))
         pairs = [("ein Hund bellt", "a dog barks")]
         assert not torch.allclose(translator.align(pairs)[0].weights, other.align(pairs)[0].weights)
 

@@ -23,10 +23,10 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from regard.errors import RegardError
 from regard.models.layers.blocks import FeedForward
-from regard.translation.config import Plan
+from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import InMemory
 from regard.translation.training.distributed import World, join_world
-from regard.translation.training.loop import Outcome, Trainer
+from regard.translation.training.loop import Trainer, TrainingResult
 from regard.translation.training.progress import Lines
 from tests.translation.small import DEV, PAIRS, TOKENS, small_plan
 
@@ -40,7 +40,7 @@ LINKS = InMemory(
 )  # the last is the first
 
 
-def plan(model: str = "transformer", settings: Sequence[str] = ()) -> Plan:
+def plan(model: str = "transformer", settings: Sequence[str] = ()) -> TranslationConfig:
     """Without dropout, which each process draws by itself; all checkpoints are kept, and averaged."""
     ours = [
         *("model.dropout=0", "training.accumulate=2", "training.tokens=64", "training.clip=2"),
@@ -51,7 +51,7 @@ def plan(model: str = "transformer", settings: Sequence[str] = ()) -> Plan:
     return small_plan(model, *ours, *settings)
 
 
-def train(folder: Path, plan: Plan, world: World | None = None) -> Outcome:
+def train(folder: Path, plan: TranslationConfig, world: World | None = None) -> TrainingResult:
     """Train in a folder, from wherever it stands."""
     return Trainer(folder, plan, TOKENS, IDS, DEV, links=LINKS, world=world).run()
 

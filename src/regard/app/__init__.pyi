@@ -1,7 +1,7 @@
 from regard.app.standalone import make_page as make_page
 from regard.app.standalone import show as show
 from regard.app.standalone import write_page as write_page
-from regard.app.view_model import Exhibit as Exhibit
+from regard.app.view_model import ViewModel as ViewModel
 from regard.app.view_model import exhibit_of_translations as exhibit_of_translations
 from regard.app.view_model import look_at_text as look_at_text
 from regard.app.view_model import look_at_translation as look_at_translation

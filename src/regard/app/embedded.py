@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.app.protocol import formula
-from regard.app.view_model import Exhibit
+from regard.app.view_model import ViewModel
 from regard.inspection.layer_view import Floats, Input, Layer, as_floats
 from regard.inspection.statistics import tell
 from regard.mechanism.weights.matrix import Weights
@@ -24,13 +24,13 @@ _VECTORS = 2_000_000  # numbers of queries and keys
 _TOLD = 2**31  # weights of a layer whose heads are told
 
 
-def embedded(exhibit: Exhibit) -> dict[str, Any]:
+def embedded(exhibit: ViewModel) -> dict[str, Any]:
     """Everything that the view in a page asks for, as JSON can hold it.
 
     >>> import torch
     >>> from regard.app.embedded import embedded
-    >>> from regard.app.view_model import Exhibit
-    >>> held = embedded(Exhibit.of(torch.eye(3)))["inputs"][0]["layers"][0]
+    >>> from regard.app.view_model import ViewModel
+    >>> held = embedded(ViewModel.of(torch.eye(3)))["inputs"][0]["layers"][0]
     >>> held["weights"]["shape"], held["pooled"], held["heads"][0]["label"]
     ([1, 3, 3], False, 'same token')
     """

@@ -16,7 +16,7 @@ from typing import Any
 from regard._util.files import write_whole
 from regard.app.bundle import bundle, static, style
 from regard.app.embedded import embedded
-from regard.app.view_model import Exhibit
+from regard.app.view_model import ViewModel
 from regard.errors import ArgumentError, DTypeError
 
 ENDINGS = (".html", ".htm")
@@ -28,7 +28,7 @@ def write_page(path: str | os.PathLike[str], x: Any, *, title: str = "", about: 
     It is one file with everything in it, to be opened in a browser. Where there are too many weights for a
     file, it holds means of blocks of them, and says so.
 
-    x: an exhibit, or what `Exhibit.of` makes one of: weights, what `regard.watch` saw, translations. Those by
+    x: an exhibit, or what `ViewModel.of` makes one of: weights, what `regard.watch` saw, translations. Those by
     a model without attention are shown without lines, with the reason. Alignments are read one by one, unless
     `translate(…, alignment=True)` has already read them together.
     path: of the .html file.
@@ -36,12 +36,12 @@ def write_page(path: str | os.PathLike[str], x: Any, *, title: str = "", about: 
     about: a sentence below it.
 
     >>> import tempfile
-    >>> from regard.models import Recipe, Transformer
-    >>> from regard.translation import Tokens, Translator, TwoSides
+    >>> from regard.models import TransformerConfig, Transformer
+    >>> from regard.translation import Tokens, Translator, TokenizerPair
     >>> from regard.app.standalone import write_page
     >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
-    >>> model = Transformer(len(tokens), Recipe(width=16, heads=2, layers=1))
-    >>> found = Translator(model, TwoSides(tokens, tokens)).translate(["ein Hund"], alignment=True)
+    >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1))
+    >>> found = Translator(model, TokenizerPair(tokens, tokens)).translate(["ein Hund"], alignment=True)
     >>> write_page(tempfile.mkdtemp() + "/dogs.html", found, title="Dogs").name
     'dogs.html'
     """
@@ -61,7 +61,7 @@ def make_page(x: Any, *, title: str = "", about: str = "") -> str:
     True
     """
     nothing = isinstance(x, Sequence) and not x
-    exhibit = Exhibit(title, []) if nothing else Exhibit.of(x, title=title)
+    exhibit = ViewModel(title, []) if nothing else ViewModel.of(x, title=title)
     sheet, script = static("export.css") + style(), bundle("export.js")
     page = Template(static("export.html")).substitute(
         policy=escape(_policy(sheet, script)),
@@ -79,7 +79,7 @@ def show(
 ) -> Any:
     """Look at something: as a widget in a notebook, and elsewhere as a page in the browser.
 
-    x, queries, keys, title: as of `Exhibit.of`.
+    x, queries, keys, title: as of `ViewModel.of`.
 
     In a notebook the widget is returned, which shows where it stands as
     the last line of a cell. Elsewhere a page is written among the temporary files and opened, and its path is
@@ -90,7 +90,7 @@ def show(
     >>> def look(weights: regard.Weights) -> None:
     ...     print("to be found at", show(weights, title="Dogs"))
     """
-    exhibit = Exhibit.of(x, queries, keys, title)
+    exhibit = ViewModel.of(x, queries, keys, title)
     if _in_notebook():
         from regard.app import widget
 

@@ -3,9 +3,9 @@
 Exhibit → inputs, what a model read → texts, their tokens; layers, the weights between them
 
 >>> import torch, regard
->>> from regard.app.view_model import Exhibit
+>>> from regard.app.view_model import ViewModel
 >>> x = torch.eye(3).expand(2, 3, 3)
->>> exhibit = Exhibit.of(regard.attend(x, x, x)[1], queries=["dogs", "bark", "loudly"])
+>>> exhibit = ViewModel.of(regard.attend(x, x, x)[1], queries=["dogs", "bark", "loudly"])
 >>> exhibit.describe()["inputs"][0]["layers"][0]["heads"]
 2
 >>> exhibit.ask("tile", {"rows": [0, 2], "heads": [1]}).arrays[0].shape
@@ -37,10 +37,10 @@ from regard.translation.translator import Translation, Translator
 
 __all__ = [
     "Answer",
-    "Exhibit",
     "Input",
     "Layer",
     "Text",
+    "ViewModel",
     "exhibit_of_translations",
     "look_at_text",
     "look_at_translation",
@@ -56,13 +56,13 @@ _MOST_PAIRS = 2**24  # words × words of an alignment
 
 
 @dataclass(frozen=True, eq=False)
-class Exhibit:
+class ViewModel:
     """Something to be looked at: inputs, each with texts and the weights between them; and a title.
 
     >>> import torch
-    >>> from regard.app.view_model import Exhibit
-    >>> Exhibit.of(torch.eye(2), queries=["a", "dog"], keys=["ein", "Hund"], title="Dogs")
-    Exhibit('Dogs': 1 input, 1 layer)
+    >>> from regard.app.view_model import ViewModel
+    >>> ViewModel.of(torch.eye(2), queries=["a", "dog"], keys=["ein", "Hund"], title="Dogs")
+    ViewModel('Dogs': 1 input, 1 layer)
     """
 
     title: str
@@ -75,7 +75,7 @@ class Exhibit:
         queries: Sequence[str] | None = None,
         keys: Sequence[str] | None = None,
         title: str = "",
-    ) -> "Exhibit":
+    ) -> "ViewModel":
         """An exhibit of weights, of what `regard.watch` saw, of a mapping from names to weights, …
 
         x: `Weights` or a tensor, (…, queries, keys), each of a batch as an input of its own; a `Seen`; a
@@ -83,7 +83,7 @@ class Exhibit:
         queries, keys: the tokens of both sides. Without keys, the queries read each other; without either,
         tokens are numbered.
         """
-        if isinstance(x, Exhibit):
+        if isinstance(x, ViewModel):
             return x
         if isinstance(queries, str) or isinstance(keys, str):
             raise DTypeError("queries and keys are lists of tokens, and got a string; split the text.")
@@ -139,7 +139,7 @@ class Exhibit:
 
     def __repr__(self) -> str:
         layers = sum(len(one.layers) for one in self.inputs)
-        return f"Exhibit({self.title!r}: {counted(len(self.inputs), 'input')}, {counted(layers, 'layer')})"
+        return f"ViewModel({self.title!r}: {counted(len(self.inputs), 'input')}, {counted(layers, 'layer')})"
 
 
 def _choose(what: str, number: Any, among: Sequence[Any]) -> Any:
@@ -239,7 +239,7 @@ def _seen_sides(seen: Seen, name: str, size: tuple[int, int], row: int) -> Sides
 # Of translations
 
 
-def exhibit_of_translations(translations: Sequence[Translation], *, title: str = "") -> Exhibit:
+def exhibit_of_translations(translations: Sequence[Translation], *, title: str = "") -> ViewModel:
     """Translations and which word came from which: an input of each, with the alignment of its words.
 
     translations: what `Translator.translate` made.
@@ -255,7 +255,7 @@ def exhibit_of_translations(translations: Sequence[Translation], *, title: str =
     >>> exhibit_of_translations([translation]).describe()["inputs"][0]["layers"][0]["kind"]
     'words'
     """
-    return Exhibit(title, [_translated(one) for one in translations])
+    return ViewModel(title, [_translated(one) for one in translations])
 
 
 def _translated(translation: Translation) -> Input:
@@ -290,19 +290,19 @@ def look_at_translation(
     *,
     how: How = Beam(),  # noqa: B008 (a frozen value)
     title: str = "",
-) -> Exhibit:
+) -> ViewModel:
     """Translate sentences, and show every attention of the model while it reads them and its translations.
 
     translator, sentences: who translates what.
     how: how translations are found: `Beam`, `Greedy` or `Sample`.
     title: what stands on top.
 
-    >>> from regard.models import Recipe, Transformer
-    >>> from regard.translation import Tokens, Translator, TwoSides
+    >>> from regard.models import TransformerConfig, Transformer
+    >>> from regard.translation import Tokens, Translator, TokenizerPair
     >>> from regard.app.view_model import look_at_translation
     >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
-    >>> model = Transformer(len(tokens), Recipe(width=16, heads=2, layers=1), share=True)
-    >>> found = look_at_translation(Translator(model, TwoSides(tokens, tokens)), ["ein Hund"])
+    >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
+    >>> found = look_at_translation(Translator(model, TokenizerPair(tokens, tokens)), ["ein Hund"])
     >>> [layer["label"] for layer in found.describe()["inputs"][0]["layers"]][-3:]  # after that of words
     ['encoder 0', 'decoder 0', 'decoder 0 to source']
     """
@@ -311,7 +311,7 @@ def look_at_translation(
 
 def look_at_translations(
     translator: Translator, translations: Sequence[Translation], *, title: str = ""
-) -> Exhibit:
+) -> ViewModel:
     """Every attention of a model while it reads sentences and their translations, which it made before.
 
     The first layer of each input is the alignment of its words; the others have the pieces as tokens, the
@@ -320,16 +320,16 @@ def look_at_translations(
     translator, translations: who made which.
     title: what stands on top.
 
-    >>> from regard.models import Recipe, Transformer
-    >>> from regard.translation import Tokens, Translator, TwoSides
+    >>> from regard.models import TransformerConfig, Transformer
+    >>> from regard.translation import Tokens, Translator, TokenizerPair
     >>> from regard.app.view_model import look_at_translations
     >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
-    >>> model = Transformer(len(tokens), Recipe(width=16, heads=2, layers=1), share=True)
-    >>> translator = Translator(model, TwoSides(tokens, tokens))
+    >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
+    >>> translator = Translator(model, TokenizerPair(tokens, tokens))
     >>> look_at_translations(translator, translator.translate(["ein Hund", "bellt"]), title="Dogs")
-    Exhibit('Dogs': 2 inputs, ...)
+    ViewModel('Dogs': 2 inputs, ...)
     """
-    return Exhibit(title, [_read(translator, one) for one in translations])
+    return ViewModel(title, [_read(translator, one) for one in translations])
 
 
 def _read(translator: Translator, translation: Translation) -> Input:
@@ -381,7 +381,7 @@ def _attentions(model: Seq2Seq, source: Sequence[int], target: Sequence[int], fi
 # Of encoders
 
 
-def look_at_text(encoder: WordEncoder, texts: str | Sequence[str], *, title: str = "") -> Exhibit:
+def look_at_text(encoder: WordEncoder, texts: str | Sequence[str], *, title: str = "") -> ViewModel:
     """Every attention of an encoder while it reads texts, an input of each; its marks are special.
 
     title: what stands on top.
@@ -394,7 +394,7 @@ def look_at_text(encoder: WordEncoder, texts: str | Sequence[str], *, title: str
     >>> found["layers"][0]["label"], len(found["layers"])
     ('layer 0', 6)
     """
-    return Exhibit(title, [_read_text(encoder, text) for text in checked(texts)])
+    return ViewModel(title, [_read_text(encoder, text) for text in checked(texts)])
 
 
 def _read_text(encoder: WordEncoder, sentence: str) -> Input:

@@ -12,14 +12,14 @@ import numpy as np
 import traitlets
 
 from regard.app.bundle import bundle, style
-from regard.app.view_model import Exhibit
+from regard.app.view_model import ViewModel
 from regard.errors import RegardError
 
 
 class AttentionWidget(anywidget.AnyWidget):
-    """The interactive view of an exhibit, or of what `Exhibit.of` makes one of, in a notebook.
+    """The interactive view of an exhibit, or of what `ViewModel.of` makes one of, in a notebook.
 
-    x, queries, keys, title: as of `Exhibit.of`.
+    x, queries, keys, title: as of `ViewModel.of`.
     options: how it begins: view="matrix" (or "lines", "heads", "numbers"), layer=2, heads=[0], compact=True.
 
     >>> import torch
@@ -41,7 +41,7 @@ class AttentionWidget(anywidget.AnyWidget):
         title: str = "",
         **options: Any,
     ) -> None:
-        self._asked = Exhibit.of(x, queries, keys, title)
+        self._asked = ViewModel.of(x, queries, keys, title)
         super().__init__(exhibit=self._asked.describe(), options=options)
         self.on_msg(self._receive)
 

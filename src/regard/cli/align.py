@@ -19,7 +19,7 @@ from regard.errors import ArgumentError
 if TYPE_CHECKING:
     from regard.translation.alignment.aer import Gold
     from regard.translation.alignment.alignment import Alignment
-    from regard.translation.alignment.cross_attention import Choice
+    from regard.translation.alignment.cross_attention import AlignmentHead
     from regard.translation.data.links import Links
     from regard.translation.translator import Translator
 
@@ -246,7 +246,7 @@ def _chosen(layer: int | None, heads: str | None, shift: str | None) -> dict[str
     return chosen
 
 
-def _choice(translator: "Translator", chosen: dict[str, Any]) -> "Choice":
+def _choice(translator: "Translator", chosen: dict[str, Any]) -> "AlignmentHead":
     """What is read: as it was asked for, with heads counted from 0."""
     from regard.translation.alignment.cross_attention import chosen as name_of
     from regard.translation.alignment.cross_attention import crossing

@@ -19,7 +19,7 @@ from regard.models.encoders.words import counted
 from regard.models.layers.allocation import keep_memory
 from regard.plot.heatmaps import draw_alignments
 from regard.plot.terminal import draw_alignment
-from regard.translation.config import Model, Plan
+from regard.translation.config import Model, TranslationConfig
 from regard.translation.data.builtin import Embedded, embedded
 from regard.translation.data.pairs import Pair
 from regard.translation.evaluation import evaluate
@@ -92,12 +92,12 @@ def trained(folder: Path) -> str:
     return read_regular(mark, SMALL).decode(errors="replace") if mark.is_file() else ""
 
 
-def _plan(model: Model, seed: int) -> Plan:
+def _plan(model: Model, seed: int) -> TranslationConfig:
     settings = [*_TOKENS, f"training.epochs={_EPOCHS[model]}", f"training.seed={seed}"]
-    return Plan.preset("tiny", model).but(settings)
+    return TranslationConfig.preset("tiny", model).but(settings)
 
 
-def _train(folder: Path, plan: Plan, corpus: Embedded, languages: str = "") -> None:
+def _train(folder: Path, plan: TranslationConfig, corpus: Embedded, languages: str = "") -> None:
     """In place of the model of an earlier demo, and of nothing else that somebody may have there."""
     if (folder / _MARK).is_file():
         _remove(folder)

@@ -327,17 +327,17 @@ def _draw_positions(kind: Positions, size: str | None, output: Path, look: dict[
         raise ArgumentError(f"--size is {size!r}; positions have one number: --size {length}.")
     from torch import manual_seed
 
-    from regard.mechanism.biases import T5, ALiBi
-    from regard.models.layers.positions import Learned, Rotary, Sinusoidal
+    from regard.mechanism.biases import ALiBi, T5Bias
+    from regard.models.layers.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
     from regard.plot.heatmaps import draw_positions
 
     manual_seed(0)
     made: dict[str, nn.Module] = {
-        "sinusoidal": Sinusoidal(_WIDTH),
-        "learned": Learned(length, _WIDTH),
-        "rotary": Rotary(_WIDTH),
+        "sinusoidal": SinusoidalPositions(_WIDTH),
+        "learned": LearnedPositions(length, _WIDTH),
+        "rotary": RotaryPositions(_WIDTH),
         "alibi": ALiBi(_HEADS),
-        "t5": T5(_HEADS),
+        "t5": T5Bias(_HEADS),
     }
     about = f"{kind} positions" + (", before any training" if kind in ("learned", "t5") else "")
     draw_positions(made[kind], output, length=length, **{"title": about, **look})  # type: ignore[arg-type]

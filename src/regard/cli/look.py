@@ -16,7 +16,7 @@ from regard.cli.shared import INTERRUPTED, check_encoder, console
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from regard.app.server.registry import Collection
+    from regard.app.server.registry import Registry
 
 _DEMO = Path("demo") / "transformer"
 _ABOUT = "dates, times and numbers in words only"
@@ -106,7 +106,7 @@ def look(
     try:
         collection = _load(folders, recordings, demo)
         from regard.app.server.run import serve
-        from regard.app.server.state import House
+        from regard.app.server.state import AppState
 
         room = "#heads" if recordings else ""
         address = _address(host, listening.getsockname()[1]) + room
@@ -123,7 +123,7 @@ def look(
             if browser:
                 _open(address)
 
-        house = House(collection, version=__version__)
+        house = AppState(collection, version=__version__)
         serve(house, listening, ready, host, origin)
     finally:
         listening.close()
@@ -189,8 +189,8 @@ class _Demo:
                 self._process.wait()
 
 
-def _load(folders: list[str] | None, recordings: list[str], demo: "_Demo | None") -> "Collection":
-    from regard.app.server.registry import Collection
+def _load(folders: list[str] | None, recordings: list[str], demo: "_Demo | None") -> "Registry":
+    from regard.app.server.registry import Registry
 
     given = folders or []
     if demo is not None:
@@ -199,7 +199,7 @@ def _load(folders: list[str] | None, recordings: list[str], demo: "_Demo | None"
     if given or recordings:
         screen.print(f"Loading {', '.join(map(plain, [*given, *recordings]))} …", style="dim")
         sys.stdout.flush()
-    collection = Collection.load(given)
+    collection = Registry.load(given)
     if demo is not None:
         collection.expect(_DEMO.name, _DEMO, demo.languages, demo.is_ready)
         collection.refresh()

@@ -10,7 +10,7 @@ from regard._util.text import plain
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from regard.translation.config import Plan
+    from regard.translation.config import TranslationConfig
 
 PRESET = "small"  # unless one is asked for
 _ENDS = ("training.epochs", "training.updates")
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
         return found
 
 
-def begun_plan(output: Path, asked: Asked) -> "Plan | None":
+def begun_plan(output: Path, asked: Asked) -> "TranslationConfig | None":
     """The plan that a training goes on with: what it was begun with, or a longer one if it is asked for.
 
     Other options that say otherwise would have no effect, and are refused. None if nothing was begun yet.
@@ -64,11 +64,11 @@ def begun_plan(output: Path, asked: Asked) -> "Plan | None":
     return plan
 
 
-def _checked_plan(output: Path, settings: dict[str, Any], asked: Asked) -> "Plan":
+def _checked_plan(output: Path, settings: dict[str, Any], asked: Asked) -> "TranslationConfig":
     """By the settings that single options and a file say, each on its own."""
-    from regard.translation.config import Plan
+    from regard.translation.config import TranslationConfig
 
-    begun = Plan.of(settings)
+    begun = TranslationConfig.of(settings)
     ends = [one for one in asked.single if one.partition("=")[0].strip() in _ENDS]
     single = [one for one in asked.single if one not in ends]
     if asked.model is not None:
@@ -77,7 +77,7 @@ def _checked_plan(output: Path, settings: dict[str, Any], asked: Asked) -> "Plan
     for one in single:
         _check_settings(output, begun, begun.but([one]), "now it is")
     if asked.config is not None:
-        found = Plan.written(asked.config)
+        found = TranslationConfig.written(asked.config)
         kept = {
             section: {name: value for name, value in values.items() if f"{section}.{name}" not in later}
             for section, values in found.items()
@@ -86,7 +86,7 @@ def _checked_plan(output: Path, settings: dict[str, Any], asked: Asked) -> "Plan
     return _longer(output, begun, begun.but(ends))
 
 
-def _longer(output: Path, begun: "Plan", wanted: "Plan") -> "Plan":
+def _longer(output: Path, begun: "TranslationConfig", wanted: "TranslationConfig") -> "TranslationConfig":
     """A plan with another end; a training can be lengthened, and what is learned cannot be unlearned."""
     if wanted == begun or begun.is_lengthened_by(wanted):
         return wanted

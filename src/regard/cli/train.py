@@ -28,9 +28,9 @@ from regard.cli.shared import (
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from regard.translation.config import Plan
+    from regard.translation.config import TranslationConfig
     from regard.translation.data.pairs import Pair
-    from regard.translation.training.loop import Outcome
+    from regard.translation.training.loop import TrainingResult
 
 _HOW = "Model and size"
 _DATA = "Data"
@@ -324,19 +324,21 @@ def _check_two(source: str, target: str) -> None:
             )
 
 
-def _plan(asked: Asked) -> "Plan":
+def _plan(asked: Asked) -> "TranslationConfig":
     """Preset, then a file, then single settings."""
-    from regard.translation.config import Plan
+    from regard.translation.config import TranslationConfig
 
-    plan = Plan.preset(asked.preset or PRESET, asked.model or "transformer")  # type: ignore[arg-type]
+    plan = TranslationConfig.preset(asked.preset or PRESET, asked.model or "transformer")  # type: ignore[arg-type]
     if asked.config is not None:
-        plan = Plan.read(asked.config, plan)
+        plan = TranslationConfig.read(asked.config, plan)
         if asked.model is not None:
             plan = plan.changed({"model": {"kind": asked.model}})
     return plan.but(asked.single)
 
 
-def _run(output: Path, plan: "Plan", asked: Asked, *, form: Any, resume: bool, shard: bool) -> "Outcome":
+def _run(
+    output: Path, plan: "TranslationConfig", asked: Asked, *, form: Any, resume: bool, shard: bool
+) -> "TrainingResult":
     """Train; how it ended."""
     from regard.models.layers.allocation import keep_memory, return_memory
     from regard.translation.data.formats import read_pairs

@@ -18,7 +18,7 @@ from regard.mechanism import fused
 from regard.mechanism.call.arguments import Call, prepare
 from regard.mechanism.call.layout import Layout
 from regard.mechanism.call.problem import Problem
-from regard.mechanism.mask_algebra import BUILT_IN, Mask, Scene, Term, as_mask
+from regard.mechanism.mask_algebra import BUILT_IN, CallShape, Mask, MaskTerm, as_mask
 from regard.mechanism.normalizers import Normalizer, Softmax, Softmax1
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.weights.matrix import Weights
@@ -40,8 +40,8 @@ class Ranges(Mask):
     def __init__(self, start: Tensor, stop: Tensor) -> None:
         self.start, self.stop = start, stop
 
-    def terms(self, scene: Scene) -> tuple[Term, ...]:
-        return (Term(self.start.to(scene.device), self.stop.to(scene.device).clamp(max=scene.keys)),)
+    def terms(self, scene: CallShape) -> tuple[MaskTerm, ...]:
+        return (MaskTerm(self.start.to(scene.device), self.stop.to(scene.device).clamp(max=scene.keys)),)
 
 
 BUILT_IN.add(Ranges)  # shared by all layers of a model: a checked copy for each would add up
@@ -66,7 +66,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kept:
+class CapturedCall:
     """One call: query (b, h, q, d) and key (b, g, k, d), and what its scores and weights followed from."""
 
     query: Tensor
@@ -90,12 +90,12 @@ class Kept:
         lead = Layout.of(self.query, self.key, self.key).lead
         return Weights(partial(_problem, self), None, lead, inputs=inputs)
 
-    def owned(self) -> "Kept":
+    def owned(self) -> "CapturedCall":
         """The same, with a key that nobody writes to; see `keep_key`."""
         query = self.query.clone() if self.query.is_inference() else self.query
         return replace(self, query=query, key=keep_key(self.key), new=None)
 
-    def some(self, heads: Sequence[int]) -> "Kept":
+    def some(self, heads: Sequence[int]) -> "CapturedCall":
         """Some heads only; what the others used is let go."""
         count, groups = self.query.shape[-3], self.key.shape[-3]
         if wrong := [head for head in heads if not -count <= head < count]:
@@ -131,7 +131,7 @@ def _mask(rows: Rows) -> Mask:
     return ranges if rows.allowed is None else ranges & as_mask(rows.allowed)
 
 
-def _problem(kept: Kept) -> Problem:
+def _problem(kept: CapturedCall) -> Problem:
     """The problem of kept weights, made when somebody looks."""
     query, mask, biases = kept.query, None, kept.biases
     if kept.rows is not None:

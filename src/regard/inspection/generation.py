@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.inspection.capture import Kept, Rows
+from regard.inspection.capture import CapturedCall, Rows
 
 
 class Step(NamedTuple):
@@ -35,7 +35,7 @@ class Step(NamedTuple):
 class Layer:
     """The steps of one attention."""
 
-    rules: Kept  # of its first call, without its tensors
+    rules: CapturedCall  # of its first call, without its tensors
     steps: list[Step] = field(default_factory=list)
     before: Tensor | None = None  # keys that were in the cache already
     count: int = 0  # keys so far
@@ -55,7 +55,7 @@ class Generation:
 
     def __init__(self) -> None:
         self.layers: dict[str, Layer] = {}
-        self.plain: list[tuple[str, Kept]] = []  # what has nothing to do with steps: encoders
+        self.plain: list[tuple[str, CapturedCall]] = []  # what has nothing to do with steps: encoders
         self.fed: list[Tensor | None] = []  # the tokens of each forward pass, b n
         self.parents: list[Tensor | None] = []  # which row of the pass before each row goes on from
         self.caches: weakref.WeakSet[Any] = weakref.WeakSet()  # that hold the keys of these steps
@@ -81,7 +81,7 @@ class Generation:
                 layer.count -= tokens
                 _drop(layer.steps, tokens)
 
-    def add(self, name: str, kept: Kept) -> None:
+    def add(self, name: str, kept: CapturedCall) -> None:
         """An attention was computed."""
         stepwise = kept.cached or kept.kind == "cross" or kept.query.shape[-2] < kept.key.shape[-2]
         if not self.fed or not stepwise:
@@ -118,7 +118,7 @@ class Generation:
         if layer.refusal is None:
             layer.steps.append(Step(turn, kept.query, new, kept.rows, kept.biases, offset, keys))
 
-    def _begin(self, kept: Kept) -> Layer:
+    def _begin(self, kept: CapturedCall) -> Layer:
         """A layer, with the keys that its cache brought along."""
         nothing = kept.query[..., :0, :0]
         layer = Layer(replace(kept, query=nothing, key=nothing, new=None, rows=None, biases=()))
@@ -163,14 +163,14 @@ class Generation:
 
     # When it has ended
 
-    def refusal(self, name: str, whole: Kept) -> str | None:
+    def refusal(self, name: str, whole: CapturedCall) -> str | None:
         """Why the steps of a layer are not one map, `whole`; None if they are."""
         layer = self.layers[name]
         if layer.last is not None and not self._as_in_the_last_step(layer, whole):
             layer.refuse("the keys of earlier tokens changed before the last step")
         return layer.refusal
 
-    def _as_in_the_last_step(self, layer: Layer, whole: Kept) -> bool:
+    def _as_in_the_last_step(self, layer: Layer, whole: CapturedCall) -> bool:
         """Whether the keys of all steps equal those that the last step attended to."""
         assert layer.last is not None
         key, offset, end = layer.last
@@ -230,7 +230,7 @@ class Generation:
                     best = turn, number * rows + int(same[0])
         return best
 
-    def joined(self, name: str, paths: Tensor | None) -> Kept:
+    def joined(self, name: str, paths: Tensor | None) -> CapturedCall:
         """All steps of a layer as one call."""
         layer = self.layers[name]
         steps = layer.steps

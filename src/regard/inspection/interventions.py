@@ -44,7 +44,7 @@ def edit(
     change: Zero(), Average(), Uniform(), ReplaceOutput(function) or ReplaceWeights(function).
 
     >>> import torch, regard
-    >>> model = regard.models.LanguageModel(100, regard.models.Recipe(width=16, heads=2, layers=2))
+    >>> model = regard.models.LanguageModel(100, regard.models.TransformerConfig(width=16, heads=2, layers=2))
     >>> tokens = torch.tensor([[5, 6, 7]])
     >>> with regard.edit(model, "decoder.blocks.1.*", [0], regard.Zero()):
     ...     changed = model(tokens)
@@ -78,7 +78,7 @@ def importance(
     change: what is done to a head instead of Zero().
 
     >>> import torch, regard
-    >>> model = regard.models.LanguageModel(100, regard.models.Recipe(width=16, heads=2, layers=2))
+    >>> model = regard.models.LanguageModel(100, regard.models.TransformerConfig(width=16, heads=2, layers=2))
     >>> table = regard.importance(model, torch.tensor([[5, 6, 7]]))
     >>> len(table)
     4

@@ -24,8 +24,8 @@ class Answer(NamedTuple):
     """What an exhibit answers: facts, which JSON can hold, and arrays of float32.
 
     >>> import regard, torch
-    >>> from regard.app.view_model import Exhibit
-    >>> facts, arrays = Exhibit.of(torch.eye(3)).ask("top", {"side": "query", "place": 1, "most": 1})
+    >>> from regard.app.view_model import ViewModel
+    >>> facts, arrays = ViewModel.of(torch.eye(3)).ask("top", {"side": "query", "place": 1, "most": 1})
     >>> facts
     {'places': [1], 'weights': [1.0]}
     """

@@ -82,13 +82,13 @@ def plain(model: nn.Module) -> bool:
     return not any(attends(m) or not type(m).__module__.startswith(ours) for m in model.modules())
 
 
-class Choice:
+class LayerSelection:
     """The layers that somebody wants to see: all, or by number, name or pattern.
 
     >>> import torch
-    >>> from regard.inspection.layers import Choice
+    >>> from regard.inspection.layers import LayerSelection
     >>> model = torch.nn.Transformer(8, 2, 1, 1, batch_first=True)
-    >>> choice = Choice(model, "decoder.*")
+    >>> choice = LayerSelection(model, "decoder.*")
     >>> choice("decoder.layers.0.self_attn"), choice("encoder.layers.0.self_attn")
     (True, False)
     """

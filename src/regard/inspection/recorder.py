@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.inspection import texts
-from regard.inspection.capture import Kept
+from regard.inspection.capture import CapturedCall
 from regard.inspection.generation import Generation
 from regard.inspection.hooks.interception import THREAD, Function, observing
-from regard.inspection.layers import Choice, clean
+from regard.inspection.layers import LayerSelection, clean
 from regard.mechanism.weights.matrix import Weights
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ _ONE_MAP = (
 class Recorder:
     """Adds to a `Seen` what the modules of a model do."""
 
-    def __init__(self, model: nn.Module, seen: "Seen", choice: Choice, heads: Sequence[int] | None) -> None:
+    def __init__(
+        self, model: nn.Module, seen: "Seen", choice: LayerSelection, heads: Sequence[int] | None
+    ) -> None:
         self.model, self.seen, self.choice, self.heads = model, seen, choice, heads
         found = ((module, clean(name)) for name, module in model.named_modules())
         self.names: dict[nn.Module, str] = {module: name for module, name in found if choice(name)}
@@ -64,7 +66,7 @@ class Recorder:
         if self.choice(name):
             self.seen.add(name, weights if self.heads is None else weights.heads(list(self.heads)))
 
-    def see(self, module: nn.Module, kept: Kept) -> None:
+    def see(self, module: nn.Module, kept: CapturedCall) -> None:
         """An attention of somebody else's."""
         if self.heads is not None:
             kept = kept.some(self.heads)
@@ -77,7 +79,7 @@ class Recorder:
         else:
             self._add(self.names[module], kept.owned())
 
-    def _add(self, name: str, kept: Kept) -> None:
+    def _add(self, name: str, kept: CapturedCall) -> None:
         self.seen.add(name, kept.weights(), kept.kind)
 
     # Generation

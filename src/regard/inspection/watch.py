@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError, DTypeError
 from regard.inspection import display, recording
 from regard.inspection.capture import Kind
-from regard.inspection.layers import Choice, Layers, attends, clean, compiled, own_attention, plain
+from regard.inspection.layers import Layers, LayerSelection, attends, clean, compiled, own_attention, plain
 from regard.inspection.texts import Texts
 from regard.mechanism.rollout import rollout
 from regard.mechanism.weights.matrix import Weights
@@ -141,7 +141,9 @@ class Seen(Mapping[str, Weights]):
         """The tokens that the queries and the keys of an attention stand for, of one row of the batch.
 
         >>> import torch, regard
-        >>> model = regard.models.LanguageModel(9, regard.models.Recipe(width=8, heads=2, layers=1))
+        >>> model = regard.models.LanguageModel(
+        ...     9, regard.models.TransformerConfig(width=8, heads=2, layers=1)
+        ... )
         >>> with regard.watch(model, tokenizer=lambda ids: [f"word {i}" for i in ids]) as seen:
         ...     logits = model(torch.tensor([[5, 6]]))
         >>> seen.texts(0)
@@ -324,7 +326,7 @@ def watch(
             f"watch got a {type(model).__name__} in which no module attends; it sees regard's own layers, "
             "torch's, calls of scaled_dot_product_attention, and what goes through transformers' interface."
         )
-    choice, seen = Choice(model, layers), Seen(Texts(tokenizer, tokens))
+    choice, seen = LayerSelection(model, layers), Seen(Texts(tokenizer, tokens))
     recorder = Recorder(model, seen, choice, heads)
     with recorder.recording(), watching(model, recorder.see_own):
         yield seen
@@ -351,7 +353,7 @@ _ELSEWHERE = (
 )
 
 
-def _compiled_away(model: nn.Module, choice: Choice, seen: Seen) -> list[str]:
+def _compiled_away(model: nn.Module, choice: LayerSelection, seen: Seen) -> list[str]:
     """The compiled parts of a model in which something attends, and of which nothing was seen."""
     names: list[str] = []
     for name, part in compiled(model).items():

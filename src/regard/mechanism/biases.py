@@ -37,14 +37,14 @@ class RelativeBias(nn.Module):
         return spread(self.line(queries, keys, device), queries, keys)
 
 
-class Relative(RelativeBias):
+class ClippedRelativeBias(RelativeBias):
     """One vector per head, indexed by distance: entry r is distance 0, and the ends serve all beyond them.
 
     `vector` is (h, 2r + 1), or (2r + 1) for all heads alike; it receives gradients if it requires them.
     Clipped at r like the relative positions of Shaw et al. 2018, section 3.2.
 
     >>> import torch, regard
-    >>> bias = regard.Relative(torch.tensor([0.0, 1.0, 2.0]))  # to the left, here, to the right
+    >>> bias = regard.ClippedRelativeBias(torch.tensor([0.0, 1.0, 2.0]))  # to the left, here, to the right
     >>> bias.dense(2, 3)
     tensor([[0., 1., 2.],
             [0., 0., 1.]])
@@ -57,11 +57,11 @@ class Relative(RelativeBias):
         if not isinstance(vector, Tensor) or not vector.is_floating_point():
             kind = vector.dtype if isinstance(vector, Tensor) else type(vector).__name__
             raise DTypeError(
-                f"Relative got a vector of {kind}; pass a floating-point tensor, torch.tensor(…)."
+                f"ClippedRelativeBias got a vector of {kind}; pass a floating-point tensor, torch.tensor(…)."
             )
         if vector.dim() not in (1, 2) or vector.shape[-1] % 2 != 1:
             raise ShapeError(
-                f"Relative got a vector of shape {tuple(vector.shape)}; it needs an odd length 2r + 1 in its "
+                f"ClippedRelativeBias got a vector of shape {tuple(vector.shape)}; it needs an odd length 2r + 1 in its "
                 "last axis, the middle being distance 0, and at most one axis of heads before it."
             )
         if isinstance(vector, nn.Parameter):
@@ -116,7 +116,7 @@ def _slopes(heads: int) -> list[float]:
     return slopes if power == heads else slopes + _slopes(2 * power)[0::2][: heads - power]
 
 
-class T5(RelativeBias):
+class T5Bias(RelativeBias):
     """A learned number per head and bucket of distances: Raffel et al. 2020, section 2.1.
 
     heads: each has its own numbers; `buckets` of them.
@@ -126,7 +126,7 @@ class T5(RelativeBias):
     all keys to the right share the bucket of distance 0.
 
     >>> import torch, regard
-    >>> bias = regard.T5(heads=8)
+    >>> bias = regard.T5Bias(heads=8)
     >>> bias.bucket(torch.tensor([-200, -1, 0, 1, 200]))
     tensor([15,  1,  0, 17, 31])
     >>> x = torch.randn(8, 5, 4)
@@ -137,10 +137,10 @@ class T5(RelativeBias):
 
     def __init__(self, heads: int, buckets: int = 32, reach: int = 128, bidirectional: bool = True) -> None:
         super().__init__()
-        count("T5 got heads", heads, least=1)
-        count("T5 got buckets", buckets, least=4 if bidirectional else 2)
+        count("T5Bias got heads", heads, least=1)
+        count("T5Bias got buckets", buckets, least=4 if bidirectional else 2)
         exact = buckets // 4 if bidirectional else buckets // 2
-        count("T5 got reach", reach, least=exact + 1, why=f", above the {exact} exact distances")
+        count("T5Bias got reach", reach, least=exact + 1, why=f", above the {exact} exact distances")
         self.buckets, self.reach, self.bidirectional = buckets, reach, bidirectional
         self.table = nn.Parameter(torch.randn(buckets, heads) * 0.1)
 

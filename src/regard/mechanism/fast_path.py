@@ -16,7 +16,7 @@ from regard.mechanism import autograd, fused
 from regard.mechanism.call.arguments import Call, prepare
 from regard.mechanism.call.layout import Layout
 from regard.mechanism.fused import SLOTS, Plain
-from regard.mechanism.mask_algebra import Mask, Scene
+from regard.mechanism.mask_algebra import CallShape, Mask
 from regard.mechanism.masks import Causal, Documents, Padding, Window
 from regard.mechanism.scores import Dot, ScaledDot
 from regard.mechanism.torch_state import quiet
@@ -216,7 +216,7 @@ def _interval(
     if mask is None:
         return None, None
     with torch.inference_mode(False):
-        ((start, stop, _),) = mask.terms(Scene(lead, queries, keys, torch.device("cpu")))
+        ((start, stop, _),) = mask.terms(CallShape(lead, queries, keys, torch.device("cpu")))
     sides = (None if side is None else side.long() for side in (start, stop))
     first, last = (None if side is None else _with_axes(side, len(lead) + 3) for side in sides)
     return first, last

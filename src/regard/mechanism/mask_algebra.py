@@ -1,6 +1,6 @@
 """What masks are made of: intervals of keys per query row, united and intersected.
 
-A mask is a union of `Term`s. A term says for each query row which interval of keys it may read,
+A mask is a union of `MaskTerm`s. A term says for each query row which interval of keys it may read,
 start ≤ key < stop, and where intervals do not say it all, a dense boolean tensor stands beside them.
 True means *may look*. `&` intersects two masks, `|` unites them.
 """
@@ -22,7 +22,7 @@ from regard.mechanism.call.layout import broadcasts as broadcasts
 Combine = Callable[[Tensor, Tensor], Tensor]
 
 
-class Scene(NamedTuple):
+class CallShape(NamedTuple):
     """What a mask must know of a call: its leading axes (batch, heads) and the number of queries and keys."""
 
     lead: tuple[int, ...]
@@ -31,14 +31,14 @@ class Scene(NamedTuple):
     device: torch.device
 
 
-class Term(NamedTuple):
+class MaskTerm(NamedTuple):
     """Keys in [start, stop), and allowed: tensors that broadcast to (lead, q, 1) and (lead, q, k)."""
 
     start: Tensor | None = None
     stop: Tensor | None = None
     allowed: Tensor | None = None
 
-    def meet(self, other: "Term") -> "Term":
+    def meet(self, other: "MaskTerm") -> "MaskTerm":
         """What both terms let through."""
 
         def both(mine: Tensor | None, theirs: Tensor | None, combine: Combine) -> Tensor | None:
@@ -46,7 +46,7 @@ class Term(NamedTuple):
                 return theirs if mine is None else mine
             return combine(mine, theirs)
 
-        return Term(
+        return MaskTerm(
             both(self.start, other.start, torch.maximum),
             both(self.stop, other.stop, torch.minimum),
             both(self.allowed, other.allowed, torch.logical_and),
@@ -85,7 +85,7 @@ class Mask:
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
-    def terms(self, scene: Scene) -> tuple[Term, ...]:
+    def terms(self, scene: CallShape) -> tuple[MaskTerm, ...]:
         """The mask as a union of terms."""
         raise NotImplementedError(f"{type(self).__name__} needs a method terms(scene)")
 
@@ -119,7 +119,7 @@ class Mask:
                 [ True,  True,  True]])
         """
         keys = queries if keys is None else keys
-        scene = Scene(tuple(lead), queries, keys, torch.device("cpu"))
+        scene = CallShape(tuple(lead), queries, keys, torch.device("cpu"))
         shape = (*scene.lead, queries, keys)
         seen = union(terms_of(self, scene), torch.arange(keys))
         return torch.ones(shape, dtype=torch.bool) if seen is None else seen.expand(shape).clone()
@@ -140,7 +140,7 @@ class Mask:
         keys = queries if keys is None else keys
         if 0 in lead:
             return ""  # an empty batch
-        terms = terms_of(self, Scene(tuple(lead), queries, keys, torch.device("cpu")))
+        terms = terms_of(self, CallShape(tuple(lead), queries, keys, torch.device("cpu")))
         bands = (np.arange(33) * queries // 32).tolist() if queries > 32 else list(range(queries + 1))
         return "\n".join(_draw_rows(terms, rows, keys) for rows in itertools.pairwise(bands))
 
@@ -154,23 +154,27 @@ class Mask:
             return repr(self)
 
 
-def terms_of(mask: Mask, scene: Scene) -> tuple[Term, ...]:
+def terms_of(mask: Mask, scene: CallShape) -> tuple[MaskTerm, ...]:
     """The terms of a mask, checked if its class is not built in."""
     terms = mask.terms(scene)
     if type(mask) in BUILT_IN or getattr(mask.terms, "__func__", None) in CHECKED:
         return terms
     name = f"{type(mask).__name__}.terms"
-    if not isinstance(terms, list | tuple) or not all(isinstance(term, Term) for term in terms) or not terms:
+    if (
+        not isinstance(terms, list | tuple)
+        or not all(isinstance(term, MaskTerm) for term in terms)
+        or not terms
+    ):
         seen = f"a {type(terms).__name__}"
-        if isinstance(terms, list | tuple) and not isinstance(terms, Term):
+        if isinstance(terms, list | tuple) and not isinstance(terms, MaskTerm):
             seen = f"[{', '.join(type(term).__name__ for term in terms)}]"
         raise MaskError(
-            f"{name} returned {seen}; it must return a tuple with at least one Term: (Term(start, stop),). "
-            "Term() lets every key through, and Term(stop=0) none."
+            f"{name} returned {seen}; it must return a tuple with at least one Term: (MaskTerm(start, stop),). "
+            "MaskTerm() lets every key through, and MaskTerm(stop=0) none."
         )
     rows, pairs = (*scene.lead, scene.queries, 1), (*scene.lead, scene.queries, scene.keys)
     return tuple(
-        Term(
+        MaskTerm(
             validation.interval_side(f"{name} returned a start", term.start, rows, scene.device),
             validation.interval_side(f"{name} returned a stop", term.stop, rows, scene.device),
             validation.allowed(f"{name} returned an allowed", term.allowed, pairs, scene.device),
@@ -179,7 +183,7 @@ def terms_of(mask: Mask, scene: Scene) -> tuple[Term, ...]:
     )
 
 
-def union(terms: Sequence[Term], keys: Tensor) -> Tensor | None:
+def union(terms: Sequence[MaskTerm], keys: Tensor) -> Tensor | None:
     """What any of the terms lets through, of these keys; None if that is everything."""
     seen: Tensor | None = None
     for term in terms:
@@ -190,7 +194,7 @@ def union(terms: Sequence[Term], keys: Tensor) -> Tensor | None:
     return seen
 
 
-def _draw_rows(terms: Sequence[Term], rows: tuple[int, int], keys: int) -> str:
+def _draw_rows(terms: Sequence[MaskTerm], rows: tuple[int, int], keys: int) -> str:
     """One line of a drawing, for a band of query rows; never more than some rows at a time are dense."""
     cells = min(keys, 64)
     some = torch.zeros(cells, dtype=torch.bool)
@@ -199,7 +203,8 @@ def _draw_rows(terms: Sequence[Term], rows: tuple[int, int], keys: int) -> str:
     for begin in range(*rows, step):
         part = slice(begin, min(begin + step, rows[1]))
         cut = [
-            Term(*(t if t is None or t.shape[-2] == 1 else t[..., part, :] for t in term)) for term in terms
+            MaskTerm(*(t if t is None or t.shape[-2] == 1 else t[..., part, :] for t in term))
+            for term in terms
         ]
         seen = union(cut, torch.arange(keys))
         seen = torch.ones(1, 1, dtype=torch.bool) if seen is None else seen
@@ -238,7 +243,7 @@ class _Dense(Mask):
                 "Numbers to add to the scores go to bias=."
             )
 
-    def terms(self, scene: Scene) -> tuple[Term, ...]:
+    def terms(self, scene: CallShape) -> tuple[MaskTerm, ...]:
         whole = (*scene.lead, scene.queries, scene.keys)
         same_device("mask", self.tensor, scene.device)
         if not broadcasts(self.tensor.shape, whole):
@@ -251,7 +256,7 @@ class _Dense(Mask):
                 f"mask has shape {tuple(self.tensor.shape)}, which does not broadcast to the weights' "
                 f"shape {whole}. {cure}"
             )
-        return (Term(allowed=torch.atleast_2d(self.tensor)),)
+        return (MaskTerm(allowed=torch.atleast_2d(self.tensor)),)
 
     def drawn_size(self) -> tuple[int, int] | None:
         queries, keys = torch.atleast_2d(self.tensor).shape[-2:]
@@ -286,7 +291,7 @@ class _Pair(Mask):
 class _All(_Pair):
     symbol = "&"
 
-    def terms(self, scene: Scene) -> tuple[Term, ...]:
+    def terms(self, scene: CallShape) -> tuple[MaskTerm, ...]:
         first, second = terms_of(self.first, scene), terms_of(self.second, scene)
         return tuple(a.meet(b) for a in first for b in second)
 
@@ -300,7 +305,7 @@ class _All(_Pair):
 class _Any(_Pair):
     symbol = "|"
 
-    def terms(self, scene: Scene) -> tuple[Term, ...]:
+    def terms(self, scene: CallShape) -> tuple[MaskTerm, ...]:
         return terms_of(self.first, scene) + terms_of(self.second, scene)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard._util.checks import count, ordinary
 from regard.errors import ArgumentError, DeviceError, DTypeError, MaskError
 from regard.mechanism.call import validation
-from regard.mechanism.mask_algebra import BUILT_IN, CHECKED, Mask, Scene, Term, broadcasts
+from regard.mechanism.mask_algebra import BUILT_IN, CHECKED, CallShape, Mask, MaskTerm, broadcasts
 from regard.mechanism.torch_state import concrete
 
 Align = Literal["end", "start"]
@@ -47,15 +47,15 @@ class Rule(Mask):
         """The key position at which each query row stands."""
         return rows if self.align == "start" else rows + (keys - queries)
 
-    def terms(self, scene: Scene) -> tuple[Term, ...]:
+    def terms(self, scene: CallShape) -> tuple[MaskTerm, ...]:
         """One interval per row."""
         rows = torch.arange(scene.queries, device=scene.device)[:, None]
         position = self.positions(rows, scene.queries, scene.keys)
-        return (Term(*ranges_of(self, position, scene.keys, scene)),)
+        return (MaskTerm(*ranges_of(self, position, scene.keys, scene)),)
 
 
 def ranges_of(
-    rule: Rule, position: Tensor, keys: int | Tensor, scene: Scene
+    rule: Rule, position: Tensor, keys: int | Tensor, scene: CallShape
 ) -> tuple[Tensor | None, Tensor | None]:
     """The ranges of a rule, checked if its class is not built in."""
     ranges = rule.ranges(position, keys)
@@ -270,7 +270,7 @@ class Padding(_ByLengths):
         """The number of axes of the lengths."""
         return self._lengths.dim()
 
-    def terms(self, scene: Scene) -> tuple[Term, ...]:
+    def terms(self, scene: CallShape) -> tuple[MaskTerm, ...]:
         lengths = _to(self._lengths, scene.device)
         if not broadcasts(lengths.shape, scene.lead[: lengths.dim()]) or lengths.dim() > len(scene.lead):
             raise MaskError(
@@ -279,8 +279,8 @@ class Padding(_ByLengths):
             )
         lengths = lengths.reshape(*lengths.shape, *[1] * (len(scene.lead) - lengths.dim() + 2))
         if self.side == "left":
-            return (Term(start=scene.keys - lengths),)
-        return (Term(stop=lengths.clone()),)  # whoever gets it may change it
+            return (MaskTerm(start=scene.keys - lengths),)
+        return (MaskTerm(stop=lengths.clone()),)  # whoever gets it may change it
 
     def drawn_size(self) -> tuple[int, int] | None:
         longest = int(self._lengths.max()) if concrete(self._lengths) and self._lengths.numel() else 0
@@ -351,14 +351,14 @@ class Documents(_ByLengths):
         """The number of keys of each document, as a copy."""
         return self._keys.clone()
 
-    def terms(self, scene: Scene) -> tuple[Term, ...]:
+    def terms(self, scene: CallShape) -> tuple[MaskTerm, ...]:
         queries, keys = _to(self._queries, scene.device), _to(self._keys, scene.device)
         self._check(scene)
         row = torch.arange(scene.queries, device=scene.device)
         ends = queries.cumsum(0)
         document = torch.searchsorted(ends, row, right=True).clamp(max=max(len(ends) - 1, 0))
         if not len(ends):
-            return (Term(start=row[:, None] * 0, stop=row[:, None] * 0),)
+            return (MaskTerm(start=row[:, None] * 0, stop=row[:, None] * 0),)
         length = keys[document][:, None]
         start = (keys.cumsum(0) - keys)[document][:, None]
         stop = start + length
@@ -368,9 +368,9 @@ class Documents(_ByLengths):
             low, high = ranges_of(self.within, position, length, scene)
             stop = stop if high is None else torch.minimum(stop, start + high)
             start = start if low is None else torch.maximum(start, start + low)
-        return (Term(start, stop),)
+        return (MaskTerm(start, stop),)
 
-    def _check(self, scene: Scene) -> None:
+    def _check(self, scene: CallShape) -> None:
         if not concrete(self._queries, self._keys):
             return
         for what, lengths, size in (

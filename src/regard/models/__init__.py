@@ -1,7 +1,7 @@
 """Layers and models on top of the operator: each small, readable beside its paper, trainable, and visible.
 
 >>> import torch, regard
->>> model = regard.models.LanguageModel(1000, regard.models.Recipe(width=32, heads=4, layers=2))
+>>> model = regard.models.LanguageModel(1000, regard.models.TransformerConfig(width=32, heads=4, layers=2))
 >>> with regard.watch(model) as seen:
 ...     logits = model(torch.tensor([[3, 14, 15, 9]]))
 >>> seen["decoder.blocks.0.attention"].shape

@@ -14,12 +14,12 @@ from regard._util.checks import count, number, of_kind
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.torch_state import concrete
-from regard.models.layers.blocks import Recipe
+from regard.models.layers.blocks import TransformerConfig
 from regard.models.layers.dropout import evaluating
 from regard.models.layers.embedding import Embedding, outside
 from regard.models.layers.stack import Caches, Stack
 from regard.models.loss import IGNORE, vocabulary_loss
-from regard.models.packed import Laid, Packed, as_packed, check_batch, real
+from regard.models.packed import ModelInput, Packed, as_packed, check_batch, real
 
 
 class LanguageModel(nn.Module):
@@ -33,7 +33,7 @@ class LanguageModel(nn.Module):
     default; `smoothing` is that of labels.
 
     >>> import torch, regard
-    >>> model = regard.models.LanguageModel(100, regard.models.Recipe(width=16, heads=2, layers=2))
+    >>> model = regard.models.LanguageModel(100, regard.models.TransformerConfig(width=16, heads=2, layers=2))
     >>> model(torch.tensor([[5, 6, 7]])).shape  # logits
     torch.Size([1, 3, 100])
     >>> model.loss(regard.models.Packed.of([[5, 6, 7], [8, 9]])).backward()
@@ -41,9 +41,11 @@ class LanguageModel(nn.Module):
     [5, 6, ...]
     """
 
-    def __init__(self, vocabulary: int, recipe: Recipe = Recipe()) -> None:  # noqa: B008 (a frozen value)
+    def __init__(self, vocabulary: int, recipe: TransformerConfig = TransformerConfig()) -> None:  # noqa: B008 (a frozen value)
         super().__init__()
-        of_kind(f"{type(self).__name__} got a recipe", recipe, Recipe, "Recipe(width=256)")
+        of_kind(
+            f"{type(self).__name__} got a recipe", recipe, TransformerConfig, "TransformerConfig(width=256)"
+        )
         self.embedding = Embedding(vocabulary, recipe.width)
         self.decoder = Stack(recipe, causal=True)
 
@@ -69,7 +71,7 @@ class LanguageModel(nn.Module):
                 "caches go on with a batch whose sentences are all of one length, and this batch is "
                 f"{'Packed' if lengths is None else 'padded'}; give tokens (b, l) alone."
             )
-        laid = Laid.out(tokens, lengths, causal=True, start=caches[0].length if caches else 0)
+        laid = ModelInput.out(tokens, lengths, causal=True, start=caches[0].length if caches else 0)
         assert laid.mask is not None  # it is causal
         both = laid.mask if mask is None else laid.mask & mask
         return self.decoder(self.embedding(laid.tokens), mask=both, positions=laid.positions, caches=caches)
@@ -180,7 +182,9 @@ class MaskedLanguageModel(nn.Module):
     Tokens are `Packed`, or a padded batch (b, l) with its `lengths`, (b).
 
     >>> import torch, regard
-    >>> model = regard.models.MaskedLanguageModel(100, regard.models.Recipe(width=16, heads=2, layers=2))
+    >>> model = regard.models.MaskedLanguageModel(
+    ...     100, regard.models.TransformerConfig(width=16, heads=2, layers=2)
+    ... )
     >>> batch = regard.models.Packed.of([[5, 6, 7], [8, 9]])
     >>> tokens, labels = regard.models.gaps(batch, mask=1, vocabulary=100)
     >>> model.loss(tokens, labels).backward()
@@ -188,9 +192,11 @@ class MaskedLanguageModel(nn.Module):
     torch.Size([5, 100])
     """
 
-    def __init__(self, vocabulary: int, recipe: Recipe = Recipe()) -> None:  # noqa: B008
+    def __init__(self, vocabulary: int, recipe: TransformerConfig = TransformerConfig()) -> None:  # noqa: B008
         super().__init__()
-        of_kind(f"{type(self).__name__} got a recipe", recipe, Recipe, "Recipe(width=256)")
+        of_kind(
+            f"{type(self).__name__} got a recipe", recipe, TransformerConfig, "TransformerConfig(width=256)"
+        )
         self.embedding = Embedding(vocabulary, recipe.width)
         self.encoder = Stack(recipe)
         self.head = nn.Sequential(nn.Linear(recipe.width, recipe.width), nn.GELU(), recipe.make_norm())
@@ -203,7 +209,7 @@ class MaskedLanguageModel(nn.Module):
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> list[Tensor]:
         """The vectors of each token, from the embedding up: the tokens' shape and m."""
-        laid = Laid.out(tokens, lengths)
+        laid = ModelInput.out(tokens, lengths)
         return self.encoder.states(self.embedding(laid.tokens), mask=laid.mask, positions=laid.positions)
 
     def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:

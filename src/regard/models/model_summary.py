@@ -74,7 +74,7 @@ def summary(model: nn.Module, *, length: int = 128) -> Summary:
 
     >>> import torch, regard
     >>> from regard.models import summary
-    >>> summary(regard.models.EncoderBlock(regard.models.Recipe(width=256, heads=8, key_heads=2)))
+    >>> summary(regard.models.EncoderBlock(regard.models.TransformerConfig(width=256, heads=8, key_heads=2)))
     EncoderBlock: 691.1 k parameters (2.8 MB), 1 layer, 8 heads over 2, 1.5 MFLOP per token at 128 tokens
     >>> summary(torch.nn.Transformer(64, 4, 3, 3, 256, batch_first=True), length=32)
     Transformer: 350.5 k parameters (1.4 MB), 3 + 3 layers, 4 heads,

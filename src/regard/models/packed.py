@@ -176,7 +176,7 @@ def reorder(x: Tensor, order: Tensor) -> Tensor:
     return x.gather(-2, order[..., None].expand_as(x))
 
 
-class Laid(NamedTuple):
+class ModelInput(NamedTuple):
     """Tokens laid out for attention: their numbers, their positions, and who may look at whom."""
 
     tokens: Tensor
@@ -192,7 +192,7 @@ class Laid(NamedTuple):
         causal: bool = False,
         start: int = 0,
         name: str = "tokens",
-    ) -> "Laid":
+    ) -> "ModelInput":
         """Packed (n) or padded (b, l); `start` is the position of the first token of a padded batch."""
         check_batch(tokens, lengths, name)
         if isinstance(tokens, Packed):

@@ -34,7 +34,7 @@ Kind = Literal["none", "additive", "dot", "general", "concat"]
 
 
 @dataclass(frozen=True)
-class RecurrentRecipe:
+class RecurrentConfig:
     """What a recurrent sequence-to-sequence model is made of.
 
     width: of the vector of each token and of each state; each direction of an encoder of two has half of it.
@@ -46,12 +46,12 @@ class RecurrentRecipe:
     feeding: what was attended to goes into the next step (Luong et al. 2015, section 3.3).
     dropout: of embeddings, between layers, and of what is compared with the vocabulary.
 
-    >>> from regard.models.recurrent import RecurrentRecipe
-    >>> RecurrentRecipe(cell="gru", attention="additive").at_once  # each step waits for the one before it
+    >>> from regard.models.recurrent import RecurrentConfig
+    >>> RecurrentConfig(cell="gru", attention="additive").at_once  # each step waits for the one before it
     False
-    >>> RecurrentRecipe(attention="additive", feeding=True)
+    >>> RecurrentConfig(attention="additive", input_feeding=True)
     Traceback (most recent call last):
-    regard.errors.ArgumentError: RecurrentRecipe got feeding=True and attention='additive'; ...
+    regard.errors.ArgumentError: RecurrentConfig got feeding=True and attention='additive'; ...
     """
 
     width: int = 256
@@ -60,37 +60,37 @@ class RecurrentRecipe:
     attention: Kind = "general"
     bidirectional: bool = True
     reverse: bool = False
-    feeding: bool = False
+    input_feeding: bool = False
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        count("RecurrentRecipe got width", self.width, least=1)
-        count("RecurrentRecipe got layers", self.layers, least=1)
-        number("RecurrentRecipe got dropout", self.dropout, least=0, below=1)
+        count("RecurrentConfig got width", self.width, least=1)
+        count("RecurrentConfig got layers", self.layers, least=1)
+        number("RecurrentConfig got dropout", self.dropout, least=0, below=1)
         for name, kinds in (("cell", get_args(Cell)), ("attention", get_args(Kind))):
             if getattr(self, name) not in kinds:
                 raise ArgumentError(
-                    f"RecurrentRecipe got {name}={getattr(self, name)!r}; there are {', '.join(kinds)}."
+                    f"RecurrentConfig got {name}={getattr(self, name)!r}; there are {', '.join(kinds)}."
                 )
-        for name in ("bidirectional", "reverse", "feeding"):
+        for name in ("bidirectional", "reverse", "input_feeding"):
             if not isinstance(getattr(self, name), bool):
-                raise DTypeError(f"RecurrentRecipe got {name}={getattr(self, name)!r}; it is True or False.")
+                raise DTypeError(f"RecurrentConfig got {name}={getattr(self, name)!r}; it is True or False.")
         if self.bidirectional and self.width % 2:
             raise ArgumentError(
-                f"RecurrentRecipe got width={self.width} and bidirectional=True; each direction has half of "
+                f"RecurrentConfig got width={self.width} and bidirectional=True; each direction has half of "
                 f"the width, so give an even one: {self.width + 1}."
             )
-        if self.feeding and self.attention in ("none", "additive"):
+        if self.input_feeding and self.attention in ("none", "additive"):
             why = "there is nothing to feed" if self.attention == "none" else "its steps are fed already"
             raise ArgumentError(
-                f"RecurrentRecipe got feeding=True and attention={self.attention!r}; {why}. Feeding is for "
+                f"RecurrentConfig got feeding=True and attention={self.attention!r}; {why}. Feeding is for "
                 "dot, general and concat."
             )
 
     @property
     def at_once(self) -> bool:
         """Whether a known target is computed at once, not step by step."""
-        return self.attention != "additive" and not self.feeding
+        return self.attention != "additive" and not self.input_feeding
 
     def make_decoder(self) -> PlainDecoder:
         """The decoder of this kind of attention."""
@@ -99,7 +99,7 @@ class RecurrentRecipe:
             return PlainDecoder(*sizes)
         if self.attention == "additive":
             return BahdanauDecoder(*sizes, start_width=self.width // (2 if self.bidirectional else 1))
-        return LuongDecoder(*sizes, score=self._score(), feeding=self.feeding)
+        return LuongDecoder(*sizes, score=self._score(), input_feeding=self.input_feeding)
 
     def _score(self) -> Score:
         if self.attention == "dot":
@@ -115,8 +115,8 @@ class RecurrentSeq2Seq(Seq2Seq):
 
     >>> import torch, regard
     >>> from regard.models import Packed
-    >>> from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
-    >>> model = RecurrentSeq2Seq((100, 200), RecurrentRecipe(width=16, layers=2, attention="general"))
+    >>> from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
+    >>> model = RecurrentSeq2Seq((100, 200), RecurrentConfig(width=16, layers=2, attention="general"))
     >>> source, target = Packed.of([[5, 6, 7], [8, 9]]), Packed.of([[1, 5, 2], [1, 2]])
     >>> with regard.watch(model) as seen:
     ...     logits = model(source, target)
@@ -130,12 +130,12 @@ class RecurrentSeq2Seq(Seq2Seq):
     def __init__(
         self,
         vocabulary: int | tuple[int, int],
-        recipe: RecurrentRecipe = RecurrentRecipe(),  # noqa: B008 (a frozen value)
+        recipe: RecurrentConfig = RecurrentConfig(),  # noqa: B008 (a frozen value)
         *,
         share: bool = False,
     ) -> None:
         super().__init__()
-        of_kind("RecurrentSeq2Seq got a recipe", recipe, RecurrentRecipe, "RecurrentRecipe(width=256)")
+        of_kind("RecurrentSeq2Seq got a recipe", recipe, RecurrentConfig, "RecurrentConfig(width=256)")
         source, target = two_vocabularies("RecurrentSeq2Seq", vocabulary, share)
         self.recipe = recipe
         self.source_embedding = None if share else Embedding(source, recipe.width)

@@ -164,7 +164,7 @@ class PlainDecoder(nn.Module):
 class LuongDecoder(PlainDecoder):
     """tanh(W [a_t; s_t]), where a_t is what s_t attends to: Luong et al. 2015, eq. 5, "global attention".
 
-    With `feeding` this is also read by the next step, beside its word (section 3.3).
+    With `input_feeding` this is also read by the next step, beside its word (section 3.3).
 
     >>> import torch, regard
     >>> from regard.models.recurrent_cells import LuongDecoder
@@ -182,21 +182,21 @@ class LuongDecoder(PlainDecoder):
         dropout: float = 0.0,
         *,
         score: Score,
-        feeding: bool = False,
+        input_feeding: bool = False,
     ) -> None:
-        super().__init__(cell, width, layers, dropout, inputs=2 * width if feeding else width)
-        self.feeding = feeding
+        super().__init__(cell, width, layers, dropout, inputs=2 * width if input_feeding else width)
+        self.input_feeding = input_feeding
         self.attention = SourceAttention(width, score)
         self.combine = nn.Linear(2 * width, width, bias=False)
 
     def start(self, source: Tensor, last: Cells, mask: Padding | None) -> RecurrentState:
         """The state before the first step."""
-        fed = torch.zeros_like(source[:, :1]) if self.feeding else None
+        fed = torch.zeros_like(source[:, :1]) if self.input_feeding else None
         return RecurrentState(last, self.attention.remember(source), mask, fed)
 
     def forward(self, x: Tensor, state: RecurrentState) -> Tensor:
         """(b, t, m) → (b, t, m): one attention for all steps, unless each feeds the next."""
-        if not self.feeding:
+        if not self.input_feeding:
             return self._look(self.run(x, state), state)
         steps = []
         for word in x.split(1, 1):

@@ -24,8 +24,8 @@ class State:
     """All that decoding goes on with; `step` advances it in place. Each model has a kind of its own.
 
     >>> import torch, regard
-    >>> from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
-    >>> model = RecurrentSeq2Seq(100, RecurrentRecipe(width=16))
+    >>> from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
+    >>> model = RecurrentSeq2Seq(100, RecurrentConfig(width=16))
     >>> state = model.start(torch.tensor([[5, 6], [7, 8]]))
     >>> state.select(torch.tensor([1, 1, 0]))
     >>> model.step(torch.tensor([3, 4, 3]), state).shape
@@ -50,8 +50,8 @@ class Seq2Seq(nn.Module):
 
     >>> import torch, regard
     >>> from regard.models import Packed
-    >>> from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
-    >>> model = RecurrentSeq2Seq(100, RecurrentRecipe(width=16))
+    >>> from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
+    >>> model = RecurrentSeq2Seq(100, RecurrentConfig(width=16))
     >>> source, target = Packed.of([[5, 6, 7], [8, 9]]), Packed.of([[1, 5, 2], [1, 6, 7, 2]])
     >>> model.loss(source, target, smoothing=0.1).backward()
     >>> [len(sentence) <= 4 for sentence in model.eval().greedy(source, start=1, end=2, most=4)]

@@ -11,11 +11,11 @@ from regard._util.checks import of_kind
 from regard.errors import ShapeError
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Documents, Padding
-from regard.models.layers.blocks import Recipe
+from regard.models.layers.blocks import TransformerConfig
 from regard.models.layers.embedding import Embedding
 from regard.models.layers.kv_cache import Cache, Memory, Readers
 from regard.models.layers.stack import Stack
-from regard.models.packed import Laid, Packed, all_lengths, as_packed, as_padded, check_batch
+from regard.models.packed import ModelInput, Packed, all_lengths, as_packed, as_padded, check_batch
 from regard.models.seq2seq import Seq2Seq, State, checked_state, two_vocabularies
 
 
@@ -51,8 +51,8 @@ class Transformer(Seq2Seq):
     share: one matrix for source, target and output (section 3.4); needs one vocabulary for both.
 
     >>> import torch, regard
-    >>> from regard.models import Packed, Recipe, Transformer
-    >>> model = Transformer(100, Recipe(width=16, heads=2, layers=2), share=True)
+    >>> from regard.models import Packed, TransformerConfig, Transformer
+    >>> model = Transformer(100, TransformerConfig(width=16, heads=2, layers=2), share=True)
     >>> source, target = Packed.of([[5, 6, 7], [8, 9]]), Packed.of([[1, 5, 2], [1, 2]])
     >>> model(source, target).shape  # logits
     torch.Size([5, 100])
@@ -62,12 +62,12 @@ class Transformer(Seq2Seq):
     def __init__(
         self,
         vocabulary: int | tuple[int, int],
-        recipe: Recipe = Recipe(),  # noqa: B008
+        recipe: TransformerConfig = TransformerConfig(),  # noqa: B008
         *,
         share: bool = False,
     ) -> None:
         super().__init__()
-        of_kind("Transformer got a recipe", recipe, Recipe, "Recipe(width=256)")
+        of_kind("Transformer got a recipe", recipe, TransformerConfig, "TransformerConfig(width=256)")
         source, target = two_vocabularies("Transformer", vocabulary, share)
         self.source_embedding = None if share else Embedding(source, recipe.width)
         self.embedding = Embedding(target, recipe.width)
@@ -82,7 +82,7 @@ class Transformer(Seq2Seq):
 
     def encode(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> Tensor:
         """The source's vectors: its shape and m."""
-        laid = Laid.out(source, source_lengths, name="source")
+        laid = ModelInput.out(source, source_lengths, name="source")
         x = (self.source_embedding or self.embedding)(laid.tokens)
         return self.encoder(x, mask=laid.mask, positions=laid.positions)
 
@@ -95,7 +95,7 @@ class Transformer(Seq2Seq):
         target_lengths: Tensor | None = None,
     ) -> Tensor:
         check_batch(source, source_lengths, "source")
-        laid = Laid.out(target, target_lengths, causal=True, name="target")
+        laid = ModelInput.out(target, target_lengths, causal=True, name="target")
         if len(source) != len(target):
             raise ShapeError(
                 f"the source has {len(source)} sentences and the target {len(target)}; each target sentence "

@@ -20,7 +20,7 @@ from regard.mechanism.mask_algebra import Mask, as_mask
 from regard.mechanism.normalizers import Sigmoid
 from regard.mechanism.operator import attend
 from regard.mechanism.weights.matrix import Weights
-from regard.models.layers.positions import Learned, Rotary, Sinusoidal
+from regard.models.layers.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
 from regard.plot.curves import draw_by_distance
 from regard.plot.grids import MOST, Panel, Sheet, draw_panels, has_numbers, paint, scale, write_labels
 from regard.plot.style import DARK, LIGHT, POINTS, check_ending, theme_of
@@ -34,7 +34,7 @@ SMALL = 192  # the same, of one of many matrices
 ACROSS = 4  # alignments side by side
 
 Tokens = Sequence[str] | None
-Positions = Sinusoidal | Learned | Rotary | RelativeBias
+Positions = SinusoidalPositions | LearnedPositions | RotaryPositions | RelativeBias
 
 
 class Aligned(Protocol):
@@ -191,7 +191,7 @@ def draw_heads(
 
     >>> import tempfile, torch, regard
     >>> from regard.plot.heatmaps import draw_heads
-    >>> model = regard.models.LanguageModel(100, regard.models.Recipe(width=16, heads=2, layers=2))
+    >>> model = regard.models.LanguageModel(100, regard.models.TransformerConfig(width=16, heads=2, layers=2))
     >>> with regard.watch(model) as seen:
     ...     logits = model(torch.tensor([[5, 6, 7]]))
     >>> draw_heads(seen, tempfile.mkdtemp() + "/heads.svg", queries=list("abc"), keys=list("abc")).name
@@ -325,7 +325,7 @@ def draw_positions(
 
     >>> import tempfile, regard
     >>> from regard.plot.heatmaps import draw_positions
-    >>> draw_positions(regard.models.Sinusoidal(64), tempfile.mkdtemp() + "/positions.png").name
+    >>> draw_positions(regard.models.SinusoidalPositions(64), tempfile.mkdtemp() + "/positions.png").name
     'positions.png'
     >>> draw_positions(regard.ALiBi(8), tempfile.mkdtemp() + "/biases.png").name
     'biases.png'
@@ -339,11 +339,11 @@ def draw_positions(
             distance = torch.arange(-length, length + 1 if to_the_right else 1)
             biases = positions(distance).detach().cpu().reshape(-1, len(distance))
             return draw_by_distance(distance.tolist(), biases.tolist(), path, title=title, dark=dark)
-        if isinstance(positions, Rotary):
+        if isinstance(positions, RotaryPositions):
             turn = positions(places)
             half = positions.width // 2  # the other half turns with it
             shown = {"cos of the angle": turn.cos[:, :half], "sin of the angle": turn.sin[:, :half]}
-        elif isinstance(positions, Sinusoidal | Learned):
+        elif isinstance(positions, SinusoidalPositions | LearnedPositions):
             shown = {"": positions(places)}
         else:
             raise DTypeError(
@@ -351,7 +351,7 @@ def draw_positions(
                 "biases that depend on the distance, such as ALiBi and T5."
             )
     panels = [_panel(one, CELLS, title=name) for name, one in shown.items()]
-    names = ("position", "pair of features" if isinstance(positions, Rotary) else "feature")
+    names = ("position", "pair of features" if isinstance(positions, RotaryPositions) else "feature")
     return draw_panels([panels], Sheet(title or "", names=names, dark=dark, bar="value"), path)
 
 

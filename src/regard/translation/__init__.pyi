@@ -6,9 +6,9 @@ from regard.translation.alignment.aer import read_pharaoh as read_pharaoh
 from regard.translation.alignment.alignment import Alignment as Alignment
 from regard.translation.alignment.alignment import align as align
 from regard.translation.alignment.alignment import choose as choose
-from regard.translation.alignment.cross_attention import Choice as Choice
-from regard.translation.alignment.lexical_aligner import Anchors as Anchors
-from regard.translation.config import Plan as Plan
+from regard.translation.alignment.cross_attention import AlignmentHead as AlignmentHead
+from regard.translation.alignment.lexical_aligner import LexicalAligner as LexicalAligner
+from regard.translation.config import TranslationConfig as TranslationConfig
 from regard.translation.data.builtin import Embedded as Embedded
 from regard.translation.data.builtin import embedded as embedded
 from regard.translation.data.cleaning import clean as clean
@@ -28,10 +28,10 @@ from regard.translation.evaluation import Scores as Scores
 from regard.translation.evaluation import by_length as by_length
 from regard.translation.evaluation import evaluate as evaluate
 from regard.translation.tokens import Cut as Cut
+from regard.translation.tokens import TokenizerPair as TokenizerPair
 from regard.translation.tokens import Tokens as Tokens
-from regard.translation.tokens import TwoSides as TwoSides
 from regard.translation.training.logs import read_log as read_log
-from regard.translation.training.loop import Outcome as Outcome
+from regard.translation.training.loop import TrainingResult as TrainingResult
 from regard.translation.training.train import train as train
 from regard.translation.translator import Translation as Translation
 from regard.translation.translator import Translator as Translator

@@ -16,8 +16,8 @@ from regard._util.text import shorten
 from regard.errors import ArgumentError
 from regard.mechanism.normalizers import Entmax15, Normalizer, Softmax, Softmax1, Sparsemax
 from regard.models.encoders.words import counted
-from regard.models.layers.blocks import Activation, Norm, Positions, Recipe
-from regard.models.recurrent import Cell, RecurrentRecipe, RecurrentSeq2Seq
+from regard.models.layers.blocks import Activation, Norm, Positions, TransformerConfig
+from regard.models.recurrent import Cell, RecurrentConfig, RecurrentSeq2Seq
 from regard.models.recurrent import Kind as Attention
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
@@ -35,7 +35,7 @@ NORMALIZERS: dict[str, type[Normalizer]] = {
     "sparsemax": Sparsemax,
     "entmax15": Entmax15,
 }
-RECURRENT = ("cell", "attention", "bidirectional", "reverse", "feeding")
+RECURRENT = ("cell", "attention", "bidirectional", "reverse", "input_feeding")
 _RECIPE = ("heads", "key_heads", "hidden", "activation", "norm", "before", "positions", "length")
 TRANSFORMER = (*_RECIPE, "normalize")
 # far more than anybody needs, so that a slip of the finger is refused before it fills the memory
@@ -58,8 +58,8 @@ _MOST = {
 
 
 @dataclass(frozen=True)
-class ModelPlan:
-    """What is trained: the settings of `Recipe` for a Transformer, of `RecurrentRecipe` for the others.
+class ModelConfig:
+    """What is trained: the settings of `TransformerConfig` for a Transformer, of `RecurrentConfig` for the others.
 
     kind: "transformer"; "recurrent", with attention (Bahdanau et al. 2015); "plain", without (Sutskever et
         al. 2014). normalize: "softmax", "softmax1", "sparsemax" or "entmax15", of a Transformer.
@@ -82,7 +82,7 @@ class ModelPlan:
     attention: Attention = "additive"
     bidirectional: bool = True
     reverse: bool = False
-    feeding: bool = False
+    input_feeding: bool = False
 
     def __post_init__(self) -> None:
         if self.normalize not in NORMALIZERS:
@@ -94,27 +94,27 @@ class ModelPlan:
                 _count(name, getattr(self, name), least=1)
         self.recipe()
 
-    def recipe(self) -> Recipe | RecurrentRecipe:
+    def recipe(self) -> TransformerConfig | RecurrentConfig:
         """What the model is made of."""
         shared: dict[str, Any] = {"width": self.width, "layers": self.layers, "dropout": self.dropout}
         if self.kind == "transformer":
             chosen = {name: getattr(self, name) for name in _RECIPE}
-            return Recipe(**shared, **chosen, normalize=NORMALIZERS[self.normalize]())
+            return TransformerConfig(**shared, **chosen, normalize=NORMALIZERS[self.normalize]())
         chosen = {name: getattr(self, name) for name in RECURRENT}
         if self.kind == "plain":
-            chosen |= {"attention": "none", "feeding": False}
-        return RecurrentRecipe(**shared, **chosen)
+            chosen |= {"attention": "none", "input_feeding": False}
+        return RecurrentConfig(**shared, **chosen)
 
     def make(self, sizes: int | tuple[int, int]) -> Seq2Seq:
         """A new model; one vocabulary for both sides is one matrix."""
         recipe, share = self.recipe(), isinstance(sizes, int)
-        if isinstance(recipe, Recipe):
+        if isinstance(recipe, TransformerConfig):
             return Transformer(sizes, recipe, share=share)
         return RecurrentSeq2Seq(sizes, recipe, share=share)
 
 
 @dataclass(frozen=True)
-class TokensPlan:
+class TokensConfig:
     """The vocabulary: see `Tokens.learn`; shared: one for both sides."""
 
     kind: vocabulary.Kind = "unigram"
@@ -128,7 +128,7 @@ class TokensPlan:
 
 
 @dataclass(frozen=True)
-class CorpusPlan:
+class CorpusConfig:
     """Which pairs are used.
 
     longest: sentences of more pieces, on either side, are dropped. ratio: pairs are dropped of which one side
@@ -147,7 +147,7 @@ class CorpusPlan:
 
 
 @dataclass(frozen=True)
-class TrainingPlan:
+class TrainingConfig:
     """How a model is trained.
 
     epochs, updates: when it ends; updates, if given, count more. tokens: of a batch, source and target.
@@ -206,21 +206,21 @@ class TrainingPlan:
     def end(self) -> str:
         """When it ends, in words.
 
-        >>> from regard.translation.config import TrainingPlan
-        >>> TrainingPlan().end(), TrainingPlan(updates=100).end()
+        >>> from regard.translation.config import TrainingConfig
+        >>> TrainingConfig().end(), TrainingConfig(updates=100).end()
         ('20 epochs', '100 updates')
         """
         return counted(self.epochs, "epoch") if self.updates is None else counted(self.updates, "update")
 
 
 @dataclass(frozen=True)
-class Plan:
+class TranslationConfig:
     """All settings of a training, in four parts, which are the sections of a TOML file.
 
     model, tokens, corpus, training: the parts; `regard train --settings` shows all that is in them.
 
-    >>> from regard.translation import Plan
-    >>> plan = Plan.preset("tiny").but(["training.epochs=3", "model.kind=recurrent"])
+    >>> from regard.translation import TranslationConfig
+    >>> plan = TranslationConfig.preset("tiny").but(["training.epochs=3", "model.kind=recurrent"])
     >>> plan.training.epochs, plan.model.recipe().attention
     (3, 'additive')
     >>> plan.but(["training.epoch=3"])
@@ -228,10 +228,10 @@ class Plan:
     regard.errors.ArgumentError: there is no setting training.epoch; did you mean training.epochs?
     """
 
-    model: ModelPlan = field(default_factory=ModelPlan)
-    tokens: TokensPlan = field(default_factory=TokensPlan)
-    corpus: CorpusPlan = field(default_factory=CorpusPlan)
-    training: TrainingPlan = field(default_factory=TrainingPlan)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    tokens: TokensConfig = field(default_factory=TokensConfig)
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
 
     def __post_init__(self) -> None:
         model, needed = self.model, longest_translation(self.corpus.longest) + 2  # and marks
@@ -248,7 +248,7 @@ class Plan:
             )
 
     @classmethod
-    def preset(cls, name: Preset = "small", model: Model = "transformer") -> "Plan":
+    def preset(cls, name: Preset = "small", model: Model = "transformer") -> "TranslationConfig":
         """A plan of a size: "tiny" learns in a minute, "small" in twenty, "base" on a large machine.
 
         model: "transformer", "recurrent" (Bahdanau's) or "plain", without attention.
@@ -259,7 +259,9 @@ class Plan:
         return plan if model == "transformer" else plan.changed(_WITHOUT_TRANSFORMER[model])
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], base: "Plan | None" = None) -> "Plan":
+    def read(
+        cls, path: str | os.PathLike[str], base: "TranslationConfig | None" = None
+    ) -> "TranslationConfig":
         """A plan from a TOML file; what it does not say is as in `base`."""
         return (base or cls()).changed(cls.written(path))
 
@@ -273,7 +275,7 @@ class Plan:
             raise ArgumentError(f"{os.fspath(path)!r} is no TOML file: {error}.") from None
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> "Plan":
+    def of(cls, settings: Mapping[str, Any]) -> "TranslationConfig":
         """The plan that `settings` gave."""
         return cls().changed(settings)
 
@@ -281,7 +283,7 @@ class Plan:
         """All settings, by section and name, as JSON and TOML have them."""
         return dataclasses.asdict(self)
 
-    def changed(self, settings: Mapping[str, Any]) -> "Plan":
+    def changed(self, settings: Mapping[str, Any]) -> "TranslationConfig":
         """With these settings, by section and name."""
         parts = {}
         for section, values in settings.items():
@@ -298,11 +300,11 @@ class Plan:
                 raise ArgumentError(f"[{section}]: {error}") from None
         return dataclasses.replace(self, **parts)
 
-    def is_lengthened_by(self, other: "Plan") -> bool:
+    def is_lengthened_by(self, other: "TranslationConfig") -> bool:
         """Whether another plan is this one but for a later end, counted as here.
 
-        >>> from regard.translation import Plan
-        >>> plan = Plan.preset("tiny")
+        >>> from regard.translation import TranslationConfig
+        >>> plan = TranslationConfig.preset("tiny")
         >>> [plan.is_lengthened_by(plan.but([f"training.epochs={n}"])) for n in (5, 10, 20)]
         [False, False, True]
         """
@@ -314,7 +316,7 @@ class Plan:
             return mine.updates is its.updates and its.epochs > mine.epochs
         return its.updates > mine.updates
 
-    def but(self, settings: Sequence[str]) -> "Plan":
+    def but(self, settings: Sequence[str]) -> "TranslationConfig":
         """With single settings changed: "training.rate=0.001"."""
         found: dict[str, dict[str, Any]] = {}
         for one in settings:
@@ -330,7 +332,7 @@ class Plan:
         return self.changed(found)
 
 
-_SECTIONS = {"model": ModelPlan, "tokens": TokensPlan, "corpus": CorpusPlan, "training": TrainingPlan}
+_SECTIONS = {"model": ModelConfig, "tokens": TokensConfig, "corpus": CorpusConfig, "training": TrainingConfig}
 _TYPES = {section: get_type_hints(part) for section, part in _SECTIONS.items()}
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {

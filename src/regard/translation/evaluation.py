@@ -34,7 +34,7 @@ class Lengths(NamedTuple):
         return f"{self.first}–{self.last}" if self.last > self.first else f"{self.first}"
 
 
-class OfLength(NamedTuple):
+class LengthBucket(NamedTuple):
     """How well the sentences of some lengths are translated: BLEU, and the share of exact matches, 0 to 1."""
 
     lengths: Lengths
@@ -67,7 +67,7 @@ class Scores:
     exact: float
     lowercase_bleu: float
     lowercase_signature: str
-    by_length: tuple[OfLength, ...] = ()
+    by_length: tuple[LengthBucket, ...] = ()
 
     def __str__(self) -> str:
         lines = [
@@ -119,7 +119,7 @@ def evaluate(
     ]
     found = [metric.corpus_score(translations, [references]).score for metric in metrics]
     signatures = [str(metric.get_signature()) for metric in metrics]
-    lengths: list[OfLength] = []
+    lengths: list[LengthBucket] = []
     if sources is not None:
         options = {"tokenize": tokenize, "lowercase": lowercase}
         lengths = by_length(translations, references, sources, **options)  # type: ignore[arg-type]
@@ -157,7 +157,7 @@ def by_length(
     bins: Sequence[int] | None = None,
     tokenize: str = "13a",
     lowercase: bool = False,
-) -> list[OfLength]:
+) -> list[LengthBucket]:
     """BLEU and exact match of short sources up to long ones, by their length in words.
 
     translations, references, sources: sentence by sentence.
@@ -186,7 +186,7 @@ def by_length(
             continue
         ours, theirs = [translations[i] for i in inside], [references[i] for i in inside]
         score = bleu.corpus_score(ours, [theirs]).score
-        found.append(OfLength(span, score, len(inside), exact_match(ours, theirs, lowercase=lowercase)))
+        found.append(LengthBucket(span, score, len(inside), exact_match(ours, theirs, lowercase=lowercase)))
     return found
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from regard.translation.config import RECURRENT, TRANSFORMER, Plan
+from regard.translation.config import RECURRENT, TRANSFORMER, TranslationConfig
 
 ABOUT: dict[str, dict[str, str]] = {
     "model": {
@@ -23,7 +23,7 @@ ABOUT: dict[str, dict[str, str]] = {
         "attention": "additive (Bahdanau); dot, general, concat (Luong); none",
         "bidirectional": "the encoder reads from both ends",
         "reverse": "the source is read from its end",
-        "feeding": "what was attended to goes into the next step; for dot, general, concat",
+        "input_feeding": "what was attended to goes into the next step; for dot, general, concat",
     },
     "tokens": {
         "kind": "pieces of words, unigram or bpe; words; characters",
@@ -61,14 +61,14 @@ ABOUT: dict[str, dict[str, str]] = {
 }
 
 
-def toml(plan: Plan) -> str:
-    """The settings of a plan as a TOML file, which `Plan.read` understands, with what they mean.
+def toml(plan: TranslationConfig) -> str:
+    """The settings of a plan as a TOML file, which `TranslationConfig.read` understands, with what they mean.
 
     Those that do not matter for its kind of model are left out.
 
-    >>> from regard.translation.config import Plan
+    >>> from regard.translation.config import TranslationConfig
     >>> from regard.translation.setting_descriptions import toml
-    >>> print(*toml(Plan()).splitlines()[:3], sep="\\n")
+    >>> print(*toml(TranslationConfig()).splitlines()[:3], sep="\\n")
     [model]
     kind = "transformer"      # transformer; recurrent: Bahdanau's, with attention; plain: without any
     width = 256               # of the vector of each token
@@ -89,6 +89,6 @@ def _matters(kind: str, section: str, name: str) -> bool:
     """Whether a setting makes a difference for a kind of model."""
     if kind == "transformer":
         return section != "model" or name not in RECURRENT
-    if kind == "plain" and name in ("attention", "feeding"):
+    if kind == "plain" and name in ("attention", "input_feeding"):
         return False
     return (section, name) != ("training", "guide") and (section != "model" or name not in TRANSFORMER)

@@ -231,13 +231,13 @@ class Tokens:
             )
 
 
-class TwoSides(NamedTuple):
+class TokenizerPair(NamedTuple):
     """The vocabularies of the source and of the target; one and the same if they share it.
 
-    >>> from regard.translation import Tokens, TwoSides
+    >>> from regard.translation import Tokens, TokenizerPair
     >>> source = Tokens.learn(["ein Hund bellt"], kind="words")
     >>> target = Tokens.learn(["a dog barks loudly"], kind="words")
-    >>> TwoSides(source, target).sizes(), TwoSides(source, source).sizes()  # with four marks each
+    >>> TokenizerPair(source, target).sizes(), TokenizerPair(source, source).sizes()  # with four marks each
     ((7, 8), 7)
     """
 

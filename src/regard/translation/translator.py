@@ -16,12 +16,12 @@ from regard.errors import DTypeError
 from regard.models.encoders.words import checked
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import Alignment, align, check_size, merge
-from regard.translation.alignment.cross_attention import Choice, attends, cross_weights, crossing
+from regard.translation.alignment.cross_attention import AlignmentHead, attends, cross_weights, crossing
 from regard.translation.data.batches import by_length
 from regard.translation.decoding.search import Beam, How, Hypothesis, search
 from regard.translation.sentence_splitter import Line, Part, longest_translation
 from regard.translation.streaming import in_groups
-from regard.translation.tokens import UNKNOWN, Cut, TwoSides
+from regard.translation.tokens import UNKNOWN, Cut, TokenizerPair
 from regard.translation.training.checkpoint import load_model
 from regard.translation.unknown_words import Placed, left_out, letters, place
 
@@ -41,11 +41,11 @@ class Translation:
     note: what happened on the way that one might want to know, or nothing.
 
     >>> import torch
-    >>> from regard.models import Recipe, Transformer
-    >>> from regard.translation import Beam, Tokens, Translator, TwoSides
+    >>> from regard.models import TransformerConfig, Transformer
+    >>> from regard.translation import Beam, Tokens, Translator, TokenizerPair
     >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
-    >>> model = Transformer(len(tokens), Recipe(width=16, heads=2, layers=1), share=True)
-    >>> (found,) = Translator(model, TwoSides(tokens, tokens)).translate("ein Hund", how=Beam(3, best=2))
+    >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
+    >>> (found,) = Translator(model, TokenizerPair(tokens, tokens)).translate("ein Hund", how=Beam(3, best=2))
     >>> found.source, len(found.alternatives), str(found) == found.text
     ('ein Hund', 1, True)
     """
@@ -76,12 +76,12 @@ class Translator:
     settings: the config of the model folder.
 
     >>> import torch
-    >>> from regard.models import Recipe, Transformer
-    >>> from regard.translation.tokens import Tokens, TwoSides
+    >>> from regard.models import TransformerConfig, Transformer
+    >>> from regard.translation.tokens import Tokens, TokenizerPair
     >>> from regard.translation.translator import Translator
     >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="characters", size=40)
-    >>> model = Transformer(len(tokens), Recipe(width=16, heads=2, layers=1), share=True)
-    >>> translator = Translator(model, TwoSides(tokens, tokens))
+    >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
+    >>> translator = Translator(model, TokenizerPair(tokens, tokens))
     >>> found = translator.translate(["ein Hund bellt", ""])
     >>> found[0].source, found[1].text
     ('ein Hund bellt', '')
@@ -92,13 +92,13 @@ class Translator:
     def __init__(
         self,
         model: Seq2Seq,
-        tokens: TwoSides,
+        tokens: TokenizerPair,
         *,
-        choice: Choice | None = None,
+        choice: AlignmentHead | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.tokens = model, tokens
-        self.choice, self.settings = choice or Choice(), settings or {}
+        self.choice, self.settings = choice or AlignmentHead(), settings or {}
         plan = self.settings.get("plan", {})
         match plan.get("model"):
             case {"kind": "transformer", "positions": "learned", "length": int(places)}:
@@ -162,13 +162,13 @@ class Translator:
             stripped = [line.rstrip("\r\n") for line in group]
             yield from self.translate(stripped, how=how, batch=batch, alignment=alignment)
 
-    def align(self, pairs: Sequence[tuple[str, str]], choice: Choice | None = None) -> list[Alignment]:
+    def align(self, pairs: Sequence[tuple[str, str]], choice: AlignmentHead | None = None) -> list[Alignment]:
         """Which words of given translations came from which: the model reads each pair.
 
         choice: the layer, heads and shift to read them from, if not the translator's own.
         """
         choice = self.choice if choice is None else choice
-        of_kind("align got a choice", choice, Choice, 'Choice(layer=-1, shift="output")')
+        of_kind("align got a choice", choice, AlignmentHead, 'AlignmentHead(layer=-1, shift="output")')
         return align(self.model, self.tokens, pairs, choice)
 
     def __repr__(self) -> str:
@@ -312,4 +312,6 @@ def load_translator(folder: str | os.PathLike[str], *, device: torch.device | st
     model, tokens, config = load_model(folder)
     model.to(device)
     choice = config.get("alignment")
-    return Translator(model, tokens, choice=Choice.from_dict(choice) if choice else None, settings=config)
+    return Translator(
+        model, tokens, choice=AlignmentHead.from_dict(choice) if choice else None, settings=config
+    )

@@ -8,7 +8,7 @@ import msgspec
 
 from regard.app.server.app import make_app
 from regard.app.server.endpoints import ENDPOINTS
-from regard.app.server.state import House
+from regard.app.server.state import AppState
 
 ADDRESS = "http://127.0.0.1:8000"
 
@@ -16,7 +16,7 @@ ADDRESS = "http://127.0.0.1:8000"
 class Client:
     """Asks one thing after the other; each answer is checked against what its endpoint promises."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: AppState) -> None:
         self.house, self.app = house, make_app(house)
 
     def send(self, method: str, path: str, **more: Any) -> httpx.Response:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.app.server.registry import Collection
-from regard.app.server.state import House
+from regard.app.server.registry import Registry
+from regard.app.server.state import AppState
 from regard.models import BertEncoder, StaticEncoder, Vocabulary
 from tests.app.server.asking import Client
 from tests.translation.folders import write
@@ -21,25 +21,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def collection(folder: Path) -> Collection:
+def collection(folder: Path) -> Registry:
     """Translators with and without attention, a contextual encoder and a static one."""
     plain = write(folder.parent / "plain", "plain")
     recurrent = write(folder.parent / "recurrent", "recurrent")
-    found = Collection.load(map(os.fspath, (folder, plain, recurrent)))
+    found = Registry.load(map(os.fspath, (folder, plain, recurrent)))
     torch.manual_seed(0)
     bert = BertEncoder(Vocabulary(WORDS, marks=("<unk>", "<s>", "</s>", "<mask>")), 16, 2, heads=2, length=40)
     static = StaticEncoder(WORDS, torch.randn(len(WORDS), 4))
-    found.entries.update(Collection({"bert": bert.eval(), "static": static}).entries)
+    found.entries.update(Registry({"bert": bert.eval(), "static": static}).entries)
     return found
 
 
 @pytest.fixture
-def house(collection: Collection, one_thread: None) -> Iterator[House]:
-    found = House(collection)
+def house(collection: Registry, one_thread: None) -> Iterator[AppState]:
+    found = AppState(collection)
     yield found
     found.close()
 
 
 @pytest.fixture
-def client(house: House) -> Client:
+def client(house: AppState) -> Client:
     return Client(house)

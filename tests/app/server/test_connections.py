@@ -18,19 +18,19 @@ import torch
 
 from regard.app.server import connections
 from regard.app.server.connections import Complaints, Connections, most_connections
-from regard.app.server.registry import Collection
+from regard.app.server.registry import Registry
 from regard.app.server.run import Server, listen
-from regard.app.server.state import House
-from regard.app.view_model import Exhibit
+from regard.app.server.state import AppState
+from regard.app.view_model import ViewModel
 
 HALF = b"GET /api/health HTTP/1.1\r\nHost: 127.0.0.1"
 
 
 @contextmanager
-def serving(most: int | None = None, house: House | None = None) -> Iterator[Server]:
+def serving(most: int | None = None, house: AppState | None = None) -> Iterator[Server]:
     """A server in a thread, which answers at `server.port`."""
     listening, ready = listen("127.0.0.1", 0), threading.Event()
-    house = house or House(Collection())
+    house = house or AppState(Registry())
     server = Server(house, listening, ready.set)
     if most is not None:
         server.open_connections.most = most
@@ -127,8 +127,8 @@ def test_a_body_that_nobody_reads_does_not_keep_the_connection(monkeypatch):
 
 def test_an_answer_that_is_not_read_does_not_keep_the_connection(monkeypatch):
     monkeypatch.setattr(connections, "STALLED", 0.3)
-    house = House(Collection())
-    name = house.exhibits.keep(Exhibit.of(torch.rand(2048, 2048))).id
+    house = AppState(Registry())
+    name = house.exhibits.keep(ViewModel.of(torch.rand(2048, 2048))).id
     body = b'{"height":2048,"width":2048}'
     more = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     with serving(house=house) as server:
@@ -159,7 +159,7 @@ def test_half_a_body_makes_room_too():
 
 
 def test_who_is_being_answered_stays_and_the_new_one_goes():
-    opened, house = threading.Event(), House(Collection())
+    opened, house = threading.Event(), AppState(Registry())
     house.quick.end()  # replaced by one that is held up
     house.quick = held = type(house.quick)(threads=1)
     with serving(most=2, house=house) as server, ExitStack() as stack:
@@ -207,11 +207,11 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 import torch
 torch.set_num_threads(1)
-from regard.app.server.registry import Collection
-from regard.app.server.state import House
+from regard.app.server.registry import Registry
+from regard.app.server.state import AppState
 from regard.app.server.run import listen, serve
 listening = listen("127.0.0.1", 0)
-serve(House(Collection()), listening, lambda: print(listening.getsockname()[1], flush=True))
+serve(AppState(Registry()), listening, lambda: print(listening.getsockname()[1], flush=True))
 """
 
 

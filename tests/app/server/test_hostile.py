@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from regard.app.server.endpoints import ENDPOINTS
-from regard.app.server.state import House
+from regard.app.server.state import AppState
 from tests.app.server.test_load import serving
 
 JSON = {"Content-Type": "application/json"}
@@ -76,7 +76,7 @@ HEADERS = [
 
 @pytest.fixture(scope="module")
 def address(collection) -> Iterator[str]:
-    with serving(House(collection)) as found:
+    with serving(AppState(collection)) as found:
         yield found
 
 

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from regard.app.server.registry import Collection
+from regard.app.server.registry import Registry
 from regard.app.server.run import Server, listen
-from regard.app.server.state import House
+from regard.app.server.state import AppState
 from regard.app.server.worker import Worker
 
 CLIENTS = 200
@@ -40,7 +40,7 @@ WORDS = [
 
 
 @contextmanager
-def serving(house: House, host: str | None = None) -> Iterator[str]:
+def serving(house: AppState, host: str | None = None) -> Iterator[str]:
     """The address of a server in a thread of this process."""
     listening, ready = listen("127.0.0.1", 0), threading.Event()
     address = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -65,11 +65,11 @@ def sentence(number: int) -> str:
     )
 
 
-def test_two_hundred_clients_get_their_own_answers(collection: Collection, one_thread: None):
+def test_two_hundred_clients_get_their_own_answers(collection: Registry, one_thread: None):
     asked = [sentence(number) for number in range(CLIENTS)]
     translator = collection.translator("small")
     expected = {one.source: one.text for one in translator.translate(asked)}
-    house = House(collection)
+    house = AppState(collection)
 
     async def all_at_once(address: str) -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -94,9 +94,9 @@ def test_two_hundred_clients_get_their_own_answers(collection: Collection, one_t
 class Held:
     """A house whose models are busy until it is opened."""
 
-    def __init__(self, collection: Collection, most: int) -> None:
+    def __init__(self, collection: Registry, most: int) -> None:
         self.opened, self.begun = threading.Event(), threading.Event()
-        self.house = House(collection, worker=Worker(most=most))
+        self.house = AppState(collection, worker=Worker(most=most))
 
     def hold(self) -> None:
         self.begun.set()
@@ -165,7 +165,7 @@ def _until(holds) -> None:
 
 
 def test_half_a_request_harms_nobody(collection, one_thread):
-    with serving(House(collection)) as address:
+    with serving(AppState(collection)) as address:
         port = int(address.rpartition(":")[2])
         for junk in (
             b"POST /api/translate HTTP/1.1\r\nHost: x",
@@ -178,8 +178,8 @@ def test_half_a_request_harms_nobody(collection, one_thread):
 
 
 @pytest.mark.parametrize(("host", "status"), [("My-Machine", 200), (None, 403)])
-def test_a_name_to_listen_at_may_be_asked(host: str | None, status: int, collection: Collection):
-    with serving(House(collection), host) as address:
+def test_a_name_to_listen_at_may_be_asked(host: str | None, status: int, collection: Registry):
+    with serving(AppState(collection), host) as address:
         named = "my-machine:" + address.rpartition(":")[2]
         assert httpx.get(f"{address}/api/health", headers={"Host": named}).status_code == status
         assert httpx.get(f"{address}/api/health").status_code == 200
@@ -189,8 +189,8 @@ PROGRAM = """
 import sys, threading, time
 import torch
 torch.set_num_threads(1)
-from regard.app.server.registry import Collection
-from regard.app.server.state import House
+from regard.app.server.registry import Registry
+from regard.app.server.state import AppState
 from regard.app.server.run import listen, serve
 from regard.app.server.routes import translation
 fast = translation.together
@@ -200,7 +200,7 @@ def slow(house, asked):
     return fast(house, asked)
 translation.together = slow
 listening = listen("127.0.0.1", 0)
-serve(House(Collection.load(sys.argv[1:])), listening, lambda: print(listening.getsockname()[1], flush=True))
+serve(AppState(Collection.load(sys.argv[1:])), listening, lambda: print(listening.getsockname()[1], flush=True))
 print("ended", flush=True)
 """
 

@@ -21,7 +21,7 @@ from regard.app.server.endpoints import ENDPOINTS
 from regard.app.server.openapi import document
 from regard.app.server.routes.views import of_words
 from regard.app.server.security import Guard
-from regard.app.server.state import House
+from regard.app.server.state import AppState
 
 CHECKS = [
     not_a_server_error,
@@ -51,7 +51,7 @@ class AsHost:
 @pytest.fixture(scope="module")
 def here(collection):
     """A house, and its application."""
-    house = House(collection)
+    house = AppState(collection)
     yield house, AsHost(make_app(house))
     house.close()
 
@@ -73,7 +73,7 @@ def test_whatever_is_asked_is_answered_as_described(operation, mode, here):
     ask()
 
 
-def named(case: schemathesis.Case, house: House) -> None:
+def named(case: schemathesis.Case, house: AppState) -> None:
     """Names that there are, as random ones would only ever be refused."""
     body, names = case.body, list(house.collection.entries)
     if isinstance(body, dict):
@@ -85,7 +85,7 @@ def named(case: schemathesis.Case, house: House) -> None:
         case.path_parameters["id"] = _exhibit(house)
 
 
-def _exhibit(house: House) -> str:
+def _exhibit(house: AppState) -> str:
     if not len(house.exhibits):
         house.exhibits.keep(of_words("a dog and a cat and a dog"))
     return next(iter(house.exhibits._kept))

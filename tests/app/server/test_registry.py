@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.app.server.registry import Collection, Entry, names_of
+from regard.app.server.registry import Entry, Registry, names_of
 from regard.app.server.security import Refused
-from regard.app.server.state import House
+from regard.app.server.state import AppState
 from regard.errors import ArgumentError
 from regard.models.encoders.static import StaticEncoder
 from regard.translation.training.checkpoint import alone_in, is_training
 from regard.translation.training.logs import CsvLog
-from regard.translation.training.progress import Judgement, Listener, Report
+from regard.translation.training.progress import Listener, Report, ValidationResult
 from regard.translation.training.train import train
 from tests.app.server.asking import Client, error
 from tests.translation.small import PAIRS, small_plan
@@ -33,7 +33,7 @@ def training(folder: Path) -> Path:
     log.begin("A small Transformer", 0, 2000)
     for step in (100, 200):
         log.report(Report(step, 2000, 0.5, 4.2, 1e-3, 7800, 60, None))
-    log.judge(Judgement(200, 2.5, 31.4, None, None, True))
+    log.judge(ValidationResult(200, 2.5, 31.4, None, None, True))
     return folder
 
 
@@ -42,7 +42,7 @@ def asking():
     houses = []
 
     def make(*paths) -> Client:
-        houses.append(House(Collection.load(map(str, paths))))
+        houses.append(AppState(Registry.load(map(str, paths))))
         return Client(houses[-1])
 
     yield make
@@ -60,7 +60,7 @@ def test_only_what_was_named_is_reachable(folder, collection):
     with pytest.raises(Refused, match="there is no model"):
         collection.entry(str(folder))
     with pytest.raises(ArgumentError, match="does not exist"):
-        Collection.load(["no/such/folder"])
+        Registry.load(["no/such/folder"])
 
 
 def test_examples_come_from_the_dev_data(folder, tmp_path):
@@ -70,7 +70,7 @@ def test_examples_come_from_the_dev_data(folder, tmp_path):
     (copy / "data" / "dev.tsv").write_text(
         "".join(f"ein Hund bellt {n}\ta dog barks {n}\n" for n in range(99))
     )
-    (entry,) = Collection.load([str(copy)], {str(copy): "de-en"}).entries.values()
+    (entry,) = Registry.load([str(copy)], {str(copy): "de-en"}).entries.values()
     assert len(entry.examples) == 8
     assert entry.examples[0] == "ein Hund bellt 0"
     assert entry.languages == "de-en"
@@ -78,7 +78,7 @@ def test_examples_come_from_the_dev_data(folder, tmp_path):
 
 def test_vectors_of_words_from_a_file(tmp_path):
     StaticEncoder(["dogs", "bark"], torch.eye(2)).save(tmp_path / "words.txt")
-    (entry,) = Collection.load([str(tmp_path / "words.txt")]).entries.values()
+    (entry,) = Registry.load([str(tmp_path / "words.txt")]).entries.values()
     assert (entry.kind, entry.attends) == ("encoder", False)
 
 
@@ -198,7 +198,7 @@ def test_lookers_do_not_take_each_other_for_a_training(tmp_path):
 
 def test_models_that_come_while_others_read_the_list(collection):
     """The worker adds models; whoever goes through them meanwhile sees those before or after."""
-    ours, stop, errors = Collection({}), threading.Event(), []
+    ours, stop, errors = Registry({}), threading.Event(), []
     model = collection.entry("static").model
 
     def read():
@@ -230,7 +230,7 @@ def test_models_that_come_while_others_read_the_list(collection):
 
 def test_an_expected_model_is_loaded_when_it_is_ready(folder, tmp_path):
     ready = [False]
-    ours = Collection()
+    ours = Registry()
     ours.expect("demo", tmp_path / "demo", "de-en", lambda: ready[0])
     assert (ours.pending, ours.grows, ours.trainings()) == (["demo"], False, {})
     shutil.copytree(folder, tmp_path / "demo")
@@ -243,7 +243,7 @@ def test_an_expected_model_is_loaded_when_it_is_ready(folder, tmp_path):
 
 
 def test_an_expected_model_that_will_not_come_is_not_waited_for(tmp_path):
-    ours = Collection()
+    ours = Registry()
     ours.expect("demo", tmp_path / "demo", "de-en", lambda: None)
     assert (ours.pending, ours.grows) == ([], False)
 

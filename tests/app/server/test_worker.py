@@ -294,11 +294,11 @@ import re, resource, sys
 import torch
 torch.set_num_threads(2)
 resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))  # a limit, so that threads of OpenMP begin at once
-from regard.app.server.registry import Collection
-from regard.app.server.state import House
+from regard.app.server.registry import Registry
+from regard.app.server.state import AppState
 from regard.app.server.run import listen, serve
 listening = listen("127.0.0.1", 0)
-house = House(Collection())
+house = AppState(Registry())
 
 def ready():
     size = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024

@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from regard.cli import main
-from regard.translation.config import Plan
+from regard.translation.config import TranslationConfig
 from tests.fuzz.case import Case, Failure, deadline
 
-NAMES = [f"{section}.{name}" for section, names in Plan.preset("tiny").settings().items() for name in names]
+NAMES = [
+    f"{section}.{name}"
+    for section, names in TranslationConfig.preset("tiny").settings().items()
+    for name in names
+]
 NUMBERS = ("1", "-1", "0", "1e3", "1e999", "nan", "inf", "-inf", "0x10", "1_000", "1__0", "2026-01-01", "١")
 OTHERS = (
     "true",

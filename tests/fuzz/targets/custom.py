@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.mechanism.mask_algebra import Term
+from regard.mechanism.mask_algebra import MaskTerm
 from regard.mechanism.scores import Prepared
 from tests.fuzz.case import Case, Failure, signature
 from tests.fuzz.targets.operator import IMPLEMENTATIONS
@@ -221,7 +221,7 @@ def mask(case: Case, query: Tensor, key: Tensor) -> dict[str, Any]:
         def terms(self, scene: Any) -> Any:
             case.random.seed(choice)
             rows = torch.arange(whole[0])[:, None]
-            right = Term(rows * 0, rows + 1, torch.ones(whole, dtype=torch.bool))
+            right = MaskTerm(rows * 0, rows + 1, torch.ones(whole, dtype=torch.bool))
             if field == "all":
                 return case.random.choice((None, right, [right], (), (right, None), ((None, None, None),), 3))
             return (right._replace(**{field: disturb(case, getattr(right, field))}),)

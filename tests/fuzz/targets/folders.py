@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.translation import Pair, Plan, load_translator, train
+from regard.translation import Pair, TranslationConfig, load_translator, train
 from tests.fuzz.case import Case, Failure, deadline, signature
 from tests.fuzz.targets.memory import memory
 
@@ -78,7 +78,7 @@ def load_model(folder: Path) -> dict[str, Tensor]:
 
 
 def resume_model(folder: Path) -> dict[str, Tensor]:
-    plan = Plan.preset("tiny").but([*PLAN, LONGER])
+    plan = TranslationConfig.preset("tiny").but([*PLAN, LONGER])
     train(folder, resume=True, plan=plan)
     return load_translator(folder).model.state_dict()
 
@@ -108,8 +108,8 @@ def prepare(shared: Path) -> None:
     if folder.is_dir():
         return
     making = Path(tempfile.mkdtemp(dir=shared))
-    train(making / "model", PAIRS, plan=Plan.preset("tiny").but(PLAN))
-    model = regard.models.LanguageModel(9, regard.models.Recipe(width=8, heads=2, layers=2))
+    train(making / "model", PAIRS, plan=TranslationConfig.preset("tiny").but(PLAN))
+    model = regard.models.LanguageModel(9, regard.models.TransformerConfig(width=8, heads=2, layers=2))
     with regard.watch(model, tokenizer=lambda ids: [f"word {i}" for i in ids]) as seen:
         model(torch.tensor([[5, 6, 7]]))
     seen.save(making / "recording")
@@ -280,7 +280,7 @@ def foreign(case: Case, folder: Path) -> None:
     resume = case.chance(0.5)
     case.note(f"train(resume={resume}) in a folder with {chosen}")
     try:
-        train(folder, PAIRS, plan=Plan.preset("tiny").but(PLAN), resume=resume)
+        train(folder, PAIRS, plan=TranslationConfig.preset("tiny").but(PLAN), resume=resume)
     except regard.RegardError:
         gone = [name for name in chosen if not (folder / name).exists()]
         if gone:

@@ -16,8 +16,8 @@ import torch
 
 from regard.app.server.app import make_app
 from regard.app.server.openapi import document
-from regard.app.server.registry import Collection
-from regard.app.server.state import House
+from regard.app.server.registry import Registry
+from regard.app.server.state import AppState
 from regard.models import BertEncoder, StaticEncoder, Vocabulary
 from tests.fuzz.case import Case, Failure, deadline
 from tests.translation.folders import write
@@ -58,13 +58,13 @@ def prepare(shared: Path) -> None:
     for folder in names:
         if not folder.is_dir():
             write(folder, folder.name)
-    collection = Collection.load(map(os.fspath, names))
+    collection = Registry.load(map(os.fspath, names))
     torch.manual_seed(0)
     marks = ("<unk>", "<s>", "</s>", "<mask>")
     bert = BertEncoder(Vocabulary(WORDS, marks=marks), 16, 2, heads=2, length=40).eval()
     static = StaticEncoder(WORDS, torch.randn(len(WORDS), 4))
-    collection.entries.update(Collection({"bert": bert, "static": static}).entries)
-    house = House(collection)
+    collection.entries.update(Registry({"bert": bert, "static": static}).entries)
+    house = AppState(collection)
     _state.update(house=house, app=make_app(house))
 
 

@@ -17,6 +17,7 @@ from regard import (
     Additive,
     ArgumentError,
     Causal,
+    ClippedRelativeBias,
     Concat,
     DeviceError,
     Documents,
@@ -29,7 +30,6 @@ from regard import (
     Padding,
     Prefix,
     RegardError,
-    Relative,
     RelativeBias,
     Rule,
     Score,
@@ -39,7 +39,7 @@ from regard import (
     Softmax1,
     Window,
 )
-from regard.mechanism.mask_algebra import Scene, Term
+from regard.mechanism.mask_algebra import CallShape, MaskTerm
 from regard.mechanism.scores import Prepared
 
 # A different number for every axis: 2 sequences, 3 key heads, 2 query heads for each, 5 queries, 7 keys.
@@ -336,10 +336,10 @@ class Ranges(Rule):
 class Terms(Mask):
     """A mask by any function of the scene."""
 
-    def __init__(self, terms: Callable[[Scene], Any]) -> None:
+    def __init__(self, terms: Callable[[CallShape], Any]) -> None:
         self.made = terms
 
-    def terms(self, scene: Scene) -> Any:
+    def terms(self, scene: CallShape) -> Any:
         return self.made(scene)
 
 
@@ -493,46 +493,50 @@ def test_a_tile_of_keys_with_limits_far_outside():
         torch.testing.assert_close(weights[..., 2:5], near[..., 2:5])
 
 
-WRONG_TERMS: dict[str, tuple[Callable[[Scene], Any], type[RegardError], tuple[str, ...]]] = {
+WRONG_TERMS: dict[str, tuple[Callable[[CallShape], Any], type[RegardError], tuple[str, ...]]] = {
     "no term": (lambda s: (), MaskError, ("Terms.terms", "at least one Term")),
-    "a term, not a tuple": (lambda s: Term(), MaskError, ("Terms.terms", "a Term", "(Term(start, stop),)")),
-    "nothing": (lambda s: None, MaskError, ("NoneType", "Term")),
-    "a tensor": (lambda s: torch.ones(Q, K) > 0, MaskError, ("Tensor", "Term")),
-    "tensors": (lambda s: (torch.ones(Q, K) > 0,), MaskError, ("[Tensor]", "Term")),
-    "plain tuples": (lambda s: ((None, None, None),), MaskError, ("[tuple]", "Term")),
-    "float start": (lambda s: (Term(torch.zeros(Q, 1)),), DTypeError, ("start", "float32")),
+    "a term, not a tuple": (
+        lambda s: MaskTerm(),
+        MaskError,
+        ("Terms.terms", "a Term", "(MaskTerm(start, stop),)"),
+    ),
+    "nothing": (lambda s: None, MaskError, ("NoneType", "MaskTerm")),
+    "a tensor": (lambda s: torch.ones(Q, K) > 0, MaskError, ("Tensor", "MaskTerm")),
+    "tensors": (lambda s: (torch.ones(Q, K) > 0,), MaskError, ("[Tensor]", "MaskTerm")),
+    "plain tuples": (lambda s: ((None, None, None),), MaskError, ("[tuple]", "MaskTerm")),
+    "float start": (lambda s: (MaskTerm(torch.zeros(Q, 1)),), DTypeError, ("start", "float32")),
     "short stop": (
-        lambda s: (Term(stop=torch.ones(2, 1).long()),),
+        lambda s: (MaskTerm(stop=torch.ones(2, 1).long()),),
         MaskError,
         ("stop", "(2, 1)", "5 queries"),
     ),
-    "second term": (lambda s: (Term(), Term(stop=torch.ones(Q).long())), MaskError, ("stop", "(5,)")),
+    "second term": (lambda s: (MaskTerm(), MaskTerm(stop=torch.ones(Q).long())), MaskError, ("stop", "(5,)")),
     "small allowed": (
-        lambda s: (Term(allowed=torch.ones(Q, 3) > 0),),
+        lambda s: (MaskTerm(allowed=torch.ones(Q, 3) > 0),),
         MaskError,
         ("allowed of shape (5, 3)", "(2, 6, 5, 7)"),
     ),
-    "wide allowed": (lambda s: (Term(allowed=torch.ones(Q, 14) > 0),), MaskError, ("(5, 14)",)),
-    "few rows allowed": (lambda s: (Term(allowed=torch.ones(2, K) > 0),), MaskError, ("(2, 7)",)),
-    "key heads allowed": (lambda s: (Term(allowed=torch.ones(G, Q, K) > 0),), MaskError, ("(3, 5, 7)",)),
+    "wide allowed": (lambda s: (MaskTerm(allowed=torch.ones(Q, 14) > 0),), MaskError, ("(5, 14)",)),
+    "few rows allowed": (lambda s: (MaskTerm(allowed=torch.ones(2, K) > 0),), MaskError, ("(2, 7)",)),
+    "key heads allowed": (lambda s: (MaskTerm(allowed=torch.ones(G, Q, K) > 0),), MaskError, ("(3, 5, 7)",)),
     "float allowed": (
-        lambda s: (Term(allowed=torch.ones(Q, K)),),
+        lambda s: (MaskTerm(allowed=torch.ones(Q, K)),),
         DTypeError,
         ("allowed of torch.float32", "bool"),
     ),
     "uint8 allowed": (
-        lambda s: (Term(allowed=torch.ones(Q, K).byte()),),
+        lambda s: (MaskTerm(allowed=torch.ones(Q, K).byte()),),
         DTypeError,
         ("uint8", "torch.bool"),
     ),
-    "a truth allowed": (lambda s: (Term(allowed=True),), DTypeError, ("allowed", "bool")),  # type: ignore[arg-type]
+    "a truth allowed": (lambda s: (MaskTerm(allowed=True),), DTypeError, ("allowed", "bool")),  # type: ignore[arg-type]
     "allowed elsewhere": (
-        lambda s: (Term(allowed=torch.ones(Q, K, device="meta") > 0),),
+        lambda s: (MaskTerm(allowed=torch.ones(Q, K, device="meta") > 0),),
         DeviceError,
         ("meta",),
     ),
     "sparse allowed": (
-        lambda s: (Term(allowed=(torch.ones(Q, K) > 0).to_sparse()),),
+        lambda s: (MaskTerm(allowed=(torch.ones(Q, K) > 0).to_sparse()),),
         DTypeError,
         ("sparse",),
     ),
@@ -556,7 +560,7 @@ def test_what_a_custom_mask_may_return(place, implementation):
     stops = torch.randint(3, K, (G * R, 1, 1), dtype=torch.int16)
     number = torch.arange(K)
     expected = (per_head & (number >= starts)) | (one & (number < stops))
-    mask = Terms(lambda s: [Term(starts, None, per_head), Term(None, stops, one)])
+    mask = Terms(lambda s: [MaskTerm(starts, None, per_head), MaskTerm(None, stops, one)])
     same(implementation, {"mask": PLACES[place](mask)}, {"mask": PLACES[place](expected)})  # type: ignore[arg-type]
 
 
@@ -567,8 +571,8 @@ def test_subclasses_of_built_in_masks_are_checked(implementation):
             return None, position + 1.5
 
     class Half(Padding):
-        def terms(self, scene: Scene) -> Any:
-            return (Term(stop=self.lengths[:, None, None, None] / 2),)
+        def terms(self, scene: CallShape) -> Any:
+            return (MaskTerm(stop=self.lengths[:, None, None, None] / 2),)
 
     refuses(implementation, DTypeError, ("Ahead.ranges", "float32"), mask=Ahead())
     refuses(implementation, DTypeError, ("Half.terms", "float32"), mask=Half([2, 4]))
@@ -628,10 +632,10 @@ def test_a_relative_bias_of_another_dtype_is_converted(dtype, implementation):
 
 @every
 def test_a_replaced_vector_of_a_built_in_bias_is_checked(implementation):
-    bias = Relative(torch.zeros(3))
+    bias = ClippedRelativeBias(torch.zeros(3))
     bias.vector = torch.tensor([True, False, True])
     refuses(implementation, DTypeError, ("torch.bool",), bias=bias)
-    bias = Relative(torch.zeros(3))
+    bias = ClippedRelativeBias(torch.zeros(3))
     bias.register_forward_hook(lambda module, given, result: result[:2])
     refuses(implementation, ShapeError, ("(2,)", "11 distances"), bias=bias)
 
@@ -769,7 +773,7 @@ def test_what_reaches_the_implementations_is_laid_out_alike(dtype):
     query, key, value = (x.to(dtype) for x in inputs())
     score = Custom(lambda q, k: Prepared(q[:1], k[:, :1], biases=(q[..., :1], torch.zeros(K, dtype=q.dtype))))
     mask = (
-        Ranges(lambda p, k: (p.int() - 2, 9)) & Terms(lambda s: [Term(allowed=torch.ones(K) > 0)])
+        Ranges(lambda p, k: (p.int() - 2, 9)) & Terms(lambda s: [MaskTerm(allowed=torch.ones(K) > 0)])
     ) | Documents([2, 3], [3, 4], within=Ranges(lambda p, k: (torch.tensor(0).short(), p + 1)))
     bias = [torch.randn(Q, 1).half(), Line(lambda d: d)]
     call = Call(score, mask, bias, Own(sink=lambda: torch.zeros(6).half()), 0.1, None)

@@ -104,8 +104,8 @@ MASKS: dict[str, tuple[Any, Tensor]] = {
 }
 
 
-def relative(heads: int) -> regard.Relative:
-    return regard.Relative(randn(heads, 7))
+def relative(heads: int) -> regard.ClippedRelativeBias:
+    return regard.ClippedRelativeBias(randn(heads, 7))
 
 
 def alibi(heads: int) -> Tensor:
@@ -118,9 +118,15 @@ BIASES: dict[str, Callable[[int], tuple[Any, Tensor | float]]] = {
     "dense": lambda heads: (randn(heads, Q, K),) * 2,
     "per key": lambda heads: (randn(1, K),) * 2,
     "-inf": lambda heads: (torch.where(ROUGH[0], 0.5, -math.inf).double(),) * 2,
-    "Relative": lambda heads: (relative(heads), relative(heads).vector[:, (KEY - PLACE).clamp(-3, 3) + 3]),
+    "ClippedRelativeBias": lambda heads: (
+        relative(heads),
+        relative(heads).vector[:, (KEY - PLACE).clamp(-3, 3) + 3],
+    ),
     "ALiBi": lambda heads: (regard.ALiBi(heads), alibi(heads)),
-    "T5": lambda heads: (t5 := module(regard.T5, heads), t5.table[t5.bucket(KEY - PLACE)].movedim(-1, 0)),
+    "T5Bias": lambda heads: (
+        t5 := module(regard.T5Bias, heads),
+        t5.table[t5.bucket(KEY - PLACE)].movedim(-1, 0),
+    ),
     "several": lambda heads: (
         [regard.ALiBi(heads), randn(Q, 1), relative(heads)],
         alibi(heads) + randn(Q, 1) + relative(heads).vector[:, (KEY - PLACE).clamp(-3, 3) + 3],
@@ -256,10 +262,10 @@ CASES = [
     *(Case(dtype=dtype, mask="Causal", bias="ALiBi") for dtype in LOW),
     Case(layout="grouped", score="Additive", mask="Padding", bias="ALiBi", normalize="Entmax15"),
     Case(layout="grouped", score="Gaussian", mask="two terms", bias="several", normalize="sinks"),
-    Case(layout="grouped", score="Concat", mask="Window", bias="Relative", normalize="Sigmoid"),
+    Case(layout="grouped", score="Concat", mask="Window", bias="ClippedRelativeBias", normalize="Sigmoid"),
     Case(layout="plain", score="Cosine", mask="Documents", normalize="Relu"),
     Case(layout="one key head", score="function", mask="Padding", normalize="Sparsemax"),
-    Case(implementation="reference", mask="meeting", bias="T5", normalize="Entmax"),
+    Case(implementation="reference", mask="meeting", bias="T5Bias", normalize="Entmax"),
 ]
 CASES = list(dict.fromkeys(CASES))
 # for what is made of the dense matrix, whatever made that
@@ -544,7 +550,7 @@ def test_what_is_out_of_range_for_a_tensor_is_out_of_range(index):
         Case(layout="grouped", mask="two terms", bias="several", normalize="sinks"),
         Case(layout="grouped", mask="Padding", dropout=0.3),
         Case(layout="one key", normalize="Entmax15"),
-        Case(layout="many values", bias="Relative"),
+        Case(layout="many values", bias="ClippedRelativeBias"),
     ],
     ids=str,
 )
@@ -1048,7 +1054,7 @@ def test_the_gradient_of_entropy_is_finite_where_weights_are_zero(options):
 
 
 def test_parameters_receive_gradients_through_the_weights():
-    sink, bias, score = regard.Sink(G).double(), module(regard.T5, G), module(regard.Additive, D, D, 17)
+    sink, bias, score = regard.Sink(G).double(), module(regard.T5Bias, G), module(regard.Additive, D, D, 17)
     query, key, value = Case().tensors()
     weights = regard.attend(query, key, value, score=score, bias=bias, normalize=sink)[1]
     leaves = [sink.score, bias.table, score.query_map, score.key_map, score.vector]
@@ -1063,7 +1069,7 @@ def test_products_are_differentiable_in_the_other_factor():
 
 
 def test_detached_weights_have_no_gradient():
-    weights, *_ = grad_ready(Case(mask="Causal", bias="Relative"))
+    weights, *_ = grad_ready(Case(mask="Causal", bias="ClippedRelativeBias"))
     assert weights.dense().requires_grad
     still = weights.detach()
     assert not still.dense().requires_grad
@@ -1401,7 +1407,7 @@ HELD = [
     *(Case(layout=name, score="Dot") for name in LAYOUTS),
     Case(mask="dense"),
     Case(bias="dense"),
-    Case(bias="Relative"),
+    Case(bias="ClippedRelativeBias"),
     Case(normalize="sinks"),
 ]
 
@@ -1421,7 +1427,7 @@ def test_weights_are_never_silently_wrong(case, part):
     elif part == "heads" and case.lead:
         weights = weights.heads(slice(None))
     held = [t for t in inputs.values() if isinstance(t, Tensor)]
-    if case.bias == "Relative":
+    if case.bias == "ClippedRelativeBias":
         held.append(options["bias"].vector)
     if case.normalize == "sinks":
         held.append(options["normalize"].score)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, DTypeError
-from regard.models.encoders.base import Comparison, Embedded, Near, Tokens, WordEncoder
+from regard.models.encoders.base import Comparison, Embedded, Neighbor, Tokens, WordEncoder
 from regard.models.encoders.words import Vocabulary, fold, near, split
 from regard.models.layers.attention import MultiHeadAttention
 
@@ -241,7 +241,7 @@ def test_nearest_ranks_all_words_of_the_other_sentences(encoder):
     assert encoder.nearest("bark", sentence=query, among=among, most=2) == found[:2]
     assert encoder.nearest("bark", among=["bark"]) == []
     top = encoder.nearest("bark", sentence=query, among=among, layer=0, most=1)
-    assert top == [Near("bark", "Trees shed bark.", 1.0)]
+    assert top == [Neighbor("bark", "Trees shed bark.", 1.0)]
 
 
 def test_nearest_refuses_what_cannot_be(encoder):

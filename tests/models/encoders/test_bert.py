@@ -89,7 +89,7 @@ def test_what_a_word_attends_to_adds_up() -> None:
 
 
 def test_a_sentence_that_is_too_long_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="position 20 and Learned has positions 0 to 18"):
+    with pytest.raises(ArgumentError, match="position 20 and LearnedPositions has positions 0 to 18"):
         make().embed("dogs " * 19)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
-from regard.models import Attends, Cache, Memory, MultiHeadAttention, Rotary, SelfAttention
+from regard.models import Attends, Cache, Memory, MultiHeadAttention, RotaryPositions, SelfAttention
 from tests import naive
 from tests.models.exact import close, filled, normal
 
@@ -30,12 +30,12 @@ def projections(layer: MultiHeadAttention) -> list[tuple[Tensor, Tensor | float]
     state = layer.state_dict()
     sizes = [layer.heads * layer.head_width, layer.key_heads * layer.head_width]
     sizes.append(layer.key_heads * layer.head_value_width)
-    if "inward.weight" in state:
-        matrices = state["inward.weight"].split(sizes)
-        biases = state["inward.bias"].split(sizes) if "inward.bias" in state else (0.0,) * 3
+    if "in_proj.weight" in state:
+        matrices = state["in_proj.weight"].split(sizes)
+        biases = state["in_proj.bias"].split(sizes) if "in_proj.bias" in state else (0.0,) * 3
     else:
-        matrices = tuple(state[f"inward.{i}.weight"] for i in range(3))
-        biases = tuple(state.get(f"inward.{i}.bias", 0.0) for i in range(3))
+        matrices = tuple(state[f"in_proj.{i}.weight"] for i in range(3))
+        biases = tuple(state.get(f"in_proj.{i}.bias", 0.0) for i in range(3))
     return list(zip(matrices, biases, strict=True))
 
 
@@ -63,7 +63,7 @@ def by_hand(
     output, _ = naive.attention(*parts, score=layer.score, normalize=layer.normalize, mask=mask, bias=bias)
     beside = torch.cat(list(output.unbind(-3)), -1)
     state = layer.state_dict()
-    return beside @ state["outward.weight"].T + state.get("outward.bias", 0.0)
+    return beside @ state["out_proj.weight"].T + state.get("out_proj.bias", 0.0)
 
 
 def laplace(query: Tensor, key: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def laplace(query: Tensor, key: Tensor) -> Tensor:
 
 LAYERS: dict[str, Callable[[], MultiHeadAttention]] = {
     "plain": lambda: layer_of(),
-    "not affine": lambda: layer_of(affine=False),
+    "not linear_bias": lambda: layer_of(linear_bias=False),
     "two key heads": lambda: layer_of(key_heads=2),
     "one key head": lambda: layer_of(key_heads=1),
     "head width": lambda: layer_of(head_width=5),
@@ -100,7 +100,7 @@ BIASES: dict[str, Callable[[int, int], Any]] = {
     "no bias": lambda q, k: None,
     "dense": lambda q, k: normal(HEADS, q, k),
     "alibi": lambda q, k: regard.ALiBi(HEADS),
-    "t5": lambda q, k: filled(regard.T5(HEADS)),
+    "t5": lambda q, k: filled(regard.T5Bias(HEADS)),
 }
 
 
@@ -180,7 +180,7 @@ class Products(TorchDispatchMode):
     ("call", "products"),
     [
         (lambda layer, x: layer(x), 2),
-        (lambda layer, x: layer(x, x[:1]), 3),  # queries; keys and values; outward
+        (lambda layer, x: layer(x, x[:1]), 3),  # queries; keys and values; out_proj
         (lambda layer, x: layer(x, x[:1], x[:1] + 1), 4),
         (lambda layer, x: layer.remember(x), 1),
     ],
@@ -226,7 +226,7 @@ def test_step_by_step_equals_at_once(
     chunks: list[int], kind: str, lead: tuple[int, ...], turned: bool, alibi: bool, grad: bool
 ) -> None:
     layer, n = LAYERS[kind](), sum(chunks)
-    x, cache, rotary = normal(*lead, n, 12), Cache(), Rotary(2)
+    x, cache, rotary = normal(*lead, n, 12), Cache(), RotaryPositions(2)
     bias = regard.ALiBi(HEADS) if alibi else None
 
     def call(start: int, stop: int, cache: Cache | None = None) -> Tensor:
@@ -368,7 +368,7 @@ def test_a_memory_is_whole(more: dict[str, Any]) -> None:
 # Training
 
 
-@pytest.mark.parametrize("kind", ["plain", "two key heads", "not affine", "general", "additive", "sink"])
+@pytest.mark.parametrize("kind", ["plain", "two key heads", "not linear_bias", "general", "additive", "sink"])
 def test_gradients_are_those_of_differences(kind: str) -> None:
     layer, x, source = LAYERS[kind](), normal(2, 12), normal(3, 12)
     names, values = zip(*((n, p.detach().clone()) for n, p in layer.named_parameters()), strict=True)
@@ -458,12 +458,12 @@ def test_layers_that_cannot_be(make: Any, error: type[Exception], message: str) 
             r"value of shape \(5, 12\) and no key",
         ),
         (
-            lambda layer: layer(normal(3, 12), turn=Rotary(4)(torch.arange(3))),
+            lambda layer: layer(normal(3, 12), turn=RotaryPositions(4)(torch.arange(3))),
             regard.ShapeError,
             "heads of 4 features",
         ),
         (
-            lambda layer: layer(normal(3, 12), turn=Rotary(2)(torch.arange(5))),
+            lambda layer: layer(normal(3, 12), turn=RotaryPositions(2)(torch.arange(5))),
             regard.ShapeError,
             "5 positions",
         ),

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.models import Cache, DecoderBlock, EncoderBlock, FeedForward, Recipe, Residual, Stack
+from regard.models import Cache, DecoderBlock, EncoderBlock, FeedForward, Residual, Stack, TransformerConfig
 from tests.models.exact import close, filled, normal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-RECIPE = Recipe(width=12, heads=3, layers=2, hidden=7, dropout=0.0, positions="none")
+RECIPE = TransformerConfig(width=12, heads=3, layers=2, hidden=7, dropout=0.0, positions="none")
 KINDS = [(norm, before) for norm in ("layer", "rms", "none") for before in (True, False)]
 
 
@@ -35,7 +35,7 @@ def normed(x: Tensor, norm: nn.Module, kind: str) -> Tensor:
 def fed(x: Tensor, feed: FeedForward) -> Tensor:
     state = feed.state_dict()
     zero = torch.zeros((), dtype=x.dtype)
-    hidden = x @ state["inward.weight"].T + state.get("inward.bias", zero)
+    hidden = x @ state["in_proj.weight"].T + state.get("in_proj.bias", zero)
     if feed.activation == "relu":
         hidden = hidden.clamp(min=0)
     elif feed.activation == "gelu":
@@ -44,15 +44,15 @@ def fed(x: Tensor, feed: FeedForward) -> Tensor:
         half = hidden.shape[-1] // 2
         gate = hidden[..., :half]
         hidden = gate / (1 + torch.exp(-gate)) * hidden[..., half:]
-    return hidden @ state["outward.weight"].T + state.get("outward.bias", zero)
+    return hidden @ state["out_proj.weight"].T + state.get("out_proj.bias", zero)
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
-@pytest.mark.parametrize("affine", [True, False])
-def test_feed_forward_by_hand(activation: Any, affine: bool) -> None:
-    feed, x = filled(FeedForward(12, 7, activation, affine=affine)), normal(2, 5, 12)
+@pytest.mark.parametrize("linear_bias", [True, False])
+def test_feed_forward_by_hand(activation: Any, linear_bias: bool) -> None:
+    feed, x = filled(FeedForward(12, 7, activation, linear_bias=linear_bias)), normal(2, 5, 12)
     close(feed(x), fed(x, feed))
-    assert any("bias" in name for name in feed.state_dict()) == affine
+    assert any("bias" in name for name in feed.state_dict()) == linear_bias
     assert repr(feed).startswith(f"FeedForward(\n  {activation}")
 
 
@@ -112,7 +112,7 @@ def test_blocks_equal_those_of_torch(before: bool, activation: Any) -> None:
     block, x, source = filled(DecoderBlock(recipe)), normal(2, 5, 12), normal(2, 7, 12)
     theirs = nn.TransformerDecoderLayer(12, 3, 7, **options).double()
     theirs.self_attn, theirs.multihead_attn = block.attention.to_torch(), block.cross.to_torch()
-    theirs.linear1, theirs.linear2 = block.feed_forward.inward, block.feed_forward.outward
+    theirs.linear1, theirs.linear2 = block.feed_forward.in_proj, block.feed_forward.out_proj
     theirs.norm1, theirs.norm2 = block.attention_residual.norm, block.cross_residual.norm
     theirs.norm3 = block.feed_forward_residual.norm
     ahead = torch.ones(5, 5).triu(1).bool()
@@ -121,7 +121,7 @@ def test_blocks_equal_those_of_torch(before: bool, activation: Any) -> None:
     own = filled(EncoderBlock(recipe))
     their_own = nn.TransformerEncoderLayer(12, 3, 7, **options).double()
     their_own.self_attn = own.attention.to_torch()
-    their_own.linear1, their_own.linear2 = own.feed_forward.inward, own.feed_forward.outward
+    their_own.linear1, their_own.linear2 = own.feed_forward.in_proj, own.feed_forward.out_proj
     their_own.norm1, their_own.norm2 = own.attention_residual.norm, own.feed_forward_residual.norm
     close(own(x), their_own(x))
 
@@ -177,10 +177,10 @@ def test_bias_and_mask_reach_the_attention_to_the_target_alone() -> None:
 
 
 def test_recipes_are_values() -> None:
-    assert Recipe() == Recipe()
-    assert hash(Recipe()) == hash(Recipe())
-    assert Recipe(width=24, heads=3).hidden_width == 96
-    assert Recipe(width=24, heads=3, hidden=5).hidden_width == 5
+    assert TransformerConfig() == TransformerConfig()
+    assert hash(TransformerConfig()) == hash(TransformerConfig())
+    assert TransformerConfig(width=24, heads=3).hidden_width == 96
+    assert TransformerConfig(width=24, heads=3, hidden=5).hidden_width == 5
 
 
 def test_every_layer_learns_a_sink_of_its_own() -> None:
@@ -190,10 +190,12 @@ def test_every_layer_learns_a_sink_of_its_own() -> None:
     assert sum("normalize.score" in name for name, _ in stack.named_parameters()) == 2
 
 
-@pytest.mark.parametrize("affine", [True, False])
-def test_affine_is_about_projections(affine: bool) -> None:
-    names = [name for name, _ in Stack(replace(RECIPE, affine=affine, norm="rms")).named_parameters()]
-    assert any(name.endswith("bias") for name in names) == affine
+@pytest.mark.parametrize("linear_bias", [True, False])
+def test_affine_is_about_projections(linear_bias: bool) -> None:
+    names = [
+        name for name, _ in Stack(replace(RECIPE, linear_bias=linear_bias, norm="rms")).named_parameters()
+    ]
+    assert any(name.endswith("bias") for name in names) == linear_bias
 
 
 def test_dropout_in_training_alone() -> None:
@@ -215,7 +217,7 @@ def test_dropout_in_training_alone() -> None:
         ({"layers": 2.0}, regard.DTypeError, "layers=2.0"),
         ({"dropout": 1.0}, regard.ArgumentError, "dropout=1.0"),
         ({"before": 1}, regard.DTypeError, "before=1; it is True or False"),
-        ({"affine": "yes"}, regard.DTypeError, "affine='yes'; it is True or False"),
+        ({"linear_bias": "yes"}, regard.DTypeError, "linear_bias='yes'; it is True or False"),
         ({"epsilon": 0.0}, regard.ArgumentError, "epsilon=0.0"),
         ({"activation": "tanh"}, regard.ArgumentError, "'tanh'; there are relu, gelu, swiglu"),
         ({"heads": 8, "key_heads": 3}, regard.ArgumentError, "heads=8 and key_heads=3"),
@@ -228,7 +230,7 @@ def test_dropout_in_training_alone() -> None:
 )
 def test_recipes_that_cannot_be(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        Recipe(**options)
+        TransformerConfig(**options)
 
 
 def test_feed_forwards_that_cannot_be() -> None:
@@ -249,4 +251,4 @@ def test_stacks_read_a_source_or_do_not(cross: bool) -> None:
 
 def test_odd_heads_do_not_turn() -> None:
     with pytest.raises(regard.ArgumentError, match="width=3; it turns pairs"):
-        Stack(Recipe(width=9, heads=3, positions="rotary"))
+        Stack(TransformerConfig(width=9, heads=3, positions="rotary"))

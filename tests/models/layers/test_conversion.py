@@ -75,7 +75,7 @@ def test_to_torch(name: str) -> None:
         12,
         4,
         source_width=widths,
-        affine=options.pop("bias", True),
+        linear_bias=options.pop("bias", True),
         normalize=regard.Softmax1() if options.pop("add_zero_attn", False) else regard.Softmax(),
         **options,
     )
@@ -118,11 +118,11 @@ def test_gradients_are_the_same(name: str) -> None:
     layer(*given).square().sum().backward()
     module(*given)[0].square().sum().backward()
     assert module.out_proj.weight.grad is not None
-    close(layer.outward.weight.grad, module.out_proj.weight.grad, within=1e-10)
+    close(layer.out_proj.weight.grad, module.out_proj.weight.grad, within=1e-10)
     if name == "plain":
-        assert isinstance(layer.inward, nn.Linear)
+        assert isinstance(layer.in_proj, nn.Linear)
         assert module.in_proj_weight.grad is not None
-        close(layer.inward.weight.grad, module.in_proj_weight.grad, within=1e-10)
+        close(layer.in_proj.weight.grad, module.in_proj_weight.grad, within=1e-10)
 
 
 def test_sequence_first_layers_take_transposed_inputs() -> None:

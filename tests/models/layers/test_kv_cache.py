@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.models import Memory, MultiHeadAttention, Packed, Recipe, Transformer
+from regard.models import Memory, MultiHeadAttention, Packed, Transformer, TransformerConfig
 from regard.models.layers.kv_cache import Readers
 from tests.models.exact import close, filled, normal
 
@@ -58,7 +58,7 @@ def test_a_shared_memory_is_read_as_copies_are(
 
 @torch.no_grad()
 def test_the_source_is_copied_when_a_quarter_of_it_is_not_read_any_more() -> None:
-    model = Transformer(20, Recipe(width=8, heads=2, layers=2)).eval()
+    model = Transformer(20, TransformerConfig(width=8, heads=2, layers=2)).eval()
     state = model.start(Packed.of([[5, 6], [7], [8, 9, 10], [11], [12]]))
     place = state.memories[0].key.data_ptr()
     for rows, held in (

@@ -48,7 +48,7 @@ def paper(block: NonLocal, x: Tensor) -> Tensor:
             pairs = [torch.cat([theta[:, i], phi[:, j]], -1) for j in range(n)]
             f, c_of_x = torch.stack([(pair @ w).relu() for pair in pairs], -1), torch.tensor(n)
         rows.append(sum((f / c_of_x)[:, j, None] * g[:, j] for j in range(n)))
-    output = block.outward(torch.stack(rows, 1))
+    output = block.out_proj(torch.stack(rows, 1))
     if block.norm is not None:
         norm = block.norm
         mean, variance = norm.running_mean, norm.running_var
@@ -76,7 +76,7 @@ def test_the_equations_differ_by_kind() -> None:
     blocks = [awake(CHANNELS, kind, inner=CHANNELS, norm=False) for kind in KINDS]
     with torch.no_grad():
         for block in blocks:  # all with the same maps
-            for name in ("query_map", "key_map", "value_map", "outward"):
+            for name in ("query_map", "key_map", "value_map", "out_proj"):
                 if not isinstance(getattr(block, name), nn.Identity):
                     getattr(block, name).weight.copy_(torch.eye(CHANNELS))
                     getattr(block, name).bias.zero_()
@@ -100,7 +100,7 @@ def test_a_new_block_can_learn(norm: bool) -> None:
     """W, or the scale of its norm, gets a gradient although it is zero."""
     block = NonLocal(CHANNELS, norm=norm)
     block(torch.randn(2, CHANNELS, 3, 5)).square().sum().backward()
-    zero = block.outward.weight if block.norm is None else block.norm.weight
+    zero = block.out_proj.weight if block.norm is None else block.norm.weight
     assert zero.grad is not None
     assert (zero == 0).all()
     assert (zero.grad != 0).all()
@@ -152,7 +152,7 @@ def test_pooling_takes_the_maxima_of_cells(
     output = regard.attention(
         query, cells(block.key_map), cells(block.value_map), score=block.score, normalize=block.normalize
     )
-    expected = x + block.outward(output).mT.unflatten(2, grid)
+    expected = x + block.out_proj(output).mT.unflatten(2, grid)
     torch.testing.assert_close(block(x), expected, atol=1e-4, rtol=1e-4)
 
 
@@ -184,7 +184,7 @@ def test_watched_weights_make_the_output(kind: Kind) -> None:
     weights = seen["0"]
     assert weights.shape == (2, 1, 15, 15)
     places = x.flatten(2).mT
-    expected = places + block.outward(weights.dense()[:, 0] @ block.value_map(places))
+    expected = places + block.out_proj(weights.dense()[:, 0] @ block.value_map(places))
     torch.testing.assert_close(output.flatten(2).mT, expected, atol=1e-4, rtol=1e-4)
     if kind in ("gaussian", "embedded"):
         torch.testing.assert_close(weights.dense().sum(-1), torch.ones(2, 1, 15))
@@ -259,7 +259,7 @@ def test_the_meta_device_knows_the_shape(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_autocast_stays_close(kind: Kind) -> None:
     block, x = NonLocal(CHANNELS, kind, norm=False), torch.randn(2, CHANNELS, 3, 5)
-    nn.init.eye_(block.outward.weight)
+    nn.init.eye_(block.out_proj.weight)
     with torch.autocast("cpu", torch.bfloat16):
         low = block(x)
     assert low.dtype is torch.float32
@@ -276,11 +276,11 @@ class Pixels(nn.Module):
 
     def __init__(self, middle: nn.Module) -> None:
         super().__init__()
-        self.inward, self.middle = nn.Conv2d(3, 16, 1), middle
-        self.outward = nn.Sequential(nn.Conv2d(16, 64, 1), nn.ReLU(), nn.Conv2d(64, 1, 1))
+        self.in_proj, self.middle = nn.Conv2d(3, 16, 1), middle
+        self.out_proj = nn.Sequential(nn.Conv2d(16, 64, 1), nn.ReLU(), nn.Conv2d(64, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outward(self.middle(self.inward(x)))[:, 0]
+        return self.out_proj(self.middle(self.in_proj(x)))[:, 0]
 
 
 def pixels() -> tuple[Tensor, Tensor, Tensor]:

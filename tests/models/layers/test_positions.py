@@ -12,13 +12,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.models import Learned, MultiHeadAttention, Packed, Recipe, Rotary, Sinusoidal, Stack
+from regard.models import (
+    LearnedPositions,
+    MultiHeadAttention,
+    Packed,
+    RotaryPositions,
+    SinusoidalPositions,
+    Stack,
+    TransformerConfig,
+)
 from regard.models.layers.blocks import Positions
 from tests.models.exact import close, normal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-RECIPE = Recipe(width=12, heads=3, layers=2, dropout=0.0, length=11)
+RECIPE = TransformerConfig(width=12, heads=3, layers=2, dropout=0.0, length=11)
 KINDS = [kind for kind in get_args(Positions) if kind != "none"]
 
 
@@ -89,7 +97,7 @@ def test_only_learned_positions_end(kind: str, causal: bool) -> None:
 @pytest.mark.parametrize("width", [1, 2, 5, 8])
 def test_sinusoidal_is_the_formula(width: int) -> None:
     positions = [0, 1, 7, 100_003]
-    found = Sinusoidal(width)(torch.tensor(positions))
+    found = SinusoidalPositions(width)(torch.tensor(positions))
     for row, position in zip(found, positions, strict=True):
         for place in range(width):
             angle = position / 10_000 ** (2 * (place // 2) / width)
@@ -100,7 +108,7 @@ def test_sinusoidal_is_the_formula(width: int) -> None:
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
 def test_moving_on_is_a_linear_map(position: int, further: int) -> None:
     """PE(p + k) = M PE(p), and M knows k alone: each pair of features turns by k times its frequency."""
-    here, there = Sinusoidal(8)(torch.tensor([position, position + further])).double()
+    here, there = SinusoidalPositions(8)(torch.tensor([position, position + further])).double()
     frequencies = 10_000 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
     matrix = torch.block_diag(
         *(
@@ -111,7 +119,7 @@ def test_moving_on_is_a_linear_map(position: int, further: int) -> None:
     close(matrix @ here, there, within=1e-6)
 
 
-@pytest.mark.parametrize("kind", [Sinusoidal, Rotary])
+@pytest.mark.parametrize("kind", [SinusoidalPositions, RotaryPositions])
 def test_far_positions_differ(kind: Any, wide: None) -> None:
     """float32 angles could not tell some positions of millions apart."""
     found = kind(8)(torch.tensor([10**7, 10**7 + 1]))
@@ -123,7 +131,7 @@ def test_far_positions_differ(kind: Any, wide: None) -> None:
 
 
 def test_each_learned_position_learns_for_itself() -> None:
-    positions = Learned(7, 5)
+    positions = LearnedPositions(7, 5)
     positions(torch.tensor([[0, 3], [3, 4]])).sum().backward()
     assert positions.vectors.grad is not None
     assert positions.vectors.grad[:, 0].tolist() == [1, 0, 0, 2, 1, 0, 0]
@@ -131,20 +139,20 @@ def test_each_learned_position_learns_for_itself() -> None:
 
 @pytest.mark.parametrize(("position", "fits"), [(0, True), (6, True), (7, False), (-1, False)])
 def test_learned_positions_have_ends(position: int, fits: bool) -> None:
-    learned = Learned(7, 5)
+    learned = LearnedPositions(7, 5)
     if fits:
         assert torch.equal(learned(torch.tensor([position]))[0], learned.vectors[position])
     else:
         with pytest.raises(
-            regard.ArgumentError, match=f"position {position} and Learned has positions 0 to 6"
+            regard.ArgumentError, match=f"position {position} and LearnedPositions has positions 0 to 6"
         ):
             learned(torch.tensor([position]))
 
 
 def test_no_positions_fit_everywhere() -> None:
-    assert Learned(7, 5)(torch.zeros(0, dtype=torch.long)).shape == (0, 5)
-    assert Sinusoidal(5)(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0, 5)
-    assert Rotary(4)(torch.zeros(0, dtype=torch.long))(normal(3, 0, 4)).shape == (3, 0, 4)
+    assert LearnedPositions(7, 5)(torch.zeros(0, dtype=torch.long)).shape == (0, 5)
+    assert SinusoidalPositions(5)(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0, 5)
+    assert RotaryPositions(4)(torch.zeros(0, dtype=torch.long))(normal(3, 0, 4)).shape == (3, 0, 4)
 
 
 # Rotary
@@ -155,12 +163,12 @@ def test_rotary_multiplies_complex_numbers(wide: None) -> None:
     x, positions = normal(3, 5, 8), torch.tensor([0, 1, 5, 100, 7])
     theta = 10_000 ** (-torch.arange(0, 8, 2) / 8)
     turned = torch.complex(x[..., :4], x[..., 4:]) * torch.exp(1j * positions[:, None] * theta)
-    close(Rotary(8)(positions)(x), torch.cat([turned.real, turned.imag], -1))
+    close(RotaryPositions(8)(positions)(x), torch.cat([turned.real, turned.imag], -1))
 
 
 @given(st.integers(0, 100_000), st.integers(0, 50), st.integers(0, 50))
 def test_a_rotary_score_sees_the_distance_alone(offset: int, one: int, other: int) -> None:
-    rotary, query, key = Rotary(6), normal(1, 1, 6), normal(1, 1, 6, seed=1)
+    rotary, query, key = RotaryPositions(6), normal(1, 1, 6), normal(1, 1, 6, seed=1)
 
     def score(first: int, second: int) -> Tensor:
         turns = rotary(torch.tensor([first])), rotary(torch.tensor([second]))
@@ -170,7 +178,7 @@ def test_a_rotary_score_sees_the_distance_alone(offset: int, one: int, other: in
 
 
 def test_the_distance_matters() -> None:
-    layer, x, rotary = MultiHeadAttention(12, 3), normal(2, 5, 12).float(), Rotary(4)
+    layer, x, rotary = MultiHeadAttention(12, 3), normal(2, 5, 12).float(), RotaryPositions(4)
     here, shifted, spread = (
         layer(x, turn=rotary(p)) for p in (torch.arange(5), torch.arange(5) + 77, 2 * torch.arange(5))
     )
@@ -180,23 +188,23 @@ def test_the_distance_matters() -> None:
 
 def test_rotary_keeps_lengths_and_the_first_position() -> None:
     x = normal(3, 5, 8)
-    turned = Rotary(8)(torch.arange(5))(x)
+    turned = RotaryPositions(8)(torch.arange(5))(x)
     close(turned.norm(dim=-1), x.norm(dim=-1), within=1e-6)
     assert torch.equal(turned[:, 0], x[:, 0])
 
 
 def test_features_beyond_the_rotary_width_stay() -> None:
     x = normal(3, 5, 7)
-    turned = Rotary(4)(torch.arange(5))(x)
+    turned = RotaryPositions(4)(torch.arange(5))(x)
     assert torch.equal(turned[..., 4:], x[..., 4:])
-    close(turned[..., :4], Rotary(4)(torch.arange(5))(x[..., :4]))
+    close(turned[..., :4], RotaryPositions(4)(torch.arange(5))(x[..., :4]))
 
 
 def test_each_sequence_has_rotary_positions_of_its_own() -> None:
     x, positions = normal(2, 3, 5, 4), torch.tensor([[0, 1, 2, 3, 4], [7, 3, 3, 0, 9]])
-    found = Rotary(4)(positions)(x)
+    found = RotaryPositions(4)(positions)(x)
     for one, place, turned in zip(x, positions, found, strict=True):
-        assert torch.equal(Rotary(4)(place)(one), turned)
+        assert torch.equal(RotaryPositions(4)(place)(one), turned)
 
 
 # T5
@@ -207,7 +215,7 @@ def test_t5_tells_left_from_right_where_both_are_seen() -> None:
     buckets = {}
     for causal in (False, True):
         positions = stack("t5", causal=causal).positions
-        assert isinstance(positions, regard.T5)
+        assert isinstance(positions, regard.T5Bias)
         buckets[causal] = positions.bucket(torch.arange(-40, 41))
     left = {causal: set(found[:41].tolist()) for causal, found in buckets.items()}
     right = {causal: set(found[41:].tolist()) for causal, found in buckets.items()}
@@ -235,15 +243,15 @@ def test_positions_restart_with_every_sentence(kind: str, causal: bool) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Sinusoidal(0), regard.ArgumentError, "width=0"),
-        (lambda: Sinusoidal(4, base=1.0), regard.ArgumentError, "base=1.0"),
-        (lambda: Learned(0, 4), regard.ArgumentError, "length=0"),
-        (lambda: Learned(4, 0), regard.ArgumentError, "width=0"),
-        (lambda: Rotary(5), regard.ArgumentError, "width=5; it turns pairs"),
-        (lambda: Rotary(0), regard.ArgumentError, "width=0"),
-        (lambda: Rotary(4, base=0.5), regard.ArgumentError, "base=0.5"),
-        (lambda: Rotary(6)(torch.arange(5))(normal(5, 4)), regard.ShapeError, "heads of 6 features"),
-        (lambda: Rotary(4)(torch.arange(5))(normal(3, 4)), regard.ShapeError, "5 positions"),
+        (lambda: SinusoidalPositions(0), regard.ArgumentError, "width=0"),
+        (lambda: SinusoidalPositions(4, base=1.0), regard.ArgumentError, "base=1.0"),
+        (lambda: LearnedPositions(0, 4), regard.ArgumentError, "length=0"),
+        (lambda: LearnedPositions(4, 0), regard.ArgumentError, "width=0"),
+        (lambda: RotaryPositions(5), regard.ArgumentError, "width=5; it turns pairs"),
+        (lambda: RotaryPositions(0), regard.ArgumentError, "width=0"),
+        (lambda: RotaryPositions(4, base=0.5), regard.ArgumentError, "base=0.5"),
+        (lambda: RotaryPositions(6)(torch.arange(5))(normal(5, 4)), regard.ShapeError, "heads of 6 features"),
+        (lambda: RotaryPositions(4)(torch.arange(5))(normal(3, 4)), regard.ShapeError, "5 positions"),
     ],
 )
 def test_positions_that_cannot_be(make: Any, error: type[Exception], message: str) -> None:
@@ -252,8 +260,8 @@ def test_positions_that_cannot_be(make: Any, error: type[Exception], message: st
 
 
 def test_positions_tell_their_sizes() -> None:
-    assert [repr(p) for p in (Sinusoidal(5), Learned(7, 5), Rotary(4))] == [
-        "Sinusoidal(5)",
-        "Learned(7, 5)",
-        "Rotary(4)",
+    assert [repr(p) for p in (SinusoidalPositions(5), LearnedPositions(7, 5), RotaryPositions(4))] == [
+        "SinusoidalPositions(5)",
+        "LearnedPositions(7, 5)",
+        "RotaryPositions(4)",
     ]

@@ -10,21 +10,21 @@ from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, ShapeError
-from regard.models import Recipe, Transformer
+from regard.models import Transformer, TransformerConfig
 from regard.models.layers.attention import Attends
-from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
+from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from regard.models.seq2seq import Seq2Seq
-from regard.translation import Cut, Tokens, TwoSides
+from regard.translation import Cut, TokenizerPair, Tokens
 from regard.translation.alignment import cross_attention
 from regard.translation.alignment.aer import Gold, error_rate
 from regard.translation.alignment.alignment import Alignment, align, choose, merge, rate_choices
-from regard.translation.alignment.cross_attention import Choice, Shift, cross_weights
+from regard.translation.alignment.cross_attention import AlignmentHead, Shift, cross_weights
 from regard.translation.data.links import Links
 from regard.translation.tokens import END, START
 
 SOURCES = [[5, 6, 7, 8, 9], [10, 11], [12], [13, 5, 14]]
 TARGETS = [[20, 21, 22], [23, 24, 25, 26, 27, 28, 29], [], [20]]
-MODELS = ["transformer", "grouped", "general", "feeding", "additive"]
+MODELS = ["transformer", "grouped", "general", "input_feeding", "additive"]
 
 
 @pytest.fixture(autouse=True)
@@ -34,11 +34,15 @@ def _still(one_thread: None) -> None:
 
 def make(kind: str) -> Seq2Seq:
     if kind == "transformer":
-        return Transformer((31, 37), Recipe(width=12, heads=3, layers=2, hidden=16))
+        return Transformer((31, 37), TransformerConfig(width=12, heads=3, layers=2, hidden=16))
     if kind == "grouped":
-        return Transformer(37, Recipe(width=12, heads=3, key_heads=1, layers=2, normalize=regard.Entmax15()))
-    attention: Any = "general" if kind == "feeding" else kind
-    return RecurrentSeq2Seq(37, RecurrentRecipe(width=12, attention=attention, feeding=kind == "feeding"))
+        return Transformer(
+            37, TransformerConfig(width=12, heads=3, key_heads=1, layers=2, normalize=regard.Entmax15())
+        )
+    attention: Any = "general" if kind == "input_feeding" else kind
+    return RecurrentSeq2Seq(
+        37, RecurrentConfig(width=12, attention=attention, input_feeding=kind == "input_feeding")
+    )
 
 
 def alone(model: Seq2Seq, source: list[int], target: list[int], name: str) -> Tensor:
@@ -56,7 +60,7 @@ def test_weights_are_those_of_each_pair_alone(kind: str, shift: Shift) -> None:
     layers = list(cross_attention.crossing(model))
     for layer, name in enumerate(layers):
         for heads in (None, (0,)) if len(layers) == 1 else (None, (1,), (2, 0)):
-            found = cross_weights(model, SOURCES, TARGETS, Choice(layer, heads, shift))
+            found = cross_weights(model, SOURCES, TARGETS, AlignmentHead(layer, heads, shift))
             for weights, source, target in zip(found, SOURCES, TARGETS, strict=True):
                 expected = alone(model, source, target, name)
                 expected = expected.mean(0) if heads is None else expected[list(heads)].mean(0)
@@ -86,14 +90,14 @@ def test_batches_are_no_larger_than_they_may_be() -> None:
         assert sum(longest) * len(batch) <= cross_attention._TOKENS or batch == [7]
 
 
-@pytest.mark.parametrize("kind", ["transformer", "general", "feeding"])
+@pytest.mark.parametrize("kind", ["transformer", "general", "input_feeding"])
 def test_a_shift_says_what_a_row_has_read(kind: str) -> None:
     """The step that writes a token does not know it; the one that reads it does, but none that follow."""
     model, source, target = make(kind), [5, 6, 7, 8], [20, 21, 22, 23, 24]
     changed = [20, 21, 30, 23, 24]
     for shift, known in (("output", 3), ("input", 2)):
         before, after = (
-            cross_weights(model, [source], [some], Choice(shift=shift))[0]  # type: ignore[arg-type]
+            cross_weights(model, [source], [some], AlignmentHead(shift=shift))[0]  # type: ignore[arg-type]
             for some in (target, changed)
         )
         torch.testing.assert_close(before[:known], after[:known])
@@ -103,7 +107,7 @@ def test_a_shift_says_what_a_row_has_read(kind: str) -> None:
 def test_bahdanau_looks_before_it_reads() -> None:
     model = make("additive")
     before, after = (
-        cross_weights(model, [[5, 6, 7]], [some], Choice(shift="input"))[0]
+        cross_weights(model, [[5, 6, 7]], [some], AlignmentHead(shift="input"))[0]
         for some in ([20, 21, 22], [20, 30, 22])
     )
     torch.testing.assert_close(before[:2], after[:2])
@@ -114,7 +118,7 @@ def test_bahdanau_looks_before_it_reads() -> None:
 def test_rows_and_the_end_mark_sum_to_one(kind: str) -> None:
     model = make(kind)
     for shift in ("input", "output"):
-        found = cross_weights(model, SOURCES, TARGETS, Choice(0, None, shift))  # type: ignore[arg-type]
+        found = cross_weights(model, SOURCES, TARGETS, AlignmentHead(0, None, shift))  # type: ignore[arg-type]
         name = next(iter(cross_attention.crossing(model)))
         for weights, source, target in zip(found, SOURCES, TARGETS, strict=True):
             end = alone(model, source, target, name).mean(0)[:, -1]
@@ -140,30 +144,30 @@ def test_a_model_is_left_as_it_was() -> None:
 
 
 def test_what_a_model_does_not_have_is_refused() -> None:
-    plain = RecurrentSeq2Seq(37, RecurrentRecipe(width=12, attention="none"))
+    plain = RecurrentSeq2Seq(37, RecurrentConfig(width=12, attention="none"))
     with pytest.raises(ArgumentError, match=r"RecurrentSeq2Seq does not attend to the source.*train one"):
         cross_weights(plain, SOURCES, TARGETS)
     model = make("transformer")
     with pytest.raises(ArgumentError, match="layer 2, and the model attends to the source in 2; give 0 to 1"):
-        cross_weights(model, SOURCES, TARGETS, Choice(2))
+        cross_weights(model, SOURCES, TARGETS, AlignmentHead(2))
     with pytest.raises(ArgumentError, match="layer -3"):
-        cross_weights(model, SOURCES, TARGETS, Choice(-3))
+        cross_weights(model, SOURCES, TARGETS, AlignmentHead(-3))
     with pytest.raises(ArgumentError, match="head 3, and the attention has 3; give 0 to 2"):
-        cross_weights(model, SOURCES, TARGETS, Choice(0, (0, 3)))
+        cross_weights(model, SOURCES, TARGETS, AlignmentHead(0, (0, 3)))
     with pytest.raises(ArgumentError, match="4 source sentences and 3 target"):
         cross_weights(model, SOURCES, TARGETS[:3])
 
 
 @given(
     st.builds(
-        Choice,
+        AlignmentHead,
         st.integers(-9, 9),
         st.none() | st.lists(st.integers(0, 9), min_size=1).map(tuple),
         st.sampled_from(["input", "output"]),
     )
 )
-def test_a_choice_is_read_as_it_was_written(choice: Choice) -> None:
-    assert Choice.from_dict(choice.to_dict()) == choice
+def test_a_choice_is_read_as_it_was_written(choice: AlignmentHead) -> None:
+    assert AlignmentHead.from_dict(choice.to_dict()) == choice
 
 
 @pytest.mark.parametrize(
@@ -185,8 +189,8 @@ def test_a_choice_is_read_as_it_was_written(choice: Choice) -> None:
     ],
 )
 def test_wrong_choices_are_refused(wrong: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"Choice got|is no choice"):
-        Choice.from_dict(wrong)
+    with pytest.raises(ArgumentError, match=r"AlignmentHead got|is no choice"):
+        AlignmentHead.from_dict(wrong)
 
 
 # Words
@@ -220,9 +224,9 @@ def test_pieces_of_no_word_belong_to_none() -> None:
 def test_words_are_aligned_whatever_their_pieces() -> None:
     lines = ["ein großer Hund bellt laut", "a big dog barks loudly"]
     tokens = Tokens.learn(lines * 5, kind="bpe", size=40)
-    model = Transformer(len(tokens), Recipe(width=12, heads=3, layers=2))
+    model = Transformer(len(tokens), TransformerConfig(width=12, heads=3, layers=2))
     pair = ("ein großer Hund bellt", "a dog  barks ")
-    (alignment,) = align(model, TwoSides(tokens, tokens), [pair])
+    (alignment,) = align(model, TokenizerPair(tokens, tokens), [pair])
     assert alignment.source_words == ("ein", "großer", "Hund", "bellt")
     assert alignment.target_words == ("a", "dog", "barks")
     pieces = cross_weights(model, [tokens.encode(pair[0])], [tokens.encode(pair[1])])[0]
@@ -276,15 +280,17 @@ def test_empty_alignments() -> None:
 
 def planted(layer: int, head: int) -> Transformer:
     """A model of which one head looks at the source token that it reads; its neighbour at the next letter."""
-    model = Transformer(64, Recipe(width=64, heads=2, layers=3, positions="none", dropout=0.0), share=True)
+    model = Transformer(
+        64, TransformerConfig(width=64, heads=2, layers=3, positions="none", dropout=0.0), share=True
+    )
     with torch.no_grad():
         model.embedding.weight.copy_(torch.eye(64))
         for stack in (model.encoder, model.decoder):
             for block in stack.blocks:
                 for part in (block.attention, block.feed_forward):  # what is not there does no harm
-                    part.outward.weight.zero_()
+                    part.out_proj.weight.zero_()
         for i, block in enumerate(model.decoder.blocks):
-            block.cross.outward.weight.zero_()
+            block.cross.out_proj.weight.zero_()
             query, key = block.cross.part(0)[0], block.cross.part(1)[0]
             query.zero_()
             if i == layer:
@@ -308,24 +314,24 @@ def shuffled(n: int) -> tuple[list[tuple[str, str]], list[Links]]:
 
 
 @pytest.fixture(scope="module")
-def letters() -> TwoSides:
+def letters() -> TokenizerPair:
     tokens = Tokens.learn([" ".join("abcdefghijklmnop")] * 9, kind="words", size=60)
-    return TwoSides(tokens, tokens)
+    return TokenizerPair(tokens, tokens)
 
 
 @pytest.mark.parametrize(("layer", "head"), [(0, 0), (1, 1), (2, 0)])
 @pytest.mark.parametrize("told", [True, False])
-def test_the_head_that_aligns_is_chosen(layer: int, head: int, told: bool, letters: TwoSides) -> None:
+def test_the_head_that_aligns_is_chosen(layer: int, head: int, told: bool, letters: TokenizerPair) -> None:
     pairs, links = shuffled(60)
     model = planted(layer, head)
     choice = choose(model, letters, pairs, links if told else None)
-    assert choice == Choice(layer, (head,), "input")
+    assert choice == AlignmentHead(layer, (head,), "input")
     found = [alignment.links() for alignment in align(model, letters, pairs, choice)]
     assert error_rate(found, links).aer == 0
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_rates_of_choices_are_those_of_their_links(kind: str, letters: TwoSides) -> None:
+def test_rates_of_choices_are_those_of_their_links(kind: str, letters: TokenizerPair) -> None:
     pairs, links = shuffled(10)
     pairs.append(("", "a b"))
     gold = [Gold(frozenset(sorted(some)[:2]), some) for some in [*links, frozenset()]]
@@ -338,16 +344,16 @@ def test_rates_of_choices_are_those_of_their_links(kind: str, letters: TwoSides)
     assert rated[choose(model, letters, pairs, gold)].aer == min(rates.aer for rates in rated.values())
 
 
-def test_one_head_is_chosen_as_the_mean_of_all(letters: TwoSides) -> None:
+def test_one_head_is_chosen_as_the_mean_of_all(letters: TokenizerPair) -> None:
     assert choose(make("additive"), letters, *shuffled(5)).heads is None
 
 
-def test_without_words_nothing_is_better(letters: TwoSides) -> None:
-    assert choose(make("transformer"), letters, [("", ""), ("a", "")]) == Choice()
-    assert choose(make("transformer"), letters, []) == Choice()
+def test_without_words_nothing_is_better(letters: TokenizerPair) -> None:
+    assert choose(make("transformer"), letters, [("", ""), ("a", "")]) == AlignmentHead()
+    assert choose(make("transformer"), letters, []) == AlignmentHead()
 
 
-def test_gold_that_does_not_fit_is_refused(letters: TwoSides) -> None:
+def test_gold_that_does_not_fit_is_refused(letters: TokenizerPair) -> None:
     model = make("transformer")
     with pytest.raises(ArgumentError, match="1 sentence pairs and gold links of 2"):
         choose(model, letters, [("a", "b")], [frozenset({(0, 0)})] * 2)

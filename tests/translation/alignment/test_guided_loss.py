@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from regard.errors import ArgumentError
-from regard.models import Packed, Recipe, Transformer
-from regard.models.recurrent import RecurrentRecipe, RecurrentSeq2Seq
-from regard.translation.alignment.cross_attention import Choice, Shift, cross_weights
+from regard.models import Packed, Transformer, TransformerConfig
+from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
+from regard.translation.alignment.cross_attention import AlignmentHead, Shift, cross_weights
 from regard.translation.alignment.guided_loss import guiding, token_links
 from regard.translation.tokens import END, START, Cut
 
@@ -30,8 +30,8 @@ def packed(sources: list[list[int]], targets: list[list[int]]) -> tuple[Packed, 
 @pytest.mark.parametrize("shift", ["input", "output"])
 @pytest.mark.parametrize(("layer", "head", "key_heads"), [(0, 0, 4), (1, 3, 4), (1, 2, 2)])
 def test_the_loss_is_what_the_weights_miss(shift: Shift, layer: int, head: int, key_heads: int) -> None:
-    recipe = Recipe(width=16, heads=4, key_heads=key_heads, layers=2, dropout=0.0)
-    model, choice = Transformer(37, recipe), Choice(layer, (head,), shift)
+    recipe = TransformerConfig(width=16, heads=4, key_heads=key_heads, layers=2, dropout=0.0)
+    model, choice = Transformer(37, recipe), AlignmentHead(layer, (head,), shift)
     source, target = packed(SOURCES, TARGETS)
     with guiding(model, choice) as guide:
         model.loss(source, target)
@@ -41,7 +41,7 @@ def test_the_loss_is_what_the_weights_miss(shift: Shift, layer: int, head: int, 
     expected = -torch.stack(looked).log().sum() / 10  # 3 + 4 + 0 tokens, and 3 end marks
     torch.testing.assert_close(loss, expected)
     loss.backward()
-    gradient = model.decoder.blocks[layer].cross.inward.weight.grad
+    gradient = model.decoder.blocks[layer].cross.in_proj.weight.grad
     assert gradient is not None
     assert gradient.abs().sum() > 0
     with guiding(model, choice) as guide:  # a padded batch is the same
@@ -55,9 +55,9 @@ def _padded(source: Packed, target: Packed) -> tuple[list[Tensor], dict[str, Ten
 
 
 def test_without_links_nothing_is_missed() -> None:
-    model = Transformer(37, Recipe(width=16, heads=4, layers=2))
+    model = Transformer(37, TransformerConfig(width=16, heads=4, layers=2))
     source, target = packed(SOURCES, TARGETS)
-    with guiding(model, Choice(0, (0,))) as guide:
+    with guiding(model, AlignmentHead(0, (0,))) as guide:
         model.loss(source, target)
     loss = guide.loss(source, target, [LINKS[2]] * 3)
     loss.backward()  # as every process of several does, with links or without
@@ -66,15 +66,18 @@ def test_without_links_nothing_is_missed() -> None:
 
 
 def test_what_cannot_be_guided_is_refused() -> None:
-    model = Transformer(37, Recipe(width=16, heads=4, layers=2))
+    model = Transformer(37, TransformerConfig(width=16, heads=4, layers=2))
     source, target = packed(SOURCES, TARGETS)
     for heads in (None, (0, 1)):
-        with pytest.raises(ArgumentError, match="one head is guided"), guiding(model, Choice(0, heads)):
+        with (
+            pytest.raises(ArgumentError, match="one head is guided"),
+            guiding(model, AlignmentHead(0, heads)),
+        ):
             pass
-    recurrent = RecurrentSeq2Seq(37, RecurrentRecipe(width=16))
-    with pytest.raises(ArgumentError, match="cannot be guided"), guiding(recurrent, Choice(0, (0,))):
+    recurrent = RecurrentSeq2Seq(37, RecurrentConfig(width=16))
+    with pytest.raises(ArgumentError, match="cannot be guided"), guiding(recurrent, AlignmentHead(0, (0,))):
         pass
-    with guiding(model, Choice(0, (0,))) as guide:
+    with guiding(model, AlignmentHead(0, (0,))) as guide:
         with pytest.raises(ArgumentError, match="seen no batch"):
             guide.loss(source, target, LINKS)
         model.loss(source, target)
@@ -99,7 +102,10 @@ def test_a_guided_head_aligns() -> None:
     right = {}
     for strength in (0.0, 1.0):
         torch.manual_seed(0)
-        model, choice = Transformer(37, Recipe(width=32, heads=4, layers=2)), Choice(0, (1,))
+        model, choice = (
+            Transformer(37, TransformerConfig(width=32, heads=4, layers=2)),
+            AlignmentHead(0, (1,)),
+        )
         optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
         batch = packed(sources, targets)
         for _ in range(40):

@@ -8,7 +8,7 @@ import pytest
 from regard.errors import ArgumentError
 from regard.translation.alignment import lexical_aligner
 from regard.translation.alignment.aer import error_rate
-from regard.translation.alignment.lexical_aligner import Anchors
+from regard.translation.alignment.lexical_aligner import LexicalAligner
 from regard.translation.data.bible import bible
 from regard.translation.data.links import Joining, Links
 
@@ -27,13 +27,13 @@ def shuffled(n: int, words: int = 30, seed: int = 0) -> tuple[list[tuple[str, st
 
 def probabilities(pairs: list[tuple[str, str]]) -> list[np.ndarray]:
     """Of each link (target words × source words): the mean of both directions."""
-    forward, backward = Anchors.learn(pairs)._soft(pairs)
+    forward, backward = LexicalAligner.learn(pairs)._soft(pairs)
     return [(first + second) / 2 for first, second in zip(forward, backward, strict=True)]
 
 
 def test_a_lexicon_is_found() -> None:
     pairs, links = shuffled(200)
-    learned = Anchors.learn(pairs)
+    learned = LexicalAligner.learn(pairs)
     found = error_rate(learned.links(pairs), links)
     assert found.precision == 1
     assert found.recall > 0.95
@@ -47,8 +47,8 @@ def test_words_move_together() -> None:
     some = [chance.sample(range(20), 4) for _ in range(60)]
     pairs = [(" ".join(f"the {w}a" for w in s), " ".join(f"die {w}b" for w in s)) for s in some]
     gold = [frozenset((i, i) for i in range(8))] * len(pairs)
-    assert error_rate(Anchors.learn(pairs, moving=0).links(pairs, "union"), gold).aer > 0.1
-    assert error_rate(Anchors.learn(pairs).links(pairs, "union"), gold).aer < 0.05
+    assert error_rate(LexicalAligner.learn(pairs, moving=0).links(pairs, "union"), gold).aer > 0.1
+    assert error_rate(LexicalAligner.learn(pairs).links(pairs, "union"), gold).aer < 0.05
 
 
 def test_weights_are_probabilities() -> None:
@@ -109,7 +109,7 @@ def test_directions_are_alike() -> None:
 
 def test_case_and_accents_do_not_count() -> None:
     pairs, links = shuffled(100)
-    learned = Anchors.learn([(s.replace("a", "é"), t) for s, t in pairs])
+    learned = LexicalAligner.learn([(s.replace("a", "é"), t) for s, t in pairs])
     assert error_rate(learned.links([(s.replace("a", "E"), t) for s, t in pairs]), links).precision == 1
 
 
@@ -123,12 +123,12 @@ def test_rare_forms_lean_on_others_with_the_same_stem() -> None:
         source = (stems[word] + "".join(chance.choices(letters, k=3)) for word in words)  # each form once
         pairs.append((" ".join(source), " ".join(f"{words[i]}" for i in order)))
         links.append(frozenset((i, place) for place, i in enumerate(order)))
-    assert error_rate(Anchors.learn(pairs).links(pairs), links).aer < 0.1
+    assert error_rate(LexicalAligner.learn(pairs).links(pairs), links).aer < 0.1
 
 
 def test_empty_sides_and_unknown_words() -> None:
     pairs, _ = shuffled(30)
-    learned = Anchors.learn([*pairs, ("", "1b 2b"), ("1a", "")])
+    learned = LexicalAligner.learn([*pairs, ("", "1b 2b"), ("1a", "")])
     odd = [("", ""), ("", "1b"), ("1a", " "), ("new", "neu"), ("1a new", "neu 1b"), ("\u0301 1a", "1b")]
     links = learned.links(odd)
     assert links[:3] == [frozenset()] * 3
@@ -142,7 +142,7 @@ def test_empty_sides_and_unknown_words() -> None:
 @pytest.mark.parametrize("pairs", [[], [("", "a")], [("a", " "), ("", "b")]])
 def test_text_without_words_is_refused(pairs: list[tuple[str, str]]) -> None:
     with pytest.raises(ArgumentError, match=f"no words to link in {len(pairs)} sentence pairs"):
-        Anchors.learn(pairs)
+        LexicalAligner.learn(pairs)
 
 
 def test_mark_in_greek_and_english() -> None:
@@ -153,7 +153,7 @@ def test_mark_in_greek_and_english() -> None:
         [verse.pair for verse in verses],
         [verse.without_punctuation(verse.links) for verse in verses],
     )
-    learned = Anchors.learn(pairs)
+    learned = LexicalAligner.learn(pairs)
     rates = {}
     hows: list[Joining] = ["intersection", "grow-diag-final-and"]
     for how in hows:

@@ -83,11 +83,11 @@ def test_books_are_chosen(verses):
 
 
 def test_a_missing_package_is_named_with_its_cure(monkeypatch, tmp_path):
-    class Elsewhere:
+    class RemoteError:
         def locate_file(self, name: str) -> str:
             return str(tmp_path / name)
 
-    monkeypatch.setattr(module, "distribution", lambda name: Elsewhere())
+    monkeypatch.setattr(module, "distribution", lambda name: RemoteError())
     with pytest.raises(ArgumentError, match=r"has no file 'data/.*pip install --no-deps bible-alignments=="):
         bible()
 

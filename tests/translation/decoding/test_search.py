@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.models import Packed, Recipe, RecurrentRecipe, RecurrentSeq2Seq, Transformer
+from regard.models import Packed, RecurrentConfig, RecurrentSeq2Seq, Transformer, TransformerConfig
 from regard.models.seq2seq import Seq2Seq, State
 from regard.translation.decoding.search import Beam, Greedy, Hypothesis, Sample, _best, _Live, search
 
@@ -22,18 +22,18 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 PADDING, START, END = 0, 1, 2
 WORDS = 7
-RECIPE = Recipe(width=8, heads=2, layers=2, hidden=12, dropout=0.3)
+RECIPE = TransformerConfig(width=8, heads=2, layers=2, hidden=12, dropout=0.3)
 MODELS: dict[str, Any] = {
     "transformer": RECIPE,
     "rotary, one key head": replace(RECIPE, positions="rotary", key_heads=1),
     "alibi, norm after": replace(RECIPE, positions="alibi", before=False),
     "entmax15": replace(RECIPE, normalize=regard.Entmax15()),
-    "plain": RecurrentRecipe(width=8, attention="none", layers=2, reverse=True),
-    "bahdanau": RecurrentRecipe(width=8, attention="additive", cell="gru"),
-    "bahdanau lstm": RecurrentRecipe(width=8, attention="additive", layers=2),
-    "dot": RecurrentRecipe(width=8, attention="dot"),
-    "general, fed": RecurrentRecipe(width=8, attention="general", feeding=True),
-    "concat, fed": RecurrentRecipe(width=8, attention="concat", cell="gru", feeding=True),
+    "plain": RecurrentConfig(width=8, attention="none", layers=2, reverse=True),
+    "bahdanau": RecurrentConfig(width=8, attention="additive", cell="gru"),
+    "bahdanau lstm": RecurrentConfig(width=8, attention="additive", layers=2),
+    "dot": RecurrentConfig(width=8, attention="dot"),
+    "general, fed": RecurrentConfig(width=8, attention="general", input_feeding=True),
+    "concat, fed": RecurrentConfig(width=8, attention="concat", cell="gru", input_feeding=True),
 }
 SOURCES = [[5, 6, 2], [4, 2], [3, 3, 4, 6, 5, 2], [2]]
 
@@ -43,7 +43,9 @@ def made(name: str, words: int = WORDS, seed: int = 0) -> Any:
     """A model in float64 that is sure enough of itself to have its own opinion of each sentence."""
     torch.manual_seed(seed)
     recipe = MODELS[name]
-    model = (Transformer if isinstance(recipe, Recipe) else RecurrentSeq2Seq)(words, recipe).double()
+    model = (Transformer if isinstance(recipe, TransformerConfig) else RecurrentSeq2Seq)(
+        words, recipe
+    ).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.5 * torch.randn_like(parameter)

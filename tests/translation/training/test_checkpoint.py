@@ -23,8 +23,8 @@ from torch import Tensor
 from regard._util.files import SUMS
 from regard.errors import ArgumentError
 from regard.models.packed import Packed
-from regard.translation.config import Plan
-from regard.translation.tokens import Tokens, TwoSides
+from regard.translation.config import TranslationConfig
+from regard.translation.tokens import TokenizerPair, Tokens
 from regard.translation.training import checkpoint
 from regard.translation.training.checkpoint import (
     CONFIG,
@@ -50,7 +50,9 @@ from tests.translation.small import TOKENS, small_plan
 PARAMETER, MOMENT = {"a": torch.arange(6.0).reshape(2, 3)}, {"exp_avg:a": torch.ones(2, 3)}
 
 
-def made(folder: Path, plan: Plan | None = None, tokens: TwoSides = TOKENS) -> dict[str, Tensor]:
+def made(
+    folder: Path, plan: TranslationConfig | None = None, tokens: TokenizerPair = TOKENS
+) -> dict[str, Tensor]:
     """A model folder of a plan, as a training leaves it; its weights."""
     plan = plan or small_plan()
     folder.mkdir(exist_ok=True)
@@ -96,10 +98,10 @@ def _go_and_fail(folder: Path) -> None:
 def test_what_was_written_is_loaded(tmp_path: Path, model: str, shared: bool) -> None:
     plan = small_plan(model, f"tokens.shared={str(shared).lower()}")
     other = Tokens.learn(["a b c d"], kind="words", size=9)
-    weights = made(tmp_path, plan, TOKENS if shared else TwoSides(TOKENS.source, other))
+    weights = made(tmp_path, plan, TOKENS if shared else TokenizerPair(TOKENS.source, other))
     assert {path.name for path in tmp_path.glob("*.model")} == ({SHARED} if shared else {SOURCE, TARGET})
     found = load_model(tmp_path)
-    assert Plan.of(found.config["plan"]) == plan
+    assert TranslationConfig.of(found.config["plan"]) == plan
     assert found.tokens.shared == shared
     assert len(found.tokens.target) == (len(TOKENS.source) if shared else len(other))
     assert not found.model.training
@@ -421,7 +423,7 @@ def flipped(content: bytes, bit: int) -> bytes:
 
 @pytest.mark.parametrize("shared", ["true", "false"])
 def test_every_flipped_bit_of_a_model_folder_is_noticed(tmp_path: Path, shared: str) -> None:
-    sides = TOKENS if shared == "true" else TwoSides(TOKENS.source, OTHER)
+    sides = TOKENS if shared == "true" else TokenizerPair(TOKENS.source, OTHER)
     made(tmp_path, small_plan("transformer", f"tokens.shared={shared}"), sides)
     chance = Random(0)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -16,7 +16,7 @@ import torch
 
 from regard.errors import ArgumentError
 from regard.translation.training.checkpoint import Checkpoint
-from regard.translation.training.distributed import Alone, Elsewhere, Parallel, Sharded, join_world
+from regard.translation.training.distributed import Alone, Parallel, RemoteError, Sharded, join_world
 from regard.translation.training.train import train as train_folder
 from regard.translation.translator import load_translator
 from tests.translation.small import DEV, PAIRS
@@ -91,7 +91,7 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 def _decided(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Without the biases of keys: softmax takes no notice of them, so that rounding alone drives them."""
-    if name.endswith("inward.bias") and ":" not in name:
+    if name.endswith("in_proj.bias") and ":" not in name:
         query, _, value = tensor.chunk(3)
         return torch.cat([query, value])
     return tensor.reshape(-1)
@@ -210,7 +210,7 @@ def test_what_fails_leaves_no_group_behind(shard: bool) -> None:
     with pytest.raises(ArgumentError, match="mine"), join_world(shard=shard) as world, world.agreed():
         raise ArgumentError("mine")
     with pytest.raises(SystemExit), join_world(shard=shard):  # which the other process tells
-        raise Elsewhere("its own")
+        raise RemoteError("its own")
 
 
 @pytest.mark.usefixtures("one_of_one", "one_thread")

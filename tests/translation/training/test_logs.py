@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from regard.errors import ArgumentError
 from regard.translation.training import logs
 from regard.translation.training.logs import CsvLog, Row, SampleLog, TensorBoardLog, read_log
-from regard.translation.training.progress import Example, Judgement, Listener, Report
+from regard.translation.training.progress import Example, Listener, Report, ValidationResult
 
 STEPS = range(50, 501, 50)
 
@@ -20,8 +20,8 @@ def report(step: int) -> Report:
     return Report(step, 1000, step / 7, 100 / step, 1e-3 / step, 7800 + step / 3, step * 1.1, 90.0)
 
 
-def judgement(step: int) -> Judgement:
-    return Judgement(step, 120 / step, step / 13, 0.5, Example("a", "b", "c"), True)
+def judgement(step: int) -> ValidationResult:
+    return ValidationResult(step, 120 / step, step / 13, 0.5, Example("a", "b", "c"), True)
 
 
 def train(log: Listener, after: int = 0, judged_first: bool = False) -> None:

@@ -21,7 +21,7 @@ from regard.errors import ArgumentError
 from regard.translation.data.batches import InMemory
 from regard.translation.training.checkpoint import MODEL, OPTIMIZER, STATE, Checkpoint
 from regard.translation.training.loop import Progress, Trainer, dropout_seed
-from regard.translation.training.progress import Example, Judgement, Listener, Report
+from regard.translation.training.progress import Example, Listener, Report, ValidationResult
 from regard.translation.training.validation import DevScores
 from tests.translation.killing import killed_after
 from tests.translation.small import DEV, IDS, small_plan, small_trainer, train_small
@@ -37,7 +37,7 @@ class Told(Listener):
 
     def __init__(self) -> None:
         self.reports: list[Report] = []
-        self.judgements: list[Judgement] = []
+        self.judgements: list[ValidationResult] = []
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
         self.texts: list[str] = []
         self.begun: list[tuple[int, int]] = []
@@ -49,7 +49,7 @@ class Told(Listener):
     def report(self, report: Report) -> None:
         self.reports.append(report)
 
-    def judge(self, judgement: Judgement) -> None:
+    def judge(self, judgement: ValidationResult) -> None:
         self.judgements.append(judgement)
 
     def saved(self, step: int, path: str | os.PathLike[str]) -> None:
@@ -134,7 +134,7 @@ class Interrupts(Told):
         super().saved(step, path)
         self._press("saved", step)
 
-    def judge(self, judgement: Judgement) -> None:
+    def judge(self, judgement: ValidationResult) -> None:
         super().judge(judgement)
         self._press("judge", judgement.step)
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from regard.errors import ArgumentError
-from regard.translation.config import Plan
+from regard.translation.config import TranslationConfig
 from regard.translation.data.pairs import Pair
 from regard.translation.tokens import UNKNOWN
 from regard.translation.training.checkpoint import SHARED, SOURCE, TARGET, write_config
@@ -24,7 +24,7 @@ def made(
     folder: Path, pairs: list[Pair], *settings: str, dev: list[Pair] | None = None
 ) -> tuple[Prepared, list[str]]:
     """What is prepared, from pairs that can be read only once, and what is said."""
-    plan, said = Plan.preset("tiny").but([*WORDS, *settings]), list[str]()
+    plan, said = TranslationConfig.preset("tiny").but([*WORDS, *settings]), list[str]()
     folder.mkdir(exist_ok=True)
     write_config(folder, plan)
     found = prepare(folder, plan, iter(pairs), None if dev is None else iter(dev), said.append)
@@ -145,7 +145,7 @@ def test_what_was_cut_off_is_prepared_anew(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     made(tmp_path / "whole", PAIRS)
-    plan, folder = Plan.preset("tiny").but(list(WORDS)), tmp_path / "cut"
+    plan, folder = TranslationConfig.preset("tiny").but(list(WORDS)), tmp_path / "cut"
     folder.mkdir()
     with pytest.raises(KeyboardInterrupt):
         prepare(folder, plan, broken(), say=lambda text: None)

@@ -15,7 +15,15 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from regard.translation.training import progress
-from regard.translation.training.progress import Display, Example, Judgement, Lines, Listener, Report, display
+from regard.translation.training.progress import (
+    Display,
+    Example,
+    Lines,
+    Listener,
+    Report,
+    ValidationResult,
+    display,
+)
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 SENTENCE = Example("Ein [bold]Mann[/] \x1b[31m schläft", "A man [sleeps]\n", "A 人 is sleeping")
@@ -25,8 +33,10 @@ def report(step: int = 100, steps: int = 1000, seconds: float = 60.0, left: floa
     return Report(step, steps, 1.25, 2.5, 7e-4, 7800.4, seconds, left)
 
 
-def judgement(step: int = 100, bleu: float | None = 31.4, best: bool = False, sample=SENTENCE) -> Judgement:
-    return Judgement(step, 2.25, bleu, 0.125, sample, best)
+def judgement(
+    step: int = 100, bleu: float | None = 31.4, best: bool = False, sample=SENTENCE
+) -> ValidationResult:
+    return ValidationResult(step, 2.25, bleu, 0.125, sample, best)
 
 
 def plain_lines(*calls) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.translation.config import TrainingPlan
+from regard.translation.config import TrainingConfig
 from regard.translation.training.schedule import learning_rate
 
 schedules = st.sampled_from(["cosine", "inverse-sqrt", "constant"])
@@ -14,7 +14,7 @@ settings = st.tuples(schedules, st.integers(0, 60), st.integers(1, 100), st.floa
 
 
 def rates(schedule: str, warmup: int, steps: int, rate: float) -> list[float]:
-    plan = TrainingPlan(schedule=schedule, warmup=warmup, rate=rate)
+    plan = TrainingConfig(schedule=schedule, warmup=warmup, rate=rate)
     return [learning_rate(plan, step, steps) for step in range(steps)]
 
 

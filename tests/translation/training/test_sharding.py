@@ -103,9 +103,9 @@ PEAK = """
 import sys, torch
 from benchmarks.machine import peak_memory
 from regard.models import return_memory
-from regard.translation.config import ModelPlan
+from regard.translation.config import ModelConfig
 from regard.translation.training.sharding import Share, build
-make = lambda: ModelPlan(width=512, layers=8).make(1000)
+make = lambda: ModelConfig(width=512, layers=8).make(1000)
 return_memory()  # as `regard train --shard` does: otherwise the gaps in the heap are measured, too
 before = peak_memory()
 kept = build(make, Share(0, 4)) if sys.argv[1] == "sharded" else make()

@@ -18,8 +18,8 @@ import torch
 
 from regard.errors import ArgumentError, DTypeError
 from regard.translation import load_translator
-from regard.translation.alignment.cross_attention import Choice
-from regard.translation.config import Plan
+from regard.translation.alignment.cross_attention import AlignmentHead
+from regard.translation.config import TranslationConfig
 from regard.translation.data.pairs import Pair
 from regard.translation.training.checkpoint import (
     CONFIG,
@@ -277,7 +277,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "a.en", tmp_path / "a.de"
 
 
-def settings(plan: Plan) -> list[str]:
+def settings(plan: TranslationConfig) -> list[str]:
     """A plan as options of the command."""
     return [
         part
@@ -531,7 +531,7 @@ def test_an_interrupted_training_aligns_with_what_it_would_choose(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    other = Choice(layer=0, heads=(1,), shift="output")  # none that is taken by default
+    other = AlignmentHead(layer=0, heads=(1,), shift="output")  # none that is taken by default
     done = "is not at its end, where it tries what aligns best; that was done now."
     last = "as its data are missing or damaged, its last layer is read."
     torch.manual_seed(0)  # parameters with which a translation has words
@@ -550,7 +550,7 @@ def test_an_interrupted_training_aligns_with_what_it_would_choose(
 
     config = (unchosen / CONFIG).read_text()
     found: dict[str, list[str]] = {}
-    for name, choice in (("other", other), ("default", Choice())):
+    for name, choice in (("other", other), ("default", AlignmentHead())):
         (unchosen / CONFIG).write_text(json.dumps(json.loads(config) | {"alignment": choice.to_dict()}))
         found[name] = shown("")
     assert found["other"] != found["default"]

@@ -21,7 +21,7 @@ from regard._util.text import shorten
 from regard.app.server.endpoints import ENDPOINTS, Endpoint
 from regard.app.server.openapi import document
 from regard.app.server.security import Guard, Refused, read_json, refusal
-from regard.app.server.state import House
+from regard.app.server.state import AppState
 from regard.app.server.worker import Worker, stopping
 from regard.errors import RegardError
 
@@ -43,7 +43,7 @@ _GONE = 499  # nobody sees it: who asked is no longer there
 log = logging.getLogger("regard.look")
 
 
-def make_app(house: House, host: str = "127.0.0.1", port: int = 8000, origin: str | None = None) -> Guard:
+def make_app(house: AppState, host: str = "127.0.0.1", port: int = 8000, origin: str | None = None) -> Guard:
     """An ASGI application that answers for this house at this address, and at that of a proxy."""
     routes = [
         *(Route(one.path, _answering(house, one), methods=[one.method]) for one in ENDPOINTS),
@@ -57,7 +57,7 @@ def make_app(house: House, host: str = "127.0.0.1", port: int = 8000, origin: st
     return Guard(app, host, port, origin)
 
 
-def _answering(house: House, one: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+def _answering(house: AppState, one: Endpoint) -> Callable[[Request], Awaitable[Response]]:
     """What Starlette calls: reads the request, waits for the answer, and makes errors of exceptions."""
     decoder = msgspec.json.Decoder(one.takes)
 

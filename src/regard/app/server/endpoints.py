@@ -10,15 +10,15 @@ import msgspec
 from regard.app.server import requests, schema
 from regard.app.server.routes import lessons, text, training, translation, views
 from regard.app.server.security import Refused
-from regard.app.server.state import House
-from regard.app.view_model import Exhibit
+from regard.app.server.state import AppState
+from regard.app.view_model import ViewModel
 from regard.models.encoders.words import counted
 
 BODY = 1_000_000  # bytes of a request
 LONG_BODY = 4_000_000
 
 Path = dict[str, str]  # what stands in braces in an address
-Reply = Callable[[House, Any, Path], Awaitable[bytes]]
+Reply = Callable[[AppState, Any, Path], Awaitable[bytes]]
 
 
 class Endpoint(NamedTuple):
@@ -39,12 +39,12 @@ class Endpoint(NamedTuple):
         return "_".join([self.method.lower(), *filter(None, parts)]).replace(".", "_")
 
 
-async def _health(house: House, asked: requests.Nothing, path: Path) -> bytes:
+async def _health(house: AppState, asked: requests.Nothing, path: Path) -> bytes:
     models, waiting = len(house.collection.entries), house.worker.waiting
     return msgspec.json.encode(schema.Health(version=house.version, models=models, waiting=waiting))
 
 
-async def _models(house: House, asked: requests.Nothing, path: Path) -> bytes:
+async def _models(house: AppState, asked: requests.Nothing, path: Path) -> bytes:
     collection = house.collection
     if collection.grows:
         await house.worker.alone(collection.refresh)
@@ -72,33 +72,33 @@ async def _models(house: House, asked: requests.Nothing, path: Path) -> bytes:
     )
 
 
-def _counted(exhibit: Exhibit) -> str:
+def _counted(exhibit: ViewModel) -> str:
     """How much a recording holds."""
     inputs = exhibit.inputs
     layers = counted(len(inputs[0].layers), "layer") if inputs else "nothing"
     return layers if len(inputs) == 1 else f"{counted(len(inputs), 'text')}, {layers}"
 
 
-async def _look(house: House, asked: requests.Look, path: Path) -> bytes:
+async def _look(house: AppState, asked: requests.Look, path: Path) -> bytes:
     entry = house.collection.entry(asked.model)
     return await house.by_model(lambda: house.exhibits.keep(views.of_texts(entry, asked.texts)))
 
 
-async def _long(house: House, asked: requests.Long, path: Path) -> bytes:
+async def _long(house: AppState, asked: requests.Long, path: Path) -> bytes:
     if asked.model == "words":
         return await house.by_model(lambda: house.exhibits.keep(views.of_words(asked.text)))
     entry = house.collection.entry(asked.model)
     return await house.by_model(lambda: house.exhibits.keep(views.of_long(entry, asked.text)))
 
 
-async def _trainings(house: House, asked: requests.Nothing, path: Path) -> bytes:
+async def _trainings(house: AppState, asked: requests.Nothing, path: Path) -> bytes:
     folders = house.collection.trainings()
     return await house.quickly(
         lambda: schema.Trainings(trainings=[training.training(*each) for each in folders.items()])
     )
 
 
-async def _training(house: House, asked: requests.TrainingAsked, path: Path) -> bytes:
+async def _training(house: AppState, asked: requests.TrainingAsked, path: Path) -> bytes:
     folders = house.collection.trainings()
     if path["name"] not in folders:
         names = ", ".join(map(repr, list(folders)[:20])) or "none"
@@ -106,19 +106,19 @@ async def _training(house: House, asked: requests.TrainingAsked, path: Path) -> 
     return await house.quickly(partial(training.rows_after, folders[path["name"]], asked.after))
 
 
-async def _exhibit(house: House, asked: requests.Nothing, path: Path) -> bytes:
+async def _exhibit(house: AppState, asked: requests.Nothing, path: Path) -> bytes:
     return await house.quick.alone(lambda: msgspec.json.encode(house.exhibits.find(path["id"]).describe()))
 
 
 def _question(name: str) -> Reply:
-    async def reply(house: House, asked: requests.Request, path: Path) -> bytes:
+    async def reply(house: AppState, asked: requests.Request, path: Path) -> bytes:
         pairs = house.exhibits.pairs(path["id"], name, asked)
         return await house.by_looking(partial(house.exhibits.ask, path["id"], name, asked), pairs)
 
     return reply
 
 
-def _of(reply: Callable[[House, Any], Awaitable[bytes]]) -> Reply:
+def _of(reply: Callable[[AppState, Any], Awaitable[bytes]]) -> Reply:
     """One that needs nothing of the path."""
     return lambda house, asked, path: reply(house, asked)
 

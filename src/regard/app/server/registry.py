@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from regard._util.text import shorten
 from regard.app.server.security import Refused
-from regard.app.view_model import Exhibit
+from regard.app.view_model import ViewModel
 from regard.errors import ArgumentError
 from regard.inspection.watch import Seen
 from regard.models.encoders.base import WordEncoder
@@ -110,13 +110,13 @@ class _Pending(NamedTuple):
         return (self.folder / MODEL).is_file() and bool(self.ready())
 
 
-class Collection:
+class Registry:
     """Models by name, and folders with the log of a training by name.
 
     >>> import torch
     >>> from regard.models import StaticEncoder
-    >>> from regard.app.server.registry import Collection
-    >>> collection = Collection({"tiny": StaticEncoder(["dogs", "bark"], torch.eye(2))})
+    >>> from regard.app.server.registry import Registry
+    >>> collection = Registry({"tiny": StaticEncoder(["dogs", "bark"], torch.eye(2))})
     >>> list(collection.entries)
     ['tiny']
     """
@@ -129,11 +129,11 @@ class Collection:
         # the worker adds models while others read: each of these is replaced by a copy, and never changed
         self.entries = {name: Entry.of(name, model) for name, model in (models or {}).items()}
         self.folders = dict(folders or {})  # that trainings write to
-        self.recordings: dict[str, Exhibit] = {}
+        self.recordings: dict[str, ViewModel] = {}
         self._pending: dict[str, _Pending] = {}  # without parameters, until now
 
     @classmethod
-    def load(cls, paths: Iterable[str], languages: Mapping[str, str] | None = None) -> "Collection":
+    def load(cls, paths: Iterable[str], languages: Mapping[str, str] | None = None) -> "Registry":
         """The models of folders that `regard train` wrote, of encoders, and "minilm".
 
         A folder whose training has not written parameters yet is kept in mind for `refresh`. languages: what
@@ -152,7 +152,7 @@ class Collection:
     def add_recordings(self, paths: Sequence[str]) -> None:
         """What `Seen.save` wrote into folders, to be looked at without the models."""
         for path, name in zip(paths, names_of(paths), strict=True):
-            self.recordings = {**self.recordings, name: Exhibit.of(Seen.load(path), title=name)}
+            self.recordings = {**self.recordings, name: ViewModel.of(Seen.load(path), title=name)}
 
     def _add(self, name: str, path: str, languages: str) -> None:
         folder = Path(path)

@@ -12,7 +12,7 @@ import uvicorn
 
 from regard.app.server.app import make_app
 from regard.app.server.connections import ACCEPTED, Complaints, Connections
-from regard.app.server.state import House
+from regard.app.server.state import AppState
 from regard.errors import ArgumentError
 
 FIRST = 8000  # the port that is tried first
@@ -76,7 +76,7 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        house: House,
+        house: AppState,
         listening: socket.socket,
         ready: Callable[[], None],
         host: str | None = None,
@@ -121,7 +121,7 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    house: House,
+    house: AppState,
     listening: socket.socket,
     ready: Callable[[], None] = lambda: None,
     host: str | None = None,

@@ -7,9 +7,9 @@ from functools import partial
 import msgspec
 
 from regard.app.server.memory import LITTLE
-from regard.app.server.registry import Collection
+from regard.app.server.registry import Registry
 from regard.app.server.schema import Answer
-from regard.app.server.view_store import Exhibits
+from regard.app.server.view_store import ViewStore
 from regard.app.server.worker import Worker
 
 THREADS = 2  # for what is quick, and for questions about many weights
@@ -17,12 +17,12 @@ QUICK_WAITING = 128  # requests for each of them
 COSTLY = 2**20  # weights of a question that is not quick
 
 
-class House:
+class AppState:
     """All that lives as long as the server; version: that of regard, which those who ask may want to know.
 
-    >>> from regard.app.server.registry import Collection
-    >>> from regard.app.server.state import House
-    >>> house = House(Collection())
+    >>> from regard.app.server.registry import Registry
+    >>> from regard.app.server.state import AppState
+    >>> house = AppState(Registry())
     >>> house.worker.waiting
     0
     >>> house.close()
@@ -31,14 +31,14 @@ class House:
 
     def __init__(
         self,
-        collection: Collection,
+        collection: Registry,
         *,
         worker: Worker | None = None,
-        exhibits: Exhibits | None = None,
+        exhibits: ViewStore | None = None,
         version: str = "",
     ) -> None:
         self.collection, self.version = collection, version
-        self.exhibits = exhibits or Exhibits()
+        self.exhibits = exhibits or ViewStore()
         self.recordings = {
             name: (self.exhibits.pin(exhibit), exhibit) for name, exhibit in collection.recordings.items()
         }

@@ -13,22 +13,22 @@ from torch import Tensor
 
 from regard.app.server.schema import Array, Shown, Told
 from regard.app.server.security import Refused
-from regard.app.view_model import Exhibit
+from regard.app.view_model import ViewModel
 
 COUNT = 64
 SIZE = 1_000_000_000  # bytes
 PAIRS = 2**34  # weights that one question reads: one head of 131,072 tokens, about half a minute
 
 
-class Exhibits:
+class ViewStore:
     """Keeps exhibits; when there are too many or too large ones, the one that was not used longest goes.
 
     >>> import torch
-    >>> from regard.app.view_model import Exhibit
-    >>> from regard.app.server.view_store import Exhibits
-    >>> exhibits = Exhibits(count=1)
-    >>> first = exhibits.keep(Exhibit.of(torch.eye(3)[None]))
-    >>> second = exhibits.keep(Exhibit.of(torch.eye(5)[None]))
+    >>> from regard.app.view_model import ViewModel
+    >>> from regard.app.server.view_store import ViewStore
+    >>> exhibits = ViewStore(count=1)
+    >>> first = exhibits.keep(ViewModel.of(torch.eye(3)[None]))
+    >>> second = exhibits.keep(ViewModel.of(torch.eye(5)[None]))
     >>> exhibits.find(second.id).describe()["inputs"][0]["layers"][0]["heads"]
     1
     >>> exhibits.find(first.id)
@@ -38,24 +38,24 @@ class Exhibits:
 
     def __init__(self, count: int = COUNT, size: int = SIZE, pairs: int = PAIRS) -> None:
         self._count, self._size, self._pairs = count, size, pairs
-        self._kept: OrderedDict[str, tuple[Exhibit, int]] = OrderedDict()
-        self._pinned: dict[str, Exhibit] = {}
+        self._kept: OrderedDict[str, tuple[ViewModel, int]] = OrderedDict()
+        self._pinned: dict[str, ViewModel] = {}
         self._changing = threading.Lock()
 
-    def keep(self, exhibit: Exhibit) -> Shown:
+    def keep(self, exhibit: ViewModel) -> Shown:
         """The id under which it can be asked, and what there is to see."""
         name = secrets.token_urlsafe(12)
         described: Any = exhibit.describe()
         self._weigh(name, exhibit)
         return Shown(id=name, exhibit=described)
 
-    def pin(self, exhibit: Exhibit) -> str:
+    def pin(self, exhibit: ViewModel) -> str:
         """The id of one that never goes."""
         name = secrets.token_urlsafe(12)
         self._pinned[name] = exhibit
         return name
 
-    def find(self, name: str) -> Exhibit:
+    def find(self, name: str) -> ViewModel:
         """The exhibit of an id."""
         if name in self._pinned:
             return self._pinned[name]
@@ -86,7 +86,7 @@ class Exhibits:
             self._weigh(name, exhibit)  # it remembers what was expensive to find
         return Told(facts=answer.facts, arrays=[_array(one) for one in answer.arrays])
 
-    def _weigh(self, name: str, exhibit: Exhibit) -> None:
+    def _weigh(self, name: str, exhibit: ViewModel) -> None:
         size = held(exhibit)
         with self._changing:
             self._kept[name] = exhibit, size
@@ -111,7 +111,7 @@ def _array(numbers: Any) -> Array:
     return Array(shape=list(plain.shape), data=base64.b64encode(plain.tobytes()).decode("ascii"))
 
 
-def held(exhibit: Exhibit) -> int:
+def held(exhibit: ViewModel) -> int:
     """How many bytes an exhibit holds: tensors, of which what several share counts once, and its tokens."""
     storages: dict[int, int] = {}
     found = 0

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.inspection.capture import Kept, MaskReader
+from regard.inspection.capture import CapturedCall, MaskReader
 
 Function = Callable[..., Any]
 
@@ -25,7 +25,7 @@ class Observer(Protocol):
 
     names: dict[nn.Module, str]  # the modules, and what they are called
 
-    def see(self, module: nn.Module, kept: Kept) -> None:
+    def see(self, module: nn.Module, kept: CapturedCall) -> None:
         """An attention of one of the modules was computed."""
 
     def generating(self, model: nn.Module, generate: Function, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ class _Thread(threading.local):
 THREAD = _Thread()
 
 
-def report(module: nn.Module, make: Callable[[], Kept | None]) -> None:
+def report(module: nn.Module, make: Callable[[], CapturedCall | None]) -> None:
     """Tell those who watch this module what it did; made once, and only if somebody does."""
     interested = [observer for observer in THREAD.observers if module in observer.names]
     if not interested:

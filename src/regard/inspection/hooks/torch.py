@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.inspection.capture import Kept, Kind, Rows, causal_rows, meet
+from regard.inspection.capture import CapturedCall, Kind, Rows, causal_rows, meet
 from regard.inspection.hooks.interception import THREAD, Function, Place, innermost, report, watched, within
 
 
@@ -47,12 +47,12 @@ def _kept_sdpa(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Kept | None:
+) -> CapturedCall | None:
     if query.is_nested or query.dim() < 2:
         return None
     kind: Kind = "self" if query.shape[-2] == key.shape[-2] else "cross"
     rows = sdpa_rows(query, key, attn_mask, is_causal)
-    return Kept(query.detach(), key.detach(), scale, rows=rows, kind=kind)
+    return CapturedCall(query.detach(), key.detach(), scale, rows=rows, kind=kind)
 
 
 def sdpa_rows(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Rows | None:
@@ -94,7 +94,7 @@ def _kept_multihead(
     attn_mask: Tensor | None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
-) -> Kept:
+) -> CapturedCall:
     kind: Kind = "self" if query is key else "cross"
     lengths = None
     if query.is_nested:
@@ -107,7 +107,7 @@ def _kept_multihead(
     if lengths is not None:
         stop = lengths.to(queries.device)[:, None, None, None]
         rows = meet(rows, Rows(torch.zeros_like(stop), stop))
-    return Kept(queries, keys, rows=rows, kind=kind)
+    return CapturedCall(queries, keys, rows=rows, kind=kind)
 
 
 def _padded(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,6 +178,6 @@ def _kept_layer(
     src_mask: Tensor | None = None,
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
-) -> Kept:
+) -> CapturedCall:
     x = layer.norm1(src) if layer.norm_first else src
     return _kept_multihead(layer.self_attn, x, x, x, src_key_padding_mask, attn_mask=src_mask)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.inspection.capture import Kept, Rows, causal_rows, meet
+from regard.inspection.capture import CapturedCall, Rows, causal_rows, meet
 from regard.inspection.hooks.interception import THREAD, Function, Place, report, watched, within
-from regard.mechanism.mask_algebra import Mask, Scene, union
+from regard.mechanism.mask_algebra import CallShape, Mask, union
 
 _CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec", re.IGNORECASE)
 _CROSS_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
@@ -98,7 +98,7 @@ def _kept(
     position_bias: Tensor | None = None,
     sliding_window: int | None = None,
     **others: Any,
-) -> Kept | None:
+) -> CapturedCall | None:
     if query.dim() != 4 or query.is_nested:
         return None
     new, cached = _new_keys(key)
@@ -115,7 +115,7 @@ def _kept(
         else:
             rows = _rows(query, key, attention_mask)
     sinks = getattr(module, "sinks", None) if s_aux is None and name == "eager" else s_aux
-    return Kept(
+    return CapturedCall(
         query.detach(),
         key.detach(),
         None if scaling is None else float(scaling),
@@ -137,7 +137,7 @@ def _rows(query: Tensor, key: Tensor, mask: Any) -> Rows | None:
         return THREAD.reader.read(mask, key.shape[-2])
     size = (query.shape[-2], key.shape[-2])
     if isinstance(mask, Mask):
-        terms = mask.terms(Scene(tuple(query.shape[:-2]), *size, query.device))
+        terms = mask.terms(CallShape(tuple(query.shape[:-2]), *size, query.device))
         if len(terms) == 1 and terms[0].allowed is None:
             zero = torch.zeros(1, 1, dtype=torch.long, device=query.device)
             start, stop, _ = terms[0]

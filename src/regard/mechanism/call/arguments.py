@@ -15,7 +15,7 @@ from regard.mechanism.call import validation
 from regard.mechanism.call.layout import Layout, broadcasts
 from regard.mechanism.call.problem import Problem, Rules, Tile
 from regard.mechanism.dropout import draw_seed
-from regard.mechanism.mask_algebra import Mask, Scene, as_mask, terms_of
+from regard.mechanism.mask_algebra import CallShape, Mask, as_mask, terms_of
 from regard.mechanism.normalizers import Normalizer, Softmax1, spell
 from regard.mechanism.scores import (
     Additive,
@@ -52,7 +52,7 @@ def prepare(query: Tensor, key: Tensor, value: Tensor, layout: Layout, call: Cal
     """The problem that a call stands for."""
     normalize, dropout = call.normalize, call.dropout
     _check_dropout(dropout, call.generator)
-    scene = Scene(layout.lead, query.shape[-2], key.shape[-2], query.device)
+    scene = CallShape(layout.lead, query.shape[-2], key.shape[-2], query.device)
     precise = torch.float64 if query.dtype is torch.float64 else torch.float32
     prepared, function_scores = _score(call.score, query, key, layout, precise)
     tensors = {
@@ -149,7 +149,7 @@ def _parts(bias: Bias | None) -> Sequence[Tensor | RelativeBias]:
     return tuple(bias) if isinstance(bias, list | tuple) else (bias,)
 
 
-def _dense(bias: Tensor, scene: Scene, precise: torch.dtype) -> Tensor:
+def _dense(bias: Tensor, scene: CallShape, precise: torch.dtype) -> Tensor:
     if not isinstance(bias, Tensor):
         name = bias.__name__ if isinstance(bias, type) else type(bias).__name__
         cure = "pass a tensor, a relative bias, or a list of them"
@@ -178,7 +178,7 @@ def _dense(bias: Tensor, scene: Scene, precise: torch.dtype) -> Tensor:
     return torch.atleast_2d(bias.to(precise))
 
 
-def _line(bias: RelativeBias, layout: Layout, scene: Scene, precise: torch.dtype) -> Tensor:
+def _line(bias: RelativeBias, layout: Layout, scene: CallShape, precise: torch.dtype) -> Tensor:
     same_device("bias", bias, scene.device)
     length = max(scene.queries + scene.keys - 1, 0)
     result = bias.line(scene.queries, scene.keys, scene.device)
@@ -187,7 +187,7 @@ def _line(bias: RelativeBias, layout: Layout, scene: Scene, precise: torch.dtype
 
 
 def _sink(
-    normalize: Normalizer, sink: Tensor | float, layout: Layout, scene: Scene, precise: torch.dtype
+    normalize: Normalizer, sink: Tensor | float, layout: Layout, scene: CallShape, precise: torch.dtype
 ) -> Tensor:
     sink = validation.sink(normalize, sink, layout.heads, scene.device)
     tensor = sink if isinstance(sink, Tensor) else torch.tensor(sink, dtype=precise, device=scene.device)

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.mechanism.mask_algebra import Term, union
+from regard.mechanism.mask_algebra import MaskTerm, union
 from regard.mechanism.normalizers import Normalizer
 from regard.mechanism.torch_state import concrete
 
@@ -123,10 +123,10 @@ class Problem:
         """The number of each key of this tile in the whole."""
         return torch.arange(self.first_key, self.first_key + self.keys, device=self["key"].device)
 
-    def terms(self) -> list[Term]:
+    def terms(self) -> list[MaskTerm]:
         """The mask's terms; none is no mask."""
         return [
-            Term(self.get(f"start{i}"), self.get(f"stop{i}"), self.get(f"allowed{i}"))
+            MaskTerm(self.get(f"start{i}"), self.get(f"stop{i}"), self.get(f"allowed{i}"))
             for i in range(self.rules.terms)
         ]
 

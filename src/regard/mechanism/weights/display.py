@@ -23,9 +23,9 @@ def to_html(
 ) -> Path:
     """Write the interactive view as one file."""
     from regard.app.standalone import write_page
-    from regard.app.view_model import Exhibit
+    from regard.app.view_model import ViewModel
 
-    return write_page(path, Exhibit.of(weights, queries, keys, title), title=title)
+    return write_page(path, ViewModel.of(weights, queries, keys, title), title=title)
 
 
 def to_png(

@@ -17,7 +17,7 @@ from regard._util.checks import count, number
 from regard._util.files import check_loadable, write_whole
 from regard.errors import ArgumentError
 from regard.mechanism.call.problem import Problem, Rules, kind
-from regard.mechanism.mask_algebra import Term, broadcasts
+from regard.mechanism.mask_algebra import MaskTerm, broadcasts
 from regard.mechanism.normalizers import Softmax1, spell, unspell
 
 # Whether the last leading axis counts the heads, there is but one head, or the mean of all is meant.
@@ -127,7 +127,7 @@ def _check_rules(rules: Rules, tensors: dict[str, Tensor]) -> None:
         or type(rules.fused) is not bool
     ):
         raise ValueError(f"the score's family is {rules.family!r}")
-    masks = {f"{part}{i}" for part in Term._fields for i in range(min(rules.terms, len(tensors)))}
+    masks = {f"{part}{i}" for part in MaskTerm._fields for i in range(min(rules.terms, len(tensors)))}
     terms = {int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) for name in masks & tensors.keys()}
     needed = {"query", "key", "tau"} | ({"vector"} if rules.family != "dot" else set())
     needed |= {"row", "head", "seed"} if rules.dropout else set()

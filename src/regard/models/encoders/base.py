@@ -137,7 +137,7 @@ class Comparison:
         return "\n".join(lines)
 
 
-class Near(NamedTuple):
+class Neighbor(NamedTuple):
     """A word that is near another; its sentence, if it stands in one; the cosine, `similarity`.
 
     >>> from regard.models import StaticEncoder
@@ -231,7 +231,7 @@ class WordEncoder(nn.Module):
         among: Sequence[str] | None = None,
         most: int = 5,
         layer: int | None = None,
-    ) -> list[Near]:
+    ) -> list[Neighbor]:
         """The words of other sentences whose vectors are most alike to those of a word in its sentence.
 
         sentence: where the word stands; without it, the word is the whole sentence.
@@ -258,7 +258,7 @@ class WordEncoder(nn.Module):
         similarities = _cosine(query.vectors[layer, place], vectors)
         best = similarities.topk(min(most, len(others))).indices.tolist()
         return [
-            Near(others[i][0].words[others[i][1]], others[i][0].sentence, float(similarities[i]))
+            Neighbor(others[i][0].words[others[i][1]], others[i][0].sentence, float(similarities[i]))
             for i in best
         ]
 

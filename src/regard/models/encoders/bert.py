@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.models.encoders.pretraining import LearnedEncoder
 from regard.models.encoders.words import Vocabulary
 from regard.models.language import MaskedLanguageModel, gaps
-from regard.models.layers.blocks import Recipe
+from regard.models.layers.blocks import TransformerConfig
 from regard.models.packed import Packed, as_packed
 
 
@@ -46,7 +46,7 @@ class BertEncoder(LearnedEncoder):
         length: int = 512,
     ) -> None:
         super().__init__(vocabulary)
-        recipe = Recipe(
+        recipe = TransformerConfig(
             width=width,
             layers=layers,
             heads=heads,

@@ -19,25 +19,25 @@ from torch import Tensor
 from regard._util.checks import number
 from regard._util.files import readable
 from regard.errors import ArgumentError
-from regard.models.layers.blocks import Activation, Recipe
+from regard.models.layers.blocks import Activation, TransformerConfig
 
 LARGEST_JSON = 64 * 2**20  # the largest tokenizer.json of today has some 17 MB
 
 # Our names, and those of the tensors they are made of: several are stacked.
 _BERT = {
-    "attention.inward": ("attention.self.query", "attention.self.key", "attention.self.value"),
-    "attention.outward": ("attention.output.dense",),
+    "attention.in_proj": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "attention.out_proj": ("attention.output.dense",),
     "attention_residual.norm": ("attention.output.LayerNorm",),
-    "feed_forward.inward": ("intermediate.dense",),
-    "feed_forward.outward": ("output.dense",),
+    "feed_forward.in_proj": ("intermediate.dense",),
+    "feed_forward.out_proj": ("output.dense",),
     "feed_forward_residual.norm": ("output.LayerNorm",),
 }
 _DISTILBERT = {
-    "attention.inward": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
-    "attention.outward": ("attention.out_lin",),
+    "attention.in_proj": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    "attention.out_proj": ("attention.out_lin",),
     "attention_residual.norm": ("sa_layer_norm",),
-    "feed_forward.inward": ("ffn.lin1",),
-    "feed_forward.outward": ("ffn.lin2",),
+    "feed_forward.in_proj": ("ffn.lin1",),
+    "feed_forward.out_proj": ("ffn.lin2",),
     "feed_forward_residual.norm": ("output_layer_norm",),
 }
 
@@ -93,7 +93,7 @@ class Layout:
 
     path: Path
     family: Family
-    recipe: Recipe
+    recipe: TransformerConfig
     vocabulary: int
     types: int
     padding: int | None  # RoBERTa's padding mark: positions begin behind its number
@@ -112,7 +112,7 @@ class Layout:
             yield "types", ("embeddings.token_type_embeddings.weight",), (self.types, width)
         for kind in ("weight", "bias"):
             yield f"norm.{kind}", (f"embeddings.LayerNorm.{kind}",), (width,)
-        shapes = {"feed_forward.inward": (hidden, width), "feed_forward.outward": (width, hidden)}
+        shapes = {"feed_forward.in_proj": (hidden, width), "feed_forward.out_proj": (width, hidden)}
         for i in range(self.recipe.layers):
             for ours, theirs in self.family.parts.items():
                 weight = (width,) if ours.endswith("norm") else shapes.get(ours, (width, width))
@@ -140,7 +140,7 @@ def read_layout(folder: Path) -> Layout:
     activation = _activation(path, config, family.sizes["activation"])
     try:
         number("layer_norm_eps", epsilon, above=0, below=1)
-        recipe = Recipe(
+        recipe = TransformerConfig(
             width=width,
             layers=layers,
             heads=heads,

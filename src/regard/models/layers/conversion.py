@@ -26,7 +26,7 @@ def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
         module.embed_dim,
         module.num_heads,
         source_width=(module.kdim, module.vdim),
-        affine=module.in_proj_bias is not None,
+        linear_bias=module.in_proj_bias is not None,
         normalize=Softmax1() if module.add_zero_attn else Softmax(),
         dropout=module.dropout,
     )
@@ -55,13 +55,13 @@ def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
         layer.width,
         layer.heads,
         dropout=layer.dropout,
-        bias=layer.outward.bias is not None,
+        bias=layer.out_proj.bias is not None,
         add_zero_attn=isinstance(layer.normalize, Softmax1),
         kdim=layer.key_width,
         vdim=layer.value_width,
         batch_first=True,
     )
-    module.to(device=layer.outward.weight.device, dtype=layer.outward.weight.dtype).train(layer.training)
+    module.to(device=layer.out_proj.weight.device, dtype=layer.out_proj.weight.dtype).train(layer.training)
     _copy(_ours(layer), _theirs(module))
     return module
 
@@ -75,7 +75,7 @@ def _same(ours: object, only: object) -> bool:
 def _ours(layer: MultiHeadAttention) -> list[Tensor | None]:
     """Matrix and bias of query, key, value and output."""
     parts = [tensor for which in range(3) for tensor in layer.part(which)]
-    return [*parts, layer.outward.weight, layer.outward.bias]
+    return [*parts, layer.out_proj.weight, layer.out_proj.bias]
 
 
 def _theirs(module: nn.MultiheadAttention) -> list[Tensor | None]:

@@ -78,9 +78,9 @@ class NonLocal(Attends):
         self.query_map: nn.Module = nn.Identity() if kind == "gaussian" else nn.Linear(channels, inner)  # θ
         self.key_map: nn.Module = nn.Identity() if kind == "gaussian" else nn.Linear(channels, inner)  # φ
         self.value_map = nn.Linear(channels, inner)  # g
-        self.outward = nn.Linear(inner, channels, bias=not norm)  # W
+        self.out_proj = nn.Linear(inner, channels, bias=not norm)  # W
         self.norm = nn.BatchNorm1d(channels) if norm else None
-        for zero in self.outward.parameters() if self.norm is None else (self.norm.weight,):
+        for zero in self.out_proj.parameters() if self.norm is None else (self.norm.weight,):
             nn.init.zeros_(zero)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class NonLocal(Attends):
             score=self.score,
             normalize=self.normalize,
         )
-        output = self.outward(output.squeeze(1))  # b 1 n e -> b n c
+        output = self.out_proj(output.squeeze(1))  # b 1 n e -> b n c
         if self.norm is not None:
             output = self.norm(output.flatten(0, 1)).view_as(output)
         return x + output.mT.unflatten(2, x.shape[2:])

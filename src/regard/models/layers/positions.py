@@ -1,7 +1,7 @@
 """Where a token stands: what attention alone cannot know, as it treats its keys as a set.
 
-Positions enter at one of three places: `Sinusoidal` and `Learned` are added to the embeddings, `Rotary` turns
-queries and keys, and `regard.ALiBi` and `regard.T5` are biases of the scores.
+Positions enter at one of three places: `SinusoidalPositions` and `LearnedPositions` are added to the embeddings, `RotaryPositions` turns
+queries and keys, and `regard.ALiBi` and `regard.T5Bias` are biases of the scores.
 """
 
 import math
@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.torch_state import concrete
 
 
-class Sinusoidal(nn.Module):
+class SinusoidalPositions(nn.Module):
     """sin and cos of the position at wavelengths from 2π to 10,000 · 2π: Vaswani et al. 2017, section 3.5.
 
     width: the length of a vector.
@@ -24,14 +24,14 @@ class Sinusoidal(nn.Module):
     Nothing is learned, and any position has its vector.
 
     >>> import torch, regard
-    >>> regard.models.Sinusoidal(4)(torch.tensor([0, 1, 1_000_000])).shape
+    >>> regard.models.SinusoidalPositions(4)(torch.tensor([0, 1, 1_000_000])).shape
     torch.Size([3, 4])
     """
 
     def __init__(self, width: int, base: float = 10_000.0) -> None:
         super().__init__()
-        count("Sinusoidal got width", width, least=1)
-        number("Sinusoidal got base", base, above=1)
+        count("SinusoidalPositions got width", width, least=1)
+        number("SinusoidalPositions got base", base, above=1)
         self.width, self.base = width, float(base)
 
     def forward(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -43,24 +43,24 @@ class Sinusoidal(nn.Module):
         return str(self.width)
 
 
-class Learned(nn.Module):
+class LearnedPositions(nn.Module):
     """A learned vector for each position below `length`: Gehring et al. 2017, section 3.1; BERT.
 
     length, width: how many positions there are, and the length of a vector.
 
     >>> import torch, regard
-    >>> positions = regard.models.Learned(512, 16)
+    >>> positions = regard.models.LearnedPositions(512, 16)
     >>> positions(torch.arange(5)).shape
     torch.Size([5, 16])
     >>> positions(torch.arange(600))
     Traceback (most recent call last):
-    regard.errors.ArgumentError: a sentence reaches position 599 and Learned has positions 0 to 511; ...
+    regard.errors.ArgumentError: a sentence reaches position 599 and LearnedPositions has positions 0 to 511; ...
     """
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
-        count("Learned got length", length, least=1)
-        count("Learned got width", width, least=1)
+        count("LearnedPositions got length", length, least=1)
+        count("LearnedPositions got width", width, least=1)
         self.vectors = nn.Parameter(torch.randn(length, width) * 0.02)
 
     def forward(self, positions: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class Learned(nn.Module):
             least, most = (int(bound) for bound in positions.aminmax())
             if least < 0 or most >= len(self.vectors):
                 raise ArgumentError(
-                    f"a sentence reaches position {least if least < 0 else most} and Learned has positions 0 "
+                    f"a sentence reaches position {least if least < 0 else most} and LearnedPositions has positions 0 "
                     f"to {len(self.vectors) - 1}; shorten it, learn more positions, or use others: "
                     "Sinusoidal, Rotary, ALiBi and T5 have no end."
                 )
@@ -79,11 +79,11 @@ class Learned(nn.Module):
         return f"{self.vectors.shape[0]}, {self.vectors.shape[1]}"
 
 
-class Turn(NamedTuple):
+class Rotation(NamedTuple):
     """cos and sin of the angles at some positions, both (…, n, d): turns x (…, h, n, d).
 
     >>> import torch, regard
-    >>> turn = regard.models.Rotary(2)(torch.tensor([0, 1]))  # by 0 and by 1 radian
+    >>> turn = regard.models.RotaryPositions(2)(torch.tensor([0, 1]))  # by 0 and by 1 radian
     >>> turn(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
     tensor([[1.0000, 0.0000],
             [0.5403, 0.8415]])
@@ -106,7 +106,7 @@ class Turn(NamedTuple):
         return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
 
 
-class Rotary(nn.Module):
+class RotaryPositions(nn.Module):
     """Queries and keys turned by their position, so that scores see the distance: Su et al. 2021, eq. 34.
 
     The paper turns neighbours, 2i and 2i + 1, together; here feature i is paired with i + d/2, as in GPT-NeoX
@@ -115,11 +115,11 @@ class Rotary(nn.Module):
     width: that of a head.
     base: the wavelengths go up to base · 2π; more for longer texts.
 
-    Nothing is learned, and any position has its angles. `Rotary(d)(positions)` is
+    Nothing is learned, and any position has its angles. `RotaryPositions(d)(positions)` is
     a function that turns queries and keys, for all layers alike.
 
     >>> import torch, regard
-    >>> turn = regard.models.Rotary(4)(torch.arange(5))
+    >>> turn = regard.models.RotaryPositions(4)(torch.arange(5))
     >>> x = torch.randn(2, 5, 4)
     >>> torch.allclose(turn(x).norm(dim=-1), x.norm(dim=-1), atol=1e-5)  # lengths stay
     True
@@ -127,21 +127,21 @@ class Rotary(nn.Module):
 
     def __init__(self, width: int, base: float = 10_000.0) -> None:
         super().__init__()
-        count("Rotary got width", width, least=2)
-        number("Rotary got base", base, above=1)
+        count("RotaryPositions got width", width, least=2)
+        number("RotaryPositions got base", base, above=1)
         if width % 2:
             raise ArgumentError(
-                f"Rotary got width={width}; it turns pairs of features, so give an even width: that "
+                f"RotaryPositions got width={width}; it turns pairs of features, so give an even width: that "
                 f"of a head, or {width - 1} for all its features but the last."
             )
         self.width, self.base = width, float(base)
 
-    def forward(self, positions: Tensor, dtype: torch.dtype | None = None) -> Turn:
+    def forward(self, positions: Tensor, dtype: torch.dtype | None = None) -> Rotation:
         """(…, n) → angles for (…, h, n, d)."""
         sin, cos = (torch.cat([wave, wave], -1) for wave in _waves(positions, self.width, self.base, dtype))
         if positions.dim() > 1:
             sin, cos = sin.unsqueeze(-3), cos.unsqueeze(-3)  # b n d -> b 1 n d
-        return Turn(cos, sin)
+        return Rotation(cos, sin)
 
     def extra_repr(self) -> str:
         return str(self.width)

@@ -10,10 +10,10 @@ from regard.errors import ArgumentError
 from regard.mechanism.biases import RelativeBias
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Causal
-from regard.models.layers.blocks import DecoderBlock, EncoderBlock, Recipe
+from regard.models.layers.blocks import DecoderBlock, EncoderBlock, TransformerConfig
 from regard.models.layers.dropout import Dropout
 from regard.models.layers.kv_cache import Cache, Memory
-from regard.models.layers.positions import Learned, Rotary, Sinusoidal
+from regard.models.layers.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
 
 Caches = Sequence[Cache]
 
@@ -35,12 +35,12 @@ class Stack(nn.Module):
     cross: the blocks also attend to a source.
 
     >>> import torch, regard
-    >>> encoder = regard.models.Stack(regard.models.Recipe(width=16, heads=4))
+    >>> encoder = regard.models.Stack(regard.models.TransformerConfig(width=16, heads=4))
     >>> encoder(torch.randn(2, 5, 16), mask=regard.Padding([3, 5])).shape
     torch.Size([2, 5, 16])
     """
 
-    def __init__(self, recipe: Recipe, *, causal: bool = False, cross: bool = False) -> None:
+    def __init__(self, recipe: TransformerConfig, *, causal: bool = False, cross: bool = False) -> None:
         super().__init__()
         self.recipe, self.causal, self.cross = recipe, causal, cross
         self.positions = recipe.make_positions(causal)
@@ -74,11 +74,11 @@ class Stack(nn.Module):
         if positions is None:  # after what the caches hold
             start = caches[0].length if caches else 0
             positions = torch.arange(start, start + x.shape[-2], device=x.device)
-        turn = self.positions(positions, x.dtype) if isinstance(self.positions, Rotary) else None
+        turn = self.positions(positions, x.dtype) if isinstance(self.positions, RotaryPositions) else None
         bias = self.positions if isinstance(self.positions, RelativeBias) else None
-        if isinstance(self.positions, Sinusoidal):
+        if isinstance(self.positions, SinusoidalPositions):
             x = x + self.positions(positions, x.dtype)
-        elif isinstance(self.positions, Learned):
+        elif isinstance(self.positions, LearnedPositions):
             x = x + self.positions(positions)
         if mask is None and self.causal:
             mask = Causal()

@@ -16,17 +16,17 @@ from regard.errors import ArgumentError, ShapeError
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.aer import Gold, Rates, rates
 from regard.translation.alignment.cross_attention import (
-    Choice,
+    AlignmentHead,
     Shift,
     cross_weights,
     crossing,
     of_tokens,
     watched,
 )
-from regard.translation.alignment.lexical_aligner import Anchors
+from regard.translation.alignment.lexical_aligner import LexicalAligner
 from regard.translation.data.links import Links, pharaoh
 from regard.translation.data.pairs import as_pair, listed
-from regard.translation.tokens import Cut, TwoSides
+from regard.translation.tokens import Cut, TokenizerPair
 
 DECIMALS = 4  # of weights in JSON
 _MOST = 400_000_000  # weights of an alignment
@@ -140,9 +140,9 @@ def merge(source: Cut, target: Cut, weights: Tensor) -> Tensor:
 
 def align(
     model: Seq2Seq,
-    tokens: TwoSides,
+    tokens: TokenizerPair,
     pairs: Sequence[tuple[str, str]],
-    choice: Choice = Choice(),  # noqa: B008 (a frozen value)
+    choice: AlignmentHead = AlignmentHead(),  # noqa: B008 (a frozen value)
 ) -> list[Alignment]:
     """The words of given sentence pairs, aligned by the model's attention.
 
@@ -151,12 +151,12 @@ def align(
     choice: which layer, heads and step the weights are read from; `choose` finds the best.
 
     >>> import torch
-    >>> from regard.models import Recipe, Transformer
-    >>> from regard.translation import Tokens, TwoSides
+    >>> from regard.models import TransformerConfig, Transformer
+    >>> from regard.translation import Tokens, TokenizerPair
     >>> from regard.translation.alignment.alignment import align
     >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 9, kind="words")
-    >>> model = Transformer(len(tokens), Recipe(width=16, heads=2))
-    >>> align(model, TwoSides(tokens, tokens), [("ein Hund bellt", "a dog")])[0].weights.shape
+    >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2))
+    >>> align(model, TokenizerPair(tokens, tokens), [("ein Hund bellt", "a dog")])[0].weights.shape
     torch.Size([2, 3])
     """
     cuts = cut_pairs(tokens, pairs)
@@ -166,7 +166,7 @@ def align(
     return [Alignment.of(*cut, weights) for cut, weights in zip(cuts, found, strict=True)]
 
 
-def cut_pairs(tokens: TwoSides, pairs: Sequence[tuple[str, str]]) -> list[tuple[Cut, Cut]]:
+def cut_pairs(tokens: TokenizerPair, pairs: Sequence[tuple[str, str]]) -> list[tuple[Cut, Cut]]:
     """Both sides of each pair, cut into pieces."""
     found = []
     for number_, given in enumerate(listed(pairs)):
@@ -188,28 +188,28 @@ def check_size(what: str, unit: str, source: int, target: int) -> None:
 
 def choose(
     model: Seq2Seq,
-    tokens: TwoSides,
+    tokens: TokenizerPair,
     pairs: Sequence[tuple[str, str]],
     gold: Sequence[Gold | Links] | None = None,
-) -> Choice:
+) -> AlignmentHead:
     """The layer, head and shift that align best: with the lowest error rate, see `rate_choices`.
 
     model, tokens: a model and its vocabularies.
     pairs: (source, target), to try them on.
-    gold: the right links of the pairs; by default the confident ones of `Anchors`.
+    gold: the right links of the pairs; by default the confident ones of `LexicalAligner`.
 
     >>> import torch
-    >>> from regard.models import Recipe, Transformer
-    >>> from regard.translation import Tokens, TwoSides
+    >>> from regard.models import TransformerConfig, Transformer
+    >>> from regard.translation import Tokens, TokenizerPair
     >>> from regard.translation.alignment.alignment import choose
     >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 9, kind="words")
-    >>> model = Transformer(len(tokens), Recipe(width=16, heads=2, layers=2))
-    >>> choose(model, TwoSides(tokens, tokens), [("ein Hund bellt", "a dog barks")]).layer in (0, 1)
+    >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=2))
+    >>> choose(model, TokenizerPair(tokens, tokens), [("ein Hund bellt", "a dog barks")]).layer in (0, 1)
     True
     """
     gold = _anchored(pairs) if gold is None else gold
     if not any(_as_gold(links).sure for links in gold):
-        return Choice()  # nothing says which is better
+        return AlignmentHead()  # nothing says which is better
     rated = rate_choices(model, tokens, pairs, gold)
     return min(rated, key=lambda choice: rated[choice].aer)  # the first of several that are equal
 
@@ -217,21 +217,21 @@ def choose(
 @torch.no_grad()
 def rate_choices(
     model: Seq2Seq,
-    tokens: TwoSides,
+    tokens: TokenizerPair,
     pairs: Sequence[tuple[str, str]],
     gold: Sequence[Gold | Links] | None = None,
-) -> dict[Choice, Rates]:
+) -> dict[AlignmentHead, Rates]:
     """How well each layer, each head and the mean of a layer's heads align, read with either shift.
 
     gold: of each pair the links of its words, which stand between white space. Without it, confident links of
-    `Anchors` stand for it, learned from these pairs: they tell which attention is best, not how good it is.
+    `LexicalAligner` stand for it, learned from these pairs: they tell which attention is best, not how good it is.
 
-    >>> from regard.models import Recipe, Transformer
-    >>> from regard.translation import Tokens, TwoSides
+    >>> from regard.models import TransformerConfig, Transformer
+    >>> from regard.translation import Tokens, TokenizerPair
     >>> from regard.translation.alignment.alignment import rate_choices
     >>> tokens = Tokens.learn(["ein Hund", "a dog"] * 9, kind="words")
-    >>> model = Transformer(len(tokens), Recipe(width=16, heads=2, layers=2))
-    >>> rated = rate_choices(model, TwoSides(tokens, tokens), [("ein Hund", "a dog")])
+    >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=2))
+    >>> rated = rate_choices(model, TokenizerPair(tokens, tokens), [("ein Hund", "a dog")])
     >>> len(rated)  # 2 layers × (2 heads + their mean) × 2 shifts
     12
     """
@@ -254,7 +254,7 @@ def rate_choices(
                     counts[layer, shift] = counts.get((layer, shift), 0) + found
     sure = sum(len(one.sure) for one in true)
     return {
-        Choice(layer, None if head == 0 else (head - 1,), shift): rates(links, sure, hits, possible)
+        AlignmentHead(layer, None if head == 0 else (head - 1,), shift): rates(links, sure, hits, possible)
         for (layer, shift), heads in counts.items()
         for head, (links, hits, possible) in enumerate(heads.tolist())
     }
@@ -280,7 +280,7 @@ def _anchored(pairs: Sequence[tuple[str, str]]) -> list[Links]:
     """Confident links, found in the pairs themselves; none where there are no words."""
     if not any(source.split() and target.split() for source, target in pairs):
         return [frozenset()] * len(pairs)
-    return Anchors.learn(pairs).links(pairs)
+    return LexicalAligner.learn(pairs).links(pairs)
 
 
 def _as_gold(links: Gold | Links) -> Gold:

@@ -29,7 +29,7 @@ _TOKENS = 8192  # of both sides in a batch, with padding
 
 
 @dataclass(frozen=True)
-class Choice:
+class AlignmentHead:
     """Which of a model's attentions says where words came from.
 
     layer: of the decoder, from 0; −1 is the last, −2 the one before it.
@@ -38,11 +38,11 @@ class Choice:
         reads it. The latter aligns better in a Transformer (Chen et al. 2020); Bahdanau's attention looks
         before it reads, so that "output" suits it.
 
-    >>> from regard.translation.alignment.cross_attention import Choice
-    >>> Choice(layer=1, heads=(0, 2)).to_dict()
+    >>> from regard.translation.alignment.cross_attention import AlignmentHead
+    >>> AlignmentHead(layer=1, heads=(0, 2)).to_dict()
     {'layer': 1, 'heads': [0, 2], 'shift': 'input'}
-    >>> Choice.from_dict({"layer": -1, "heads": None, "shift": "output"})
-    Choice(layer=-1, heads=None, shift='output')
+    >>> AlignmentHead.from_dict({"layer": -1, "heads": None, "shift": "output"})
+    AlignmentHead(layer=-1, heads=None, shift='output')
     """
 
     layer: int = -1
@@ -52,7 +52,7 @@ class Choice:
     def __post_init__(self) -> None:
         if type(self.layer) is not int:  # True is one, too
             raise ArgumentError(
-                f"Choice got layer={self.layer!r}; a layer is a whole number, −1 is the last."
+                f"AlignmentHead got layer={self.layer!r}; a layer is a whole number, −1 is the last."
             )
         if self.heads is not None and not (
             isinstance(self.heads, tuple)
@@ -60,10 +60,12 @@ class Choice:
             and all(type(h) is int and h >= 0 for h in self.heads)
         ):
             raise ArgumentError(
-                f"Choice got heads={self.heads!r}; give the numbers of heads from 0, (0, 2), or None for all."
+                f"AlignmentHead got heads={self.heads!r}; give the numbers of heads from 0, (0, 2), or None for all."
             )
         if self.shift not in get_args(Shift):
-            raise ArgumentError(f"Choice got shift={self.shift!r}; there are {', '.join(get_args(Shift))}.")
+            raise ArgumentError(
+                f"AlignmentHead got shift={self.shift!r}; there are {', '.join(get_args(Shift))}."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """As numbers and lists, for a JSON file."""
@@ -71,11 +73,11 @@ class Choice:
         return {"layer": self.layer, "heads": heads, "shift": self.shift}
 
     @classmethod
-    def from_dict(cls, choice: Mapping[str, Any]) -> "Choice":
+    def from_dict(cls, choice: Mapping[str, Any]) -> "AlignmentHead":
         """What `to_dict` gave."""
         if not isinstance(choice, Mapping) or not choice.keys() <= {"layer", "heads", "shift"}:
             raise ArgumentError(
-                f"{choice!r} is no choice of attention; it has layer, heads and shift: {Choice().to_dict()}."
+                f"{choice!r} is no choice of attention; it has layer, heads and shift: {AlignmentHead().to_dict()}."
             )
         heads = choice.get("heads")
         return cls(**{**choice, "heads": tuple(heads) if isinstance(heads, list) else heads})
@@ -86,16 +88,16 @@ def cross_weights(
     model: Seq2Seq,
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
-    choice: Choice = Choice(),  # noqa: B008 (a frozen value)
+    choice: AlignmentHead = AlignmentHead(),  # noqa: B008 (a frozen value)
 ) -> list[Tensor]:
     """What each target token looked at, (target tokens × source tokens), while the model read the pair.
 
     Tokens are given and answered without marks. What went to the source's end mark is left out, and the rest
     is not scaled up, so that rows sum to at most 1.
 
-    >>> from regard.models import Recipe, Transformer
+    >>> from regard.models import TransformerConfig, Transformer
     >>> from regard.translation.alignment.cross_attention import cross_weights
-    >>> model = Transformer(100, Recipe(width=16, heads=2))
+    >>> model = Transformer(100, TransformerConfig(width=16, heads=2))
     >>> [tuple(weights.shape) for weights in cross_weights(model, [[5, 6, 7], [8]], [[5, 6], [7, 8]])]
     [(2, 3), (2, 1)]
     """
@@ -156,9 +158,9 @@ def _watch(
 def crossing(model: Seq2Seq) -> dict[str, int]:
     """The names of a model's attentions to the source, the first layer first, and their numbers of heads.
 
-    >>> from regard.models import Recipe, Transformer
+    >>> from regard.models import TransformerConfig, Transformer
     >>> from regard.translation.alignment.cross_attention import crossing
-    >>> crossing(Transformer(100, Recipe(width=16, heads=2, layers=2)))
+    >>> crossing(Transformer(100, TransformerConfig(width=16, heads=2, layers=2)))
     {'decoder.blocks.0.cross': 2, 'decoder.blocks.1.cross': 2}
     """
     found = _crossing(model)
@@ -173,9 +175,9 @@ def crossing(model: Seq2Seq) -> dict[str, int]:
 def attends(model: Seq2Seq) -> bool:
     """Whether a model attends to the source at all; a plain one does not.
 
-    >>> from regard.models import RecurrentRecipe, RecurrentSeq2Seq
+    >>> from regard.models import RecurrentConfig, RecurrentSeq2Seq
     >>> from regard.translation.alignment.cross_attention import attends
-    >>> [attends(RecurrentSeq2Seq(9, RecurrentRecipe(8, attention=kind))) for kind in ("none", "additive")]
+    >>> [attends(RecurrentSeq2Seq(9, RecurrentConfig(8, attention=kind))) for kind in ("none", "additive")]
     [False, True]
     """
     return bool(_crossing(model))
@@ -189,7 +191,7 @@ def _crossing(model: Seq2Seq) -> dict[str, int]:
     }
 
 
-def chosen(model: Seq2Seq, choice: Choice) -> str:
+def chosen(model: Seq2Seq, choice: AlignmentHead) -> str:
     """The name of the attention that was chosen, if the model has it."""
     layers = crossing(model)
     if not -len(layers) <= choice.layer < len(layers):

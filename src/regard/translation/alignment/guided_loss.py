@@ -3,7 +3,7 @@
 loss = −1/n Σ_i log Σ_j weights[i, j], where i are those of n target tokens that have links, to the j
 
 After Garg et al. 2019, "Jointly learning to align and translate", eq. 5, where each link has a logarithm of
-its own; here it does not matter at which piece of a linked word it looks. The links are those of `Anchors`.
+its own; here it does not matter at which piece of a linked word it looks. The links are those of `LexicalAligner`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from regard.mechanism.scores import ScaledDot
 from regard.models.layers.attention import MultiHeadAttention
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.alignment.cross_attention import Choice, Shift, chosen, crossing
+from regard.translation.alignment.cross_attention import AlignmentHead, Shift, chosen, crossing
 from regard.translation.data.links import Links
 from regard.translation.tokens import Cut
 
@@ -70,22 +70,22 @@ class Guide:
         return missed.sum() / len(target.outputs().tokens)
 
 
-def guided(model: Seq2Seq) -> Choice:
+def guided(model: Seq2Seq) -> AlignmentHead:
     """The head that a training guides: one of the layer before the last (Garg et al. 2019, section 4.2)."""
-    return Choice(layer=max(len(crossing(model)) - 2, 0), heads=(0,))
+    return AlignmentHead(layer=max(len(crossing(model)) - 2, 0), heads=(0,))
 
 
 @contextmanager
-def guiding(model: Seq2Seq, choice: Choice) -> Iterator[Guide]:
+def guiding(model: Seq2Seq, choice: AlignmentHead) -> Iterator[Guide]:
     """While it lasts, a `Guide` sees what one head of a Transformer computes: add its loss to the model's.
 
     >>> import torch
-    >>> from regard.models import Packed, Recipe, Transformer
-    >>> from regard.translation.alignment.cross_attention import Choice
+    >>> from regard.models import Packed, TransformerConfig, Transformer
+    >>> from regard.translation.alignment.cross_attention import AlignmentHead
     >>> from regard.translation.alignment.guided_loss import guiding
-    >>> model = Transformer(100, Recipe(width=16, heads=2, layers=2))
+    >>> model = Transformer(100, TransformerConfig(width=16, heads=2, layers=2))
     >>> source, target = Packed.of([[5, 6, 2]]), Packed.of([[1, 7, 8, 2]])
-    >>> with guiding(model, Choice(layer=0, heads=(1,))) as guide:
+    >>> with guiding(model, AlignmentHead(layer=0, heads=(1,))) as guide:
     ...     loss = model.loss(source, target)
     ...     loss = loss + 0.05 * guide.loss(source, target, [torch.tensor([[0, 0], [1, 1]])])
     >>> loss.backward()

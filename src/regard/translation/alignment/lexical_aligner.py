@@ -34,16 +34,16 @@ _UNSEEN = 1e-6  # the probability of two words that never met
 _CELLS = 1 << 20  # in a batch
 
 
-class Anchors:
+class LexicalAligner:
     """Confident word links, found in the text alone: a baseline, and what a model's heads are judged by.
 
-    `Anchors.learn` makes them of pairs of sentences; nobody calls the constructor.
+    `LexicalAligner.learn` makes them of pairs of sentences; nobody calls the constructor.
 
     All pairs are held as numbers: about 100 bytes for each pair of words that meet in a sentence pair.
 
-    >>> from regard.translation.alignment.lexical_aligner import Anchors
+    >>> from regard.translation.alignment.lexical_aligner import LexicalAligner
     >>> pairs = [("ein Hund", "a dog"), ("ein Haus", "a house"), ("Hund und Haus", "dog and house")]
-    >>> anchors = Anchors.learn(pairs)
+    >>> anchors = LexicalAligner.learn(pairs)
     >>> [sorted(links) for links in anchors.links([("Haus ein", "a house")])]
     [[(0, 1), (1, 0)]]
     """
@@ -54,7 +54,7 @@ class Anchors:
     @classmethod
     def learn(
         cls, pairs: Sequence[tuple[str, str]], *, still: int = _STILL, moving: int = _MOVING
-    ) -> "Anchors":
+    ) -> "LexicalAligner":
         """Learn from pairs of sentences, whose words stand between white space.
 
         still, moving: rounds of learning, without and with regard to where words stand.

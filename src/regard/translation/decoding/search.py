@@ -143,9 +143,9 @@ def search(
     A hypothesis is given up as soon as it cannot become one of the best any more, and no earlier: what comes
     out is what searching on would give. So a tight `most` makes searching faster.
 
-    >>> from regard.models import Packed, Recipe, Transformer
+    >>> from regard.models import Packed, TransformerConfig, Transformer
     >>> from regard.translation.decoding.search import Beam, search
-    >>> model = Transformer(100, Recipe(width=16, heads=2, layers=1))
+    >>> model = Transformer(100, TransformerConfig(width=16, heads=2, layers=1))
     >>> found = search(model, Packed.of([[5, 6, 2], [7, 2]]), Beam(4, best=2), most=[6, 4])
     >>> [len(hypotheses) for hypotheses in found]
     [2, 2]

@@ -42,8 +42,8 @@ from regard.errors import ArgumentError
 from regard.mechanism.weights.io import checksum
 from regard.models.parameters import read_parameters
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.config import Plan
-from regard.translation.tokens import Tokens, TwoSides
+from regard.translation.config import TranslationConfig
+from regard.translation.tokens import TokenizerPair, Tokens
 
 FORMAT = "regard translator 2"
 _OLD = ("regard translator 1",)  # had no checksums
@@ -62,7 +62,7 @@ class Loaded(NamedTuple):
     """What a model folder holds."""
 
     model: Seq2Seq
-    tokens: TwoSides
+    tokens: TokenizerPair
     config: dict[str, Any]
 
 
@@ -83,7 +83,7 @@ def load_model(folder: str | os.PathLike[str]) -> Loaded:
         )
     try:
         check_loadable(path / MODEL)
-        tokens, plan = read_tokens(path, config), Plan.of(config["plan"]).model
+        tokens, plan = read_tokens(path, config), TranslationConfig.of(config["plan"]).model
         with safe_open(path / MODEL, "pt") as file:
             tensors, metadata = len(list(file.keys())), file.metadata() or {}
         if plan.layers > tensors:  # before a model of that many is made
@@ -232,22 +232,22 @@ def is_training(folder: Path) -> bool:
     return False
 
 
-def write_config(folder: Path, plan: Plan, **more: Any) -> None:
+def write_config(folder: Path, plan: TranslationConfig, **more: Any) -> None:
     """Write config.json; `more` goes beside the plan."""
     config = {"format": FORMAT, "plan": plan.settings(), **more}
     write_whole(folder / CONFIG, _config_text(config).encode())
 
 
-def read_tokens(folder: Path, config: Mapping[str, Any]) -> TwoSides:
+def read_tokens(folder: Path, config: Mapping[str, Any]) -> TokenizerPair:
     """The vocabularies of a folder."""
-    plan = Plan.of(config["plan"]).tokens
+    plan = TranslationConfig.of(config["plan"]).tokens
     if plan.shared:
         shared = Tokens.load(folder / SHARED, plan.kind)
-        return TwoSides(shared, shared)
-    return TwoSides(Tokens.load(folder / SOURCE, plan.kind), Tokens.load(folder / TARGET, plan.kind))
+        return TokenizerPair(shared, shared)
+    return TokenizerPair(Tokens.load(folder / SOURCE, plan.kind), Tokens.load(folder / TARGET, plan.kind))
 
 
-def write_tokens(folder: Path, tokens: TwoSides) -> None:
+def write_tokens(folder: Path, tokens: TokenizerPair) -> None:
     """Write the vocabularies into a folder."""
     if tokens.shared:
         tokens.source.save(folder / SHARED)
@@ -296,7 +296,9 @@ def _sums(folder: Path, of_tensors: str) -> dict[str, str]:
     return {_SUMS: json.dumps(sums)}
 
 
-def _check_parameters(parameters: Mapping[str, Tensor], sums: Mapping[str, str], tokens: TwoSides) -> None:
+def _check_parameters(
+    parameters: Mapping[str, Tensor], sums: Mapping[str, str], tokens: TokenizerPair
+) -> None:
     """Raise ValueError unless these are the tensors that were written, and for these vocabularies."""
     if sums.get(_CHECKSUM) != checksum(parameters, parameters.__getitem__):
         raise ValueError(f"{MODEL} does not have its checksum")

@@ -212,7 +212,7 @@ class Alone:
         """Not at all."""
 
 
-class Elsewhere(RegardError):
+class RemoteError(RegardError):
     """Another process has failed, and tells it; this one has nothing to add."""
 
 
@@ -298,7 +298,7 @@ class Parallel:
         failure = None
         try:
             yield
-        except Elsewhere:  # then all know it
+        except RemoteError:  # then all know it
             raise
         except Exception as error:
             failure = error
@@ -307,7 +307,7 @@ class Parallel:
         if failure is not None and rank == self.rank:
             raise failure
         if rank < self.size:
-            raise Elsewhere(f"the training has failed in process {rank}, which says why.")
+            raise RemoteError(f"the training has failed in process {rank}, which says why.")
 
     def wait(self) -> None:
         """Until every process is here."""
@@ -449,7 +449,9 @@ def join_world(*, shard: bool = False) -> Iterator[World]:
     try:
         meet("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
     except RuntimeError as error:
-        raise Elsewhere(f"the processes did not find each other ({brief(error)}); start all again.") from None
+        raise RemoteError(
+            f"the processes did not find each other ({brief(error)}); start all again."
+        ) from None
     try:
         with _told_once(distributed.get_rank()):
             yield Sharded(device) if shard else Parallel(device)
@@ -478,7 +480,7 @@ def _told_once(rank: int) -> Iterator[None]:
     """What ends all processes is told by the one that it came from, or by the first, and once."""
     try:
         yield
-    except Elsewhere:
+    except RemoteError:
         sys.exit(2)
     except KeyboardInterrupt:
         if rank:
@@ -489,7 +491,7 @@ def _told_once(rank: int) -> Iterator[None]:
             raise
         if rank:
             sys.exit(1)
-        raise Elsewhere(
+        raise RemoteError(
             f"another process of this training is gone ({brief(error)}); the last checkpoint is as it "
             "was. With torchrun --max-restarts 5 and --resume, training goes on from it by itself."
         ) from None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from regard._util.files import check_regular, read_regular, write_whole
 from regard._util.text import plain
 from regard.errors import ArgumentError
-from regard.translation.training.progress import Judgement, Listener, Report, worth
+from regard.translation.training.progress import Listener, Report, ValidationResult, worth
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -32,7 +32,7 @@ LOG, SAMPLES = "log.csv", "samples.jsonl"
 class Row(NamedTuple):
     """A row of a log: what was reported at a step, and what was judged; None for what was not.
 
-    The columns are those of `Report` and `Judgement`. In a row that was judged and not reported, `seconds` is
+    The columns are those of `Report` and `ValidationResult`. In a row that was judged and not reported, `seconds` is
     that of the report before it.
     """
 
@@ -68,11 +68,11 @@ def read_log(path: str | os.PathLike[str]) -> list[Row]:
 
     >>> import tempfile
     >>> from regard.translation.training.logs import CsvLog, read_log
-    >>> from regard.translation.training.progress import Judgement
+    >>> from regard.translation.training.progress import ValidationResult
     >>> folder = tempfile.mkdtemp()
     >>> log = CsvLog(folder)
     >>> log.begin("A small Transformer", 0, 2000)
-    >>> log.judge(Judgement(500, 2.5, 31.4, None, None, True))
+    >>> log.judge(ValidationResult(500, 2.5, 31.4, None, None, True))
     >>> read_log(folder)[0].dev_bleu
     31.4
     """
@@ -165,7 +165,7 @@ class CsvLog(Listener):
         known = {name: value for name, value in report._asdict().items() if name in Row._fields}
         self._put(report.step, known)
 
-    def judge(self, judgement: Judgement) -> None:
+    def judge(self, judgement: ValidationResult) -> None:
         self._put(judgement.step, {"dev_loss": judgement.loss, "dev_bleu": judgement.bleu})
 
     def _put(self, step: int, known: dict[str, float | None]) -> None:
@@ -199,10 +199,10 @@ class SampleLog(Listener):
 
     >>> import tempfile
     >>> from regard.translation.training.logs import SampleLog
-    >>> from regard.translation.training.progress import Example, Judgement
+    >>> from regard.translation.training.progress import Example, ValidationResult
     >>> log = SampleLog(tempfile.mkdtemp())
     >>> log.begin("A small Transformer", 0, 2000)
-    >>> log.judge(Judgement(500, 2.5, 31.4, 0.25, Example("zwei Hunde", "two dogs", "two dogs"), True))
+    >>> log.judge(ValidationResult(500, 2.5, 31.4, 0.25, Example("zwei Hunde", "two dogs", "two dogs"), True))
     >>> log.path.read_text()
     '{"step": 500, "source": "zwei Hunde", "text": "two dogs", "reference": "two dogs", "alignment": null}\\n'
     """
@@ -217,7 +217,7 @@ class SampleLog(Listener):
             kept = b"".join(line for line in lines if 0 <= _step(line) <= step)
         write_whole(self.path, kept)
 
-    def judge(self, judgement: Judgement) -> None:
+    def judge(self, judgement: ValidationResult) -> None:
         sample = judgement.sample
         if sample is None:
             return
@@ -300,7 +300,7 @@ class TensorBoardLog(Listener):
         names = {"loss": "train/loss", "rate": "train/rate", "tokens_per_second": "train/tokens_per_second"}
         self._add(report.step, {names[name]: getattr(report, name) for name in names})
 
-    def judge(self, judgement: Judgement) -> None:
+    def judge(self, judgement: ValidationResult) -> None:
         known = {"dev/loss": judgement.loss, "dev/bleu": judgement.bleu, "dev/exact": judgement.exact}
         self._add(judgement.step, {name: value for name, value in known.items() if value is not None})
         if self._there() and self._writer and judgement.sample:

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from regard.errors import ArgumentError, RegardError
-from regard.translation.config import Plan
+from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import Batch, Batches, Pairs
 from regard.translation.data.pairs import Pair
-from regard.translation.tokens import TwoSides
+from regard.translation.tokens import TokenizerPair
 from regard.translation.training.checkpoint import Checkpoint
 from regard.translation.training.distributed import Alone, Candidate, Objective, World
 from regard.translation.training.progress import Listener, Listeners, Report
@@ -63,15 +63,15 @@ class Progress:
         return found
 
 
-class Outcome(NamedTuple):
+class TrainingResult(NamedTuple):
     """How a training ended: where it stands, and whether there is nothing left to do.
 
     progress: the updates made, and the best of them.
     finished: False for one that was interrupted; `resume=True` goes on with it.
     signal: the number of the signal that interrupted it; 0 if none did.
 
-    >>> from regard.translation.training.loop import Outcome, Progress
-    >>> outcome = Outcome(Progress(step=500, best_step=400), finished=True)
+    >>> from regard.translation.training.loop import TrainingResult, Progress
+    >>> outcome = TrainingResult(Progress(step=500, best_step=400), finished=True)
     >>> outcome.progress.best_step, outcome.finished
     (400, True)
     """
@@ -92,8 +92,8 @@ class Trainer:
     def __init__(
         self,
         folder: Path,
-        plan: Plan,
-        tokens: TwoSides,
+        plan: TranslationConfig,
+        tokens: TokenizerPair,
         pairs: Pairs,
         dev: Sequence[Pair],
         *,
@@ -116,13 +116,13 @@ class Trainer:
         self.progress = Progress()
         self._stop, self._signal = False, 0
 
-    def run(self) -> Outcome:
+    def run(self) -> TrainingResult:
         """Train until the plan is fulfilled."""
         with torch.random.fork_rng(devices=[]), _threads(self.plan.training.threads), self._interruptible():
             self._begin()
             self.listeners.begin(self._about(), self.progress.step, self.steps)
             finished = self._loop()
-        return Outcome(self.progress, finished, 0 if finished else self._signal)
+        return TrainingResult(self.progress, finished, 0 if finished else self._signal)
 
     def _begin(self) -> None:
         """A new model, or that of the last checkpoint."""

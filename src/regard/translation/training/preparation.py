@@ -11,13 +11,13 @@ from typing import NamedTuple
 from regard._util.files import check_sums, remove_parts, write_sums
 from regard.errors import ArgumentError, RegardError
 from regard.translation.alignment.guided_loss import token_links
-from regard.translation.alignment.lexical_aligner import Anchors
-from regard.translation.config import CorpusPlan, Plan, TokensPlan
+from regard.translation.alignment.lexical_aligner import LexicalAligner
+from regard.translation.config import CorpusConfig, TokensConfig, TranslationConfig
 from regard.translation.data.cleaning import Cleaned, Dropped, clean
 from regard.translation.data.encoded import Store
 from regard.translation.data.formats import read_pairs, write_pairs
 from regard.translation.data.pairs import Pair, split
-from regard.translation.tokens import Tokens, TwoSides
+from regard.translation.tokens import TokenizerPair, Tokens
 from regard.translation.training.checkpoint import (
     SHARED,
     SOURCE,
@@ -39,7 +39,7 @@ _LETTERS = 16  # of a piece, at most: to drop sentences that are much too long b
 class Prepared(NamedTuple):
     """All that a training reads."""
 
-    tokens: TwoSides
+    tokens: TokenizerPair
     pairs: Store
     dev: list[Pair]
     links: Store | None = None
@@ -56,12 +56,12 @@ def prepared(folder: Path) -> Prepared | None:
         return None
     config, data = read_config(folder), folder / "data"
     try:
-        check_sums(data / _READY, _summed(Plan.of(config["plan"])))
+        check_sums(data / _READY, _summed(TranslationConfig.of(config["plan"])))
         found = Prepared(
             read_tokens(folder, config),
             Store.open(data / _IDS),
             list(read_pairs(data / _DEV)),
-            Store.open(data / _LINKS) if Plan.of(config["plan"]).training.guide else None,
+            Store.open(data / _LINKS) if TranslationConfig.of(config["plan"]).training.guide else None,
         )
         _check_whole(found)
     except (RegardError, OSError, ValueError) as error:
@@ -72,7 +72,7 @@ def prepared(folder: Path) -> Prepared | None:
     return found
 
 
-def _summed(plan: Plan) -> list[str]:
+def _summed(plan: TranslationConfig) -> list[str]:
     """The files of which `ready` has checksums."""
     sides = (SHARED,) if plan.tokens.shared else (SOURCE, TARGET)
     return [_DEV, *(f"../{name}" for name in sides)]
@@ -103,7 +103,7 @@ def dev_sentence(folder: Path) -> str:
 
 def prepare(
     folder: Path,
-    plan: Plan,
+    plan: TranslationConfig,
     pairs: Iterable[Pair],
     dev: Iterable[Pair] | None = None,
     say: Callable[[str], None] = print,
@@ -147,12 +147,12 @@ def prepare(
     return Prepared(tokens, pairs_, held, links)
 
 
-def _clean(pairs: Iterable[Pair], plan: CorpusPlan) -> Cleaned:
+def _clean(pairs: Iterable[Pair], plan: CorpusConfig) -> Cleaned:
     return clean(pairs, longest=_LETTERS * plan.longest, ratio=plan.ratio)
 
 
 def _hold_back(
-    data: Path, plan: Plan, dev: Iterable[Pair] | None, say: Callable[[str], None]
+    data: Path, plan: TranslationConfig, dev: Iterable[Pair] | None, say: Callable[[str], None]
 ) -> tuple[list[Pair], Iterable[Pair]]:
     """The pairs to judge by, and those to train on, which are read anew whenever they are iterated."""
 
@@ -187,7 +187,7 @@ class _Again(Iterable[Pair]):
 
 
 def _short_enough(
-    held: list[Pair], tokens: TwoSides, plan: CorpusPlan, say: Callable[[str], None]
+    held: list[Pair], tokens: TokenizerPair, plan: CorpusConfig, say: Callable[[str], None]
 ) -> list[Pair]:
     """The pairs to judge by that a model of this plan is meant for."""
     dropped = _limits(plan)
@@ -204,21 +204,21 @@ def _short_enough(
     return kept
 
 
-def _limits(plan: CorpusPlan) -> Dropped:
+def _limits(plan: CorpusConfig) -> Dropped:
     return Dropped(plan.longest, plan.ratio, _SLACK, "pieces")
 
 
-def _learn(plan: TokensPlan, train: Iterable[Pair], seed: int) -> TwoSides:
+def _learn(plan: TokensConfig, train: Iterable[Pair], seed: int) -> TokenizerPair:
     def learn(lines: Iterable[str]) -> Tokens:
         return Tokens.learn(lines, kind=plan.kind, size=plan.size, coverage=plan.coverage, seed=seed)
 
     if plan.shared:
         shared = learn(chain.from_iterable(train))
-        return TwoSides(shared, shared)
-    return TwoSides(learn(pair.source for pair in train), learn(pair.target for pair in train))
+        return TokenizerPair(shared, shared)
+    return TokenizerPair(learn(pair.source for pair in train), learn(pair.target for pair in train))
 
 
-def _told(tokens: TwoSides, plan: TokensPlan) -> str:
+def _told(tokens: TokenizerPair, plan: TokensConfig) -> str:
     """How large the vocabularies are, and whether that is less than was asked for."""
     sizes = [len(side) for side in dict.fromkeys(tokens)]
     said = f"a vocabulary of {' and '.join(f'{size:,}' for size in sizes)}"
@@ -227,7 +227,7 @@ def _told(tokens: TwoSides, plan: TokensPlan) -> str:
     return said
 
 
-def _encoded(tokens: TwoSides, pairs: Iterable[Pair]) -> Iterator[tuple[list[int], list[int]]]:
+def _encoded(tokens: TokenizerPair, pairs: Iterable[Pair]) -> Iterator[tuple[list[int], list[int]]]:
     coming = iter(pairs)
     while some := list(islice(coming, _LINES)):
         sides = zip(tokens, zip(*some, strict=True), strict=True)
@@ -235,7 +235,7 @@ def _encoded(tokens: TwoSides, pairs: Iterable[Pair]) -> Iterator[tuple[list[int
 
 
 def _linked(
-    tokens: TwoSides, train: Iterable[Pair], plan: CorpusPlan
+    tokens: TokenizerPair, train: Iterable[Pair], plan: CorpusConfig
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Of each pair that is kept, the source and the target tokens that are linked, one to one."""
 
@@ -244,7 +244,7 @@ def _linked(
         sizes = ((len(source), len(target)) for source, target in _encoded(tokens, second))
         return (pair for pair, size in zip(first, sizes, strict=True) if limits.keeps(*size))
 
-    anchors = Anchors.learn(list(islice(kept(), _ANCHORED)))
+    anchors = LexicalAligner.learn(list(islice(kept(), _ANCHORED)))
     coming = kept()
     while some := list(islice(coming, _LINES)):
         for pair, links in zip(some, anchors.links(some, "grow-diag-final-and"), strict=True):

@@ -61,7 +61,7 @@ class Example(NamedTuple):
         return {"source": self.source, "translation": self.translation, "reference": self.reference}
 
 
-class Judgement(NamedTuple):
+class ValidationResult(NamedTuple):
     """How good the model is on the dev data.
 
     loss: per token; bleu: 0 to 100; exact: the share of sentences translated exactly, 0 to 1;
@@ -93,7 +93,7 @@ class Listener:
     def report(self, report: Report) -> None:
         """Some more steps are done."""
 
-    def judge(self, judgement: Judgement) -> None:
+    def judge(self, judgement: ValidationResult) -> None:
         """The model was tried on the dev data."""
 
     def saved(self, step: int, path: str | os.PathLike[str]) -> None:
@@ -126,7 +126,7 @@ class Listeners(Listener):
         for one in self._all:
             one.report(report)
 
-    def judge(self, judgement: Judgement) -> None:
+    def judge(self, judgement: ValidationResult) -> None:
         for one in self._all:
             one.judge(judgement)
 
@@ -164,11 +164,13 @@ def display(console: "Console | None" = None) -> Listener:
 class Lines(Listener):
     """Plain lines: one for each judgement, and one for reports every 5 seconds, later every 20 or 30.
 
-    >>> from regard.translation.training.progress import Judgement, Lines, Example
+    >>> from regard.translation.training.progress import ValidationResult, Lines, Example
     >>> lines = Lines()
     >>> lines.begin("A small Transformer", 0, 2000)
     A small Transformer
-    >>> lines.judge(Judgement(500, 2.5, 31.4, 0.25, Example("Hunde bellen", "dogs bark", "dogs bark"), True))
+    >>> lines.judge(
+    ...     ValidationResult(500, 2.5, 31.4, 0.25, Example("Hunde bellen", "dogs bark", "dogs bark"), True)
+    ... )
     step   500/2,000  dev loss 2.500  dev BLEU 31.4  exact 25.0 %  best  "Hunde bellen" → "dogs bark"
     (reference "dogs bark")
     """
@@ -194,7 +196,7 @@ class Lines(Listener):
             "  ".join([self._where(report.step), f"epoch {report.epoch:.2f}", *_figures(report), *left])
         )
 
-    def judge(self, judgement: Judgement) -> None:
+    def judge(self, judgement: ValidationResult) -> None:
         parts = [self._where(judgement.step), *_verdict(judgement)]
         if judgement.best:
             parts.append("best")
@@ -247,7 +249,7 @@ class Display(Listener):
         self._step, self._steps = step, steps
         self._report: Report | None = None
         self._reported = time.monotonic()
-        self._judgements: list[Judgement] = []
+        self._judgements: list[ValidationResult] = []
         self._saved: int | None = None
 
     def begin(self, about: str, step: int, steps: int) -> None:
@@ -268,7 +270,7 @@ class Display(Listener):
         self._report, self._reported = report, time.monotonic()
         self._step, self._steps = report.step, report.steps
 
-    def judge(self, judgement: Judgement) -> None:
+    def judge(self, judgement: ValidationResult) -> None:
         self._judgements = [*self._judgements, judgement]  # a new list: another thread may be drawing the old
         self._step = max(self._step, judgement.step)
 
@@ -379,7 +381,7 @@ def _figures(report: Report) -> list[str]:
     ]
 
 
-def _verdict(judgement: Judgement) -> list[str]:
+def _verdict(judgement: ValidationResult) -> list[str]:
     return [
         f"dev loss {judgement.loss:.3f}",
         *([] if judgement.bleu is None else [f"dev BLEU {judgement.bleu:.1f}"]),

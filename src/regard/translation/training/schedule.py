@@ -2,18 +2,18 @@
 
 import math
 
-from regard.translation.config import TrainingPlan
+from regard.translation.config import TrainingConfig
 
 
-def learning_rate(plan: TrainingPlan, step: int, steps: int) -> float:
+def learning_rate(plan: TrainingConfig, step: int, steps: int) -> float:
     """The rate of an update, counted from 0: a rise of `warmup` updates, then what the schedule says.
 
-    >>> from regard.translation.config import TrainingPlan
+    >>> from regard.translation.config import TrainingConfig
     >>> from regard.translation.training.schedule import learning_rate
-    >>> plan = TrainingPlan(rate=1.0, warmup=2, schedule="inverse-sqrt")
+    >>> plan = TrainingConfig(rate=1.0, warmup=2, schedule="inverse-sqrt")
     >>> [round(learning_rate(plan, step, 8), 2) for step in range(8)]
     [0.5, 1.0, 0.82, 0.71, 0.63, 0.58, 0.53, 0.5]
-    >>> plan = TrainingPlan(rate=1.0, warmup=2, schedule="cosine")
+    >>> plan = TrainingConfig(rate=1.0, warmup=2, schedule="cosine")
     >>> [round(learning_rate(plan, step, 8), 2) for step in range(8)]
     [0.5, 1.0, 0.93, 0.75, 0.5, 0.25, 0.07, 0.0]
     """

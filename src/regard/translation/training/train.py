@@ -12,9 +12,9 @@ from regard._util.files import remove_parts
 from regard.errors import ArgumentError, DTypeError, RegardError
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import choose
-from regard.translation.alignment.cross_attention import Choice
-from regard.translation.alignment.lexical_aligner import Anchors
-from regard.translation.config import Plan
+from regard.translation.alignment.cross_attention import AlignmentHead
+from regard.translation.alignment.lexical_aligner import LexicalAligner
+from regard.translation.config import TranslationConfig
 from regard.translation.data.pairs import Pair
 from regard.translation.training.checkpoint import (
     ALIGNMENT,
@@ -34,9 +34,9 @@ from regard.translation.training.checkpoint import (
 )
 from regard.translation.training.distributed import Alone, World
 from regard.translation.training.logs import CsvLog, SampleLog, TensorBoardLog
-from regard.translation.training.loop import Outcome, Trainer
+from regard.translation.training.loop import Trainer, TrainingResult
 from regard.translation.training.preparation import Prepared, is_prepared, prepare, prepared
-from regard.translation.training.progress import Judgement, Listener, Listeners, Report
+from regard.translation.training.progress import Listener, Listeners, Report, ValidationResult
 
 _ALIGNED = 300  # dev pairs by which layer and heads are chosen
 _ANCHORED = 5000  # pairs of the training from which it is learned which of their words belong together
@@ -50,18 +50,18 @@ def train(
     pairs: Iterable[Pair] | None = None,
     *,
     dev: Iterable[Pair] | None = None,
-    plan: Plan | None = None,
+    plan: TranslationConfig | None = None,
     resume: bool = False,
     listeners: Sequence[Listener] = (),
     world: World | None = None,
     origin: Mapping[str, Any] | None = None,
-) -> Outcome:
+) -> TrainingResult:
     """Train a translator in a model folder; `load_translator(folder)` reads it.
 
     folder: where all of it is kept; see the page on files.
     pairs: `read_pairs("a.en", "a.de")`, or any others; None with `resume` are those of the folder.
     dev: pairs to judge by; otherwise some are held back.
-    plan: all settings; by default those of `Plan.preset("small")`, as of `regard train`.
+    plan: all settings; by default those of `TranslationConfig.preset("small")`, as of `regard train`.
     resume: go on from the last checkpoint of the folder, if there is one; its own plan counts then. If `plan`
         is the same but for more epochs or updates, the training is lengthened, a finished one too.
     origin: where the pairs come from, for config.json to keep.
@@ -73,11 +73,13 @@ def train(
     makes training faster; with sharded parameters, `regard.models.return_memory()` saves memory.
 
     >>> import tempfile
-    >>> from regard.translation import Pair, Plan, load_translator, train
+    >>> from regard.translation import Pair, TranslationConfig, load_translator, train
     >>> pairs = [
     ...     Pair(f"{word} {i}", f"{i} {word.upper()}") for i in range(8) for word in ("one", "two", "six")
     ... ]
-    >>> plan = Plan.preset("tiny").but(["training.updates=2", "tokens.size=40", "model.width=16"])
+    >>> plan = TranslationConfig.preset("tiny").but(
+    ...     ["training.updates=2", "tokens.size=40", "model.width=16"]
+    ... )
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     outcome = train(folder, pairs, plan=plan)
     ...     translations = load_translator(folder).translate(["one 3"])
@@ -87,7 +89,7 @@ def train(
     path, world = Path(folder), world or Alone()
     check_name(path)
     if plan is not None:
-        of_kind("train got a plan", plan, Plan, 'Plan.preset("tiny")')
+        of_kind("train got a plan", plan, TranslationConfig, 'Plan.preset("tiny")')
     for name, some in (("pairs", pairs), ("dev", dev)):
         if isinstance(some, str | bytes | os.PathLike):
             raise DTypeError(
@@ -109,7 +111,7 @@ def train(
         raise
 
 
-def _agree_and_train(folder: Path, listeners: Sequence[Listener], world: World) -> Outcome:
+def _agree_and_train(folder: Path, listeners: Sequence[Listener], world: World) -> TrainingResult:
     """A process that is not the first, which prepares for all."""
     with world.agreed():
         pass
@@ -149,7 +151,7 @@ class _Guard(Listener):
         self._step = report.step
         self._check()
 
-    def judge(self, judgement: Judgement) -> None:
+    def judge(self, judgement: ValidationResult) -> None:
         self._step = judgement.step
         self._check()
 
@@ -187,10 +189,10 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _train(folder: Path, listeners: Sequence[Listener], world: World) -> Outcome:
+def _train(folder: Path, listeners: Sequence[Listener], world: World) -> TrainingResult:
     """Train on what is prepared, and choose what alignments are read from."""
     config = read_config(folder)
-    found, plan = prepared(folder), Plan.of(config["plan"])
+    found, plan = prepared(folder), TranslationConfig.of(config["plan"])
     assert found is not None
     logs = [CsvLog(folder), SampleLog(folder), TensorBoardLog(folder)]
     tokens, ids, held, links = found
@@ -216,7 +218,7 @@ def _prepare(
     folder: Path,
     pairs: Iterable[Pair] | None,
     dev: Iterable[Pair] | None,
-    plan: Plan | None,
+    plan: TranslationConfig | None,
     resume: bool,
     listeners: Listener,
     origin: Mapping[str, Any],
@@ -243,15 +245,15 @@ def _prepare(
         raise ArgumentError(
             f"there is nothing to go on with in {os.fspath(folder)!r}; give the pairs to train on as well."
         )
-    plan = plan or Plan.preset("small")
+    plan = plan or TranslationConfig.preset("small")
     write_config(folder, plan, **({ORIGIN: dict(origin)} if origin else {}))
     prepare(folder, plan, pairs, dev, listeners.say)
 
 
-def _lengthen(folder: Path, plan: Plan, listeners: Listener) -> None:
+def _lengthen(folder: Path, plan: TranslationConfig, listeners: Listener) -> None:
     """Make the plan of a folder this one, if it is the same but for a later end."""
     config = read_config(folder)
-    begun = Plan.of(config.pop("plan"))
+    begun = TranslationConfig.of(config.pop("plan"))
     config.pop("format")
     if not begun.is_lengthened_by(plan):
         return
@@ -283,7 +285,7 @@ def _only_begun(folder: Path) -> bool:
     return (folder / CONFIG).exists() and not trained and not is_prepared(folder)
 
 
-def _choose(folder: Path, plan: Plan, found: Prepared, world: World) -> None:
+def _choose(folder: Path, plan: TranslationConfig, found: Prepared, world: World) -> None:
     """Which layer and heads show word alignments best, into config.json."""
     if plan.model.kind == "plain" or not (folder / MODEL).exists():
         return
@@ -293,7 +295,7 @@ def _choose(folder: Path, plan: Plan, found: Prepared, world: World) -> None:
     write_config(folder, plan, **kept | {ALIGNMENT: choice.to_dict()})
 
 
-def choice_of(folder: str | os.PathLike[str]) -> Choice | None:
+def choice_of(folder: str | os.PathLike[str]) -> AlignmentHead | None:
     """Which layer and heads show word alignments best: what the training chose, or would choose by now.
 
     None if the model does not attend to the source, or if its training is not at its end and there are no
@@ -302,18 +304,18 @@ def choice_of(folder: str | os.PathLike[str]) -> Choice | None:
     path = Path(folder)
     config = read_config(path)
     if config.get(ALIGNMENT):
-        return Choice.from_dict(config[ALIGNMENT])
+        return AlignmentHead.from_dict(config[ALIGNMENT])
     found = prepared(path)
-    if found is None or Plan.of(config["plan"]).model.kind == "plain":
+    if found is None or TranslationConfig.of(config["plan"]).model.kind == "plain":
         return None
     return _best_choice(load_model(path).model, found)
 
 
-def _best_choice(model: Seq2Seq, found: Prepared) -> Choice:
+def _best_choice(model: Seq2Seq, found: Prepared) -> AlignmentHead:
     tokens, dev = found.tokens, found.dev[:_ALIGNED]
     texts = (
         Pair(*(side.join(ids.tolist()).text for side, ids in zip(tokens, pair, strict=True)))
         for pair in islice(found.pairs, _ANCHORED)
     )
-    anchors = Anchors.learn([*dev, *texts]).links(dev)
+    anchors = LexicalAligner.learn([*dev, *texts]).links(dev)
     return choose(model, tokens, dev, anchors)

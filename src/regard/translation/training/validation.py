@@ -8,14 +8,14 @@ import torch
 from regard.models.layers.dropout import evaluating
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import align
-from regard.translation.alignment.cross_attention import Choice, attends, crossing
+from regard.translation.alignment.cross_attention import AlignmentHead, attends, crossing
 from regard.translation.config import Criterion
 from regard.translation.data.batches import Batch, Batches, InMemory, by_length
 from regard.translation.data.pairs import Pair
 from regard.translation.evaluation import evaluate
 from regard.translation.sentence_splitter import longest_translation
-from regard.translation.tokens import END, START, TwoSides
-from regard.translation.training.progress import Example, Judgement, worth
+from regard.translation.tokens import END, START, TokenizerPair
+from regard.translation.training.progress import Example, ValidationResult, worth
 
 _TOKENS = 4096  # of a batch
 _SENTENCES = 100  # that are translated together
@@ -30,7 +30,7 @@ class Dev(NamedTuple):
     sources: list[list[int]]
 
     @classmethod
-    def of(cls, pairs: Sequence[Pair], tokens: TwoSides) -> "Dev":
+    def of(cls, pairs: Sequence[Pair], tokens: TokenizerPair) -> "Dev":
         """Pairs of sentences, cut into pieces."""
         sources = tokens.source.encode_all([pair.source for pair in pairs])
         targets = tokens.target.encode_all([pair.target for pair in pairs])
@@ -47,12 +47,12 @@ class DevScores(NamedTuple):
     exact: float
     sample: Example
 
-    def judgement(self, step: int, best: bool) -> Judgement:
+    def judgement(self, step: int, best: bool) -> ValidationResult:
         """For those who listen."""
-        return Judgement(step, self.loss, self.bleu, self.exact, self.sample, best)
+        return ValidationResult(step, self.loss, self.bleu, self.exact, self.sample, best)
 
 
-def judge(model: Seq2Seq, tokens: TwoSides, dev: Dev, criterion: Criterion) -> DevScores:
+def judge(model: Seq2Seq, tokens: TokenizerPair, dev: Dev, criterion: Criterion) -> DevScores:
     """Look at the dev data: the loss of every token, and translations by the likeliest token each time."""
     loss = dev_loss(model, dev.batches)
     written = translations(model, tokens, dev.sources)
@@ -66,13 +66,13 @@ def judge(model: Seq2Seq, tokens: TwoSides, dev: Dev, criterion: Criterion) -> D
     return DevScores(value, loss, scores.bleu, scores.exact, sample)
 
 
-def _aligned(model: Seq2Seq, tokens: TwoSides, source: str, text: str) -> dict[str, Any] | None:
+def _aligned(model: Seq2Seq, tokens: TokenizerPair, source: str, text: str) -> dict[str, Any] | None:
     """Which words of a translation came from which; None if the model does not attend to the source."""
     if not attends(model):
         return None
     # which attention aligns best is chosen at the end of a training; mostly it is the second layer from the
     # source, at the step that writes a word
-    choice = Choice(layer=min(1, len(crossing(model)) - 1), shift="output")
+    choice = AlignmentHead(layer=min(1, len(crossing(model)) - 1), shift="output")
     return align(model, tokens, [(source, text)], choice)[0].to_dict()
 
 
@@ -86,7 +86,7 @@ def dev_loss(model: Seq2Seq, batches: Sequence[Batch]) -> float:
     return sum(losses) / sum(batch.labels for batch in batches)
 
 
-def translations(model: Seq2Seq, tokens: TwoSides, sources: Sequence[Sequence[int]]) -> list[str]:
+def translations(model: Seq2Seq, tokens: TokenizerPair, sources: Sequence[Sequence[int]]) -> list[str]:
     """The likeliest token each time; sentences of like lengths together."""
     found = [""] * len(sources)
     for some, packed in by_length(sources, _SENTENCES, model.output_weight.device):

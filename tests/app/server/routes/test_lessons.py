@@ -9,7 +9,7 @@ import torch
 from regard.app.server.requests import Lookup, Masking, Normalize, Order, PositionsAsked, Score
 from regard.app.server.routes.lessons import lookup, order, positions
 from regard.errors import ArgumentError, ShapeError
-from regard.models.layers.positions import Sinusoidal
+from regard.models.layers.positions import SinusoidalPositions
 
 QUERY = [[1.0, 0.0, 0.5], [0.0, 2.0, -1.0]]
 KEY = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.5], [-1.0, 0.2, 0.3], [0.3, 0.3, -0.4]]
@@ -147,6 +147,6 @@ def test_encodings_have_their_sizes(kind, shape, rows):
 
 def test_encodings_are_those_of_the_models():
     found = positions(PositionsAsked(length=5, width=4))
-    assert torch.allclose(torch.tensor(found.values), Sinusoidal(4)(torch.arange(5)), atol=1e-5)
+    assert torch.allclose(torch.tensor(found.values), SinusoidalPositions(4)(torch.arange(5)), atol=1e-5)
     alibi = torch.tensor(positions(PositionsAsked(kind="alibi", length=5, width=2)).values)
     assert alibi[0].tolist() == [-0.25, -0.1875, -0.125, -0.0625, 0, -0.0625, -0.125, -0.1875, -0.25]

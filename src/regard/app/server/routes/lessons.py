@@ -11,7 +11,7 @@ from regard.app.server.requests import Lookup, Order, Positions, PositionsAsked
 from regard.app.server.schema import Encoding, Formula, LookedUp, Ordered
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism import reference
-from regard.mechanism.biases import T5, ALiBi, RelativeBias
+from regard.mechanism.biases import ALiBi, RelativeBias, T5Bias
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Causal, Window
 from regard.mechanism.normalizers import (
@@ -30,8 +30,8 @@ from regard.mechanism.scores import Additive, Cosine, Dot, Gaussian, ScaledDot
 from regard.mechanism.scores import Score as Scoring
 from regard.models.encoders.words import counted, split
 from regard.models.layers.attention import watching
-from regard.models.layers.blocks import EncoderBlock, Recipe
-from regard.models.layers.positions import Rotary, Sinusoidal, Turn
+from regard.models.layers.blocks import EncoderBlock, TransformerConfig
+from regard.models.layers.positions import RotaryPositions, Rotation, SinusoidalPositions
 
 _SCORES = {
     "dot": "q · k",
@@ -130,7 +130,7 @@ class _Places(NamedTuple):
 
     added: Tensor | None = None
     bias: RelativeBias | None = None
-    turn: Turn | None = None
+    turn: Rotation | None = None
 
 
 def order(asked: Order) -> Ordered:
@@ -173,7 +173,7 @@ def order(asked: Order) -> Ordered:
 
 
 def _block(generator: torch.Generator) -> EncoderBlock:
-    recipe = Recipe(width=_WIDTH, heads=_HEADS, layers=1, dropout=0.0, positions="none")
+    recipe = TransformerConfig(width=_WIDTH, heads=_HEADS, layers=1, dropout=0.0, positions="none")
     block = EncoderBlock(recipe).double().eval()
     _draw(block, generator)
     return block
@@ -191,11 +191,11 @@ def _draw(module: nn.Module, generator: torch.Generator) -> None:
 def _places(kind: Positions, length: int, generator: torch.Generator) -> _Places:
     positions = torch.arange(length)
     if kind == "sinusoidal":
-        return _Places(added=Sinusoidal(_WIDTH)(positions, torch.float64))
+        return _Places(added=SinusoidalPositions(_WIDTH)(positions, torch.float64))
     if kind == "learned":
         return _Places(added=torch.randn(length, _WIDTH, generator=generator, dtype=torch.float64))
     if kind == "rotary":
-        return _Places(turn=Rotary(_WIDTH // _HEADS)(positions, torch.float64))
+        return _Places(turn=RotaryPositions(_WIDTH // _HEADS)(positions, torch.float64))
     if kind == "alibi":
         return _Places(bias=ALiBi(_HEADS))
     if kind == "t5":
@@ -203,9 +203,9 @@ def _places(kind: Positions, length: int, generator: torch.Generator) -> _Places
     return _Places()
 
 
-def _t5(heads: int, generator: torch.Generator) -> T5:
+def _t5(heads: int, generator: torch.Generator) -> T5Bias:
     """With numbers as large as the scores: what was never learned is small, and would not be seen."""
-    bias = T5(heads)
+    bias = T5Bias(heads)
     nn.init.normal_(bias.table, generator=generator)
     return bias
 
@@ -235,13 +235,15 @@ def positions(asked: PositionsAsked) -> Encoding:
             values = bias(torch.arange(first, asked.length))
         return Encoding(values=_rounded(values), rows="head", columns="distance", start=first)
     if asked.kind == "rotary":
-        turn = Rotary(asked.width - asked.width % 2)(places, torch.float64)
+        turn = RotaryPositions(asked.width - asked.width % 2)(places, torch.float64)
         half = turn.cos[:, : asked.width // 2]
         return Encoding(values=_rounded(half), rows="position", columns="pair of features", start=0)
     if asked.kind == "sinusoidal":
-        values = Sinusoidal(asked.width)(places, torch.float64)
+        values = SinusoidalPositions(asked.width)(places, torch.float64)
     else:
-        values = torch.randn(asked.length, asked.width, generator=generator) * 0.02  # as `Learned` begins
+        values = (
+            torch.randn(asked.length, asked.width, generator=generator) * 0.02
+        )  # as `LearnedPositions` begins
     return Encoding(values=_rounded(values), rows="position", columns="feature", start=0)
 
 

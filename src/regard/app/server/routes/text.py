@@ -10,7 +10,7 @@ from regard.app.server.schema import (
     Embedded,
     Words,
 )
-from regard.app.server.state import House
+from regard.app.server.state import AppState
 from regard.errors import ArgumentError, RegardError
 from regard.models.encoders.base import Embedded as Vectors
 from regard.models.encoders.base import WordEncoder
@@ -19,13 +19,13 @@ NUMBERS = 2_000_000  # of one answer
 _TOGETHER = 8  # sentences that are embedded at once
 
 
-async def embed(house: House, asked: Embed) -> bytes:
+async def embed(house: AppState, asked: Embed) -> bytes:
     """Wait for the thread of the models."""
     encoder = house.collection.encoder(asked.model)
     return await house.by_model(lambda: _embed(encoder, asked))
 
 
-async def compare(house: House, asked: Compare) -> bytes:
+async def compare(house: AppState, asked: Compare) -> bytes:
     """Wait for the thread of the models."""
     names = asked.models or house.collection.encoders()
     if not names:
@@ -36,7 +36,7 @@ async def compare(house: House, asked: Compare) -> bytes:
     return await house.by_model(lambda: _compare(encoders, asked))
 
 
-async def attended(house: House, asked: Attended) -> bytes:
+async def attended(house: AppState, asked: Attended) -> bytes:
     """Wait for the thread of the models."""
     encoder = house.collection.encoder(asked.model)
     return await house.by_model(lambda: _attended(encoder, asked))

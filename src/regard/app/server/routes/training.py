@@ -8,7 +8,7 @@ import msgspec
 
 from regard.app.server.schema import Row, Sample, State, Training, TrainingRows
 from regard.errors import ArgumentError
-from regard.translation.config import Plan
+from regard.translation.config import TranslationConfig
 from regard.translation.training.checkpoint import Checkpoint, is_training, read_config
 from regard.translation.training.logs import LOG, SAMPLES, read_log
 from regard.translation.training.logs import Row as LogRow
@@ -57,7 +57,7 @@ def _state(folder: Path, rows: list[LogRow], running: bool) -> State:
         return "running"
     try:
         config: dict[str, Any] = read_config(folder)
-        plan = Plan.of(config["plan"]).training
+        plan = TranslationConfig.of(config["plan"]).training
     except (ValueError, OSError):
         return "stopped"
     if plan.updates:

@@ -9,7 +9,7 @@ import msgspec
 from regard.app.server.requests import Align, Translate
 from regard.app.server.routes.views import too_much
 from regard.app.server.schema import Aligned, Alignments, Alternative, Translation, Translations
-from regard.app.server.state import House
+from regard.app.server.state import AppState
 from regard.app.view_model import look_at_translations
 from regard.errors import ArgumentError
 from regard.translation.alignment.alignment import Alignment
@@ -20,20 +20,20 @@ from regard.translation.translator import Translator
 _ALIGNED = 100_000  # pieces of a request
 
 
-async def translate(house: House, asked: Translate) -> bytes:
+async def translate(house: AppState, asked: Translate) -> bytes:
     """Wait for the thread of the models, with others who ask the same of the same model."""
     house.collection.translator(asked.model)
     kind = ("translate", asked.model, asked.beam, asked.best, asked.alignment or asked.look)
     return await house.worker.together(kind, partial(together, house), asked, len(asked.sentences))
 
 
-async def align(house: House, asked: Align) -> bytes:
+async def align(house: AppState, asked: Align) -> bytes:
     """Wait for the thread of the models."""
     translator = house.collection.translator(asked.model)
     return await house.by_model(lambda: _align(translator, asked))
 
 
-def together(house: House, all_asked: list[Translate]) -> list[bytes | Exception]:
+def together(house: AppState, all_asked: list[Translate]) -> list[bytes | Exception]:
     """Several requests for the same in one call: for each its answer, or what is wrong with it."""
     first = all_asked[0]
     entry, translator = house.collection.entry(first.model), house.collection.translator(first.model)
@@ -57,7 +57,7 @@ def together(house: House, all_asked: list[Translate]) -> list[bytes | Exception
     return answers
 
 
-def _answer(house: House, translator: Translator, asked: Translate, found: Sequence[Found]) -> bytes:
+def _answer(house: AppState, translator: Translator, asked: Translate, found: Sequence[Found]) -> bytes:
     attends = house.collection.entry(asked.model).attends
     reason = "" if attends or not asked.alignment else _REASON
     shown = None

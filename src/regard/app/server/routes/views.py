@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from regard._util.text import shorten
 from regard.app.server.registry import Entry
-from regard.app.view_model import Exhibit, Input, Layer, Text, look_at_text, look_at_translation
+from regard.app.view_model import Input, Layer, Text, ViewModel, look_at_text, look_at_translation
 from regard.errors import ArgumentError
-from regard.inspection.capture import Kept
+from regard.inspection.capture import CapturedCall
 from regard.mechanism.operator import attend
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.weights.matrix import Weights
@@ -35,7 +35,7 @@ def too_much(translator: Translator, sentences: Sequence[str], beam: int) -> Arg
     )
 
 
-def of_texts(entry: Entry, texts: Sequence[str]) -> Exhibit:
+def of_texts(entry: Entry, texts: Sequence[str]) -> ViewModel:
     """Texts as an encoder reads them, or as a translator reads them and its translations."""
     if not entry.attends:
         raise ArgumentError(
@@ -48,7 +48,7 @@ def of_texts(entry: Entry, texts: Sequence[str]) -> Exhibit:
     return look_at_text(entry.model, texts, title=entry.name)
 
 
-def of_long(entry: Entry, text: str) -> Exhibit:
+def of_long(entry: Entry, text: str) -> ViewModel:
     """One text through a model, as long as the model takes it at once."""
     if isinstance(entry.model, Translator):
         pieces = len(entry.model.tokens.source.cut(text).ids)
@@ -60,7 +60,7 @@ def of_long(entry: Entry, text: str) -> Exhibit:
     return of_texts(entry, [text])
 
 
-def of_words(text: str) -> Exhibit:
+def of_words(text: str) -> ViewModel:
     """Self-attention without parameters over a text's words, with vectors that are learned from it alone.
 
     >>> from regard.app.server.routes.views import of_words
@@ -79,7 +79,7 @@ def of_words(text: str) -> Exhibit:
         Layer("parts", f"words in {_HEADS} parts", "self", _lazy(parts, sharp)),
     ]
     note = f"{len(words):,} words; each attends to words that occur beside the same words as it does."
-    return Exhibit("words", [Input(shorten(text), [Text(tuple(words))], layers, note)])
+    return ViewModel("words", [Input(shorten(text), [Text(tuple(words))], layers, note)])
 
 
 def _vectors(text: str) -> Tensor:
@@ -95,7 +95,7 @@ def _lazy(x: Tensor, scale: float) -> Weights:
     With it, what is looked at costs no more than its own pairs.
     """
     directions = F.normalize(x, dim=-1).contiguous()
-    weights = Kept(directions, directions, scale=scale).weights()
+    weights = CapturedCall(directions, directions, scale=scale).weights()
     weights._settle()
     problem, _, fitted = weights._now()
     if not fitted:  # without kernels
