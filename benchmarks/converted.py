@@ -23,10 +23,10 @@ def refusal(model: nn.Module) -> str | None:
         width=recipe.width,
         heads=recipe.heads,
         layers=recipe.layers,
-        hidden=recipe.hidden,
-        before=recipe.before,
+        ffn_dim=recipe.ffn_dim,
+        norm_first=recipe.norm_first,
         dropout=recipe.dropout,
-        length=recipe.length,
+        max_positions=recipe.max_positions,
     )
     return None if recipe == usual else f"others do not have all of {recipe}"
 
@@ -52,11 +52,11 @@ def hugging_face(model: Transformer) -> Any:
         sizes |= {
             f"{side}_layers": recipe.layers,
             f"{side}_attention_heads": recipe.heads,
-            f"{side}_ffn_dim": recipe.hidden_width,
+            f"{side}_ffn_dim": recipe.resolved_ffn_dim,
         }
     theirs: Any = (
         M2M100ForConditionalGeneration(M2M100Config(**sizes))
-        if recipe.before
+        if recipe.norm_first
         else MarianMTModel(MarianConfig(**sizes))
     )
     theirs.eval().requires_grad_(False)
@@ -64,7 +64,7 @@ def hugging_face(model: Transformer) -> Any:
     for ours, side in ((model.encoder, theirs.model.encoder), (model.decoder, theirs.model.decoder)):
         embedding = model.embedding if side is theirs.model.decoder else _source_embedding(model)
         side.embed_tokens.weight = nn.Parameter(embedding.weight, requires_grad=False)
-        if recipe.before:  # their first position comes after those of padding
+        if recipe.norm_first:  # their first position comes after those of padding
             side.embed_positions.weights = torch.cat([table[: PADDING + 1] * 0, table])
             _copy(side.layer_norm, ours.norm)
         else:
@@ -106,13 +106,13 @@ def ctranslate2(model: Transformer, folder: Path) -> None:
     from ctranslate2.specs import TransformerSpec
 
     recipe = model.encoder.recipe
-    spec = TransformerSpec.from_config((recipe.layers, recipe.layers), recipe.heads, pre_norm=recipe.before)
+    spec = TransformerSpec.from_config((recipe.layers, recipe.layers), recipe.heads, pre_norm=recipe.norm_first)
     spec.encoder.embeddings[0].weight = _source_embedding(model).weight.detach().numpy()
     spec.decoder.embeddings.weight = model.embedding.weight.detach().numpy()
     spec.decoder.projection.weight = model.output_weight.detach().numpy()
     for ours, side in ((model.encoder, spec.encoder), (model.decoder, spec.decoder)):
         side.position_encodings.encodings = _positions(model).numpy()
-        if recipe.before:
+        if recipe.norm_first:
             _write(side.layer_norm, ours.norm)
         for block, layer in zip(ours.blocks, side.layer, strict=True):
             for theirs, linear in zip(layer.self_attention.linear, _linears(block.attention), strict=True):

@@ -51,11 +51,11 @@ def build(source: int, target: int, recipe: TransformerConfig, *, share: bool, s
         "type": "transformer",
         "embeddings": {"embedding_dim": recipe.width, "scale": True, "dropout": recipe.dropout},
         "hidden_size": recipe.width,
-        "ff_size": recipe.hidden_width,
+        "ff_size": recipe.resolved_ffn_dim,
         "num_layers": recipe.layers,
         "num_heads": recipe.heads,
         "dropout": recipe.dropout,
-        "layer_norm": "pre" if recipe.before else "post",
+        "layer_norm": "pre" if recipe.norm_first else "post",
     }
     marks = Marks(source)
     settings = {"encoder": side, "decoder": side, "tied_embeddings": share, "tied_softmax": share}
@@ -128,7 +128,7 @@ def converted(model: Transformer) -> Any:
     theirs.decoder.output_layer.weight.copy_(model.output_weight)
     for ours, side in ((model.encoder, theirs.encoder), (model.decoder, theirs.decoder)):
         side.pe.pe = model.encoder.positions(torch.arange(LONGEST))[None]
-        if recipe.before:
+        if recipe.norm_first:
             _copy(side.layer_norm, ours.norm)
         for block, layer in zip(ours.blocks, side.layers, strict=True):
             for name, part in PARTS.items():

@@ -22,7 +22,7 @@ from benchmarks import joeynmt, multi30k, table
 from benchmarks.multi30k import VOCABULARY, Batch
 from benchmarks.workers import ask, dismiss
 
-WIDTH, HEADS, LAYERS, HIDDEN = 256, 8, 3, 1024
+WIDTH, HEADS, LAYERS, FFN_DIM = 256, 8, 3, 1024
 DROPOUT, SMOOTHING = 0.1, 0.1
 TOKENS = 6_000  # real source and target tokens of a batch, together
 BATCHES = 24  # prepared for each contender, and used again from the start
@@ -149,7 +149,7 @@ def regards(batches: Sequence[Batch], tuned: bool) -> Stepper:
 
     if tuned:
         keep_memory()
-    recipe = TransformerConfig(width=WIDTH, heads=HEADS, layers=LAYERS, hidden=HIDDEN, dropout=DROPOUT)
+    recipe = TransformerConfig(width=WIDTH, heads=HEADS, layers=LAYERS, ffn_dim=FFN_DIM, dropout=DROPOUT)
     model = Transformer(VOCABULARY, recipe, share=True)
     packed = [
         (Packed.of([pair.source for pair in batch]), Packed.of([pair.target for pair in batch]))
@@ -196,7 +196,7 @@ def joeynmts(batches: Sequence[Batch], tuned: bool) -> Stepper:
 
     if tuned:
         keep_memory()
-    recipe = TransformerConfig(width=WIDTH, heads=HEADS, layers=LAYERS, hidden=HIDDEN, dropout=DROPOUT)
+    recipe = TransformerConfig(width=WIDTH, heads=HEADS, layers=LAYERS, ffn_dim=FFN_DIM, dropout=DROPOUT)
     model = joeynmt.build(VOCABULARY, VOCABULARY, recipe, share=True, smoothing=SMOOTHING)
     padded = [joeynmt.make_batch(*zip(*batch, strict=True)) for batch in batches]
     places = [batch.src.numel() + batch.trg.numel() for batch in padded]
@@ -218,7 +218,7 @@ class Usual(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         nn.init.normal_(self.embedding.weight, std=WIDTH**-0.5)
         self.transformer = nn.Transformer(
-            WIDTH, HEADS, LAYERS, LAYERS, HIDDEN, DROPOUT, batch_first=True, norm_first=True
+            WIDTH, HEADS, LAYERS, LAYERS, FFN_DIM, DROPOUT, batch_first=True, norm_first=True
         )
         self.dropout = nn.Dropout(DROPOUT)
         angles = torch.arange(512.0)[:, None] / 10_000 ** (torch.arange(0, WIDTH, 2) / WIDTH)

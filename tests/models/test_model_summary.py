@@ -24,7 +24,7 @@ from regard.models.layers.nonlocal_block import NonLocal
 from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 
 WIDTH, LENGTH, BATCH = 24, 7, 2
-RECIPE = TransformerConfig(width=WIDTH, heads=4, layers=2, hidden=40, dropout=0.0)
+RECIPE = TransformerConfig(width=WIDTH, heads=4, layers=2, ffn_dim=40, dropout=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +173,7 @@ def test_cells_and_convolutions_cost_their_matrices() -> None:
 def test_looking_up_costs_nothing() -> None:
     assert summary(nn.Embedding(50, WIDTH)).cost == (0,)
     with_positions = TransformerConfig(
-        width=WIDTH, heads=4, layers=2, hidden=40, dropout=0.0, positions="learned"
+        width=WIDTH, heads=4, layers=2, ffn_dim=40, dropout=0.0, positions="learned"
     )
     assert summary(LanguageModel(50, with_positions)).cost == summary(LanguageModel(50, RECIPE)).cost
 

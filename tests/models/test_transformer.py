@@ -37,12 +37,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 SLOW = pytest.mark.slow  # compiles
 WORDS = 23
-RECIPE = TransformerConfig(width=12, heads=2, layers=2, hidden=17, dropout=0.0, length=11)
+RECIPE = TransformerConfig(width=12, heads=2, layers=2, ffn_dim=17, dropout=0.0, max_positions=11)
 RECIPES: dict[str, TransformerConfig] = {
     **{kind: replace(RECIPE, positions=kind) for kind in get_args(Positions)},
-    "norm after": replace(RECIPE, before=False, activation="gelu"),
+    "norm after": replace(RECIPE, norm_first=False, activation="gelu"),
     "rms norm": replace(RECIPE, norm="rms", activation="swiglu", linear_bias=False),
-    "rms norm after": replace(RECIPE, norm="rms", before=False, positions="t5"),
+    "rms norm after": replace(RECIPE, norm="rms", norm_first=False, positions="t5"),
     "one key head": replace(RECIPE, key_heads=1, positions="rotary"),
     "sparsemax": replace(RECIPE, normalize=regard.Sparsemax(), positions="alibi"),
     "entmax15": replace(RECIPE, normalize=regard.Entmax15()),
@@ -467,7 +467,7 @@ def test_a_language_model_learns_a_few_sentences_by_heart() -> None:
 
 def test_a_masked_language_model_fills_its_gaps() -> None:
     torch.manual_seed(0)
-    model = MaskedLanguageModel(WORDS, replace(RECIPE, before=False, activation="gelu"))
+    model = MaskedLanguageModel(WORDS, replace(RECIPE, norm_first=False, activation="gelu"))
     batch = Packed.of([[5, 0, 7, 8], [9, 10, 0]])
     labels = torch.tensor([-100, 6, -100, -100, -100, -100, 11])
     assert trained(model, lambda: model.loss(batch, labels)) < 0.1

@@ -20,7 +20,7 @@ NAMES = [(section, name) for section, values in TranslationConfig().settings().i
 MODELS = ("transformer", "recurrent", "plain")
 OTHER = TranslationConfig().changed(
     {
-        "model": {"width": 24, "layers": 1, "heads": 3, "key_heads": 1, "hidden": 7, "positions": "rotary"},
+        "model": {"width": 24, "layers": 1, "heads": 3, "key_heads": 1, "ffn_dim": 7, "positions": "rotary"},
         "tokens": {"kind": "characters", "size": 77, "shared": False, "coverage": 0.99},
         "corpus": {"longest": 11, "ratio": 2.5, "dev": 13},
         "training": {"updates": 5, "rate": 3e-7, "schedule": "constant", "clip": 0, "criterion": "loss"},
@@ -79,7 +79,7 @@ def test_a_plan_comes_back_from_what_it_writes(plan: TranslationConfig, tmp_path
 def test_a_file_changes_what_it_says_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text("[training]\nrate = 1\n[model]\nhidden = 99\n", "utf-8")
     plan = TranslationConfig.read(tmp_path / "plan.toml", OTHER)
-    assert plan == OTHER.changed({"training": {"rate": 1.0}, "model": {"hidden": 99}})
+    assert plan == OTHER.changed({"training": {"rate": 1.0}, "model": {"ffn_dim": 99}})
     (tmp_path / "plan.toml").write_text("", "utf-8")
     assert TranslationConfig.read(tmp_path / "plan.toml", OTHER) == OTHER
 
@@ -87,15 +87,15 @@ def test_a_file_changes_what_it_says_and_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "wanted"),
     [
-        ("training.rate=1e-3", 1e-3),
-        ("training.rate=2", 2.0),
-        (" training.rate = 0.5 ", 0.5),
-        ("training.tokens=1_000", 1000),
+        ("training.learning_rate=1e-3", 1e-3),
+        ("training.learning_rate=2", 2.0),
+        (" training.learning_rate = 0.5 ", 0.5),
+        ("training.batch_tokens=1_000", 1000),
         ("training.updates=none", None),
         ("training.updates=7", 7),
         ("model.kind=plain", "plain"),
         ('model.kind="plain"', "plain"),
-        ("model.before=false", False),
+        ("model.norm_first=false", False),
         ("model.normalize=entmax15", "entmax15"),
         ("tokens.kind=bpe", "bpe"),
     ],
@@ -127,11 +127,11 @@ def test_the_last_of_two_settings_counts() -> None:
         ("training.epochs=0", "epochs=0; it must be at least 1"),
         ("training.epochs=none", "training.epochs is 'none'"),
         ("training.updates=0", "updates=0; it must be at least 1"),
-        ("training.rate=fast", "training.rate is 'fast'; it must be a number"),
-        ("training.rate=0", "rate=0.0; it must be above 0"),
-        ("training.rate=nan", "rate=nan"),
-        ("training.rate=inf", "rate=inf"),
-        ("training.smoothing=1", "smoothing=1.0; it must be at least 0 and below 1"),
+        ("training.learning_rate=fast", "training.learning_rate is 'fast'; it must be a number"),
+        ("training.learning_rate=0", "rate=0.0; it must be above 0"),
+        ("training.learning_rate=nan", "rate=nan"),
+        ("training.learning_rate=inf", "rate=inf"),
+        ("training.label_smoothing=1", "smoothing=1.0; it must be at least 0 and below 1"),
         ("training.seed=4294967296", "seed=4294967296; it must be below 2**32"),
         ("training.seed=-1", "seed=-1"),
         (
@@ -139,19 +139,19 @@ def test_the_last_of_two_settings_counts() -> None:
             "training.schedule is 'linear'; there are cosine, inverse-sqrt, constant",
         ),
         ("training.precision=float16", "there are float32, bfloat16"),
-        ("training.criterion=chrf", "there are bleu, loss"),
+        ("training.metric=chrf", "there are bleu, loss"),
         ("training.accumulate=[1, 2]", "training.accumulate is [1, 2]; it must be a whole number"),
         ("model.kind=lstm", "model.kind is 'lstm'; there are transformer, recurrent, plain"),
         ("model.heads=7", "256"),  # which is not divided by 7
         ("model.width=0", "width=0"),
-        ("model.before=1", "model.before is 1; it must be true or false"),
+        ("model.norm_first=1", "model.norm_first is 1; it must be true or false"),
         ("model.normalize=max", "normalize is 'max'; there are softmax, softmax1"),
         ("model.dropout=1.5", "dropout=1.5"),
         ("tokens.size=4", "size=4; it must be at least 5"),
-        ("tokens.coverage=1.00000001", "coverage=1.00000001; it must be at least 0.98 and at most 1"),
-        ("tokens.coverage=0.5", "coverage=0.5; it must be at least 0.98"),
-        ("corpus.ratio=0.5", "ratio=0.5; it must be at least 1"),
-        ("corpus.longest=0", "longest=0"),
+        ("tokens.character_coverage=1.00000001", "coverage=1.00000001; it must be at least 0.98 and at most 1"),
+        ("tokens.character_coverage=0.5", "coverage=0.5; it must be at least 0.98"),
+        ("corpus.max_length_ratio=0.5", "ratio=0.5; it must be at least 1"),
+        ("corpus.max_tokens=0", "longest=0"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_cure(setting: str, why: str) -> None:
@@ -235,10 +235,10 @@ def test_settings_that_do_not_matter_are_not_shown(kind: str, shown: str) -> Non
 @pytest.mark.parametrize(
     "setting",
     [
-        *("model.width=1000000000", "model.layers=1000000000", "model.hidden=99999999999"),
-        *("model.heads=1000000000", "model.length=99999999999", "tokens.size=99999999999"),
-        *("training.accumulate=1000000000", "training.threads=1000000", "training.tokens=99999999999"),
-        *("corpus.longest=99999999999", "training.epochs=99999999999999"),
+        *("model.width=1000000000", "model.layers=1000000000", "model.ffn_dim=99999999999"),
+        *("model.heads=1000000000", "model.max_positions=99999999999", "tokens.size=99999999999"),
+        *("training.accumulate=1000000000", "training.threads=1000000", "training.batch_tokens=99999999999"),
+        *("corpus.max_tokens=99999999999", "training.epochs=99999999999999"),
     ],
 )
 def test_numbers_that_nobody_can_mean_are_refused(setting: str) -> None:
@@ -254,20 +254,20 @@ def test_an_unknown_preset_is_refused() -> None:
 
 
 def test_learned_positions_reach_as_far_as_translations() -> None:
-    with pytest.raises(ArgumentError, match=r"model.length is 300 .*longest is 256; .* to 524"):
-        TranslationConfig().but(["model.positions=learned", "model.length=300"])
-    assert TranslationConfig().but(["model.positions=learned", "model.length=524"]).model.length == 524
-    assert TranslationConfig().but(["model.positions=rotary", "model.length=1"]).model.length == 1
+    with pytest.raises(ArgumentError, match=r"model.max_positions is 300 .*longest is 256; .* to 524"):
+        TranslationConfig().but(["model.positions=learned", "model.max_positions=300"])
+    assert TranslationConfig().but(["model.positions=learned", "model.max_positions=524"]).model.max_positions == 524
+    assert TranslationConfig().but(["model.positions=rotary", "model.max_positions=1"]).model.max_positions == 1
 
 
 @pytest.mark.parametrize(
     "setting",
     [
-        "training.rate=" + "1" * 5000,
-        "training.rate=" + "[" * 5000,
+        "training.learning_rate=" + "1" * 5000,
+        "training.learning_rate=" + "[" * 5000,
         "training.epochs=0x" + "f" * 9000,
         "training.seed=0x" + "f" * 9000,
-        "model.before=0x" + "f" * 9000,
+        "model.norm_first=0x" + "f" * 9000,
         "training.epochs=1\nother=2",
         "training.epochs=\ud800",
         "training." + "x" * 5000 + "=1",

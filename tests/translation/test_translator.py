@@ -183,7 +183,7 @@ class TestLongLines:
         assert len(one.alignment.source_words) == 1
 
     def test_learned_positions_are_few(self, tmp_path):
-        few = ["model.positions=learned", "model.length=20", "corpus.longest=4"]
+        few = ["model.positions=learned", "model.max_positions=20", "corpus.max_tokens=4"]
         translator = load_translator(folders.write(tmp_path / "x", more=few))
         assert translator.longest == 4
         for one in translator.translate(["Hund " * 30, "ein Hund bellt laut und lacht sehr gern heute"]):

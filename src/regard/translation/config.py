@@ -36,7 +36,7 @@ NORMALIZERS: dict[str, type[Normalizer]] = {
     "entmax15": Entmax15,
 }
 RECURRENT = ("cell", "attention", "bidirectional", "reverse", "input_feeding")
-_RECIPE = ("heads", "key_heads", "hidden", "activation", "norm", "before", "positions", "length")
+_RECIPE = ("heads", "key_heads", "ffn_dim", "activation", "norm", "norm_first", "positions", "max_positions")
 TRANSFORMER = (*_RECIPE, "normalize")
 # far more than anybody needs, so that a slip of the finger is refused before it fills the memory
 _MOST = {
@@ -44,8 +44,8 @@ _MOST = {
     "layers": 1024,
     "heads": 4096,
     "key_heads": 4096,
-    "hidden": 1_000_000,
-    "length": 10_000_000,
+    "ffn_dim": 1_000_000,
+    "max_positions": 10_000_000,
     "size": 10_000_000,
     "longest": 10_000_000,
     "dev": 10_000_000,
@@ -71,12 +71,12 @@ class ModelConfig:
     dropout: float = 0.1
     heads: int = 8
     key_heads: int | None = None
-    hidden: int | None = None
+    ffn_dim: int | None = None
     activation: Activation = "relu"
     norm: Norm = "layer"
-    before: bool = True
+    norm_first: bool = True
     positions: Positions = "sinusoidal"
-    length: int = 1024
+    max_positions: int = 1024
     normalize: str = "softmax"
     cell: Cell = "gru"
     attention: Attention = "additive"
@@ -87,9 +87,9 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.normalize not in NORMALIZERS:
             raise ArgumentError(f"normalize is {self.normalize!r}; there are {', '.join(NORMALIZERS)}.")
-        for name in ("width", "layers", "heads", "length"):
+        for name in ("width", "layers", "heads", "max_positions"):
             _count(name, getattr(self, name), least=1)
-        for name in ("key_heads", "hidden"):
+        for name in ("key_heads", "ffn_dim"):
             if getattr(self, name) is not None:
                 _count(name, getattr(self, name), least=1)
         self.recipe()
@@ -234,17 +234,17 @@ class TranslationConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
     def __post_init__(self) -> None:
-        model, needed = self.model, longest_translation(self.corpus.longest) + 2  # and marks
-        if model.kind == "transformer" and model.positions == "learned" and model.length < needed:
+        model, needed = self.model, longest_translation(self.corpus.max_tokens) + 2  # and marks
+        if model.kind == "transformer" and model.positions == "learned" and model.max_positions < needed:
             raise ArgumentError(
-                f"model.length is {model.length} and corpus.longest is {self.corpus.longest}; so many "
-                f"learned positions are too few for its translations. Raise model.length to {needed}, lower "
-                "corpus.longest, or choose other positions."
+                f"model.max_positions is {model.max_positions} and corpus.max_tokens is {self.corpus.max_tokens}; so many "
+                f"learned positions are too few for its translations. Raise model.max_positions to {needed}, lower "
+                "corpus.max_tokens, or choose other positions."
             )
-        if self.training.guide and model.kind != "transformer":
+        if self.training.guided_alignment_weight and model.kind != "transformer":
             raise ArgumentError(
-                f"training.guide is {self.training.guide:g} and model.kind is {model.kind!r}; only a "
-                "transformer can be guided. Set training.guide=0."
+                f"training.guided_alignment_weight is {self.training.guided_alignment_weight:g} and model.kind is {model.kind!r}; only a "
+                "transformer can be guided. Set training.guided_alignment_weight=0."
             )
 
     @classmethod
@@ -317,7 +317,7 @@ class TranslationConfig:
         return its.updates > mine.updates
 
     def but(self, settings: Sequence[str]) -> "TranslationConfig":
-        """With single settings changed: "training.rate=0.001"."""
+        """With single settings changed: "training.learning_rate=0.001"."""
         found: dict[str, dict[str, Any]] = {}
         for one in settings:
             path, equals, value = one.partition("=")

@@ -101,7 +101,7 @@ class Translator:
         self.choice, self.settings = choice or AlignmentHead(), settings or {}
         plan = self.settings.get("plan", {})
         match plan.get("model"):
-            case {"kind": "transformer", "positions": "learned", "length": int(places)}:
+            case {"kind": "transformer", "positions": "learned", "max_positions": int(places)}:
                 self._places = places  # that were learned, for pieces and a mark
             case _:
                 self._places = sys.maxsize

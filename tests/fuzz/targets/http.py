@@ -61,7 +61,7 @@ def prepare(shared: Path) -> None:
     collection = Registry.load(map(os.fspath, names))
     torch.manual_seed(0)
     marks = ("<unk>", "<s>", "</s>", "<mask>")
-    bert = BertEncoder(Vocabulary(WORDS, marks=marks), 16, 2, heads=2, length=40).eval()
+    bert = BertEncoder(Vocabulary(WORDS, marks=marks), 16, 2, heads=2, max_positions=40).eval()
     static = StaticEncoder(WORDS, torch.randn(len(WORDS), 4))
     collection.entries.update(Registry({"bert": bert, "static": static}).entries)
     house = AppState(collection)

@@ -17,7 +17,7 @@ MARKS = len(BertEncoder.marks)
 def make(dropout: float = 0.0) -> BertEncoder:
     torch.manual_seed(0)
     vocabulary = Vocabulary.of(TEXT, marks=BertEncoder.marks)
-    return BertEncoder(vocabulary, width=12, layers=2, heads=3, dropout=dropout, length=19)
+    return BertEncoder(vocabulary, width=12, layers=2, heads=3, dropout=dropout, max_positions=19)
 
 
 def test_the_senses_of_a_word_are_told_apart_where_static_vectors_cannot() -> None:

@@ -14,7 +14,7 @@ from tests.models.exact import close, filled, normal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-RECIPE = TransformerConfig(width=12, heads=3, layers=2, hidden=7, dropout=0.0, positions="none")
+RECIPE = TransformerConfig(width=12, heads=3, layers=2, ffn_dim=7, dropout=0.0, positions="none")
 KINDS = [(norm, before) for norm in ("layer", "rms", "none") for before in (True, False)]
 
 
@@ -56,9 +56,9 @@ def test_feed_forward_by_hand(activation: Any, linear_bias: bool) -> None:
     assert repr(feed).startswith(f"FeedForward(\n  {activation}")
 
 
-@pytest.mark.parametrize(("norm", "before"), KINDS)
-def test_residual_by_hand(norm: Any, before: bool) -> None:
-    residual, x = filled(Residual(replace(RECIPE, norm=norm, before=before))), normal(5, 12)
+@pytest.mark.parametrize(("norm", "norm_first"), KINDS)
+def test_residual_by_hand(norm: Any, norm_first: bool) -> None:
+    residual, x = filled(Residual(replace(RECIPE, norm=norm, norm_first=norm_first))), normal(5, 12)
     outcomes = {
         True: x + normed(x, residual.norm, norm).sin(),
         False: normed(x + x.sin(), residual.norm, norm),
@@ -66,16 +66,16 @@ def test_residual_by_hand(norm: Any, before: bool) -> None:
     close(residual(x, torch.sin), outcomes[before])
 
 
-@pytest.mark.parametrize(("norm", "before"), KINDS)
+@pytest.mark.parametrize(("norm", "norm_first"), KINDS)
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
-def test_blocks_by_hand(norm: Any, before: bool, activation: Any) -> None:
-    recipe = replace(RECIPE, norm=norm, before=before, activation=activation, key_heads=1)
+def test_blocks_by_hand(norm: Any, norm_first: bool, activation: Any) -> None:
+    recipe = replace(RECIPE, norm=norm, norm_first=norm_first, activation=activation, key_heads=1)
     encoder, decoder = filled(EncoderBlock(recipe)), filled(DecoderBlock(recipe))
     x, source = normal(2, 5, 12), normal(2, 7, 12)
     mask, source_mask = regard.Causal(), regard.Padding([7, 3])
 
     def around(x: Tensor, residual: Residual, part: Any) -> Tensor:
-        if before:
+        if norm_first:
             return x + part(normed(x, residual.norm, norm))
         return normed(x + part(x), residual.norm, norm)
 
@@ -91,9 +91,9 @@ def test_blocks_by_hand(norm: Any, before: bool, activation: Any) -> None:
     close(decoder(x, memory, mask=mask, source_mask=source_mask), y)
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_a_stack_is_its_blocks_and_a_last_norm(before: bool) -> None:
-    stack, x = filled(Stack(replace(RECIPE, before=before))), normal(2, 5, 12)
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_a_stack_is_its_blocks_and_a_last_norm(norm_first: bool) -> None:
+    stack, x = filled(Stack(replace(RECIPE, norm_first=norm_first))), normal(2, 5, 12)
     layers = stack.states(x)
     assert len(layers) == 3
     y = stack.blocks[1](stack.blocks[0](x))
@@ -104,10 +104,10 @@ def test_a_stack_is_its_blocks_and_a_last_norm(before: bool) -> None:
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("before", [True, False])
-def test_blocks_equal_those_of_torch(before: bool, activation: Any) -> None:
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_blocks_equal_those_of_torch(norm_first: bool, activation: Any) -> None:
     """The same parameters in nn.TransformerEncoderLayer and nn.TransformerDecoderLayer."""
-    recipe = replace(RECIPE, before=before, activation=activation)
+    recipe = replace(RECIPE, norm_first=norm_first, activation=activation)
     options = {"dropout": 0.0, "activation": activation, "batch_first": True, "norm_first": before}
     block, x, source = filled(DecoderBlock(recipe)), normal(2, 5, 12), normal(2, 7, 12)
     theirs = nn.TransformerDecoderLayer(12, 3, 7, **options).double()
@@ -179,8 +179,8 @@ def test_bias_and_mask_reach_the_attention_to_the_target_alone() -> None:
 def test_recipes_are_values() -> None:
     assert TransformerConfig() == TransformerConfig()
     assert hash(TransformerConfig()) == hash(TransformerConfig())
-    assert TransformerConfig(width=24, heads=3).hidden_width == 96
-    assert TransformerConfig(width=24, heads=3, hidden=5).hidden_width == 5
+    assert TransformerConfig(width=24, heads=3).resolved_ffn_dim == 96
+    assert TransformerConfig(width=24, heads=3, ffn_dim=5).resolved_ffn_dim == 5
 
 
 def test_every_layer_learns_a_sink_of_its_own() -> None:
@@ -212,13 +212,13 @@ def test_dropout_in_training_alone() -> None:
         ({"width": 0}, regard.ArgumentError, "width=0"),
         ({"layers": 0}, regard.ArgumentError, "layers=0"),
         ({"heads": 0}, regard.ArgumentError, "heads=0"),
-        ({"length": 0}, regard.ArgumentError, "length=0"),
-        ({"hidden": 0}, regard.ArgumentError, "hidden=0"),
+        ({"max_positions": 0}, regard.ArgumentError, "max_positions=0"),
+        ({"ffn_dim": 0}, regard.ArgumentError, "ffn_dim=0"),
         ({"layers": 2.0}, regard.DTypeError, "layers=2.0"),
         ({"dropout": 1.0}, regard.ArgumentError, "dropout=1.0"),
-        ({"before": 1}, regard.DTypeError, "before=1; it is True or False"),
+        ({"norm_first": 1}, regard.DTypeError, "norm_first=1; it is True or False"),
         ({"linear_bias": "yes"}, regard.DTypeError, "linear_bias='yes'; it is True or False"),
-        ({"epsilon": 0.0}, regard.ArgumentError, "epsilon=0.0"),
+        ({"eps": 0.0}, regard.ArgumentError, "eps=0.0"),
         ({"activation": "tanh"}, regard.ArgumentError, "'tanh'; there are relu, gelu, swiglu"),
         ({"heads": 8, "key_heads": 3}, regard.ArgumentError, "heads=8 and key_heads=3"),
         ({"key_heads": "two"}, regard.DTypeError, "key_heads='two'"),
@@ -234,7 +234,7 @@ def test_recipes_that_cannot_be(options: dict[str, Any], error: type[Exception],
 
 
 def test_feed_forwards_that_cannot_be() -> None:
-    with pytest.raises(regard.ArgumentError, match="hidden=-5"):
+    with pytest.raises(regard.ArgumentError, match="ffn_dim=-5"):
         FeedForward(12, -5)
     with pytest.raises(regard.DTypeError, match="width='x'"):
         FeedForward("x", 5)  # type: ignore[arg-type]

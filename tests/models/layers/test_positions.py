@@ -26,7 +26,7 @@ from tests.models.exact import close, normal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-RECIPE = TransformerConfig(width=12, heads=3, layers=2, dropout=0.0, length=11)
+RECIPE = TransformerConfig(width=12, heads=3, layers=2, dropout=0.0, max_positions=11)
 KINDS = [kind for kind in get_args(Positions) if kind != "none"]
 
 
@@ -52,7 +52,7 @@ def shuffled(encoder: Stack, **options: Any) -> tuple[Tensor, Tensor]:
     return encoder(x[:, order], **options), encoder(x, **options)[:, order]
 
 
-@pytest.mark.parametrize("options", [{}, {"norm": "rms", "before": False}, {"activation": "swiglu"}])
+@pytest.mark.parametrize("options", [{}, {"norm": "rms", "norm_first": False}, {"activation": "swiglu"}])
 def test_without_positions_an_encoder_is_equivariant(options: dict[str, Any]) -> None:
     encoder = Stack(replace(RECIPE, positions="none", **options)).double()
     close(*shuffled(encoder))
@@ -245,7 +245,7 @@ def test_positions_restart_with_every_sentence(kind: str, causal: bool) -> None:
     [
         (lambda: SinusoidalPositions(0), regard.ArgumentError, "width=0"),
         (lambda: SinusoidalPositions(4, base=1.0), regard.ArgumentError, "base=1.0"),
-        (lambda: LearnedPositions(0, 4), regard.ArgumentError, "length=0"),
+        (lambda: LearnedPositions(0, 4), regard.ArgumentError, "max_positions=0"),
         (lambda: LearnedPositions(4, 0), regard.ArgumentError, "width=0"),
         (lambda: RotaryPositions(5), regard.ArgumentError, "width=5; it turns pairs"),
         (lambda: RotaryPositions(0), regard.ArgumentError, "width=0"),

@@ -34,7 +34,7 @@ def _still(one_thread: None) -> None:
 
 def make(kind: str) -> Seq2Seq:
     if kind == "transformer":
-        return Transformer((31, 37), TransformerConfig(width=12, heads=3, layers=2, hidden=16))
+        return Transformer((31, 37), TransformerConfig(width=12, heads=3, layers=2, ffn_dim=16))
     if kind == "grouped":
         return Transformer(
             37, TransformerConfig(width=12, heads=3, key_heads=1, layers=2, normalize=regard.Entmax15())

@@ -22,11 +22,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 PADDING, START, END = 0, 1, 2
 WORDS = 7
-RECIPE = TransformerConfig(width=8, heads=2, layers=2, hidden=12, dropout=0.3)
+RECIPE = TransformerConfig(width=8, heads=2, layers=2, ffn_dim=12, dropout=0.3)
 MODELS: dict[str, Any] = {
     "transformer": RECIPE,
     "rotary, one key head": replace(RECIPE, positions="rotary", key_heads=1),
-    "alibi, norm after": replace(RECIPE, positions="alibi", before=False),
+    "alibi, norm after": replace(RECIPE, positions="alibi", norm_first=False),
     "entmax15": replace(RECIPE, normalize=regard.Entmax15()),
     "plain": RecurrentConfig(width=8, attention="none", layers=2, reverse=True),
     "bahdanau": RecurrentConfig(width=8, attention="additive", cell="gru"),

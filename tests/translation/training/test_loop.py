@@ -28,8 +28,8 @@ from tests.translation.small import DEV, IDS, small_plan, small_trainer, train_s
 from tests.translation.training.test_checkpoint import content, no_file_larger_than
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-WIDE = ("training.average=1", "training.accumulate=1", "training.save=5", "training.judge=7")
-PATIENT = ("training.patience=1", "training.rate=0.3", "training.updates=40")  # it is soon as good as it gets
+WIDE = ("training.average_checkpoints=1", "training.accumulate=1", "training.save_every=5", "training.validate_every=7")
+PATIENT = ("training.patience=1", "training.learning_rate=0.3", "training.updates=40")  # it is soon as good as it gets
 
 
 class Told(Listener):
@@ -244,7 +244,7 @@ def test_patience_ends_a_training_and_it_stays_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize("average", [1, 3])
 def test_the_weights_to_translate_with_are_the_mean_of_the_last(tmp_path: Path, average: int) -> None:
     told = Told()
-    plan = small_plan("transformer", f"training.average={average}")
+    plan = small_plan("transformer", f"training.average_checkpoints={average}")
     outcome = small_trainer(tmp_path, plan, listeners=[told]).run()
     assert outcome.progress.best_step == 10
     assert list(told.weights) == [3, 4, 6, 8, 9, 10]
@@ -261,7 +261,7 @@ def test_the_best_weights_are_kept_and_no_worse_ones(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("regard.translation.training.loop.judge", judge)
     told = Told()
-    trainer = small_trainer(tmp_path, small_plan("transformer", "training.average=1"), listeners=[told])
+    trainer = small_trainer(tmp_path, small_plan("transformer", "training.average_checkpoints=1"), listeners=[told])
     told.progress = trainer.progress
     outcome = trainer.run()
     assert (outcome.progress.best, outcome.progress.best_step) == (3.0, 4)
@@ -287,7 +287,7 @@ class Merged:
 
 @pytest.mark.parametrize("model", ["transformer", "recurrent", "plain"])
 def test_gradients_that_are_added_up_are_those_of_one_large_batch(tmp_path: Path, model: str) -> None:
-    calm = ("model.dropout=0", "training.unknown=0", "training.average=1")
+    calm = ("model.dropout=0", "training.unknown_rate=0", "training.average_checkpoints=1")
     three = small_trainer(tmp_path / "three", small_plan(model, *calm, "training.accumulate=3"))
     one = small_trainer(tmp_path / "one", small_plan(model, *calm, "training.accumulate=1"))
     one.batches = Merged(three.batches, 3)  # type: ignore[assignment]
@@ -302,7 +302,7 @@ def test_gradients_that_are_added_up_are_those_of_one_large_batch(tmp_path: Path
 
 def test_a_model_learns(tmp_path: Path) -> None:
     told = Told()
-    settings = ("training.updates=60", "training.judge=15", "training.save=60", "training.average=1")
+    settings = ("training.updates=60", "training.validate_every=15", "training.save_every=60", "training.average_checkpoints=1")
     small_trainer(tmp_path, small_plan("transformer", *settings), listeners=[told]).run()
     losses = [one.loss for one in told.judgements]
     assert losses[-1] < 0.75 * losses[0]
@@ -350,8 +350,8 @@ def test_a_gradient_that_is_not_finite_ends_the_training(tmp_path: Path) -> None
     calm = small_plan("transformer", "training.updates=3")
     train_small(tmp_path, calm)
     before = content(tmp_path)
-    rare = ("training.judge=100", "training.save=100", "training.warmup=0", "training.clip=0")
-    wild = small_plan("transformer", "training.rate=1e30", *rare)
+    rare = ("training.validate_every=100", "training.save_every=100", "training.warmup=0", "training.max_grad_norm=0")
+    wild = small_plan("transformer", "training.learning_rate=1e30", *rare)
     with pytest.raises(
         ArgumentError, match=r"of update 5 is not finite; .*rate, which is 1e\+30, .*clip, which is 0"
     ):
@@ -361,11 +361,11 @@ def test_a_gradient_that_is_not_finite_ends_the_training(tmp_path: Path) -> None
 
 def test_weights_that_are_not_finite_are_never_kept(tmp_path: Path) -> None:
     wild = (
-        "training.rate=1e39",
+        "training.learning_rate=1e39",
         "training.schedule=constant",
         "training.warmup=0",
         "training.updates=1",
-        "training.criterion=bleu",
+        "training.metric=bleu",
     )
     with pytest.raises(ArgumentError, match="dev loss after update 1 is not finite"):
         train_small(tmp_path, small_plan("transformer", *wild))
@@ -390,7 +390,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_there(
     assert bits(tmp_path) == whole("transformer")
 
 
-@pytest.mark.parametrize("setting", ["model.width=32", "model.layers=2", "model.hidden=7"])
+@pytest.mark.parametrize("setting", ["model.width=32", "model.layers=2", "model.ffn_dim=7"])
 def test_a_checkpoint_of_another_plan_is_refused(tmp_path: Path, setting: str) -> None:
     train_small(tmp_path, small_plan("transformer", "training.updates=3"))
     with pytest.raises(
@@ -425,7 +425,7 @@ def test_a_state_that_is_none_is_refused(tmp_path: Path, state: str) -> None:
 @pytest.mark.parametrize("tokens", [1, 4096])
 def test_small_corpora_and_batches_of_one_pair(tmp_path: Path, pairs: int, tokens: int) -> None:
     few = InMemory([IDS[place] for place in range(pairs)])
-    plan = small_plan("recurrent", f"training.tokens={tokens}", "training.updates=none", "training.epochs=2")
+    plan = small_plan("recurrent", f"training.batch_tokens={tokens}", "training.updates=none", "training.epochs=2")
     outcome = small_trainer(tmp_path, plan, pairs=few).run()
     assert outcome.finished
     assert outcome.progress.step == 2 * max(1, (pairs if tokens == 1 else 1) // 2)  # two batches an update
@@ -434,7 +434,7 @@ def test_small_corpora_and_batches_of_one_pair(tmp_path: Path, pairs: int, token
 
 def test_a_training_that_is_shorter_than_its_intervals_is_judged_and_saved(tmp_path: Path) -> None:
     told = Told()
-    plan = small_plan("transformer", "training.updates=3", "training.judge=100", "training.save=50")
+    plan = small_plan("transformer", "training.updates=3", "training.validate_every=100", "training.save_every=50")
     small_trainer(tmp_path, plan, listeners=[told]).run()
     assert [one.step for one in told.judgements] == list(told.weights) == [3]
     assert [report.step for report in told.reports] == [3]
@@ -452,7 +452,7 @@ def test_once_an_epoch_of_some_length_is_the_default(
     told = Told()
     plan = small_plan(
         "transformer",
-        *("training.judge=0", "training.save=0", "training.updates=none", f"training.epochs={epochs}"),
+        *("training.validate_every=0", "training.save_every=0", "training.updates=none", f"training.epochs={epochs}"),
     )
     trainer = small_trainer(tmp_path, plan, listeners=[told])
     trainer.run()
@@ -469,7 +469,7 @@ def test_progress_comes_back_from_what_it_writes(progress: Progress) -> None:
 def test_dev_data_are_not_trained_on(tmp_path: Path) -> None:
     """Other dev data, and the same weights."""
     for name, dev in (("a", DEV), ("b", DEV[:2])):
-        plan = small_plan("transformer", "training.average=1")
+        plan = small_plan("transformer", "training.average_checkpoints=1")
         small = small_trainer(tmp_path / name, plan)
         Trainer(tmp_path / name, plan, small.tokens, IDS, dev).run()
     last = [content(Checkpoint.all(tmp_path / name)[-1].path)[MODEL] for name in ("a", "b")]
@@ -507,7 +507,7 @@ def test_a_slow_training_is_not_silent(tmp_path: Path, monkeypatch: pytest.Monke
     clock = iter(range(0, 10**6, 2))
     monkeypatch.setattr("regard.translation.training.loop.time.monotonic", lambda: next(clock))
     told = Told()
-    plan = small_plan("plain", "training.updates=40", "training.judge=100", "training.save=100")
+    plan = small_plan("plain", "training.updates=40", "training.validate_every=100", "training.save_every=100")
     small_trainer(tmp_path, plan, listeners=[told]).run()
     steps = [0, *(report.step for report in told.reports)]
     assert steps[-1] == 40

@@ -30,9 +30,9 @@ from tests.translation.small import DEV, TOKENS, small_plan
 
 MODELS = {
     "transformer": ("transformer", ()),
-    "learned": ("transformer", ("model.positions=learned", "model.length=600")),
+    "learned": ("transformer", ("model.positions=learned", "model.max_positions=600")),
     "t5": ("transformer", ("model.positions=t5", "model.norm=rms", "model.activation=swiglu")),
-    "alibi": ("transformer", ("model.positions=alibi", "model.before=false", "model.key_heads=1")),
+    "alibi": ("transformer", ("model.positions=alibi", "model.norm_first=false", "model.key_heads=1")),
     "recurrent": ("recurrent", ()),
     "lstm": ("recurrent", ("model.cell=lstm", "model.attention=general", "model.layers=2")),
     "plain": ("plain", ()),

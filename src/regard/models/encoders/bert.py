@@ -19,7 +19,7 @@ class BertEncoder(LearnedEncoder):
     vocabulary: of words, with the marks of the class: `Vocabulary.of(text, marks=BertEncoder.marks)`.
     width, heads, dropout: of the blocks.
     layers: of blocks; the vectors have one more, as the words and their places are layer 0.
-    length: how many tokens a sentence may have, its two marks included.
+    max_positions: how many tokens a sentence may have, its two marks included.
 
     >>> from regard.models import BertEncoder, Vocabulary
     >>> vocabulary = Vocabulary.of(["dogs bark", "the bark of trees"], marks=BertEncoder.marks)
@@ -43,7 +43,7 @@ class BertEncoder(LearnedEncoder):
         *,
         heads: int = 4,
         dropout: float = 0.1,
-        length: int = 512,
+        max_positions: int = 512,
     ) -> None:
         super().__init__(vocabulary)
         recipe = TransformerConfig(
@@ -51,7 +51,7 @@ class BertEncoder(LearnedEncoder):
             layers=layers,
             heads=heads,
             dropout=dropout,
-            length=length,
+            max_positions=max_positions,
             activation="gelu",
             positions="learned",
         )
@@ -62,7 +62,7 @@ class BertEncoder(LearnedEncoder):
     def options(self) -> dict[str, Any]:
         """What it was made with, beside the vocabulary."""
         return {
-            name: getattr(self.recipe, name) for name in ("width", "layers", "heads", "dropout", "length")
+            name: getattr(self.recipe, name) for name in ("width", "layers", "heads", "dropout", "max_positions")
         }
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:

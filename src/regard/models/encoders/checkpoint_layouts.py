@@ -58,7 +58,7 @@ _SIZES = {
     "width": "hidden_size",
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
-    "hidden": "intermediate_size",
+    "ffn_dim": "intermediate_size",
     "activation": "hidden_act",
     "dropout": "hidden_dropout_prob",
 }
@@ -66,7 +66,7 @@ _DISTILBERT_SIZES = {
     "width": "dim",
     "layers": "n_layers",
     "heads": "n_heads",
-    "hidden": "hidden_dim",
+    "ffn_dim": "hidden_dim",
     "activation": "activation",
     "dropout": "dropout",
 }
@@ -101,18 +101,18 @@ class Layout:
     @property
     def longest(self) -> int:
         """How many tokens a sentence may have."""
-        return self.recipe.length - (0 if self.padding is None else self.padding + 1)
+        return self.recipe.max_positions - (0 if self.padding is None else self.padding + 1)
 
     def tensors(self) -> Iterator[tuple[str, tuple[str, ...], tuple[int, ...]]]:
         """Our name of each parameter, the tensors it is made of, and the shape of each of those."""
-        width, hidden = self.recipe.width, self.recipe.hidden_width
+        width, ffn_dim = self.recipe.width, self.recipe.resolved_ffn_dim
         yield "words.weight", (_WORDS,), (self.vocabulary, width)
-        yield "positions.vectors", ("embeddings.position_embeddings.weight",), (self.recipe.length, width)
+        yield "positions.vectors", ("embeddings.position_embeddings.weight",), (self.recipe.max_positions, width)
         if self.types:
             yield "types", ("embeddings.token_type_embeddings.weight",), (self.types, width)
         for kind in ("weight", "bias"):
             yield f"norm.{kind}", (f"embeddings.LayerNorm.{kind}",), (width,)
-        shapes = {"feed_forward.in_proj": (hidden, width), "feed_forward.out_proj": (width, hidden)}
+        shapes = {"feed_forward.in_proj": (ffn_dim, width), "feed_forward.out_proj": (width, ffn_dim)}
         for i in range(self.recipe.layers):
             for ours, theirs in self.family.parts.items():
                 weight = (width,) if ours.endswith("norm") else shapes.get(ours, (width, width))
@@ -133,32 +133,32 @@ def read_layout(folder: Path) -> Layout:
         )
     family = FAMILIES[kind]
     _check_plain(path, config)
-    sizes = (_whole(path, config, family.sizes[name]) for name in ("width", "layers", "heads", "hidden"))
-    width, layers, heads, hidden = sizes
-    epsilon = 1e-12 if kind == "distilbert" else config.get("layer_norm_eps", 1e-12)
-    length = _whole(path, config, "max_position_embeddings")
+    sizes = (_whole(path, config, family.sizes[name]) for name in ("width", "layers", "heads", "ffn_dim"))
+    width, layers, heads, ffn_dim = sizes
+    eps = 1e-12 if kind == "distilbert" else config.get("layer_norm_eps", 1e-12)
+    max_positions = _whole(path, config, "max_position_embeddings")
     activation = _activation(path, config, family.sizes["activation"])
     try:
-        number("layer_norm_eps", epsilon, above=0, below=1)
+        number("layer_norm_eps", eps, above=0, below=1)
         recipe = TransformerConfig(
             width=width,
             layers=layers,
             heads=heads,
-            hidden=hidden,
+            ffn_dim=ffn_dim,
             activation=activation,
-            before=False,
-            epsilon=epsilon,
+            norm_first=False,
+            eps=eps,
             dropout=config.get(family.sizes["dropout"], 0.1),
             positions="learned",
-            length=length,
+            max_positions=max_positions,
         )
     except (ArgumentError, TypeError) as error:
         raise ArgumentError(f"{path} describes no model: {str(error)[:300]}") from None
     types = _whole(path, config, "type_vocab_size", 2) if family.types else 0
     padding = _whole(path, config, "pad_token_id", 1, least=0) if family.padded_positions else None
-    if padding is not None and padding + 1 >= length:
+    if padding is not None and padding + 1 >= max_positions:
         raise ArgumentError(
-            f"{path} says pad_token_id={padding} and max_position_embeddings={length}; positions begin "
+            f"{path} says pad_token_id={padding} and max_position_embeddings={max_positions}; positions begin "
             "behind the number of the padding mark, so that none is left."
         )
     return Layout(path, family, recipe, _whole(path, config, "vocab_size"), types, padding)

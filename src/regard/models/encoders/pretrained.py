@@ -110,7 +110,7 @@ class PretrainedEncoder(WordEncoder):
         self.layers, self._padding = recipe.layers + 1, layout.padding
         with torch.device("meta"):  # the parameters are there already
             self.words = nn.Embedding(layout.vocabulary, recipe.width)
-            self.positions = LearnedPositions(recipe.length, recipe.width)
+            self.positions = LearnedPositions(recipe.max_positions, recipe.width)
             self.norm = recipe.make_norm()
             self.dropout = nn.Dropout(recipe.dropout)
             self.blocks = nn.ModuleList(EncoderBlock(recipe) for _ in range(recipe.layers))

@@ -43,7 +43,7 @@ class TransformerConfig:
     normalize: of every attention; one with parameters is copied for each.
 
     >>> import regard
-    >>> regard.models.TransformerConfig(width=256, heads=8, layers=3, positions="rotary").hidden_width
+    >>> regard.models.TransformerConfig(width=256, heads=8, layers=3, positions="rotary").resolved_ffn_dim
     1024
     """
 
@@ -51,26 +51,26 @@ class TransformerConfig:
     layers: int = 3
     heads: int = 8
     key_heads: int | None = None
-    hidden: int | None = None
+    ffn_dim: int | None = None
     activation: Activation = "relu"
     norm: Norm = "layer"
-    before: bool = True
-    epsilon: float = 1e-5
+    norm_first: bool = True
+    eps: float = 1e-5
     linear_bias: bool = True
     dropout: float = 0.1
     positions: Positions = "sinusoidal"
-    length: int = 512
+    max_positions: int = 512
     normalize: Normalizer | Sink = Softmax()  # noqa: RUF009 (a frozen value)
 
     def __post_init__(self) -> None:
-        for name in ("width", "layers", "heads", "length"):
+        for name in ("width", "layers", "heads", "max_positions"):
             count(f"TransformerConfig got {name}", getattr(self, name), least=1)
-        for name in ("before", "linear_bias"):
+        for name in ("norm_first", "linear_bias"):
             if not isinstance(getattr(self, name), bool):
                 raise DTypeError(
                     f"TransformerConfig got {name}={getattr(self, name)!r}; it is True or False."
                 )
-        count("TransformerConfig got hidden", self.hidden_width, least=1)
+        count("TransformerConfig got ffn_dim", self.resolved_ffn_dim, least=1)
         if self.key_heads is not None:
             count("TransformerConfig got key_heads", self.key_heads, least=1)
         if not isinstance(self.normalize, Normalizer | Sink):
@@ -79,7 +79,7 @@ class TransformerConfig:
                 "normalize=Softmax()."
             )
         number("TransformerConfig got dropout", self.dropout, least=0, below=1)
-        number("TransformerConfig got epsilon", self.epsilon, above=0)
+        number("TransformerConfig got eps", self.eps, above=0)
         for name, choices in (("activation", Activation), ("norm", Norm), ("positions", Positions)):
             if getattr(self, name) not in get_args(choices):
                 raise ArgumentError(
@@ -97,9 +97,9 @@ class TransformerConfig:
             )
 
     @property
-    def hidden_width(self) -> int:
+    def resolved_ffn_dim(self) -> int:
         """The width inside the feed-forward."""
-        return 4 * self.width if self.hidden is None else self.hidden
+        return 4 * self.width if self.ffn_dim is None else self.ffn_dim
 
     def make_attention(self) -> MultiHeadAttention:
         """One attention of a block."""
@@ -117,19 +117,19 @@ class TransformerConfig:
         if self.norm == "none":
             return nn.Identity()
         kind = nn.LayerNorm if self.norm == "layer" else nn.RMSNorm
-        return kind(self.width, eps=self.epsilon)
+        return kind(self.width, eps=self.eps)
 
     def make_feed_forward(self) -> "FeedForward":
         """The feed-forward of a block."""
         return FeedForward(
-            self.width, self.hidden_width, self.activation, linear_bias=self.linear_bias, dropout=self.dropout
+            self.width, self.resolved_ffn_dim, self.activation, linear_bias=self.linear_bias, dropout=self.dropout
         )
 
     def make_positions(self, causal: bool) -> nn.Module | None:
         """What tells where tokens stand: see `positions.py`; None if the model does not know."""
         makers: dict[str, Callable[[], nn.Module]] = {
             "sinusoidal": lambda: SinusoidalPositions(self.width),
-            "learned": lambda: LearnedPositions(self.length, self.width),
+            "learned": lambda: LearnedPositions(self.max_positions, self.width),
             "rotary": lambda: RotaryPositions(self.width // self.heads),
             "alibi": lambda: ALiBi(self.heads),
             "t5": lambda: T5Bias(self.heads, bidirectional=not causal),
@@ -153,7 +153,7 @@ class FeedForward(nn.Module):
     def __init__(
         self,
         width: int,
-        hidden: int,
+        ffn_dim: int,
         activation: Activation = "relu",
         *,
         linear_bias: bool = True,
@@ -165,10 +165,10 @@ class FeedForward(nn.Module):
                 f"FeedForward got activation={activation!r}; there are {', '.join(get_args(Activation))}."
             )
         count("FeedForward got width", width, least=1)
-        count("FeedForward got hidden", hidden, least=1)
+        count("FeedForward got ffn_dim", ffn_dim, least=1)
         self.activation = activation
-        self.in_proj = nn.Linear(width, (2 if activation == "swiglu" else 1) * hidden, bias=linear_bias)
-        self.out_proj = nn.Linear(hidden, width, bias=linear_bias)
+        self.in_proj = nn.Linear(width, (2 if activation == "swiglu" else 1) * ffn_dim, bias=linear_bias)
+        self.out_proj = nn.Linear(ffn_dim, width, bias=linear_bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -201,12 +201,12 @@ class Residual(nn.Module):
 
     def __init__(self, recipe: TransformerConfig) -> None:
         super().__init__()
-        self.before, self.norm = recipe.before, recipe.make_norm()
+        self.norm_first, self.norm = recipe.norm_first, recipe.make_norm()
         self.dropout = Dropout(recipe.dropout)
 
     def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         """Run a part of the block inside the residual."""
-        if self.before:
+        if self.norm_first:
             return self.dropout.add(x, part(self.norm(x)))
         return self.norm(self.dropout.add(x, part(x)))
 

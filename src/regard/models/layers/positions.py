@@ -18,7 +18,7 @@ from regard.mechanism.torch_state import concrete
 class SinusoidalPositions(nn.Module):
     """sin and cos of the position at wavelengths from 2π to 10,000 · 2π: Vaswani et al. 2017, section 3.5.
 
-    width: the length of a vector.
+    width: vector dimension.
     base: 10,000 above; more for longer texts.
 
     Nothing is learned, and any position has its vector.
@@ -44,9 +44,9 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """A learned vector for each position below `length`: Gehring et al. 2017, section 3.1; BERT.
+    """A learned vector for each position below `max_positions`: Gehring et al. 2017, section 3.1; BERT.
 
-    length, width: how many positions there are, and the length of a vector.
+    max_positions: size of the table. width: vector dimension.
 
     >>> import torch, regard
     >>> positions = regard.models.LearnedPositions(512, 16)
@@ -57,11 +57,11 @@ class LearnedPositions(nn.Module):
     regard.errors.ArgumentError: a sentence reaches position 599 and LearnedPositions has positions 0 to 511; ...
     """
 
-    def __init__(self, length: int, width: int) -> None:
+    def __init__(self, max_positions: int, width: int) -> None:
         super().__init__()
-        count("LearnedPositions got length", length, least=1)
+        count("LearnedPositions got max_positions", max_positions, least=1)
         count("LearnedPositions got width", width, least=1)
-        self.vectors = nn.Parameter(torch.randn(length, width) * 0.02)
+        self.vectors = nn.Parameter(torch.randn(max_positions, width) * 0.02)
 
     def forward(self, positions: Tensor) -> Tensor:
         """(…) → (…, m)."""

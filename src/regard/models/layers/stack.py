@@ -47,7 +47,7 @@ class Stack(nn.Module):
         block = DecoderBlock if cross else EncoderBlock
         self.blocks = nn.ModuleList(block(recipe) for _ in range(recipe.layers))
         self.dropout = Dropout(recipe.dropout)
-        self.norm = recipe.make_norm() if recipe.before else nn.Identity()
+        self.norm = recipe.make_norm() if recipe.norm_first else nn.Identity()
 
     def forward(
         self, x: Tensor, source: Tensor | Sequence[Memory] | None = None, **options: Unpack[StackOptions]
