@@ -40,7 +40,7 @@ def main() -> None:
         plan = TranslationConfig.preset("tiny", kind).but([*SETTINGS, f"training.epochs={epochs}"])
         folder = asked.folder / kind
         train(folder, pairs, dev=corpus.dev, plan=plan, resume=True, listeners=[display()])
-        written = [one.text for one in load_translator(folder).translate(sources, how=Greedy())]
+        written = [one.text for one in load_translator(folder).translate(sources, strategy=Greedy())]
         curves[name] = by_length(written, references, sources, bins=bins)
         print(name)
         for one in curves[name]:

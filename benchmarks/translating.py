@@ -185,7 +185,7 @@ def regards(model: Any, words: list[int], folder: Path) -> Translate:
 
 def leans(model: Any, words: list[int], folder: Path) -> Translate:
     """The same with less work."""
-    return _by_search(model, Beam(SIZE, within=3), words)
+    return _by_search(model, Beam(SIZE, prune_threshold=3), words)
 
 
 def _by_search(model: Any, how: Beam, only: list[int] | None) -> Translate:
@@ -193,7 +193,7 @@ def _by_search(model: Any, how: Beam, only: list[int] | None) -> Translate:
 
     def translate(batch: list[list[int]]) -> list[list[int]]:
         most = [2 * len(sentence) + 10 for sentence in batch]
-        return [best[0].tokens for best in search(model, Packed.of(batch), how, most=most, only=only)]
+        return [best[0].tokens for best in search(model, Packed.of(batch), how, max_new_tokens=most, only=only)]
 
     return translate
 

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError
-from regard.translation.streaming import in_groups, standard_input
+from regard.translation.streaming import batch_lines, read_stdin
 
 
 @settings(max_examples=30)
 @given(st.lists(st.text(max_size=3), max_size=40), st.integers(1, 7))
 def test_groups_are_full_and_in_order(lines, most):
-    groups = list(in_groups(iter(lines), most, pause=5))
+    groups = list(batch_lines(iter(lines), most, pause=5))
     assert [line for group in groups for line in group] == lines
     assert all(len(group) == most for group in groups[:-1])
 
@@ -33,7 +33,7 @@ def test_a_group_ends_where_nothing_comes():
         assert go.wait(30)
         yield "c"
 
-    groups = in_groups(slow(), most=10)
+    groups = batch_lines(slow(), most=10)
     assert next(groups) == ["a", "b"]
     go.set()
     assert list(groups) == [["c"]]
@@ -48,7 +48,7 @@ def test_who_stops_listening_stops_the_reading():
             read.append(1)
             yield "line"
 
-    groups = in_groups(endless(), most=3)
+    groups = batch_lines(endless(), most=3)
     next(groups)
     groups.close()
     until = time.monotonic() + 30
@@ -61,12 +61,12 @@ def test_who_stops_listening_stops_the_reading():
 def test_standard_input_is_utf8_whatever_the_terminal_says(monkeypatch):
     given_ = io.TextIOWrapper(io.BytesIO("\ufeffné\r\n\n漢\u2028字".encode()), encoding="ascii")
     monkeypatch.setattr("sys.stdin", given_)
-    assert list(in_groups(sys.stdin, 9)) == [["né", "", "漢\u2028字"]]
+    assert list(batch_lines(sys.stdin, 9)) == [["né", "", "漢\u2028字"]]
 
 
 def test_other_encodings_are_refused(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ok\n\xff\n")))
-    lines = standard_input()
+    lines = read_stdin()
     assert next(lines) == "ok"
     with pytest.raises(ArgumentError, match="line 2 of standard input is no UTF-8 text"):
         next(lines)
@@ -76,9 +76,9 @@ def test_an_interrupt_while_waiting_for_standard_input():
     """The thread that waits for it must not hold up the end of the process."""
     program = (
         "import sys\n"
-        "from regard.translation.streaming import in_groups\n"
+        "from regard.translation.streaming import batch_lines\n"
         "try:\n"
-        "    for group in in_groups(sys.stdin, 9):\n"
+        "    for group in batch_lines(sys.stdin, 9):\n"
         "        print(*group, flush=True)\n"
         "except KeyboardInterrupt:\n"
         "    sys.exit(7)\n"

@@ -30,8 +30,8 @@ from regard.models.encoders.words import checked, counted
 from regard.models.layers.attention import Attends, watching
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import Alignment
-from regard.translation.alignment.cross_attention import watched
-from regard.translation.decoding.search import Beam, How
+from regard.translation.alignment.cross_attention import watch_forced_decoding
+from regard.translation.decoding.search import Beam, Strategy
 from regard.translation.tokens import Cut
 from regard.translation.translator import Translation, Translator
 
@@ -288,7 +288,7 @@ def look_at_translation(
     translator: Translator,
     sentences: str | Sequence[str],
     *,
-    how: How = Beam(),  # noqa: B008 (a frozen value)
+    how: Strategy = Beam(),  # noqa: B008 (a frozen value)
     title: str = "",
 ) -> ViewModel:
     """Translate sentences, and show every attention of the model while it reads them and its translations.
@@ -306,7 +306,7 @@ def look_at_translation(
     >>> [layer["label"] for layer in found.describe()["inputs"][0]["layers"]][-3:]  # after that of words
     ['encoder 0', 'decoder 0', 'decoder 0 to source']
     """
-    return look_at_translations(translator, translator.translate(sentences, how=how), title=title)
+    return look_at_translations(translator, translator.translate(sentences, strategy=how), title=title)
 
 
 def look_at_translations(
@@ -366,7 +366,7 @@ def _attentions(model: Seq2Seq, source: Sequence[int], target: Sequence[int], fi
     names = [name for name, module in modules if isinstance(module, Attends)]
     if not names:
         return
-    ((_, seen),) = watched(model, [source], [target], names)
+    ((_, seen),) = watch_forced_decoding(model, [source], [target], names)
     for name, calls in seen.items():
         if not calls:
             continue

@@ -17,7 +17,7 @@ from regard.cli.shared import check_input, check_model, check_output, load, writ
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from regard.translation.alignment.aer import Gold
+    from regard.translation.alignment.aer import GoldAlignment
     from regard.translation.alignment.alignment import Alignment
     from regard.translation.alignment.cross_attention import AlignmentHead
     from regard.translation.data.links import Links
@@ -249,13 +249,13 @@ def _chosen(layer: int | None, heads: str | None, shift: str | None) -> dict[str
 def _choice(translator: "Translator", chosen: dict[str, Any]) -> "AlignmentHead":
     """What is read: as it was asked for, with heads counted from 0."""
     from regard.translation.alignment.cross_attention import chosen as name_of
-    from regard.translation.alignment.cross_attention import crossing
+    from regard.translation.alignment.cross_attention import cross_attention_layers
 
     heads = chosen.get("heads")
     choice = replace(translator.choice, **{**chosen, "heads": None} if heads else chosen)
     if not heads:
         return choice
-    number = crossing(translator.model)[name_of(translator.model, choice)]
+    number = cross_attention_layers(translator.model)[name_of(translator.model, choice)]
     if min(heads) < -number:
         raise ArgumentError(
             f"--heads has {min(heads)} and the attention has {number}; give 0 to {number - 1}, or -1 for the "

@@ -229,10 +229,10 @@ def _draw_model(
             raise ArgumentError(f"--heads goes with translators; {model!r} draws every head by itself.")
         (found,) = look_at_text(load_encoder(model), [sentence]).inputs
         return _draw_layers(found.layers, found.texts, which[1:], output, look)
-    from regard.translation.alignment.cross_attention import crossing
+    from regard.translation.alignment.cross_attention import cross_attention_layers
 
     translator = load(Path(model), device="cpu", aligning=which == (False, None, None))
-    crossing(translator.model)  # refuses a model without attention, before the work
+    cross_attention_layers(translator.model)  # refuses a model without attention, before the work
     (translation,) = translator.translate([sentence], alignment=True)
     if which == (False, None, None):
         if look.pop("log"):

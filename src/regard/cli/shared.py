@@ -26,7 +26,7 @@ _LARGEST = 1 << 28  # bytes of text that is read at once
 CONFIG = "config.json"  # of a model folder, regard's own or Hugging Face's
 OUT_OF_MEMORY = (
     "the memory does not suffice; take less at a time: a smaller --batch or --beam, shorter sentences, and "
-    "for train --set training.tokens=1000 or a smaller model.width."
+    "for train --set training.batch_tokens=1000 or a smaller model.width."
 )
 # what to do about an error of the operating system
 CURES = {
@@ -176,12 +176,12 @@ def load(
     """
     import torch
 
-    from regard.translation.alignment.cross_attention import attends
+    from regard.translation.alignment.cross_attention import has_cross_attention
     from regard.translation.translator import load_translator
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     translator = load_translator(folder, device=device)
-    if aligning and attends(translator.model) and not translator.settings.get("alignment"):
+    if aligning and has_cross_attention(translator.model) and not translator.settings.get("alignment"):
         _choose(translator, folder, quiet)
     return translator
 

@@ -16,7 +16,7 @@ from regard.cli.shared import check_input, check_model, check_most, check_output
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from regard.translation.decoding.search import How
+    from regard.translation.decoding.search import Strategy
     from regard.translation.training.distributed import World
     from regard.translation.translator import Translation, Translator
 
@@ -238,7 +238,7 @@ def _share_out(work: "Work", model: Path, file: Path, output: Path, world: "Worl
 class Work:
     """Translates lines, writes them, and says in the end what was out of the ordinary."""
 
-    def __init__(self, translator: "Translator", how: "How", batch: int, show: Show) -> None:
+    def __init__(self, translator: "Translator", how: "Strategy", batch: int, show: Show) -> None:
         self.translator, self.show = translator, show
         self.options: dict[str, Any] = {"how": how, "batch": batch, "alignment": show.alignment}
         self.notes: list[str] = []  # the first ones
@@ -299,7 +299,7 @@ def _check(sentences: list[str] | None, file: Path | None, output: Path | None) 
         check_output(output)
 
 
-def _how(beam: int | None, n_best: int, sample: bool, drawing: dict[str, Any]) -> "How":
+def _how(beam: int | None, n_best: int, sample: bool, drawing: dict[str, Any]) -> "Strategy":
     """How to search, of options that fit together."""
     given = {name: value for name, value in drawing.items() if value is not None}
     if not sample and given:
@@ -339,8 +339,8 @@ def _lines(file: Path) -> Iterator[str]:
 
 
 def _stdin() -> Iterator[str]:
-    from regard.translation.streaming import standard_input
+    from regard.translation.streaming import read_stdin
 
     if sys.stdin.isatty():
         print("regard: type a sentence and Enter; Ctrl-D ends.", file=sys.stderr)
-    return standard_input()
+    return read_stdin()

@@ -1,11 +1,11 @@
-from regard.translation.alignment.aer import Gold as Gold
-from regard.translation.alignment.aer import Rates as Rates
+from regard.translation.alignment.aer import GoldAlignment as GoldAlignment
+from regard.translation.alignment.aer import ErrorRates as ErrorRates
 from regard.translation.alignment.aer import error_rate as error_rate
 from regard.translation.alignment.aer import read_gold as read_gold
 from regard.translation.alignment.aer import read_pharaoh as read_pharaoh
 from regard.translation.alignment.alignment import Alignment as Alignment
 from regard.translation.alignment.alignment import align as align
-from regard.translation.alignment.alignment import choose as choose
+from regard.translation.alignment.alignment import select_alignment_head as select_alignment_head
 from regard.translation.alignment.cross_attention import AlignmentHead as AlignmentHead
 from regard.translation.alignment.lexical_aligner import LexicalAligner as LexicalAligner
 from regard.translation.config import TranslationConfig as TranslationConfig

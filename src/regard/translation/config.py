@@ -22,7 +22,7 @@ from regard.models.recurrent import Kind as Attention
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 from regard.translation import tokens as vocabulary
-from regard.translation.sentence_splitter import longest_translation
+from regard.translation.sentence_splitter import max_translation_tokens
 
 Model = Literal["transformer", "recurrent", "plain"]
 Schedule = Literal["cosine", "inverse-sqrt", "constant"]
@@ -234,7 +234,7 @@ class TranslationConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
     def __post_init__(self) -> None:
-        model, needed = self.model, longest_translation(self.corpus.max_tokens) + 2  # and marks
+        model, needed = self.model, max_translation_tokens(self.corpus.max_tokens) + 2  # and marks
         if model.kind == "transformer" and model.positions == "learned" and model.max_positions < needed:
             raise ArgumentError(
                 f"model.max_positions is {model.max_positions} and corpus.max_tokens is {self.corpus.max_tokens}; so many "

@@ -82,11 +82,11 @@ def _inside(cut: Cut, at: int) -> bool:
     return 0 < at < len(cut.ids) and cut.word_of[at] == cut.word_of[at - 1]
 
 
-def longest_translation(pieces: int) -> int:
+def max_translation_tokens(pieces: int) -> int:
     """How many tokens the translation of a source of so many pieces may have, its end mark among them.
 
-    >>> from regard.translation.sentence_splitter import longest_translation
-    >>> longest_translation(20)
+    >>> from regard.translation.sentence_splitter import max_translation_tokens
+    >>> max_translation_tokens(20)
     50
     """
     return 2 * pieces + 10

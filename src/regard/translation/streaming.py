@@ -22,17 +22,17 @@ class _End:
         self.error = error
 
 
-def in_groups(lines: Iterable[str], most: int, pause: float = PAUSE) -> Iterator[list[str]]:
+def batch_lines(lines: Iterable[str], most: int, pause: float = PAUSE) -> Iterator[list[str]]:
     """Groups of at most so many lines; a group ends where the next line lets wait for itself.
 
     A thread reads ahead, by no more than a group. What goes wrong while reading is raised after the lines
     before it. `sys.stdin` is read as UTF-8, whatever the terminal says, as files are.
 
-    >>> from regard.translation.streaming import in_groups
-    >>> list(in_groups(iter("abcde"), most=2))
+    >>> from regard.translation.streaming import batch_lines
+    >>> list(batch_lines(iter("abcde"), most=2))
     [['a', 'b'], ['c', 'd'], ['e']]
     """
-    lines = standard_input() if lines is sys.stdin else lines
+    lines = read_stdin() if lines is sys.stdin else lines
     queue: Queue[str | _End] = Queue(most)
     unneeded = threading.Event()
     threading.Thread(target=_read, args=(lines, queue, unneeded), daemon=True).start()
@@ -78,7 +78,7 @@ def _read(lines: Iterable[str], queue: "Queue[str | _End]", unneeded: threading.
         put(_End(error))
 
 
-def standard_input() -> Iterator[str]:
+def read_stdin() -> Iterator[str]:
     """The lines of standard input, which must be UTF-8, without their ends."""
     with _own_reader() as file:
         for number, line in enumerate(file, start=1):

@@ -16,11 +16,16 @@ from regard.errors import DTypeError
 from regard.models.encoders.words import checked
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import Alignment, align, check_size, merge
-from regard.translation.alignment.cross_attention import AlignmentHead, attends, cross_weights, crossing
+from regard.translation.alignment.cross_attention import (
+    AlignmentHead,
+    cross_attention_layers,
+    cross_weights,
+    has_cross_attention,
+)
 from regard.translation.data.batches import by_length
-from regard.translation.decoding.search import Beam, How, Hypothesis, search
-from regard.translation.sentence_splitter import Line, Part, longest_translation
-from regard.translation.streaming import in_groups
+from regard.translation.decoding.search import Beam, Hypothesis, Strategy, search
+from regard.translation.sentence_splitter import Line, Part, max_translation_tokens
+from regard.translation.streaming import batch_lines
 from regard.translation.tokens import UNKNOWN, Cut, TokenizerPair
 from regard.translation.training.checkpoint import load_model
 from regard.translation.unknown_words import Placed, left_out, letters, place
@@ -111,7 +116,7 @@ class Translator:
         self,
         texts: str | Sequence[str],
         *,
-        how: How = Beam(),  # noqa: B008 (a frozen value)
+        how: Strategy = Beam(),  # noqa: B008 (a frozen value)
         batch: int = 64,
         alignment: bool = False,
     ) -> list[Translation]:
@@ -125,7 +130,7 @@ class Translator:
         """
         count("translate got batch", batch, least=1)
         if alignment:
-            crossing(self.model)  # refuses a model without attention, before the work
+            cross_attention_layers(self.model)  # refuses a model without attention, before the work
         lines = [Line.of(text, self.tokens.source.cut(text), self.longest) for text in checked(texts)]
         drafts = self._search(lines, how, batch)
         passages = [passage for some in drafts for draft in some for passage in draft]
@@ -141,7 +146,7 @@ class Translator:
         self,
         lines: Iterable[str],
         *,
-        how: How = Beam(),  # noqa: B008
+        how: Strategy = Beam(),  # noqa: B008
         batch: int = 64,
         alignment: bool = False,
     ) -> Iterator[Translation]:
@@ -158,7 +163,7 @@ class Translator:
         count("stream got batch", batch, least=1)
         if isinstance(lines, str):
             raise DTypeError("stream got one string; give lines: a list, or a file that is open.")
-        for group in in_groups(lines, batch * _GROUP):
+        for group in batch_lines(lines, batch * _GROUP):
             stripped = [line.rstrip("\r\n") for line in group]
             yield from self.translate(stripped, how=how, batch=batch, alignment=alignment)
 
@@ -174,20 +179,20 @@ class Translator:
     def __repr__(self) -> str:
         return f"Translator({type(self.model).__name__}, {self.tokens!r})"
 
-    def _search(self, lines: Sequence[Line], how: How, batch: int) -> list[list[list["_Passage"]]]:
+    def _search(self, lines: Sequence[Line], how: Strategy, batch: int) -> list[list[list["_Passage"]]]:
         """The best drafts of each line, best first; parts of like lengths are searched together."""
         parts = [part for line in lines for part in line.parts]
         sources = [part.cut.ids for part in parts]
         found: dict[int, list[Hypothesis]] = {}
         for some, packed in by_length(sources, batch, self.model.output_weight.device):
-            most = [min(longest_translation(len(sources[number])), self._places) for number in some]
+            most = [min(max_translation_tokens(len(sources[number])), self._places) for number in some]
             found.update(zip(some, search(self.model, packed, how, most=most), strict=True))
         numbers = iter(range(len(parts)))
         return [_drafts(line, [found[next(numbers)] for _ in line.parts]) for line in lines]
 
     def _weigh(self, passages: Sequence["_Passage"]) -> dict[int, Tensor]:
         """What was looked at in passages, (target tokens, source tokens); of no attention, nothing."""
-        if not passages or not attends(self.model):
+        if not passages or not has_cross_attention(self.model):
             return {}
         sources = [passage.part.cut.ids for passage in passages]
         targets = [passage.hypothesis.tokens for passage in passages]
@@ -226,7 +231,7 @@ class Translator:
         words = [word.text for written in finished for word in written.words]
         check_size("the line", "words", len(line.words), len(words))
         if finished:
-            crossing(self.model)  # says what is wrong, if it does not attend
+            cross_attention_layers(self.model)  # says what is wrong, if it does not attend
         needed = [written.passage for written in finished if written.weights is None]
         weights = self._weigh(needed)
         rows, first = torch.zeros(len(words), len(line.words)), 0

@@ -40,7 +40,7 @@ def test_what_there_is(client):
 
 def test_translations_are_those_of_the_translator(client, collection):
     answer = client.post("/api/translate", model="small", sentences=SENTENCES, beam=3, best=2)
-    expected = collection.translator("small").translate(SENTENCES, how=Beam(3, best=2))
+    expected = collection.translator("small").translate(SENTENCES, strategy=Beam(3, n_best=2))
     assert [one["text"] for one in answer["translations"]] == [one.text for one in expected]
     for found, one in zip(answer["translations"], expected, strict=True):
         assert found["source"] == one.source

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError
-from regard.translation.alignment.aer import Gold, error_rate, read_gold, read_pharaoh
+from regard.translation.alignment.aer import GoldAlignment, error_rate, read_gold, read_pharaoh
 from regard.translation.data.links import Links, pharaoh, read_links, symmetrize, turned
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "align-roen"
@@ -22,7 +22,7 @@ def test_published_error_rate() -> None:
 
 
 def test_error_rate_of_a_hand_worked_example() -> None:
-    gold = [Gold(frozenset({(0, 0), (1, 1)}), frozenset({(2, 1)})), Gold(frozenset({(0, 0)}))]
+    gold = [GoldAlignment(frozenset({(0, 0), (1, 1)}), frozenset({(2, 1)})), GoldAlignment(frozenset({(0, 0)}))]
     found = [{(0, 0), (2, 1), (2, 2)}, set[tuple[int, int]]()]
     aer, precision, recall = error_rate(found, gold)  # |A| = 3, |S| = 3, |A ∩ S| = 1, |A ∩ P| = 2
     assert (aer, precision, recall) == pytest.approx((1 - 3 / 6, 2 / 3, 1 / 3))
@@ -30,18 +30,18 @@ def test_error_rate_of_a_hand_worked_example() -> None:
 
 @given(LINKS, LINKS, LINKS)
 def test_only_what_lies_between_sure_and_possible_is_without_error(a: Links, s: Links, p: Links) -> None:
-    rates = error_rate([a], [Gold(s, p)])
+    rates = error_rate([a], [GoldAlignment(s, p)])
     assert (rates.aer == 0) == (s <= a <= (s | p))
     assert (rates.precision == 1) == (a <= (s | p))
     assert (rates.recall == 1) == (s <= a)
-    assert error_rate([a], [s]) == error_rate([a], [Gold(s)])
+    assert error_rate([a], [s]) == error_rate([a], [GoldAlignment(s)])
     if a and s:
         assert error_rate([a], [s]).aer == pytest.approx(1 - 2 * len(a & s) / (len(a) + len(s)))
 
 
 def test_error_rate_of_different_numbers_of_sentences() -> None:
     with pytest.raises(ArgumentError, match="2 sentences and gold links of 1"):
-        error_rate([frozenset(), frozenset()], [Gold(frozenset())])
+        error_rate([frozenset(), frozenset()], [GoldAlignment(frozenset())])
 
 
 @given(st.lists(LINKS, max_size=5))
@@ -49,9 +49,9 @@ def test_written_links_are_read_again(tmp_path_factory: pytest.TempPathFactory, 
     path = tmp_path_factory.mktemp("links") / "links.txt"
     path.write_text("".join(f"{pharaoh(some)}\n" for some in links))
     assert read_pharaoh(path) == links
-    assert read_gold(path) == [Gold(some) for some in links]
+    assert read_gold(path) == [GoldAlignment(some) for some in links]
     path.write_text("".join(" ".join(f"{s + 1}p{t + 1}" for s, t in some) + "\r\n" for some in links))
-    assert read_gold(path, base=1) == [Gold(frozenset(), some) for some in links]
+    assert read_gold(path, base=1) == [GoldAlignment(frozenset(), some) for some in links]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,14 @@ from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from regard.models.seq2seq import Seq2Seq
 from regard.translation import Cut, TokenizerPair, Tokens
 from regard.translation.alignment import cross_attention
-from regard.translation.alignment.aer import Gold, error_rate
-from regard.translation.alignment.alignment import Alignment, align, choose, merge, rate_choices
+from regard.translation.alignment.aer import GoldAlignment, error_rate
+from regard.translation.alignment.alignment import (
+    Alignment,
+    align,
+    merge,
+    rate_alignment_heads,
+    select_alignment_head,
+)
 from regard.translation.alignment.cross_attention import AlignmentHead, Shift, cross_weights
 from regard.translation.data.links import Links
 from regard.translation.tokens import END, START
@@ -57,7 +63,7 @@ def alone(model: Seq2Seq, source: list[int], target: list[int], name: str) -> Te
 @pytest.mark.parametrize("shift", ["input", "output"])
 def test_weights_are_those_of_each_pair_alone(kind: str, shift: Shift) -> None:
     model = make(kind)
-    layers = list(cross_attention.crossing(model))
+    layers = list(cross_attention.cross_attention_layers(model))
     for layer, name in enumerate(layers):
         for heads in (None, (0,)) if len(layers) == 1 else (None, (1,), (2, 0)):
             found = cross_weights(model, SOURCES, TARGETS, AlignmentHead(layer, heads, shift))
@@ -119,7 +125,7 @@ def test_rows_and_the_end_mark_sum_to_one(kind: str) -> None:
     model = make(kind)
     for shift in ("input", "output"):
         found = cross_weights(model, SOURCES, TARGETS, AlignmentHead(0, None, shift))  # type: ignore[arg-type]
-        name = next(iter(cross_attention.crossing(model)))
+        name = next(iter(cross_attention.cross_attention_layers(model)))
         for weights, source, target in zip(found, SOURCES, TARGETS, strict=True):
             end = alone(model, source, target, name).mean(0)[:, -1]
             end = end[1:] if shift == "input" else end[:-1]
@@ -324,7 +330,7 @@ def letters() -> TokenizerPair:
 def test_the_head_that_aligns_is_chosen(layer: int, head: int, told: bool, letters: TokenizerPair) -> None:
     pairs, links = shuffled(60)
     model = planted(layer, head)
-    choice = choose(model, letters, pairs, links if told else None)
+    choice = select_alignment_head(model, letters, pairs, links if told else None)
     assert choice == AlignmentHead(layer, (head,), "input")
     found = [alignment.links() for alignment in align(model, letters, pairs, choice)]
     assert error_rate(found, links).aer == 0
@@ -334,28 +340,28 @@ def test_the_head_that_aligns_is_chosen(layer: int, head: int, told: bool, lette
 def test_rates_of_choices_are_those_of_their_links(kind: str, letters: TokenizerPair) -> None:
     pairs, links = shuffled(10)
     pairs.append(("", "a b"))
-    gold = [Gold(frozenset(sorted(some)[:2]), some) for some in [*links, frozenset()]]
+    gold = [GoldAlignment(frozenset(sorted(some)[:2]), some) for some in [*links, frozenset()]]
     model = make(kind)
-    rated = rate_choices(model, letters, pairs, gold)
+    rated = rate_alignment_heads(model, letters, pairs, gold)
     assert len(rated) == (2 * 2 * 4 if kind in ("transformer", "grouped") else 2 * 2)
     for choice, rates in rated.items():
         found = [alignment.links() for alignment in align(model, letters, pairs, choice)]
         assert rates == pytest.approx(error_rate(found, gold))
-    assert rated[choose(model, letters, pairs, gold)].aer == min(rates.aer for rates in rated.values())
+    assert rated[select_alignment_head(model, letters, pairs, gold)].aer == min(rates.aer for rates in rated.values())
 
 
 def test_one_head_is_chosen_as_the_mean_of_all(letters: TokenizerPair) -> None:
-    assert choose(make("additive"), letters, *shuffled(5)).heads is None
+    assert select_alignment_head(make("additive"), letters, *shuffled(5)).heads is None
 
 
 def test_without_words_nothing_is_better(letters: TokenizerPair) -> None:
-    assert choose(make("transformer"), letters, [("", ""), ("a", "")]) == AlignmentHead()
-    assert choose(make("transformer"), letters, []) == AlignmentHead()
+    assert select_alignment_head(make("transformer"), letters, [("", ""), ("a", "")]) == AlignmentHead()
+    assert select_alignment_head(make("transformer"), letters, []) == AlignmentHead()
 
 
 def test_gold_that_does_not_fit_is_refused(letters: TokenizerPair) -> None:
     model = make("transformer")
     with pytest.raises(ArgumentError, match="1 sentence pairs and gold links of 2"):
-        choose(model, letters, [("a", "b")], [frozenset({(0, 0)})] * 2)
+        select_alignment_head(model, letters, [("a", "b")], [frozenset({(0, 0)})] * 2)
     with pytest.raises(ArgumentError, match=r"word 1 to word 1 in pair 0, which has 1 and 1 words.*base=1"):
-        choose(model, letters, [("a", "b")], [frozenset({(1, 1)})])
+        select_alignment_head(model, letters, [("a", "b")], [frozenset({(1, 1)})])

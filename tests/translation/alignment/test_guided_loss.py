@@ -8,7 +8,7 @@ from regard.errors import ArgumentError
 from regard.models import Packed, Transformer, TransformerConfig
 from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from regard.translation.alignment.cross_attention import AlignmentHead, Shift, cross_weights
-from regard.translation.alignment.guided_loss import guiding, token_links
+from regard.translation.alignment.guided_loss import guide_head, token_links
 from regard.translation.tokens import END, START, Cut
 
 SOURCES, TARGETS = [[5, 6, 7, 8, 9], [10, 11], [12]], [[20, 21, 22], [23, 24, 25, 26], []]
@@ -33,7 +33,7 @@ def test_the_loss_is_what_the_weights_miss(shift: Shift, layer: int, head: int, 
     recipe = TransformerConfig(width=16, heads=4, key_heads=key_heads, layers=2, dropout=0.0)
     model, choice = Transformer(37, recipe), AlignmentHead(layer, (head,), shift)
     source, target = packed(SOURCES, TARGETS)
-    with guiding(model, choice) as guide:
+    with guide_head(model, choice) as guide:
         model.loss(source, target)
         loss = guide.loss(source, target, LINKS)
     weights = cross_weights(model, SOURCES, TARGETS, choice)
@@ -44,7 +44,7 @@ def test_the_loss_is_what_the_weights_miss(shift: Shift, layer: int, head: int, 
     gradient = model.decoder.blocks[layer].cross.in_proj.weight.grad
     assert gradient is not None
     assert gradient.abs().sum() > 0
-    with guiding(model, choice) as guide:  # a padded batch is the same
+    with guide_head(model, choice) as guide:  # a padded batch is the same
         model.loss(*_padded(source, target)[0], **_padded(source, target)[1])
         torch.testing.assert_close(guide.loss(source, target, LINKS), expected)
 
@@ -57,7 +57,7 @@ def _padded(source: Packed, target: Packed) -> tuple[list[Tensor], dict[str, Ten
 def test_without_links_nothing_is_missed() -> None:
     model = Transformer(37, TransformerConfig(width=16, heads=4, layers=2))
     source, target = packed(SOURCES, TARGETS)
-    with guiding(model, AlignmentHead(0, (0,))) as guide:
+    with guide_head(model, AlignmentHead(0, (0,))) as guide:
         model.loss(source, target)
     loss = guide.loss(source, target, [LINKS[2]] * 3)
     loss.backward()  # as every process of several does, with links or without
@@ -71,13 +71,13 @@ def test_what_cannot_be_guided_is_refused() -> None:
     for heads in (None, (0, 1)):
         with (
             pytest.raises(ArgumentError, match="one head is guided"),
-            guiding(model, AlignmentHead(0, heads)),
+            guide_head(model, AlignmentHead(0, heads)),
         ):
             pass
     recurrent = RecurrentSeq2Seq(37, RecurrentConfig(width=16))
-    with pytest.raises(ArgumentError, match="cannot be guided"), guiding(recurrent, AlignmentHead(0, (0,))):
+    with pytest.raises(ArgumentError, match="cannot be guided"), guide_head(recurrent, AlignmentHead(0, (0,))):
         pass
-    with guiding(model, AlignmentHead(0, (0,))) as guide:
+    with guide_head(model, AlignmentHead(0, (0,))) as guide:
         with pytest.raises(ArgumentError, match="seen no batch"):
             guide.loss(source, target, LINKS)
         model.loss(source, target)
@@ -109,7 +109,7 @@ def test_a_guided_head_aligns() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
         batch = packed(sources, targets)
         for _ in range(40):
-            with guiding(model, choice) as guide:
+            with guide_head(model, choice) as guide:
                 loss = model.loss(*batch) + strength * guide.loss(*batch, links)
             optimizer.zero_grad()
             loss.backward()

@@ -37,7 +37,7 @@ from tests.translation.training.test_checkpoint import content
 from tests.translation.training.test_loop import Interrupts, Told, bits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-QUICK = ("training.updates=4", "training.judge=2", "training.accumulate=1")
+QUICK = ("training.updates=4", "training.validate_every=2", "training.accumulate=1")
 
 
 @pytest.fixture(scope="module")
@@ -384,7 +384,7 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, folder: str) -> N
         assert [path.name for path in tmp_path.iterdir()] == [".mine"]
 
 
-@pytest.mark.parametrize("settings", [("tokens.shared=true",), ("tokens.shared=false", "training.guide=0.1")])
+@pytest.mark.parametrize("settings", [("tokens.shared=true",), ("tokens.shared=false", "training.guided_alignment_weight=0.1")])
 def test_a_preparation_that_is_refused_takes_away_all_that_it_wrote_and_nothing_else(
     tmp_path: Path, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,7 +413,7 @@ def test_a_training_that_fails_before_its_first_checkpoint_keeps_all_that_is_the
         def begin(self, about: str, step: int, steps: int) -> None:
             (model / "notes.txt").write_text("mine")
 
-    plan = small_plan("transformer", "training.rate=1e38", "training.clip=0")
+    plan = small_plan("transformer", "training.learning_rate=1e38", "training.max_grad_norm=0")
     with pytest.raises(
         ArgumentError, match=r"not finite; there is no checkpoint yet\. .* and train in a new folder\."
     ):
@@ -422,7 +422,7 @@ def test_a_training_that_fails_before_its_first_checkpoint_keeps_all_that_is_the
     assert not Checkpoint.all(model)
 
 
-PATIENT = ("training.patience=1", "training.rate=0.3", "training.updates=40")  # it is soon as good as it gets
+PATIENT = ("training.patience=1", "training.learning_rate=0.3", "training.updates=40")  # it is soon as good as it gets
 
 
 def test_a_training_whose_patience_ended_goes_on_when_it_is_lengthened(tmp_path: Path) -> None:
@@ -495,9 +495,9 @@ def test_the_command_lengthens_a_training_and_refuses_to_shorten_it(
         shown = capsys.readouterr().err
         assert "was planned for 4 epochs, and now it is" in shown
         assert "a training can be made longer, --epochs N" in shown
-    run("train", "-o", model, "--resume", "--set", "training.rate=3", status=2)
+    run("train", "-o", model, "--resume", "--set", "training.learning_rate=3", status=2)
     shown = capsys.readouterr().err
-    assert "was begun with training.rate=0.002, and now it is 3.0; leave it out" in shown
+    assert "was begun with training.learning_rate=0.002, and now it is 3.0; leave it out" in shown
 
 
 @pytest.fixture
@@ -519,7 +519,7 @@ ALIGNING = {
 def test_what_an_interrupted_training_would_choose_is_what_a_finished_one_chose(
     unchosen: Path, trained: Path
 ) -> None:
-    assert choice_of(unchosen) == choice_of(trained) == load_translator(trained).choice
+    assert choice_of(unchosen) == choice_of(trained) == load_translator(trained).alignment_head
 
 
 @pytest.mark.parametrize("command", ALIGNING)
@@ -582,7 +582,7 @@ def test_a_terminal_that_is_closed_ends_the_command_with_129_and_all_is_saved(
     tmp_path: Path, files: tuple[Path, Path], nohup: bool
 ) -> None:
     """On a terminal of its own, which hangs up; `nohup` goes on to the end."""
-    plan = small_plan("transformer", "training.updates=30", "training.save=2", "training.judge=15")
+    plan = small_plan("transformer", "training.updates=30", "training.save_every=2", "training.validate_every=15")
     command = [sys.executable, "-m", "regard", "train", *map(str, files), "-o", str(tmp_path / "cut")]
     terminal, other = pty.openpty()
     with subprocess.Popen(
@@ -617,7 +617,7 @@ def test_a_terminal_that_is_closed_ends_the_command_with_129_and_all_is_saved(
 def test_ctrl_c_ends_the_command_with_130_and_going_on_ends_with_the_same_bits(
     tmp_path: Path, files: tuple[Path, Path]
 ) -> None:
-    plan = small_plan("transformer", "training.updates=30", "training.save=2", "training.judge=15")
+    plan = small_plan("transformer", "training.updates=30", "training.save_every=2", "training.validate_every=15")
     command = [sys.executable, "-m", "regard", "train", *map(str, files), "-o", str(tmp_path / "cut")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(

@@ -6,7 +6,11 @@ import torch
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import align
-from regard.translation.alignment.cross_attention import AlignmentHead, attends, crossing
+from regard.translation.alignment.cross_attention import (
+    AlignmentHead,
+    cross_attention_layers,
+    has_cross_attention,
+)
 from regard.translation.data.batches import Batch
 from regard.translation.data.pairs import Pair
 from regard.translation.tokens import END, START
@@ -125,12 +129,12 @@ def test_where_bleu_tells_nothing_the_loss_decides(better: bool, monkeypatch: py
 
 def test_the_sample_says_which_of_the_models_words_came_from_which(model: Seq2Seq) -> None:
     sample = judge(model, TOKENS, Dev.of(LONG, TOKENS), "loss").sample
-    if not attends(model):
+    if not has_cross_attention(model):
         assert sample.alignment is None
         return
     assert sample.alignment is not None
     assert sample.alignment["source_words"] == sample.source.split()
     assert sample.alignment["target_words"] == sample.translation.split()
-    choice = AlignmentHead(layer=min(1, len(crossing(model)) - 1), shift="output")
+    choice = AlignmentHead(layer=min(1, len(cross_attention_layers(model)) - 1), shift="output")
     wanted = align(model, TOKENS, [(sample.source, sample.translation)], choice)
     assert sample.alignment == wanted[0].to_dict()

@@ -84,7 +84,7 @@ def _sizes(model: Any) -> tuple[int, int]:
 
 
 def _about_translator(translator: Translator, heads: int) -> str:
-    plan = translator.settings.get("plan", {}).get("model", {})
+    plan = translator.config.get("plan", {}).get("model", {})
     kind, layers = plan.get("kind", type(translator.model).__name__), plan.get("layers")
     parts = [str(kind)]
     if layers:

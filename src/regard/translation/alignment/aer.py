@@ -14,11 +14,11 @@ from regard.translation.data.formats import read_lines
 from regard.translation.data.links import Links, read_links
 
 
-class Gold(NamedTuple):
+class GoldAlignment(NamedTuple):
     """The links of a sentence pair that people drew: those they were sure of, and others that are possible.
 
-    >>> from regard.translation.alignment.aer import Gold
-    >>> Gold(frozenset({(0, 0)})).possible
+    >>> from regard.translation.alignment.aer import GoldAlignment
+    >>> GoldAlignment(frozenset({(0, 0)})).possible
     frozenset()
     """
 
@@ -26,11 +26,11 @@ class Gold(NamedTuple):
     possible: Links = frozenset()
 
 
-class Rates(NamedTuple):
+class ErrorRates(NamedTuple):
     """Alignment error rate (`aer`), precision and recall, each from 0 to 1; printed in per cent.
 
-    >>> from regard.translation.alignment.aer import Rates
-    >>> print(Rates(aer=0.207, precision=0.9, recall=0.7))
+    >>> from regard.translation.alignment.aer import ErrorRates
+    >>> print(ErrorRates(aer=0.207, precision=0.9, recall=0.7))
     AER 20.7%, precision 90.0%, recall 70.0%
     """
 
@@ -42,13 +42,13 @@ class Rates(NamedTuple):
         return f"AER {self.aer:.1%}, precision {self.precision:.1%}, recall {self.recall:.1%}"
 
 
-def error_rate(found: Sequence[Iterable[tuple[int, int]]], gold: Sequence[Gold | Links]) -> Rates:
+def error_rate(found: Sequence[Iterable[tuple[int, int]]], gold: Sequence[GoldAlignment | Links]) -> ErrorRates:
     """How far the links found are from those of the gold, over all sentences together.
 
-    gold: for each sentence a `Gold`, or links that are all sure.
+    gold: for each sentence a `GoldAlignment`, or links that are all sure.
 
-    >>> from regard.translation.alignment.aer import Gold, error_rate
-    >>> gold = [Gold(sure=frozenset({(0, 0), (1, 1)}), possible=frozenset({(2, 1)}))]
+    >>> from regard.translation.alignment.aer import GoldAlignment, error_rate
+    >>> gold = [GoldAlignment(sure=frozenset({(0, 0), (1, 1)}), possible=frozenset({(2, 1)}))]
     >>> print(error_rate([{(0, 0), (2, 1), (2, 2)}], gold))
     AER 40.0%, precision 66.7%, recall 50.0%
     """
@@ -59,7 +59,7 @@ def error_rate(found: Sequence[Iterable[tuple[int, int]]], gold: Sequence[Gold |
         )
     links = sure_links = hits = possible_hits = 0
     for some, true in zip(found, gold, strict=True):
-        mine, (sure, possible) = frozenset(some), true if isinstance(true, Gold) else Gold(true)
+        mine, (sure, possible) = frozenset(some), true if isinstance(true, GoldAlignment) else GoldAlignment(true)
         links += len(mine)
         sure_links += len(sure)
         hits += len(mine & sure)
@@ -67,16 +67,16 @@ def error_rate(found: Sequence[Iterable[tuple[int, int]]], gold: Sequence[Gold |
     return rates(links, sure_links, hits, possible_hits)
 
 
-def rates(links: int, sure: int, hits: int, possible_hits: int) -> Rates:
+def rates(links: int, sure: int, hits: int, possible_hits: int) -> ErrorRates:
     """Of the numbers |A|, |S|, |A ∩ S| and |A ∩ P|; where there is nothing to find or wrong, nothing is."""
-    return Rates(
+    return ErrorRates(
         aer=1 - (hits + possible_hits) / (links + sure) if links + sure else 0.0,
         precision=possible_hits / links if links else 1.0,
         recall=hits / sure if sure else 1.0,
     )
 
 
-def read_gold(path: str | os.PathLike[str], base: int = 0) -> list[Gold]:
+def read_gold(path: str | os.PathLike[str], base: int = 0) -> list[GoldAlignment]:
     """The gold links of a file, a line for each sentence pair: `1-2` is sure, `1p2` possible.
 
     path: of a text file.
@@ -88,11 +88,11 @@ def read_gold(path: str | os.PathLike[str], base: int = 0) -> list[Gold]:
     ...     path = pathlib.Path(folder, "gold")
     ...     written = path.write_text("1-1 2p3")
     ...     read_gold(path, base=1)
-    [Gold(sure=frozenset({(0, 0)}), possible=frozenset({(1, 2)}))]
+    [GoldAlignment(sure=frozenset({(0, 0)}), possible=frozenset({(1, 2)}))]
     """
     if base not in (0, 1):
         raise ArgumentError(f"read_gold got base={base}; words are counted from 0 or from 1.")
-    return [Gold(*read_links(line, where, base, possible=True)) for where, line in _lines(path)]
+    return [GoldAlignment(*read_links(line, where, base, possible=True)) for where, line in _lines(path)]
 
 
 def read_pharaoh(path: str | os.PathLike[str]) -> list[Links]:

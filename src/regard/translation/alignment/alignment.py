@@ -14,14 +14,14 @@ from regard._util.checks import number
 from regard._util.files import readable
 from regard.errors import ArgumentError, ShapeError
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.alignment.aer import Gold, Rates, rates
+from regard.translation.alignment.aer import ErrorRates, GoldAlignment, rates
 from regard.translation.alignment.cross_attention import (
     AlignmentHead,
     Shift,
+    cross_attention_layers,
     cross_weights,
-    crossing,
-    of_tokens,
-    watched,
+    drop_special_tokens,
+    watch_forced_decoding,
 )
 from regard.translation.alignment.lexical_aligner import LexicalAligner
 from regard.translation.data.links import Links, pharaoh
@@ -148,7 +148,7 @@ def align(
 
     model, tokens: a model and its vocabularies; `Translator.align` has both.
     pairs: (source, target), whose words stand between white space.
-    choice: which layer, heads and step the weights are read from; `choose` finds the best.
+    choice: which layer, heads and step the weights are read from; `select_alignment_head` finds the best.
 
     >>> import torch
     >>> from regard.models import TransformerConfig, Transformer
@@ -186,13 +186,13 @@ def check_size(what: str, unit: str, source: int, target: int) -> None:
         )
 
 
-def choose(
+def select_alignment_head(
     model: Seq2Seq,
     tokens: TokenizerPair,
     pairs: Sequence[tuple[str, str]],
-    gold: Sequence[Gold | Links] | None = None,
+    gold: Sequence[GoldAlignment | Links] | None = None,
 ) -> AlignmentHead:
-    """The layer, head and shift that align best: with the lowest error rate, see `rate_choices`.
+    """The layer, head and shift that align best: with the lowest error rate, see `rate_alignment_heads`.
 
     model, tokens: a model and its vocabularies.
     pairs: (source, target), to try them on.
@@ -201,26 +201,26 @@ def choose(
     >>> import torch
     >>> from regard.models import TransformerConfig, Transformer
     >>> from regard.translation import Tokens, TokenizerPair
-    >>> from regard.translation.alignment.alignment import choose
+    >>> from regard.translation.alignment.alignment import select_alignment_head
     >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 9, kind="words")
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=2))
-    >>> choose(model, TokenizerPair(tokens, tokens), [("ein Hund bellt", "a dog barks")]).layer in (0, 1)
+    >>> select_alignment_head(model, TokenizerPair(tokens, tokens), [("ein Hund bellt", "a dog barks")]).layer in (0, 1)
     True
     """
     gold = _anchored(pairs) if gold is None else gold
     if not any(_as_gold(links).sure for links in gold):
         return AlignmentHead()  # nothing says which is better
-    rated = rate_choices(model, tokens, pairs, gold)
+    rated = rate_alignment_heads(model, tokens, pairs, gold)
     return min(rated, key=lambda choice: rated[choice].aer)  # the first of several that are equal
 
 
 @torch.no_grad()
-def rate_choices(
+def rate_alignment_heads(
     model: Seq2Seq,
     tokens: TokenizerPair,
     pairs: Sequence[tuple[str, str]],
-    gold: Sequence[Gold | Links] | None = None,
-) -> dict[AlignmentHead, Rates]:
+    gold: Sequence[GoldAlignment | Links] | None = None,
+) -> dict[AlignmentHead, ErrorRates]:
     """How well each layer, each head and the mean of a layer's heads align, read with either shift.
 
     gold: of each pair the links of its words, which stand between white space. Without it, confident links of
@@ -228,28 +228,28 @@ def rate_choices(
 
     >>> from regard.models import TransformerConfig, Transformer
     >>> from regard.translation import Tokens, TokenizerPair
-    >>> from regard.translation.alignment.alignment import rate_choices
+    >>> from regard.translation.alignment.alignment import rate_alignment_heads
     >>> tokens = Tokens.learn(["ein Hund", "a dog"] * 9, kind="words")
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=2))
-    >>> rated = rate_choices(model, TokenizerPair(tokens, tokens), [("ein Hund", "a dog")])
+    >>> rated = rate_alignment_heads(model, TokenizerPair(tokens, tokens), [("ein Hund", "a dog")])
     >>> len(rated)  # 2 layers × (2 heads + their mean) × 2 shifts
     12
     """
     cuts = cut_pairs(tokens, pairs)
     true = [_as_gold(links) for links in (_anchored(pairs) if gold is None else gold)]
     _check_gold(pairs, true)
-    layers = list(crossing(model))
+    layers = list(cross_attention_layers(model))
     shifts: tuple[Shift, ...] = ("input", "output")
     counts: dict[tuple[int, Shift], Tensor] = {}  # (heads + 1) × (links, hits, possible hits)
     sources, targets = [source.ids for source, _ in cuts], [target.ids for _, target in cuts]
-    for some, seen in watched(model, sources, targets, layers):
+    for some, seen in watch_forced_decoding(model, sources, targets, layers):
         for layer, name in enumerate(layers):
             weights = torch.cat([one.dense() for one in seen[name]], -2).float().cpu()  # b h t s
             # the mean first: of equals it is chosen
             weights = torch.cat([weights.mean(1, keepdim=True), weights], 1)
             for i, part in zip(some, weights, strict=True):
                 for shift in shifts:
-                    pieces = of_tokens(part, len(targets[i]), len(sources[i]), shift)
+                    pieces = drop_special_tokens(part, len(targets[i]), len(sources[i]), shift)
                     found = _hits(merge(*cuts[i], pieces), true[i])
                     counts[layer, shift] = counts.get((layer, shift), 0) + found
     sure = sum(len(one.sure) for one in true)
@@ -260,7 +260,7 @@ def rate_choices(
     }
 
 
-def _hits(weights: Tensor, gold: Gold) -> Tensor:
+def _hits(weights: Tensor, gold: GoldAlignment) -> Tensor:
     """Of each head (h, target, source): how many links it draws, how many are sure, and how many possible."""
     h, t, s = weights.shape
     if not t * s:
@@ -283,11 +283,11 @@ def _anchored(pairs: Sequence[tuple[str, str]]) -> list[Links]:
     return LexicalAligner.learn(pairs).links(pairs)
 
 
-def _as_gold(links: Gold | Links) -> Gold:
-    return links if isinstance(links, Gold) else Gold(links)
+def _as_gold(links: GoldAlignment | Links) -> GoldAlignment:
+    return links if isinstance(links, GoldAlignment) else GoldAlignment(links)
 
 
-def _check_gold(pairs: Sequence[tuple[str, str]], gold: Sequence[Gold]) -> None:
+def _check_gold(pairs: Sequence[tuple[str, str]], gold: Sequence[GoldAlignment]) -> None:
     """Links of each pair, between words that are there."""
     if len(pairs) != len(gold):
         raise ArgumentError(

@@ -101,16 +101,16 @@ def cross_weights(
     >>> [tuple(weights.shape) for weights in cross_weights(model, [[5, 6, 7], [8]], [[5, 6], [7, 8]])]
     [(2, 3), (2, 1)]
     """
-    name = chosen(model, choice)
+    name = layer_name(model, choice)
     found: dict[int, Tensor] = {}
-    for some, seen in watched(model, sources, targets, [name]):
+    for some, seen in watch_forced_decoding(model, sources, targets, [name]):
         weights = torch.cat([_mean(one, choice.heads) for one in seen[name]], -2)
         for i, part in zip(some, weights, strict=True):
-            found[i] = of_tokens(part, len(targets[i]), len(sources[i]), choice.shift).clone()
+            found[i] = drop_special_tokens(part, len(targets[i]), len(sources[i]), choice.shift).clone()
     return [found[i] for i in range(len(sources))]
 
 
-def of_tokens(weights: Tensor, target: int, source: int, shift: Shift) -> Tensor:
+def drop_special_tokens(weights: Tensor, target: int, source: int, shift: Shift) -> Tensor:
     """The rows and columns of tokens, of weights (…, 1 + target, source + 1) that also have those of marks.
 
     Row i is that of the step which reads token i − 1 (the start mark first) and writes token i.
@@ -119,7 +119,7 @@ def of_tokens(weights: Tensor, target: int, source: int, shift: Shift) -> Tensor
     return weights[..., first : first + target, :source]
 
 
-def watched(
+def watch_forced_decoding(
     model: Seq2Seq, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], names: Sequence[str]
 ) -> Iterator[tuple[list[int], dict[str, list[Weights]]]]:
     """Batch after batch: which pairs, and the weights of the attentions of these names, of each call.
@@ -155,12 +155,12 @@ def _watch(
     return seen
 
 
-def crossing(model: Seq2Seq) -> dict[str, int]:
+def cross_attention_layers(model: Seq2Seq) -> dict[str, int]:
     """The names of a model's attentions to the source, the first layer first, and their numbers of heads.
 
     >>> from regard.models import TransformerConfig, Transformer
-    >>> from regard.translation.alignment.cross_attention import crossing
-    >>> crossing(Transformer(100, TransformerConfig(width=16, heads=2, layers=2)))
+    >>> from regard.translation.alignment.cross_attention import cross_attention_layers
+    >>> cross_attention_layers(Transformer(100, TransformerConfig(width=16, heads=2, layers=2)))
     {'decoder.blocks.0.cross': 2, 'decoder.blocks.1.cross': 2}
     """
     found = _crossing(model)
@@ -172,12 +172,12 @@ def crossing(model: Seq2Seq) -> dict[str, int]:
     return found
 
 
-def attends(model: Seq2Seq) -> bool:
+def has_cross_attention(model: Seq2Seq) -> bool:
     """Whether a model attends to the source at all; a plain one does not.
 
     >>> from regard.models import RecurrentConfig, RecurrentSeq2Seq
-    >>> from regard.translation.alignment.cross_attention import attends
-    >>> [attends(RecurrentSeq2Seq(9, RecurrentConfig(8, attention=kind))) for kind in ("none", "additive")]
+    >>> from regard.translation.alignment.cross_attention import has_cross_attention
+    >>> [has_cross_attention(RecurrentSeq2Seq(9, RecurrentConfig(8, attention=kind))) for kind in ("none", "additive")]
     [False, True]
     """
     return bool(_crossing(model))
@@ -191,9 +191,9 @@ def _crossing(model: Seq2Seq) -> dict[str, int]:
     }
 
 
-def chosen(model: Seq2Seq, choice: AlignmentHead) -> str:
+def layer_name(model: Seq2Seq, choice: AlignmentHead) -> str:
     """The name of the attention that was chosen, if the model has it."""
-    layers = crossing(model)
+    layers = cross_attention_layers(model)
     if not -len(layers) <= choice.layer < len(layers):
         raise ArgumentError(
             f"the choice is layer {choice.layer}, and the model attends to the source in {len(layers)}; give "

@@ -19,13 +19,18 @@ from regard.mechanism.scores import ScaledDot
 from regard.models.layers.attention import MultiHeadAttention
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.alignment.cross_attention import AlignmentHead, Shift, chosen, crossing
+from regard.translation.alignment.cross_attention import (
+    AlignmentHead,
+    Shift,
+    cross_attention_layers,
+    layer_name,
+)
 from regard.translation.data.links import Links
 from regard.translation.tokens import Cut
 
 
-class Guide:
-    """What the guided head has just computed, and how far it is from given links; see `guiding`."""
+class GuidedLoss:
+    """What the guided head has just computed, and how far it is from given links; see `guide_head`."""
 
     def __init__(self, head: int, shift: Shift) -> None:
         self.head, self.shift = head, shift
@@ -70,34 +75,34 @@ class Guide:
         return missed.sum() / len(target.outputs().tokens)
 
 
-def guided(model: Seq2Seq) -> AlignmentHead:
+def default_guided_head(model: Seq2Seq) -> AlignmentHead:
     """The head that a training guides: one of the layer before the last (Garg et al. 2019, section 4.2)."""
-    return AlignmentHead(layer=max(len(crossing(model)) - 2, 0), heads=(0,))
+    return AlignmentHead(layer=max(len(cross_attention_layers(model)) - 2, 0), heads=(0,))
 
 
 @contextmanager
-def guiding(model: Seq2Seq, choice: AlignmentHead) -> Iterator[Guide]:
-    """While it lasts, a `Guide` sees what one head of a Transformer computes: add its loss to the model's.
+def guide_head(model: Seq2Seq, choice: AlignmentHead) -> Iterator[GuidedLoss]:
+    """While it lasts, a `GuidedLoss` sees what one head of a Transformer computes: add its loss to the model's.
 
     >>> import torch
     >>> from regard.models import Packed, TransformerConfig, Transformer
     >>> from regard.translation.alignment.cross_attention import AlignmentHead
-    >>> from regard.translation.alignment.guided_loss import guiding
+    >>> from regard.translation.alignment.guided_loss import guide_head
     >>> model = Transformer(100, TransformerConfig(width=16, heads=2, layers=2))
     >>> source, target = Packed.of([[5, 6, 2]]), Packed.of([[1, 7, 8, 2]])
-    >>> with guiding(model, AlignmentHead(layer=0, heads=(1,))) as guide:
+    >>> with guide_head(model, AlignmentHead(layer=0, heads=(1,))) as guide:
     ...     loss = model.loss(source, target)
     ...     loss = loss + 0.05 * guide.loss(source, target, [torch.tensor([[0, 0], [1, 1]])])
     >>> loss.backward()
     """
-    module = model.get_submodule(chosen(model, choice))
+    module = model.get_submodule(layer_name(model, choice))
     if choice.heads is None or len(choice.heads) != 1:
         raise ArgumentError(f"the choice has heads={choice.heads}; one head is guided: heads=(0,).")
     if not isinstance(module, MultiHeadAttention) or module.score != ScaledDot():
         raise ArgumentError(
             f"this {type(model).__name__} cannot be guided; guide a Transformer with scaled dot products."
         )
-    guide = Guide(choice.heads[0], choice.shift)
+    guide = GuidedLoss(choice.heads[0], choice.shift)
     handle = module.register_forward_pre_hook(guide.look)
     try:
         yield guide

@@ -104,7 +104,7 @@ class Sample:
         number("Sample got best", self.best, most=WIDEST, cure="Draw fewer, and again with another seed.")
 
 
-How = Greedy | Beam | Sample
+Strategy = Greedy | Beam | Sample
 
 
 class Hypothesis(NamedTuple):
@@ -128,7 +128,7 @@ class Hypothesis(NamedTuple):
 def search(
     model: Seq2Seq,
     source: Packed,
-    how: How = Beam(),  # noqa: B008 (a frozen value)
+    how: Strategy = Beam(),  # noqa: B008 (a frozen value)
     *,
     start: int = START,
     end: int = END,
@@ -151,7 +151,7 @@ def search(
     [2, 2]
     """
     of_kind("search got a source", source, Packed, "Packed.of([[5, 6, 2]])")
-    if not isinstance(how, How):
+    if not isinstance(how, Strategy):
         raise DTypeError(f"search got how={how!r}; give Greedy(), Beam(5) or Sample().")
     vocabulary = len(model.output_weight)
     forbidden = _forbidden(vocabulary, start, end, never)

@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from regard.errors import ArgumentError, RegardError
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.alignment.guided_loss import guided, guiding
+from regard.translation.alignment.guided_loss import default_guided_head, guide_head
 from regard.translation.data.batches import Batch
 from regard.translation.tokens import UNKNOWN
 from regard.translation.training.checkpoint import (
@@ -82,7 +82,7 @@ class Objective(nn.Module):
     def _loss(self, batch: Batch) -> Tensor:
         if not self.guide or not batch.links:
             return self.model.loss(batch.source, batch.target, smoothing=self.smoothing)
-        with guiding(self.model, guided(self.model)) as guide:
+        with guide_head(self.model, default_guided_head(self.model)) as guide:
             loss = self.model.loss(batch.source, batch.target, smoothing=self.smoothing)
             return loss + self.guide * guide.loss(batch.source, batch.target, batch.links)
 

@@ -11,7 +11,7 @@ from regard._util.checks import of_kind
 from regard._util.files import remove_parts
 from regard.errors import ArgumentError, DTypeError, RegardError
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.alignment.alignment import choose
+from regard.translation.alignment.alignment import select_alignment_head
 from regard.translation.alignment.cross_attention import AlignmentHead
 from regard.translation.alignment.lexical_aligner import LexicalAligner
 from regard.translation.config import TranslationConfig
@@ -318,4 +318,4 @@ def _best_choice(model: Seq2Seq, found: Prepared) -> AlignmentHead:
         for pair in islice(found.pairs, _ANCHORED)
     )
     anchors = LexicalAligner.learn([*dev, *texts]).links(dev)
-    return choose(model, tokens, dev, anchors)
+    return select_alignment_head(model, tokens, dev, anchors)

@@ -8,12 +8,16 @@ import torch
 from regard.models.layers.dropout import evaluating
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import align
-from regard.translation.alignment.cross_attention import AlignmentHead, attends, crossing
+from regard.translation.alignment.cross_attention import (
+    AlignmentHead,
+    cross_attention_layers,
+    has_cross_attention,
+)
 from regard.translation.config import Criterion
 from regard.translation.data.batches import Batch, Batches, InMemory, by_length
 from regard.translation.data.pairs import Pair
 from regard.translation.evaluation import evaluate
-from regard.translation.sentence_splitter import longest_translation
+from regard.translation.sentence_splitter import max_translation_tokens
 from regard.translation.tokens import END, START, TokenizerPair
 from regard.translation.training.progress import Example, ValidationResult, worth
 
@@ -68,11 +72,11 @@ def judge(model: Seq2Seq, tokens: TokenizerPair, dev: Dev, criterion: Criterion)
 
 def _aligned(model: Seq2Seq, tokens: TokenizerPair, source: str, text: str) -> dict[str, Any] | None:
     """Which words of a translation came from which; None if the model does not attend to the source."""
-    if not attends(model):
+    if not has_cross_attention(model):
         return None
     # which attention aligns best is chosen at the end of a training; mostly it is the second layer from the
     # source, at the step that writes a word
-    choice = AlignmentHead(layer=min(1, len(crossing(model)) - 1), shift="output")
+    choice = AlignmentHead(layer=min(1, len(cross_attention_layers(model)) - 1), shift="output")
     return align(model, tokens, [(source, text)], choice)[0].to_dict()
 
 
@@ -90,7 +94,7 @@ def translations(model: Seq2Seq, tokens: TokenizerPair, sources: Sequence[Sequen
     """The likeliest token each time; sentences of like lengths together."""
     found = [""] * len(sources)
     for some, packed in by_length(sources, _SENTENCES, model.output_weight.device):
-        most = longest_translation(max(len(sources[i]) for i in some))
+        most = max_translation_tokens(max(len(sources[i]) for i in some))
         for i, ids in zip(some, model.greedy(packed, start=START, end=END, most=most), strict=True):
             found[i] = tokens.target.join(ids).text
     return found

@@ -37,14 +37,14 @@ def together(house: AppState, all_asked: list[Translate]) -> list[bytes | Except
     """Several requests for the same in one call: for each its answer, or what is wrong with it."""
     first = all_asked[0]
     entry, translator = house.collection.entry(first.model), house.collection.translator(first.model)
-    how = Beam(first.beam, best=first.best)
+    how = Beam(first.beam, n_best=first.best)
     checked = (too_much(translator, asked.sentences, asked.beam) for asked in all_asked)
     wrong = {place: no for place, no in enumerate(checked) if no}
     fine = [asked for place, asked in enumerate(all_asked) if place not in wrong]
     found = iter(
         translator.translate(
             [sentence for asked in fine for sentence in asked.sentences],
-            how=how,
+            strategy=how,
             alignment=entry.attends and (first.alignment or first.look),
         )
     )
