@@ -8,11 +8,11 @@ from regard.errors import RegardError as RegardError
 from regard.errors import ShapeError as ShapeError
 from regard.errors import StaleError as StaleError
 from regard.inspection import huggingface as huggingface
-from regard.inspection.interventions import Average as Average
+from regard.inspection.interventions import MeanAblation as MeanAblation
 from regard.inspection.interventions import ReplaceOutput as ReplaceOutput
 from regard.inspection.interventions import ReplaceWeights as ReplaceWeights
-from regard.inspection.interventions import Uniform as Uniform
-from regard.inspection.interventions import Zero as Zero
+from regard.inspection.interventions import UniformAttention as UniformAttention
+from regard.inspection.interventions import ZeroAblation as ZeroAblation
 from regard.inspection.interventions import edit as edit
 from regard.inspection.interventions import importance as importance
 from regard.inspection.patch import patch as patch
@@ -56,7 +56,7 @@ from regard.mechanism.scores import General as General
 from regard.mechanism.scores import ScaledDot as ScaledDot
 from regard.mechanism.scores import Score as Score
 from regard.mechanism.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
-from regard.mechanism.weights.matrix import Top as Top
+from regard.mechanism.weights.matrix import TopK as TopK
 from regard.mechanism.weights.matrix import TransposedWeights as TransposedWeights
 from regard.mechanism.weights.matrix import Weights as Weights
 from regard.models.encoders.pretrained import load_encoder as load_encoder

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import regard
 from regard._util import interrupt
 from regard.app.view_model import (
-    Input,
-    Layer,
-    Text,
+    InputView,
+    LayerView,
+    TextView,
     ViewModel,
     exhibit_of_translations,
     look_at_text,
@@ -133,9 +133,9 @@ def test_each_row_and_column_needs_its_token():
     with pytest.raises(regard.DTypeError):
         ViewModel.of(lazy(), queries="abcde", keys=list("ABCDEFG"))
     with pytest.raises(regard.ArgumentError, match="place 2"):
-        Text(("a", "b"), special=(2,))
+        TextView(("a", "b"), special=(2,))
     with pytest.raises(regard.ArgumentError, match="text 1"):
-        Input("", [Text(("a",))], [Layer("", "", "self", torch.ones(1, 1), 0, 1)])
+        InputView("", [TextView(("a",))], [LayerView("", "", "self", torch.ones(1, 1), 0, 1)])
 
 
 def test_hostile_tokens_are_text_that_json_holds():

@@ -94,7 +94,7 @@ def test_uniform_equals_equal_weights_on_what_is_seen(pair):
         seen = (weights > 0).to(weights.dtype)
         return seen / seen.sum(-1, keepdim=True).clamp(min=1)
 
-    with regard.edit(model, 0, [1, 3], regard.Uniform()):
+    with regard.edit(model, 0, [1, 3], regard.UniformAttention()):
         first = run()
     with regard.edit(model, 0, [1, 3], regard.ReplaceWeights(even)):
         second = run()
@@ -108,7 +108,7 @@ def test_afterwards_all_is_as_before(pair):
     edited = []
 
     def fail():
-        with regard.edit(model, None, None, regard.Zero()):
+        with regard.edit(model, None, None, regard.ZeroAblation()):
             edited.append(run())
             raise ZeroDivisionError
 
@@ -120,9 +120,9 @@ def test_afterwards_all_is_as_before(pair):
 
 def test_edits_nest_and_heads_add_up(pair):
     model, run = pair
-    with regard.edit(model, -1, [0], regard.Zero()), regard.edit(model, -1, [1, 2, 3], regard.Zero()):
+    with regard.edit(model, -1, [0], regard.ZeroAblation()), regard.edit(model, -1, [1, 2, 3], regard.ZeroAblation()):
         apart = run()
-    with regard.edit(model, -1, None, regard.Zero()):
+    with regard.edit(model, -1, None, regard.ZeroAblation()):
         together = run()
     assert torch.equal(apart, together)
 
@@ -147,7 +147,7 @@ PROJECTIONS = {
 @pytest.mark.parametrize("name", HOSTS)
 def test_zero_equals_nothing_before_the_projection(name):
     model, run = host(name, "sdpa")
-    with regard.edit(model, 0, None, regard.Zero()):
+    with regard.edit(model, 0, None, regard.ZeroAblation()):
         edited = run()
     projection = model.get_submodule(PROJECTIONS[name])
     hook = projection.register_forward_pre_hook(lambda module, args: (args[0] * 0, *args[1:]))
@@ -158,7 +158,7 @@ def test_zero_equals_nothing_before_the_projection(name):
 
 def test_zero_of_one_head_equals_columns_of_the_projection():
     model, run = own()
-    with regard.edit(model, 1, [2], regard.Zero()):
+    with regard.edit(model, 1, [2], regard.ZeroAblation()):
         edited = run()
     out_proj = model.decoder.blocks[1].attention.out_proj
     out_proj.weight[:, 8:12] = 0
@@ -171,7 +171,7 @@ def test_average_is_the_mean_over_batch_and_places():
     with regard.edit(layer, 0, [1], regard.ReplaceOutput(lambda output: seen.append(output) or output)):
         layer(x)
     mean = seen[0].mean((0, 2), keepdim=True)
-    with regard.edit(layer, 0, [1], regard.Average()):
+    with regard.edit(layer, 0, [1], regard.MeanAblation()):
         averaged = layer(x)
     with regard.edit(layer, 0, [1], regard.ReplaceOutput(lambda output: mean.expand_as(output))):
         assert torch.equal(layer(x), averaged)
@@ -181,7 +181,7 @@ def test_layers_before_the_edited_one_are_untouched():
     model = hosts.make("gpt2", "sdpa")
     given = hosts.batch("gpt2", "right")
     before = model(**given, output_hidden_states=True).hidden_states
-    with regard.edit(model, "transformer.h.1.attn", None, regard.Zero()):
+    with regard.edit(model, "transformer.h.1.attn", None, regard.ZeroAblation()):
         after = model(**given, output_hidden_states=True).hidden_states
     assert torch.equal(before[1], after[1])
     assert not torch.equal(before[2], after[2])
@@ -192,7 +192,7 @@ def test_other_heads_of_the_layer_keep_their_outputs():
     layer.out_proj.weight.copy_(torch.eye(16))
     x = torch.randn(2, 5, 16)
     expected, weights = layer(x, x, x)
-    with regard.edit(layer, 0, [1], regard.Zero()):
+    with regard.edit(layer, 0, [1], regard.ZeroAblation()):
         found, same = layer(x, x, x)
     assert torch.equal(found[..., 4:8], torch.zeros(2, 5, 4))
     torch.testing.assert_close(found[..., 8:], expected[..., 8:], atol=1e-6, rtol=1e-6)
@@ -205,7 +205,7 @@ def test_generation_is_edited():
     before = model.generate(**given, **options)
     with regard.edit(model, None, None, regard.ReplaceWeights(lambda weights: weights)):
         assert torch.equal(model.generate(**given, **options), before)
-    with regard.edit(model, None, None, regard.Zero()):
+    with regard.edit(model, None, None, regard.ZeroAblation()):
         assert not torch.equal(model.generate(**given, **options), before)
 
 
@@ -227,7 +227,7 @@ def test_other_threads_are_left_alone():
         with torch.no_grad():
             found.append(run())
 
-    with regard.edit(model, None, None, regard.Zero()):
+    with regard.edit(model, None, None, regard.ZeroAblation()):
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
@@ -250,7 +250,7 @@ def test_nothing_stands_in_afterwards():
     )
     before = [getattr(owner, name) for owner, name in owners]
     model, run = own()
-    with regard.edit(model, 0, None, regard.Zero()), regard.edit(model, 1, None, regard.Zero()):
+    with regard.edit(model, 0, None, regard.ZeroAblation()), regard.edit(model, 1, None, regard.ZeroAblation()):
         run()
     assert all(getattr(owner, name) is one for (owner, name), one in zip(owners, before, strict=True))
     assert torch.backends.mha.get_fastpath_enabled()
@@ -265,19 +265,19 @@ def test_layers_by_number_name_and_pattern():
     assert names[0] == "encoder.block.0.layer.0.SelfAttention"
     assert len(names) == 6
     for layers in (3, -1, "decoder.block.0", "*EncDec*", ["encoder.*", 5]):
-        with regard.edit(model, layers, None, regard.Zero()):
+        with regard.edit(model, layers, None, regard.ZeroAblation()):
             pass
 
 
 @pytest.mark.parametrize(
     ("layers", "heads", "change", "error", "told"),
     [
-        ("nowhere", None, regard.Zero(), ArgumentError, r"'nowhere'.*decoder.blocks.0.attention"),
-        (7, None, regard.Zero(), ArgumentError, r"layer 7; there are 2"),
-        (True, None, regard.Zero(), DTypeError, "number, a name or a pattern"),
-        (0, [4], regard.Zero(), ArgumentError, r"head 4.*has 4"),
-        (0, ["a"], regard.Zero(), DTypeError, "heads are numbers"),
-        (0, None, regard.Zero, DTypeError, r"Zero\(\)"),
+        ("nowhere", None, regard.ZeroAblation(), ArgumentError, r"'nowhere'.*decoder.blocks.0.attention"),
+        (7, None, regard.ZeroAblation(), ArgumentError, r"layer 7; there are 2"),
+        (True, None, regard.ZeroAblation(), DTypeError, "number, a name or a pattern"),
+        (0, [4], regard.ZeroAblation(), ArgumentError, r"head 4.*has 4"),
+        (0, ["a"], regard.ZeroAblation(), DTypeError, "heads are numbers"),
+        (0, None, regard.ZeroAblation, DTypeError, r"Zero\(\)"),
         (0, None, "zero", DTypeError, "'zero'"),
     ],
 )
@@ -288,10 +288,10 @@ def test_mistakes_are_told(layers, heads, change, error, told):
 
 
 def test_a_model_without_attention_and_a_wrong_shape():
-    none, zero = nn.Linear(2, 2), regard.Zero()
+    none, zero = nn.Linear(2, 2), regard.ZeroAblation()
     with pytest.raises(ArgumentError, match="nothing to edit in a Linear"), regard.edit(none, 0, None, zero):
         pass
-    with pytest.raises(DTypeError, match="a str"), regard.edit("model", 0, None, regard.Zero()):
+    with pytest.raises(DTypeError, match="a str"), regard.edit("model", 0, None, regard.ZeroAblation()):
         pass
     model, run = own()
     told = r"\(1, 4, 4, 4\) and returned \(1, 4, 4\)"
@@ -315,7 +315,7 @@ def test_importance_of_every_head_is_its_divergence(name):
     first = table.iloc[0]
     model.eval()
     before = model(**given).logits.log_softmax(-1)
-    with regard.edit(model, first["layer"], int(first["head"]), regard.Zero()):
+    with regard.edit(model, first["layer"], int(first["head"]), regard.ZeroAblation()):
         after = model(**given).logits.log_softmax(-1)
     divergence = (before.exp() * (before - after)).sum(-1).mean()
     assert first["change"] == pytest.approx(divergence.item(), rel=1e-3)
@@ -326,7 +326,7 @@ def test_importance_by_the_models_loss_and_by_ones_own():
     model, given = hosts.make("gpt2", "sdpa"), hosts.batch("gpt2")
     labels = {**given, "labels": given["input_ids"]}
     table = regard.importance(model, labels)
-    with regard.edit(model, 0, 1, regard.Zero()):
+    with regard.edit(model, 0, 1, regard.ZeroAblation()):
         change = model(**labels).loss - 0
     change = change - model(**labels).loss
     row = table[(table["number"] == 0) & (table["head"] == 1)]
@@ -415,7 +415,7 @@ class Direct(nn.Module):
 def test_calls_of_sdpa_are_said_not_to_be_editable(layers):
     model = nn.Sequential(Direct())
     said = r"Direct calls torch's .* itself\. watch sees such calls, but edit"
-    with pytest.raises(ArgumentError, match=said), regard.edit(model, layers, None, regard.Zero()):
+    with pytest.raises(ArgumentError, match=said), regard.edit(model, layers, None, regard.ZeroAblation()):
         pass
     with pytest.raises(ArgumentError, match="Direct calls torch's"):
         regard.importance(model, torch.randn(1, 2, 3, 4))
@@ -423,7 +423,7 @@ def test_calls_of_sdpa_are_said_not_to_be_editable(layers):
 
 def test_calls_of_sdpa_beside_other_layers():
     model = nn.ModuleList([Direct(), MultiHeadAttention(8, 2)])
-    with regard.edit(model, None, None, regard.Zero()):  # all that can be
+    with regard.edit(model, None, None, regard.ZeroAblation()):  # all that can be
         pass
-    with pytest.raises(ArgumentError, match="Direct calls"), regard.edit(model, "0", None, regard.Zero()):
+    with pytest.raises(ArgumentError, match="Direct calls"), regard.edit(model, "0", None, regard.ZeroAblation()):
         pass

@@ -122,7 +122,7 @@ def test_what_ends_in_any_order_leaves_nothing_behind():
         return regard.watch(model)
 
     def edit():
-        return regard.edit(model, 0, [0], regard.Zero())
+        return regard.edit(model, 0, [0], regard.ZeroAblation())
 
     for makers in itertools.permutations([watch, edit, regard.patched]):
         for order in itertools.permutations(range(3)):

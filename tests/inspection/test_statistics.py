@@ -7,14 +7,14 @@ import pytest
 import torch
 
 import regard
-from regard.app.view_model import Layer
+from regard.app.view_model import LayerView
 from regard.inspection.statistics import tell
 
 N = 12
 
 
 def of(weights, kind="self") -> list:
-    return tell(Layer("attention", "layer 0", kind, weights))
+    return tell(LayerView("attention", "layer 0", kind, weights))
 
 
 def first_column(n: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import regard
 from regard.models import (
     Attends,
-    Cache,
+    KVCache,
     LanguageModel,
     MaskedLanguageModel,
     MultiHeadAttention,
@@ -26,7 +26,7 @@ from regard.models import (
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-RECIPE = TransformerConfig(width=12, heads=3, layers=2, dropout=0.0)
+CONFIG = TransformerConfig(width=12, heads=3, layers=2, dropout=0.0)
 TOKENS = torch.tensor([[5, 6, 7, 8, 9], [10, 11, 12, 13, 14]])
 
 
@@ -61,7 +61,7 @@ def test_attentions_are_named_by_their_modules() -> None:
 
 
 def test_a_transformer_shows_both_its_sides() -> None:
-    model = Transformer(23, RECIPE)
+    model = Transformer(23, CONFIG)
     with regard.watch(model) as seen:
         model(torch.tensor([[5, 6, 7]]), torch.tensor([[1, 8, 9, 10, 2]]))
     assert {name: tuple(weights.shape) for name, weights in seen.items()} == {
@@ -98,7 +98,7 @@ def test_several_calls_have_names_of_their_own() -> None:
 
 
 def test_each_step_of_decoding_is_a_call() -> None:
-    model = Transformer(23, RECIPE).eval()
+    model = Transformer(23, CONFIG).eval()
     with torch.no_grad(), regard.watch(model) as seen:
         state = model.start(Packed.of([[5, 6, 7], [8]]))
         for token in (1, 5, 6):
@@ -174,7 +174,7 @@ def test_weights_are_those_that_made_the_output() -> None:
     layer, x = MultiHeadAttention(12, 3), torch.randn(2, 5, 12)
     with regard.watch(layer) as seen:
         output = layer(x, mask=regard.Causal())
-    value = layer.remember(x).value
+    value = layer.project_source(x).value
     torch.testing.assert_close(layer.out_proj((seen[0] @ value).transpose(1, 2).flatten(-2)), output)
 
 
@@ -340,7 +340,7 @@ def test_layers_of_ones_own_are_seen() -> None:
 
 
 def test_caches_are_seen_as_they_were() -> None:
-    layer, cache = MultiHeadAttention(12, 3), Cache()
+    layer, cache = MultiHeadAttention(12, 3), KVCache()
     with torch.no_grad(), regard.watch(layer) as seen:
         for _ in range(40):
             layer(torch.randn(1, 12), cache=cache)
@@ -401,7 +401,7 @@ def test_copies_are_not_watched() -> None:
 
 
 def test_steps_are_joined() -> None:
-    layer, cache, x = MultiHeadAttention(8, 2), Cache(), torch.randn(1, 4, 8)
+    layer, cache, x = MultiHeadAttention(8, 2), KVCache(), torch.randn(1, 4, 8)
     with torch.no_grad(), regard.watch(layer) as seen:
         for i in range(4):
             layer(x[:, i : i + 1], mask=regard.Causal(), cache=cache)

@@ -440,7 +440,7 @@ def test_plain_calls_go_on_while_another_thread_watches_and_edits() -> None:
                 with regard.watch(model) as seen:
                     run()
                 assert (len(nothing), len(seen)) == (0, 2 if model is models[1] else 1)
-            with regard.edit(models[1], 0, [0], regard.Zero()):
+            with regard.edit(models[1], 0, [0], regard.ZeroAblation()):
                 assert not torch.equal(runs[1](), expected[1])
     finally:
         done.set()

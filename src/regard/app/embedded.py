@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.app.protocol import formula
 from regard.app.view_model import ViewModel
-from regard.inspection.layer_view import Floats, Input, Layer, as_floats
+from regard.inspection.layer_view import Floats, InputView, LayerView, as_floats
 from regard.inspection.statistics import tell
 from regard.mechanism.weights.matrix import Weights
 
@@ -47,19 +47,19 @@ def embedded(exhibit: ViewModel) -> dict[str, Any]:
     return {"exhibit": described, "inputs": inputs}
 
 
-def _held(layer: Layer, side: int) -> int:
+def _held(layer: LayerView, side: int) -> int:
     queries, keys = layer.size
     return layer.heads * min(queries, side) * min(keys, side)
 
 
-def _numbers(layer: Layer) -> int:
+def _numbers(layer: LayerView) -> int:
     """How many numbers the queries and keys of a layer have."""
     if not layer.has_vectors or not isinstance(layer.weights, Weights):
         return 0
     return layer.heads * sum(layer.size) * layer.weights._problem["query"].shape[-1]
 
 
-def _note(one: Input, side: int) -> str:
+def _note(one: InputView, side: int) -> str:
     """What a file does not hold."""
     sizes = {layer.size for layer in one.layers if max(layer.size) > side}
     if not sizes:
@@ -71,7 +71,7 @@ def _note(one: Input, side: int) -> str:
     )
 
 
-def _layer(layer: Layer, side: int, vectors: bool) -> dict[str, Any]:
+def _layer(layer: LayerView, side: int, vectors: bool) -> dict[str, Any]:
     pooled = max(layer.size) > side
     weights = layer.tile(slice(None), slice(None), side, side)
     few = layer.heads * math.prod(layer.size) <= _TOLD
@@ -81,7 +81,7 @@ def _layer(layer: Layer, side: int, vectors: bool) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _vectors(layer: Layer | None) -> dict[str, Any]:
+def _vectors(layer: LayerView | None) -> dict[str, Any]:
     """The queries and keys that a layer's scores are products of, if a file shall hold them."""
     nothing = dict.fromkeys(("query", "key", "scale", "normalizer", "formula", "tau"))
     if layer is None or not layer.has_vectors or not isinstance(layer.weights, Weights):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from regard.errors import ArgumentError
-from regard.inspection.layer_view import Answer, Floats, Layer, as_floats
+from regard.inspection.layer_view import Answer, Floats, LayerView, as_floats
 from regard.inspection.statistics import tell
 from regard.mechanism import reference
 from regard.mechanism.normalizers import Entmax, Hard, Mean, Normalizer, Relu, Sigmoid, Softmax, Softmax1
@@ -26,18 +26,18 @@ _PASSES = 4  # over all weights to describe heads: τ, entropy, distances, thumb
 _BAND = 2**28  # weights of a head above which the keys' sums come from bands of rows
 
 
-def ask(layer: Layer, question: str, arguments: Mapping[str, Any]) -> Answer:
+def ask(layer: LayerView, question: str, arguments: Mapping[str, Any]) -> Answer:
     """The answer to a question about a layer; `arguments` without those that chose the layer."""
     return _known(question, arguments)(layer, arguments)
 
 
-def pairs(layer: Layer, question: str, arguments: Mapping[str, Any]) -> int:
+def pairs(layer: LayerView, question: str, arguments: Mapping[str, Any]) -> int:
     """How many weights an answer reads, queries × keys × heads: what the question costs.
 
     >>> import torch
-    >>> from regard.app.view_model import Layer
+    >>> from regard.app.view_model import LayerView
     >>> from regard.app.protocol import pairs
-    >>> layer = Layer("attention", "layer 0", "self", torch.zeros(8, 100, 100))
+    >>> layer = LayerView("attention", "layer 0", "self", torch.zeros(8, 100, 100))
     >>> pairs(layer, "tile", {}), pairs(layer, "tile", {"heads": [3], "rows": [0, 10]})
     (80000, 1000)
     """
@@ -53,13 +53,13 @@ def pairs(layer: Layer, question: str, arguments: Mapping[str, Any]) -> int:
     return heads * queries * keys * (_PASSES if question == "heads" else 1)
 
 
-def unread(layer: Layer) -> int:
+def unread(layer: LayerView) -> int:
     """How many weights have to be read once before any answer: all, where the rows' τ is unknown.
 
     >>> import torch
-    >>> from regard.app.view_model import Layer
+    >>> from regard.app.view_model import LayerView
     >>> from regard.app.protocol import unread
-    >>> unread(Layer("attention", "layer 0", "self", torch.eye(3)))
+    >>> unread(LayerView("attention", "layer 0", "self", torch.eye(3)))
     0
     """
     if not isinstance(layer.weights, Weights):
@@ -69,7 +69,7 @@ def unread(layer: Layer) -> int:
     return layer.weights.numel() if unknown else 0
 
 
-def _known(question: str, arguments: Mapping[str, Any]) -> Callable[[Layer, Mapping[str, Any]], Answer]:
+def _known(question: str, arguments: Mapping[str, Any]) -> Callable[[LayerView, Mapping[str, Any]], Answer]:
     """What answers a question; an error if nothing does, or if it does not take these arguments."""
     if not isinstance(question, str) or question not in _QUESTIONS:
         raise ArgumentError(f"there is no question {question!r:.80}; there are {', '.join(_QUESTIONS)}.")
@@ -80,7 +80,7 @@ def _known(question: str, arguments: Mapping[str, Any]) -> Callable[[Layer, Mapp
     return answer
 
 
-def _tile(layer: Layer, given: Mapping[str, Any]) -> Answer:
+def _tile(layer: LayerView, given: Mapping[str, Any]) -> Answer:
     heads, mean = _heads(layer, given), _flag(given, "mean")
     rows, columns = (
         _range(given, name, size) for name, size in zip(("rows", "columns"), layer.size, strict=True)
@@ -103,7 +103,7 @@ def _tile(layer: Layer, given: Mapping[str, Any]) -> Answer:
     return Answer({}, [_kept(layer, what, len(heads) * len(rows) * len(columns), find)])
 
 
-def _top(layer: Layer, given: Mapping[str, Any]) -> Answer:
+def _top(layer: LayerView, given: Mapping[str, Any]) -> Answer:
     side = given.get("side", "query")
     if side not in ("query", "key"):
         raise ArgumentError(f"top got side={side!r}; give 'query' or 'key'.")
@@ -115,7 +115,7 @@ def _top(layer: Layer, given: Mapping[str, Any]) -> Answer:
     return Answer(_largest(found, _whole(given, "most", 10, least=1, below=_MOST_PLACES + 1)), [])
 
 
-def _received(layer: Layer, given: Mapping[str, Any]) -> Answer:
+def _received(layer: LayerView, given: Mapping[str, Any]) -> Answer:
     heads = _heads(layer, given)
     found: Floats = np.stack([_received_by(layer, head) for head in heads]).mean(0, dtype=np.float32)
     most = _whole(given, "most", 10, least=1, below=_MOST_PLACES + 1)
@@ -126,20 +126,20 @@ def _received(layer: Layer, given: Mapping[str, Any]) -> Answer:
 
 
 @torch.no_grad()
-def _received_by(layer: Layer, head: int) -> Floats:
+def _received_by(layer: LayerView, head: int) -> Floats:
     """How much each key is read in a head, summed over the queries: (k)."""
 
     def find() -> Floats:
         if math.prod(layer.size) > _BAND:  # can be interrupted
             return layer.tile(slice(None), slice(None), 1, layer.size[1], heads=[head])[0, 0] * layer.size[0]
-        weights = layer.chosen([head])
+        weights = layer.select_heads([head])
         summed = weights.received() if isinstance(weights, Weights) else weights.float().sum(-2)
         return as_floats(summed).reshape(-1)
 
     return _kept(layer, ("received", head), math.prod(layer.size), find)
 
 
-def _about_heads(layer: Layer, given: Mapping[str, Any]) -> Answer:
+def _about_heads(layer: LayerView, given: Mapping[str, Any]) -> Answer:
     size, heads = _whole(given, "size", 64, least=1, below=513), _heads(layer, given)
     queries, keys = layer.size
     cells = len(heads) * min(size, queries) * min(size, keys)
@@ -158,7 +158,7 @@ def _about_heads(layer: Layer, given: Mapping[str, Any]) -> Answer:
     return Answer({"heads": described}, [small])
 
 
-def _numbers(layer: Layer, given: Mapping[str, Any]) -> Answer:
+def _numbers(layer: LayerView, given: Mapping[str, Any]) -> Answer:
     if not layer.has_vectors:
         raise ArgumentError(
             f"the weights of {layer.label!r} do not come from products of queries and keys, so that numbers "
@@ -168,7 +168,7 @@ def _numbers(layer: Layer, given: Mapping[str, Any]) -> Answer:
     head = _whole(given, "head", 0, least=0, below=layer.heads)
     query = _whole(given, "query", 0, least=0, below=queries)
     key = _whole(given, "key", 0, least=0, below=keys)
-    return Answer(numbers(layer.chosen([head]), query, key), [])
+    return Answer(numbers(layer.select_heads([head]), query, key), [])
 
 
 @torch.no_grad()
@@ -231,7 +231,7 @@ def formula(normalize: Normalizer) -> str:
 
 
 _COMMON = {"heads"}
-_QUESTIONS: dict[str, tuple[Callable[[Layer, Mapping[str, Any]], Answer], set[str]]] = {
+_QUESTIONS: dict[str, tuple[Callable[[LayerView, Mapping[str, Any]], Answer], set[str]]] = {
     "tile": (_tile, _COMMON | {"mean", "rows", "columns", "height", "width"}),
     "top": (_top, _COMMON | {"side", "place", "most"}),
     "received": (_received, _COMMON | {"most", "bins"}),
@@ -240,16 +240,16 @@ _QUESTIONS: dict[str, tuple[Callable[[Layer, Mapping[str, Any]], Answer], set[st
 }
 
 
-def _kept(layer: Layer, what: tuple[Any, ...], cost: int, find: Callable[[], Any]) -> Any:
+def _kept(layer: LayerView, what: tuple[Any, ...], cost: int, find: Callable[[], Any]) -> Any:
     """What was found before, if it was expensive, or is found now."""
     what = tuple(tuple(part) if isinstance(part, list) else part for part in what)
     if cost < _COSTLY:
         return find()
-    found = layer.kept.get(what)  # several threads may ask
+    found = layer.cache.get(what)  # several threads may ask
     if found is None:
-        layer.kept[what] = found = find()
-        if len(layer.kept) > _KEPT:
-            layer.kept.pop(next(iter(list(layer.kept))), None)  # the oldest
+        layer.cache[what] = found = find()
+        if len(layer.cache) > _KEPT:
+            layer.cache.pop(next(iter(list(layer.cache))), None)  # the oldest
     return found
 
 
@@ -262,7 +262,7 @@ def _largest(found: Floats, most: int) -> dict[str, list[Any]]:
     return {"places": places.tolist(), "weights": found[places].tolist()}
 
 
-def _heads(layer: Layer, given: Mapping[str, Any]) -> list[int]:
+def _heads(layer: LayerView, given: Mapping[str, Any]) -> list[int]:
     heads = given.get("heads")
     if heads is None:
         return list(range(layer.heads))

@@ -22,7 +22,7 @@ from torch import Tensor
 from regard._util.text import shorten
 from regard.app import protocol
 from regard.errors import ArgumentError, DTypeError
-from regard.inspection.layer_view import Answer, Input, Kind, Layer, Text, entries, is_cross, label_of, plain
+from regard.inspection.layer_view import Answer, InputView, Kind, LayerView, TextView, split_batch, is_cross_attention, layer_label, plain
 from regard.inspection.watch import Seen
 from regard.mechanism.weights.matrix import Weights
 from regard.models.encoders.base import WordEncoder
@@ -37,9 +37,9 @@ from regard.translation.translator import Translation, Translator
 
 __all__ = [
     "Answer",
-    "Input",
-    "Layer",
-    "Text",
+    "InputView",
+    "LayerView",
+    "TextView",
     "ViewModel",
     "exhibit_of_translations",
     "look_at_text",
@@ -66,7 +66,7 @@ class ViewModel:
     """
 
     title: str
-    inputs: Sequence[Input]
+    inputs: Sequence[InputView]
 
     @classmethod
     def of(
@@ -129,7 +129,7 @@ class ViewModel:
         """How many weights have to be read before the first answer about a layer, where τ is unknown."""
         return protocol.unread(self._layer(arguments)[0])
 
-    def _layer(self, arguments: Mapping[str, Any] | None) -> tuple[Layer, dict[str, Any]]:
+    def _layer(self, arguments: Mapping[str, Any] | None) -> tuple[LayerView, dict[str, Any]]:
         """The layer that is asked about, and the other arguments."""
         if not isinstance(arguments, Mapping | None):
             raise ArgumentError(f"the arguments are a {type(arguments).__name__}; give a mapping of names.")
@@ -163,7 +163,7 @@ def _calls(seen: Seen) -> Iterator[tuple[str, Weights | Tensor]]:
             yield from ((f"{name}@{number}", weights) for number, weights in enumerate(calls[1:], 2))
 
 
-def _inputs(named: Mapping[str, Any], sides: Callable[[str, tuple[int, int], int], Sides]) -> Iterator[Input]:
+def _inputs(named: Mapping[str, Any], sides: Callable[[str, tuple[int, int], int], Sides]) -> Iterator[InputView]:
     """An input of each entry of a batch; `sides` knows the tokens of a layer of that size in an entry."""
     split = {}
     for name, weights in named.items():
@@ -172,7 +172,7 @@ def _inputs(named: Mapping[str, Any], sides: Callable[[str, tuple[int, int], int
                 f"{name or 'the weights'!r} is a {type(weights).__name__}; a layer is regard.Weights or a "
                 "torch.Tensor of (…, queries, keys)."
             )
-        split[name] = entries(weights)
+        split[name] = split_batch(weights)
     most = max(map(len, split.values()))
     if most > _MOST_INPUTS:
         raise ArgumentError(
@@ -193,11 +193,11 @@ def _input(
     title: str,
     named: Mapping[str, Weights | Tensor],
     sides: Mapping[str, Sides],
-) -> Input:
-    texts: list[Text] = []
+) -> InputView:
+    texts: list[TextView] = []
 
     def number(tokens: Sequence[str]) -> int:
-        text = Text(tuple(tokens))
+        text = TextView(tuple(tokens))
         if text not in texts:
             texts.append(text)
         return texts.index(text)
@@ -207,8 +207,8 @@ def _input(
         rows, columns, across = sides[name]
         first, second = number(rows), number(columns)
         kind: Kind = "cross" if first != second or across else "self"
-        layers.append(Layer(name, label_of(name), kind, weights, first, second))
-    return Input(title, texts, layers)
+        layers.append(LayerView(name, layer_label(name), kind, weights, first, second))
+    return InputView(title, texts, layers)
 
 
 def _sides(
@@ -217,20 +217,20 @@ def _sides(
     """The tokens of rows and columns: in a model with two texts, each layer has those that fit."""
     given = [tokens for tokens in (queries, keys) if tokens is not None]
     if not given:
-        return Text.numbered(size[0]).tokens, Text.numbered(size[1]).tokens, is_cross(name)
+        return TextView.numbered(size[0]).tokens, TextView.numbered(size[1]).tokens, is_cross_attention(name)
     one, other = given[0], given[-1]
-    if name and not is_cross(name) and len(set(size)) == 1 and len(given) == 2:
+    if name and not is_cross_attention(name) and len(set(size)) == 1 and len(given) == 2:
         own = other if "encoder" in name.split(".") else one  # keys are the source's
         own = own if len(own) == size[0] else (one if own is other else other)
         return own, own, False
-    return one, other, is_cross(name)
+    return one, other, is_cross_attention(name)
 
 
 def _seen_sides(seen: Seen, name: str, size: tuple[int, int], row: int) -> Sides:
     """The tokens that a recording knows, and numbers where it does not."""
     known = seen.texts(name, row)
     found = [
-        tokens if tokens is not None and len(tokens) == n else Text.numbered(n).tokens
+        tokens if tokens is not None and len(tokens) == n else TextView.numbered(n).tokens
         for tokens, n in zip(known, size, strict=True)
     ]
     return found[0], found[1], seen.kind(name) == "cross"
@@ -258,7 +258,7 @@ def exhibit_of_translations(translations: Sequence[Translation], *, title: str =
     return ViewModel(title, [_translated(one) for one in translations])
 
 
-def _translated(translation: Translation) -> Input:
+def _translated(translation: Translation) -> InputView:
     words = translation.source.split(), translation.text.split()
     reason = ""
     if len(words[0]) * len(words[1]) > _MOST_PAIRS:
@@ -270,18 +270,18 @@ def _translated(translation: Translation) -> Input:
         except ArgumentError as error:  # the model does not attend
             reason = str(error)
     note = "; ".join(filter(None, (translation.note, reason)))
-    return Input(_title(translation), [Text(tuple(side)) for side in words], [], note)
+    return InputView(_title(translation), [TextView(tuple(side)) for side in words], [], note)
 
 
 def _title(translation: Translation) -> str:
     return f"{translation.source} → {translation.text}"
 
 
-def _words(alignment: Alignment, title: str = "", note: str = "") -> Input:
+def _words(alignment: Alignment, title: str = "", note: str = "") -> InputView:
     """An alignment of words, as an input of its own."""
     weights = alignment.weights.detach().float().nan_to_num(0, 0, 0).clamp(0, 1)
-    texts = [Text(alignment.source_words), Text(alignment.target_words)]
-    return Input(title, texts, [Layer("alignment", "words", "words", weights, 1, 0)], note)
+    texts = [TextView(alignment.source_words), TextView(alignment.target_words)]
+    return InputView(title, texts, [LayerView("alignment", "words", "words", weights, 1, 0)], note)
 
 
 def look_at_translation(
@@ -332,7 +332,7 @@ def look_at_translations(
     return ViewModel(title, [_read(translator, one) for one in translations])
 
 
-def _read(translator: Translator, translation: Translation) -> Input:
+def _read(translator: Translator, translation: Translation) -> InputView:
     """A translation with its alignment, and what the model looks at while it reads both."""
     words = _translated(translation)
     source = translator.tokens.source.cut(translation.source)
@@ -341,10 +341,10 @@ def _read(translator: Translator, translation: Translation) -> Input:
     if not source.ids or most > translator.longest:
         why = f"its {most} pieces are more than the {translator.longest} that the model reads at once"
         notes = (words.note, f"only the words are shown, as {why}" if most > translator.longest else "")
-        return Input(words.title, words.texts, words.layers, "; ".join(filter(None, notes)))
+        return InputView(words.title, words.texts, words.layers, "; ".join(filter(None, notes)))
     texts = [*words.texts, *_pieces(source, target)]
     layers = list(_attentions(translator.model, source.ids, target.ids, len(words.texts)))
-    return Input(words.title, texts, [*words.layers, *layers], words.note)
+    return InputView(words.title, texts, [*words.layers, *layers], words.note)
 
 
 def _written(translator: Translator, translation: Translation) -> Cut:
@@ -354,13 +354,13 @@ def _written(translator: Translator, translation: Translation) -> Cut:
     return Cut([], translation._ids, translation.tokens, [], {})
 
 
-def _pieces(source: Cut, target: Cut) -> tuple[Text, Text]:
+def _pieces(source: Cut, target: Cut) -> tuple[TextView, TextView]:
     """What a model reads of both sides, with its marks."""
     before, after = (*source.pieces, END_MARK), (START_MARK, *target.pieces)
-    return Text(before, special=(len(source.pieces),)), Text(after, special=(0,))
+    return TextView(before, special=(len(source.pieces),)), TextView(after, special=(0,))
 
 
-def _attentions(model: Seq2Seq, source: Sequence[int], target: Sequence[int], first: int) -> Iterator[Layer]:
+def _attentions(model: Seq2Seq, source: Sequence[int], target: Sequence[int], first: int) -> Iterator[LayerView]:
     """A layer of each attention, its texts numbered from `first`: source, then target."""
     modules = ((name.replace("_orig_mod.", ""), module) for name, module in model.named_modules())
     names = [name for name, module in modules if isinstance(module, Attends)]
@@ -372,10 +372,10 @@ def _attentions(model: Seq2Seq, source: Sequence[int], target: Sequence[int], fi
             continue
         weights = calls[0] if len(calls) == 1 else torch.cat([one.dense() for one in calls], -2)
         encoder = "encoder" in name.split(".")
-        kind: Kind = "cross" if is_cross(name) else "self"
+        kind: Kind = "cross" if is_cross_attention(name) else "self"
         queries = first if encoder else first + 1
         keys = first if kind == "cross" else queries
-        yield Layer(name, label_of(name), kind, weights, queries, keys)
+        yield LayerView(name, layer_label(name), kind, weights, queries, keys)
 
 
 # Of encoders
@@ -397,7 +397,7 @@ def look_at_text(encoder: WordEncoder, texts: str | Sequence[str], *, title: str
     return ViewModel(title, [_read_text(encoder, text) for text in checked(texts)])
 
 
-def _read_text(encoder: WordEncoder, sentence: str) -> Input:
+def _read_text(encoder: WordEncoder, sentence: str) -> InputView:
     seen: list[tuple[str, Weights]] = []
     with watching(encoder, lambda name, weights: seen.append((name, weights))):
         (tokens,) = encoder._tokens([sentence])
@@ -408,6 +408,6 @@ def _read_text(encoder: WordEncoder, sentence: str) -> Input:
         )
     spans = tokens.spans
     names = tokens.names or [sentence[slice(*span)] if span else "(mark)" for span in spans]
-    text = Text(tuple(names), tuple(place for place, span in enumerate(spans) if span is None))
-    layers = [Layer(name, f"layer {number}", "self", weights) for number, (name, weights) in enumerate(seen)]
-    return Input(shorten(sentence), [text], layers)
+    text = TextView(tuple(names), tuple(place for place, span in enumerate(spans) if span is None))
+    layers = [LayerView(name, f"layer {number}", "self", weights) for number, (name, weights) in enumerate(seen)]
+    return InputView(shorten(sentence), [text], layers)

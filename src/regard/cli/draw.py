@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
-from regard._util.files import SMALL, read_regular
-from regard._util.text import plain, shorten
+from regard._util.files import MAX_TEXT_BYTES, read_regular
+from regard._util.text import printable, shorten
 from regard.cli.evaluate import check_picture
 from regard.cli.shared import check_encoder, check_input, console, load, read
 from regard.errors import ArgumentError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from regard.inspection.layer_view import Layer
+    from regard.inspection.layer_view import LayerView
     from regard.mechanism.mask_algebra import Mask
 
 Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "t5"]
@@ -153,7 +153,7 @@ def draw(
         tokens = {"queries": _tokens(queries, "--queries"), "keys": _tokens(keys, "--keys")}
         about = _draw_file(Path(what or ""), head, output, {**look, **tokens, "log": log})
     for line in (*about.split("\n"), f"The picture is {output}."):
-        console().print(plain(line))
+        console().print(printable(line))
 
 
 def _kind(what: str | None, model: str | None, mask: list[str] | None, positions: str | None) -> str:
@@ -247,7 +247,7 @@ def _draw_model(
 
 
 def _draw_layers(
-    layers: "Sequence[Layer]", texts: Any, which: Any, output: Path, look: dict[str, Any]
+    layers: "Sequence[LayerView]", texts: Any, which: Any, output: Path, look: dict[str, Any]
 ) -> str:
     """Every layer and head, or those that were asked for."""
     from regard.models.encoders.words import counted
@@ -379,7 +379,7 @@ def _is_translator(folder: Path) -> bool:
     from regard.translation.training.checkpoint import CONFIG, FORMAT
 
     try:
-        config = json.loads(read_regular(folder / CONFIG, SMALL))
+        config = json.loads(read_regular(folder / CONFIG, MAX_TEXT_BYTES))
     except (OSError, ValueError, RecursionError):
         return False  # the one who loads it says what is wrong
     kind = FORMAT.rpartition(" ")[0]  # of any version

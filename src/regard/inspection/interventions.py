@@ -13,24 +13,24 @@ from regard.inspection.hooks.interventions import Edit, editing
 from regard.inspection.layers import Layers, attends, clean, fits, named
 from regard.inspection.replacements import (
     AttentionCall,
-    Average,
-    Change,
+    MeanAblation,
+    Intervention,
     ReplaceOutput,
     ReplaceWeights,
-    Uniform,
-    Zero,
+    UniformAttention,
+    ZeroAblation,
     as_heads,
 )
 from regard.models.layers.attention import Attends
 
-__all__ = ["Average", "Change", "ReplaceOutput", "ReplaceWeights", "Uniform", "Zero", "edit", "importance"]
+__all__ = ["MeanAblation", "Intervention", "ReplaceOutput", "ReplaceWeights", "UniformAttention", "ZeroAblation", "edit", "importance"]
 
 Loss = Callable[[Any], Tensor]
 
 
 @contextmanager
 def edit(
-    model: nn.Module, layers: Layers | None, heads: int | Sequence[int] | None, change: Change
+    model: nn.Module, layers: Layers | None, heads: int | Sequence[int] | None, change: Intervention
 ) -> Iterator[nn.Module]:
     """Change some heads of a model for as long as a block lasts; all else in it stays as it is.
 
@@ -41,20 +41,20 @@ def edit(
     layers: a number, counted over the model's attentions in their order, a name or a pattern, several of
         these, or None for all.
     heads: a number, several, or None for all.
-    change: Zero(), Average(), Uniform(), ReplaceOutput(function) or ReplaceWeights(function).
+    change: ZeroAblation(), MeanAblation(), UniformAttention(), ReplaceOutput(function) or ReplaceWeights(function).
 
     >>> import torch, regard
     >>> model = regard.models.LanguageModel(100, regard.models.TransformerConfig(width=16, heads=2, layers=2))
     >>> tokens = torch.tensor([[5, 6, 7]])
-    >>> with regard.edit(model, "decoder.blocks.1.*", [0], regard.Zero()):
+    >>> with regard.edit(model, "decoder.blocks.1.*", [0], regard.ZeroAblation()):
     ...     changed = model(tokens)
     >>> torch.equal(changed, model(tokens))
     False
     """
     if not isinstance(model, nn.Module):
         raise DTypeError(f"edit got a {type(model).__name__}; it changes a torch.nn.Module.")
-    if not isinstance(change, Change):
-        cure = f"{change.__name__}()" if isinstance(change, type) else "Zero()"
+    if not isinstance(change, Intervention):
+        cure = f"{change.__name__}()" if isinstance(change, type) else "ZeroAblation()"
         raise DTypeError(f"edit got the change {change!r}; give one of regard's, such as {cure}.")
     chosen, one = _choose(model, layers), Edit(as_heads(heads), change)
     for name, module in chosen.items():
@@ -64,7 +64,7 @@ def edit(
 
 
 def importance(
-    model: nn.Module, batch: Any, loss: Loss | None = None, *, change: Change | None = None
+    model: nn.Module, batch: Any, loss: Loss | None = None, *, intervention: Intervention | None = None
 ) -> Any:
     """How much each head matters: the change of the loss when it is zeroed, the most important one first.
 
@@ -75,7 +75,7 @@ def importance(
     loss: a number from what the model returns. By default its own loss, if the batch has labels; otherwise
         the Kullback-Leibler divergence from the logits as they are to those without the head, in nats
         per token.
-    change: what is done to a head instead of Zero().
+    change: what is done to a head instead of ZeroAblation().
 
     >>> import torch, regard
     >>> model = regard.models.LanguageModel(100, regard.models.TransformerConfig(width=16, heads=2, layers=2))
@@ -94,7 +94,7 @@ def importance(
         rows = []
         for number, (name, module) in enumerate(found.items()):
             for head in range(heads[number]):
-                with editing({module: Edit((head,), change or Zero())}):
+                with editing({module: Edit((head,), intervention or ZeroAblation())}):
                     after = _call(model, batch)
                 rows.append({"layer": name, "number": number, "head": head, "change": judge(after)})
     return _table(sorted(rows, key=lambda row: -row["change"]))
@@ -191,7 +191,7 @@ def _call(model: nn.Module, batch: Any) -> Any:
     return model(*batch) if isinstance(batch, tuple | list) else model(batch)
 
 
-class _Count(Change):
+class _Count(Intervention):
     """Notes how many heads there are."""
 
     def __init__(self) -> None:

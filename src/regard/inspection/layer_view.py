@@ -35,11 +35,11 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Text:
+class TextView:
     """The tokens of one side, and the places of those that are special: [CLS], an end mark.
 
-    >>> from regard.app.view_model import Text
-    >>> Text(("[CLS]", "dogs", "bark"), special=(0,)).describe()
+    >>> from regard.app.view_model import TextView
+    >>> TextView(("[CLS]", "dogs", "bark"), special=(0,)).describe()
     {'tokens': ['[CLS]', 'dogs', 'bark'], 'special': [0]}
     """
 
@@ -57,7 +57,7 @@ class Text:
             )
 
     @classmethod
-    def numbered(cls, size: int) -> "Text":
+    def numbered(cls, size: int) -> "TextView":
         """Tokens that nobody named: their places, from 1, as the view counts them."""
         return cls(tuple(map(str, range(1, size + 1))))
 
@@ -67,15 +67,15 @@ class Text:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class LayerView:
     """Weights between two texts: (h, q, k), or (q, k) of one head; lazy `Weights`, or a dense tensor.
 
     name: of the module that attended. label: what people read. kind: "self", "cross", or "words", an
     alignment of words. queries, keys: numbers of texts of the input that the layer belongs to.
 
     >>> import torch
-    >>> from regard.app.view_model import Layer
-    >>> Layer("decoder.blocks.0.cross", "decoder 0 to source", "cross", torch.eye(3)).heads
+    >>> from regard.app.view_model import LayerView
+    >>> LayerView("decoder.blocks.0.cross", "decoder 0 to source", "cross", torch.eye(3)).heads
     1
     """
 
@@ -133,7 +133,7 @@ class Layer:
             "vectors": self.has_vectors,
         }
 
-    def chosen(self, heads: Sequence[int] | None = None) -> Weights | Tensor:
+    def select_heads(self, heads: Sequence[int] | None = None) -> Weights | Tensor:
         """The weights of some heads, still lazy if they are: (…, n, q, k)."""
         every = heads is None or list(heads) == list(range(self.heads))
         if every or heads is None or not _has_heads(self.weights):
@@ -159,7 +159,7 @@ class Layer:
         mean: bool = False,
     ) -> Floats:
         """Exact means of at most height × width blocks of a part of the matrix: (heads or 1, ·, ·)."""
-        weights = self.chosen(heads)
+        weights = self.select_heads(heads)
         if isinstance(weights, Tensor):
             count = int(weights.shape[-3]) if _has_heads(weights) else 1
             dense = weights.reshape(count, *self.size)[:, rows, columns]
@@ -174,19 +174,19 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
-class Input:
+class InputView:
     """One thing that a model read, and what it looked at: texts, and layers between them.
 
     >>> import torch
-    >>> from regard.app.view_model import Input, Layer, Text
-    >>> layer = Layer("attention", "attention", "self", torch.eye(2))
-    >>> Input("Dogs bark", [Text(("Dogs", "bark"))], [layer]).describe()["layers"][0]["heads"]
+    >>> from regard.app.view_model import InputView, LayerView, TextView
+    >>> layer = LayerView("attention", "attention", "self", torch.eye(2))
+    >>> InputView("Dogs bark", [TextView(("Dogs", "bark"))], [layer]).describe()["layers"][0]["heads"]
     1
     """
 
     title: str
-    texts: Sequence[Text]
-    layers: Sequence[Layer]
+    texts: Sequence[TextView]
+    layers: Sequence[LayerView]
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -235,13 +235,13 @@ def plain(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def label_of(name: str) -> str:
+def layer_label(name: str) -> str:
     """What people call an attention, from its module's name: layers are counted from 0, as modules are.
 
-    >>> from regard.inspection.layer_view import label_of
-    >>> [label_of(name) for name in ("encoder.blocks.0.attention", "decoder.blocks.1.cross", "blocks.2")]
+    >>> from regard.inspection.layer_view import layer_label
+    >>> [layer_label(name) for name in ("encoder.blocks.0.attention", "decoder.blocks.1.cross", "blocks.2")]
     ['encoder 0', 'decoder 1 to source', 'layer 2']
-    >>> label_of("decoder.attention")
+    >>> layer_label("decoder.attention")
     'decoder to source'
     """
     path, _, call = name.partition("@")
@@ -249,29 +249,29 @@ def label_of(name: str) -> str:
     parts = path.split(".")
     number = next((int(part) for part in reversed(parts) if re.fullmatch(r"[0-9]{1,9}", part)), None)
     side = next((part for part in parts if part in ("encoder", "decoder")), "layer")
-    across = " to source" if is_cross(path) else ""
+    across = " to source" if is_cross_attention(path) else ""
     if number is not None:
         return f"{side} {number}{across}{again}"
     return (f"{side}{across}" if across else path.replace(".", " ") or "attention") + again
 
 
-def is_cross(name: str) -> bool:
+def is_cross_attention(name: str) -> bool:
     """Whether an attention of this name reads another text than its own.
 
-    >>> from regard.inspection.layer_view import is_cross
-    >>> is_cross("decoder.blocks.0.cross"), is_cross("decoder.blocks.0.attention")
+    >>> from regard.inspection.layer_view import is_cross_attention
+    >>> is_cross_attention("decoder.blocks.0.cross"), is_cross_attention("decoder.blocks.0.attention")
     (True, False)
     """
     parts = name.partition("@")[0].split(".")
     return "cross" in parts[-1] or parts[-2:] == ["decoder", "attention"]
 
 
-def entries(weights: Weights | Tensor) -> list[Weights | Tensor]:
+def split_batch(weights: Weights | Tensor) -> list[Weights | Tensor]:
     """Each of a batch on its own, (…, h, q, k) or (…, q, k), lazy if it was.
 
     >>> import torch
-    >>> from regard.inspection.layer_view import entries
-    >>> [tuple(one.shape) for one in entries(torch.zeros(2, 8, 5, 5))]
+    >>> from regard.inspection.layer_view import split_batch
+    >>> [tuple(one.shape) for one in split_batch(torch.zeros(2, 8, 5, 5))]
     [(8, 5, 5), (8, 5, 5)]
     """
     lead = _batch(weights)

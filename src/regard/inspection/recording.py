@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard._util.files import write_whole
+from regard._util.files import write_atomic
 from regard.errors import ArgumentError
 from regard.inspection.texts import Pair, Texts
 from regard.mechanism.call.problem import Tile
@@ -188,7 +188,7 @@ def save(seen: "Seen", folder: str | os.PathLike[str]) -> Path:
         "layers": [{"name": seen._about[name][0], "kind": seen.kind(name)} for name in seen],
         "texts": _describe(seen._texts),
     }
-    write_whole(home / _ABOUT, json.dumps({**about, "checksum": _checksum(about)}).encode())
+    write_atomic(home / _ABOUT, json.dumps({**about, "checksum": _checksum(about)}).encode())
     return home
 
 

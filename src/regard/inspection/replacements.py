@@ -20,11 +20,11 @@ class AttentionCall:
     uniform: Callable[[], Tensor]  # the output of equal weights, … h q e
 
 
-class Change(ABC):
+class Intervention(ABC):
     """Base of what `edit` does to heads: their new output, from the call that they took part in.
 
     >>> import torch, regard
-    >>> class Half(regard.inspection.replacements.Change):
+    >>> class Half(regard.inspection.replacements.Intervention):
     ...     def __call__(self, call, heads):
     ...         return call.output[..., heads, :, :] / 2
     >>> layer, x = regard.models.MultiHeadAttention(8, 2), torch.randn(3, 8)
@@ -38,12 +38,12 @@ class Change(ABC):
 
 
 @dataclass(frozen=True)
-class Zero(Change):
+class ZeroAblation(Intervention):
     """The heads say nothing: an output of zero.
 
     >>> import torch, regard
     >>> layer = regard.models.SelfAttention()
-    >>> with regard.edit(layer, 0, None, regard.Zero()):
+    >>> with regard.edit(layer, 0, None, regard.ZeroAblation()):
     ...     layer(torch.eye(2))
     tensor([[0., 0.],
             [0., 0.]])
@@ -54,12 +54,12 @@ class Zero(Change):
 
 
 @dataclass(frozen=True)
-class Average(Change):
+class MeanAblation(Intervention):
     """The heads say the same everywhere: their mean output over batch and positions, padding included.
 
     >>> import torch, regard
     >>> layer = regard.models.SelfAttention()
-    >>> with regard.edit(layer, 0, None, regard.Average()):
+    >>> with regard.edit(layer, 0, None, regard.MeanAblation()):
     ...     layer(torch.eye(2))
     tensor([[0.5000, 0.5000],
             [0.5000, 0.5000]])
@@ -72,12 +72,12 @@ class Average(Change):
 
 
 @dataclass(frozen=True)
-class Uniform(Change):
+class UniformAttention(Intervention):
     """The heads look at all that they may see alike.
 
     >>> import torch, regard
     >>> layer = regard.models.SelfAttention()
-    >>> with regard.edit(layer, 0, None, regard.Uniform()):
+    >>> with regard.edit(layer, 0, None, regard.UniformAttention()):
     ...     layer(torch.eye(2), mask=regard.Causal())
     tensor([[1.0000, 0.0000],
             [0.5000, 0.5000]])
@@ -88,7 +88,7 @@ class Uniform(Change):
 
 
 @dataclass(frozen=True)
-class ReplaceOutput(Change):
+class ReplaceOutput(Intervention):
     """The heads' output becomes what a function makes of it, (…, heads, q, e) → the same shape.
 
     >>> import torch, regard
@@ -105,7 +105,7 @@ class ReplaceOutput(Change):
 
 
 @dataclass(frozen=True)
-class ReplaceWeights(Change):
+class ReplaceWeights(Intervention):
     """The heads' weights become what a function makes of them, dense, (…, heads, q, k) → the same shape.
 
     >>> import torch, regard
@@ -124,7 +124,7 @@ class ReplaceWeights(Change):
         return weights.to(call.value.dtype) @ call.value[..., [head // each for head in heads], :, :]
 
 
-def _same_shape(change: Change, function: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
+def _same_shape(change: Intervention, function: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
     found = function(given)
     if not isinstance(found, Tensor) or found.shape != given.shape:
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
@@ -135,7 +135,7 @@ def _same_shape(change: Change, function: Callable[[Tensor], Tensor], given: Ten
     return found
 
 
-def changed(call: AttentionCall, heads: Sequence[int] | None, change: Change) -> AttentionCall:
+def changed(call: AttentionCall, heads: Sequence[int] | None, change: Intervention) -> AttentionCall:
     """The call with other outputs of some heads; those of the others stay as they are."""
     count = call.output.shape[-3]
     chosen = list(range(count)) if heads is None else [_head(head, count) for head in heads]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.inspection.layer_view import Floats, Layer, as_floats, in_bands
+from regard.inspection.layer_view import Floats, LayerView, as_floats, in_bands
 from regard.mechanism.weights.matrix import Weights
 
 _MUCH = 0.4  # of the weight, on one kind of key, gives a head its label
@@ -27,9 +27,9 @@ class Told:
     """What one head does: a label, and the measures behind it.
 
     >>> import torch
-    >>> from regard.app.view_model import Layer
+    >>> from regard.app.view_model import LayerView
     >>> from regard.inspection.statistics import tell
-    >>> (told,) = tell(Layer("attention", "attention", "self", torch.eye(4).roll(1, 0)))
+    >>> (told,) = tell(LayerView("attention", "attention", "self", torch.eye(4).roll(1, 0)))
     >>> told.label, told.measures["previous"]
     ('previous token', 1.0)
     """
@@ -43,20 +43,20 @@ class Told:
 
 
 @torch.no_grad()
-def tell(layer: Layer, heads: Sequence[int] | None = None) -> list[Told]:
+def tell(layer: LayerView, heads: Sequence[int] | None = None) -> list[Told]:
     """What each head of a layer, or some of them, does, in memory that is linear in the number of tokens.
 
     >>> import torch, regard
-    >>> from regard.app.view_model import Layer
+    >>> from regard.app.view_model import LayerView
     >>> from regard.inspection.statistics import tell
     >>> x = torch.zeros(2, 5, 4)
-    >>> [told.label for told in tell(Layer("attention", "layer 0", "self", regard.attend(x, x, x)[1]))]
+    >>> [told.label for told in tell(LayerView("attention", "layer 0", "self", regard.attend(x, x, x)[1]))]
     ['broad', 'broad']
     """
     return [_tell(layer, head) for head in (range(layer.heads) if heads is None else heads)]
 
 
-def _tell(layer: Layer, head: int) -> Told:
+def _tell(layer: LayerView, head: int) -> Told:
     queries, keys = layer.size
     if not queries or not keys:
         return Told("empty", {})
@@ -87,7 +87,7 @@ def _crossing(measures: dict[str, float]) -> str:
     return "broad" if measures["broad"] >= _BROAD else "mixed"
 
 
-def _near(layer: Layer, head: int) -> dict[str, float]:
+def _near(layer: LayerView, head: int) -> dict[str, float]:
     """Mean weights of the neighbours: only a band around the diagonal is computed, and the first column."""
     queries, keys = layer.size
     sums = {-1: 0.0, 0: 0.0, 1: 0.0}
@@ -114,7 +114,7 @@ def _near(layer: Layer, head: int) -> dict[str, float]:
     }
 
 
-def _along_diagonal(layer: Layer, head: int) -> float:
+def _along_diagonal(layer: LayerView, head: int) -> float:
     """The weight within a tenth of the text, or one token, around the straight line from start to end."""
     queries, keys = layer.size
     reach = max(1.0, 0.1 * keys)
@@ -126,10 +126,10 @@ def _along_diagonal(layer: Layer, head: int) -> float:
     return total / queries
 
 
-def _spread(layer: Layer, head: int, *, diagonal: bool = False) -> tuple[float, float]:
+def _spread(layer: LayerView, head: int, *, diagonal: bool = False) -> tuple[float, float]:
     """Mean entropy over log n, and mean distance in tokens; across texts, from the straight line."""
     queries, keys = layer.size
-    weights = layer.chosen([head])
+    weights = layer.select_heads([head])
     entropy, distance, mass = 0.0, 0.0, 0.0
     lazy = isinstance(weights, Weights)
     if isinstance(weights, Weights):
@@ -161,7 +161,7 @@ def _distance(block: Floats, places: Floats, centre: Floats) -> float:
     return total + float(inside.sum(dtype=np.float64))
 
 
-def _strips(layer: Layer, head: int) -> Iterator[tuple[int, Floats]]:
+def _strips(layer: LayerView, head: int) -> Iterator[tuple[int, Floats]]:
     """Some rows with all keys at a time."""
     queries, keys = layer.size
     rows = max(_CELLS // max(keys, 1), 1)
@@ -169,7 +169,7 @@ def _strips(layer: Layer, head: int) -> Iterator[tuple[int, Floats]]:
         yield start, _part(layer, head, slice(start, min(start + rows, queries)), slice(0, keys))
 
 
-def _part(layer: Layer, head: int, rows: slice, columns: slice) -> Floats:
+def _part(layer: LayerView, head: int, rows: slice, columns: slice) -> Floats:
     """Some weights as they are: (rows, columns)."""
     size = rows.stop - rows.start, columns.stop - columns.start
     return layer.tile(rows, columns, *size, heads=[head])[0]

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard._util.checks import count
+from regard._util.checks import check_int
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.inspection.layer_view import label_of
+from regard.inspection.layer_view import layer_label
 from regard.inspection.watch import Seen
 from regard.mechanism.biases import RelativeBias
 from regard.mechanism.mask_algebra import Mask, as_mask
@@ -205,7 +205,7 @@ def draw_heads(
         )
     if not layers:
         raise ArgumentError("draw_heads got no layers; call the model inside the block of regard.watch.")
-    sides = [label_of(name) for name in layers] if isinstance(layers, Seen) else list(layers)
+    sides = [layer_label(name) for name in layers] if isinstance(layers, Seen) else list(layers)
     layers = {name: _numbers(weights) for name, weights in layers.items()}
     heads = [_count_heads(name, weights) for name, weights in layers.items()]
     _check_number([sum(heads)])
@@ -251,7 +251,7 @@ def draw_alignments(
     some = list(alignments) if isinstance(alignments, Sequence) else [alignments]
     names = _titles(titles, [""] * len(some), "alignments")
     panels = [_aligned(one, name) for one, name in zip(some, names, strict=True)]
-    count("draw_alignments got across", across, least=1)
+    check_int("draw_alignments got across", across, min=1)
     rows = [panels[i : i + across] for i in range(0, len(panels), across)]
     return draw_panels(rows, Sheet(title or "", names=("target", "source"), dark=dark), path)
 
@@ -331,7 +331,7 @@ def draw_positions(
     'biases.png'
     """
     check_ending(path)
-    count("draw_positions got length", length, least=1)
+    check_int("draw_positions got length", length, min=1)
     places = torch.arange(length)
     with torch.no_grad():
         if isinstance(positions, RelativeBias):
@@ -434,7 +434,7 @@ def _titles(given: Sequence[str] | None, usual: list[str], what: str) -> list[st
 def _size(side: int | Sequence[str]) -> int:
     if not isinstance(side, int):
         return len(side)
-    count("draw_mask got a number of tokens", side, least=1)
+    check_int("draw_mask got a number of tokens", side, min=1)
     return side
 
 

@@ -1,4 +1,4 @@
-"""What is being looked at: exhibits under their ids, the last used ones, as long as there is room."""
+"""Open views by id; the least recently used are evicted."""
 
 import base64
 import secrets
@@ -11,118 +11,125 @@ import msgspec
 import numpy as np
 from torch import Tensor
 
-from regard.app.server.schema import Array, Shown, Told
-from regard.app.server.security import Refused
+from regard.app.server.schema import AnswerResponse, Array, ViewResponse
+from regard.app.server.security import RequestError
 from regard.app.view_model import ViewModel
 
-COUNT = 64
-SIZE = 1_000_000_000  # bytes
-PAIRS = 2**34  # weights that one question reads: one head of 131,072 tokens, about half a minute
+MAX_VIEWS = 64
+MAX_BYTES = 1_000_000_000
+MAX_COST = 2**34  # weights that one question may read: one head of 131,072 tokens, about 30 seconds
 
 
 class ViewStore:
-    """Keeps exhibits; when there are too many or too large ones, the one that was not used longest goes.
+    """LRU cache of views, bounded in number and bytes.
 
     >>> import torch
     >>> from regard.app.view_model import ViewModel
     >>> from regard.app.server.view_store import ViewStore
-    >>> exhibits = ViewStore(count=1)
-    >>> first = exhibits.keep(ViewModel.of(torch.eye(3)[None]))
-    >>> second = exhibits.keep(ViewModel.of(torch.eye(5)[None]))
-    >>> exhibits.find(second.id).describe()["inputs"][0]["layers"][0]["heads"]
+    >>> views = ViewStore(max_views=1)
+    >>> first = views.add(ViewModel.of(torch.eye(3)[None]))
+    >>> second = views.add(ViewModel.of(torch.eye(5)[None]))
+    >>> views.find(second.id).describe()["inputs"][0]["layers"][0]["heads"]
     1
-    >>> exhibits.find(first.id)
+    >>> views.find(first.id)
     Traceback (most recent call last):
-    regard.app.server.security.Refused: this view is no longer kept; look again.
+    regard.app.server.security.RequestError: This view has expired. Create it again.
     """
 
-    def __init__(self, count: int = COUNT, size: int = SIZE, pairs: int = PAIRS) -> None:
-        self._count, self._size, self._pairs = count, size, pairs
-        self._kept: OrderedDict[str, tuple[ViewModel, int]] = OrderedDict()
+    def __init__(
+        self, max_views: int = MAX_VIEWS, max_bytes: int = MAX_BYTES, max_cost: int = MAX_COST
+    ) -> None:
+        self._max_views, self._max_bytes, self._max_cost = max_views, max_bytes, max_cost
+        self._views: OrderedDict[str, tuple[ViewModel, int]] = OrderedDict()
         self._pinned: dict[str, ViewModel] = {}
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
 
-    def keep(self, exhibit: ViewModel) -> Shown:
-        """The id under which it can be asked, and what there is to see."""
-        name = secrets.token_urlsafe(12)
-        described: Any = exhibit.describe()
-        self._weigh(name, exhibit)
-        return Shown(id=name, exhibit=described)
+    def add(self, view: ViewModel) -> ViewResponse:
+        """Store a view and return its description with its id."""
+        view_id = secrets.token_urlsafe(12)
+        self._store(view_id, view)
+        return self.describe(view_id)
 
-    def pin(self, exhibit: ViewModel) -> str:
-        """The id of one that never goes."""
-        name = secrets.token_urlsafe(12)
-        self._pinned[name] = exhibit
-        return name
+    def pin(self, view: ViewModel) -> str:
+        """Store a view that is never evicted; return its id."""
+        view_id = secrets.token_urlsafe(12)
+        self._pinned[view_id] = view
+        return view_id
 
-    def find(self, name: str) -> ViewModel:
-        """The exhibit of an id."""
-        if name in self._pinned:
-            return self._pinned[name]
-        with self._changing:
-            if name not in self._kept:
-                raise Refused(HTTPStatus.NOT_FOUND, "this view is no longer kept; look again.")
-            self._kept.move_to_end(name)
-            return self._kept[name][0]
+    def find(self, view_id: str) -> ViewModel:
+        """Return the view with this id."""
+        if view_id in self._pinned:
+            return self._pinned[view_id]
+        with self._lock:
+            if view_id not in self._views:
+                raise RequestError(HTTPStatus.NOT_FOUND, "This view has expired. Create it again.")
+            self._views.move_to_end(view_id)
+            return self._views[view_id][0]
 
-    def pairs(self, name: str, question: str, asked: msgspec.Struct) -> int:
-        """How many weights are read for an answer; refused if the answer itself takes too many."""
-        exhibit = self.find(name)
-        found = exhibit.pairs(question, arguments(asked))
-        if found > self._pairs:
-            part = "heads" if question in ("heads", "received") else "heads, or for a part: rows and columns"
-            raise Refused(
+    def describe(self, view_id: str) -> ViewResponse:
+        """Return the description of a view."""
+        return ViewResponse(id=view_id, **self.find(view_id).describe())
+
+    def cost(self, view_id: str, question: str, request: msgspec.Struct) -> int:
+        """Return the number of weights an answer reads; raise RequestError if it exceeds the limit."""
+        view = self.find(view_id)
+        cost = view.cost(question, arguments(request))
+        if cost > self._max_cost:
+            part = "heads" if question in ("heads", "received") else "heads, rows or columns"
+            raise RequestError(
                 HTTPStatus.UNPROCESSABLE_ENTITY,
-                f"this question reads {found:,} weights (queries × keys × heads); at most {self._pairs:,} "
-                f"are read at once: ask for fewer {part}.",
+                f"This question reads {cost:,} weights (queries × keys × heads); the limit is "
+                f"{self._max_cost:,}. Ask for fewer {part}.",
             )
-        return found + exhibit.unread(arguments(asked))
+        return cost + view.tau_cost(arguments(request))
 
-    def ask(self, name: str, question: str, asked: msgspec.Struct) -> Told:
-        """What an exhibit answers, as JSON can hold it."""
-        exhibit = self.find(name)
-        answer = exhibit.ask(question, arguments(asked))
-        if question != "numbers" and name not in self._pinned:
-            self._weigh(name, exhibit)  # it remembers what was expensive to find
-        return Told(facts=answer.facts, arrays=[_array(one) for one in answer.arrays])
+    def ask(self, view_id: str, question: str, request: msgspec.Struct) -> AnswerResponse:
+        """Answer a question about a view."""
+        view = self.find(view_id)
+        answer = view.ask(question, arguments(request))
+        if question != "numbers" and view_id not in self._pinned:
+            self._store(view_id, view)  # its size changed: expensive answers are cached in the view
+        return AnswerResponse(facts=answer.facts, arrays=[_encode(array) for array in answer.arrays])
 
-    def _weigh(self, name: str, exhibit: ViewModel) -> None:
-        size = held(exhibit)
-        with self._changing:
-            self._kept[name] = exhibit, size
-            self._kept.move_to_end(name)
-            while len(self._kept) > 1 and (len(self._kept) > self._count or self._used() > self._size):
-                self._kept.popitem(last=False)
+    def _store(self, view_id: str, view: ViewModel) -> None:
+        size = view_bytes(view)
+        with self._lock:
+            self._views[view_id] = view, size
+            self._views.move_to_end(view_id)
+            while len(self._views) > 1 and (
+                len(self._views) > self._max_views or self._total_bytes() > self._max_bytes
+            ):
+                self._views.popitem(last=False)
 
-    def _used(self) -> int:
-        return sum(size for _, size in self._kept.values())
+    def _total_bytes(self) -> int:
+        return sum(size for _, size in self._views.values())
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._views)
 
 
-def arguments(asked: msgspec.Struct) -> dict[str, Any]:
-    """A request as the arguments of a question; what is null was left out."""
-    return {name: value for name, value in msgspec.structs.asdict(asked).items() if value is not None}
+def arguments(request: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of a request that are not None."""
+    return {name: value for name, value in msgspec.structs.asdict(request).items() if value is not None}
 
 
-def _array(numbers: Any) -> Array:
-    plain = np.ascontiguousarray(numbers, dtype="<f4")
-    return Array(shape=list(plain.shape), data=base64.b64encode(plain.tobytes()).decode("ascii"))
+def _encode(array: Any) -> Array:
+    floats = np.ascontiguousarray(array, dtype="<f4")
+    return Array(shape=list(floats.shape), data=base64.b64encode(floats.tobytes()).decode("ascii"))
 
 
-def held(exhibit: ViewModel) -> int:
-    """How many bytes an exhibit holds: tensors, of which what several share counts once, and its tokens."""
+def view_bytes(view: ViewModel) -> int:
+    """Return the memory held by a view: tensors, counting shared storage once, and tokens."""
     storages: dict[int, int] = {}
-    found = 0
-    for one in exhibit.inputs:
-        found += sum(100 * len(text.tokens) for text in one.texts)
-        for layer in one.layers:
+    size = 0
+    for model_input in view.inputs:
+        size += sum(100 * len(text.tokens) for text in model_input.texts)
+        for layer in model_input.layers:
             for tensor in _tensors(layer.weights):
                 storage = tensor.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()
-            found += sum(getattr(answer, "nbytes", 0) for answer in list(layer.kept.values()))
-    return found + sum(storages.values())
+            size += sum(getattr(answer, "nbytes", 0) for answer in list(layer.kept.values()))
+    return size + sum(storages.values())
 
 
 def _tensors(weights: Any) -> list[Tensor]:

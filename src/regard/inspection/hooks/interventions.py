@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from regard.errors import ArgumentError
 from regard.inspection.hooks.interception import EDITS, Function, Place
-from regard.inspection.replacements import AttentionCall, Change, changed
+from regard.inspection.replacements import AttentionCall, Intervention, changed
 from regard.mechanism.operator import attend, attention
 from regard.mechanism.scores import Dot
 from regard.models.layers.attention import Attends
@@ -28,7 +28,7 @@ class Edit(NamedTuple):
     """What is done to which heads; None for all."""
 
     heads: tuple[int, ...] | None
-    change: Change
+    change: Intervention
 
 
 class _Thread(threading.local):

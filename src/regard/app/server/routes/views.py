@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from regard._util.text import shorten
 from regard.app.server.registry import Entry
-from regard.app.view_model import Input, Layer, Text, ViewModel, look_at_text, look_at_translation
+from regard.app.view_model import InputView, LayerView, TextView, ViewModel, look_at_text, look_at_translation
 from regard.errors import ArgumentError
 from regard.inspection.capture import CapturedCall
 from regard.mechanism.operator import attend
@@ -75,11 +75,11 @@ def of_words(text: str) -> ViewModel:
     parts = vectors.unflatten(1, (_HEADS, -1)).transpose(0, 1)  # n (h d) -> h n d
     sharp = 2 * math.log(len(words))  # the longer the text, the more words share the weight
     layers = [
-        Layer("whole", "whole words", "self", _lazy(vectors[None], sharp)),
-        Layer("parts", f"words in {_HEADS} parts", "self", _lazy(parts, sharp)),
+        LayerView("whole", "whole words", "self", _lazy(vectors[None], sharp)),
+        LayerView("parts", f"words in {_HEADS} parts", "self", _lazy(parts, sharp)),
     ]
     note = f"{len(words):,} words; each attends to words that occur beside the same words as it does."
-    return ViewModel("words", [Input(shorten(text), [Text(tuple(words))], layers, note)])
+    return ViewModel("words", [InputView(shorten(text), [TextView(tuple(words))], layers, note)])
 
 
 def _vectors(text: str) -> Tensor:
