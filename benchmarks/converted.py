@@ -18,27 +18,27 @@ def refusal(model: nn.Module) -> str | None:
     """Why others do not have this model; None if they do."""
     if not isinstance(model, Transformer):
         return f"there is no such model elsewhere: {type(model).__name__}"
-    recipe = model.encoder.recipe
+    config = model.encoder.config
     usual = TransformerConfig(
-        width=recipe.width,
-        heads=recipe.heads,
-        layers=recipe.layers,
-        ffn_dim=recipe.ffn_dim,
-        norm_first=recipe.norm_first,
-        dropout=recipe.dropout,
-        max_positions=recipe.max_positions,
+        width=config.width,
+        heads=config.heads,
+        layers=config.layers,
+        ffn_dim=config.ffn_dim,
+        norm_first=config.norm_first,
+        dropout=config.dropout,
+        max_positions=config.max_positions,
     )
-    return None if recipe == usual else f"others do not have all of {recipe}"
+    return None if config == usual else f"others do not have all of {config}"
 
 
 def hugging_face(model: Transformer) -> Any:
     """As M2M100, whose norms are before each part, or as Marian, whose norms are after it."""
     from transformers import M2M100Config, M2M100ForConditionalGeneration, MarianConfig, MarianMTModel
 
-    recipe = model.encoder.recipe
+    config = model.encoder.config
     sizes = {
         "vocab_size": len(model.output_weight),
-        "d_model": recipe.width,
+        "d_model": config.width,
         "max_position_embeddings": POSITIONS,
         "activation_function": "relu",
         "scale_embedding": True,
@@ -50,13 +50,13 @@ def hugging_face(model: Transformer) -> Any:
     }
     for side in ("encoder", "decoder"):
         sizes |= {
-            f"{side}_layers": recipe.layers,
-            f"{side}_attention_heads": recipe.heads,
-            f"{side}_ffn_dim": recipe.resolved_ffn_dim,
+            f"{side}_layers": config.layers,
+            f"{side}_attention_heads": config.heads,
+            f"{side}_ffn_dim": config.resolved_ffn_dim,
         }
     theirs: Any = (
         M2M100ForConditionalGeneration(M2M100Config(**sizes))
-        if recipe.norm_first
+        if config.norm_first
         else MarianMTModel(MarianConfig(**sizes))
     )
     theirs.eval().requires_grad_(False)
@@ -64,7 +64,7 @@ def hugging_face(model: Transformer) -> Any:
     for ours, side in ((model.encoder, theirs.model.encoder), (model.decoder, theirs.model.decoder)):
         embedding = model.embedding if side is theirs.model.decoder else _source_embedding(model)
         side.embed_tokens.weight = nn.Parameter(embedding.weight, requires_grad=False)
-        if recipe.norm_first:  # their first position comes after those of padding
+        if config.norm_first:  # their first position comes after those of padding
             side.embed_positions.weights = torch.cat([table[: PADDING + 1] * 0, table])
             _copy(side.layer_norm, ours.norm)
         else:
@@ -81,7 +81,7 @@ def _set(part: Any, block: Any, name: str) -> None:
     if name in ("self_attn", "encoder_attn"):
         attention = block.attention if name == "self_attn" else block.cross
         for which, theirs in enumerate((part.q_proj, part.k_proj, part.v_proj)):
-            weight, bias = attention.part(which)
+            weight, bias = attention.projection(which)
             theirs.weight.copy_(weight)
             theirs.bias.copy_(bias)
         _copy(part.out_proj, attention.out_proj)
@@ -105,14 +105,14 @@ def ctranslate2(model: Transformer, folder: Path) -> None:
     """In a folder that CTranslate2 reads; tokens are their numbers as text."""
     from ctranslate2.specs import TransformerSpec
 
-    recipe = model.encoder.recipe
-    spec = TransformerSpec.from_config((recipe.layers, recipe.layers), recipe.heads, pre_norm=recipe.norm_first)
+    config = model.encoder.config
+    spec = TransformerSpec.from_config((config.layers, config.layers), config.heads, pre_norm=config.norm_first)
     spec.encoder.embeddings[0].weight = _source_embedding(model).weight.detach().numpy()
     spec.decoder.embeddings.weight = model.embedding.weight.detach().numpy()
     spec.decoder.projection.weight = model.output_weight.detach().numpy()
     for ours, side in ((model.encoder, spec.encoder), (model.decoder, spec.decoder)):
         side.position_encodings.encodings = _positions(model).numpy()
-        if recipe.norm_first:
+        if config.norm_first:
             _write(side.layer_norm, ours.norm)
         for block, layer in zip(ours.blocks, side.layer, strict=True):
             for theirs, linear in zip(layer.self_attention.linear, _linears(block.attention), strict=True):

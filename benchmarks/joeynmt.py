@@ -42,20 +42,20 @@ class Marks:
         return self.size
 
 
-def build(source: int, target: int, recipe: TransformerConfig, *, share: bool, smoothing: float = 0.0) -> Any:
+def build(source: int, target: int, config: TransformerConfig, *, share: bool, smoothing: float = 0.0) -> Any:
     """Their model for two vocabularies of these sizes; share: one matrix for source, target and output."""
     from joeynmt.model import build_model
 
     logging.disable(logging.INFO)  # in this process, which is JoeyNMT's alone: it tells all it does
     side = {
         "type": "transformer",
-        "embeddings": {"embedding_dim": recipe.width, "scale": True, "dropout": recipe.dropout},
-        "hidden_size": recipe.width,
-        "ff_size": recipe.resolved_ffn_dim,
-        "num_layers": recipe.layers,
-        "num_heads": recipe.heads,
-        "dropout": recipe.dropout,
-        "layer_norm": "pre" if recipe.norm_first else "post",
+        "embeddings": {"embedding_dim": config.width, "scale": True, "dropout": config.dropout},
+        "hidden_size": config.width,
+        "ff_size": config.resolved_ffn_dim,
+        "num_layers": config.layers,
+        "num_heads": config.heads,
+        "dropout": config.dropout,
+        "layer_norm": "pre" if config.norm_first else "post",
     }
     marks = Marks(source)
     settings = {"encoder": side, "decoder": side, "tied_embeddings": share, "tied_softmax": share}
@@ -121,14 +121,14 @@ def converted(model: Transformer) -> Any:
     """Their model with the weights of one of regard's."""
     source = model.embedding if model.source_embedding is None else model.source_embedding
     share = source.weight is model.output_weight
-    recipe = model.encoder.recipe
-    theirs = build(len(source.weight), len(model.output_weight), recipe, share=share).eval()
+    config = model.encoder.config
+    theirs = build(len(source.weight), len(model.output_weight), config, share=share).eval()
     theirs.src_embed.lut.weight.copy_(source.weight)
     theirs.trg_embed.lut.weight.copy_(model.embedding.weight)
     theirs.decoder.output_layer.weight.copy_(model.output_weight)
     for ours, side in ((model.encoder, theirs.encoder), (model.decoder, theirs.decoder)):
         side.pe.pe = model.encoder.positions(torch.arange(LONGEST))[None]
-        if recipe.norm_first:
+        if config.norm_first:
             _copy(side.layer_norm, ours.norm)
         for block, layer in zip(ours.blocks, side.layers, strict=True):
             for name, part in PARTS.items():
@@ -156,8 +156,8 @@ def _copy_part(theirs: Any, ours: Any) -> None:
         _copy(theirs, ours)
         return
     for which, linear in enumerate((theirs.q_layer, theirs.k_layer, theirs.v_layer)):
-        linear.weight.copy_(ours.part(which)[0])
-        linear.bias.copy_(ours.part(which)[1])
+        linear.weight.copy_(ours.projection(which)[0])
+        linear.bias.copy_(ours.projection(which)[1])
     _copy(theirs.output_layer, ours.out_proj)
 
 

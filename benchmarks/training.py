@@ -149,8 +149,8 @@ def regards(batches: Sequence[Batch], tuned: bool) -> Stepper:
 
     if tuned:
         keep_memory()
-    recipe = TransformerConfig(width=WIDTH, heads=HEADS, layers=LAYERS, ffn_dim=FFN_DIM, dropout=DROPOUT)
-    model = Transformer(VOCABULARY, recipe, share=True)
+    config = TransformerConfig(width=WIDTH, heads=HEADS, layers=LAYERS, ffn_dim=FFN_DIM, dropout=DROPOUT)
+    model = Transformer(VOCABULARY, config, share=True)
     packed = [
         (Packed.of([pair.source for pair in batch]), Packed.of([pair.target for pair in batch]))
         for batch in batches
@@ -158,7 +158,7 @@ def regards(batches: Sequence[Batch], tuned: bool) -> Stepper:
     places = [sum(pair.size for pair in batch) for batch in batches]
 
     def loss(i: int) -> Tensor:
-        return model.loss(*packed[i], smoothing=SMOOTHING)
+        return model.loss(*packed[i], label_smoothing=SMOOTHING)
 
     return _stepper(model, loss, batches, places, _adam(model, tuned))
 
@@ -196,8 +196,8 @@ def joeynmts(batches: Sequence[Batch], tuned: bool) -> Stepper:
 
     if tuned:
         keep_memory()
-    recipe = TransformerConfig(width=WIDTH, heads=HEADS, layers=LAYERS, ffn_dim=FFN_DIM, dropout=DROPOUT)
-    model = joeynmt.build(VOCABULARY, VOCABULARY, recipe, share=True, smoothing=SMOOTHING)
+    config = TransformerConfig(width=WIDTH, heads=HEADS, layers=LAYERS, ffn_dim=FFN_DIM, dropout=DROPOUT)
+    model = joeynmt.build(VOCABULARY, VOCABULARY, config, share=True, smoothing=SMOOTHING)
     padded = [joeynmt.make_batch(*zip(*batch, strict=True)) for batch in batches]
     places = [batch.src.numel() + batch.trg.numel() for batch in padded]
 

@@ -115,7 +115,7 @@ def _train(quick: bool) -> Known:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
     for i in range(steps):
         sides = zip(*batches[i % len(batches)], strict=True)
-        loss = model.loss(*(Packed.of(side) for side in sides), smoothing=0.1)
+        loss = model.loss(*(Packed.of(side) for side in sides), label_smoothing=0.1)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.data import DATA
-from regard.models.encoders.base import Embedded
+from regard.models.encoders.base import WordVectors
 from regard.models.encoders.pretrained import PretrainedEncoder, load_encoder
 
 PAIRS_AT_ONCE = 256  # every layer's vector of every word is held for these
@@ -70,10 +70,10 @@ def vectors(encoder: PretrainedEncoder, pairs: list[Pair]) -> Tensor:
     return torch.stack(found, 1).unflatten(1, (-1, 2))
 
 
-def _word(encoder: PretrainedEncoder, embedded: Embedded, span: tuple[int, int]) -> Tensor:
+def _word(encoder: PretrainedEncoder, embedded: WordVectors, span: tuple[int, int]) -> Tensor:
     """The mean of the words within a span of characters; first the static one: (1 + layers, m)."""
     inside = [i for i, (start, stop) in enumerate(embedded.spans) if start < span[1] and stop > span[0]]
-    (pieces,) = encoder.subwords([embedded.sentence[slice(*span)]])
+    (pieces,) = encoder.tokenizer([embedded.sentence[slice(*span)]])
     static = [token for token, place in zip(pieces.tokens, pieces.spans, strict=True) if place is not None]
     static_vector = encoder.words.weight[torch.tensor(static)].mean(0, keepdim=True).detach()
     return torch.cat([static_vector, embedded.vectors[:, inside].mean(1)])

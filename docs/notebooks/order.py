@@ -48,8 +48,8 @@ def _(mo):
 def _(TransformerConfig, causal, encoding, length, regard, sharpness, torch):
     torch.manual_seed(0)
     heads, width = 4, 64
-    recipe = TransformerConfig(width=width, heads=heads, positions=encoding.value, max_positions=96)
-    positions = recipe.make_positions(causal=causal.value)
+    config = TransformerConfig(width=width, heads=heads, positions=encoding.value, max_positions=96)
+    positions = config.make_positions(causal=causal.value)
     places = torch.arange(length.value)
 
     tokens = torch.ones(heads, length.value, width // heads) * sharpness.value**0.5

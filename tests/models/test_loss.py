@@ -89,7 +89,7 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch, biased: bool, smoothing: flo
 
     def call(*tensors: Tensor) -> Tensor:
         x, weight, bias = tensors if biased else (*tensors, None)
-        return vocabulary_loss(x, weight, bias, labels, smoothing=smoothing)
+        return vocabulary_loss(x, weight, bias, labels, label_smoothing=smoothing)
 
     assert torch.autograd.gradcheck(call, (x, weight, bias) if biased else (x, weight))
 
@@ -267,14 +267,14 @@ def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(DeviceError, match="weight on meta"):
         vocabulary_loss(x, weight.to("meta"), bias, labels)
     with pytest.raises(ArgumentError, match=r"smoothing=1\.5"):
-        vocabulary_loss(x, weight, bias, labels, smoothing=1.5)
+        vocabulary_loss(x, weight, bias, labels, label_smoothing=1.5)
 
 
 def test_functional_transformations() -> None:
     x, weight, labels = torch.randn(5, 3), torch.randn(7, 3), torch.tensor([0, 6, -100, 2, 3])
-    found = torch.func.grad(lambda w: vocabulary_loss(x, w, None, labels, smoothing=0.1))(weight)
+    found = torch.func.grad(lambda w: vocabulary_loss(x, w, None, labels, label_smoothing=0.1))(weight)
     weight.requires_grad_()
-    (wanted,) = torch.autograd.grad(vocabulary_loss(x, weight, None, labels, smoothing=0.1), weight)
+    (wanted,) = torch.autograd.grad(vocabulary_loss(x, weight, None, labels, label_smoothing=0.1), weight)
     torch.testing.assert_close(found, wanted)
     nothing = torch.full((5,), -100)
     assert torch.func.grad(lambda w: vocabulary_loss(x, w, None, nothing))(weight.detach()).eq(0).all()

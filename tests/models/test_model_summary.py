@@ -24,7 +24,7 @@ from regard.models.layers.nonlocal_block import NonLocal
 from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 
 WIDTH, LENGTH, BATCH = 24, 7, 2
-RECIPE = TransformerConfig(width=WIDTH, heads=4, layers=2, ffn_dim=40, dropout=0.0)
+CONFIG = TransformerConfig(width=WIDTH, heads=4, layers=2, ffn_dim=40, dropout=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -57,12 +57,12 @@ def vectors(length: int = LENGTH) -> Tensor:
         lambda: MultiHeadAttention(WIDTH, 4, key_heads=2, head_width=(5, 7)),
         lambda: MultiHeadAttention(WIDTH, 4, score=regard.General(6, 6)),
         lambda: MultiHeadAttention(WIDTH, 4, normalize=regard.Entmax15()),
-        lambda: EncoderBlock(RECIPE),
+        lambda: EncoderBlock(CONFIG),
         lambda: EncoderBlock(
             TransformerConfig(width=WIDTH, heads=4, activation="swiglu", norm="rms", dropout=0.0)
         ),
-        lambda: nn.Sequential(EncoderBlock(RECIPE), nn.Linear(WIDTH, 5)),
-        lambda: nn.Sequential(*[EncoderBlock(RECIPE)] * 3),
+        lambda: nn.Sequential(EncoderBlock(CONFIG), nn.Linear(WIDTH, 5)),
+        lambda: nn.Sequential(*[EncoderBlock(CONFIG)] * 3),
         lambda: nn.Linear(WIDTH, 5),
     ],
 )
@@ -89,7 +89,7 @@ def test_language_models_pay_for_the_vocabulary(model: Any, positions: Any) -> N
 
 @pytest.mark.parametrize("share", [False, True])
 def test_a_translation_costs_source_and_target_tokens(share: bool) -> None:
-    model = Transformer(50, RECIPE, share=share)
+    model = Transformer(50, CONFIG, share=share)
     source, target = summary(model, length=LENGTH).cost
     total = counted(lambda: model(tokens(), tokens()))
     assert BATCH * LENGTH * (source + target) == total
@@ -104,7 +104,7 @@ def test_a_translation_costs_source_and_target_tokens(share: bool) -> None:
 def test_torchs_transformer_counts_alike() -> None:
     theirs = nn.Transformer(WIDTH, 4, 2, 2, 40, dropout=0.0, batch_first=True)
     found = summary(theirs, length=LENGTH)
-    ours = summary(Transformer(50, RECIPE), length=LENGTH)
+    ours = summary(Transformer(50, CONFIG), length=LENGTH)
     assert found.layers == ours.layers == (2, 2)
     assert found.heads == ours.heads == ((4, 4),)
     assert found.cost == (ours.cost[0], ours.cost[1] - 2 * 50 * WIDTH)
@@ -118,7 +118,7 @@ def test_torchs_attention_counts_alike() -> None:
 
 
 def test_a_decoder_block_pays_for_both_attentions() -> None:
-    block, x = DecoderBlock(RECIPE), vectors()
+    block, x = DecoderBlock(CONFIG), vectors()
     total = counted(lambda: block(x, vectors(), mask=regard.Causal()))
     assert summary(block, length=LENGTH).cost == (total / (BATCH * LENGTH),)
     assert summary(block).layers == (1,)
@@ -140,8 +140,8 @@ def test_recurrent_translation_costs_source_and_target_tokens(attention: Any) ->
 
 
 def test_a_recurrent_source_token_pays_for_its_keys() -> None:
-    recipe = RecurrentConfig(width=WIDTH, attention="concat", dropout=0.0)
-    model = RecurrentSeq2Seq(50, recipe).double()
+    config = RecurrentConfig(width=WIDTH, attention="concat", dropout=0.0)
+    model = RecurrentSeq2Seq(50, config).double()
     source, _ = summary(model, length=LENGTH).cost
     assert counted(lambda: model.start(tokens())) == BATCH * LENGTH * source
 
@@ -175,7 +175,7 @@ def test_looking_up_costs_nothing() -> None:
     with_positions = TransformerConfig(
         width=WIDTH, heads=4, layers=2, ffn_dim=40, dropout=0.0, positions="learned"
     )
-    assert summary(LanguageModel(50, with_positions)).cost == summary(LanguageModel(50, RECIPE)).cost
+    assert summary(LanguageModel(50, with_positions)).cost == summary(LanguageModel(50, CONFIG)).cost
 
 
 def test_shared_parameters_count_once_and_cost_each_time() -> None:
@@ -202,7 +202,7 @@ class Tied(nn.Module):
 def test_a_vocabulary_matrix_is_paid_once() -> None:
     assert summary(Tied()).cost == (2 * 50 * WIDTH,)
     assert summary(Tied()).parameters == 50 * WIDTH
-    inside = nn.Sequential(LanguageModel(50, RECIPE))
+    inside = nn.Sequential(LanguageModel(50, CONFIG))
     assert summary(inside).cost == summary(inside[0]).cost
 
 
@@ -234,7 +234,7 @@ def test_longer_sentences_cost_more() -> None:
             "at 128 tokens",
         ),
         (
-            Transformer(50, RECIPE),
+            Transformer(50, CONFIG),
             "Transformer: 26.5 k parameters (106.0 kB), 2 + 2 layers, 4 heads, "
             "46.1 kFLOP per source token and 73.1 kFLOP per target token at 128 tokens",
         ),
@@ -263,7 +263,7 @@ def test_what_is_no_model_is_refused() -> None:
 
 
 def test_a_compiled_model_is_the_same_model():
-    model = Transformer(31, RECIPE)
+    model = Transformer(31, CONFIG)
     plain = summary(model)
     assert plain.layers == (2, 2)
     assert summary(torch.compile(model, backend="eager")) == plain

@@ -44,23 +44,23 @@ MORE = {
     "one way": replace(KINDS["lstm additive"], bidirectional=False),
     "reversed": replace(KINDS["gru dot"], reverse=True),
 }
-RECIPES = KINDS | MORE
+CONFIGS = KINDS | MORE
 FEW = {
-    name: RECIPES[name] for name in ("lstm none", "gru additive", "lstm general", "gru dot fed", "deep fed")
+    name: CONFIGS[name] for name in ("lstm none", "gru additive", "lstm general", "gru dot fed", "deep fed")
 }
-ATTENDING = {name: recipe for name, recipe in RECIPES.items() if recipe.attention != "none"}
+ATTENDING = {name: config for name, config in CONFIGS.items() if config.attention != "none"}
 
-every = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-some = pytest.mark.parametrize("recipe", FEW.values(), ids=FEW)
-attending = pytest.mark.parametrize("recipe", ATTENDING.values(), ids=ATTENDING)
+every = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+some = pytest.mark.parametrize("config", FEW.values(), ids=FEW)
+attending = pytest.mark.parametrize("config", ATTENDING.values(), ids=ATTENDING)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def make(recipe: RecurrentConfig, *, share: bool = False) -> RecurrentSeq2Seq:
+def make(config: RecurrentConfig, *, share: bool = False) -> RecurrentSeq2Seq:
     torch.manual_seed(0)
     vocabulary = TARGET if share else (SOURCE, TARGET)
-    return RecurrentSeq2Seq(vocabulary, recipe, share=share).double().eval()
+    return RecurrentSeq2Seq(vocabulary, config, share=share).double().eval()
 
 
 def batch() -> tuple[Packed, Packed]:
@@ -89,13 +89,13 @@ def close(found: Tensor, wanted: Tensor) -> None:
 # Learning
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_a_few_sentences_are_learned_by_heart(recipe: RecurrentConfig) -> None:
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_few_sentences_are_learned_by_heart(config: RecurrentConfig) -> None:
     torch.manual_seed(0)
     sentences = [[3, 4, 5], [5, 4], [6, 7, 8, 9], [7], [8, 3, 8], [9, 6], [4, 4, 6], [3, 9, 7, 5]]
     source = Packed.of(sentences)
     target = Packed.of([[START, *reversed(sentence), END] for sentence in sentences])
-    model = RecurrentSeq2Seq(SOURCE, replace(recipe, width=24))
+    model = RecurrentSeq2Seq(SOURCE, replace(config, width=24))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for _ in range(150):
         optimizer.zero_grad()
@@ -105,15 +105,15 @@ def test_a_few_sentences_are_learned_by_heart(recipe: RecurrentConfig) -> None:
         optimizer.step()
         if loss.item() < 0.05:
             break
-    found = model.eval().greedy(source, start=START, end=END, most=7)
+    found = model.eval().greedy(source, start=START, end=END, max_new_tokens=7)
     assert found == [sentence[::-1] for sentence in sentences]
 
 
 @every
-def test_gradients_reach_every_parameter(recipe: RecurrentConfig) -> None:
-    model = make(recipe).train()
+def test_gradients_reach_every_parameter(config: RecurrentConfig) -> None:
+    model = make(config).train()
     source, target = batch()
-    model.loss(source, Packed(target.tokens, torch.tensor([5, 2, 2, 2, 2])), smoothing=0.1).backward()
+    model.loss(source, Packed(target.tokens, torch.tensor([5, 2, 2, 2, 2])), label_smoothing=0.1).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert bool(torch.isfinite(parameter.grad).all()), name
@@ -121,8 +121,8 @@ def test_gradients_reach_every_parameter(recipe: RecurrentConfig) -> None:
 
 
 @every
-def test_the_gradient_is_that_of_differences(recipe: RecurrentConfig) -> None:
-    model = make(recipe)
+def test_the_gradient_is_that_of_differences(config: RecurrentConfig) -> None:
+    model = make(config)
     source, target = batch()
     names = [name for name, _ in model.named_parameters()]
     torch.manual_seed(3)
@@ -145,7 +145,7 @@ def test_the_gradient_is_that_of_differences(recipe: RecurrentConfig) -> None:
 
 
 def test_dropout_is_for_training_alone() -> None:
-    model = make(replace(RECIPES["deep fed"], dropout=0.5))
+    model = make(replace(CONFIGS["deep fed"], dropout=0.5))
     source, target = batch()
     close(model(source, target), model(source, target))
     model.train()
@@ -156,8 +156,8 @@ def test_dropout_is_for_training_alone() -> None:
 
 
 @every
-def test_packed_equals_padded(recipe: RecurrentConfig) -> None:
-    model = make(recipe)
+def test_packed_equals_padded(config: RecurrentConfig) -> None:
+    model = make(config)
     source, target = batch()
     (sources, source_lengths), (targets, target_lengths) = padded(source), padded(target)
     at_once = model(source, target)
@@ -173,8 +173,8 @@ def test_packed_equals_padded(recipe: RecurrentConfig) -> None:
 
 @every
 @pytest.mark.parametrize("value", [5, -1, 10**6])
-def test_what_padding_holds_is_irrelevant(recipe: RecurrentConfig, value: int) -> None:
-    model = make(recipe)
+def test_what_padding_holds_is_irrelevant(config: RecurrentConfig, value: int) -> None:
+    model = make(config)
     source, target = batch()
     (sources, source_lengths), (targets, target_lengths) = padded(source, value), padded(target, value)
     found = model(sources, targets, source_lengths=source_lengths, target_lengths=target_lengths)
@@ -183,8 +183,8 @@ def test_what_padding_holds_is_irrelevant(recipe: RecurrentConfig, value: int) -
 
 
 @every
-def test_a_sentence_is_the_same_alone_and_in_any_company(recipe: RecurrentConfig) -> None:
-    model = make(recipe)
+def test_a_sentence_is_the_same_alone_and_in_any_company(config: RecurrentConfig) -> None:
+    model = make(config)
     source, target = batch()
     together = target.split(model(source, target))
     sources, targets = source.split(source.tokens), target.split(target.tokens)
@@ -200,8 +200,8 @@ def test_a_sentence_is_the_same_alone_and_in_any_company(recipe: RecurrentConfig
 
 
 @every
-def test_a_word_does_not_see_those_after_it(recipe: RecurrentConfig) -> None:
-    model = make(recipe)
+def test_a_word_does_not_see_those_after_it(config: RecurrentConfig) -> None:
+    model = make(config)
     source, target = torch.randint(0, SOURCE, (2, 5)), torch.randint(0, TARGET, (2, 7))
     changed = target.clone()
     changed[:, 4:] = (changed[:, 4:] + 1) % TARGET
@@ -210,8 +210,8 @@ def test_a_word_does_not_see_those_after_it(recipe: RecurrentConfig) -> None:
 
 
 @every
-def test_reversed_source_is_the_reversed_sentence(recipe: RecurrentConfig) -> None:
-    model, other = make(replace(recipe, reverse=False)), make(replace(recipe, reverse=True))
+def test_reversed_source_is_the_reversed_sentence(config: RecurrentConfig) -> None:
+    model, other = make(replace(config, reverse=False)), make(replace(config, reverse=True))
     source, target = batch()
     turned = Packed(torch.cat([part.flip(0) for part in source.split(source.tokens)]), source.lengths)
     close(other(turned, target), model(source, target))
@@ -227,8 +227,8 @@ def _even() -> tuple[Tensor, Tensor]:
 
 
 @every
-def test_steps_equal_teacher_forcing(recipe: RecurrentConfig) -> None:
-    model = make(recipe)
+def test_steps_equal_teacher_forcing(config: RecurrentConfig) -> None:
+    model = make(config)
     source, target = torch.randint(0, SOURCE, (3, 5)), torch.randint(0, TARGET, (3, 7))
     close(steps(model, source, target), model(source, target))
     packed = Packed.of([[5, 6, 7, 8], [9], [3, 4]])
@@ -238,8 +238,8 @@ def test_steps_equal_teacher_forcing(recipe: RecurrentConfig) -> None:
 
 
 @every
-def test_select_reorders_and_repeats(recipe: RecurrentConfig) -> None:
-    model = make(recipe)
+def test_select_reorders_and_repeats(config: RecurrentConfig) -> None:
+    model = make(config)
     source = Packed.of([[5, 6, 7, 8], [9], [3, 4]])
     rows = torch.tensor([2, 0, 2, 1, 0])
     first, then = torch.tensor([3, 4, 5]), torch.tensor([6, 7, 8, 9, 10])
@@ -258,14 +258,14 @@ def test_select_reorders_and_repeats(recipe: RecurrentConfig) -> None:
 
 
 @attending
-def test_weights_are_seen(recipe: RecurrentConfig) -> None:
-    model = make(recipe)
+def test_weights_are_seen(config: RecurrentConfig) -> None:
+    model = make(config)
     source, target = batch()
     with regard.watch(model) as seen:
         logits = model(source, target)
     close(logits, model(source, target))
     calls = [weights.dense() for weights in seen.calls("decoder.attention")]
-    assert len(calls) == (1 if recipe.at_once else 5)
+    assert len(calls) == (1 if config.at_once else 5)
     weights = torch.cat(calls, -2)
     assert weights.shape == (5, 1, 5, 7)
     close(weights.sum(-1), torch.ones(5, 1, 5, dtype=torch.float64))
@@ -275,8 +275,8 @@ def test_weights_are_seen(recipe: RecurrentConfig) -> None:
 
 
 @attending
-def test_weights_show_the_source_in_its_own_order(recipe: RecurrentConfig) -> None:
-    model, other = make(replace(recipe, reverse=False)), make(replace(recipe, reverse=True))
+def test_weights_show_the_source_in_its_own_order(config: RecurrentConfig) -> None:
+    model, other = make(replace(config, reverse=False)), make(replace(config, reverse=True))
     source, target = _even()
     with regard.watch(model) as seen:
         model(source, target)
@@ -287,20 +287,20 @@ def test_weights_show_the_source_in_its_own_order(recipe: RecurrentConfig) -> No
 
 
 def test_without_attention_there_is_nothing_to_see() -> None:
-    with pytest.raises(ArgumentError, match="no module attends"), regard.watch(make(RECIPES["lstm none"])):
+    with pytest.raises(ArgumentError, match="no module attends"), regard.watch(make(CONFIGS["lstm none"])):
         pass
 
 
 def test_keys_are_projected_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, remember = [], SourceAttention.remember
+    made, project_source = [], SourceAttention.project_source
 
     def counted(self: SourceAttention, source: Tensor) -> object:
         made.append(source)
-        return remember(self, source)
+        return project_source(self, source)
 
-    monkeypatch.setattr(SourceAttention, "remember", counted)
+    monkeypatch.setattr(SourceAttention, "project_source", counted)
     monkeypatch.setattr(regard.Additive, "prepare", None)  # which projects the keys in each call
-    make(RECIPES["gru additive"])(*batch())
+    make(CONFIGS["gru additive"])(*batch())
     assert len(made) == 1
 
 
@@ -343,7 +343,7 @@ def encode(model: RecurrentSeq2Seq, tokens: list[int]) -> list[Tensor]:
     """h_j = [→h_j; ←h_j] for each word of a sentence, layer by layer: Bahdanau et al. 2015, section 3.2."""
     assert model.source_embedding is not None
     h, layers = embed(model.source_embedding, tokens), []
-    for layer in range(model.recipe.layers):
+    for layer in range(model.config.layers):
         s = back = torch.zeros(WIDTH // 2, dtype=torch.float64)
         there, backwards = [], []
         for x in h:
@@ -360,7 +360,7 @@ def encode(model: RecurrentSeq2Seq, tokens: list[int]) -> list[Tensor]:
 @torch.no_grad()
 @pytest.mark.parametrize("layers", [1, 3])
 def test_bahdanau_by_the_formulas(layers: int) -> None:
-    model = make(replace(RECIPES["gru additive"], layers=layers))
+    model = make(replace(CONFIGS["gru additive"], layers=layers))
     source, target = [3, 5, 8, 4], [START, 6, 9]
     h, decoder = encode(model, source)[-1], model.decoder
     score = decoder.attention.score
@@ -381,7 +381,7 @@ def test_bahdanau_by_the_formulas(layers: int) -> None:
 @pytest.mark.parametrize("attention", ["dot", "general", "concat"])
 @pytest.mark.parametrize("input_feeding", [False, True])
 def test_luong_by_the_formulas(attention: str, input_feeding: bool, layers: int) -> None:
-    model = make(replace(RECIPES[f"gru {attention}{' fed' if input_feeding else ''}"], layers=layers))
+    model = make(replace(CONFIGS[f"gru {attention}{' fed' if input_feeding else ''}"], layers=layers))
     source, target = [3, 5, 8, 4], [START, 6, 9]
     encoded, decoder = encode(model, source), model.decoder
     h, score = encoded[-1], decoder.attention.score
@@ -404,7 +404,7 @@ def test_luong_by_the_formulas(attention: str, input_feeding: bool, layers: int)
 
 @torch.no_grad()
 def test_sutskever_by_the_formulas() -> None:
-    model = make(replace(RECIPES["lstm none"], bidirectional=False, reverse=True))
+    model = make(replace(CONFIGS["lstm none"], bidirectional=False, reverse=True))
     assert model.source_embedding is not None
     source, target = [3, 5, 8, 4], [START, 6, 9]
     s = c = torch.zeros(WIDTH, dtype=torch.float64)
@@ -422,8 +422,8 @@ def test_sutskever_by_the_formulas() -> None:
 
 @pytest.mark.parametrize("share", [False, True])
 @some
-def test_a_model_survives_a_file(recipe: RecurrentConfig, share: bool, tmp_path: Path) -> None:
-    model, other = make(recipe, share=share), make(recipe, share=share)
+def test_a_model_survives_a_file(config: RecurrentConfig, share: bool, tmp_path: Path) -> None:
+    model, other = make(config, share=share), make(config, share=share)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
@@ -434,7 +434,7 @@ def test_a_model_survives_a_file(recipe: RecurrentConfig, share: bool, tmp_path:
 
 
 def test_one_matrix_is_shared() -> None:
-    model = make(RECIPES["gru general"], share=True)
+    model = make(CONFIGS["gru general"], share=True)
     assert model.source_embedding is None
     assert model.output_weight is model.embedding.weight
     assert sum(parameter.shape == (TARGET, WIDTH) for parameter in model.parameters()) == 1
@@ -450,7 +450,7 @@ def test_one_matrix_is_shared() -> None:
 @pytest.mark.parametrize(("name", "form"), [("lstm general", "packed"), ("gru additive", "padded")])
 def test_a_compiled_model_gives_the_same(name: str, form: str) -> None:
     torch.compiler.reset()
-    model, source, target = make(RECIPES[name]), Packed.of([[5, 6, 7], [8]]), Packed.of([[1, 5], [1, 6]])
+    model, source, target = make(CONFIGS[name]), Packed.of([[5, 6, 7], [8]]), Packed.of([[1, 5], [1, 6]])
     compiled = torch.compile(model, backend="aot_eager")
     if form == "packed":
         close(compiled(source, target), model(source, target))
@@ -462,9 +462,9 @@ def test_a_compiled_model_gives_the_same(name: str, form: str) -> None:
 
 
 @some
-def test_the_meta_device_knows_the_shapes(recipe: RecurrentConfig) -> None:
+def test_the_meta_device_knows_the_shapes(config: RecurrentConfig) -> None:
     with torch.device("meta"):
-        model = RecurrentSeq2Seq((SOURCE, TARGET), recipe)
+        model = RecurrentSeq2Seq((SOURCE, TARGET), config)
         source, target = torch.zeros(3, 5, dtype=torch.long), torch.zeros(3, 7, dtype=torch.long)
         lengths = torch.ones(3, dtype=torch.long)
     assert all(parameter.is_meta for parameter in model.parameters())
@@ -480,7 +480,7 @@ def test_the_meta_device_knows_the_shapes(recipe: RecurrentConfig) -> None:
 
 def test_precisions_agree() -> None:
     source, target = batch()
-    model = make(RECIPES["deep additive"])
+    model = make(CONFIGS["deep additive"])
     wanted = model(source, target)
     found = model.float()(source, target)
     assert found.dtype is torch.float32
@@ -491,13 +491,13 @@ def test_precisions_agree() -> None:
 
 @given(st.data())
 def test_any_lengths_in_any_form(data: st.DataObject) -> None:
-    recipe = data.draw(st.sampled_from(list(RECIPES.values())))
+    config = data.draw(st.sampled_from(list(CONFIGS.values())))
     lengths = data.draw(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 4)), min_size=1, max_size=4))
     source, target = (
         Packed(torch.randint(0, words, (sum(sizes),)), torch.tensor(sizes))
         for words, sizes in zip((SOURCE, TARGET), map(list, zip(*lengths, strict=True)), strict=True)
     )
-    model = make(recipe)
+    model = make(config)
     with torch.no_grad():
         (sources, source_lengths), (targets, target_lengths) = padded(source), padded(target)
         found = model(sources, targets, source_lengths=source_lengths, target_lengths=target_lengths)
@@ -519,7 +519,7 @@ def test_any_lengths_in_any_form(data: st.DataObject) -> None:
         ({"attention": "luong"}, "attention='luong'; there are none, additive, dot, general, concat"),
         ({"width": 7}, "width=7 and bidirectional=True; .* an even one: 8"),
         ({"width": 0}, "width=0; it must be at least 1"),
-        ({"layers": 1.5}, "layers=1.5; it must be a whole number"),
+        ({"layers": 1.5}, "layers=1.5; it must be an integer"),
         ({"dropout": 1.0}, "dropout=1.0; it must be at least 0 and below 1"),
         ({"reverse": "yes"}, "reverse='yes'; it is True or False"),
     ],
@@ -530,8 +530,8 @@ def test_recipes_that_cannot_be(options: dict[str, object], message: str) -> Non
 
 
 def test_odd_widths_go_one_way() -> None:
-    recipe = RecurrentConfig(width=7, bidirectional=False, attention="additive")
-    assert RecurrentSeq2Seq(SOURCE, recipe)(*_even()).shape == (2, 3, SOURCE)
+    config = RecurrentConfig(width=7, bidirectional=False, attention="additive")
+    assert RecurrentSeq2Seq(SOURCE, config)(*_even()).shape == (2, 3, SOURCE)
 
 
 ONES = torch.ones(2, 3, dtype=torch.long)

@@ -69,7 +69,7 @@ def test_loss_is_the_cross_entropy_of_the_logits(smoothing: float) -> None:
     model = make()
     logits = model(SOURCE, TARGET.inputs())
     wanted = F.cross_entropy(logits, TARGET.outputs().tokens, label_smoothing=smoothing)
-    torch.testing.assert_close(model.loss(SOURCE, TARGET, smoothing=smoothing), wanted)
+    torch.testing.assert_close(model.loss(SOURCE, TARGET, label_smoothing=smoothing), wanted)
 
 
 @pytest.mark.parametrize("value", [0, -100, 10**6])
@@ -131,7 +131,7 @@ def test_targets_without_anything_to_foretell() -> None:
 @torch.no_grad()
 @settings(max_examples=40)
 @given(
-    recipe=st.sampled_from(
+    config=st.sampled_from(
         [
             TransformerConfig(width=8, heads=2, layers=2, positions="rotary"),
             *(RecurrentConfig(width=8, attention=kind) for kind in ("none", "additive", "concat")),
@@ -140,10 +140,10 @@ def test_targets_without_anything_to_foretell() -> None:
     ),
     selections=st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=7), min_size=1, max_size=5),
 )
-def test_rows_go_their_own_ways(recipe: Any, selections: list[list[int]]) -> None:
+def test_rows_go_their_own_ways(config: Any, selections: list[list[int]]) -> None:
     torch.manual_seed(0)
-    kind = Transformer if isinstance(recipe, TransformerConfig) else RecurrentSeq2Seq
-    model = kind(WORDS, recipe).double().eval()
+    kind = Transformer if isinstance(config, TransformerConfig) else RecurrentSeq2Seq
+    model = kind(WORDS, config).double().eval()
     sentences, state = [part.tolist() for part in SOURCE.split(SOURCE.tokens)], model.start(SOURCE)
     rows = [(sentence, [START]) for sentence in sentences]
     for selection in selections:
@@ -164,22 +164,22 @@ def test_rows_go_their_own_ways(recipe: Any, selections: list[list[int]]) -> Non
 def test_greedy_writes_until_the_end_mark() -> None:
     scripts = [[5, END, 9, 9], [END, 9], [6, 7, 8], [3, 4, END]]
     model = Teller()
-    found = model.greedy(Packed.of(scripts), start=START, end=END, most=10)
+    found = model.greedy(Packed.of(scripts), start=START, end=END, max_new_tokens=10)
     assert found == [[5], [], [6, 7, 8], [3, 4]]
     assert model.read == [[START] * 4, [5, 6, 3], [7, 4], [8]]  # no more than the sentences that go on
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3])
 def test_greedy_writes_no_more_than_it_may(most: int) -> None:
-    found = Teller().greedy(Packed.of([[5, END], [6, 7, 8]]), start=START, end=END, most=most)
+    found = Teller().greedy(Packed.of([[5, END], [6, 7, 8]]), start=START, end=END, max_new_tokens=most)
     assert found == [[5][:most], [6, 7, 8][:most]]
 
 
 def test_greedy_takes_the_likeliest() -> None:
     model = make()
-    found = model.greedy(SOURCE, start=START, end=END, most=5)
+    found = model.greedy(SOURCE, start=START, end=END, max_new_tokens=5)
     padded = model.greedy(
-        SOURCE.pad(SOURCE.tokens), source_lengths=SOURCE.lengths, start=START, end=END, most=5
+        SOURCE.pad(SOURCE.tokens), source_lengths=SOURCE.lengths, start=START, end=END, max_new_tokens=5
     )
     assert found == padded
     assert any(found)
@@ -191,12 +191,12 @@ def test_greedy_takes_the_likeliest() -> None:
 
 
 def test_greedy_numbers_that_cannot_be() -> None:
-    with pytest.raises(ArgumentError, match="most=-1"):
-        make().greedy(SOURCE, start=START, end=END, most=-1)
+    with pytest.raises(ArgumentError, match="max_new_tokens=-1"):
+        make().greedy(SOURCE, start=START, end=END, max_new_tokens=-1)
     with pytest.raises(DTypeError, match="end=None"):
-        make().greedy(SOURCE, start=START, end=None, most=3)  # type: ignore[arg-type]
+        make().greedy(SOURCE, start=START, end=None, max_new_tokens=3)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="token 11 is outside"):
-        make().greedy(SOURCE, start=11, end=END, most=3)
+        make().greedy(SOURCE, start=11, end=END, max_new_tokens=3)
 
 
 def test_the_base_says_what_is_missing() -> None:

@@ -27,7 +27,7 @@ from regard.models import (
     Stack,
     Transformer,
     TransformerConfig,
-    gaps,
+    mask_tokens,
     pack,
 )
 from regard.models.layers.blocks import Positions
@@ -37,26 +37,26 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 SLOW = pytest.mark.slow  # compiles
 WORDS = 23
-RECIPE = TransformerConfig(width=12, heads=2, layers=2, ffn_dim=17, dropout=0.0, max_positions=11)
-RECIPES: dict[str, TransformerConfig] = {
-    **{kind: replace(RECIPE, positions=kind) for kind in get_args(Positions)},
-    "norm after": replace(RECIPE, norm_first=False, activation="gelu"),
-    "rms norm": replace(RECIPE, norm="rms", activation="swiglu", linear_bias=False),
-    "rms norm after": replace(RECIPE, norm="rms", norm_first=False, positions="t5"),
-    "one key head": replace(RECIPE, key_heads=1, positions="rotary"),
-    "sparsemax": replace(RECIPE, normalize=regard.Sparsemax(), positions="alibi"),
-    "entmax15": replace(RECIPE, normalize=regard.Entmax15()),
-    "sigmoid": replace(RECIPE, normalize=regard.Sigmoid(), positions="rotary"),
-    "sink": replace(RECIPE, normalize=regard.Sink(2)),
+CONFIG = TransformerConfig(width=12, heads=2, layers=2, ffn_dim=17, dropout=0.0, max_positions=11)
+CONFIGS: dict[str, TransformerConfig] = {
+    **{kind: replace(CONFIG, positions=kind) for kind in get_args(Positions)},
+    "norm after": replace(CONFIG, norm_first=False, activation="gelu"),
+    "rms norm": replace(CONFIG, norm="rms", activation="swiglu", linear_bias=False),
+    "rms norm after": replace(CONFIG, norm="rms", norm_first=False, positions="t5"),
+    "one key head": replace(CONFIG, key_heads=1, positions="rotary"),
+    "sparsemax": replace(CONFIG, normalize=regard.Sparsemax(), positions="alibi"),
+    "entmax15": replace(CONFIG, normalize=regard.Entmax15()),
+    "sigmoid": replace(CONFIG, normalize=regard.Sigmoid(), positions="rotary"),
+    "sink": replace(CONFIG, normalize=regard.Sink(2)),
 }
 SOURCE = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]
 TARGET = [[1, 5, 9, 2], [1, 14, 2], [1, 2]]
 
 
-def made(kind: Any, recipe: TransformerConfig = RECIPE, **options: Any) -> Any:
+def made(kind: Any, config: TransformerConfig = CONFIG, **options: Any) -> Any:
     """A model in float64 whose parameters are all different from zero."""
     torch.manual_seed(0)
-    model = kind(WORDS, recipe, **options).double()
+    model = kind(WORDS, config, **options).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
@@ -106,16 +106,16 @@ def agree(ways: list[list[Tensor]]) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("kind", [LanguageModel, MaskedLanguageModel])
 def test_packed_padded_and_alone_are_the_same(kind: Any, name: str) -> None:
-    agree(single_ways(made(kind, RECIPES[name]), Packed.of(SOURCE)))
+    agree(single_ways(made(kind, CONFIGS[name]), Packed.of(SOURCE)))
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_packed_padded_and_alone_translate_alike(name: str) -> None:
-    agree(seq2seq_ways(made(Transformer, RECIPES[name]), Packed.of(SOURCE), Packed.of(TARGET)))
+    agree(seq2seq_ways(made(Transformer, CONFIGS[name]), Packed.of(SOURCE), Packed.of(TARGET)))
 
 
 SENTENCE = st.lists(st.integers(0, WORDS - 1), min_size=1, max_size=9)
@@ -126,7 +126,7 @@ SENTENCE = st.lists(st.integers(0, WORDS - 1), min_size=1, max_size=9)
 @settings(max_examples=25)
 def test_any_sentences_are_the_same(pairs: list[tuple[list[int], list[int]]], share: bool) -> None:
     source, target = (Packed.of(side) for side in zip(*pairs, strict=True))
-    agree(seq2seq_ways(made(Transformer, RECIPES["t5"], share=share), source, target))
+    agree(seq2seq_ways(made(Transformer, CONFIGS["t5"], share=share), source, target))
 
 
 @torch.no_grad()
@@ -212,16 +212,16 @@ def test_losses_are_cross_entropies_of_the_logits(smoothing: float) -> None:
     entropy = nn.CrossEntropyLoss(label_smoothing=smoothing)
     model = made(Transformer)
     wanted = entropy(model(source, target.inputs()), target.outputs().tokens)
-    close(model.loss(source, target, smoothing=smoothing), wanted)
+    close(model.loss(source, target, label_smoothing=smoothing), wanted)
     (s, s_lengths), (t, t_lengths) = padded(source), padded(target)
     close(
-        model.loss(s, t, source_lengths=s_lengths, target_lengths=t_lengths, smoothing=smoothing),
+        model.loss(s, t, source_lengths=s_lengths, target_lengths=t_lengths, label_smoothing=smoothing),
         wanted,
     )
     causal = made(LanguageModel)
     wanted = entropy(causal(target.inputs()), target.outputs().tokens)
-    close(causal.loss(target, smoothing=smoothing), wanted)
-    close(causal.loss(*padded(target), smoothing=smoothing), wanted)
+    close(causal.loss(target, label_smoothing=smoothing), wanted)
+    close(causal.loss(*padded(target), label_smoothing=smoothing), wanted)
 
 
 def test_a_masked_loss_counts_the_labels() -> None:
@@ -246,10 +246,10 @@ def test_no_labels_are_no_loss() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_steps_equal_teacher_forcing(name: str, layout: str) -> None:
-    model, source = made(Transformer, RECIPES[name]), Packed.of(SOURCE)
+    model, source = made(Transformer, CONFIGS[name]), Packed.of(SOURCE)
     target = torch.tensor([[1, 5, 9, 3], [1, 14, 2, 4], [1, 2, 2, 6]])
     tokens, lengths = padded(source)
     state = model.start(source) if layout == "packed" else model.start(tokens, lengths)
@@ -293,7 +293,7 @@ def test_steps_have_gradients() -> None:
 
 def test_greedy_is_the_likeliest_each_time() -> None:
     model, source = made(Transformer), Packed.of(SOURCE)
-    for sentence, found in zip(SOURCE, model.greedy(source, start=1, end=2, most=5), strict=True):
+    for sentence, found in zip(SOURCE, model.greedy(source, start=1, end=2, max_new_tokens=5), strict=True):
         target = [1]
         for _ in range(5):
             token = int(model(torch.tensor([sentence]), torch.tensor([target]))[0, -1].argmax())
@@ -304,9 +304,9 @@ def test_greedy_is_the_likeliest_each_time() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_generating_with_caches_equals_without(name: str) -> None:
-    model, tokens, draw = made(LanguageModel, RECIPES[name]), [5, 6, 0], torch.Generator().manual_seed(1)
+    model, tokens, draw = made(LanguageModel, CONFIGS[name]), [5, 6, 0], torch.Generator().manual_seed(1)
     for _ in range(8):
         chances = torch.softmax(model(torch.tensor([tokens]))[0, -1] / 3, -1)
         tokens.append(int(torch.multinomial(chances, 1, generator=draw)))
@@ -319,17 +319,17 @@ def test_generating_with_caches_equals_without(name: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("mask", [regard.Window(2), regard.Window(3) | regard.Padding(1)], ids=repr)
 def test_generating_with_a_mask_equals_reading_all_again_with_it(name: str, mask: regard.Mask) -> None:
-    model, draw = made(LanguageModel, RECIPES[name]), torch.Generator().manual_seed(1)
+    model, draw = made(LanguageModel, CONFIGS[name]), torch.Generator().manual_seed(1)
     tokens = [5, 6, 0, 7]
     for _ in range(7):
         logits = model(torch.tensor([tokens]), mask=mask)[0, -1]
         chances = torch.softmax((logits - logits.max()) / 3, -1)
         tokens.append(int(torch.multinomial(chances, 1, generator=draw)))
     draw.manual_seed(1)
-    assert model.generate(tokens[:4], most=7, mask=mask, temperature=3.0, generator=draw) == tokens
+    assert model.generate(tokens[:4], max_new_tokens=7, mask=mask, temperature=3.0, generator=draw) == tokens
     # the same numbers, piece by piece
     whole, caches = torch.tensor([tokens]), model.decoder.caches()
     pieces = [model(piece, mask=mask, caches=caches) for piece in whole.split([4, *[1] * 7], 1)]
@@ -340,7 +340,7 @@ def test_generating_with_a_mask_equals_reading_all_again_with_it(name: str, mask
 @pytest.mark.parametrize("lengths", [None, torch.tensor([5, 3, 2])])
 @pytest.mark.parametrize("mask", [regard.Window(2), torch.eye(4, dtype=torch.bool)], ids=repr)
 def test_a_loss_with_a_mask_is_that_of_the_logits_with_it(lengths: Tensor | None, mask: Any) -> None:
-    model = made(LanguageModel, RECIPES["rotary"])
+    model = made(LanguageModel, CONFIGS["rotary"])
     tokens = torch.tensor([[5, 6, 7, 8, 9], [3, 4, 5, 0, 0], [9, 8, 0, 0, 0]])
     labels = tokens[:, 1:].clone()
     if lengths is not None:
@@ -363,13 +363,13 @@ def test_without_a_temperature_the_likeliest_token_is_next() -> None:
     for _ in range(8):
         tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
     assert len(set(tokens[3:])) > 1
-    assert model.generate([5, 6, 7], most=8) == tokens
+    assert model.generate([5, 6, 7], max_new_tokens=8) == tokens
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("chunks", [[1, 1, 1, 1], [3, 1], [2, 2]])
 def test_a_language_model_reads_in_pieces(chunks: list[int]) -> None:
-    model, tokens = made(LanguageModel, RECIPES["rotary"]), torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+    model, tokens = made(LanguageModel, CONFIGS["rotary"]), torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
     caches = model.decoder.caches()
     pieces = [model(piece, caches=caches) for piece in tokens.split(chunks, 1)]
     close(torch.cat(pieces, 1), model(tokens))
@@ -399,7 +399,7 @@ def test_a_step_takes_its_own_state() -> None:
 
 def test_prompts_of_tensors() -> None:
     model = made(LanguageModel)
-    assert model.generate(torch.tensor([5, 6]), most=3) == model.generate([5, 6], most=3)
+    assert model.generate(torch.tensor([5, 6]), max_new_tokens=3) == model.generate([5, 6], max_new_tokens=3)
 
 
 def test_drawing_at_a_temperature() -> None:
@@ -407,11 +407,11 @@ def test_drawing_at_a_temperature() -> None:
     for parameter in model.parameters():
         parameter.data *= 3
     draws = [
-        model.generate([5], most=4, temperature=t, generator=torch.Generator().manual_seed(seed))
+        model.generate([5], max_new_tokens=4, temperature=t, generator=torch.Generator().manual_seed(seed))
         for seed in (1, 1, 2)
         for t in (1e-3, 5.0)
     ]
-    assert draws[0] == draws[4] == model.generate([5], most=4)  # cold: the likeliest
+    assert draws[0] == draws[4] == model.generate([5], max_new_tokens=4)  # cold: the likeliest
     assert draws[1] == draws[3]  # the same generator draws the same
     assert draws[1] != draws[5]
 
@@ -420,7 +420,7 @@ def test_drawing_at_a_temperature() -> None:
     ("options", "error", "message"),
     [
         ({"prompt": [], "most": 3}, regard.ArgumentError, "empty prompt"),
-        ({"prompt": [5], "most": -1}, regard.ArgumentError, "most=-1"),
+        ({"prompt": [5], "max_new_tokens": -1}, regard.ArgumentError, "max_new_tokens=-1"),
         ({"prompt": [5], "most": 3, "temperature": -1.0}, regard.ArgumentError, "temperature=-1"),
         ({"prompt": [5], "most": 3, "end": "x"}, regard.DTypeError, "end='x'"),
         ({"prompt": [WORDS], "most": 3}, regard.ArgumentError, "token 23 is outside of the vocabulary"),
@@ -432,7 +432,7 @@ def test_what_cannot_be_generated(options: dict[str, Any], error: type[Exception
 
 
 def test_nothing_more_is_generated() -> None:
-    assert made(LanguageModel).generate([5, 6], most=0) == [5, 6]
+    assert made(LanguageModel).generate([5, 6], max_new_tokens=0) == [5, 6]
 
 
 # Training
@@ -451,23 +451,23 @@ def trained(model: nn.Module, loss: Callable[[], Tensor], steps: int = 80) -> fl
 @pytest.mark.parametrize("name", ["sinusoidal", "rms norm", "norm after", "entmax15"])
 def test_a_transformer_learns_a_few_sentences_by_heart(name: str) -> None:
     torch.manual_seed(0)
-    model = Transformer(WORDS, RECIPES[name], share=True)
+    model = Transformer(WORDS, CONFIGS[name], share=True)
     source, target = Packed.of(SOURCE), Packed.of(TARGET)
     assert trained(model, lambda: model.loss(source, target)) < 0.1
-    assert model.eval().greedy(source, start=1, end=2, most=9) == [one[1:-1] for one in TARGET]
+    assert model.eval().greedy(source, start=1, end=2, max_new_tokens=9) == [one[1:-1] for one in TARGET]
 
 
 def test_a_language_model_learns_a_few_sentences_by_heart() -> None:
     torch.manual_seed(0)
-    model, batch = LanguageModel(WORDS, RECIPES["rotary"]), Packed.of([[1, 5, 6, 7, 2], [3, 9, 8, 2]])
+    model, batch = LanguageModel(WORDS, CONFIGS["rotary"]), Packed.of([[1, 5, 6, 7, 2], [3, 9, 8, 2]])
     assert trained(model, lambda: model.loss(batch)) < 0.1
-    assert model.eval().generate([1], most=9, end=2) == [1, 5, 6, 7, 2]
-    assert model.generate([3], most=9, end=2) == [3, 9, 8, 2]
+    assert model.eval().generate([1], max_new_tokens=9, end=2) == [1, 5, 6, 7, 2]
+    assert model.generate([3], max_new_tokens=9, end=2) == [3, 9, 8, 2]
 
 
 def test_a_masked_language_model_fills_its_gaps() -> None:
     torch.manual_seed(0)
-    model = MaskedLanguageModel(WORDS, replace(RECIPE, norm_first=False, activation="gelu"))
+    model = MaskedLanguageModel(WORDS, replace(CONFIG, norm_first=False, activation="gelu"))
     batch = Packed.of([[5, 0, 7, 8], [9, 10, 0]])
     labels = torch.tensor([-100, 6, -100, -100, -100, -100, 11])
     assert trained(model, lambda: model.loss(batch, labels)) < 0.1
@@ -476,29 +476,29 @@ def test_a_masked_language_model_fills_its_gaps() -> None:
 
 MODELS: dict[str, tuple[Callable[[TransformerConfig], Any], Callable[[Any], Tensor]]] = {
     "transformer": (
-        lambda recipe: Transformer((WORDS, 29), recipe),
+        lambda config: Transformer((WORDS, 29), config),
         lambda model: model.loss(Packed.of(SOURCE), Packed.of(TARGET)),
     ),
     "shared": (
-        lambda recipe: Transformer(WORDS, recipe, share=True),
+        lambda config: Transformer(WORDS, config, share=True),
         lambda model: model.loss(Packed.of(SOURCE), Packed.of(TARGET)),
     ),
     "language model": (
-        lambda recipe: LanguageModel(WORDS, recipe),
+        lambda config: LanguageModel(WORDS, config),
         lambda model: model.loss(Packed.of(SOURCE)),
     ),
     "masked language model": (
-        lambda recipe: MaskedLanguageModel(WORDS, recipe),
+        lambda config: MaskedLanguageModel(WORDS, config),
         lambda model: model.loss(Packed.of(SOURCE), torch.arange(9)),
     ),
 }
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("kind", MODELS)
 def test_gradients_reach_every_parameter(kind: str, name: str) -> None:
     make, loss = MODELS[kind]
-    sentences = make(RECIPES[name])
+    sentences = make(CONFIGS[name])
     loss(sentences).backward()
     for parameter_name, parameter in sentences.named_parameters():
         assert parameter.grad is not None, parameter_name
@@ -509,7 +509,7 @@ def test_gradients_reach_every_parameter(kind: str, name: str) -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_saved_model_is_the_same_model(kind: str, name: str, tmp_path: Path) -> None:
     make, loss = MODELS[kind]
-    model, other = make(RECIPES[name]).eval(), make(RECIPES[name]).eval()
+    model, other = make(CONFIGS[name]).eval(), make(CONFIGS[name]).eval()
     save_file(model.state_dict(), tmp_path / "model.safetensors")  # which refuses shared tensors
     assert not torch.equal(loss(other), loss(model))
     other.load_state_dict(load_file(tmp_path / "model.safetensors"))
@@ -520,19 +520,19 @@ def test_a_saved_model_is_the_same_model(kind: str, name: str, tmp_path: Path) -
 @pytest.mark.parametrize("kind", MODELS)
 def test_dropout_in_training_alone(kind: str) -> None:
     make, loss = MODELS[kind]
-    model = make(replace(RECIPE, dropout=0.3))
+    model = make(replace(CONFIG, dropout=0.3))
     assert not torch.equal(loss(model), loss(model))
     model.eval()
     assert torch.equal(loss(model), loss(model))
 
 
 def test_one_embedding_or_two() -> None:
-    shared, apart = Transformer(WORDS, RECIPE, share=True), Transformer((WORDS, 29), RECIPE)
+    shared, apart = Transformer(WORDS, CONFIG, share=True), Transformer((WORDS, 29), CONFIG)
     assert sum("embedding" in name for name, _ in shared.named_parameters()) == 1
     assert apart.output_weight.shape == (29, 12)
     assert apart(torch.tensor([[5]]), torch.tensor([[28]])).shape == (1, 1, 29)
     with pytest.raises(regard.ArgumentError, match="vocabularies of 23 and 29 tokens and share=True"):
-        Transformer((WORDS, 29), RECIPE, share=True)
+        Transformer((WORDS, 29), CONFIG, share=True)
 
 
 def test_embeddings_are_as_large_as_positions() -> None:
@@ -550,7 +550,7 @@ def test_gaps_have_their_shares() -> None:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(5, 1000, (200_000,), generator=generator)
     batch = Packed(tokens, torch.full((2000,), 100))
-    seen, labels = gaps(batch, mask=1, vocabulary=1000, generator=generator)
+    seen, labels = mask_tokens(batch, mask_id=1, vocab_size=1000, generator=generator)
     chosen = labels != -100
     assert torch.equal(labels[chosen], tokens[chosen])
     assert torch.equal(seen.tokens[~chosen], tokens[~chosen])
@@ -571,13 +571,13 @@ def test_gaps_have_their_shares() -> None:
 @given(SENTENCE, st.floats(0.01, 1.0), st.integers(0, 1000))
 def test_there_is_always_a_gap(sentence: list[int], share: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    _, labels = gaps(Packed.of([sentence]), mask=1, vocabulary=WORDS, share=share, generator=generator)
+    _, labels = mask_tokens(Packed.of([sentence]), mask_id=1, vocab_size=WORDS, probability=share, generator=generator)
     assert bool((labels != -100).any())
     assert share < 1 or bool((labels != -100).all())
 
 
 def test_gaps_in_nothing() -> None:
-    seen, labels = gaps(Packed.of([]), mask=1, vocabulary=WORDS)
+    seen, labels = mask_tokens(Packed.of([]), mask_id=1, vocab_size=WORDS)
     assert len(seen.tokens) == len(labels) == 0
 
 
@@ -591,21 +591,21 @@ def test_gaps_in_nothing() -> None:
 )
 def test_gaps_that_cannot_be(options: dict[str, int], message: str) -> None:
     with pytest.raises(regard.ArgumentError, match=message):
-        gaps(Packed.of(SOURCE), **options)
+        mask_tokens(Packed.of(SOURCE), **options)
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
 def test_shares_that_cannot_be(share: float) -> None:
     with pytest.raises(regard.ArgumentError, match="share="):
-        gaps(Packed.of(SOURCE), mask=1, vocabulary=WORDS, share=share)
+        mask_tokens(Packed.of(SOURCE), mask_id=1, vocab_size=WORDS, probability=share)
 
 
 # Other dtypes, devices and compilers
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_float32_is_near_float64(name: str) -> None:
-    model = made(Transformer, RECIPES[name])
+    model = made(Transformer, CONFIGS[name])
     wide = model(Packed.of(SOURCE), Packed.of(TARGET))
     narrow = model.float()(Packed.of(SOURCE), Packed.of(TARGET))
     assert (wide.dtype, narrow.dtype) == (torch.float64, torch.float32)
@@ -619,8 +619,8 @@ def meta(*shape: int) -> Tensor:
 @pytest.mark.parametrize("name", ["sinusoidal", "learned", "rotary", "alibi", "t5"])
 def test_models_without_values_have_shapes(name: str) -> None:
     with torch.device("meta"):
-        model = Transformer(WORDS, RECIPES[name])
-        causal, both = LanguageModel(WORDS, RECIPES[name]), MaskedLanguageModel(WORDS, RECIPES[name])
+        model = Transformer(WORDS, CONFIGS[name])
+        causal, both = LanguageModel(WORDS, CONFIGS[name]), MaskedLanguageModel(WORDS, CONFIGS[name])
     assert all(parameter.is_meta for parameter in model.parameters())
     lengths = {"source_lengths": meta(3), "target_lengths": meta(3)}
     assert model(meta(3, 5), meta(3, 7), **lengths).shape == (3, 7, WORDS)
@@ -652,13 +652,13 @@ def padded_loss(model: Any) -> Callable[..., Tensor]:
 
 
 def test_a_compiled_model_is_the_same_model() -> None:
-    model = made(Transformer, replace(RECIPE, layers=1, positions="rotary"))
+    model = made(Transformer, replace(CONFIG, layers=1, positions="rotary"))
     source, target = Packed.of(SOURCE), Packed.of(TARGET)
     compiled_equals_eager(model, model.loss, source, target, backend="aot_eager")
 
 
 def test_a_compiled_model_takes_padded_batches() -> None:
-    model = made(LanguageModel, replace(RECIPE, layers=1))
+    model = made(LanguageModel, replace(CONFIG, layers=1))
     compiled_equals_eager(
         model,
         lambda tokens, lengths: model(tokens, lengths).square().mean(),
@@ -668,10 +668,10 @@ def test_a_compiled_model_takes_padded_batches() -> None:
 
 
 @SLOW
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_compiled_models_of_all_recipes(name: str, layout: str) -> None:
-    model, source, target = made(Transformer, RECIPES[name]), Packed.of(SOURCE), Packed.of(TARGET)
+    model, source, target = made(Transformer, CONFIGS[name]), Packed.of(SOURCE), Packed.of(TARGET)
     (s, s_lengths), (t, t_lengths) = padded(source), padded(target)
     if layout == "packed":
         compiled_equals_eager(model, model.loss, source, target, backend="aot_eager")
@@ -703,7 +703,7 @@ def test_nothing_in_nothing_out() -> None:
     empty = torch.zeros(0, 3, dtype=torch.long)
     assert model(empty, empty).shape == (0, 3, WORDS)
     assert causal(empty.T).shape == (3, 0, WORDS)
-    assert model.greedy(none, start=1, end=2, most=3) == []
+    assert model.greedy(none, start=1, end=2, max_new_tokens=3) == []
 
 
 @torch.no_grad()
@@ -800,12 +800,12 @@ def test_a_packed_language_model_batch_knows_its_lengths() -> None:
 
 def test_a_pair_of_vocabularies_is_two() -> None:
     with pytest.raises(regard.ArgumentError, match="got 3 sizes of vocabularies"):
-        Transformer((5, 6, 7), RECIPE)  # type: ignore[arg-type]
+        Transformer((5, 6, 7), CONFIG)  # type: ignore[arg-type]
 
 
 def test_gaps_of_what_is_not_packed() -> None:
-    with pytest.raises(regard.DTypeError, match=r"gaps got a Tensor; .* pack\(tokens, lengths\)"):
-        gaps(torch.tensor([[5, 6]]), mask=1, vocabulary=WORDS)  # type: ignore[arg-type]
+    with pytest.raises(regard.DTypeError, match=r"mask_tokens got a Tensor; .* pack\(tokens, lengths\)"):
+        mask_tokens(torch.tensor([[5, 6]]), mask_id=1, vocab_size=WORDS)  # type: ignore[arg-type]
     with pytest.raises(regard.DTypeError, match="the tokens are a list"):
         made(MaskedLanguageModel).loss([[5, 6]], torch.tensor([[5, 6]]))
 
@@ -816,30 +816,30 @@ def test_labels_of_another_shape() -> None:
 
 
 def test_learned_positions_end_while_generating() -> None:
-    model = made(LanguageModel, RECIPES["learned"])
-    assert len(model.generate([5], most=11)) == 12
+    model = made(LanguageModel, CONFIGS["learned"])
+    assert len(model.generate([5], max_new_tokens=11)) == 12
     with pytest.raises(regard.ArgumentError, match="position 11 and LearnedPositions has positions 0 to 10"):
-        model.generate([5], most=12)
+        model.generate([5], max_new_tokens=12)
 
 
 @pytest.mark.parametrize("words", [0, -3])
 @pytest.mark.parametrize("kind", [Transformer, LanguageModel, MaskedLanguageModel])
 def test_vocabularies_that_cannot_be(kind: Any, words: int) -> None:
     with pytest.raises(regard.ArgumentError, match="vocabulary"):
-        kind(words, RECIPE)
+        kind(words, CONFIG)
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_a_stack_goes_on_where_its_caches_end(recipe: TransformerConfig) -> None:
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_stack_goes_on_where_its_caches_end(config: TransformerConfig) -> None:
     torch.manual_seed(0)
-    stack, x = Stack(recipe, causal=True).double().eval(), torch.randn(3, 7, 12, dtype=torch.float64)
+    stack, x = Stack(config, causal=True).double().eval(), torch.randn(3, 7, 12, dtype=torch.float64)
     caches = stack.caches()
     with torch.no_grad():
         close(torch.cat([stack(part, caches=caches) for part in x.split((2, 1, 4), 1)], 1), stack(x))
 
 
 def test_a_stack_knows_its_recipe() -> None:
-    assert Stack(RECIPE).recipe is RECIPE
+    assert Stack(CONFIG).config is CONFIG
 
 
 @pytest.mark.parametrize("lengths", [None, torch.tensor([4, 2])])
@@ -847,12 +847,12 @@ def test_one_sided_losses_on_the_meta_device(lengths: Tensor | None) -> None:
     tokens = torch.zeros(2, 4, dtype=torch.long, device="meta")
     lengths = None if lengths is None else lengths.to("meta")
     with torch.device("meta"):
-        language, masked = LanguageModel(WORDS, RECIPE), MaskedLanguageModel(WORDS, RECIPE)
+        language, masked = LanguageModel(WORDS, CONFIG), MaskedLanguageModel(WORDS, CONFIG)
     assert language.loss(tokens, lengths).shape == ()
     assert masked.loss(tokens, tokens, lengths=lengths).shape == ()
 
 
 @pytest.mark.parametrize("model", [Transformer, LanguageModel, MaskedLanguageModel])
 def test_a_recipe_of_another_kind_is_refused(model: Any) -> None:
-    with pytest.raises(regard.DTypeError, match=f"{model.__name__} got a recipe that is a dict"):
+    with pytest.raises(regard.DTypeError, match=f"{model.__name__} got a config of type dict"):
         model(WORDS, {"width": 16})

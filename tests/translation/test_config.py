@@ -16,9 +16,9 @@ from regard.models.transformer import Transformer
 from regard.translation.config import PRESETS, TranslationConfig
 from regard.translation.setting_descriptions import ABOUT, toml
 
-NAMES = [(section, name) for section, values in TranslationConfig().settings().items() for name in values]
+NAMES = [(section, name) for section, values in TranslationConfig().to_dict().items() for name in values]
 MODELS = ("transformer", "recurrent", "plain")
-OTHER = TranslationConfig().changed(
+OTHER = TranslationConfig().replace(
     {
         "model": {"width": 24, "layers": 1, "heads": 3, "key_heads": 1, "ffn_dim": 7, "positions": "rotary"},
         "tokens": {"kind": "characters", "size": 77, "shared": False, "coverage": 0.99},
@@ -43,19 +43,19 @@ values = st.recursive(
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("model", MODELS)
 def test_each_preset_is_a_model(preset: str, model: str) -> None:
-    plan = TranslationConfig.preset(preset, model)
-    assert plan.model.kind == model
+    config = TranslationConfig.preset(preset, model)
+    assert config.model.kind == model
     with torch.device("meta"):
-        made = plan.model.make(plan.tokens.size)
-        apart = plan.model.make((1000, 1001))
+        made = config.model.build(config.tokens.size)
+        apart = config.model.build((1000, 1001))
     assert isinstance(made, Transformer if model == "transformer" else RecurrentSeq2Seq)
-    assert len(made.output_weight) == plan.tokens.size
+    assert len(made.output_weight) == config.tokens.size
     assert len(apart.output_weight) == 1001
 
 
 def test_a_plain_model_has_no_attention_and_a_recurrent_one_has() -> None:
-    assert TranslationConfig.preset("tiny", "plain").model.recipe().attention == "none"
-    assert TranslationConfig.preset("tiny", "recurrent").model.recipe().attention == "additive"
+    assert TranslationConfig.preset("tiny", "plain").model.architecture().attention == "none"
+    assert TranslationConfig.preset("tiny", "recurrent").model.architecture().attention == "additive"
 
 
 @pytest.mark.parametrize(
@@ -66,22 +66,22 @@ def test_a_plain_model_has_no_attention_and_a_recurrent_one_has() -> None:
         *(TranslationConfig.preset(name, kind) for name in PRESETS for kind in MODELS),
     ],
 )
-def test_a_plan_comes_back_from_what_it_writes(plan: TranslationConfig, tmp_path: Path) -> None:
-    (tmp_path / "plan.toml").write_text(toml(plan), "utf-8")
-    read = TranslationConfig.read(tmp_path / "plan.toml")
-    assert (read.tokens, read.corpus, read.training) == (plan.tokens, plan.corpus, plan.training)
-    assert read.model.recipe() == plan.model.recipe()  # but for what is of no use to its kind of model
-    assert toml(read) == toml(plan)
-    assert TranslationConfig.of(plan.settings()) == plan
-    assert TranslationConfig.of(json.loads(json.dumps(plan.settings()))) == plan
+def test_a_plan_comes_back_from_what_it_writes(config: TranslationConfig, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(toml(config), "utf-8")
+    read = TranslationConfig.from_toml(tmp_path / "plan.toml")
+    assert (read.tokens, read.corpus, read.training) == (config.tokens, config.corpus, config.training)
+    assert read.model.architecture() == config.model.architecture()  # but for what is of no use to its kind of model
+    assert toml(read) == toml(config)
+    assert TranslationConfig.from_dict(config.to_dict()) == config
+    assert TranslationConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
 def test_a_file_changes_what_it_says_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text("[training]\nrate = 1\n[model]\nhidden = 99\n", "utf-8")
-    plan = TranslationConfig.read(tmp_path / "plan.toml", OTHER)
-    assert plan == OTHER.changed({"training": {"rate": 1.0}, "model": {"ffn_dim": 99}})
+    config = TranslationConfig.from_toml(tmp_path / "plan.toml", OTHER)
+    assert config == OTHER.replace({"training": {"rate": 1.0}, "model": {"ffn_dim": 99}})
     (tmp_path / "plan.toml").write_text("", "utf-8")
-    assert TranslationConfig.read(tmp_path / "plan.toml", OTHER) == OTHER
+    assert TranslationConfig.from_toml(tmp_path / "plan.toml", OTHER) == OTHER
 
 
 @pytest.mark.parametrize(
@@ -102,13 +102,13 @@ def test_a_file_changes_what_it_says_and_nothing_else(tmp_path: Path) -> None:
 )
 def test_single_settings_are_understood(setting: str, wanted: object) -> None:
     section, name = setting.partition("=")[0].strip().split(".")
-    found = TranslationConfig().but([setting]).settings()[section][name]
+    found = TranslationConfig().override([setting]).settings()[section][name]
     assert found == wanted
     assert type(found) is type(wanted)
 
 
 def test_the_last_of_two_settings_counts() -> None:
-    assert TranslationConfig().but(["training.epochs=3", "training.epochs=5"]).training.epochs == 5
+    assert TranslationConfig().override(["training.epochs=3", "training.epochs=5"]).training.epochs == 5
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_the_last_of_two_settings_counts() -> None:
 )
 def test_a_wrong_setting_is_refused_with_its_cure(setting: str, why: str) -> None:
     with pytest.raises(ArgumentError) as refused:
-        TranslationConfig().but([setting])
+        TranslationConfig().override([setting])
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -164,9 +164,9 @@ def test_a_wrong_setting_is_refused_with_its_cure(setting: str, why: str) -> Non
 @given(place=st.sampled_from(NAMES), value=values)
 def test_whatever_a_file_says_is_taken_or_refused_by_name(place: tuple[str, str], value: Any) -> None:
     section, name = place
-    plan, refused = attempted({section: {name: value}})
-    if plan is not None:
-        assert plan.settings()[section][name] == value
+    config, refused = attempted({section: {name: value}})
+    if config is not None:
+        assert config.to_dict()[section][name] == value
     else:
         assert name in refused or "width" in refused  # which heads must divide
 
@@ -175,14 +175,14 @@ def test_whatever_a_file_says_is_taken_or_refused_by_name(place: tuple[str, str]
     found=st.dictionaries(st.text(max_size=9) | st.sampled_from(["model", "training"]), values, min_size=1)
 )
 def test_whatever_a_config_holds_is_taken_or_refused(found: dict[str, Any]) -> None:
-    plan, refused = attempted(found)
-    assert plan is not None or any(section in refused for section in found)
+    config, refused = attempted(found)
+    assert config is not None or any(section in refused for section in found)
 
 
 def attempted(settings: dict[str, Any]) -> tuple[TranslationConfig | None, str]:
-    """The plan of these settings, or why they are refused."""
+    """The config of these settings, or why they are refused."""
     try:
-        return TranslationConfig.of(settings), ""
+        return TranslationConfig.from_dict(settings), ""
     except ArgumentError as error:
         return None, str(error)
 
@@ -203,13 +203,13 @@ def attempted(settings: dict[str, Any]) -> tuple[TranslationConfig | None, str]:
 def test_a_wrong_file_is_refused(content: bytes, why: str, tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_bytes(content)
     with pytest.raises(ArgumentError) as refused:
-        TranslationConfig.read(tmp_path / "plan.toml")
+        TranslationConfig.from_toml(tmp_path / "plan.toml")
     assert why in str(refused.value)
 
 
 def test_a_file_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        TranslationConfig.read(tmp_path / "plan.toml")
+        TranslationConfig.from_toml(tmp_path / "plan.toml")
 
 
 def test_every_setting_is_explained() -> None:
@@ -243,7 +243,7 @@ def test_settings_that_do_not_matter_are_not_shown(kind: str, shown: str) -> Non
 )
 def test_numbers_that_nobody_can_mean_are_refused(setting: str) -> None:
     with pytest.raises(ArgumentError, match=r"; it must be at most [0-9,]+\. Give"):
-        TranslationConfig().but([setting])
+        TranslationConfig().override([setting])
 
 
 def test_an_unknown_preset_is_refused() -> None:
@@ -255,9 +255,9 @@ def test_an_unknown_preset_is_refused() -> None:
 
 def test_learned_positions_reach_as_far_as_translations() -> None:
     with pytest.raises(ArgumentError, match=r"model.max_positions is 300 .*longest is 256; .* to 524"):
-        TranslationConfig().but(["model.positions=learned", "model.max_positions=300"])
-    assert TranslationConfig().but(["model.positions=learned", "model.max_positions=524"]).model.max_positions == 524
-    assert TranslationConfig().but(["model.positions=rotary", "model.max_positions=1"]).model.max_positions == 1
+        TranslationConfig().override(["model.positions=learned", "model.max_positions=300"])
+    assert TranslationConfig().override(["model.positions=learned", "model.max_positions=524"]).model.max_positions == 524
+    assert TranslationConfig().override(["model.positions=rotary", "model.max_positions=1"]).model.max_positions == 1
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_learned_positions_reach_as_far_as_translations() -> None:
 )
 def test_values_without_measure_are_refused_in_a_line(setting: str, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError) as refused:
-        TranslationConfig().but([setting])
+        TranslationConfig().override([setting])
     assert len(str(refused.value)) < 500
 
 
@@ -288,19 +288,19 @@ def test_a_file_without_measure_is_refused_in_a_line(value: str, tmp_path: Path)
     for name in ("model.kind", "training.epochs"):
         path.write_text(f"{name} = {value}")
         with pytest.raises(ArgumentError) as refused:
-            TranslationConfig.read(path)
+            TranslationConfig.from_toml(path)
         assert len(str(refused.value)) < 500
 
 
 def test_a_byte_order_mark_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_bytes("\ufeff[training]\nepochs = 3\n".encode())
-    assert TranslationConfig.read(tmp_path / "plan.toml").training.epochs == 3
+    assert TranslationConfig.from_toml(tmp_path / "plan.toml").training.epochs == 3
 
 
 def test_a_plan_is_a_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "plan.toml")
     with pytest.raises(ArgumentError, match="is a named pipe"):
-        TranslationConfig.read(tmp_path / "plan.toml")
+        TranslationConfig.from_toml(tmp_path / "plan.toml")
     (tmp_path / "large.toml").write_bytes(b"#" * 2**21)
     with pytest.raises(ArgumentError, match=r"has 2\.1 MB, and at most 1\.0 MB are read"):
-        TranslationConfig.read(tmp_path / "large.toml")
+        TranslationConfig.from_toml(tmp_path / "large.toml")

@@ -1,25 +1,36 @@
-"""Text that is safe to print, and short enough."""
+"""Text for messages: printable, short, with readable sizes."""
 
-_JOINERS = "\u200c\u200d"  # they change how letters are written, and nothing else
+_JOINERS = "\u200c\u200d"  # zero-width (non-)joiners: not printable, but harmless and part of words
 
 
-def plain(text: str) -> str:
-    """A line without the characters that a terminal obeys.
+def printable(text: str) -> str:
+    """Replace control characters, which a terminal would execute; whitespace becomes a space.
 
-    >>> from regard._util.text import plain
-    >>> plain("a\\tdog\\x1b[31m")
+    >>> from regard._util.text import printable
+    >>> printable("a\\tdog\\x1b[31m")
     'a dog�[31m'
     """
     return "".join(
-        one if one.isprintable() or one in _JOINERS else " " if one.isspace() else "�" for one in text
+        char if char.isprintable() or char in _JOINERS else " " if char.isspace() else "�" for char in text
     )
 
 
-def shorten(text: str, most: int = 80) -> str:
-    """A text of at most so many characters, which fits in a message or a line.
+def shorten(text: str, max_length: int = 80) -> str:
+    """Truncate a text to `max_length` characters, ending in an ellipsis.
 
     >>> from regard._util.text import shorten
     >>> shorten("a long sentence", 7)
     'a long…'
     """
-    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
+    return text if len(text) <= max_length else text[: max_length - 1].rstrip() + "…"
+
+
+def format_bytes(size: float) -> str:
+    """Format a number of bytes.
+
+    >>> from regard._util.text import format_bytes
+    >>> format_bytes(8_400_000)
+    '8.4 MB'
+    """
+    unit = next(unit for unit in (1e9, 1e6, 1e3) if size >= unit or unit == 1e3)
+    return f"{size / unit:.1f} { {1e9: 'GB', 1e6: 'MB', 1e3: 'kB'}[unit] }"

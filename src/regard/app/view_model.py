@@ -26,8 +26,9 @@ from regard.inspection.layer_view import Answer, InputView, Kind, LayerView, Tex
 from regard.inspection.watch import Seen
 from regard.mechanism.weights.matrix import Weights
 from regard.models.encoders.base import WordEncoder
-from regard.models.encoders.words import checked, counted
-from regard.models.layers.attention import Attends, watching
+from regard._util.text import pluralize
+from regard.models.encoders.words import check_sentences
+from regard.models.layers.attention import Attends, watch_layers
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import Alignment
 from regard.translation.alignment.cross_attention import watch_forced_decoding
@@ -139,7 +140,7 @@ class ViewModel:
 
     def __repr__(self) -> str:
         layers = sum(len(one.layers) for one in self.inputs)
-        return f"ViewModel({self.title!r}: {counted(len(self.inputs), 'input')}, {counted(layers, 'layer')})"
+        return f"ViewModel({self.title!r}: {pluralize(len(self.inputs), 'input')}, {pluralize(layers, 'layer')})"
 
 
 def _choose(what: str, number: Any, among: Sequence[Any]) -> Any:
@@ -394,12 +395,12 @@ def look_at_text(encoder: WordEncoder, texts: str | Sequence[str], *, title: str
     >>> found["layers"][0]["label"], len(found["layers"])
     ('layer 0', 6)
     """
-    return ViewModel(title, [_read_text(encoder, text) for text in checked(texts)])
+    return ViewModel(title, [_read_text(encoder, text) for text in check_sentences(texts)])
 
 
 def _read_text(encoder: WordEncoder, sentence: str) -> InputView:
     seen: list[tuple[str, Weights]] = []
-    with watching(encoder, lambda name, weights: seen.append((name, weights))):
+    with watch_layers(encoder, lambda name, weights: seen.append((name, weights))):
         (tokens,) = encoder._tokens([sentence])
     if not seen:
         raise ArgumentError(

@@ -16,8 +16,8 @@ Three rules keep it quick and clean:
         times: Annotated[int, typer.Option(min=1, help="How often.")] = 1,
     ) -> None:
         \"\"\"Say it louder.\"\"\"
-        from regard.models.encoders.words import counted
-        console().print(f"{plain(text).upper()}, {counted(times, 'time')}")
+        from regard._util.text import pluralize
+        console().print(f"{plain(text).upper()}, {pluralize(times, 'time')}")
 """
 
 import os
@@ -36,7 +36,7 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from regard import __version__
-from regard._util.text import plain, shorten
+from regard._util.text import printable, shorten
 from regard.cli.helping import Command, Group
 from regard.cli.shared import BROKEN_PIPE, CURES, INTERRUPTED, OUT_OF_MEMORY, PACKAGES
 from regard.errors import ArgumentError, RegardError
@@ -178,7 +178,7 @@ def _refuse(error: Exception) -> NoReturn:
         message = f"{error.filename}: {error.strerror}{CURES.get(error.errno or 0, '')}"
     else:
         message = str(error)
-    print(f"regard: {plain(message)}", file=sys.stderr)
+    print(f"regard: {printable(message)}", file=sys.stderr)
     sys.exit(REFUSED)
 
 

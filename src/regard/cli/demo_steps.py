@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from regard._util.files import SMALL, read_regular
-from regard._util.text import plain
+from regard._util.files import MAX_TEXT_BYTES, read_regular
+from regard._util.text import printable
 from regard.app.standalone import write_page
 from regard.cli.shared import SIGNALLED, console, two_languages
 from regard.errors import ArgumentError
-from regard.models.encoders.words import counted
+from regard._util.text import pluralize
 from regard.models.layers.allocation import keep_memory
 from regard.plot.heatmaps import draw_alignments
 from regard.plot.terminal import draw_alignment
@@ -49,9 +49,9 @@ def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
     corpus = embedded(*two_languages(languages), seed=seed)
     say(f"{len(corpus.train):,} pairs of dates, times and numbers in words, such as", style="bold")
     for pair in corpus.train[:_SHOWN]:
-        say(f"  {plain(pair.source)}\n    {plain(pair.target)}")
+        say(f"  {printable(pair.source)}\n    {printable(pair.target)}")
     folder = output / model
-    say(f"\nA {model} model learns them, on {counted(torch.get_num_threads(), 'core')}:", style="bold")
+    say(f"\nA {model} model learns them, on {pluralize(torch.get_num_threads(), 'core')}:", style="bold")
     _train(folder, _plan(model, seed), corpus, languages)
     translator = load_translator(folder)
     say(f"\n{_judged(translator, corpus)}", style="bold")
@@ -65,15 +65,15 @@ def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
         draw_alignments(
             [one.alignment for one in shown[:2]], picture, titles=[one.source for one in shown[:2]]
         )
-        say(f"The picture: {plain(str(picture))}")
+        say(f"The picture: {printable(str(picture))}")
     page = write_page(output / f"{model}.html", found, title=f"{languages}, {model}")
     say(f"The page, to be opened in a browser: {page.resolve().as_uri()}")
-    say(f"The model: {plain(str(folder))}. Go on with it:")
+    say(f"The model: {printable(str(folder))}. Go on with it:")
     option = "--alignment " if attends else ""
     program = "regard" if shutil.which("regard") else os.path.relpath(sys.argv[0])
-    say(f'  {program} translate --model {plain(str(folder))} {option}"{shown[0].source}"')
-    say(f"  {program} curves {plain(str(folder))}")
-    say(f"  {program} look {plain(str(folder))}")
+    say(f'  {program} translate --model {printable(str(folder))} {option}"{shown[0].source}"')
+    say(f"  {program} curves {printable(str(folder))}")
+    say(f"  {program} look {printable(str(folder))}")
 
 
 def is_trained(folder: Path) -> bool:
@@ -86,18 +86,18 @@ def is_trained(folder: Path) -> bool:
 def trained(folder: Path) -> str:
     """The languages of the demo's Transformer in a folder, which is trained first if it is not there."""
     if not is_trained(folder):
-        console().print(f"The demo model is trained first, in {plain(str(folder))}; that takes two minutes.")
+        console().print(f"The demo model is trained first, in {printable(str(folder))}; that takes two minutes.")
         _train(folder, _plan("transformer", 0), embedded(*LANGUAGES), "-".join(LANGUAGES))
     mark = folder / _MARK
-    return read_regular(mark, SMALL).decode(errors="replace") if mark.is_file() else ""
+    return read_regular(mark, MAX_TEXT_BYTES).decode(errors="replace") if mark.is_file() else ""
 
 
 def _plan(model: Model, seed: int) -> TranslationConfig:
     settings = [*_TOKENS, f"training.epochs={_EPOCHS[model]}", f"training.seed={seed}"]
-    return TranslationConfig.preset("tiny", model).but(settings)
+    return TranslationConfig.preset("tiny", model).override(settings)
 
 
-def _train(folder: Path, plan: TranslationConfig, corpus: Embedded, languages: str = "") -> None:
+def _train(folder: Path, config: TranslationConfig, corpus: Embedded, languages: str = "") -> None:
     """In place of the model of an earlier demo, and of nothing else that somebody may have there."""
     if (folder / _MARK).is_file():
         _remove(folder)
@@ -108,9 +108,9 @@ def _train(folder: Path, plan: TranslationConfig, corpus: Embedded, languages: s
     folder.mkdir(parents=True)
     (folder / _MARK).write_text(languages)
     keep_memory()
-    outcome = train(folder, corpus.train, dev=corpus.dev, plan=plan, resume=True, listeners=[display()])
+    outcome = train(folder, corpus.train, dev=corpus.dev, config=config, resume=True, listeners=[display()])
     if not outcome.finished:
-        console().print(f"Go on with: regard train --output {plain(str(folder))} --resume")
+        console().print(f"Go on with: regard train --output {printable(str(folder))} --resume")
         raise SystemExit(SIGNALLED + (outcome.signal or signal.SIGINT))
 
 
@@ -148,7 +148,7 @@ def _telling(pairs: Sequence[Pair]) -> list[Pair]:
 def _show(shown: Sequence[Translation], attends: bool) -> None:
     say = console().print
     for one in shown:
-        say(f"\n{plain(one.source)}", style="bold")
-        say(f"  {plain(one.text)}")
+        say(f"\n{printable(one.source)}", style="bold")
+        say(f"  {printable(one.text)}")
         if attends:
             draw_alignment(one.alignment)

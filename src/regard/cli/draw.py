@@ -250,7 +250,7 @@ def _draw_layers(
     layers: "Sequence[LayerView]", texts: Any, which: Any, output: Path, look: dict[str, Any]
 ) -> str:
     """Every layer and head, or those that were asked for."""
-    from regard.models.encoders.words import counted
+    from regard._util.text import pluralize
     from regard.plot.heatmaps import draw_heads, draw_weights
 
     layer, head = which
@@ -269,7 +269,7 @@ def _draw_layers(
         draw_weights(next(iter(some.values())), output, **look)
     else:
         draw_heads(some, output, first=head or 0, **look)
-    many = f"{counted(len(some), 'layer')} × {counted(number if head is None else 1, 'head')}"
+    many = f"{pluralize(len(some), 'layer')} × {pluralize(number if head is None else 1, 'head')}"
     return f"{many}, {len(tokens[0])} × {len(tokens[1])} tokens"
 
 

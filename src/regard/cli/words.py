@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard._util.files import write_whole
-from regard._util.text import plain
+from regard._util.files import write_atomic
+from regard._util.text import printable
 from regard.cli.shared import check_encoder, check_output, console, padded, read
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regard.models.encoders.base import Embedded
+    from regard.models.encoders.base import WordVectors
     from regard.models.encoders.pretrained import PretrainedEncoder
 
 BAR = 20  # characters
@@ -71,14 +71,14 @@ def embed(
         raise ArgumentError(
             f"--layer is {layer} and this model has layers 0 to {encoder.layers - 1}; −1 is the last."
         )
-    from regard.models.encoders.words import counted
+    from regard._util.text import pluralize
 
     embedded = encoder.embed(given)
     if output is not None:
-        write_whole(output, _WRITERS[output.suffix](embedded, layer))
+        write_atomic(output, _WRITERS[output.suffix](embedded, layer))
         size = "every layer" if layer is None else f"layer {layer % encoder.layers}"
-        sizes = f"{counted(len(embedded), 'sentence')}, {counted(sum(map(len, embedded)), 'word')}"
-        print(f"{output}: {sizes}, {size}, {counted(encoder.recipe.width, 'number')} each")
+        sizes = f"{pluralize(len(embedded), 'sentence')}, {pluralize(sum(map(len, embedded)), 'word')}"
+        print(f"{output}: {sizes}, {size}, {pluralize(encoder.config.width, 'number')} each")
         return
     _show_vectors(embedded, (encoder.best_layer if layer is None else layer) % encoder.layers)
 
@@ -103,13 +103,13 @@ def compare(
         raise ArgumentError(f"compare got {len(word)} words; give one for both sentences, or one for each.")
     for sentence, one in zip((first, second), (word[0], word[-1]), strict=True):
         _check_word(sentence, one)
-    from regard.models.encoders.words import bar
+    from regard._util.text import bar
 
     encoder = _load(model)
     found = encoder.compare(first, second, word=(word[0], word[-1]))
     screen = console()
     for name, sentence in zip(found.words, found.sentences, strict=True):
-        screen.print(f"{plain(name)}: {plain(sentence)}")
+        screen.print(f"{printable(name)}: {printable(sentence)}")
     screen.print(f"\n{'layer':>9}  cosine", style="bold")
     best = found.best_layer % encoder.layers
     for layer, cosine in enumerate(found.similarities.tolist()):
@@ -147,10 +147,10 @@ def attended(
         )
     check_encoder(model)
     _check_word(sentence, given[0])
-    from regard.models.encoders.words import bar
+    from regard._util.text import bar
 
-    found = _load(model).attended(sentence, given[0], layer=layer, head=head)
-    names = padded([plain(one.word) for one in found])
+    found = _load(model).attended_words(sentence, given[0], layer=layer, head=head)
+    names = padded([printable(one.word) for one in found])
     screen, most = console(), max(one.weight for one in found)
     for name, one in zip(names, found, strict=True):
         screen.print(f"{name}  {one.weight:5.3f}  {bar(one.weight / most, BAR)}".rstrip())
@@ -158,10 +158,10 @@ def attended(
 
 def _check_word(sentence: str, word: str) -> None:
     """Before a model is loaded, which takes seconds."""
-    from regard.models.encoders.words import checked, find, split
+    from regard.models.encoders.words import check_sentences, find_word, split_words
 
-    (given,) = checked([sentence])
-    find(word, [one.text for one in split(given)], given)
+    (given,) = check_sentences([sentence])
+    find_word(word, [one.text for one in split_words(given)], given)
 
 
 def _check_output(path: Path) -> None:
@@ -185,18 +185,18 @@ def _lines(path: Path) -> list[str]:
     return [line.removesuffix("\r") for line in read(path).split("\n") if line.strip()]
 
 
-def _show_vectors(embedded: Sequence["Embedded"], layer: int) -> None:
+def _show_vectors(embedded: Sequence["WordVectors"], layer: int) -> None:
     screen = console()
     for each in embedded:
-        screen.print(plain(each.sentence), style="bold")
-        names = padded(["word", *map(plain, each.words)])
+        screen.print(printable(each.sentence), style="bold")
+        names = padded(["word", *map(printable, each.words)])
         screen.print(f"  {names[0]}  {'length':>7}  first numbers at layer {layer}", style="dim")
         for name, vector in zip(names[1:], each.vectors[layer], strict=True):
             numbers = " ".join(f"{number:7.3f}" for number in vector[:NUMBERS].tolist())
             screen.print(f"  {name}  {float(vector.norm()):7.3f}  {numbers} …")
 
 
-def _write_safetensors(embedded: Sequence["Embedded"], layer: int | None) -> bytes:
+def _write_safetensors(embedded: Sequence["WordVectors"], layer: int | None) -> bytes:
     """A tensor for each sentence, named by its number; the words are in the metadata."""
     from safetensors.torch import save
 
@@ -205,7 +205,7 @@ def _write_safetensors(embedded: Sequence["Embedded"], layer: int | None) -> byt
     return save(tensors, words)
 
 
-def _write_npy(embedded: Sequence["Embedded"], layer: int | None) -> bytes:
+def _write_npy(embedded: Sequence["WordVectors"], layer: int | None) -> bytes:
     """The words of all sentences in one array: (words, m), or (layers, words, m)."""
     import numpy
     import torch
@@ -215,7 +215,7 @@ def _write_npy(embedded: Sequence["Embedded"], layer: int | None) -> bytes:
     return file.getvalue()
 
 
-def _write_json(embedded: Sequence["Embedded"], layer: int | None) -> bytes:
+def _write_json(embedded: Sequence["WordVectors"], layer: int | None) -> bytes:
     """A list of sentences with their words and vectors."""
     found = [
         {"sentence": each.sentence, "words": each.words, "vectors": _chosen(each, layer).tolist()}
@@ -227,5 +227,5 @@ def _write_json(embedded: Sequence["Embedded"], layer: int | None) -> bytes:
 _WRITERS = {".safetensors": _write_safetensors, ".npy": _write_npy, ".json": _write_json}
 
 
-def _chosen(embedded: "Embedded", layer: int | None) -> "Tensor":
+def _chosen(embedded: "WordVectors", layer: int | None) -> "Tensor":
     return embedded.vectors if layer is None else embedded.vectors[layer]

@@ -17,7 +17,7 @@ from regard.inspection.layers import Layers, LayerSelection, attends, clean, com
 from regard.inspection.texts import Texts
 from regard.mechanism.rollout import rollout
 from regard.mechanism.weights.matrix import Weights
-from regard.models.layers.attention import watching
+from regard.models.layers.attention import watch_layers
 
 
 class Refused(NamedTuple):
@@ -328,7 +328,7 @@ def watch(
         )
     choice, seen = LayerSelection(model, layers), Seen(Texts(tokenizer, tokens))
     recorder = Recorder(model, seen, choice, heads)
-    with recorder.recording(), watching(model, recorder.see_own):
+    with recorder.recording(), watch_layers(model, recorder.see_own):
         yield seen
     unseen = _compiled_away(model, choice, seen) if recorder.ran else []
     if unseen:

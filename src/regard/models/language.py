@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard._util.checks import count, number, of_kind
+from regard._util.checks import check_int, check_number, check_type
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.torch_state import concrete
 from regard.models.layers.blocks import TransformerConfig
-from regard.models.layers.dropout import evaluating
+from regard.models.layers.dropout import eval_mode
 from regard.models.layers.embedding import Embedding, outside
 from regard.models.layers.stack import Caches, Stack
 from regard.models.loss import IGNORE, vocabulary_loss
@@ -26,28 +26,28 @@ class LanguageModel(nn.Module):
     """A decoder-only Transformer that foretells each token from those before it (Radford et al. 2018).
 
     vocabulary: how many tokens there are.
-    recipe: width, heads, layers and all else.
+    config: width, heads, layers and all else.
 
     Tokens are `Packed`, or a padded batch (b, l) with its `lengths`, (b). With `caches` a call goes on after
     earlier ones; a `mask` narrows what may be looked at; a `generator` is what is drawn from, torch's own by
-    default; `smoothing` is that of labels.
+    default; `label_smoothing` is that of labels.
 
     >>> import torch, regard
     >>> model = regard.models.LanguageModel(100, regard.models.TransformerConfig(width=16, heads=2, layers=2))
     >>> model(torch.tensor([[5, 6, 7]])).shape  # logits
     torch.Size([1, 3, 100])
     >>> model.loss(regard.models.Packed.of([[5, 6, 7], [8, 9]])).backward()
-    >>> model.generate([5, 6], most=3)
+    >>> model.generate([5, 6], max_new_tokens=3)
     [5, 6, ...]
     """
 
-    def __init__(self, vocabulary: int, recipe: TransformerConfig = TransformerConfig()) -> None:  # noqa: B008 (a frozen value)
+    def __init__(self, vocabulary: int, config: TransformerConfig = TransformerConfig()) -> None:  # noqa: B008 (a frozen value)
         super().__init__()
-        of_kind(
-            f"{type(self).__name__} got a recipe", recipe, TransformerConfig, "TransformerConfig(width=256)"
+        check_type(
+            f"{type(self).__name__} got a config", config, TransformerConfig, "TransformerConfig(width=256)"
         )
-        self.embedding = Embedding(vocabulary, recipe.width)
-        self.decoder = Stack(recipe, causal=True)
+        self.embedding = Embedding(vocabulary, config.width)
+        self.decoder = Stack(config, causal=True)
 
     @property
     def output_weight(self) -> Tensor:
@@ -93,7 +93,7 @@ class LanguageModel(nn.Module):
         lengths: Tensor | None = None,
         *,
         mask: Mask | None = None,
-        smoothing: float = 0.0,
+        label_smoothing: float = 0.0,
     ) -> Tensor:
         """The mean cross entropy of each token but the first, given those before it.
 
@@ -101,7 +101,7 @@ class LanguageModel(nn.Module):
         """
         if isinstance(tokens, Tensor) and not concrete(tokens):  # how many are real cannot be told
             check_batch(tokens, lengths)
-            return self._padded_loss(tokens, lengths, mask, smoothing)
+            return self._padded_loss(tokens, lengths, mask, label_smoothing)
         packed = as_packed(tokens, lengths)
         inputs, labels = packed.inputs(), packed.outputs().tokens
         if not len(labels):
@@ -110,43 +110,43 @@ class LanguageModel(nn.Module):
                 "has another before it; a loss needs a sentence of two tokens at least."
             )
         if isinstance(tokens, Tensor) and mask is not None:  # it was made for rows of a padded batch
-            return self._padded_loss(tokens, lengths, mask, smoothing)
+            return self._padded_loss(tokens, lengths, mask, label_smoothing)
         x = self.hidden(inputs, mask=mask)
-        return vocabulary_loss(x, self.output_weight, None, labels, smoothing=smoothing)
+        return vocabulary_loss(x, self.output_weight, None, labels, label_smoothing=label_smoothing)
 
     def _padded_loss(
-        self, tokens: Tensor, lengths: Tensor | None, mask: Mask | None, smoothing: float
+        self, tokens: Tensor, lengths: Tensor | None, mask: Mask | None, label_smoothing: float
     ) -> Tensor:
         labels = tokens[:, 1:]
         if lengths is not None:
             lengths = lengths - 1
             labels = torch.where(real(labels, lengths), labels, IGNORE)
         x = self.hidden(tokens[:, :-1], lengths, mask=mask)
-        return vocabulary_loss(x, self.output_weight, None, labels, smoothing=smoothing)
+        return vocabulary_loss(x, self.output_weight, None, labels, label_smoothing=label_smoothing)
 
     @torch.no_grad()
     def generate(
         self,
         prompt: Sequence[int],
         *,
-        most: int,
+        max_new_tokens: int,
         end: int | None = None,
         mask: Mask | None = None,
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> list[int]:
-        """Go on with a prompt: at most `most` tokens, the likeliest each time, or drawn at a temperature.
+        """Go on with a prompt: at max_new_tokens `max_new_tokens` tokens, the likeliest each time, or drawn at a temperature.
 
         The prompt is given back as well, and the end mark where it was written.
         mask: as in `hidden`; a rule such as `Window(4)`, as the text grows.
         """
-        count("generate got most", most)
-        number("generate got temperature", temperature, least=0)
+        check_int("generate got max_new_tokens", max_new_tokens)
+        check_number("generate got temperature", temperature, min=0)
         if end is not None:
-            count("generate got end", end)
+            check_int("generate got end", end)
         tokens, caches = _prompt(prompt), self.decoder.caches()
-        new, longest = list(tokens), len(tokens) + most
-        with evaluating(self):
+        new, longest = list(tokens), len(tokens) + max_new_tokens
+        with eval_mode(self):
             while len(tokens) < longest and (end is None or tokens[-1] != end):
                 step = torch.tensor([new], device=self.output_weight.device)
                 logits = self(step, mask=mask, caches=caches)[0, -1]
@@ -166,7 +166,7 @@ def _prompt(prompt: Sequence[int]) -> list[int]:
     except (TypeError, ValueError, RuntimeError):
         raise DTypeError(
             f"generate got a prompt that is a {type(prompt).__name__}; it goes on with one sentence at a "
-            "time, a list of token numbers: generate([5, 6], most=10)."
+            "time, a list of token numbers: generate([5, 6], max_new_tokens=10)."
         ) from None
     if not tokens:
         raise ArgumentError("generate got an empty prompt; it needs one token at least, a start mark.")
@@ -177,7 +177,7 @@ class MaskedLanguageModel(nn.Module):
     """An encoder-only Transformer that fills gaps from both sides: Devlin et al. 2019.
 
     vocabulary: how many tokens there are.
-    recipe: width, heads, layers and all else.
+    config: width, heads, layers and all else.
 
     Tokens are `Packed`, or a padded batch (b, l) with its `lengths`, (b).
 
@@ -186,20 +186,20 @@ class MaskedLanguageModel(nn.Module):
     ...     100, regard.models.TransformerConfig(width=16, heads=2, layers=2)
     ... )
     >>> batch = regard.models.Packed.of([[5, 6, 7], [8, 9]])
-    >>> tokens, labels = regard.models.gaps(batch, mask=1, vocabulary=100)
+    >>> tokens, labels = regard.models.mask_tokens(batch, mask_id=1, vocab_size=100)
     >>> model.loss(tokens, labels).backward()
     >>> model(tokens).shape  # logits
     torch.Size([5, 100])
     """
 
-    def __init__(self, vocabulary: int, recipe: TransformerConfig = TransformerConfig()) -> None:  # noqa: B008
+    def __init__(self, vocabulary: int, config: TransformerConfig = TransformerConfig()) -> None:  # noqa: B008
         super().__init__()
-        of_kind(
-            f"{type(self).__name__} got a recipe", recipe, TransformerConfig, "TransformerConfig(width=256)"
+        check_type(
+            f"{type(self).__name__} got a config", config, TransformerConfig, "TransformerConfig(width=256)"
         )
-        self.embedding = Embedding(vocabulary, recipe.width)
-        self.encoder = Stack(recipe)
-        self.head = nn.Sequential(nn.Linear(recipe.width, recipe.width), nn.GELU(), recipe.make_norm())
+        self.embedding = Embedding(vocabulary, config.width)
+        self.encoder = Stack(config)
+        self.head = nn.Sequential(nn.Linear(config.width, config.width), nn.GELU(), config.make_norm())
         self.output_bias = nn.Parameter(torch.zeros(vocabulary))
 
     @property
@@ -231,13 +231,13 @@ class MaskedLanguageModel(nn.Module):
         return vocabulary_loss(self.head(x), self.output_weight, self.output_bias, labels)
 
 
-def gaps(
+def mask_tokens(
     batch: Packed,
     *,
-    mask: int,
-    vocabulary: int,
-    share: float = 0.15,
-    spared: Sequence[int] = (),
+    mask_id: int,
+    vocab_size: int,
+    probability: float = 0.15,
+    special_ids: Sequence[int] = (),
     generator: torch.Generator | None = None,
 ) -> tuple[Packed, Tensor]:
     """Make gaps in sentences, and the labels to fill them with: Devlin et al. 2019, section 3.1.
@@ -252,28 +252,28 @@ def gaps(
 
     >>> import torch, regard
     >>> batch = regard.models.Packed.of([[5, 6, 7], [8, 9]])
-    >>> tokens, labels = regard.models.gaps(batch, mask=1, vocabulary=10, share=0.5)
+    >>> tokens, labels = regard.models.mask_tokens(batch, mask_id=1, vocab_size=10, probability=0.5)
     >>> bool((labels[labels != -100] == batch.tokens[labels != -100]).all())
     True
     """
     if not isinstance(batch, Packed):
         raise DTypeError(
-            f"gaps got a {type(batch).__name__}; give a Packed. A padded batch is one as "
+            f"mask_tokens got a {type(batch).__name__}; give a Packed. A padded batch is one as "
             "pack(tokens, lengths)."
         )
-    number("gaps got share", share, above=0, below=1 + 1e-9)
-    count("gaps got vocabulary", vocabulary, least=1)
-    count("gaps got mask", mask)
-    if mask >= vocabulary:
-        raise ArgumentError(outside(torch.tensor([mask]), vocabulary))
+    check_number("mask_tokens got probability", probability, above=0, below=1 + 1e-9)
+    check_int("mask_tokens got vocab_size", vocab_size, min=1)
+    check_int("mask_tokens got mask_id", mask_id)
+    if mask_id >= vocab_size:
+        raise ArgumentError(outside(torch.tensor([mask_id]), vocab_size))
     tokens = batch.tokens
     drawn = torch.rand(2, len(tokens), generator=generator).to(tokens.device)
-    free = ~torch.isin(tokens, torch.tensor([*spared], dtype=tokens.dtype, device=tokens.device))
+    free = ~torch.isin(tokens, torch.tensor([*special_ids], dtype=tokens.dtype, device=tokens.device))
     chances = torch.where(free, drawn[0], 2.0)
-    chosen = chances < share
+    chosen = chances < probability
     if bool(free.any()) and not bool(chosen.any()):
         chosen[chances.argmin()] = True  # something to learn from, in small batches too
-    anything = torch.randint(vocabulary, (len(tokens),), generator=generator).to(tokens.device)
-    seen = torch.where(chosen & (drawn[1] < 0.8), mask, tokens)
+    anything = torch.randint(vocab_size, (len(tokens),), generator=generator).to(tokens.device)
+    seen = torch.where(chosen & (drawn[1] < 0.8), mask_id, tokens)
     seen = torch.where(chosen & (drawn[1] >= 0.9), anything, seen)
     return Packed(seen, batch.lengths), torch.where(chosen, tokens, IGNORE)

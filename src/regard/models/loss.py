@@ -1,6 +1,6 @@
 """Cross entropy over a vocabulary in little memory: a few rows of logits at a time, never n × V of them.
 
-With z = x Wᵀ + b, p = softmax(z), and y the label's one-hot vector mixed with a uniform one (label smoothing,
+With z = x Wᵀ + b, p = softmax(z), and y the label's one-hot vector mixed with a uniform one (label label_smoothing,
 Szegedy et al. 2016, section 7), the loss of a row is −y · log p and its gradients are
 
     d = p − y        dx = d W        dW = dᵀ x        db = d
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard._util.checks import count, number
+from regard._util.checks import check_int, check_number
 from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 
 IGNORE = -100  # the label of what is not to be foretold; torch's own
@@ -29,13 +29,13 @@ def vocabulary_loss(
     bias: Tensor | None,
     labels: Tensor,
     *,
-    smoothing: float = 0.0,
-    ignore: int = IGNORE,
+    label_smoothing: float = 0.0,
+    ignore_index: int = IGNORE,
 ) -> Tensor:
     """The mean cross entropy of softmax(x weightᵀ + bias) against the labels, never holding all the logits.
 
-    x is (…, m), weight (V, m), bias (V) or None, labels (…); those that equal `ignore` do not count. Equals
-    `F.cross_entropy(F.linear(x, weight, bias), labels, label_smoothing=smoothing, ignore_index=ignore)`,
+    x is (…, m), weight (V, m), bias (V) or None, labels (…); those that equal `ignore_index` do not count. Equals
+    `F.cross_entropy(F.linear(x, weight, bias), labels, label_smoothing=label_smoothing, ignore_index=ignore_index)`,
     but for its memory, and that no labels at all give 0. For bfloat16 and float16 the sums are taken, and the
     loss is given, in float32. There are no second derivatives.
 
@@ -49,16 +49,16 @@ def vocabulary_loss(
     regard.errors.ArgumentError: a label is 100 and the vocabulary has 100 words, 0 to 99; ...
     """
     _check(x, weight, bias, labels)
-    number("vocabulary_loss got smoothing", smoothing, least=0, below=1)
-    count("vocabulary_loss got ignore", ignore, least=-(2**63))
+    check_number("vocabulary_loss got label_smoothing", label_smoothing, min=0, below=1)
+    check_int("vocabulary_loss got ignore_index", ignore_index, min=-(2**63))
     rows, dtype = x.reshape(-1, x.shape[-1]), _autocast(x) or x.dtype
     rows, weight = rows.to(dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
     if torch._C._are_functorch_transforms_active():
-        return _plain(rows, weight, bias, labels.reshape(-1).long(), smoothing, ignore)
+        return _plain(rows, weight, bias, labels.reshape(-1).long(), label_smoothing, ignore_index)
     grad = torch.is_grad_enabled()
     needs = [grad and t is not None and t.requires_grad for t in (rows, weight, bias)]
-    found = _loss(rows, weight, bias, labels.reshape(-1).long(), float(smoothing), ignore, needs)
+    found = _loss(rows, weight, bias, labels.reshape(-1).long(), float(label_smoothing), ignore_index, needs)
     return found[0]
 
 
@@ -68,12 +68,12 @@ def _loss(
     weight: Tensor,
     bias: Tensor | None,
     labels: Tensor,
-    smoothing: float,
-    ignore: int,
+    label_smoothing: float,
+    ignore_index: int,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The mean loss, how many labels there were, and the gradients of the summed loss that are needed."""
-    kept = labels != ignore
+    kept = labels != ignore_index
     n = int(kept.sum())
     _check_labels(labels[kept] if n < len(labels) else labels, len(weight))
     gradients = _blank(x, weight, needs)
@@ -82,11 +82,11 @@ def _loss(
         for gradient in gradients:
             gradient.zero_()
     elif n == len(labels):
-        total = _sum(x, weight, bias, labels, smoothing, gradients)
+        total = _sum(x, weight, bias, labels, label_smoothing, gradients)
     else:  # padding costs nothing: its rows are left out
         places = kept.nonzero().squeeze(1)
         few = (gradients[0].new_empty(n if needs[0] else 0, x.shape[1]), *gradients[1:])
-        total = _sum(x[places], weight, bias, labels[places], smoothing, few)
+        total = _sum(x[places], weight, bias, labels[places], label_smoothing, few)
         if needs[0]:
             gradients[0].zero_()[places] = few[0]
     return total / max(n, 1), labels.new_full((), n), *gradients
@@ -97,7 +97,7 @@ def _sum(
     weight: Tensor,
     bias: Tensor | None,
     labels: Tensor,
-    smoothing: float,
+    label_smoothing: float,
     gradients: tuple[Tensor, ...],
 ) -> Tensor:
     """The summed loss of labels that all count, and its gradients written into those that are not empty."""
@@ -112,15 +112,15 @@ def _sum(
             rows = slice(start, min(start + step, n))
             some, right = x[rows], labels[rows, None]
             logs = _log_softmax(some, weight, bias, buffer[: len(some)])
-            total -= (1 - smoothing) * logs.gather(1, right).sum()
-            if smoothing:
-                total -= smoothing / size * logs.sum()
+            total -= (1 - label_smoothing) * logs.gather(1, right).sum()
+            if label_smoothing:
+                total -= label_smoothing / size * logs.sum()
             if not any(map(torch.numel, gradients)):
                 continue
             d = logs.exp_()
-            if smoothing:
-                d.sub_(smoothing / size)
-            d.scatter_add_(1, right, d.new_full((), smoothing - 1).expand_as(right))
+            if label_smoothing:
+                d.sub_(label_smoothing / size)
+            d.scatter_add_(1, right, d.new_full((), label_smoothing - 1).expand_as(right))
             if dbias.numel():
                 dbias += d.sum(0)
             d = d.to(x.dtype)
@@ -179,8 +179,8 @@ def _(
     weight: Tensor,
     bias: Tensor | None,
     labels: Tensor,
-    smoothing: float,
-    ignore: int,
+    label_smoothing: float,
+    ignore_index: int,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return x.new_empty((), dtype=_wide(x.dtype)), labels.new_empty(()), *_blank(x, weight, needs)
@@ -226,12 +226,12 @@ def _autocast(x: Tensor) -> torch.dtype | None:
 
 
 def _plain(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float, ignore: int
+    rows: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, label_smoothing: float, ignore_index: int
 ) -> Tensor:
     """All logits at once, for transformations that know torch's own functions alone."""
     logits = F.linear(rows, weight, bias)
-    total = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing, ignore_index=ignore)
-    return total / (labels != ignore).sum().clamp(min=1)
+    total = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing, ignore_index=ignore_index)
+    return total / (labels != ignore_index).sum().clamp(min=1)
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> None:
@@ -271,5 +271,5 @@ def _check_labels(labels: Tensor, size: int) -> None:
     if low < 0 or high >= size:
         raise ArgumentError(
             f"a label is {low if low < 0 else high} and the vocabulary has {size} words, 0 to {size - 1}; "
-            "give the number that labels to be left out carry as ignore=."
+            "give the number that labels to be left out carry as ignore_index=."
         )

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from regard._util.checks import count
-from regard._util.files import readable
+from regard._util.checks import check_int
+from regard._util.text import format_bytes
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.scores import Additive, Concat, General
 from regard.models.layers.attention import Attends, MultiHeadAttention
@@ -48,7 +48,7 @@ class Summary:
     length: int
 
     def __str__(self) -> str:
-        parts = [f"{_number(self.parameters).strip()} parameters ({readable(self.bytes)})"]
+        parts = [f"{_number(self.parameters).strip()} parameters ({format_bytes(self.bytes)})"]
         if self.layers:
             parts.append(f"{' + '.join(map(str, self.layers))} layer{_s(sum(self.layers))}")
         if self.heads:
@@ -114,7 +114,7 @@ def summary(model: nn.Module, *, length: int = 128) -> Summary:
 def _check(model: nn.Module, length: int) -> None:
     if not isinstance(model, nn.Module):
         raise DTypeError(f"summary got {model!r:.60}; it sums up a torch.nn.Module.")
-    count("summary got length", length, least=1)
+    check_int("summary got length", length, min=1)
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise ArgumentError(
@@ -171,7 +171,7 @@ def _scoring(layer: Attends | nn.MultiheadAttention, length: int) -> int:
 def _keys(layer: Attends | nn.MultiheadAttention) -> int:
     """The multiplications that make one token's keys and values."""
     if isinstance(layer, MultiHeadAttention):
-        return layer.part(1)[0].numel() + layer.part(2)[0].numel() + _key_map(layer)
+        return layer.projection(1)[0].numel() + layer.projection(2)[0].numel() + _key_map(layer)
     if isinstance(layer, Attends):
         return _key_map(layer)
     assert layer.kdim is not None

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from regard._util.checks import count, number, of_kind
+from regard._util.checks import check_int, check_number, check_type
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.masks import Padding
 from regard.mechanism.scores import Additive, Dot, General, Score
@@ -64,9 +64,9 @@ class RecurrentConfig:
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        count("RecurrentConfig got width", self.width, least=1)
-        count("RecurrentConfig got layers", self.layers, least=1)
-        number("RecurrentConfig got dropout", self.dropout, least=0, below=1)
+        check_int("RecurrentConfig got width", self.width, min=1)
+        check_int("RecurrentConfig got layers", self.layers, min=1)
+        check_number("RecurrentConfig got dropout", self.dropout, min=0, below=1)
         for name, kinds in (("cell", get_args(Cell)), ("attention", get_args(Kind))):
             if getattr(self, name) not in kinds:
                 raise ArgumentError(
@@ -108,7 +108,7 @@ class RecurrentConfig:
 
 
 class RecurrentSeq2Seq(Seq2Seq):
-    """A recurrent encoder and decoder, with the attention that the recipe says.
+    """A recurrent encoder and decoder, with the attention that the config says.
 
     vocabulary: its size, or a pair, that of the source and that of the target.
     share: one matrix for source, target and output (Press and Wolf 2017); needs one vocabulary for both.
@@ -130,22 +130,22 @@ class RecurrentSeq2Seq(Seq2Seq):
     def __init__(
         self,
         vocabulary: int | tuple[int, int],
-        recipe: RecurrentConfig = RecurrentConfig(),  # noqa: B008 (a frozen value)
+        config: RecurrentConfig = RecurrentConfig(),  # noqa: B008 (a frozen value)
         *,
         share: bool = False,
     ) -> None:
         super().__init__()
-        of_kind("RecurrentSeq2Seq got a recipe", recipe, RecurrentConfig, "RecurrentConfig(width=256)")
+        check_type("RecurrentSeq2Seq got a config", config, RecurrentConfig, "RecurrentConfig(width=256)")
         source, target = two_vocabularies("RecurrentSeq2Seq", vocabulary, share)
-        self.recipe = recipe
-        self.source_embedding = None if share else Embedding(source, recipe.width)
-        self.embedding = Embedding(target, recipe.width)
+        self.config = config
+        self.source_embedding = None if share else Embedding(source, config.width)
+        self.embedding = Embedding(target, config.width)
         self.encoder = RecurrentEncoder(
-            recipe.cell, recipe.width, recipe.layers, recipe.dropout, bidirectional=recipe.bidirectional
+            config.cell, config.width, config.layers, config.dropout, bidirectional=config.bidirectional
         )
-        self.decoder = recipe.make_decoder()
-        self.dropout = nn.Dropout(recipe.dropout)
-        self.matrix = None if share else nn.Parameter(torch.randn(target, recipe.width) * recipe.width**-0.5)
+        self.decoder = config.make_decoder()
+        self.dropout = nn.Dropout(config.dropout)
+        self.matrix = None if share else nn.Parameter(torch.randn(target, config.width) * config.width**-0.5)
         self.bias = nn.Parameter(torch.zeros(target))
 
     @property
@@ -189,7 +189,7 @@ class RecurrentSeq2Seq(Seq2Seq):
 
     def _read(self, source: "Sentences") -> RecurrentState:
         embedding = self.embedding if self.source_embedding is None else self.source_embedding
-        order = reversed_places(source.tokens, source.lengths) if self.recipe.reverse else None
+        order = reversed_places(source.tokens, source.lengths) if self.config.reverse else None
         tokens = source.tokens if order is None else source.tokens.gather(1, order)
         x, last = self.encoder(self.dropout(embedding(tokens)), source.lengths)
         if order is not None:  # back again, so that weights show the source in its own order

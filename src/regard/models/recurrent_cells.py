@@ -12,7 +12,7 @@ from regard.mechanism.masks import Padding
 from regard.mechanism.scores import Additive, Prepared, Score
 from regard.mechanism.torch_state import concrete, private
 from regard.models.layers.attention import Attends
-from regard.models.layers.kv_cache import Memory, Readers
+from regard.models.layers.kv_cache import KeyValues, RowMap
 from regard.models.seq2seq import State
 
 Cells = tuple[Tensor, ...]  # the states of all layers, (layers, b, m): one tensor for GRU, two for LSTM
@@ -31,14 +31,14 @@ class RecurrentState(State):
     """
 
     cells: Cells
-    memory: Memory | None = None
+    memory: KeyValues | None = None
     mask: Padding | None = None
     fed: Tensor | None = None  # b 1 m
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the batch, in this order; the source is held once, however many read it."""
         if self.memory is not None:
-            readers = Readers(len(self)) if self.memory.readers is None else self.memory.readers
+            readers = RowMap(len(self)) if self.memory.readers is None else self.memory.readers
             readers, kept = readers.select(rows)
             if kept is not None:
                 self.memory = self.memory.select(kept)
@@ -90,7 +90,7 @@ class SourceAttention(Attends):
     >>> import torch, regard
     >>> from regard.models.recurrent_cells import SourceAttention
     >>> attention = SourceAttention(16, regard.Additive(16, 16))
-    >>> memory = attention.remember(torch.randn(3, 7, 16))
+    >>> memory = attention.project_source(torch.randn(3, 7, 16))
     >>> attention(torch.randn(3, 1, 16), memory, regard.Padding([7, 2, 5])).shape
     torch.Size([3, 1, 16])
     """
@@ -100,13 +100,13 @@ class SourceAttention(Attends):
         self.head_width = self.head_value_width = width
         self.score = score
 
-    def remember(self, source: Tensor) -> Memory:
+    def project_source(self, source: Tensor) -> KeyValues:
         """Keys and values (b, 1, s, ·) of a source (b, s, m); what the score makes of keys is made once."""
         value = source.unsqueeze(-3)
         key = F.linear(value, self.score.key_map) if isinstance(self.score, Additive) else value
-        return Memory(key, value)
+        return KeyValues(key, value)
 
-    def forward(self, query: Tensor, memory: Memory, mask: Padding | None = None) -> Tensor:
+    def forward(self, query: Tensor, memory: KeyValues, mask: Padding | None = None) -> Tensor:
         """(b, t, m) → (b, t, m)."""
         score = _KeysMapped(self.score) if isinstance(self.score, Additive) else self.score
         queries = memory.gather(query.unsqueeze(-3))
@@ -192,7 +192,7 @@ class LuongDecoder(PlainDecoder):
     def start(self, source: Tensor, last: Cells, mask: Padding | None) -> RecurrentState:
         """The state before the first step."""
         fed = torch.zeros_like(source[:, :1]) if self.input_feeding else None
-        return RecurrentState(last, self.attention.remember(source), mask, fed)
+        return RecurrentState(last, self.attention.project_source(source), mask, fed)
 
     def forward(self, x: Tensor, state: RecurrentState) -> Tensor:
         """(b, t, m) → (b, t, m): one attention for all steps, unless each feeds the next."""
@@ -240,7 +240,7 @@ class BahdanauDecoder(PlainDecoder):
         backward = last[0][-1][:, -self.start_width :]
         first = torch.tanh(self.first(backward)).unflatten(-1, (self.layers, -1)).transpose(0, 1).contiguous()
         cells = (first, *(torch.zeros_like(first) for _ in last[1:]))
-        return RecurrentState(cells, self.attention.remember(source), mask)
+        return RecurrentState(cells, self.attention.project_source(source), mask)
 
     def forward(self, x: Tensor, state: RecurrentState) -> Tensor:
         """(b, t, m) → (b, t, m), step by step."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard._util.checks import count
+from regard._util.checks import check_int
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.torch_state import concrete
-from regard.models.layers.dropout import evaluating
+from regard.models.layers.dropout import eval_mode
 from regard.models.loss import IGNORE, vocabulary_loss
 from regard.models.packed import Packed, check_batch, real
 
@@ -53,8 +53,8 @@ class Seq2Seq(nn.Module):
     >>> from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
     >>> model = RecurrentSeq2Seq(100, RecurrentConfig(width=16))
     >>> source, target = Packed.of([[5, 6, 7], [8, 9]]), Packed.of([[1, 5, 2], [1, 6, 7, 2]])
-    >>> model.loss(source, target, smoothing=0.1).backward()
-    >>> [len(sentence) <= 4 for sentence in model.eval().greedy(source, start=1, end=2, most=4)]
+    >>> model.loss(source, target, label_smoothing=0.1).backward()
+    >>> [len(sentence) <= 4 for sentence in model.eval().greedy(source, start=1, end=2, max_new_tokens=4)]
     [True, True]
     """
 
@@ -98,7 +98,7 @@ class Seq2Seq(nn.Module):
         *,
         source_lengths: Tensor | None = None,
         target_lengths: Tensor | None = None,
-        smoothing: float = 0.0,
+        label_smoothing: float = 0.0,
     ) -> Tensor:
         """The mean cross entropy of each target token but the first, given the source and those before it."""
         _check_target(target, target_lengths)
@@ -111,7 +111,7 @@ class Seq2Seq(nn.Module):
                 target_lengths = target_lengths - 1
                 labels = torch.where(real(labels, target_lengths), labels, IGNORE)
         x = self.hidden(source, inputs, source_lengths=source_lengths, target_lengths=target_lengths)
-        return vocabulary_loss(x, self.output_weight, self.output_bias, labels, smoothing=smoothing)
+        return vocabulary_loss(x, self.output_weight, self.output_bias, labels, label_smoothing=label_smoothing)
 
     def start(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> State:
         """Read the source: what `step` needs to write the target, one token after the other."""
@@ -132,17 +132,17 @@ class Seq2Seq(nn.Module):
         *,
         start: int,
         end: int,
-        most: int,
+        max_new_tokens: int,
         source_lengths: Tensor | None = None,
     ) -> list[list[int]]:
-        """The likeliest token each time, until the end mark or for `most` tokens; without the two marks."""
-        for name, value in (("start", start), ("end", end), ("most", most)):
-            count(f"greedy got {name}", value)
-        with evaluating(self):
+        """The likeliest token each time, until the end mark or for `max_new_tokens` tokens; without the two marks."""
+        for name, value in (("start", start), ("end", end), ("max_new_tokens", max_new_tokens)):
+            check_int(f"greedy got {name}", value)
+        with eval_mode(self):
             state, found = self.start(source, source_lengths), [list[int]() for _ in range(len(source))]
             running = list(range(len(found)))  # the sentence of each row that has not ended
             tokens = torch.full((len(found),), start, device=self.output_weight.device)
-            for _ in range(most):
+            for _ in range(max_new_tokens):
                 tokens = self.step(tokens, state).argmax(-1)
                 going = (tokens != end).nonzero().squeeze(1)
                 if len(going) < len(running):

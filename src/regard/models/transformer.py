@@ -7,13 +7,13 @@ It takes sentences packed one after the other (`Packed`), without a single padde
 import torch
 from torch import Tensor, nn
 
-from regard._util.checks import of_kind
+from regard._util.checks import check_type
 from regard.errors import ShapeError
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Documents, Padding
 from regard.models.layers.blocks import TransformerConfig
 from regard.models.layers.embedding import Embedding
-from regard.models.layers.kv_cache import Cache, Memory, Readers
+from regard.models.layers.kv_cache import KVCache, KeyValues, RowMap
 from regard.models.layers.stack import Stack
 from regard.models.packed import ModelInput, Packed, all_lengths, as_packed, as_padded, check_batch
 from regard.models.seq2seq import Seq2Seq, State, checked_state, two_vocabularies
@@ -25,9 +25,9 @@ class TransformerState(State):
     The source is held once, however many rows read it.
     """
 
-    def __init__(self, memories: list[Memory], lengths: Tensor, caches: list[Cache]) -> None:
+    def __init__(self, memories: list[KeyValues], lengths: Tensor, caches: list[KVCache]) -> None:
         self.memories, self.mask, self.caches = memories, Padding(lengths), caches
-        self.readers = Readers(len(lengths))
+        self.readers = RowMap(len(lengths))
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the batch, in this order."""
@@ -47,7 +47,7 @@ class Transformer(Seq2Seq):
     """Encoder and decoder: Vaswani et al. 2017.
 
     vocabulary: its size, or a pair, that of the source and that of the target.
-    recipe: width, heads, layers of each side and all else.
+    config: width, heads, layers of each side and all else.
     share: one matrix for source, target and output (section 3.4); needs one vocabulary for both.
 
     >>> import torch, regard
@@ -56,24 +56,24 @@ class Transformer(Seq2Seq):
     >>> source, target = Packed.of([[5, 6, 7], [8, 9]]), Packed.of([[1, 5, 2], [1, 2]])
     >>> model(source, target).shape  # logits
     torch.Size([5, 100])
-    >>> model.loss(source, target, smoothing=0.1).backward()
+    >>> model.loss(source, target, label_smoothing=0.1).backward()
     """
 
     def __init__(
         self,
         vocabulary: int | tuple[int, int],
-        recipe: TransformerConfig = TransformerConfig(),  # noqa: B008
+        config: TransformerConfig = TransformerConfig(),  # noqa: B008
         *,
         share: bool = False,
     ) -> None:
         super().__init__()
-        of_kind("Transformer got a recipe", recipe, TransformerConfig, "TransformerConfig(width=256)")
+        check_type("Transformer got a config", config, TransformerConfig, "TransformerConfig(width=256)")
         source, target = two_vocabularies("Transformer", vocabulary, share)
-        self.source_embedding = None if share else Embedding(source, recipe.width)
-        self.embedding = Embedding(target, recipe.width)
-        self.encoder = Stack(recipe)
-        self.decoder = Stack(recipe, causal=True, cross=True)
-        self.matrix = None if share else nn.Parameter(torch.randn(target, recipe.width) * recipe.width**-0.5)
+        self.source_embedding = None if share else Embedding(source, config.width)
+        self.embedding = Embedding(target, config.width)
+        self.encoder = Stack(config)
+        self.decoder = Stack(config, causal=True, cross=True)
+        self.matrix = None if share else nn.Parameter(torch.randn(target, config.width) * config.width**-0.5)
 
     @property
     def output_weight(self) -> Tensor:
@@ -125,7 +125,7 @@ class Transformer(Seq2Seq):
         if isinstance(source, Packed):
             x, source_lengths = source.pad(x), source.lengths
         return TransformerState(
-            self.decoder.remember(x), all_lengths(x, source_lengths), self.decoder.caches()
+            self.decoder.project_source(x), all_lengths(x, source_lengths), self.decoder.caches()
         )
 
     def step(self, tokens: Tensor, state: State) -> Tensor:

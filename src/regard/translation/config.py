@@ -1,21 +1,26 @@
-"""All settings of a training in one value: presets, a TOML file, and single settings on top of both."""
+"""Training configuration: presets, TOML files and single settings.
+
+Every setting is declared once, with its type, default, bounds and description.
+"""
+# ruff: noqa: RUF009 (setting returns a dataclass field)
 
 import dataclasses
 import difflib
+import json
 import math
+import operator
 import os
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
-from regard._util.checks import count, number
-from regard._util.files import SMALL, read_regular
+from regard._util.files import MAX_TEXT_BYTES, read_regular
 from regard._util.text import shorten
-from regard.errors import ArgumentError
+from regard.errors import ArgumentError, RegardError
 from regard.mechanism.normalizers import Entmax15, Normalizer, Softmax, Softmax1, Sparsemax
-from regard.models.encoders.words import counted
+from regard._util.text import pluralize
 from regard.models.layers.blocks import Activation, Norm, Positions, TransformerConfig
 from regard.models.recurrent import Cell, RecurrentConfig, RecurrentSeq2Seq
 from regard.models.recurrent import Kind as Attention
@@ -25,207 +30,232 @@ from regard.translation import tokens as vocabulary
 from regard.translation.sentence_splitter import max_translation_tokens
 
 Model = Literal["transformer", "recurrent", "plain"]
+Normalize = Literal["softmax", "softmax1", "sparsemax", "entmax15"]
 Schedule = Literal["cosine", "inverse-sqrt", "constant"]
 Precision = Literal["float32", "bfloat16"]
-Criterion = Literal["bleu", "loss"]
+Metric = Literal["bleu", "loss"]
 Preset = Literal["tiny", "small", "base"]
-NORMALIZERS: dict[str, type[Normalizer]] = {
+NORMALIZERS: dict[Normalize, type[Normalizer]] = {
     "softmax": Softmax,
     "softmax1": Softmax1,
     "sparsemax": Sparsemax,
     "entmax15": Entmax15,
 }
-RECURRENT = ("cell", "attention", "bidirectional", "reverse", "input_feeding")
-_RECIPE = ("heads", "key_heads", "ffn_dim", "activation", "norm", "norm_first", "positions", "max_positions")
-TRANSFORMER = (*_RECIPE, "normalize")
-# far more than anybody needs, so that a slip of the finger is refused before it fills the memory
-_MOST = {
-    "width": 65_536,
-    "layers": 1024,
-    "heads": 4096,
-    "key_heads": 4096,
-    "ffn_dim": 1_000_000,
-    "max_positions": 10_000_000,
-    "size": 10_000_000,
-    "longest": 10_000_000,
-    "dev": 10_000_000,
-    "tokens": 100_000_000,
-    "accumulate": 100_000,
-    "average": 10_000,
-    "threads": 4096,
-    **dict.fromkeys(("epochs", "updates", "warmup", "judge", "save", "patience"), 10**12),
-}
+_TRANSFORMER = ("heads", "key_heads", "ffn_dim", "activation", "norm", "norm_first", "positions", "max_positions")
+_RECURRENT = ("cell", "attention", "bidirectional", "reverse", "input_feeding")
+_MAX_UPDATES = 10**12
+_COMPARE = {"at least": operator.ge, "above": operator.gt, "at most": operator.le, "below": operator.lt}
+
+
+def setting(
+    default: Any,
+    description: str,
+    *,
+    min: float | None = None,
+    max: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A dataclass field with a description and bounds; the largest values only catch typing errors."""
+    bounds = {"at least": min, "above": above, "at most": max, "below": below}
+    return field(default=default, metadata={"description": description, "bounds": bounds})
+
+
+class _Section:
+    """A section of the config; checks the type and the bounds of every setting."""
+
+    section: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):  # type: ignore[arg-type]
+            name = f"{self.section}.{item.name}"
+            value = _check_type(name, getattr(self, item.name), item.type)
+            _check_bounds(name, value, item.metadata["bounds"])
+            object.__setattr__(self, item.name, value)
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """What is trained: the settings of `TransformerConfig` for a Transformer, of `RecurrentConfig` for the others.
+class ModelConfig(_Section):
+    """Architecture: the [model] section.
 
-    kind: "transformer"; "recurrent", with attention (Bahdanau et al. 2015); "plain", without (Sutskever et
-        al. 2014). normalize: "softmax", "softmax1", "sparsemax" or "entmax15", of a Transformer.
+    A Transformer uses the settings of `TransformerConfig`, the other models those of `RecurrentConfig`.
     """
 
-    kind: Model = "transformer"
-    width: int = 256
-    layers: int = 3
-    dropout: float = 0.1
-    heads: int = 8
-    key_heads: int | None = None
-    ffn_dim: int | None = None
-    activation: Activation = "relu"
-    norm: Norm = "layer"
-    norm_first: bool = True
-    positions: Positions = "sinusoidal"
-    max_positions: int = 1024
-    normalize: str = "softmax"
-    cell: Cell = "gru"
-    attention: Attention = "additive"
-    bidirectional: bool = True
-    reverse: bool = False
-    input_feeding: bool = False
+    section: ClassVar[str] = "model"
+
+    kind: Model = setting(
+        "transformer", "transformer, recurrent (RNN with Bahdanau attention) or plain (no attention)."
+    )
+    width: int = setting(256, "Model dimension.", min=1, max=65_536)
+    layers: int = setting(3, "Layers of the encoder and of the decoder.", min=1, max=1024)
+    dropout: float = setting(0.1, "Dropout probability.", min=0, below=1)
+    heads: int = setting(8, "Attention heads. They divide the width.", min=1, max=4096)
+    key_heads: int | None = setting(
+        None, "Key and value heads (grouped-query attention). Default: heads.", min=1, max=4096
+    )
+    ffn_dim: int | None = setting(None, "Feed-forward dimension. Default: 4 × width.", min=1, max=1_000_000)
+    activation: Activation = setting("relu", "Feed-forward activation: relu, gelu or swiglu.")
+    norm: Norm = setting("layer", "Normalization: layer, rms or none.")
+    norm_first: bool = setting(True, "Pre-norm if true, post-norm if false.")
+    positions: Positions = setting("sinusoidal", "Positions: sinusoidal, learned, rotary, alibi, t5 or none.")
+    max_positions: int = setting(1024, "Number of learned positions.", min=1, max=10_000_000)
+    normalize: Normalize = setting(
+        "softmax", "Attention normalizer: softmax, softmax1, sparsemax or entmax15."
+    )
+    cell: Cell = setting("gru", "Recurrent cell: gru or lstm.")
+    attention: Attention = setting(
+        "additive", "Attention score: additive (Bahdanau); dot, general or concat (Luong); or none."
+    )
+    bidirectional: bool = setting(True, "Bidirectional encoder.")
+    reverse: bool = setting(False, "Read the source from right to left.")
+    input_feeding: bool = setting(
+        False, "Feed the attended vector into the next step. Requires dot, general or concat."
+    )
 
     def __post_init__(self) -> None:
-        if self.normalize not in NORMALIZERS:
-            raise ArgumentError(f"normalize is {self.normalize!r}; there are {', '.join(NORMALIZERS)}.")
-        for name in ("width", "layers", "heads", "max_positions"):
-            _count(name, getattr(self, name), least=1)
-        for name in ("key_heads", "ffn_dim"):
-            if getattr(self, name) is not None:
-                _count(name, getattr(self, name), least=1)
-        self.recipe()
+        super().__post_init__()
+        try:
+            self.architecture()
+        except RegardError as error:
+            raise ArgumentError(f"[model]: {error}") from None
 
-    def recipe(self) -> TransformerConfig | RecurrentConfig:
-        """What the model is made of."""
+    def architecture(self) -> TransformerConfig | RecurrentConfig:
+        """The config of the model class."""
         shared: dict[str, Any] = {"width": self.width, "layers": self.layers, "dropout": self.dropout}
         if self.kind == "transformer":
-            chosen = {name: getattr(self, name) for name in _RECIPE}
-            return TransformerConfig(**shared, **chosen, normalize=NORMALIZERS[self.normalize]())
-        chosen = {name: getattr(self, name) for name in RECURRENT}
+            options = {name: getattr(self, name) for name in _TRANSFORMER}
+            return TransformerConfig(**shared, **options, normalize=NORMALIZERS[self.normalize]())
+        options = {name: getattr(self, name) for name in _RECURRENT}
         if self.kind == "plain":
-            chosen |= {"attention": "none", "input_feeding": False}
-        return RecurrentConfig(**shared, **chosen)
+            options |= {"attention": "none", "input_feeding": False}
+        return RecurrentConfig(**shared, **options)
 
-    def make(self, sizes: int | tuple[int, int]) -> Seq2Seq:
-        """A new model; one vocabulary for both sides is one matrix."""
-        recipe, share = self.recipe(), isinstance(sizes, int)
-        if isinstance(recipe, TransformerConfig):
-            return Transformer(sizes, recipe, share=share)
-        return RecurrentSeq2Seq(sizes, recipe, share=share)
+    def build(self, sizes: int | tuple[int, int]) -> Seq2Seq:
+        """Build a new model for these vocabulary sizes; one size ties source and target embeddings."""
+        architecture, share = self.architecture(), isinstance(sizes, int)
+        if isinstance(architecture, TransformerConfig):
+            return Transformer(sizes, architecture, share=share)
+        return RecurrentSeq2Seq(sizes, architecture, share=share)
 
-
-@dataclass(frozen=True)
-class TokensConfig:
-    """The vocabulary: see `Tokens.learn`; shared: one for both sides."""
-
-    kind: vocabulary.Kind = "unigram"
-    size: int = 8000
-    shared: bool = True
-    coverage: float = 1.0
-
-    def __post_init__(self) -> None:
-        _count("size", self.size, least=vocabulary.MARKS + 1)
-        number("coverage", self.coverage, least=vocabulary.LEAST_COVERAGE, most=1)
+    def ignored(self) -> set[str]:
+        """Names of settings that this kind of model does not use."""
+        if self.kind == "transformer":
+            return {f"model.{name}" for name in _RECURRENT}
+        names = {*_TRANSFORMER, "normalize"} | (
+            {"attention", "input_feeding"} if self.kind == "plain" else set()
+        )
+        return {f"model.{name}" for name in names} | {"training.guided_alignment_weight"}
 
 
 @dataclass(frozen=True)
-class CorpusConfig:
-    """Which pairs are used.
+class TokensConfig(_Section):
+    """Vocabulary: the [tokens] section. See `Tokens.learn`."""
 
-    longest: sentences of more pieces, on either side, are dropped. ratio: pairs are dropped of which one side
-        is longer than so many times the other (and 10 pieces more). dev: how many distinct source sentences
-        are held back to judge by, if no dev files are given.
-    """
+    section: ClassVar[str] = "tokens"
 
-    longest: int = 256
-    ratio: float = 4.0
-    dev: int = 1000
-
-    def __post_init__(self) -> None:
-        _count("longest", self.longest, least=1)
-        _count("dev", self.dev, least=1)
-        number("ratio", self.ratio, least=1)
+    kind: vocabulary.Kind = setting("unigram", "Subwords (unigram or bpe), words or characters.")
+    size: int = setting(8000, "Maximum vocabulary size.", min=vocabulary.MARKS + 1, max=10_000_000)
+    shared: bool = setting(True, "One vocabulary for source and target.")
+    character_coverage: float = setting(
+        1.0,
+        "Fraction of characters in the vocabulary; rarer ones are unknown.",
+        min=vocabulary.MIN_COVERAGE,
+        max=1,
+    )
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
-    """How a model is trained.
+class CorpusConfig(_Section):
+    """Filtering and validation split: the [corpus] section."""
 
-    epochs, updates: when it ends; updates, if given, count more. tokens: of a batch, source and target.
-    accumulate: batches whose gradients are added up for one update.
-    rate, schedule, warmup: the highest learning rate, after so many updates; then "cosine" (to 0 at the end),
-        "inverse-sqrt" (Vaswani et al. 2017, section 5.3) or "constant".
-    smoothing, decay, clip: of labels; of parameters (AdamW); the largest norm of a gradient, 0 for any.
-    unknown: the share of pairs with a hidden piece, see `Batches`.
-    guide: how much one head of a Transformer is taught where words come from (Garg et al. 2019), by links
-        that are found in the pairs themselves; 0.3 makes alignments much better, 0 leaves it alone.
-    precision: "bfloat16" computes in it where that is safe; it pays on processors that multiply in bfloat16.
-    judge, save: updates between two looks at the dev data, between two checkpoints; 0 is once an epoch, of at
-        least 50 updates (of a tiny corpus, several epochs), and whenever it was judged.
-    average: of how many of the last checkpoints the parameters to translate with are the mean.
-    patience: after so many looks without improvement the training ends, 0 for never; `criterion` says which
-        improvement: of "bleu" or of the "loss".
-    threads: 0 is as many as torch takes.
-    """
+    section: ClassVar[str] = "corpus"
 
-    epochs: int = 20
-    updates: int | None = None
-    tokens: int = 4096
-    accumulate: int = 1
-    rate: float = 1e-3
-    schedule: Schedule = "cosine"
-    warmup: int = 400
-    smoothing: float = 0.1
-    decay: float = 0.0
-    clip: float = 1.0
-    unknown: float = 0.02
-    guide: float = 0.0
-    precision: Precision = "float32"
-    judge: int = 0
-    save: int = 0
-    average: int = 1
-    patience: int = 0
-    criterion: Criterion = "bleu"
-    seed: int = 0
-    threads: int = 0
+    max_tokens: int = setting(256, "Drop pairs with a longer side.", min=1, max=10_000_000)
+    max_length_ratio: float = setting(
+        4.0, "Drop pairs in which one side is this many times longer than the other, plus 10 tokens.", min=1
+    )
+    dev_size: int = setting(
+        1000,
+        "Distinct source sentences held out for validation, unless a set is given.",
+        min=1,
+        max=10_000_000,
+    )
 
-    def __post_init__(self) -> None:
-        for name in ("epochs", "tokens", "accumulate", "average"):
-            _count(name, getattr(self, name), least=1)
-        for name in ("warmup", "judge", "save", "patience", "seed", "threads"):
-            _count(name, getattr(self, name))
-        if self.seed >= 2**32:
-            raise ArgumentError(f"seed={_told(self.seed)}; it must be below 2**32.")
-        if self.updates is not None:
-            _count("updates", self.updates, least=1)
-        number("rate", self.rate, above=0)
-        for name in ("smoothing", "unknown"):
-            number(name, getattr(self, name), least=0, below=1)
-        for name in ("decay", "clip", "guide"):
-            number(name, getattr(self, name), least=0)
 
-    def end(self) -> str:
-        """When it ends, in words.
+@dataclass(frozen=True)
+class TrainingConfig(_Section):
+    """Optimization and validation: the [training] section."""
+
+    section: ClassVar[str] = "training"
+
+    epochs: int = setting(20, "Passes over the training data.", min=1, max=_MAX_UPDATES)
+    updates: int | None = setting(
+        None, "Number of optimizer updates; overrides epochs.", min=1, max=_MAX_UPDATES
+    )
+    batch_tokens: int = setting(4096, "Batch size in tokens, source plus target.", min=1, max=100_000_000)
+    accumulate: int = setting(1, "Batches per update (gradient accumulation).", min=1, max=100_000)
+    learning_rate: float = setting(1e-3, "Peak learning rate.", above=0)
+    schedule: Schedule = setting(
+        "cosine", "Learning rate after warmup: cosine (to 0), inverse-sqrt (Vaswani et al. 2017) or constant."
+    )
+    warmup: int = setting(400, "Updates of linear warmup.", min=0, max=_MAX_UPDATES)
+    label_smoothing: float = setting(0.1, "Label smoothing.", min=0, below=1)
+    weight_decay: float = setting(0.0, "AdamW weight decay.", min=0)
+    max_grad_norm: float = setting(1.0, "Maximum gradient norm. 0: no clipping.", min=0)
+    unknown_rate: float = setting(
+        0.02, "Fraction of pairs with one token replaced by unknown, to learn copying.", min=0, below=1
+    )
+    guided_alignment_weight: float = setting(
+        0.0,
+        "Weight of the alignment loss on one head (Garg et al. 2019); 0.3 improves alignments. 0: off.",
+        min=0,
+    )
+    precision: Precision = setting("float32", "float32, or bfloat16 on processors that support it.")
+    validate_every: int = setting(
+        0,
+        "Updates between validations. 0: once per epoch, at least 50 updates apart.",
+        min=0,
+        max=_MAX_UPDATES,
+    )
+    save_every: int = setting(
+        0,
+        "Updates between checkpoints; each validation saves one, too. 0: once per epoch.",
+        min=0,
+        max=_MAX_UPDATES,
+    )
+    average_checkpoints: int = setting(
+        1, "Average the parameters of this many last checkpoints.", min=1, max=10_000
+    )
+    patience: int = setting(
+        0, "Stop after this many validations without improvement. 0: never.", min=0, max=_MAX_UPDATES
+    )
+    metric: Metric = setting("bleu", "Validation metric that selects the best model: bleu or loss.")
+    seed: int = setting(0, "Random seed.", min=0, max=2**32 - 1)
+    threads: int = setting(0, "CPU threads. 0: torch's default.", min=0, max=4096)
+
+    def duration(self) -> str:
+        """The planned length of the training.
 
         >>> from regard.translation.config import TrainingConfig
-        >>> TrainingConfig().end(), TrainingConfig(updates=100).end()
+        >>> TrainingConfig().duration(), TrainingConfig(updates=100).duration()
         ('20 epochs', '100 updates')
         """
-        return counted(self.epochs, "epoch") if self.updates is None else counted(self.updates, "update")
+        return pluralize(self.epochs, "epoch") if self.updates is None else pluralize(self.updates, "update")
 
 
 @dataclass(frozen=True)
 class TranslationConfig:
-    """All settings of a training, in four parts, which are the sections of a TOML file.
+    """All settings of a training, in the four sections of a TOML file.
 
-    model, tokens, corpus, training: the parts; `regard train --settings` shows all that is in them.
+    model, tokens, corpus, training: the sections; `regard train --print-config` describes all settings.
 
     >>> from regard.translation import TranslationConfig
-    >>> plan = TranslationConfig.preset("tiny").but(["training.epochs=3", "model.kind=recurrent"])
-    >>> plan.training.epochs, plan.model.recipe().attention
+    >>> config = TranslationConfig.preset("tiny").override(["training.epochs=3", "model.kind=recurrent"])
+    >>> config.training.epochs, config.model.architecture().attention
     (3, 'additive')
-    >>> plan.but(["training.epoch=3"])
+    >>> config.override(["training.epoch=3"])
     Traceback (most recent call last):
-    regard.errors.ArgumentError: there is no setting training.epoch; did you mean training.epochs?
+    regard.errors.ArgumentError: Unknown setting training.epoch. Did you mean training.epochs?
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -234,196 +264,213 @@ class TranslationConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
     def __post_init__(self) -> None:
-        model, needed = self.model, max_translation_tokens(self.corpus.max_tokens) + 2  # and marks
+        model, weight = self.model, self.training.guided_alignment_weight
+        needed = max_translation_tokens(self.corpus.max_tokens) + 2  # with start and end tokens
         if model.kind == "transformer" and model.positions == "learned" and model.max_positions < needed:
             raise ArgumentError(
-                f"model.max_positions is {model.max_positions} and corpus.max_tokens is {self.corpus.max_tokens}; so many "
-                f"learned positions are too few for its translations. Raise model.max_positions to {needed}, lower "
+                f"model.max_positions={model.max_positions} is too small for corpus.max_tokens={self.corpus.max_tokens}: "
+                f"translations need up to {needed} learned positions. Raise model.max_positions to {needed}, lower "
                 "corpus.max_tokens, or choose other positions."
             )
-        if self.training.guided_alignment_weight and model.kind != "transformer":
+        if weight and model.kind != "transformer":
             raise ArgumentError(
-                f"training.guided_alignment_weight is {self.training.guided_alignment_weight:g} and model.kind is {model.kind!r}; only a "
-                "transformer can be guided. Set training.guided_alignment_weight=0."
+                f"training.guided_alignment_weight={weight:g} requires a transformer, got "
+                f"model.kind={model.kind!r}. Set training.guided_alignment_weight=0."
             )
 
     @classmethod
     def preset(cls, name: Preset = "small", model: Model = "transformer") -> "TranslationConfig":
-        """A plan of a size: "tiny" learns in a minute, "small" in twenty, "base" on a large machine.
+        """Return a preset: "tiny" trains in 1-2 minutes, "small" in 20, "base" on a large machine.
 
-        model: "transformer", "recurrent" (Bahdanau's) or "plain", without attention.
+        model: "transformer", "recurrent" (RNN with Bahdanau attention) or "plain" (no attention).
         """
         if name not in PRESETS:
-            raise ArgumentError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}.")
-        plan = cls().changed(PRESETS[name]).changed({"model": {"kind": model}})
-        return plan if model == "transformer" else plan.changed(_WITHOUT_TRANSFORMER[model])
+            raise ArgumentError(f"Unknown preset {name!r}. Choose from {', '.join(PRESETS)}.")
+        config = cls().replace(PRESETS[name]).replace({"model": {"kind": model}})
+        return config if model == "transformer" else config.replace(_RECURRENT_PRESETS[model])
 
     @classmethod
-    def read(
+    def from_toml(
         cls, path: str | os.PathLike[str], base: "TranslationConfig | None" = None
     ) -> "TranslationConfig":
-        """A plan from a TOML file; what it does not say is as in `base`."""
-        return (base or cls()).changed(cls.written(path))
+        """Read a TOML file; settings it does not contain come from `base`."""
+        return (base or cls()).replace(cls.read_toml(path))
 
     @staticmethod
-    def written(path: str | os.PathLike[str]) -> dict[str, Any]:
-        """What a TOML file says, by section and name."""
-        content = read_regular(path, SMALL)
+    def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Return the settings in a TOML file by section and name, unchecked."""
+        content = read_regular(path, MAX_TEXT_BYTES)
         try:
             return tomllib.loads(content.decode("utf-8-sig"))
-        except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError
-            raise ArgumentError(f"{os.fspath(path)!r} is no TOML file: {error}.") from None
+        except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
+            raise ArgumentError(f"{os.fspath(path)!r} is not a valid TOML file: {error}.") from None
 
-    @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> "TranslationConfig":
-        """The plan that `settings` gave."""
-        return cls().changed(settings)
-
-    def settings(self) -> dict[str, dict[str, Any]]:
-        """All settings, by section and name, as JSON and TOML have them."""
-        return dataclasses.asdict(self)
-
-    def changed(self, settings: Mapping[str, Any]) -> "TranslationConfig":
-        """With these settings, by section and name."""
-        parts = {}
-        for section, values in settings.items():
-            if section not in _SECTIONS:
-                raise ArgumentError(_unknown(f"section [{shorten(section)}]", section, list(_SECTIONS)))
-            if not isinstance(values, Mapping):
-                raise ArgumentError(
-                    f"{section} is {_told(values)}; it is a section: [{section}], then name = value."
-                )
-            checked = {name: _checked(section, name, value) for name, value in values.items()}
-            try:
-                parts[section] = dataclasses.replace(getattr(self, section), **checked)
-            except (ValueError, TypeError) as error:
-                raise ArgumentError(f"[{section}]: {error}") from None
-        return dataclasses.replace(self, **parts)
-
-    def is_lengthened_by(self, other: "TranslationConfig") -> bool:
-        """Whether another plan is this one but for a later end, counted as here.
+    def to_toml(self) -> str:
+        """Return all settings as TOML with descriptions; those that the model ignores are omitted.
 
         >>> from regard.translation import TranslationConfig
-        >>> plan = TranslationConfig.preset("tiny")
-        >>> [plan.is_lengthened_by(plan.but([f"training.epochs={n}"])) for n in (5, 10, 20)]
-        [False, False, True]
+        >>> print(*TranslationConfig().to_toml().splitlines()[2:4], sep="\\n")
+        width = 256                    # Model dimension.
+        layers = 3                     # Layers of the encoder and of the decoder.
         """
-        mine, its = self.training, other.training
-        same = dataclasses.replace(its, epochs=mine.epochs, updates=mine.updates)
-        if dataclasses.replace(other, training=same) != self:
-            return False
-        if mine.updates is None or its.updates is None:
-            return mine.updates is its.updates and its.epochs > mine.epochs
-        return its.updates > mine.updates
+        ignored, lines = self.model.ignored(), []
+        for section in _SECTIONS:
+            lines.append(f"[{section}]")
+            for item in dataclasses.fields(_SECTIONS[section]):
+                if f"{section}.{item.name}" in ignored:
+                    continue
+                value = getattr(getattr(self, section), item.name)
+                line = f"# {item.name} =" if value is None else f"{item.name} = {json.dumps(value)}"
+                lines.append(f"{line:<30} # {item.metadata['description']}")
+            lines.append("")
+        return "\n".join(lines).rstrip()
 
-    def but(self, settings: Sequence[str]) -> "TranslationConfig":
-        """With single settings changed: "training.learning_rate=0.001"."""
-        found: dict[str, dict[str, Any]] = {}
-        for one in settings:
-            path, equals, value = one.partition("=")
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> "TranslationConfig":
+        """Restore a config from `to_dict`."""
+        return cls().replace(settings)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Return JSON-serializable settings by section and name."""
+        return dataclasses.asdict(self)
+
+    def replace(self, settings: Mapping[str, Any]) -> "TranslationConfig":
+        """Return a copy with these settings, by section and name."""
+        sections = {}
+        for section, values in settings.items():
+            _check_section(section)
+            if not isinstance(values, Mapping):
+                raise ArgumentError(
+                    f"{section} must be a section ([{section}], then name = value), got {_show(values)}."
+                )
+            for name in values:
+                _type_of(section, name)
+            sections[section] = dataclasses.replace(getattr(self, section), **values)
+        return dataclasses.replace(self, **sections)
+
+    def override(self, settings: Sequence[str]) -> "TranslationConfig":
+        """Return a copy with single settings changed: ["training.learning_rate=0.001"]."""
+        changes: dict[str, dict[str, Any]] = {}
+        for text in settings:
+            path, equals, value = text.partition("=")
             section, dot, name = path.strip().partition(".")
             if not equals or not dot:
-                raise ArgumentError(
-                    f"the setting {shorten(one)!r} is not understood; write section.name=value."
-                )
-            if section not in _SECTIONS:
-                raise ArgumentError(_unknown(f"section [{shorten(section)}]", section, list(_SECTIONS)))
-            found.setdefault(section, {})[name] = _parsed(section, name, value.strip())
-        return self.changed(found)
+                raise ArgumentError(f"Invalid setting {shorten(text)!r}. Use section.name=value.")
+            _check_section(section)
+            changes.setdefault(section, {})[name] = _parse(section, name, value.strip())
+        return self.replace(changes)
+
+    def is_extended_by(self, other: "TranslationConfig") -> bool:
+        """Whether `other` only trains longer, in the same unit.
+
+        >>> from regard.translation import TranslationConfig
+        >>> config = TranslationConfig.preset("tiny")
+        >>> [config.is_extended_by(config.override([f"training.epochs={n}"])) for n in (5, 10, 20)]
+        [False, False, True]
+        """
+        old, new = self.training, other.training
+        same_end = dataclasses.replace(new, epochs=old.epochs, updates=old.updates)
+        if dataclasses.replace(other, training=same_end) != self:
+            return False
+        if old.updates is None or new.updates is None:
+            return old.updates is new.updates and new.epochs > old.epochs
+        return new.updates > old.updates
 
 
-_SECTIONS = {"model": ModelConfig, "tokens": TokensConfig, "corpus": CorpusConfig, "training": TrainingConfig}
-_TYPES = {section: get_type_hints(part) for section, part in _SECTIONS.items()}
+_SECTIONS: dict[str, Any] = {
+    part.section: part for part in (ModelConfig, TokensConfig, CorpusConfig, TrainingConfig)
+}
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "tiny": {
         "model": {"width": 128, "layers": 2, "heads": 4},
         "tokens": {"size": 1000},
-        "corpus": {"dev": 200},
-        "training": {"tokens": 2048, "epochs": 10, "warmup": 200, "rate": 2e-3},
+        "corpus": {"dev_size": 200},
+        "training": {"batch_tokens": 2048, "epochs": 10, "warmup": 200, "learning_rate": 2e-3},
     },
-    "small": {"model": {"dropout": 0.2}, "training": {"tokens": 2500, "epochs": 10}},
+    "small": {"model": {"dropout": 0.2}, "training": {"batch_tokens": 2500, "epochs": 10}},
     "base": {
         "model": {"width": 512, "layers": 6},
         "tokens": {"size": 32_000},
         "training": {
-            "tokens": 16_384,
-            "rate": 7e-4,
+            "batch_tokens": 16_384,
+            "learning_rate": 7e-4,
             "schedule": "inverse-sqrt",
             "warmup": 4000,
             "updates": 100_000,
-            "judge": 2000,
-            "average": 5,
+            "validate_every": 2000,
+            "average_checkpoints": 5,
         },
     },
 }
-_WITHOUT_TRANSFORMER: dict[str, dict[str, dict[str, Any]]] = {
+_RECURRENT_PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "recurrent": {"model": {"layers": 1}},
     "plain": {"model": {"layers": 2, "cell": "lstm", "reverse": True, "bidirectional": False}},
 }
 
 
-def _count(name: str, value: int, least: int = 0) -> None:
-    """A whole number that can be meant."""
-    count(name, value, least=least)
-    if value > _MOST.get(name, value):
-        told = f"{value:,}" if value < 10**30 else _told(value)
-        raise ArgumentError(f"{name}={told}; it must be at most {_MOST[name]:,}. Give a smaller one.")
+def _check_section(name: str) -> None:
+    if name not in _SECTIONS:
+        raise ArgumentError(f"Unknown section [{shorten(name)}]. {_suggest(name, list(_SECTIONS))}")
 
 
-def _told(value: Any) -> str:
-    """A value in a message; it may be of any type and size."""
-    try:
-        return shorten(repr(value))
-    except (ValueError, RecursionError):  # of a number with more digits than Python writes
-        return "a value that is too long to show"
+def _type_of(section: str, name: str) -> Any:
+    """The type of a setting."""
+    kinds = {item.name: item.type for item in dataclasses.fields(_SECTIONS[section])}
+    if name not in kinds:
+        cure = _suggest(name, list(kinds), f"{section}.")
+        raise ArgumentError(f"Unknown setting {section}.{shorten(name)}. {cure}")
+    return kinds[name]
 
 
-def _unknown(what: str, name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f"there is no {what}; " + (
-        f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
-    )
+def _suggest(name: str, known: Sequence[str], prefix: str = "") -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    return f"Did you mean {prefix}{close[0]}?" if close else f"Choose from {', '.join(known)}."
 
 
-def _type(section: str, name: str) -> Any:
-    """What a setting is: a type, a Literal, or one of them or None."""
-    types_ = _TYPES[section]
-    if name not in types_:
-        near = difflib.get_close_matches(name, list(types_), 1)
-        cure = f"did you mean {section}.{near[0]}?" if near else f"there are {', '.join(types_)}."
-        raise ArgumentError(f"there is no setting {section}.{shorten(name)}; {cure}")
-    return types_[name]
-
-
-def _checked(section: str, name: str, value: Any) -> Any:
-    """A setting of the right type, whoever wrote it."""
-    kind = _type(section, name)
+def _check_type(name: str, value: Any, kind: Any) -> Any:
+    """Return the value, an int as a float where a float is required."""
     if isinstance(kind, types.UnionType):
         if value is None:
             return None
-        (kind,) = (one for one in get_args(kind) if one is not type(None))
+        (kind,) = (part for part in get_args(kind) if part is not type(None))
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
-            raise ArgumentError(f"{section}.{name} is {_told(value)}; there are {', '.join(get_args(kind))}.")
+            raise ArgumentError(f"{name} must be one of {', '.join(get_args(kind))}, got {_show(value)}.")
         return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value) if abs(value) < 2**53 else math.inf * (1 if value > 0 else -1)
+        return float(value) if abs(value) < 2**53 else math.inf if value > 0 else -math.inf
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[kind]
-        raise ArgumentError(f"{section}.{name} is {_told(value)}; it must be {wanted}.")
+        expected = {int: "an integer", float: "a number", bool: "true or false"}[kind]
+        raise ArgumentError(f"{name} must be {expected}, got {_show(value)}.")
     return value
 
 
-def _parsed(section: str, name: str, text: str) -> Any:
-    """A setting from the command line: as in TOML, but for the quotes around texts."""
-    kind = _type(section, name)
+def _check_bounds(name: str, value: Any, bounds: Mapping[str, float | None]) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ArgumentError(f"{name} must be finite, got {value}.")
+    limits = {phrase: limit for phrase, limit in bounds.items() if limit is not None}
+    if value is not None and not all(_COMPARE[phrase](value, limit) for phrase, limit in limits.items()):
+        expected = " and ".join(f"{phrase} {limit:,}" for phrase, limit in limits.items())
+        raise ArgumentError(f"{name} must be {expected}, got {_show(value)}.")
+
+
+def _parse(section: str, name: str, text: str) -> Any:
+    """Parse a setting from the command line: TOML, with optional quotes around strings."""
+    kind = _type_of(section, name)
     if text == "none" and isinstance(kind, types.UnionType):
         return None
-    if kind is str or get_origin(kind) is Literal:
+    if get_origin(kind) is Literal:
         return text.strip("\"'")
     try:
-        found = tomllib.loads(f"value = {text}")
-        return found["value"] if len(found) == 1 else text  # else it has several lines
-    except (ValueError, RecursionError):  # no TOML; too many digits; brackets in brackets in brackets
-        return text  # which is refused for its type
+        parsed = tomllib.loads(f"value = {text}")
+        return parsed["value"] if len(parsed) == 1 else text  # text of several lines
+    except (ValueError, RecursionError):  # not TOML, too many digits, or nested too deeply
+        return text  # rejected for its type
+
+
+def _show(value: Any) -> str:
+    try:
+        return shorten(repr(value))
+    except (ValueError, RecursionError):  # an int with more digits than Python prints
+        return "a value that is too long to show"

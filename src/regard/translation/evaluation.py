@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from regard._util.checks import count
+from regard._util.checks import check_int
 from regard.errors import ArgumentError, DTypeError
-from regard.models.encoders.words import is_word, split
+from regard.models.encoders.words import is_word, split_words
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -197,7 +197,7 @@ def count_words(sentence: str) -> int:
     >>> count_words("Dogs don't bark, they say."), count_words("我愛狗。")
     (5, 3)
     """
-    return sum(is_word(word.text) for word in split(sentence))
+    return sum(is_word(word.text) for word in split_words(sentence))
 
 
 def length_bins(sources: Sequence[str], *, most: int = BINS, least: int = LEAST) -> list[int]:
@@ -207,8 +207,8 @@ def length_bins(sources: Sequence[str], *, most: int = BINS, least: int = LEAST)
     >>> length_bins(["a", "a b", "a b c"] * 40 + ["a b c d e f"])
     [1, 2, 6]
     """
-    count("length_bins got most", most, least=1)
-    count("length_bins got least", least, least=1)
+    check_int("length_bins got most", most, min=1)
+    check_int("length_bins got least", least, min=1)
     return _edges([count_words(source) for source in sources], most, least)
 
 
@@ -231,7 +231,7 @@ def _edges(lengths: Sequence[int], most: int = BINS, least: int = LEAST) -> list
 
 def _checked(bins: Sequence[int]) -> list[int]:
     for edge in bins:
-        count("by_length got a bin up to", edge)
+        check_int("by_length got a bin up to", edge)
     if not bins or list(bins) != sorted(set(bins)):
         raise ArgumentError(f"by_length got bins={list(bins)}; give growing lengths: [5, 10, 20].")
     return list(bins)

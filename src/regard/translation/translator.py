@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard._util.checks import count, of_kind
+from regard._util.checks import check_int, check_type
 from regard._util.text import shorten
 from regard.errors import DTypeError
-from regard.models.encoders.words import checked
+from regard.models.encoders.words import check_sentences
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import Alignment, align, check_size, merge
 from regard.translation.alignment.cross_attention import (
@@ -104,7 +104,7 @@ class Translator:
     ) -> None:
         self.model, self.tokens = model, tokens
         self.choice, self.settings = choice or AlignmentHead(), settings or {}
-        plan = self.settings.get("plan", {})
+        plan = self.settings.get("settings", {})
         match plan.get("model"):
             case {"kind": "transformer", "positions": "learned", "max_positions": int(places)}:
                 self._places = places  # that were learned, for pieces and a mark
@@ -128,10 +128,10 @@ class Translator:
 
         A sentence of more pieces than the model was trained with is translated in parts; its `note` says so.
         """
-        count("translate got batch", batch, least=1)
+        check_int("translate got batch", batch, min=1)
         if alignment:
             cross_attention_layers(self.model)  # refuses a model without attention, before the work
-        lines = [Line.of(text, self.tokens.source.cut(text), self.longest) for text in checked(texts)]
+        lines = [Line.of(text, self.tokens.source.cut(text), self.longest) for text in check_sentences(texts)]
         drafts = self._search(lines, how, batch)
         passages = [passage for some in drafts for draft in some for passage in draft]
         weights = self._weigh([passage for passage in passages if alignment or passage.has_unknown])
@@ -160,7 +160,7 @@ class Translator:
         ...     for translation in translator.stream(sys.stdin):
         ...         print(translation.text, flush=True)
         """
-        count("stream got batch", batch, least=1)
+        check_int("stream got batch", batch, min=1)
         if isinstance(lines, str):
             raise DTypeError("stream got one string; give lines: a list, or a file that is open.")
         for group in batch_lines(lines, batch * _GROUP):
@@ -173,7 +173,7 @@ class Translator:
         choice: the layer, heads and shift to read them from, if not the translator's own.
         """
         choice = self.choice if choice is None else choice
-        of_kind("align got a choice", choice, AlignmentHead, 'AlignmentHead(layer=-1, shift="output")')
+        check_type("align got a choice", choice, AlignmentHead, 'AlignmentHead(layer=-1, shift="output")')
         return align(self.model, self.tokens, pairs, choice)
 
     def __repr__(self) -> str:

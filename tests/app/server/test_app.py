@@ -10,7 +10,7 @@ import torch
 
 from regard.app.server.app import STATIC, read_static
 from regard.app.server.routes import lessons
-from regard.models.encoders.words import split
+from regard.models.encoders.words import split_words
 from regard.translation.decoding.search import Beam
 from tests.app.server.asking import error
 from tests.app.server.conftest import WORDS
@@ -161,7 +161,7 @@ def test_a_long_text_needs_no_model(client):
     text = "the dog barks and the cat sleeps while the mouse eats cheese in the house . " * 20
     shown = client.post("/api/long", text=text)
     (one,) = shown["exhibit"]["inputs"]
-    words = [word.text for word in split(text)]
+    words = [word.text for word in split_words(text)]
     assert one["texts"][0]["tokens"] == words
     (whole,) = arrays(client.post(f"/api/exhibits/{shown['id']}/tile", height=len(words), width=len(words)))
     assert whole.shape == (1, len(words), len(words)) or whole.shape[1] == 256

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, DTypeError
-from regard.models.encoders.base import Comparison, Embedded, Neighbor, Tokens, WordEncoder
-from regard.models.encoders.words import Vocabulary, fold, near, split
+from regard.models.encoders.base import Comparison, WordVectors, Neighbor, TokenVectors, WordEncoder
+from regard.models.encoders.words import Vocabulary, close_words, fold, split_words
 from regard.models.layers.attention import MultiHeadAttention
 
 WIDTH = 6
@@ -32,11 +32,11 @@ class Letters(WordEncoder):
 
     def spans(self, sentence: str) -> list[tuple[int, int] | None]:
         pairs = [
-            (i, min(i + 2, word.stop)) for word in split(sentence) for i in range(word.start, word.stop, 2)
+            (i, min(i + 2, word.stop)) for word in split_words(sentence) for i in range(word.start, word.stop, 2)
         ]
         return [None, *((i, j) for i, j in pairs if sentence[i:j] not in self.lost.split()), None]
 
-    def token_vectors(self, sentences: Sequence[str]) -> Iterator[Tokens]:
+    def token_vectors(self, sentences: Sequence[str]) -> Iterator[TokenVectors]:
         for sentence in sentences:
             spans = self.spans(sentence)
             texts = ["" if span is None else sentence[span[0] : span[1]] for span in spans]
@@ -45,7 +45,7 @@ class Letters(WordEncoder):
             for block in self.blocks:
                 layers.append(block(layers[-1]))
             names = ["[CLS]", *texts[1:-1], "[SEP]"]
-            yield Tokens(torch.cat(layers), spans, names, [text != "zz" for text in texts])
+            yield TokenVectors(torch.cat(layers), spans, names, [text != "zz" for text in texts])
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def encoder() -> Letters:
 
 
 def texts(sentence: str) -> list[str]:
-    return [word.text for word in split(sentence)]
+    return [word.text for word in split_words(sentence)]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_sentences_are_split_into_words(sentence, words):
 
 @given(st.text())
 def test_words_stand_where_they_say_in_order_and_hold_all_letters(sentence):
-    words = split(sentence)
+    words = split_words(sentence)
     assert all(sentence[word.start : word.stop] == word.text for word in words)
     assert all(first.stop <= second.start for first, second in pairwise(words))
     held = {place for word in words for place in range(word.start, word.stop)}
@@ -94,7 +94,7 @@ def test_words_stand_where_they_say_in_order_and_hold_all_letters(sentence):
 @given(st.lists(st.text("abAB.'"), min_size=1))
 def test_a_vocabulary_knows_the_words_it_was_made_of_in_any_case(sentences):
     vocabulary = Vocabulary.of(sentences)
-    words = [word.text for sentence in sentences for word in split(sentence)]
+    words = [word.text for sentence in sentences for word in split_words(sentence)]
     numbers = vocabulary.numbers(words)
     assert 0 not in numbers
     assert [vocabulary[number] for number in numbers] == [fold(word) for word in words]
@@ -104,8 +104,8 @@ def test_a_vocabulary_knows_the_words_it_was_made_of_in_any_case(sentences):
 
 def test_a_vocabulary_prefers_the_same_spelling_and_the_most_frequent_words():
     assert Vocabulary(["Paris", "paris"]).numbers(["paris", "Paris", "PARIS"]) == [2, 1, 1]
-    assert list(Vocabulary.of(["a b b c c c"], most=2)) == ["<unk>", "c", "b"]
-    assert list(Vocabulary.of(["a b b c c c"], least=3)) == ["<unk>", "c"]
+    assert list(Vocabulary.of(["a b b c c c"], max_size=2)) == ["<unk>", "c", "b"]
+    assert list(Vocabulary.of(["a b b c c c"], min_count=3)) == ["<unk>", "c"]
     with pytest.raises(ArgumentError, match="'a' as word 1 and again as word 2"):
         Vocabulary(["a", "a"])
     with pytest.raises(DTypeError, match="word 1"):
@@ -115,7 +115,7 @@ def test_a_vocabulary_prefers_the_same_spelling_and_the_most_frequent_words():
 
 
 def test_near_words_are_found_quickly_in_a_large_vocabulary():
-    assert near("wrod77", (f"word{i}" for i in range(100_000)))[0] == "word77"
+    assert close_words("wrod77", (f"word{i}" for i in range(100_000)))[0] == "word77"
 
 
 def test_a_word_is_the_mean_of_its_tokens(encoder):
@@ -133,9 +133,9 @@ def test_a_token_that_spans_two_words_belongs_to_both():
     class Wide(WordEncoder):
         layers = 1
 
-        def token_vectors(self, sentences: Sequence[str]) -> list[Tokens]:
+        def token_vectors(self, sentences: Sequence[str]) -> list[TokenVectors]:
             vectors = torch.tensor([[[1.0], [3.0], [7.0]]])
-            return [Tokens(vectors, [(0, 4), (3, 6), (6, 6)]) for _ in sentences]  # "one " "␣tw" ""
+            return [TokenVectors(vectors, [(0, 4), (3, 6), (6, 6)]) for _ in sentences]  # "one " "␣tw" ""
 
     (embedded,) = Wide().embed("one two")
     assert embedded.words == ("one", "two")
@@ -164,7 +164,7 @@ def test_embedding_keeps_no_gradients_and_leaves_the_modes(encoder):
 
 def test_words_are_found_as_spelled_then_in_any_case_and_by_occurrence():
     vectors = torch.arange(5.0).reshape(1, 5, 1)
-    embedded = Embedded("", ("Bark", "bark", "don’t", "bark", "BARK"), ((0, 0),) * 5, vectors)
+    embedded = WordVectors("", ("Bark", "bark", "don’t", "bark", "BARK"), ((0, 0),) * 5, vectors)
     assert [embedded.index(w) for w in ("bark", "Bark", "bArK", "Don't")] == [1, 0, 0, 2]
     assert [embedded.index(w) for w in (("bark", 0), ("bark", 1), ("bark", -1))] == [1, 3, 3]
     assert embedded["bark", 1].item() == 3
@@ -224,7 +224,7 @@ def test_a_word_the_encoder_does_not_know_cannot_be_asked_about(encoder):
 
 def test_nearest_ranks_all_words_of_the_other_sentences(encoder):
     query, among = "Dogs bark.", ["Trees shed bark.", "Dogs bark.", "A cat"]
-    found = encoder.nearest("bark", sentence=query, among=among, most=100)
+    found = encoder.nearest("bark", sentence=query, among=among, k=100)
     assert sorted(each.word for each in found) == [
         "A",
         "Dogs",
@@ -238,9 +238,9 @@ def test_nearest_ranks_all_words_of_the_other_sentences(encoder):
         assert each.sentence is not None
         expected = encoder.compare(query, each.sentence, word=("bark", each.word)).similarity
         assert each.similarity == pytest.approx(expected, abs=1e-6)
-    assert encoder.nearest("bark", sentence=query, among=among, most=2) == found[:2]
+    assert encoder.nearest("bark", sentence=query, among=among, k=2) == found[:2]
     assert encoder.nearest("bark", among=["bark"]) == []
-    top = encoder.nearest("bark", sentence=query, among=among, layer=0, most=1)
+    top = encoder.nearest("bark", sentence=query, among=among, layer=0, k=1)
     assert top == [Neighbor("bark", "Trees shed bark.", 1.0)]
 
 
@@ -250,7 +250,7 @@ def test_nearest_refuses_what_cannot_be(encoder):
     with pytest.raises(ArgumentError, match=r"layer is 3 and Letters has layers 0 to 2"):
         encoder.nearest("bark", among=["dog"], layer=3)
     with pytest.raises(ArgumentError, match="most=0"):
-        encoder.nearest("bark", among=["dog"], most=0)
+        encoder.nearest("bark", among=["dog"], k=0)
     for wrong in (5, None, ("bark", "x")):
         with pytest.raises(DTypeError, match="give a string, or a pair"):
             encoder.nearest(wrong, among=["dog"])
@@ -272,7 +272,7 @@ def test_what_a_word_attends_to_is_added_over_keys_and_averaged_over_queries(enc
     weights = weights if layer is None else weights[[layer]]
     weights = weights if head is None else weights[:, [head]]
     row = weights.mean((0, 1))[3:5].mean(0)
-    found = encoder.attended(sentence, "bark", layer=layer, head=head)
+    found = encoder.attended_words(sentence, "bark", layer=layer, head=head)
     assert [each.word for each in found] == ["[CLS]", "Dogs", "bark", "[SEP]"]
     expected = torch.stack([row[0], row[1:3].sum(), row[3:5].sum(), row[5]])
     torch.testing.assert_close(torch.tensor([each.weight for each in found]), expected)
@@ -281,7 +281,7 @@ def test_what_a_word_attends_to_is_added_over_keys_and_averaged_over_queries(enc
 
 def test_asking_what_is_attended_to_leaves_other_watchers_alone(encoder):
     with regard.watch(encoder) as seen:
-        encoder.attended("Dogs bark", "bark")
+        encoder.attended_words("Dogs bark", "bark")
         assert len(seen) == 2
         encoder.embed("Dogs")
         assert len(seen) == 4
@@ -291,14 +291,14 @@ def test_asking_what_is_attended_to_leaves_other_watchers_alone(encoder):
 @pytest.mark.parametrize("layer", [2, -3, 1.0, True])
 def test_layers_that_do_not_attend_are_refused(encoder, layer):
     with pytest.raises(ArgumentError, match="2 layers that attend"):
-        encoder.attended("Dogs bark", "bark", layer=layer)
+        encoder.attended_words("Dogs bark", "bark", layer=layer)
 
 
 def test_heads_and_words_that_are_not_there_are_refused(encoder):
     with pytest.raises(ArgumentError, match="head=2 and there are 2 heads"):
-        encoder.attended("Dogs bark", "bark", head=2)
+        encoder.attended_words("Dogs bark", "bark", head=2)
     with pytest.raises(ArgumentError, match="'cat' is not in"):
-        encoder.attended("Dogs bark", "cat")
+        encoder.attended_words("Dogs bark", "cat")
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_the_loss_reaches_every_parameter_and_spares_the_marks() -> None:
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
     batch = encoder.pack(TEXT * 50)
-    _, labels = regard.models.gaps(batch, mask=3, vocabulary=len(encoder.vocabulary), spared=[1, 2])
+    _, labels = regard.models.mask_tokens(batch, mask_id=3, vocab_size=len(encoder.vocabulary), special_ids=[1, 2])
     assert not torch.isin(labels, torch.tensor([1, 2])).any()
     assert (labels >= MARKS).any()
 
@@ -67,10 +67,10 @@ def test_it_learns_a_few_sentences_by_heart() -> None:
         TEXT * 8,
         width=32,
         heads=2,
-        least=1,
+        min_count=1,
         dropout=0.0,
         epochs=40,
-        rate=1e-2,
+        learning_rate=1e-2,
         report=lambda _, loss: losses.append(loss),
     )
     assert losses[-1] < 0.3 * losses[0]
@@ -78,7 +78,7 @@ def test_it_learns_a_few_sentences_by_heart() -> None:
 
 def test_what_a_word_attends_to_adds_up() -> None:
     encoder = make()
-    found = encoder.attended(TEXT[0], "bark", layer=1, head=1)
+    found = encoder.attended_words(TEXT[0], "bark", layer=1, head=1)
     assert [one.word for one in found] == ["<s>", *TEXT[0].split(), "</s>"]
     assert sum(one.weight for one in found) == pytest.approx(1)
     with regard.watch(encoder) as seen:

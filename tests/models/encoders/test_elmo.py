@@ -56,7 +56,7 @@ def test_the_senses_of_a_word_are_told_apart_where_static_vectors_cannot():
     assert min(same) > max(other) + 0.1
     assert elmo.compare(dogs[0], trees[0], word="bark").similarities[0] == 1.0  # layer 0 knows no context
     assert set(alike(static, dogs, trees)) == {1.0}
-    near = elmo.nearest("bark", sentence=dogs[0], among=[*dogs[3:6], *trees], most=3)
+    near = elmo.nearest("bark", sentence=dogs[0], among=[*dogs[3:6], *trees], k=3)
     assert all(each.word == "bark" and each.sentence in dogs for each in near)
 
 
@@ -163,7 +163,7 @@ def test_it_overfits_and_repeats_by_its_seed():
 def test_seconds_end_the_training():
     reports: list[int] = []
     encoder = ElmoEncoder.learn(
-        TEXT, width=3, epochs=10**9, seconds=0.05, least=1, report=lambda i, _: reports.append(i)
+        TEXT, width=3, epochs=10**9, max_seconds=0.05, min_count=1, report=lambda i, _: reports.append(i)
     )
     assert len(reports) < 10**6
     assert encoder.embed("dogs bark")[0].vectors.shape == (3, 2, 6)
@@ -186,7 +186,7 @@ def test_unknown_words_take_part_but_cannot_be_asked_about():
     ):
         encoder.compare("dogs barked", "dogs barked", word="barked")
     with pytest.raises(ArgumentError, match="ElmoEncoder does not attend"):
-        encoder.attended("dogs bark", "bark")
+        encoder.attended_words("dogs bark", "bark")
 
 
 @pytest.mark.filterwarnings(
@@ -215,8 +215,8 @@ def test_it_compiles_and_has_shapes_without_numbers():
         (lambda: ElmoEncoder.learn([]), "0 sentences with words, in which none occurs 2 times"),
         (lambda: ElmoEncoder.learn(["a", " "]), "1 sentences with words"),
         (lambda: ElmoEncoder.learn(TEXT, epochs=0), "epochs=0"),
-        (lambda: ElmoEncoder.learn(TEXT, seconds=0), "seconds=0"),
-        (lambda: ElmoEncoder.learn(TEXT, rate=-1), "rate=-1"),
+        (lambda: ElmoEncoder.learn(TEXT, max_seconds=0), "seconds=0"),
+        (lambda: ElmoEncoder.learn(TEXT, learning_rate=-1), "rate=-1"),
         (lambda: make().embed(""), "no words"),
         (lambda: make().states(torch.zeros(3, dtype=torch.long)), r"\(3,\)"),
         (lambda: make().states(torch.zeros(2, 3, dtype=torch.long), torch.tensor([4, 1])), "a length is 4"),
@@ -295,11 +295,11 @@ def tensors(change):
         (about(format="elmo 2"), "'elmo 1'"),
         (options(code="evil.py"), "options are .*code"),
         (options(width=10**12), "overflowed|has the shape"),
-        (options(width="5"), "whole number"),
+        (options(width="5"), "integer"),
         (options(width=7), r"has the shape .* and the options need"),
         (options(layers=10**9), "1000000000 layers and there are"),
         (options(layers=3), "missing or too many"),
-        (options(layers=True), "whole number"),
+        (options(layers=True), "integer"),
         (options(dropout=2), "dropout=2"),
         (about(best_layer=3), "best_layer 3 of 3"),
         (about(best_layer=None), "best_layer"),

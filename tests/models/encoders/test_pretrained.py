@@ -160,7 +160,7 @@ def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
 
 def agree(encoder: PretrainedEncoder, model: Any, sentences: list[str] = SENTENCES) -> None:
     """Hidden states and attentions of every layer, sentence by sentence and all packed together."""
-    pieces = encoder.subwords.tokens(sentences)
+    pieces = encoder.tokenizer.tokens(sentences)
     packed = Packed.of(pieces)
     with torch.no_grad():
         layers = [packed.split(x) for x in encoder.states(packed)]
@@ -257,7 +257,7 @@ def test_plain_vocabularies_give_the_tokens_of_transformers(kind, lower, tmp_pat
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": lower}))
         tokenizer = transformers.RobertaTokenizer.from_pretrained(tmp_path)
     sentences = [*SENTENCES, "Déjà [MASK] <mask> unlikely", "  two  spaces "]
-    assert load_encoder(tmp_path).subwords.tokens(sentences) == tokenizer(sentences)["input_ids"]
+    assert load_encoder(tmp_path).tokenizer.tokens(sentences) == tokenizer(sentences)["input_ids"]
 
 
 def test_old_names_of_norms(folder):
@@ -275,7 +275,7 @@ def test_words_are_means_of_their_pieces(folder):
     assert isinstance(encoder, WordEncoder)
     (embedded,) = encoder.embed("Dogs may bark, unlikely.")
     assert embedded.words == ("Dogs", "may", "bark", ",", "unlikely", ".")
-    (tokens,) = encoder.subwords(["Dogs may bark, unlikely."])
+    (tokens,) = encoder.tokenizer(["Dogs may bark, unlikely."])
     layers = torch.stack(encoder.states(Packed.of([tokens.tokens])))
     assert tokens.names[5:8] == ["un", "##like", "##ly"]
     torch.testing.assert_close(embedded["unlikely"], layers[:, 5:8].mean(1))
@@ -295,7 +295,7 @@ def test_one_sentence_more_changes_nothing(folder, monkeypatch):
 def test_sentence_vectors_are_means_of_length_one(folder):
     encoder = load_encoder(folder)
     vectors = encoder.sentence_vectors(SENTENCES[:2])
-    tokens = encoder.subwords.tokens(SENTENCES[:2])
+    tokens = encoder.tokenizer.tokens(SENTENCES[:2])
     means = torch.stack([encoder(Packed.of([one])).mean(0) for one in tokens])
     torch.testing.assert_close(vectors, means / means.norm(dim=-1, keepdim=True))
     assert encoder.sentence_vectors([]).shape == (0, WIDTH)
@@ -341,7 +341,7 @@ def test_unknown_words_are_not_compared(folder):
 
 
 def test_attended_gives_the_weights_of_words(folder):
-    found = load_encoder(folder).attended("Dogs may bark", "bark", layer=1, head=1)
+    found = load_encoder(folder).attended_words("Dogs may bark", "bark", layer=1, head=1)
     assert [one.word for one in found] == ["[CLS]", "Dogs", "may", "bark", "[SEP]"]
     assert sum(one.weight for one in found) == pytest.approx(1, abs=1e-5)
 
@@ -756,7 +756,7 @@ def test_minilm_is_that_of_transformers():
     encoder = load_encoder("minilm")
     agree(encoder, model, [*SENTENCES, "word " * 200])
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    assert encoder.subwords.tokens(SENTENCES) == tokenizer(SENTENCES)["input_ids"]
+    assert encoder.tokenizer.tokens(SENTENCES) == tokenizer(SENTENCES)["input_ids"]
 
 
 @needs_minilm

@@ -48,12 +48,12 @@ def test_unknown_words_have_a_vector_in_a_sentence_but_cannot_be_asked_about(enc
 
 
 def test_nearest_looks_in_the_vocabulary_or_in_sentences(encoder):
-    found = encoder.nearest("dogs", most=100)
+    found = encoder.nearest("dogs", k=100)
     assert sorted(each.word for each in found) == ["Paris", "bark", "trees"]  # not itself, no punctuation
     expected = F.cosine_similarity(encoder.vector("dogs"), encoder.vector(found[0].word), dim=0)
     assert found[0].similarity == pytest.approx(expected.item(), abs=1e-6)
     assert found == sorted(found, key=lambda each: -each.similarity)
-    assert [each.word for each in encoder.nearest("dogs", among=["paris , dogs"], most=1)] == ["dogs"]
+    assert [each.word for each in encoder.nearest("dogs", among=["paris , dogs"], k=1)] == ["dogs"]
 
 
 def test_nearest_of_a_word_in_its_sentence_is_that_of_the_word(encoder):
@@ -69,7 +69,7 @@ def test_nearest_of_a_word_in_its_sentence_is_that_of_the_word(encoder):
 
 def test_it_does_not_attend(encoder):
     with pytest.raises(ArgumentError, match="StaticEncoder does not attend"):
-        encoder.attended("dogs bark", "bark")
+        encoder.attended_words("dogs bark", "bark")
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def corpus() -> list[str]:
 @pytest.mark.usefixtures("one_thread")
 def test_words_beside_the_same_words_become_alike():
     encoder = StaticEncoder.learn(corpus(), width=8)
-    assert {each.word for each in encoder.nearest("dogs", most=2)} == {"foxes", "wolves"}
-    assert {each.word for each in encoder.nearest("oaks", most=2)} == {"pines", "birches"}
+    assert {each.word for each in encoder.nearest("dogs", k=2)} == {"foxes", "wolves"}
+    assert {each.word for each in encoder.nearest("oaks", k=2)} == {"pines", "birches"}
     assert torch.equal(encoder.vectors, StaticEncoder.learn(corpus(), width=8).vectors)
     assert encoder.compare(corpus()[0], corpus()[1], word="bark").similarity == 1.0
 
@@ -202,13 +202,13 @@ def test_files_of_glove_are_read(tmp_path):
     assert list(encoder.vocabulary) == ["<unk>", "the", ". . .", "naïve"]
     torch.testing.assert_close(encoder.vectors[1:].mean(0), encoder.vectors[0])
     torch.testing.assert_close(encoder.vector("Naïve"), torch.tensor([-1e-3, 0.5, 7]))
-    assert len(StaticEncoder.load(path, most=2).vocabulary) == 3
+    assert len(StaticEncoder.load(path, limit=2).vocabulary) == 3
     assert torch.equal(StaticEncoder.load(encoder.save(tmp_path / "again.txt")).vectors, encoder.vectors)
     path.write_bytes(
         b"\xef\xbb\xbf3 3\r\n" + GLOVE.replace(b"\n", b" \r\n")
     )  # as word2vec and Windows write it
     assert torch.equal(StaticEncoder.load(path).vectors, encoder.vectors)
-    assert len(StaticEncoder.load(path, most=2).vocabulary) == 3
+    assert len(StaticEncoder.load(path, limit=2).vocabulary) == 3
     path.write_bytes(GLOVE + b"<unk> 9 9 9")
     assert torch.equal(StaticEncoder.load(path).vectors[0], torch.full((3,), 9.0))
 

@@ -14,8 +14,8 @@ pytest.importorskip("tokenizers")
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from regard.errors import ArgumentError
-from regard.models.encoders.tokenizer import _check, guarded, read_subwords
-from regard.translation.tokens import Tokens
+from regard.models.encoders.tokenizer import _check, guarded, read_tokenizer
+from regard.translation.tokens import TokenVectors
 
 
 class _Layout:
@@ -96,7 +96,7 @@ def test_what_would_explode_is_refused_before(name, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(EXPLODING[name]))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ArgumentError, match=r"tokenizer\.json is no tokenizer that regard uses: ") as refused:
-        read_subwords(tmp_path, _Layout)
+        read_tokenizer(tmp_path, _Layout)
     assert len(str(refused.value)) < 500
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 100_000  # kB
 
@@ -125,14 +125,14 @@ def test_names_that_occur_twice_are_read_as_they_were_checked(tmp_path):
     twice = f"{inner % ', '.join([harmful] * 4)}, {inner % harmless}"
     assert inner % "" in text
     (tmp_path / "tokenizer.json").write_text(text.replace(inner % "", twice))
-    assert read_subwords(tmp_path, _Layout).tokens(["a"]) == [[1]]  # a has become b, which is unknown
+    assert read_tokenizer(tmp_path, _Layout).tokens(["a"]) == [[1]]  # a has become b, which is unknown
 
 
 def charsmap() -> str:
     """SentencePiece's own table for NFKC."""
     pb = pytest.importorskip("sentencepiece.sentencepiece_model_pb2")
     model = pb.ModelProto()
-    model.ParseFromString(Tokens.learn(["ein Hund bellt"] * 10, kind="bpe", size=40).content)
+    model.ParseFromString(TokenVectors.learn(["ein Hund bellt"] * 10, kind="bpe", size=40).content)
     return base64.b64encode(model.normalizer_spec.precompiled_charsmap).decode()
 
 
@@ -193,7 +193,7 @@ def real() -> dict[str, Tokenizer]:
 def test_real_tokenizers_are_taken_and_give_the_same_tokens(tmp_path):
     for name, tokenizer in real().items():
         tokenizer.save(str(tmp_path / "tokenizer.json"))
-        found = read_subwords(tmp_path, _Layout)
+        found = read_tokenizer(tmp_path, _Layout)
         for text in ("a", "Ein Hund  bellt ﷺ", "a a\ta"):
             assert found.tokens([text]) == [tokenizer.encode(text).ids], name
 

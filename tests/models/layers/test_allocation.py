@@ -91,7 +91,7 @@ def test_a_training_from_python_leaves_the_allocator_alone(
 def test_a_training_from_the_command_line_keeps_memory(tmp_path: Path, told: list[dict[int, int]]) -> None:
     pytest.importorskip("typer")
     (tmp_path / "a.tsv").write_text("".join(f"a b {n}\tc {n} d\n" for n in range(60)))
-    settings = ["tokens.kind=words", "model.width=16", "model.heads=2", "training.updates=1", "corpus.dev=4"]
+    settings = ["tokens.kind=words", "model.width=16", "model.heads=2", "training.updates=1", "corpus.dev_size=4"]
     options = [option for setting in settings for option in ("--set", setting)]
     run("train", tmp_path / "a.tsv", "--output", tmp_path / "model", "--preset", "tiny", *options)
     assert len(told) == 1

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
-from regard.models import Attends, Cache, Memory, MultiHeadAttention, RotaryPositions, SelfAttention
+from regard.models import Attends, KVCache, KeyValues, MultiHeadAttention, RotaryPositions, SelfAttention
 from tests import naive
 from tests.models.exact import close, filled, normal
 
@@ -154,7 +154,7 @@ def test_equal_projections_start_alike_and_biases_at_zero() -> None:
     """The fused matrix is drawn part by part: its bound is that of a projection of its own."""
     layer = MultiHeadAttention(64, 4, key_heads=1)
     for which, rows in enumerate((64, 16, 16)):
-        matrix, bias = layer.part(which)
+        matrix, bias = layer.projection(which)
         bound = (6 / (rows + 64)) ** 0.5
         assert 0.9 * bound < matrix.abs().max() <= bound
         assert bias is not None
@@ -182,7 +182,7 @@ class Products(TorchDispatchMode):
         (lambda layer, x: layer(x), 2),
         (lambda layer, x: layer(x, x[:1]), 3),  # queries; keys and values; out_proj
         (lambda layer, x: layer(x, x[:1], x[:1] + 1), 4),
-        (lambda layer, x: layer.remember(x), 1),
+        (lambda layer, x: layer.project_source(x), 1),
     ],
 )
 def test_projections_are_fused(call: Any, products: int) -> None:
@@ -197,8 +197,8 @@ def test_projections_are_fused(call: Any, products: int) -> None:
 def test_parts_are_those_of_the_state_dict(options: dict[str, Any]) -> None:
     layer = layer_of(**options)
     for which, (matrix, bias) in enumerate(projections(layer)):
-        assert torch.equal(layer.part(which)[0], matrix)
-        assert torch.equal(layer.part(which)[1], bias)
+        assert torch.equal(layer.projection(which)[0], matrix)
+        assert torch.equal(layer.projection(which)[1], bias)
 
 
 # Memory and cache
@@ -207,7 +207,7 @@ def test_parts_are_those_of_the_state_dict(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("kind", ["plain", "two key heads", "head widths", "additive"])
 def test_what_is_remembered_is_read_alike(kind: str) -> None:
     layer, x, source = LAYERS[kind](), normal(2, 3, 12), normal(2, 5, 12)
-    memory = layer.remember(source)
+    memory = layer.project_source(source)
     assert memory.key.shape[-3] == memory.value.shape[-3] == layer.key_heads
     close(layer(x, memory), layer(x, source))
     rows = torch.tensor([1, 1, 0])
@@ -226,12 +226,12 @@ def test_step_by_step_equals_at_once(
     chunks: list[int], kind: str, lead: tuple[int, ...], turned: bool, alibi: bool, grad: bool
 ) -> None:
     layer, n = LAYERS[kind](), sum(chunks)
-    x, cache, rotary = normal(*lead, n, 12), Cache(), RotaryPositions(2)
+    x, cache, rotary = normal(*lead, n, 12), KVCache(), RotaryPositions(2)
     bias = regard.ALiBi(HEADS) if alibi else None
 
-    def call(start: int, stop: int, cache: Cache | None = None) -> Tensor:
-        turn = rotary(torch.arange(start, stop)) if turned else None
-        return layer(x[..., start:stop, :], mask=regard.Causal(), bias=bias, turn=turn, cache=cache)
+    def call(start: int, stop: int, cache: KVCache | None = None) -> Tensor:
+        rotation = rotary(torch.arange(start, stop)) if turned else None
+        return layer(x[..., start:stop, :], mask=regard.Causal(), bias=bias, rotation=rotation, cache=cache)
 
     with torch.set_grad_enabled(grad):
         steps, start = [], 0
@@ -243,7 +243,7 @@ def test_step_by_step_equals_at_once(
 
 
 def test_gradients_step_by_step_equal_those_at_once() -> None:
-    layer, x, cache = layer_of(key_heads=2), normal(2, 5, 12).requires_grad_(), Cache()
+    layer, x, cache = layer_of(key_heads=2), normal(2, 5, 12).requires_grad_(), KVCache()
     wanted = [x, *layer.parameters()]
     steps = torch.cat([layer(x[:, i : i + 1], mask=regard.Causal(), cache=cache) for i in range(5)], 1)
     found = torch.autograd.grad(steps.square().sum(), wanted)
@@ -253,7 +253,7 @@ def test_gradients_step_by_step_equal_those_at_once() -> None:
 
 
 def test_a_cache_filled_without_gradients_goes_on_with_them() -> None:
-    layer, x, cache = layer_of(), normal(2, 5, 12), Cache()
+    layer, x, cache = layer_of(), normal(2, 5, 12), KVCache()
     with torch.no_grad():
         layer(x[:, :3], cache=cache)
     last = layer(x[:, 3:], mask=regard.Causal(), cache=cache)
@@ -270,7 +270,7 @@ def test_rows_are_selected_repeated_and_reordered(before: int) -> None:
     layer, x, cache, rows = (
         layer_of(key_heads=2),
         normal(3, before, 12),
-        Cache(),
+        KVCache(),
         torch.tensor([2, 0, 0, 2, 1]),
     )
     more = normal(5, 2, 12)
@@ -283,7 +283,7 @@ def test_rows_are_selected_repeated_and_reordered(before: int) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("kept", [0, 2, 17, 19, 50])
 def test_forgotten_tokens_never_were(kept: int) -> None:
-    layer, x, cache, more = layer_of(), normal(2, 19, 12), Cache(), normal(2, 3, 12)
+    layer, x, cache, more = layer_of(), normal(2, 19, 12), KVCache(), normal(2, 3, 12)
     for i in range(19):
         layer(x[:, i : i + 1], cache=cache)
     cache.crop(kept)
@@ -293,10 +293,10 @@ def test_forgotten_tokens_never_were(kept: int) -> None:
 
 
 def test_an_empty_cache_may_be_cropped_and_selected() -> None:
-    cache = Cache()
+    cache = KVCache()
     cache.crop(3)
     cache.select(torch.tensor([0]))
-    assert repr(cache) == "Cache(<0 tokens>)"
+    assert repr(cache) == "KVCache(<0 tokens>)"
     with pytest.raises(regard.ArgumentError, match="length=-1"):
         cache.crop(-1)
 
@@ -304,7 +304,7 @@ def test_an_empty_cache_may_be_cropped_and_selected() -> None:
 @torch.no_grad()
 def test_a_cache_grows_seldom() -> None:
     """Its tokens move when its room doubles, not at every step."""
-    cache, places = Cache(), set()
+    cache, places = KVCache(), set()
     for _ in range(200):
         memory = cache.extend(normal(2, 3, 1, 5), normal(2, 3, 1, 7))
         places.add(memory.key.untyped_storage().data_ptr())
@@ -315,7 +315,7 @@ def test_a_cache_grows_seldom() -> None:
 
 @torch.no_grad()
 def test_weights_of_earlier_steps_stay_true() -> None:
-    layer, x, cache = layer_of(key_heads=2), normal(2, 40, 12), Cache()
+    layer, x, cache = layer_of(key_heads=2), normal(2, 40, 12), KVCache()
     with regard.watch(layer) as seen:
         for i in range(37):
             layer(x[:, i : i + 1], mask=regard.Causal(), cache=cache)
@@ -331,7 +331,7 @@ def test_weights_of_earlier_steps_stay_true() -> None:
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_cache_serves_one_batch(grad: bool) -> None:
-    layer, cache = layer_of(), Cache()
+    layer, cache = layer_of(), KVCache()
     with torch.set_grad_enabled(grad):
         layer(normal(2, 3, 12), cache=cache)
         with pytest.raises(regard.ShapeError, match=r"\(2, 4, 3, 3\).*\(5, 4, 1, 3\).*new Cache"):
@@ -340,7 +340,7 @@ def test_a_cache_serves_one_batch(grad: bool) -> None:
 
 @torch.no_grad()
 def test_what_a_cache_refuses_leaves_it_as_it_was() -> None:
-    cache, x, wide = Cache(), normal(2, 3, 5), normal(2, 3, 7)
+    cache, x, wide = KVCache(), normal(2, 3, 5), normal(2, 3, 7)
     cache.extend(x, wide)
     for key, value, error, message in (
         (
@@ -358,11 +358,11 @@ def test_what_a_cache_refuses_leaves_it_as_it_was() -> None:
     assert torch.equal(cache.extend(x[:, :1], wide[:, :1]).value, torch.cat([wide, wide[:, :1]], 1))
 
 
-@pytest.mark.parametrize("more", [{"value": normal(5, 12)}, {"cache": Cache()}])
+@pytest.mark.parametrize("more", [{"value": normal(5, 12)}, {"cache": KVCache()}])
 def test_a_memory_is_whole(more: dict[str, Any]) -> None:
     layer = layer_of()
     with pytest.raises(regard.ArgumentError, match=f"got a Memory.*{next(iter(more))}; leave that out"):
-        layer(normal(3, 12), layer.remember(normal(5, 12)), **more)
+        layer(normal(3, 12), layer.project_source(normal(5, 12)), **more)
 
 
 # Training
@@ -458,12 +458,12 @@ def test_layers_that_cannot_be(make: Any, error: type[Exception], message: str) 
             r"value of shape \(5, 12\) and no key",
         ),
         (
-            lambda layer: layer(normal(3, 12), turn=RotaryPositions(4)(torch.arange(3))),
+            lambda layer: layer(normal(3, 12), rotation=RotaryPositions(4)(torch.arange(3))),
             regard.ShapeError,
             "heads of 4 features",
         ),
         (
-            lambda layer: layer(normal(3, 12), turn=RotaryPositions(2)(torch.arange(5))),
+            lambda layer: layer(normal(3, 12), rotation=RotaryPositions(2)(torch.arange(5))),
             regard.ShapeError,
             "5 positions",
         ),
@@ -509,12 +509,12 @@ def test_a_layer_of_ones_own_attends() -> None:
 
 
 def test_a_memory_is_read_by_each_row_alone_unless_told() -> None:
-    key, value, readers = Memory(normal(2, 3), normal(2, 5))
+    key, value, readers = KeyValues(normal(2, 3), normal(2, 5))
     assert (key.shape, value.shape, readers) == ((2, 3), (2, 5), None)
 
 
 def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
-    layer, cache, x = MultiHeadAttention(8, 2), Cache(), torch.randn(1, 4, 8)
+    layer, cache, x = MultiHeadAttention(8, 2), KVCache(), torch.randn(1, 4, 8)
     with torch.no_grad():
         layer(x[:, :3], mask=regard.Causal(), cache=cache)
         with pytest.raises(regard.RegardError):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.models import Cache, DecoderBlock, EncoderBlock, FeedForward, Residual, Stack, TransformerConfig
+from regard.models import KVCache, DecoderBlock, EncoderBlock, FeedForward, Residual, Stack, TransformerConfig
 from tests.models.exact import close, filled, normal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-RECIPE = TransformerConfig(width=12, heads=3, layers=2, ffn_dim=7, dropout=0.0, positions="none")
+CONFIG = TransformerConfig(width=12, heads=3, layers=2, ffn_dim=7, dropout=0.0, positions="none")
 KINDS = [(norm, before) for norm in ("layer", "rms", "none") for before in (True, False)]
 
 
@@ -58,19 +58,19 @@ def test_feed_forward_by_hand(activation: Any, linear_bias: bool) -> None:
 
 @pytest.mark.parametrize(("norm", "norm_first"), KINDS)
 def test_residual_by_hand(norm: Any, norm_first: bool) -> None:
-    residual, x = filled(Residual(replace(RECIPE, norm=norm, norm_first=norm_first))), normal(5, 12)
+    residual, x = filled(Residual(replace(CONFIG, norm=norm, norm_first=norm_first))), normal(5, 12)
     outcomes = {
         True: x + normed(x, residual.norm, norm).sin(),
         False: normed(x + x.sin(), residual.norm, norm),
     }
-    close(residual(x, torch.sin), outcomes[before])
+    close(residual(x, torch.sin), outcomes[norm_first])
 
 
 @pytest.mark.parametrize(("norm", "norm_first"), KINDS)
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
 def test_blocks_by_hand(norm: Any, norm_first: bool, activation: Any) -> None:
-    recipe = replace(RECIPE, norm=norm, norm_first=norm_first, activation=activation, key_heads=1)
-    encoder, decoder = filled(EncoderBlock(recipe)), filled(DecoderBlock(recipe))
+    config = replace(CONFIG, norm=norm, norm_first=norm_first, activation=activation, key_heads=1)
+    encoder, decoder = filled(EncoderBlock(config)), filled(DecoderBlock(config))
     x, source = normal(2, 5, 12), normal(2, 7, 12)
     mask, source_mask = regard.Causal(), regard.Padding([7, 3])
 
@@ -87,17 +87,17 @@ def test_blocks_by_hand(norm: Any, norm_first: bool, activation: Any) -> None:
     y = around(y, decoder.cross_residual, lambda x: decoder.cross(x, source, mask=source_mask))
     y = around(y, decoder.feed_forward_residual, lambda x: fed(x, decoder.feed_forward))
     close(decoder(x, source, mask=mask, source_mask=source_mask), y)
-    memory = decoder.cross.remember(source)
+    memory = decoder.cross.project_source(source)
     close(decoder(x, memory, mask=mask, source_mask=source_mask), y)
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_a_stack_is_its_blocks_and_a_last_norm(norm_first: bool) -> None:
-    stack, x = filled(Stack(replace(RECIPE, norm_first=norm_first))), normal(2, 5, 12)
+    stack, x = filled(Stack(replace(CONFIG, norm_first=norm_first))), normal(2, 5, 12)
     layers = stack.states(x)
     assert len(layers) == 3
     y = stack.blocks[1](stack.blocks[0](x))
-    close(stack(x), normed(y, stack.norm, "layer") if before else y)
+    close(stack(x), normed(y, stack.norm, "layer") if norm_first else y)
     assert torch.equal(layers[0], x)
     close(layers[1], stack.blocks[0](x))
     assert torch.equal(layers[-1], stack(x))
@@ -107,9 +107,9 @@ def test_a_stack_is_its_blocks_and_a_last_norm(norm_first: bool) -> None:
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_blocks_equal_those_of_torch(norm_first: bool, activation: Any) -> None:
     """The same parameters in nn.TransformerEncoderLayer and nn.TransformerDecoderLayer."""
-    recipe = replace(RECIPE, norm_first=norm_first, activation=activation)
-    options = {"dropout": 0.0, "activation": activation, "batch_first": True, "norm_first": before}
-    block, x, source = filled(DecoderBlock(recipe)), normal(2, 5, 12), normal(2, 7, 12)
+    config = replace(CONFIG, norm_first=norm_first, activation=activation)
+    options = {"dropout": 0.0, "activation": activation, "batch_first": True, "norm_first": norm_first}
+    block, x, source = filled(DecoderBlock(config)), normal(2, 5, 12), normal(2, 7, 12)
     theirs = nn.TransformerDecoderLayer(12, 3, 7, **options).double()
     theirs.self_attn, theirs.multihead_attn = block.attention.to_torch(), block.cross.to_torch()
     theirs.linear1, theirs.linear2 = block.feed_forward.in_proj, block.feed_forward.out_proj
@@ -118,7 +118,7 @@ def test_blocks_equal_those_of_torch(norm_first: bool, activation: Any) -> None:
     ahead = torch.ones(5, 5).triu(1).bool()
     close(block(x, source, mask=regard.Causal()), theirs(x, source, tgt_mask=ahead))
 
-    own = filled(EncoderBlock(recipe))
+    own = filled(EncoderBlock(config))
     their_own = nn.TransformerEncoderLayer(12, 3, 7, **options).double()
     their_own.self_attn = own.attention.to_torch()
     their_own.linear1, their_own.linear2 = own.feed_forward.in_proj, own.feed_forward.out_proj
@@ -132,7 +132,7 @@ def test_blocks_equal_those_of_torch(norm_first: bool, activation: Any) -> None:
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned", "rotary", "alibi", "t5", "none"])
 @pytest.mark.parametrize("cross", [False, True])
 def test_a_causal_stack_cannot_see_the_future(kind: Any, cross: bool) -> None:
-    stack = filled(Stack(replace(RECIPE, positions=kind), causal=True, cross=cross))
+    stack = filled(Stack(replace(CONFIG, positions=kind), causal=True, cross=cross))
     x, source = normal(2, 7, 12), (normal(2, 5, 12) if cross else None)
     before = stack(x, source, mask=regard.Causal())
     for t in range(7):
@@ -144,7 +144,7 @@ def test_a_causal_stack_cannot_see_the_future(kind: Any, cross: bool) -> None:
 
 
 def test_masked_sources_do_not_matter() -> None:
-    block, x, source = filled(DecoderBlock(RECIPE)), normal(2, 5, 12), normal(2, 7, 12)
+    block, x, source = filled(DecoderBlock(CONFIG)), normal(2, 5, 12), normal(2, 7, 12)
     mask = regard.Padding([7, 3])
     before = block(x, source, source_mask=mask)
     changed = source.clone()
@@ -156,14 +156,14 @@ def test_masked_sources_do_not_matter() -> None:
 
 
 def test_only_the_target_is_cached() -> None:
-    block, x, source, cache = filled(DecoderBlock(RECIPE)), normal(2, 5, 12), normal(2, 7, 12), Cache()
+    block, x, source, cache = filled(DecoderBlock(CONFIG)), normal(2, 5, 12), normal(2, 7, 12), KVCache()
     steps = [block(x[:, i : i + 1], source, mask=regard.Causal(), cache=cache) for i in range(5)]
     assert cache.length == 5
     close(torch.cat(steps, 1), block(x, source, mask=regard.Causal()))
 
 
 def test_bias_and_mask_reach_the_attention_to_the_target_alone() -> None:
-    block, x, source = filled(DecoderBlock(RECIPE)), normal(2, 5, 12), normal(2, 7, 12)
+    block, x, source = filled(DecoderBlock(CONFIG)), normal(2, 5, 12), normal(2, 7, 12)
     with regard.watch(block) as plain:
         block(x, source)
     with regard.watch(block) as biased:
@@ -184,7 +184,7 @@ def test_recipes_are_values() -> None:
 
 
 def test_every_layer_learns_a_sink_of_its_own() -> None:
-    stack = Stack(replace(RECIPE, normalize=regard.Sink(3)))
+    stack = Stack(replace(CONFIG, normalize=regard.Sink(3)))
     sinks = [block.attention.normalize for block in stack.blocks]
     assert len({id(sink) for sink in sinks}) == 2
     assert sum("normalize.score" in name for name, _ in stack.named_parameters()) == 2
@@ -193,13 +193,13 @@ def test_every_layer_learns_a_sink_of_its_own() -> None:
 @pytest.mark.parametrize("linear_bias", [True, False])
 def test_affine_is_about_projections(linear_bias: bool) -> None:
     names = [
-        name for name, _ in Stack(replace(RECIPE, linear_bias=linear_bias, norm="rms")).named_parameters()
+        name for name, _ in Stack(replace(CONFIG, linear_bias=linear_bias, norm="rms")).named_parameters()
     ]
     assert any(name.endswith("bias") for name in names) == linear_bias
 
 
 def test_dropout_in_training_alone() -> None:
-    stack, x = Stack(replace(RECIPE, dropout=0.5)).double(), normal(2, 5, 12)
+    stack, x = Stack(replace(CONFIG, dropout=0.5)).double(), normal(2, 5, 12)
     assert not torch.equal(stack(x), stack(x))
     stack.eval()
     assert torch.equal(stack(x), stack(x))
@@ -246,7 +246,7 @@ def test_feed_forwards_that_cannot_be() -> None:
 def test_stacks_read_a_source_or_do_not(cross: bool) -> None:
     x = normal(2, 5, 12).float()
     with pytest.raises(regard.ArgumentError, match=f"cross={cross} and got"):
-        Stack(RECIPE, cross=cross)(x, None if cross else x)
+        Stack(CONFIG, cross=cross)(x, None if cross else x)
 
 
 def test_odd_heads_do_not_turn() -> None:

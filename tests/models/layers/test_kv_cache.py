@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
-from regard.models import Memory, MultiHeadAttention, Packed, Transformer, TransformerConfig
-from regard.models.layers.kv_cache import Readers
+from regard.models import KeyValues, MultiHeadAttention, Packed, Transformer, TransformerConfig
+from regard.models.layers.kv_cache import RowMap
 from tests.models.exact import close, filled, normal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SELECTIONS = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=9), min_size=1, max_size=4)
 
 
-def select(readers: Readers, memory: list[int], rows: list[int]) -> tuple[Readers, list[int]]:
+def select(readers: RowMap, memory: list[int], rows: list[int]) -> tuple[RowMap, list[int]]:
     """The readers, and which of the first memories theirs are."""
     readers, kept = readers.select(torch.tensor(rows))
     return readers, memory if kept is None else [memory[i] for i in kept.tolist()]
@@ -23,7 +23,7 @@ def select(readers: Readers, memory: list[int], rows: list[int]) -> tuple[Reader
 
 @given(memories=st.integers(1, 6), selections=SELECTIONS)
 def test_each_row_reads_what_it_read_before(memories: int, selections: list[list[int]]) -> None:
-    readers, held, reads = Readers(memories), list(range(memories)), list(range(memories))
+    readers, held, reads = RowMap(memories), list(range(memories)), list(range(memories))
     for selection in selections:
         rows = [row % len(reads) for row in selection]
         readers, held = select(readers, held, rows)
@@ -40,14 +40,14 @@ def test_a_shared_memory_is_read_as_copies_are(
 ) -> None:
     layer = filled(MultiHeadAttention(12, 4, key_heads=2, head_width=(3, 5)))
     lengths = torch.arange(memories) % 3 + 1
-    whole = layer.remember(normal(memories, 3, 12))
-    readers, held, reads = Readers(memories), list(range(memories)), list(range(memories))
+    whole = layer.project_source(normal(memories, 3, 12))
+    readers, held, reads = RowMap(memories), list(range(memories)), list(range(memories))
     for selection in selections:
         rows = [row % len(reads) for row in selection]
         readers, held = select(readers, held, rows)
         reads = [reads[row] for row in rows]
     x = normal(len(reads), queries, 12).requires_grad_()
-    shared = Memory(whole.key[held], whole.value[held], readers)
+    shared = KeyValues(whole.key[held], whole.value[held], readers)
     found = layer(x, shared, mask=regard.Padding(lengths[held]))
     wanted = layer(x, whole.select(torch.tensor(reads)), mask=regard.Padding(lengths[reads]))
     close(found, wanted)

@@ -195,7 +195,7 @@ def test_large_grids_need_no_square() -> None:
     block, x = awake(2), torch.randn(1, 2, 128, 128)
     with torch.no_grad(), regard.watch(block) as seen:
         block(x)
-    picture = block.look(seen[0], (100, 3), grid=(128, 128))
+    picture = block.attention_map(seen[0], (100, 3), grid=(128, 128))
     assert picture.shape == (1, 128, 128)
     assert picture.sum().item() == pytest.approx(1, abs=1e-3)
 
@@ -206,18 +206,18 @@ def test_look_is_the_row_of_a_position() -> None:
         block(x)
     dense = seen[0].dense()[:, 0].unflatten(1, (2, 5, 3)).unflatten(-1, (2, 2, 3))
     for position in [(0, 0, 0), (1, 3, 2), (-1, 4, -3)]:
-        picture = block.look(seen[0], position, grid=x.shape[2:])
+        picture = block.attention_map(seen[0], position, grid=x.shape[2:])
         torch.testing.assert_close(picture, dense[(slice(None), *position)])
     with pytest.raises(
         regard.ArgumentError, match=r"\(0, 5, 0\) in a grid of \(2, 5, 3\); 5 lies outside of 5"
     ):
-        block.look(seen[0], (0, 5, 0), grid=(2, 5, 3))
+        block.attention_map(seen[0], (0, 5, 0), grid=(2, 5, 3))
     with pytest.raises(regard.ArgumentError, match="one index for each axis"):
-        block.look(seen[0], (0, 5), grid=(2, 5, 3))
+        block.attention_map(seen[0], (0, 5), grid=(2, 5, 3))
     with pytest.raises(regard.ShapeError, match=r"weights of 30 × 12 places.*105 × 45"):
-        block.look(seen[0], (0, 0, 0), grid=(5, 7, 3))
+        block.attention_map(seen[0], (0, 0, 0), grid=(5, 7, 3))
     with pytest.raises(regard.ShapeError, match="one size for each grid axis"):
-        block.look(seen[0], (0, 0), grid=(5, 6))
+        block.attention_map(seen[0], (0, 0), grid=(5, 6))
 
 
 def test_any_normalizer_serves() -> None:
@@ -342,7 +342,7 @@ def test_bad_input_is_refused() -> None:
     ("arguments", "message"),
     [
         ({"channels": 0}, "channels=0; it must be at least 1"),
-        ({"channels": 2.0}, "channels=2.0; it must be a whole number"),
+        ({"channels": 2.0}, "channels=2.0; it must be an integer"),
         ({"channels": 6, "inner": 0}, "inner=0; it must be at least 1"),
         ({"channels": 6, "pool": 0}, "pool=0; it must be at least 1"),
         ({"channels": 6, "pool": (2, -1)}, "pool=-1; it must be at least 1"),

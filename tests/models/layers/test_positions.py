@@ -26,7 +26,7 @@ from tests.models.exact import close, normal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-RECIPE = TransformerConfig(width=12, heads=3, layers=2, dropout=0.0, max_positions=11)
+CONFIG = TransformerConfig(width=12, heads=3, layers=2, dropout=0.0, max_positions=11)
 KINDS = [kind for kind in get_args(Positions) if kind != "none"]
 
 
@@ -40,7 +40,7 @@ def wide() -> Iterator[None]:
 
 def stack(kind: Any, **options: Any) -> Stack:
     torch.manual_seed(0)
-    return Stack(replace(RECIPE, positions=kind), **options).double()
+    return Stack(replace(CONFIG, positions=kind), **options).double()
 
 
 # What attention alone cannot know
@@ -54,7 +54,7 @@ def shuffled(encoder: Stack, **options: Any) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("options", [{}, {"norm": "rms", "norm_first": False}, {"activation": "swiglu"}])
 def test_without_positions_an_encoder_is_equivariant(options: dict[str, Any]) -> None:
-    encoder = Stack(replace(RECIPE, positions="none", **options)).double()
+    encoder = Stack(replace(CONFIG, positions="none", **options)).double()
     close(*shuffled(encoder))
 
 
@@ -180,7 +180,7 @@ def test_a_rotary_score_sees_the_distance_alone(offset: int, one: int, other: in
 def test_the_distance_matters() -> None:
     layer, x, rotary = MultiHeadAttention(12, 3), normal(2, 5, 12).float(), RotaryPositions(4)
     here, shifted, spread = (
-        layer(x, turn=rotary(p)) for p in (torch.arange(5), torch.arange(5) + 77, 2 * torch.arange(5))
+        layer(x, rotation=rotary(p)) for p in (torch.arange(5), torch.arange(5) + 77, 2 * torch.arange(5))
     )
     close(here, shifted, within=1e-4)
     assert (here - spread).abs().max() > 1e-3

@@ -297,7 +297,7 @@ def planted(layer: int, head: int) -> Transformer:
                     part.out_proj.weight.zero_()
         for i, block in enumerate(model.decoder.blocks):
             block.cross.out_proj.weight.zero_()
-            query, key = block.cross.part(0)[0], block.cross.part(1)[0]
+            query, key = block.cross.projection(0)[0], block.cross.projection(1)[0]
             query.zero_()
             if i == layer:
                 right, wrong = (slice(32 * which, 32 * which + 32) for which in (head, 1 - head))

@@ -30,8 +30,8 @@ def packed(sources: list[list[int]], targets: list[list[int]]) -> tuple[Packed, 
 @pytest.mark.parametrize("shift", ["input", "output"])
 @pytest.mark.parametrize(("layer", "head", "key_heads"), [(0, 0, 4), (1, 3, 4), (1, 2, 2)])
 def test_the_loss_is_what_the_weights_miss(shift: Shift, layer: int, head: int, key_heads: int) -> None:
-    recipe = TransformerConfig(width=16, heads=4, key_heads=key_heads, layers=2, dropout=0.0)
-    model, choice = Transformer(37, recipe), AlignmentHead(layer, (head,), shift)
+    config = TransformerConfig(width=16, heads=4, key_heads=key_heads, layers=2, dropout=0.0)
+    model, choice = Transformer(37, config), AlignmentHead(layer, (head,), shift)
     source, target = packed(SOURCES, TARGETS)
     with guide_head(model, choice) as guide:
         model.loss(source, target)

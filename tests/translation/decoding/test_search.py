@@ -22,12 +22,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 PADDING, START, END = 0, 1, 2
 WORDS = 7
-RECIPE = TransformerConfig(width=8, heads=2, layers=2, ffn_dim=12, dropout=0.3)
+CONFIG = TransformerConfig(width=8, heads=2, layers=2, ffn_dim=12, dropout=0.3)
 MODELS: dict[str, Any] = {
-    "transformer": RECIPE,
-    "rotary, one key head": replace(RECIPE, positions="rotary", key_heads=1),
-    "alibi, norm after": replace(RECIPE, positions="alibi", norm_first=False),
-    "entmax15": replace(RECIPE, normalize=regard.Entmax15()),
+    "transformer": CONFIG,
+    "rotary, one key head": replace(CONFIG, positions="rotary", key_heads=1),
+    "alibi, norm after": replace(CONFIG, positions="alibi", norm_first=False),
+    "entmax15": replace(CONFIG, normalize=regard.Entmax15()),
     "plain": RecurrentConfig(width=8, attention="none", layers=2, reverse=True),
     "bahdanau": RecurrentConfig(width=8, attention="additive", cell="gru"),
     "bahdanau lstm": RecurrentConfig(width=8, attention="additive", layers=2),
@@ -42,9 +42,9 @@ SOURCES = [[5, 6, 2], [4, 2], [3, 3, 4, 6, 5, 2], [2]]
 def made(name: str, words: int = WORDS, seed: int = 0) -> Any:
     """A model in float64 that is sure enough of itself to have its own opinion of each sentence."""
     torch.manual_seed(seed)
-    recipe = MODELS[name]
-    model = (Transformer if isinstance(recipe, TransformerConfig) else RecurrentSeq2Seq)(
-        words, recipe
+    config = MODELS[name]
+    model = (Transformer if isinstance(config, TransformerConfig) else RecurrentSeq2Seq)(
+        words, config
     ).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -196,7 +196,7 @@ def test_the_models_own_greedy_says_the_same() -> None:
     with torch.no_grad():
         model.bias[:2] = -1e3  # it does not keep itself from writing marks
     found = [h.tokens for (h,) in search(model, Packed.of(SOURCES), Greedy(), most=6)]
-    assert found == model.greedy(Packed.of(SOURCES), start=START, end=END, most=6)
+    assert found == model.greedy(Packed.of(SOURCES), start=START, end=END, max_new_tokens=6)
     made.cache_clear()
 
 
@@ -236,7 +236,7 @@ def test_a_start_mark_may_be_the_end_mark() -> None:
 
 
 def test_other_floats_find_much_the_same() -> None:
-    exact, model = made("transformer"), Transformer(WORDS, RECIPE)
+    exact, model = made("transformer"), Transformer(WORDS, CONFIG)
     model.load_state_dict(exact.state_dict())
     wanted = search(exact, Packed.of(SOURCES), Beam(3), most=6)
     single = search(model, Packed.of(SOURCES), Beam(3), most=6)

@@ -16,7 +16,7 @@ from regard.translation.data.pairs import Pair
 from regard.translation.tokens import END, START
 from regard.translation.training import validation
 from regard.translation.training.validation import Dev, dev_loss, judge, translations
-from tests.translation.small import DEV, PAIRS, TOKENS, small_plan
+from tests.translation.small import DEV, PAIRS, TOKENS, small_config
 
 LONG = [*PAIRS[:7], Pair("1 2 3 4 5 6 7 8 9 0 1", "1 0"), Pair("1", "1 2 3 4 5"), *PAIRS[20:23]]
 
@@ -24,7 +24,7 @@ LONG = [*PAIRS[:7], Pair("1 2 3 4 5 6 7 8 9 0 1", "1 0"), Pair("1", "1 2 3 4 5")
 @pytest.fixture(params=["transformer", "recurrent", "plain"])
 def model(request: pytest.FixtureRequest) -> Seq2Seq:
     torch.manual_seed(0)
-    made = small_plan(request.param).model.make(TOKENS.sizes())
+    made = small_config(request.param).model.build(TOKENS.sizes())
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=1.0)  # far from ties, so that rounding decides nothing
     return made
@@ -53,7 +53,7 @@ def test_translations_come_in_the_order_of_their_sources(
     wanted = []
     for source in sources:
         packed = Packed.of([[*source, END]])
-        (ids,) = model.greedy(packed, start=START, end=END, most=2 * len(source) + 10)
+        (ids,) = model.greedy(packed, start=START, end=END, max_new_tokens=2 * len(source) + 10)
         wanted.append(TOKENS.target.join(ids).text.split())
     monkeypatch.setattr(validation, "_SENTENCES", 5)
     found = [text.split() for text in translations(model, TOKENS, sources)]
@@ -117,7 +117,7 @@ def test_one_pair_is_enough(model: Seq2Seq) -> None:
 @pytest.mark.parametrize("better", [True, False])
 def test_where_bleu_tells_nothing_the_loss_decides(better: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """BLEU counts four words in a row, which these targets do not have."""
-    model = small_plan("plain").model.make(TOKENS.sizes())
+    model = small_config("plain").model.build(TOKENS.sizes())
     dev = Dev.of(DEV, TOKENS)
     monkeypatch.setattr(validation, "translations", lambda *given: [pair.target for pair in DEV])
     first = judge(model, TOKENS, dev, "bleu")

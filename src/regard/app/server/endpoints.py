@@ -1,4 +1,4 @@
-"""The table of what can be asked: from it come the routes and the document that describes them."""
+"""The table of endpoints. Routes and the OpenAPI document are generated from it."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -9,47 +9,47 @@ import msgspec
 
 from regard.app.server import requests, schema
 from regard.app.server.routes import lessons, text, training, translation, views
-from regard.app.server.security import Refused
+from regard.app.server.security import RequestError
 from regard.app.server.state import AppState
 from regard.app.view_model import ViewModel
-from regard.models.encoders.words import counted
+from regard._util.text import pluralize
 
-BODY = 1_000_000  # bytes of a request
-LONG_BODY = 4_000_000
+MAX_BODY = 1_000_000  # bytes of a request
+MAX_LONG_BODY = 4_000_000
 
-Path = dict[str, str]  # what stands in braces in an address
-Reply = Callable[[AppState, Any, Path], Awaitable[bytes]]
+Path = dict[str, str]  # path parameters
+Handler = Callable[[AppState, Any, Path], Awaitable[bytes]]
 
 
 class Endpoint(NamedTuple):
-    """One thing that can be asked, how, and what comes back."""
+    """Method, path, types and handler of an endpoint."""
 
     method: str
     path: str
-    about: str
-    takes: type[requests.Request]
-    gives: type[schema.Answer]
-    reply: Reply
-    most: int = BODY
+    summary: str
+    request: type[requests.Request]
+    response: type[schema.Response]
+    handler: Handler
+    max_body: int = MAX_BODY
 
     @property
     def name(self) -> str:
-        """A name for it that no other has: post_api_translate."""
+        """Return a unique operation id, such as post_api_translate."""
         parts = (part.strip("{}") for part in self.path.replace(":path", "").split("/"))
         return "_".join([self.method.lower(), *filter(None, parts)]).replace(".", "_")
 
 
-async def _health(house: AppState, asked: requests.Nothing, path: Path) -> bytes:
-    models, waiting = len(house.collection.entries), house.worker.waiting
-    return msgspec.json.encode(schema.Health(version=house.version, models=models, waiting=waiting))
+async def _health(state: AppState, request: requests.EmptyRequest, path: Path) -> bytes:
+    models, waiting = len(state.registry.entries), state.worker.waiting
+    return msgspec.json.encode(schema.HealthResponse(version=state.version, models=models, waiting=waiting))
 
 
-async def _models(house: AppState, asked: requests.Nothing, path: Path) -> bytes:
-    collection = house.collection
-    if collection.grows:
-        await house.worker.alone(collection.refresh)
+async def _models(state: AppState, request: requests.EmptyRequest, path: Path) -> bytes:
+    registry = state.registry
+    if registry.can_refresh:
+        await state.worker.run(registry.refresh)
     models = [
-        schema.Model(
+        schema.ModelInfo(
             name=entry.name,
             kind=entry.kind,
             about=entry.about,
@@ -60,165 +60,183 @@ async def _models(house: AppState, asked: requests.Nothing, path: Path) -> bytes
             languages=entry.languages,
             examples=list(entry.examples),
         )
-        for entry in collection.entries.values()
+        for entry in registry.entries.values()
     ]
     recordings = [
-        schema.Recording(name=name, id=number, about=_counted(exhibit))
-        for name, (number, exhibit) in house.recordings.items()
+        schema.RecordingInfo(name=name, id=view_id, about=_size(view))
+        for name, (view_id, view) in state.recordings.items()
     ]
-    folders = list(collection.trainings())
+    folders = list(registry.trainings())
     return msgspec.json.encode(
-        schema.Models(models=models, pending=collection.pending, folders=folders, recordings=recordings)
+        schema.ModelsResponse(
+            models=models, pending=registry.pending, folders=folders, recordings=recordings
+        )
     )
 
 
-def _counted(exhibit: ViewModel) -> str:
-    """How much a recording holds."""
-    inputs = exhibit.inputs
-    layers = counted(len(inputs[0].layers), "layer") if inputs else "nothing"
-    return layers if len(inputs) == 1 else f"{counted(len(inputs), 'text')}, {layers}"
+def _size(view: ViewModel) -> str:
+    inputs = view.inputs
+    layers = pluralize(len(inputs[0].layers), "layer") if inputs else "empty"
+    return layers if len(inputs) == 1 else f"{pluralize(len(inputs), 'text')}, {layers}"
 
 
-async def _look(house: AppState, asked: requests.Look, path: Path) -> bytes:
-    entry = house.collection.entry(asked.model)
-    return await house.by_model(lambda: house.exhibits.keep(views.of_texts(entry, asked.texts)))
+async def _look(state: AppState, request: requests.LookRequest, path: Path) -> bytes:
+    entry = state.registry.entry(request.model)
+    return await state.run_model(lambda: state.views.add(views.view_texts(entry, request.texts)))
 
 
-async def _long(house: AppState, asked: requests.Long, path: Path) -> bytes:
-    if asked.model == "words":
-        return await house.by_model(lambda: house.exhibits.keep(views.of_words(asked.text)))
-    entry = house.collection.entry(asked.model)
-    return await house.by_model(lambda: house.exhibits.keep(views.of_long(entry, asked.text)))
+async def _long(state: AppState, request: requests.LongTextRequest, path: Path) -> bytes:
+    if request.model == "words":
+        return await state.run_model(lambda: state.views.add(views.view_words(request.text)))
+    entry = state.registry.entry(request.model)
+    return await state.run_model(lambda: state.views.add(views.view_long_text(entry, request.text)))
 
 
-async def _trainings(house: AppState, asked: requests.Nothing, path: Path) -> bytes:
-    folders = house.collection.trainings()
-    return await house.quickly(
-        lambda: schema.Trainings(trainings=[training.training(*each) for each in folders.items()])
+async def _trainings(state: AppState, request: requests.EmptyRequest, path: Path) -> bytes:
+    folders = state.registry.trainings()
+    return await state.run_quick(
+        lambda: schema.TrainingsResponse(trainings=[training.training_info(*item) for item in folders.items()])
     )
 
 
-async def _training(house: AppState, asked: requests.TrainingAsked, path: Path) -> bytes:
-    folders = house.collection.trainings()
-    if path["name"] not in folders:
+async def _training(state: AppState, request: requests.TrainingRequest, path: Path) -> bytes:
+    folders, name = state.registry.trainings(), path["name"]
+    if name not in folders:
         names = ", ".join(map(repr, list(folders)[:20])) or "none"
-        raise Refused(HTTPStatus.NOT_FOUND, f"there is no training of this name; there are: {names}.")
-    return await house.quickly(partial(training.rows_after, folders[path["name"]], asked.after))
+        raise RequestError(HTTPStatus.NOT_FOUND, f"Unknown training. Available: {names}.")
+    return await state.run_quick(partial(training.rows_after, folders[name], request.after))
 
 
-async def _exhibit(house: AppState, asked: requests.Nothing, path: Path) -> bytes:
-    return await house.quick.alone(lambda: msgspec.json.encode(house.exhibits.find(path["id"]).describe()))
+async def _view(state: AppState, request: requests.EmptyRequest, path: Path) -> bytes:
+    return await state.run_quick(lambda: state.views.describe(path["id"]))
 
 
-def _question(name: str) -> Reply:
-    async def reply(house: AppState, asked: requests.Request, path: Path) -> bytes:
-        pairs = house.exhibits.pairs(path["id"], name, asked)
-        return await house.by_looking(partial(house.exhibits.ask, path["id"], name, asked), pairs)
+def _ask(question: str) -> Handler:
+    async def handler(state: AppState, request: requests.Request, path: Path) -> bytes:
+        cost = state.views.cost(path["id"], question, request)
+        return await state.run_query(partial(state.views.ask, path["id"], question, request), cost)
 
-    return reply
-
-
-def _of(reply: Callable[[AppState, Any], Awaitable[bytes]]) -> Reply:
-    """One that needs nothing of the path."""
-    return lambda house, asked, path: reply(house, asked)
+    return handler
 
 
-def _computed(answer: Callable[[Any], schema.Answer]) -> Reply:
-    """One that needs no model."""
-    return lambda house, asked, path: house.quickly(partial(answer, asked))
+def _without_path(handler: Callable[[AppState, Any], Awaitable[bytes]]) -> Handler:
+    return lambda state, request, path: handler(state, request)
 
 
-_QUESTIONS: dict[str, tuple[str, type[requests.Request], type[schema.Answer]]] = {
-    "tile": ("Means of blocks of a part of the weights.", requests.Tile, schema.TileTold),
-    "top": ("The strongest weights of a query or a key.", requests.Top, schema.PlacesTold),
-    "received": ("The keys that are read most.", requests.Received, schema.PlacesTold),
-    "heads": ("What each head does.", requests.HeadsAsked, schema.HeadsTold),
-    "numbers": ("How one weight comes about.", requests.Numbers, schema.NumbersTold),
+def _without_model(answer: Callable[[Any], schema.Response]) -> Handler:
+    return lambda state, request, path: state.run_quick(partial(answer, request))
+
+
+_QUESTIONS: dict[str, tuple[str, type[requests.Request], type[schema.Response]]] = {
+    "tile": ("Block means of part of the weights.", requests.TileRequest, schema.TileResponse),
+    "topk": ("The largest weights of a query or a key.", requests.TopkRequest, schema.RankingResponse),
+    "received": (
+        "The keys that receive most attention.",
+        requests.ReceivedRequest,
+        schema.RankingResponse,
+    ),
+    "heads": ("Statistics and thumbnails of heads.", requests.HeadsRequest, schema.HeadsResponse),
+    "numbers": ("The computation of one weight.", requests.NumbersRequest, schema.NumbersResponse),
 }
 
 ENDPOINTS = (
-    Endpoint("GET", "/api/health", "Is it well?", requests.Nothing, schema.Health, _health),
-    Endpoint("GET", "/api/models", "What models are there?", requests.Nothing, schema.Models, _models),
+    Endpoint("GET", "/api/health", "Server status.", requests.EmptyRequest, schema.HealthResponse, _health),
+    Endpoint("GET", "/api/models", "Loaded models.", requests.EmptyRequest, schema.ModelsResponse, _models),
     Endpoint(
         "POST",
         "/api/translate",
         "Translate sentences.",
-        requests.Translate,
-        schema.Translations,
-        _of(translation.translate),
+        requests.TranslateRequest,
+        schema.TranslateResponse,
+        _without_path(translation.translate),
     ),
     Endpoint(
         "POST",
         "/api/align",
-        "Align the words of translations.",
-        requests.Align,
-        schema.Alignments,
-        _of(translation.align),
+        "Align the words of sentence pairs.",
+        requests.AlignRequest,
+        schema.AlignResponse,
+        _without_path(translation.align),
     ),
     Endpoint(
         "POST",
         "/api/embed",
-        "Vectors of words in their sentences.",
-        requests.Embed,
-        schema.Embedded,
-        _of(text.embed),
+        "Contextual word vectors.",
+        requests.EmbedRequest,
+        schema.EmbedResponse,
+        _without_path(text.embed),
     ),
     Endpoint(
         "POST",
         "/api/compare",
-        "How alike a word is in two sentences, layer by layer.",
-        requests.Compare,
-        schema.Comparisons,
-        _of(text.compare),
+        "Similarity of a word in two sentences, by layer.",
+        requests.CompareRequest,
+        schema.CompareResponse,
+        _without_path(text.compare),
     ),
     Endpoint(
         "POST",
-        "/api/attended",
-        "What a word attends to.",
-        requests.Attended,
-        schema.AttendedWords,
-        _of(text.attended),
+        "/api/attention",
+        "Attention weights of one word.",
+        requests.AttentionRequest,
+        schema.AttentionResponse,
+        _without_path(text.word_attention),
     ),
-    Endpoint("POST", "/api/look", "Look at texts in a model.", requests.Look, schema.Shown, _look),
-    Endpoint("POST", "/api/long", "Look at a long text.", requests.Long, schema.Shown, _long, LONG_BODY),
+    Endpoint(
+        "POST", "/api/look", "View texts in a model.", requests.LookRequest, schema.ViewResponse, _look
+    ),
+    Endpoint(
+        "POST",
+        "/api/long",
+        "View a long text.",
+        requests.LongTextRequest,
+        schema.ViewResponse,
+        _long,
+        MAX_LONG_BODY,
+    ),
     Endpoint(
         "POST",
         "/api/lookup",
         "Attention over a small table, step by step.",
-        requests.Lookup,
-        schema.LookedUp,
-        _computed(lessons.lookup),
+        requests.LookupRequest,
+        schema.LookupResponse,
+        _without_model(lessons.lookup),
     ),
     Endpoint(
         "POST",
         "/api/order",
-        "What another order of words changes.",
-        requests.Order,
-        schema.Ordered,
-        _computed(lessons.order),
+        "Effect of reordering words.",
+        requests.OrderRequest,
+        schema.OrderResponse,
+        _without_model(lessons.order),
     ),
     Endpoint(
         "GET",
         "/api/positions",
-        "An encoding of positions.",
-        requests.PositionsAsked,
-        schema.Encoding,
-        _computed(lessons.positions),
+        "A position encoding.",
+        requests.PositionsRequest,
+        schema.PositionsResponse,
+        _without_model(lessons.positions),
     ),
-    Endpoint("GET", "/api/training", "The trainings.", requests.Nothing, schema.Trainings, _trainings),
+    Endpoint(
+        "GET",
+        "/api/training",
+        "Training runs.",
+        requests.EmptyRequest,
+        schema.TrainingsResponse,
+        _trainings,
+    ),
     Endpoint(
         "GET",
         "/api/training/{name:path}",
-        "What a training has logged.",
-        requests.TrainingAsked,
-        schema.TrainingRows,
+        "Log of a training run.",
+        requests.TrainingRequest,
+        schema.TrainingResponse,
         _training,
     ),
-    Endpoint(
-        "GET", "/api/exhibits/{id}", "What is there to see?", requests.Nothing, schema.Described, _exhibit
-    ),
+    Endpoint("GET", "/api/views/{id}", "A view.", requests.EmptyRequest, schema.ViewResponse, _view),
     *(
-        Endpoint("POST", f"/api/exhibits/{{id}}/{name}", about, takes, gives, _question(name))
-        for name, (about, takes, gives) in _QUESTIONS.items()
+        Endpoint("POST", f"/api/views/{{id}}/{name}", summary, request, response, _ask(name))
+        for name, (summary, request, response) in _QUESTIONS.items()
     ),
 )

@@ -17,7 +17,7 @@ from regard.inspection.watch import Seen
 from regard.models.encoders.base import WordEncoder
 from regard.models.encoders.pretrained import load_encoder
 from regard.models.encoders.static import StaticEncoder
-from regard.models.encoders.words import counted
+from regard._util.text import pluralize
 from regard.models.layers.attention import Attends
 from regard.translation.training.checkpoint import CONFIG, FORMAT, MODEL
 from regard.translation.training.logs import LOG
@@ -65,7 +65,7 @@ class Entry:
                 name, model, "translator", about, layers, heads, model.longest, languages, tuple(examples)
             )
         layers, heads = _sizes(model)
-        about = f"{counted(layers, 'layer')}, {counted(heads, 'head')}" if layers else "words without context"
+        about = f"{pluralize(layers, 'layer')}, {pluralize(heads, 'head')}" if layers else "words without context"
         if isinstance(model, StaticEncoder):
             about = f"one vector for each of {len(model.vocabulary) - 1:,} words"
         longest = getattr(model, "longest", None)
@@ -84,7 +84,7 @@ def _sizes(model: Any) -> tuple[int, int]:
 
 
 def _about_translator(translator: Translator, heads: int) -> str:
-    plan = translator.config.get("plan", {}).get("model", {})
+    plan = translator.config.get("settings", {}).get("model", {})
     kind, layers = plan.get("kind", type(translator.model).__name__), plan.get("layers")
     parts = [str(kind)]
     if layers:

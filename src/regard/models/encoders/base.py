@@ -13,29 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard._util.checks import count
+from regard._util.checks import check_int
 from regard._util.text import shorten
 from regard.errors import ArgumentError
 from regard.mechanism.weights.matrix import Weights
-from regard.models.encoders.words import (
-    Asked,
-    Span,
-    Word,
-    bar,
-    checked,
-    find,
-    is_word,
-    occurrence,
-    pair,
-    split,
-    tokens_of_words,
-)
-from regard.models.layers.attention import watching
-from regard.models.layers.dropout import evaluating
+from regard._util.text import bar
+from regard.models.encoders.words import Span, Word, WordQuery, check_sentences, find_word, is_word, parse_word, parse_word_pair, split_words, tokens_of_words
+from regard.models.layers.attention import watch_layers
+from regard.models.layers.dropout import eval_mode
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
+class TokenVectors:
     """What an encoder makes of one sentence: a vector per token and layer, and where each token stands.
 
     vectors: (layers, n, m).
@@ -56,7 +45,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, eq=False)
-class Embedded:
+class WordVectors:
     """A sentence whose words have vectors: (layers, words, m).
 
     `embedded["bark"]` is the first "bark" of the sentence, in any case if there is none in this one, and
@@ -67,8 +56,8 @@ class Embedded:
     known: whether the encoder knows all of the word.
 
     >>> import torch
-    >>> from regard.models.encoders.base import Embedded
-    >>> embedded = Embedded("Dogs bark", ("Dogs", "bark"), ((0, 4), (5, 9)), torch.randn(3, 2, 16))
+    >>> from regard.models.encoders.base import WordVectors
+    >>> embedded = WordVectors("Dogs bark", ("Dogs", "bark"), ((0, 4), (5, 9)), torch.randn(3, 2, 16))
     >>> embedded["bark"].shape
     torch.Size([3, 16])
     >>> embedded["barks"]
@@ -85,19 +74,19 @@ class Embedded:
     def __post_init__(self) -> None:
         object.__setattr__(self, "known", tuple(self.known) or (True,) * len(self.words))
 
-    def __getitem__(self, word: Asked) -> Tensor:
+    def __getitem__(self, word: WordQuery) -> Tensor:
         return self.vectors[:, self.index(word)]
 
-    def index(self, word: Asked) -> int:
+    def index(self, word: WordQuery) -> int:
         """The place of a word in `words`."""
-        return find(word, self.words, self.sentence)
+        return find_word(word, self.words, self.sentence)
 
     def __len__(self) -> int:
         return len(self.words)
 
     def __repr__(self) -> str:
         layers, _, width = self.vectors.shape
-        return f"Embedded({shorten(self.sentence)!r}: {len(self)} words × {layers} layers × {width})"
+        return f"WordVectors({shorten(self.sentence)!r}: {len(self)} words × {layers} layers × {width})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +132,7 @@ class Neighbor(NamedTuple):
     >>> from regard.models import StaticEncoder
     >>> text = ["dogs chase cats", "cats chase mice", "dogs fear cats", "cats fear mice"]
     >>> (near,) = StaticEncoder.learn(text, width=3, window=1).nearest(
-    ...     "chase", among=["who fears mice"], most=1
+    ...     "chase", among=["who fears mice"], k=1
     ... )
     >>> near.word, near.sentence
     ('mice', 'who fears mice')
@@ -154,11 +143,11 @@ class Neighbor(NamedTuple):
     similarity: float
 
 
-class Attended(NamedTuple):
+class AttendedWord(NamedTuple):
     """A word, or a mark of the encoder's own, and how much weight it gets.
 
     >>> import regard
-    >>> found = regard.load_encoder("minilm").attended("Dogs may bark.", "bark")
+    >>> found = regard.load_encoder("minilm").attended_words("Dogs may bark.", "bark")
     >>> [one.word for one in found], sum(one.weight for one in found)
     (['[CLS]', 'Dogs', 'may', 'bark', '.', '[SEP]'], 1.0)
     """
@@ -174,16 +163,16 @@ class WordEncoder(nn.Module):
     implements `token_vectors`. `best_layer` is where it tells meanings apart best: the last, unless set.
 
     >>> import torch
-    >>> from regard.models.encoders.base import Tokens, WordEncoder
-    >>> from regard.models.encoders.words import split
+    >>> from regard.models.encoders.base import TokenVectors, WordEncoder
+    >>> from regard.models.encoders.words import split_words
     >>> class Lengths(WordEncoder):
     ...     layers = 1
     ...
     ...     def token_vectors(self, sentences):
     ...         for sentence in sentences:
-    ...             words = split(sentence)
+    ...             words = split_words(sentence)
     ...             vectors = torch.tensor([[[1.0, len(word.text)] for word in words]])
-    ...             yield Tokens(vectors, [(word.start, word.stop) for word in words])
+    ...             yield TokenVectors(vectors, [(word.start, word.stop) for word in words])
     >>> Lengths().embed("Dogs bark")[0]["bark"]
     tensor([[1., 4.]])
     >>> Lengths().compare("Dogs bark", "The cats purr", word=("dogs", "cats")).similarity
@@ -193,14 +182,14 @@ class WordEncoder(nn.Module):
     layers: int
     best_layer: int = -1
 
-    def token_vectors(self, sentences: Sequence[str]) -> Iterator[Tokens] | list[Tokens]:
+    def token_vectors(self, sentences: Sequence[str]) -> Iterator[TokenVectors] | list[TokenVectors]:
         """The tokens of each sentence, in order. Called without gradients and in evaluation mode."""
         raise NotImplementedError(f"{type(self).__name__} must say what its token_vectors are.")
 
-    def embed(self, sentences: str | Sequence[str]) -> list[Embedded]:
+    def embed(self, sentences: str | Sequence[str]) -> list[WordVectors]:
         """A vector for each word at each layer: the mean over its tokens. One string is one sentence."""
-        given = checked(sentences)
-        splits = [split(sentence) for sentence in given]
+        given = check_sentences(sentences)
+        splits = [split_words(sentence) for sentence in given]
         for number, (sentence, words) in enumerate(zip(given, splits, strict=True)):
             if not words:
                 raise ArgumentError(
@@ -209,14 +198,14 @@ class WordEncoder(nn.Module):
                 )
         return [_merge(*each) for each in zip(given, splits, self._tokens(given), strict=True)]
 
-    def compare(self, first: str, second: str, *, word: Asked | tuple[Asked, Asked]) -> Comparison:
+    def compare(self, first: str, second: str, *, word: WordQuery | tuple[WordQuery, WordQuery]) -> Comparison:
         """How alike a word is in two sentences: the cosine of its vectors at each layer.
 
         word: that of both sentences, or a pair, one for each. Instead of a word, (word, n) is its n-th
         occurrence, counted from 0. A word is found as it is spelled, or else in any other case; an inflected
         one is another.
         """
-        asked = pair(word)
+        asked = parse_word_pair(word)
         both = self.embed([first, second])
         places = [self._place(each, one) for each, one in zip(both, asked, strict=True)]
         vectors = [each.vectors[:, place] for each, place in zip(both, places, strict=True)]
@@ -225,11 +214,11 @@ class WordEncoder(nn.Module):
 
     def nearest(
         self,
-        word: Asked,
+        word: WordQuery,
         *,
         sentence: str | None = None,
         among: Sequence[str] | None = None,
-        most: int = 5,
+        k: int = 5,
         layer: int | None = None,
     ) -> list[Neighbor]:
         """The words of other sentences whose vectors are most alike to those of a word in its sentence.
@@ -238,13 +227,13 @@ class WordEncoder(nn.Module):
         among: sentences to look in; a word is not compared with itself there.
         layer: whose vectors; `best_layer` by default.
         """
-        count("nearest got most", most, least=1)
+        check_int("nearest got k", k, min=1)
         if among is None:
             raise ArgumentError(
                 f"{type(self).__name__} has vectors only for words in sentences; give some to look in: "
                 "nearest(word, among=[…])."
             )
-        (query,) = self.embed([occurrence(word)[0] if sentence is None else sentence])
+        (query,) = self.embed([parse_word(word)[0] if sentence is None else sentence])
         place, layer = self._place(query, word), self._layer(layer)
         others = [
             (candidate, number)
@@ -256,32 +245,32 @@ class WordEncoder(nn.Module):
             return []
         vectors = torch.stack([each.vectors[layer, number] for each, number in others])
         similarities = _cosine(query.vectors[layer, place], vectors)
-        best = similarities.topk(min(most, len(others))).indices.tolist()
+        best = similarities.topk(min(k, len(others))).indices.tolist()
         return [
             Neighbor(others[i][0].words[others[i][1]], others[i][0].sentence, float(similarities[i]))
             for i in best
         ]
 
-    def attended(
-        self, sentence: str, word: Asked, *, layer: int | None = None, head: int | None = None
-    ) -> list[Attended]:
+    def attended_words(
+        self, sentence: str, word: WordQuery, *, layer: int | None = None, head: int | None = None
+    ) -> list[AttendedWord]:
         """What a word attends to: the words of the sentence and the encoder's own marks, with their weights.
 
         The weights of a word's tokens are added where they are attended to, and averaged where they attend.
         layer, head: counted from 0, −1 is the last; by default the mean of all. Attention of layer i reads
         the vectors of layer i and makes those of layer i + 1: of vectors, layer 0 is before any attention.
         """
-        (given,) = checked([sentence])
+        (given,) = check_sentences([sentence])
         seen: list[Weights] = []
-        with watching(self, lambda _, weights: seen.append(weights)):
+        with watch_layers(self, lambda _, weights: seen.append(weights)):
             (tokens,) = self._tokens([given])
         if not seen:
             raise ArgumentError(
                 f"{type(self).__name__} does not attend, so that no word attends to another; ask an encoder "
                 "with attention, such as BERT."
             )
-        words, parts = tokens_of_words(given, split(given), tokens.spans)
-        place = find(word, [one.text for one in words], given)
+        words, parts = tokens_of_words(given, split_words(given), tokens.spans)
+        place = find_word(word, [one.text for one in words], given)
         rows = torch.stack([_rows(weights, parts[place], head) for weights in _chosen(seen, layer)]).mean(0)
         return _columns(rows, tokens, words, parts)
 
@@ -292,17 +281,17 @@ class WordEncoder(nn.Module):
         >>> regard.load_encoder("minilm").tokens("Unbelievably, dogs bark.")
         ['[CLS]', 'un', '##bel', '##ie', '##va', '##bly', ',', 'dogs', 'bark', '.', '[SEP]']
         """
-        (tokens,) = self._tokens(checked([sentence]))
+        (tokens,) = self._tokens(check_sentences([sentence]))
         return list(tokens.names or [sentence[slice(*span)] if span else "(mark)" for span in tokens.spans])
 
-    def _tokens(self, sentences: Sequence[str]) -> list[Tokens]:
-        with torch.no_grad(), evaluating(self):
+    def _tokens(self, sentences: Sequence[str]) -> list[TokenVectors]:
+        with torch.no_grad(), eval_mode(self):
             tokens = list(self.token_vectors(sentences))
         assert len(tokens) == len(sentences), f"{len(tokens)} results for {len(sentences)} sentences"
         assert all(each.vectors.shape[:2] == (self.layers, len(each.spans)) for each in tokens)
         return tokens
 
-    def _place(self, embedded: Embedded, word: Asked) -> int:
+    def _place(self, embedded: WordVectors, word: WordQuery) -> int:
         """Where an asked word stands; one that the encoder does not know has no meaning to ask about."""
         place = embedded.index(word)
         if not embedded.known[place]:
@@ -321,7 +310,7 @@ class WordEncoder(nn.Module):
         return layer
 
 
-def _merge(sentence: str, words: Sequence[Word], tokens: Tokens) -> Embedded:
+def _merge(sentence: str, words: Sequence[Word], tokens: TokenVectors) -> WordVectors:
     """Tokens into words: the mean of the vectors."""
     words, parts = tokens_of_words(sentence, words, tokens.spans)
     if not words:
@@ -338,7 +327,7 @@ def _merge(sentence: str, words: Sequence[Word], tokens: Tokens) -> Embedded:
         chosen = sums / sizes[:, None]
     known = tokens.known
     flags = () if known is None else tuple(all(known[token] for token in part) for part in parts)
-    return Embedded(
+    return WordVectors(
         sentence,
         tuple(word.text for word in words),
         tuple((word.start, word.stop) for word in words),
@@ -359,7 +348,7 @@ def _chosen(seen: list[Weights], layer: int | None) -> list[Weights]:
     whole = isinstance(layer, int) and not isinstance(layer, bool)
     if not whole or not -len(seen) <= layer < len(seen):
         raise ArgumentError(
-            f"attended got layer={layer!r} and there are {len(seen)} layers that attend; they count from 0. "
+            f"attended_words got layer={layer!r} and there are {len(seen)} layers that attend; they count from 0. "
             f"Give 0 to {len(seen) - 1}, or −1, the last."
         )
     return [seen[layer]]
@@ -371,21 +360,21 @@ def _rows(weights: Weights, part: Sequence[int], head: int | None) -> Tensor:
     if head is None:
         return rows.mean(0)
     if isinstance(head, bool) or not isinstance(head, int) or not -len(rows) <= head < len(rows):
-        raise ArgumentError(f"attended got head={head!r} and there are {len(rows)} heads; they count from 0.")
+        raise ArgumentError(f"attended_words got head={head!r} and there are {len(rows)} heads; they count from 0.")
     return rows[head]
 
 
-def _columns(row: Tensor, tokens: Tokens, words: Sequence[Word], parts: list[list[int]]) -> list[Attended]:
+def _columns(row: Tensor, tokens: TokenVectors, words: Sequence[Word], parts: list[list[int]]) -> list[AttendedWord]:
     """Weights of tokens into weights of words and marks, in the order of the sentence."""
     shares = [sum(token in part for part in parts) for token in range(len(tokens.spans))]
     found = [
-        (part[0], Attended(word.text, float(sum(row[token] / shares[token] for token in part))))
+        (part[0], AttendedWord(word.text, float(sum(row[token] / shares[token] for token in part))))
         for word, part in zip(words, parts, strict=True)
     ]
     names = tokens.names or ["(mark)"] * len(tokens.spans)
     found += [
-        (token, Attended(names[token], float(row[token])))
+        (token, AttendedWord(names[token], float(row[token])))
         for token, span in enumerate(tokens.spans)
         if span is None
     ]
-    return [attended for _, attended in sorted(found, key=lambda item: item[0])]
+    return [attended_words for _, attended_words in sorted(found, key=lambda item: item[0])]

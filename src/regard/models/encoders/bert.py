@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.models.encoders.pretraining import LearnedEncoder
 from regard.models.encoders.words import Vocabulary
-from regard.models.language import MaskedLanguageModel, gaps
+from regard.models.language import MaskedLanguageModel, mask_tokens
 from regard.models.layers.blocks import TransformerConfig
 from regard.models.packed import Packed, as_packed
 
@@ -25,7 +25,7 @@ class BertEncoder(LearnedEncoder):
     >>> vocabulary = Vocabulary.of(["dogs bark", "the bark of trees"], marks=BertEncoder.marks)
     >>> encoder = BertEncoder(vocabulary, width=8, layers=2, heads=2)
     >>> encoder.embed("Trees have no bark")[0]
-    Embedded('Trees have no bark': 4 words × 3 layers × 8)
+    WordVectors('Trees have no bark': 4 words × 3 layers × 8)
     >>> [one.word for one in encoder.attended("dogs bark", "bark")]
     ['<s>', 'dogs', 'bark', '</s>']
     >>> encoder.loss(["dogs bark", "trees"]).shape
@@ -46,7 +46,7 @@ class BertEncoder(LearnedEncoder):
         max_positions: int = 512,
     ) -> None:
         super().__init__(vocabulary)
-        recipe = TransformerConfig(
+        config = TransformerConfig(
             width=width,
             layers=layers,
             heads=heads,
@@ -55,14 +55,14 @@ class BertEncoder(LearnedEncoder):
             activation="gelu",
             positions="learned",
         )
-        self.recipe, self.layers = recipe, layers + 1
-        self.model = MaskedLanguageModel(len(vocabulary), recipe)
+        self.config, self.layers = config, layers + 1
+        self.model = MaskedLanguageModel(len(vocabulary), config)
 
     @property
     def options(self) -> dict[str, Any]:
         """What it was made with, beside the vocabulary."""
         return {
-            name: getattr(self.recipe, name) for name in ("width", "layers", "heads", "dropout", "max_positions")
+            name: getattr(self.config, name) for name in ("width", "layers", "heads", "dropout", "max_positions")
         }
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
@@ -77,7 +77,7 @@ class BertEncoder(LearnedEncoder):
         """The mean cross entropy of words that are hidden from the model, other ones in each call."""
         batch = as_packed(tokens, lengths) if isinstance(tokens, Tensor | Packed) else self.pack(tokens)
         mask, around = self.marks.index("<mask>"), [self.marks.index(mark) for mark in ("<s>", "</s>")]
-        hidden, labels = gaps(batch, mask=mask, vocabulary=len(self.vocabulary), spared=around)
+        hidden, labels = mask_tokens(batch, mask_id=mask, vocab_size=len(self.vocabulary), special_ids=around)
         return self.model.loss(hidden, labels)
 
     def extra_repr(self) -> str:

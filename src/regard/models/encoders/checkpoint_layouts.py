@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._util.checks import number
-from regard._util.files import readable
+from regard._util.checks import check_number
+from regard._util.text import format_bytes
 from regard.errors import ArgumentError
 from regard.models.layers.blocks import Activation, TransformerConfig
 
@@ -88,12 +88,12 @@ _HEADS = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class CheckpointLayout:
     """What a config.json says: the family, the blocks, and the sizes of the embeddings."""
 
     path: Path
     family: Family
-    recipe: TransformerConfig
+    config: TransformerConfig
     vocabulary: int
     types: int
     padding: int | None  # RoBERTa's padding mark: positions begin behind its number
@@ -101,19 +101,19 @@ class Layout:
     @property
     def longest(self) -> int:
         """How many tokens a sentence may have."""
-        return self.recipe.max_positions - (0 if self.padding is None else self.padding + 1)
+        return self.config.max_positions - (0 if self.padding is None else self.padding + 1)
 
     def tensors(self) -> Iterator[tuple[str, tuple[str, ...], tuple[int, ...]]]:
         """Our name of each parameter, the tensors it is made of, and the shape of each of those."""
-        width, ffn_dim = self.recipe.width, self.recipe.resolved_ffn_dim
+        width, ffn_dim = self.config.width, self.config.resolved_ffn_dim
         yield "words.weight", (_WORDS,), (self.vocabulary, width)
-        yield "positions.vectors", ("embeddings.position_embeddings.weight",), (self.recipe.max_positions, width)
+        yield "positions.vectors", ("embeddings.position_embeddings.weight",), (self.config.max_positions, width)
         if self.types:
             yield "types", ("embeddings.token_type_embeddings.weight",), (self.types, width)
         for kind in ("weight", "bias"):
             yield f"norm.{kind}", (f"embeddings.LayerNorm.{kind}",), (width,)
         shapes = {"feed_forward.in_proj": (ffn_dim, width), "feed_forward.out_proj": (width, ffn_dim)}
-        for i in range(self.recipe.layers):
+        for i in range(self.config.layers):
             for ours, theirs in self.family.parts.items():
                 weight = (width,) if ours.endswith("norm") else shapes.get(ours, (width, width))
                 for kind, shape in (("weight", weight), ("bias", weight[:1])):
@@ -121,26 +121,26 @@ class Layout:
                     yield f"blocks.{i}.{ours}.{kind}", names, shape
 
 
-def read_layout(folder: Path) -> Layout:
+def read_layout(folder: Path) -> CheckpointLayout:
     """Read and check config.json; nothing in it chooses code."""
     path = folder / "config.json"
-    config = read_json(path, most=2**20)
-    kind = config.get("model_type")
+    settings = read_json(path, most=2**20)
+    kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ArgumentError(
             f"{path} says model_type={_short(kind)}; load_encoder reads {', '.join(FAMILIES)} "
             "(MiniLM is a bert)."
         )
     family = FAMILIES[kind]
-    _check_plain(path, config)
-    sizes = (_whole(path, config, family.sizes[name]) for name in ("width", "layers", "heads", "ffn_dim"))
+    _check_plain(path, settings)
+    sizes = (_whole(path, settings, family.sizes[name]) for name in ("width", "layers", "heads", "ffn_dim"))
     width, layers, heads, ffn_dim = sizes
-    eps = 1e-12 if kind == "distilbert" else config.get("layer_norm_eps", 1e-12)
-    max_positions = _whole(path, config, "max_position_embeddings")
-    activation = _activation(path, config, family.sizes["activation"])
+    eps = 1e-12 if kind == "distilbert" else settings.get("layer_norm_eps", 1e-12)
+    max_positions = _whole(path, settings, "max_position_embeddings")
+    activation = _activation(path, settings, family.sizes["activation"])
     try:
-        number("layer_norm_eps", eps, above=0, below=1)
-        recipe = TransformerConfig(
+        check_number("layer_norm_eps", eps, above=0, below=1)
+        config = TransformerConfig(
             width=width,
             layers=layers,
             heads=heads,
@@ -148,45 +148,45 @@ def read_layout(folder: Path) -> Layout:
             activation=activation,
             norm_first=False,
             eps=eps,
-            dropout=config.get(family.sizes["dropout"], 0.1),
+            dropout=settings.get(family.sizes["dropout"], 0.1),
             positions="learned",
             max_positions=max_positions,
         )
     except (ArgumentError, TypeError) as error:
         raise ArgumentError(f"{path} describes no model: {str(error)[:300]}") from None
-    types = _whole(path, config, "type_vocab_size", 2) if family.types else 0
-    padding = _whole(path, config, "pad_token_id", 1, least=0) if family.padded_positions else None
+    types = _whole(path, settings, "type_vocab_size", 2) if family.types else 0
+    padding = _whole(path, settings, "pad_token_id", 1, least=0) if family.padded_positions else None
     if padding is not None and padding + 1 >= max_positions:
         raise ArgumentError(
             f"{path} says pad_token_id={padding} and max_position_embeddings={max_positions}; positions begin "
             "behind the number of the padding mark, so that none is left."
         )
-    return Layout(path, family, recipe, _whole(path, config, "vocab_size"), types, padding)
+    return CheckpointLayout(path, family, config, _whole(path, settings, "vocab_size"), types, padding)
 
 
-def _check_plain(path: Path, config: Mapping[str, Any]) -> None:
+def _check_plain(path: Path, settings: Mapping[str, Any]) -> None:
     """Only encoders with learned positions."""
     for name in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
-        if config.get(name):
+        if settings.get(name):
             raise ArgumentError(
-                f"{path} says {name}={_short(config[name])}; load_encoder reads encoders, in which every "
+                f"{path} says {name}={_short(settings[name])}; load_encoder reads encoders, in which every "
                 "word sees all others and no second sentence."
             )
-    kind = config.get("position_embedding_type", "absolute")
+    kind = settings.get("position_embedding_type", "absolute")
     if kind != "absolute":
         raise ArgumentError(
             f"{path} says position_embedding_type={_short(kind)}; load_encoder reads models with learned "
             "positions, 'absolute'."
         )
-    if config.get("quantization_config"):
+    if settings.get("quantization_config"):
         raise ArgumentError(
             f"{path} has a quantization_config; load_encoder reads floating point weights: save the model "
             "before it is quantized."
         )
 
 
-def _activation(path: Path, config: Mapping[str, Any], name: str) -> Activation:
-    value = config.get(name, "gelu")
+def _activation(path: Path, settings: Mapping[str, Any], name: str) -> Activation:
+    value = settings.get(name, "gelu")
     if value in ("gelu", "relu"):
         return value
     raise ArgumentError(
@@ -195,11 +195,11 @@ def _activation(path: Path, config: Mapping[str, Any], name: str) -> Activation:
 
 
 def _whole(
-    path: Path, config: Mapping[str, Any], name: str, default: int | None = None, least: int = 1
+    path: Path, settings: Mapping[str, Any], name: str, default: int | None = None, least: int = 1
 ) -> int:
-    value = config.get(name, default)
+    value = settings.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
-        lacks = "lacks" if name not in config else f"says {name}={_short(value)} for"
+        lacks = "lacks" if name not in settings else f"says {name}={_short(value)} for"
         raise ArgumentError(
             f"{path} {lacks} {name}, which is a whole number from {least} on; take config.json from the "
             "folder that the weights come from."
@@ -234,7 +234,7 @@ def read_text(path: Path, most: int = LARGEST_JSON) -> str:
         ) from None
     if len(content) > most:
         raise ArgumentError(
-            f"{path} has more than {readable(most)}, the most that regard reads of such a file."
+            f"{path} has more than {format_bytes(most)}, the most that regard reads of such a file."
         )
     try:
         return content.decode()
@@ -242,7 +242,7 @@ def read_text(path: Path, most: int = LARGEST_JSON) -> str:
         raise ArgumentError(f"{path} is no UTF-8 text. Copy or download it again.") from None
 
 
-def read_tensors(folder: Path, layout: Layout) -> dict[str, Tensor]:
+def read_tensors(folder: Path, layout: CheckpointLayout) -> dict[str, Tensor]:
     """The parameters by our names, in float32; names and shapes are checked before the first one is read."""
     from safetensors import SafetensorError, safe_open
 
@@ -352,13 +352,13 @@ def _named(folder: Path, slices: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _check_names(folder: Path, names: Mapping[str, str], layout: Layout) -> None:
+def _check_names(folder: Path, names: Mapping[str, str], layout: CheckpointLayout) -> None:
     """The very tensors that the config asks for; counted first, as it may ask for 10⁹ layers."""
     block = layout.family.block + "."
     numbers = {name.removeprefix(block).partition(".")[0] for name in names if name.startswith(block)}
-    if len(numbers) != layout.recipe.layers:
+    if len(numbers) != layout.config.layers:
         raise ArgumentError(
-            f"{layout.path} says {layout.family.sizes['layers']}={layout.recipe.layers} and the weights have "
+            f"{layout.path} says {layout.family.sizes['layers']}={layout.config.layers} and the weights have "
             f"{len(numbers)} layers; take both from the same folder."
         )
     wanted = {name for _, theirs, _ in layout.tensors() for name in theirs}

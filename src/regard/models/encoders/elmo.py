@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._util.checks import count, number
+from regard._util.checks import check_int, check_number
 from regard.errors import ShapeError
 from regard.models.encoders.pretraining import LearnedEncoder
 from regard.models.encoders.words import Vocabulary
@@ -31,7 +31,7 @@ class ScalarMix(nn.Module):
 
     def __init__(self, layers: int) -> None:
         super().__init__()
-        count("ScalarMix got layers", layers, least=1)
+        check_int("ScalarMix got layers", layers, min=1)
         self.scores = nn.Parameter(torch.zeros(layers))
         self.gamma = nn.Parameter(torch.ones(()))
 
@@ -86,7 +86,7 @@ class ElmoEncoder(LearnedEncoder):
     >>> vocabulary = Vocabulary.of(["dogs bark", "the bark of trees"], marks=ElmoEncoder.marks)
     >>> encoder = ElmoEncoder(vocabulary, width=8, layers=2)
     >>> encoder.embed("Trees have no bark")[0]
-    Embedded('Trees have no bark': 4 words × 3 layers × 16)
+    WordVectors('Trees have no bark': 4 words × 3 layers × 16)
     >>> encoder.loss(["dogs bark", "trees"]).shape
     torch.Size([])
     """
@@ -97,9 +97,9 @@ class ElmoEncoder(LearnedEncoder):
         self, vocabulary: Vocabulary, width: int = 128, layers: int = 2, *, dropout: float = 0.1
     ) -> None:
         super().__init__(vocabulary)
-        count("ElmoEncoder got width", width, least=1)
-        count("ElmoEncoder got layers", layers, least=1)
-        number("ElmoEncoder got dropout", dropout, least=0, below=1)
+        check_int("ElmoEncoder got width", width, min=1)
+        check_int("ElmoEncoder got layers", layers, min=1)
+        check_number("ElmoEncoder got dropout", dropout, min=0, below=1)
         self.width, self.layers = width, layers + 1
         self.embedding = nn.Embedding(len(vocabulary), width)
         self.dropout = nn.Dropout(dropout)

@@ -12,12 +12,12 @@ from torch.nn import functional as F
 from regard._util.text import shorten
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.torch_state import concrete
-from regard.models.encoders.base import Tokens, WordEncoder
-from regard.models.encoders.checkpoint_layouts import Layout, read_layout, read_tensors
-from regard.models.encoders.tokenizer import Subwords, read_subwords
-from regard.models.encoders.words import checked
+from regard.models.encoders.base import TokenVectors, WordEncoder
+from regard.models.encoders.checkpoint_layouts import CheckpointLayout, read_layout, read_tensors
+from regard.models.encoders.tokenizer import SubwordTokenizer, read_tokenizer
+from regard.models.encoders.words import check_sentences
 from regard.models.layers.blocks import EncoderBlock
-from regard.models.layers.dropout import evaluating
+from regard.models.layers.dropout import eval_mode
 from regard.models.layers.embedding import outside
 from regard.models.layers.positions import LearnedPositions
 from regard.models.packed import ModelInput, Packed
@@ -72,7 +72,7 @@ def _read(folder: Path) -> "PretrainedEncoder":
         )
     layout = read_layout(folder)
     tensors = read_tensors(folder, layout)
-    return PretrainedEncoder(layout, read_subwords(folder, layout), tensors)
+    return PretrainedEncoder(layout, read_tokenizer(folder, layout), tensors)
 
 
 def _minilm() -> Path:
@@ -103,17 +103,17 @@ class PretrainedEncoder(WordEncoder):
     torch.Size([12, 6, 6])
     """
 
-    def __init__(self, layout: Layout, subwords: Subwords, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, layout: CheckpointLayout, tokenizer: SubwordTokenizer, tensors: dict[str, Tensor]) -> None:
         super().__init__()
-        recipe = layout.recipe
-        self.recipe, self.subwords, self.longest = recipe, subwords, layout.longest
-        self.layers, self._padding = recipe.layers + 1, layout.padding
+        config = layout.config
+        self.config, self.tokenizer, self.longest = config, tokenizer, layout.longest
+        self.layers, self._padding = config.layers + 1, layout.padding
         with torch.device("meta"):  # the parameters are there already
-            self.words = nn.Embedding(layout.vocabulary, recipe.width)
-            self.positions = LearnedPositions(recipe.max_positions, recipe.width)
-            self.norm = recipe.make_norm()
-            self.dropout = nn.Dropout(recipe.dropout)
-            self.blocks = nn.ModuleList(EncoderBlock(recipe) for _ in range(recipe.layers))
+            self.words = nn.Embedding(layout.vocabulary, config.width)
+            self.positions = LearnedPositions(config.max_positions, config.width)
+            self.norm = config.make_norm()
+            self.dropout = nn.Dropout(config.dropout)
+            self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.layers))
         if "types" in tensors:  # BERT tells two sentences apart; here each is a first one
             tensors["positions.vectors"] += tensors.pop("types")[0]
         self.load_state_dict(tensors, assign=True)
@@ -166,7 +166,7 @@ class PretrainedEncoder(WordEncoder):
         >>> encoder.ids("Dogs bark."), encoder(encoder.ids("Dogs bark.")).shape
         (tensor([[ 101, 6077, 11286, 1012, 102]]), torch.Size([1, 5, 384]))
         """
-        return torch.tensor(self.subwords.tokens(checked([sentence])), device=self.words.weight.device)
+        return torch.tensor(self.tokenizer.tokens(check_sentences([sentence])), device=self.words.weight.device)
 
     def batches(self, sentences: Sequence[Sequence[int]]) -> Iterator[Packed]:
         """Sentences of token numbers, in order, in packed batches of a size that is computed fast."""
@@ -182,14 +182,14 @@ class PretrainedEncoder(WordEncoder):
         if batch:
             yield Packed.of(batch, self.words.weight.device)
 
-    def token_vectors(self, sentences: Sequence[str]) -> Iterator[Tokens]:
+    def token_vectors(self, sentences: Sequence[str]) -> Iterator[TokenVectors]:
         """The tokens of each sentence with their vectors at each layer, the start and end mark included."""
-        pieces = iter(found := self.subwords(sentences))
+        pieces = iter(found := self.tokenizer(sentences))
         for packed in self.batches([each.tokens for each in found]):
             vectors = torch.stack(self.states(packed))  # layers n m
             for part in vectors.split(packed.lengths.tolist(), 1):
                 tokens, names, spans = next(pieces)
-                yield Tokens(part, spans, names, [token != self.subwords.unknown for token in tokens])
+                yield TokenVectors(part, spans, names, [token != self.tokenizer.unknown for token in tokens])
 
     @torch.no_grad()
     def sentence_vectors(self, sentences: str | Sequence[str]) -> Tensor:
@@ -197,18 +197,18 @@ class PretrainedEncoder(WordEncoder):
 
         It is what minilm was trained for: the dot product of two of them says how alike the sentences are.
         """
-        given = checked(sentences)
-        tokens = self.subwords.tokens(given)
+        given = check_sentences(sentences)
+        tokens = self.tokenizer.tokens(given)
         for number, (sentence, found) in enumerate(zip(given, tokens, strict=True)):
             if not found:  # its tokenizer sets no marks around sentences
                 raise ArgumentError(
                     f"sentence {number} is {shorten(sentence)!r}, of which the encoder's tokenizer makes no "
                     "tokens; give at least one word, or leave the sentence out."
                 )
-        with evaluating(self):
+        with eval_mode(self):
             means = [x.mean(0) for packed in self.batches(tokens) for x in packed.split(self(packed))]
         if not means:
-            return self.words.weight.new_zeros(0, self.recipe.width)
+            return self.words.weight.new_zeros(0, self.config.width)
         return F.normalize(torch.stack(means), dim=-1)
 
 

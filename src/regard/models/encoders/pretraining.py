@@ -14,12 +14,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from regard._util.checks import count, number
-from regard._util.files import write_whole
+from regard._util.checks import check_int, check_number
+from regard._util.files import write_atomic
 from regard._util.text import shorten
 from regard.errors import ArgumentError
-from regard.models.encoders.base import Tokens, WordEncoder
-from regard.models.encoders.words import Vocabulary, checked, split, unknown
+from regard.models.encoders.base import TokenVectors, WordEncoder
+from regard.models.encoders.words import Vocabulary, check_sentences, split_words, unknown_word_error
 from regard.models.packed import Packed
 from regard.models.parameters import read_parameters
 
@@ -76,17 +76,17 @@ class LearnedEncoder(WordEncoder):
     def pack(self, sentences: str | Sequence[str]) -> Packed:
         """Sentences as numbers, each between the marks <s> and </s>."""
         device = next(self.parameters()).device
-        return Packed.of([self.numbers(sentence) for sentence in checked(sentences)], device)
+        return Packed.of([self.numbers(sentence) for sentence in check_sentences(sentences)], device)
 
     def numbers(self, sentence: str) -> list[int]:
         """The numbers of a sentence's words, between the marks."""
         start, end = self.marks.index("<s>"), self.marks.index("</s>")
-        return [start, *self.vocabulary.numbers(word.text for word in split(sentence)), end]
+        return [start, *self.vocabulary.numbers(word.text for word in split_words(sentence)), end]
 
-    def token_vectors(self, sentences: Sequence[str]) -> list[Tokens]:
-        splits = [split(sentence) for sentence in sentences]
+    def token_vectors(self, sentences: Sequence[str]) -> list[TokenVectors]:
+        splits = [split_words(sentence) for sentence in sentences]
         order = sorted(range(len(sentences)), key=lambda i: len(splits[i]))  # alike lengths: little padding
-        found: dict[int, Tokens] = {}
+        found: dict[int, TokenVectors] = {}
         for start in range(0, len(order), _BATCH):
             chosen = order[start : start + _BATCH]
             packed = self.pack([sentences[i] for i in chosen])
@@ -94,23 +94,23 @@ class LearnedEncoder(WordEncoder):
             for i, each, numbers in zip(chosen, states, packed.split(packed.tokens), strict=True):
                 spans = [None, *((word.start, word.stop) for word in splits[i]), None]
                 names = ["<s>", *(word.text for word in splits[i]), "</s>"]
-                found[i] = Tokens(each, spans, names, (numbers > 0).tolist())
+                found[i] = TokenVectors(each, spans, names, (numbers > 0).tolist())
         return [found[i] for i in range(len(sentences))]
 
     def _unknown(self, word: str) -> ArgumentError:
-        return unknown(type(self).__name__, word, self.vocabulary[len(self.marks) :])
+        return unknown_word_error(type(self).__name__, word, self.vocabulary[len(self.marks) :])
 
     @classmethod
     def learn(
         cls,
         sentences: Sequence[str],
         *,
-        least: int = 2,
-        most: int | None = 10_000,
+        min_count: int = 2,
+        max_vocab_size: int | None = 10_000,
         epochs: int = 10,
-        seconds: float | None = None,
-        batch: int = 32,
-        rate: float = 3e-3,
+        max_seconds: float | None = None,
+        batch_size: int = 32,
+        learning_rate: float = 3e-3,
         seed: int = 0,
         report: Callable[[int, float], None] | None = None,
         **options: Any,
@@ -129,13 +129,13 @@ class LearnedEncoder(WordEncoder):
         >>> encoder.compare("dogs bark", "bark of trees", word="bark").similarities[0]
         tensor(1.)
         """
-        schedule = _Schedule(cls.__name__, epochs, seconds, batch, rate)
-        given = [sentence for sentence in checked(sentences) if split(sentence)]
-        vocabulary = Vocabulary.of(given, most=most, least=least, marks=cls.marks)
+        schedule = _Schedule(cls.__name__, epochs, max_seconds, batch_size, learning_rate)
+        given = [sentence for sentence in check_sentences(sentences) if split_words(sentence)]
+        vocabulary = Vocabulary.of(given, max_size=max_vocab_size, min_count=min_count, marks=cls.marks)
         if len(vocabulary) == len(cls.marks):
             raise ArgumentError(
-                f"{cls.__name__}.learn got {len(given)} sentences with words, in which none occurs {least} "
-                "times; give more text, or lower `least`."
+                f"{cls.__name__}.learn got {len(given)} sentences with words, in which none occurs {min_count} "
+                "times; give more text, or lower min_count."
             )
         with torch.random.fork_rng(devices=[]):  # what the caller draws next does not depend on us
             torch.manual_seed(seed)
@@ -148,7 +148,7 @@ class LearnedEncoder(WordEncoder):
         about = {"format": self.format, "best_layer": self.best_layer, "options": self.options}
         words = json.dumps(self.vocabulary[len(self.marks) :], ensure_ascii=False)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        return write_whole(path, save_tensors(tensors, {"about": json.dumps(about), "words": words}))
+        return write_atomic(path, save_tensors(tensors, {"about": json.dumps(about), "words": words}))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -182,12 +182,12 @@ def _understand(cls: type[Encoder], path: Path) -> Encoder:
         if not isinstance(options, dict) or set(options) != needed:
             raise ValueError(f"its options are {options} and should be {sorted(needed)}")
         layers = options["layers"]
-        count("its options got layers", layers, least=1)
+        check_int("its options got layers", layers, min=1)
         if layers > len(names):  # before a model of that many is made
             raise ValueError(f"its options say {layers} layers and there are {len(names)} tensors")
         with torch.device("meta"):  # sizes alone, until they are known to be right
             encoder = cls(Vocabulary(words, marks=cls.marks), **options)
-        count("the file got best_layer", best, least=-encoder.layers)
+        check_int("the file got best_layer", best, min=-encoder.layers)
         if best >= encoder.layers:
             raise ValueError(f"it says best_layer {best} of {encoder.layers} layers")
     tensors = read_parameters(path, encoder)
@@ -202,16 +202,16 @@ class _Schedule:
 
     name: str
     epochs: int
-    seconds: float | None
-    batch: int
-    rate: float
+    max_seconds: float | None
+    batch_size: int
+    learning_rate: float
 
     def __post_init__(self) -> None:
-        count(f"{self.name}.learn got epochs", self.epochs, least=1)
-        count(f"{self.name}.learn got batch", self.batch, least=1)
-        number(f"{self.name}.learn got rate", self.rate, above=0)
-        if self.seconds is not None:
-            number(f"{self.name}.learn got seconds", self.seconds, above=0)
+        check_int(f"{self.name}.learn got epochs", self.epochs, min=1)
+        check_int(f"{self.name}.learn got batch_size", self.batch_size, min=1)
+        check_number(f"{self.name}.learn got learning_rate", self.learning_rate, above=0)
+        if self.max_seconds is not None:
+            check_number(f"{self.name}.learn got max_seconds", self.max_seconds, above=0)
 
     def run(
         self,
@@ -220,17 +220,17 @@ class _Schedule:
         report: Callable[[int, float], None] | None,
     ) -> None:
         """All epochs, as long as there is time."""
-        optimizer = torch.optim.Adam(encoder.learning(), lr=self.rate)
+        optimizer = torch.optim.Adam(encoder.learning(), lr=self.learning_rate)
         began = time.monotonic()
         for epoch in range(self.epochs):
             losses: list[float] = []
             for chosen in self.batches(sentences):
-                share = (epoch + len(losses) * self.batch / len(sentences)) / self.epochs
-                if self.seconds is not None:
-                    share = max(share, (time.monotonic() - began) / self.seconds)
+                share = (epoch + len(losses) * self.batch_size / len(sentences)) / self.epochs
+                if self.max_seconds is not None:
+                    share = max(share, (time.monotonic() - began) / self.max_seconds)
                     if share >= 1:
                         return
-                optimizer.param_groups[0]["lr"] = self.rate * (1 - 0.9 * share)
+                optimizer.param_groups[0]["lr"] = self.learning_rate * (1 - 0.9 * share)
                 loss = encoder.loss(Packed.of(chosen))
                 optimizer.zero_grad()
                 loss.backward()
@@ -243,10 +243,10 @@ class _Schedule:
     def batches(self, sentences: list[list[int]]) -> Iterator[list[list[int]]]:
         """All sentences once, in random batches of alike lengths."""
         order = torch.randperm(len(sentences)).tolist()
-        pool = 50 * self.batch
+        pool = 50 * self.batch_size
         batches: list[list[int]] = []
         for start in range(0, len(order), pool):
             near = sorted(order[start : start + pool], key=lambda i: len(sentences[i]))
-            batches += [near[i : i + self.batch] for i in range(0, len(near), self.batch)]
+            batches += [near[i : i + self.batch_size] for i in range(0, len(near), self.batch_size)]
         for i in torch.randperm(len(batches)).tolist():
             yield [sentences[j] for j in batches[i]]

@@ -20,21 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard._util.checks import count
-from regard._util.files import write_whole
+from regard._util.checks import check_int
+from regard._util.files import write_atomic
 from regard._util.text import shorten
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.models.encoders.base import Neighbor, Tokens, WordEncoder
-from regard.models.encoders.words import (
-    Asked,
-    Vocabulary,
-    checked,
-    counted,
-    is_word,
-    occurrence,
-    split,
-    unknown,
-)
+from regard.models.encoders.base import Neighbor, TokenVectors, WordEncoder
+from regard._util.text import pluralize
+from regard.models.encoders.words import Vocabulary, WordQuery, check_sentences, is_word, parse_word, split_words, unknown_word_error
 
 _LINE = 2**20  # bytes in a line at most: 50,000 numbers
 
@@ -45,7 +37,7 @@ class StaticEncoder(WordEncoder):
     words, vectors: the vocabulary, and a row for each word of it.
 
     A word that is not in the vocabulary gets the vector `unknown`, the mean of all unless given, so that a
-    sentence with a rare word still has a vector for each word; `Embedded.known` says which. To ask about
+    sentence with a rare word still has a vector for each word; `WordVectors.known` says which. To ask about
     such a word is an error. A word is looked up as it is spelled, or else in any other case.
 
     >>> import torch
@@ -53,7 +45,7 @@ class StaticEncoder(WordEncoder):
     >>> encoder = StaticEncoder(["dogs", "bark", "trees"], torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]))
     >>> encoder.compare("Dogs may bark at strangers.", "Trees shed bark in winter.", word="bark").similarity
     1.0
-    >>> encoder.nearest("bark", most=2)
+    >>> encoder.nearest("bark", k=2)
     [Neighbor(word='dogs', sentence=None, similarity=0.707...), Neighbor(word='trees', ...)]
     >>> encoder.vector("brak")
     Traceback (most recent call last):
@@ -87,13 +79,13 @@ class StaticEncoder(WordEncoder):
         """The vectors of words by their number in `vocabulary`, of which 0 is unknown: (…) → (…, m)."""
         return F.embedding(numbers, self.vectors)
 
-    def token_vectors(self, sentences: Sequence[str]) -> Iterator[Tokens]:
+    def token_vectors(self, sentences: Sequence[str]) -> Iterator[TokenVectors]:
         for sentence in sentences:
-            words = split(sentence)
+            words = split_words(sentence)
             numbers = self.vocabulary.numbers([word.text for word in words])
             vectors = self(torch.tensor(numbers, dtype=torch.long, device=self.vectors.device))
             spans = [(word.start, word.stop) for word in words]
-            yield Tokens(vectors[None], spans, known=[number > 0 for number in numbers])
+            yield TokenVectors(vectors[None], spans, known=[number > 0 for number in numbers])
 
     def vector(self, word: str) -> Tensor:
         """The vector of a word (m)."""
@@ -101,11 +93,11 @@ class StaticEncoder(WordEncoder):
 
     def nearest(
         self,
-        word: Asked,
+        word: WordQuery,
         *,
         sentence: str | None = None,
         among: Sequence[str] | None = None,
-        most: int = 5,
+        k: int = 5,
         layer: int | None = None,
     ) -> list[Neighbor]:
         """The words most alike to a word: in the whole vocabulary, unless there are sentences to look in.
@@ -113,16 +105,16 @@ class StaticEncoder(WordEncoder):
         As a word's vector is the same everywhere, its sentence only says how it is spelled there.
         """
         if among is not None:
-            return super().nearest(word, sentence=sentence, among=among, most=most, layer=layer)
+            return super().nearest(word, sentence=sentence, among=among, k=k, layer=layer)
         self._layer(layer)
-        text = occurrence(word)[0]
+        text = parse_word(word)[0]
         if sentence is not None:
             (query,) = self.embed([sentence])
             text = query.words[query.index(word)]
-        return self._nearest(self._number(text), most)
+        return self._nearest(self._number(text), k)
 
-    def _nearest(self, number: int, most: int) -> list[Neighbor]:
-        count("nearest got most", most, least=1)
+    def _nearest(self, number: int, k: int) -> list[Neighbor]:
+        check_int("nearest got k", k, min=1)
         with torch.no_grad():
             units = F.normalize(self.vectors, dim=-1)
             similarities = units @ units[number]
@@ -130,7 +122,7 @@ class StaticEncoder(WordEncoder):
         for other in similarities.argsort(descending=True).tolist():
             if other not in (0, number) and is_word(self.vocabulary[other]):
                 near.append(Neighbor(self.vocabulary[other], None, float(similarities[other])))
-            if len(near) == most:
+            if len(near) == k:
                 break
         return near
 
@@ -143,7 +135,7 @@ class StaticEncoder(WordEncoder):
         return number
 
     def _unknown(self, word: str) -> ArgumentError:
-        return unknown(type(self).__name__, word, self.vocabulary)
+        return unknown_word_error(type(self).__name__, word, self.vocabulary)
 
     @classmethod
     def learn(
@@ -152,8 +144,8 @@ class StaticEncoder(WordEncoder):
         *,
         width: int = 100,
         window: int = 4,
-        least: int = 1,
-        most: int | None = 20_000,
+        min_count: int = 1,
+        max_vocab_size: int | None = 20_000,
         seed: int = 0,
     ) -> "StaticEncoder":
         """Vectors from a text, by counting which words stand beside which: 10,000 sentences in seconds.
@@ -164,22 +156,22 @@ class StaticEncoder(WordEncoder):
         >>> from regard.models.encoders.static import StaticEncoder
         >>> text = ["dogs chase cats", "cats chase mice", "dogs fear cats", "cats fear mice"]
         >>> encoder = StaticEncoder.learn(text, width=3, window=1)
-        >>> [near.word for near in encoder.nearest("chase", most=1)]
+        >>> [near.word for near in encoder.nearest("chase", k=1)]
         ['fear']
         """
-        count("StaticEncoder.learn got width", width, least=1)
-        count("StaticEncoder.learn got window", window, least=1)
-        given = checked(sentences)
-        vocabulary = Vocabulary.of(given, most=most, least=least)
+        check_int("StaticEncoder.learn got width", width, min=1)
+        check_int("StaticEncoder.learn got window", window, min=1)
+        given = check_sentences(sentences)
+        vocabulary = Vocabulary.of(given, max_size=max_vocab_size, min_count=min_count)
         if len(vocabulary) < 2:
             raise ArgumentError(
-                f"StaticEncoder.learn got {counted(len(given), 'sentence')}, in which no word occurs "
-                f"{counted(least, 'time')}; give more text, or lower `least`."
+                f"StaticEncoder.learn got {pluralize(len(given), 'sentence')}, in which no word occurs "
+                f"{pluralize(min_count, 'time')}; give more text, or lower min_count."
             )
         pairs, counts = _cooccurrences(given, vocabulary, window)
         if not len(counts):
             raise ArgumentError(
-                f"StaticEncoder.learn got {counted(len(given), 'sentence')} in which no two words stand near "
+                f"StaticEncoder.learn got {pluralize(len(given), 'sentence')} in which no two words stand near "
                 "each other; give sentences of several words."
             )
         vectors = _factor(_ppmi(pairs, counts, len(vocabulary) - 1), width, seed)
@@ -199,18 +191,18 @@ class StaticEncoder(WordEncoder):
             " ".join([word, *(f"{x:.9g}" for x in vector)])
             for word, vector in zip(words, vectors, strict=True)
         ]
-        return write_whole(path, ("\n".join(lines) + "\n").encode())
+        return write_atomic(path, ("\n".join(lines) + "\n").encode())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, most: int | None = None) -> "StaticEncoder":
+    def load(cls, path: str | os.PathLike[str], *, limit: int | None = None) -> "StaticEncoder":
         """Read vectors in the text format of word2vec or GloVe: `word v1 v2 …` in each line.
 
-        most: how many words to read at most; such files begin with the most frequent ones. A word `<unk>`
+        limit: maximum number of words to read; such files begin with the most frequent ones. A word `<unk>`
         is the vector of unknown words. What cannot be right is refused, with the number of its line.
         """
-        if most is not None:
-            count("StaticEncoder.load got most", most, least=1)
-        words, vectors = _read(path, most)
+        if limit is not None:
+            check_int("StaticEncoder.load got limit", limit, min=1)
+        words, vectors = _read(path, limit)
         if words == ["<unk>"]:
             raise ArgumentError(
                 f"{os.fspath(path)} has no word but <unk>; give a file with vectors of words."
@@ -229,7 +221,7 @@ def _cooccurrences(
     sentences: Sequence[str], vocabulary: Vocabulary, window: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Pairs of words (2, n) that stand near each other, and how often; the nearer, the more a pair counts."""
-    numbers = [[n - 1 for n in vocabulary.numbers(word.text for word in split(s)) if n] for s in sentences]
+    numbers = [[n - 1 for n in vocabulary.numbers(word.text for word in split_words(s)) if n] for s in sentences]
     tokens = np.array([number for line in numbers for number in line], dtype=np.int64)
     owner = np.repeat(np.arange(len(numbers)), [len(line) for line in numbers])
     size = len(vocabulary) - 1
@@ -273,7 +265,7 @@ def _factor(matrix: Tensor, width: int, seed: int) -> Tensor:
     return F.pad(vectors, (0, width - vectors.shape[1])).float()
 
 
-def _read(path: str | os.PathLike[str], most: int | None) -> tuple[list[str], Tensor]:
+def _read(path: str | os.PathLike[str], limit: int | None) -> tuple[list[str], Tensor]:
     """Words and vectors (words, m) of a file that anybody may have written."""
     words: dict[str, int] = {}  # with the numbers of their lines
     numbers = array("f")
@@ -282,7 +274,7 @@ def _read(path: str | os.PathLike[str], most: int | None) -> tuple[list[str], Te
         if line == 1 and len(fields) == 2 and all(_whole(text) for text in fields):
             promised, width = int(fields[0]), int(fields[1])
             continue
-        if most is not None and len(words) == most:
+        if limit is not None and len(words) == limit:
             promised = None
             break
         width = width or len(fields) - 1

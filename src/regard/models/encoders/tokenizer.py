@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from regard._util.text import shorten
 from regard.errors import ArgumentError
-from regard.models.encoders.checkpoint_layouts import Layout, read_json, read_text
+from regard.models.encoders.checkpoint_layouts import CheckpointLayout, read_json, read_text
 
 # Bounds on what a tokenizer.json may do to a text. Rust ends the process when memory is exhausted, so what
 # would need much more than any real tokenizer is refused before it is made.
@@ -31,7 +31,7 @@ _PRE_TOKENIZERS = {
 }
 
 
-class Pieces(NamedTuple):
+class Encoding(NamedTuple):
     """The tokens of a sentence, their names, and the characters [start, stop) of each; None for marks."""
 
     tokens: list[int]
@@ -39,7 +39,7 @@ class Pieces(NamedTuple):
     spans: list[tuple[int, int] | None]
 
 
-class Subwords:
+class SubwordTokenizer:
     """A tokenizer of the package `tokenizers`, from a folder, checked against its model's vocabulary."""
 
     def __init__(self, tokenizer: Any, vocabulary: int, where: Path) -> None:
@@ -56,11 +56,11 @@ class Subwords:
         mark = getattr(tokenizer.model, "unk_token", None) or "<unk>"
         self.unknown: int | None = tokenizer.token_to_id(mark)  # pieces of bytes have no use for it
 
-    def __call__(self, sentences: Sequence[str]) -> list[Pieces]:
+    def __call__(self, sentences: Sequence[str]) -> list[Encoding]:
         """The tokens of each sentence, start and end mark included."""
         with guarded("these sentences cannot be tokenized"):
             found = self.tokenizer.encode_batch(list(sentences))
-        return [Pieces(one.ids, one.tokens, _spans(one)) for one in found]
+        return [Encoding(one.ids, one.tokens, _spans(one)) for one in found]
 
     def tokens(self, sentences: Sequence[str]) -> list[list[int]]:
         """The token numbers of each sentence alone."""
@@ -84,7 +84,7 @@ def guarded(what: str) -> Iterator[None]:
         raise ArgumentError(f"{what}: {type(error).__name__}: {str(error)[:200]}") from error
 
 
-def read_subwords(folder: Path, layout: Layout) -> Subwords:
+def read_tokenizer(folder: Path, layout: CheckpointLayout) -> SubwordTokenizer:
     """A folder's tokenizer: tokenizer.json, or BERT's vocab.txt, or RoBERTa's vocab.json and merges.txt."""
     if (folder / "tokenizer.json").exists():
         path = folder / "tokenizer.json"
@@ -100,7 +100,7 @@ def read_subwords(folder: Path, layout: Layout) -> Subwords:
         text = json.dumps(found | {"decoder": None, "truncation": None, "padding": None})
         with guarded(f"{path} is no tokenizer"):
             tokenizer = _package().Tokenizer.from_str(text)
-        return Subwords(tokenizer, layout.vocabulary, folder)
+        return SubwordTokenizer(tokenizer, layout.vocabulary, folder)
     if not layout.family.bytes and (folder / "vocab.txt").exists():
         tokenizer = _word_pieces(folder, layout.vocabulary)
     elif layout.family.bytes and (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
@@ -108,7 +108,7 @@ def read_subwords(folder: Path, layout: Layout) -> Subwords:
     else:
         also = "vocab.json and merges.txt" if layout.family.bytes else "vocab.txt"
         raise ArgumentError(f"{folder} has no tokenizer; load_encoder reads tokenizer.json, or {also}.")
-    return Subwords(tokenizer, layout.vocabulary, folder)
+    return SubwordTokenizer(tokenizer, layout.vocabulary, folder)
 
 
 def _check(tokenizer: Mapping[str, Any]) -> None:

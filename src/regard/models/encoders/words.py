@@ -8,19 +8,19 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import NamedTuple
 
-from regard._util.checks import count
+from regard._util.checks import check_int
 from regard._util.text import shorten
 from regard.errors import ArgumentError, DTypeError
 
 Span = tuple[int, int]  # characters [start, stop) of a sentence
-Asked = str | tuple[str, int]  # a word, or a word and which of its occurrences, counted from 0
+WordQuery = str | tuple[str, int]  # a word, or a word and which of its occurrences, counted from 0
 
 
 class Word(NamedTuple):
     """A word and where it stands: sentence[start:stop] == text.
 
-    >>> from regard.models.encoders.words import split
-    >>> split("Dogs bark")
+    >>> from regard.models.encoders.words import split_words
+    >>> split_words("Dogs bark")
     [Word(text='Dogs', start=0, stop=4), Word(text='bark', start=5, stop=9)]
     """
 
@@ -61,16 +61,16 @@ _PART = "[wd](?:[wdm]|j+(?=[wdm]))*"
 _WORD = re.compile(f"{_PART}(?:a{_PART}|(?<=d)s(?=d){_PART})*|hm*|[pas]m*(?:j+pm*)*")
 
 
-def split(sentence: str) -> list[Word]:
+def split_words(sentence: str) -> list[Word]:
     """The words of a sentence, with their characters' places; each punctuation mark is a word too.
 
     An apostrophe or a hyphen between letters, and a point or comma between digits, stay inside their word.
     Each Han character is a word.
 
-    >>> from regard.models.encoders.words import split
-    >>> [word.text for word in split("Dogs don't bark, well-fed ones (1,000 of them).")]
+    >>> from regard.models.encoders.words import split_words
+    >>> [word.text for word in split_words("Dogs don't bark, well-fed ones (1,000 of them).")]
     ['Dogs', "don't", 'bark', ',', 'well-fed', 'ones', '(', '1,000', 'of', 'them', ')', '.']
-    >>> split("A dog")[1]
+    >>> split_words("A dog")[1]
     Word(text='dog', start=2, stop=5)
     """
     kinds = sentence.translate(_kinds)  # one letter for each character, so that places stay
@@ -98,11 +98,11 @@ def fold(word: str) -> str:
     return "".join(folded.split())  # NFKC makes a blank and a mark of ´
 
 
-def near(word: str, words: Iterable[str], most: int = 5) -> list[str]:
+def close_words(word: str, words: Iterable[str], most: int = 5) -> list[str]:
     """The words that are spelled most like this one.
 
-    >>> from regard.models.encoders.words import near
-    >>> near("brak", ["bark", "tree", "bank"])
+    >>> from regard.models.encoders.words import close_words
+    >>> close_words("brak", ["bark", "tree", "bank"])
     ['bark', 'bank']
     """
     folded = fold(word)[:100]
@@ -115,9 +115,9 @@ def near(word: str, words: Iterable[str], most: int = 5) -> list[str]:
     return [alike[key] for key in get_close_matches(folded, list(alike)[:20_000], n=most, cutoff=0.5)]
 
 
-def unknown(who: str, word: str, words: Iterable[str]) -> ArgumentError:
+def unknown_word_error(who: str, word: str, words: Iterable[str]) -> ArgumentError:
     """The error about a word that an encoder does not know."""
-    alike = near(word, words, most=3)
+    alike = close_words(word, words, most=3)
     hint = f"did you mean {' or '.join(map(repr, alike))}?" if alike else "nor any word like it."
     return ArgumentError(
         f"{who} does not know the word {word!r}; {hint} It knows the words of its vocabulary."
@@ -128,7 +128,7 @@ class Vocabulary(Sequence[str]):
     """Numbered words, marks first: number 0 stands for every word that is not in it.
 
     >>> from regard.models.encoders.words import Vocabulary
-    >>> vocabulary = Vocabulary.of(["The dogs bark.", "The bark of trees"], least=2)
+    >>> vocabulary = Vocabulary.of(["The dogs bark.", "The bark of trees"], min_count=2)
     >>> list(vocabulary)
     ['<unk>', 'bark', 'the']
     >>> vocabulary.numbers(["The", "dogs", "bark"])
@@ -155,23 +155,23 @@ class Vocabulary(Sequence[str]):
         cls,
         sentences: Iterable[str],
         *,
-        most: int | None = None,
-        least: int = 1,
+        max_size: int | None = None,
+        min_count: int = 1,
         marks: Sequence[str] = ("<unk>",),
     ) -> "Vocabulary":
         """The words of a text in lower case, the most frequent first.
 
-        most: how many at most. least: how often a word must occur.
+        max_size: maximum number of words. min_count: minimum number of occurrences.
         """
         if isinstance(sentences, str):
             raise DTypeError("Vocabulary.of got one string; give a list of sentences.")
-        if most is not None:
-            count("Vocabulary.of got most", most, least=1)
-        count("Vocabulary.of got least", least, least=1)
-        seen = Counter(fold(word.text) for sentence in sentences for word in split(sentence))
+        if max_size is not None:
+            check_int("Vocabulary.of got max_size", max_size, min=1)
+        check_int("Vocabulary.of got min_count", min_count, min=1)
+        seen = Counter(fold(word.text) for sentence in sentences for word in split_words(sentence))
         # by the alphabet where they are equally frequent, so that the order of the sentences does not matter
         ranked = sorted(seen.items(), key=lambda item: (-item[1], item[0]))
-        return cls([word for word, often in ranked if often >= least][:most], marks=marks)
+        return cls([word for word, often in ranked if often >= min_count][:max_size], marks=marks)
 
     def find(self, word: str) -> int | None:
         """The number of a word: as it is spelled, or else in any other case; None if there is none."""
@@ -211,7 +211,7 @@ class Vocabulary(Sequence[str]):
         return f"Vocabulary(<{len(self)} words>)"
 
 
-def checked(sentences: str | Sequence[str]) -> list[str]:
+def check_sentences(sentences: str | Sequence[str]) -> list[str]:
     """Sentences that are strings of characters that can be stored."""
     if not isinstance(sentences, str | Sequence):
         raise DTypeError(
@@ -247,13 +247,13 @@ def tokens_of_words(
     return [words[number] for number in kept], [parts[number] for number in kept]
 
 
-def find(word: Asked, words: Sequence[str], sentence: str) -> int:
+def find_word(word: WordQuery, words: Sequence[str], sentence: str) -> int:
     """The place of a word among those of a sentence: as it is spelled, or else in any other case."""
-    text, number = occurrence(word)
+    text, number = parse_word(word)
     places = [place for place, one in enumerate(words) if one == text]
     places = places or [place for place, one in enumerate(words) if fold(one) == fold(text)]
     if not places:
-        alike = near(text, words, most=3)
+        alike = close_words(text, words, most=3)
         hint = f"did you mean {' or '.join(map(repr, alike))}? Its" if alike else "its"
         listed = " ".join(words[:30]) + (" …" if len(words) > 30 else "")
         raise ArgumentError(f"{text!r} is not in {shorten(sentence)!r}; {hint} words are: {listed}")
@@ -265,7 +265,7 @@ def find(word: Asked, words: Sequence[str], sentence: str) -> int:
     return places[number]
 
 
-def occurrence(word: Asked) -> tuple[str, int]:
+def parse_word(word: WordQuery) -> tuple[str, int]:
     """A word that was asked for, and which of its occurrences: the first, unless said."""
     match word:
         case str():
@@ -278,7 +278,7 @@ def occurrence(word: Asked) -> tuple[str, int]:
     )
 
 
-def pair(word: Asked | tuple[Asked, Asked]) -> tuple[Asked, Asked]:
+def parse_word_pair(word: WordQuery | tuple[WordQuery, WordQuery]) -> tuple[WordQuery, WordQuery]:
     """One word for each of two sentences."""
     match word:
         case str() | (str(), int()):
@@ -288,23 +288,3 @@ def pair(word: Asked | tuple[Asked, Asked]) -> tuple[Asked, Asked]:
     raise DTypeError(
         f"compare got word={word!r}; give a string for both sentences, or a pair of strings, one for each."
     )
-
-
-def counted(number: int, thing: str) -> str:
-    """How many there are of a thing.
-
-    >>> from regard.models.encoders.words import counted
-    >>> counted(1, "sentence"), counted(2, "word")
-    ('1 sentence', '2 words')
-    """
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
-def bar(share: float, width: int = 20) -> str:
-    """A share as a bar of blocks, `width` of which are the whole; none for NaN.
-
-    >>> from regard.models.encoders.words import bar
-    >>> bar(0.5, width=6)
-    '███'
-    """
-    return "█" * round(width * min(max(share, 0.0), 1.0)) if share == share else ""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard._util.checks import count, number
+from regard._util.checks import check_int, check_number
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.call.arguments import Bias
 from regard.mechanism.mask_algebra import Mask
@@ -23,7 +23,7 @@ from regard.mechanism.normalizers import Normalizer, Sink, Softmax
 from regard.mechanism.operator import Options, attend, attention
 from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
 from regard.mechanism.weights.matrix import Weights
-from regard.models.layers.kv_cache import Cache, Memory
+from regard.models.layers.kv_cache import KVCache, KeyValues
 from regard.models.layers.positions import Rotation
 
 Watcher = Callable[[Weights], None]
@@ -62,15 +62,15 @@ class Attends(nn.Module):
 
 
 @contextmanager
-def watching(model: nn.Module, report: Callable[[str, Weights], None]) -> Iterator[int]:
+def watch_layers(model: nn.Module, report: Callable[[str, Weights], None]) -> Iterator[int]:
     """Report the weights of each attention inside a model, with its module's name; how many there are.
 
     Only what this thread computes is reported, so that several may watch one model.
 
     >>> import torch, regard
-    >>> from regard.models.layers.attention import watching
+    >>> from regard.models.layers.attention import watch_layers
     >>> layer, seen = regard.models.SelfAttention(), []
-    >>> with watching(torch.nn.Sequential(layer), lambda name, weights: seen.append((name, weights.shape))):
+    >>> with watch_layers(torch.nn.Sequential(layer), lambda name, weights: seen.append((name, weights.shape))):
     ...     output = layer(torch.eye(3))
     >>> seen
     [('0', torch.Size([1, 3, 3]))]
@@ -147,11 +147,11 @@ class MultiHeadAttention(Attends):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        count("MultiHeadAttention got width", width, least=1)
-        count("MultiHeadAttention got heads", heads, least=1)
+        check_int("MultiHeadAttention got width", width, min=1)
+        check_int("MultiHeadAttention got heads", heads, min=1)
         key_heads = heads if key_heads is None else key_heads
-        count("MultiHeadAttention got key_heads", key_heads, least=1)
-        number("MultiHeadAttention got dropout", dropout, least=0, below=1)
+        check_int("MultiHeadAttention got key_heads", key_heads, min=1)
+        check_number("MultiHeadAttention got dropout", dropout, min=0, below=1)
         if heads % key_heads:
             raise ArgumentError(
                 f"MultiHeadAttention got heads={heads} and key_heads={key_heads}; equally many heads share a "
@@ -182,22 +182,22 @@ class MultiHeadAttention(Attends):
     def forward(
         self,
         query: Tensor,
-        key: Tensor | Memory | None = None,
+        key: Tensor | KeyValues | None = None,
         value: Tensor | None = None,
         *,
         mask: Mask | Tensor | None = None,
         bias: Bias | None = None,
-        turn: Rotation | None = None,
-        cache: Cache | None = None,
+        rotation: Rotation | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
-        """(…, q, m) → (…, q, m): of `query` to itself, to `key`, or to what `remember` made of it.
+        """(…, q, m) → (…, q, m): of `query` to itself, to `key`, or to what `project_source` made of it.
 
         mask, bias: as in `regard.attention`.
         turn: turns queries and keys by their positions, see `RotaryPositions`.
         cache: the keys of earlier calls, to which those of this call are added.
         """
         self._check("query", query, self.width)
-        if isinstance(key, Memory) and (value is not None or cache is not None):
+        if isinstance(key, KeyValues) and (value is not None or cache is not None):
             raise ArgumentError(
                 "MultiHeadAttention got a Memory, which holds keys and values already, and beside it a "
                 f"{'cache' if value is None else 'value'}; leave that out, or give the source itself."
@@ -210,11 +210,11 @@ class MultiHeadAttention(Attends):
                 )
             queries, memory = self._project_self(query)
         else:
-            queries = self._split(F.linear(query, *self.part(0)), self.heads)
-            memory = key if isinstance(key, Memory) else self.remember(key, value)
-        if turn is not None:
-            queries = turn(queries)
-            memory = memory if memory is key else Memory(turn(memory.key), memory.value)
+            queries = self._split(F.linear(query, *self.projection(0)), self.heads)
+            memory = key if isinstance(key, KeyValues) else self.project_source(key, value)
+        if rotation is not None:
+            queries = rotation(queries)
+            memory = memory if memory is key else KeyValues(rotation(memory.key), memory.value)
         with nullcontext(memory) if cache is None else cache.extending(memory.key, memory.value) as held:
             output = self.attention(
                 held.gather(queries),
@@ -228,7 +228,7 @@ class MultiHeadAttention(Attends):
             )
         return self.out_proj(held.spread(output).transpose(-3, -2).flatten(-2))  # … h q e -> … q (h e)
 
-    def remember(self, key: Tensor, value: Tensor | None = None) -> Memory:
+    def project_source(self, key: Tensor, value: Tensor | None = None) -> KeyValues:
         """Keys and values (…, g, k, ·) of a source (…, k, m), to be read by many calls."""
         value = key if value is None else value
         self._check("key", key, self.key_width)
@@ -239,17 +239,17 @@ class MultiHeadAttention(Attends):
             both = F.linear(key, self.in_proj.weight[first:], bias)
             keys, values = both.split(self._sizes[1:], -1)
         else:
-            keys, values = F.linear(key, *self.part(1)), F.linear(value, *self.part(2))
-        return Memory(self._split(keys, self.key_heads), self._split(values, self.key_heads))
+            keys, values = F.linear(key, *self.projection(1)), F.linear(value, *self.projection(2))
+        return KeyValues(self._split(keys, self.key_heads), self._split(values, self.key_heads))
 
-    def _project_self(self, x: Tensor) -> tuple[Tensor, Memory]:
+    def _project_self(self, x: Tensor) -> tuple[Tensor, KeyValues]:
         if isinstance(self.in_proj, nn.ModuleList):
-            return self._split(F.linear(x, *self.part(0)), self.heads), self.remember(x)
+            return self._split(F.linear(x, *self.projection(0)), self.heads), self.project_source(x)
         queries, keys, values = self.in_proj(x).split(self._sizes, -1)
-        memory = Memory(self._split(keys, self.key_heads), self._split(values, self.key_heads))
+        memory = KeyValues(self._split(keys, self.key_heads), self._split(values, self.key_heads))
         return self._split(queries, self.heads), memory
 
-    def part(self, which: int) -> tuple[Tensor, Tensor | None]:
+    def projection(self, which: int) -> tuple[Tensor, Tensor | None]:
         """The matrix and bias that make queries (0), keys (1) or values (2)."""
         if isinstance(self.in_proj, nn.ModuleList):
             linear = self.in_proj[which]
@@ -319,8 +319,8 @@ def _linear(width: int, size: int, linear_bias: bool, parts: tuple[int, ...] = (
 def _pair(name: str, given: int | tuple[int, int] | None, otherwise: int) -> tuple[int, int]:
     pair = given if isinstance(given, tuple) else (given, given)
     first, second = (otherwise if size is None else size for size in pair)
-    count(f"MultiHeadAttention got {name}", first, least=1)
-    count(f"MultiHeadAttention got {name}", second, least=1)
+    check_int(f"MultiHeadAttention got {name}", first, min=1)
+    check_int(f"MultiHeadAttention got {name}", second, min=1)
     return first, second
 
 

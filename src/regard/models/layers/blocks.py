@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard._util.checks import count, number
+from regard._util.checks import check_int, check_number
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.biases import ALiBi, T5Bias
 from regard.mechanism.call.arguments import Bias
@@ -20,7 +20,7 @@ from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax
 from regard.models.layers.attention import MultiHeadAttention
 from regard.models.layers.dropout import Dropout
-from regard.models.layers.kv_cache import Cache, Memory
+from regard.models.layers.kv_cache import KVCache, KeyValues
 from regard.models.layers.positions import LearnedPositions, RotaryPositions, Rotation, SinusoidalPositions
 
 Activation = Literal["relu", "gelu", "swiglu"]
@@ -64,22 +64,22 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         for name in ("width", "layers", "heads", "max_positions"):
-            count(f"TransformerConfig got {name}", getattr(self, name), least=1)
+            check_int(f"TransformerConfig got {name}", getattr(self, name), min=1)
         for name in ("norm_first", "linear_bias"):
             if not isinstance(getattr(self, name), bool):
                 raise DTypeError(
                     f"TransformerConfig got {name}={getattr(self, name)!r}; it is True or False."
                 )
-        count("TransformerConfig got ffn_dim", self.resolved_ffn_dim, least=1)
+        check_int("TransformerConfig got ffn_dim", self.resolved_ffn_dim, min=1)
         if self.key_heads is not None:
-            count("TransformerConfig got key_heads", self.key_heads, least=1)
+            check_int("TransformerConfig got key_heads", self.key_heads, min=1)
         if not isinstance(self.normalize, Normalizer | Sink):
             raise DTypeError(
                 f"TransformerConfig got normalize={self.normalize!r}, which is no normalizer; pass one of regard's: "
                 "normalize=Softmax()."
             )
-        number("TransformerConfig got dropout", self.dropout, least=0, below=1)
-        number("TransformerConfig got eps", self.eps, above=0)
+        check_number("TransformerConfig got dropout", self.dropout, min=0, below=1)
+        check_number("TransformerConfig got eps", self.eps, above=0)
         for name, choices in (("activation", Activation), ("norm", Norm), ("positions", Positions)):
             if getattr(self, name) not in get_args(choices):
                 raise ArgumentError(
@@ -164,8 +164,8 @@ class FeedForward(nn.Module):
             raise ArgumentError(
                 f"FeedForward got activation={activation!r}; there are {', '.join(get_args(Activation))}."
             )
-        count("FeedForward got width", width, least=1)
-        count("FeedForward got ffn_dim", ffn_dim, least=1)
+        check_int("FeedForward got width", width, min=1)
+        check_int("FeedForward got ffn_dim", ffn_dim, min=1)
         self.activation = activation
         self.in_proj = nn.Linear(width, (2 if activation == "swiglu" else 1) * ffn_dim, bias=linear_bias)
         self.out_proj = nn.Linear(ffn_dim, width, bias=linear_bias)
@@ -190,7 +190,7 @@ class FeedForward(nn.Module):
 class Residual(nn.Module):
     """x + f(x) around one part of a block, with its norm before or after, and dropout of what is added.
 
-    recipe: which norm, where it stands, and how much is dropped.
+    config: which norm, where it stands, and how much is dropped.
 
     >>> import torch, regard
     >>> residual = regard.models.Residual(regard.models.TransformerConfig(width=4, heads=1, dropout=0.0))
@@ -199,10 +199,10 @@ class Residual(nn.Module):
     True
     """
 
-    def __init__(self, recipe: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.norm_first, self.norm = recipe.norm_first, recipe.make_norm()
-        self.dropout = Dropout(recipe.dropout)
+        self.norm_first, self.norm = config.norm_first, config.make_norm()
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         """Run a part of the block inside the residual."""
@@ -214,7 +214,7 @@ class Residual(nn.Module):
 class EncoderBlock(nn.Module):
     """Self-attention, then feed-forward; with a causal mask it is the block of a decoder-only model.
 
-    recipe: width, heads and all else of its parts.
+    config: width, heads and all else of its parts.
 
     >>> import torch, regard
     >>> block = regard.models.EncoderBlock(regard.models.TransformerConfig(width=16, heads=4))
@@ -222,10 +222,10 @@ class EncoderBlock(nn.Module):
     torch.Size([2, 5, 16])
     """
 
-    def __init__(self, recipe: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.attention, self.feed_forward = recipe.make_attention(), recipe.make_feed_forward()
-        self.attention_residual, self.feed_forward_residual = Residual(recipe), Residual(recipe)
+        self.attention, self.feed_forward = config.make_attention(), config.make_feed_forward()
+        self.attention_residual, self.feed_forward_residual = Residual(config), Residual(config)
 
     def forward(
         self,
@@ -233,12 +233,12 @@ class EncoderBlock(nn.Module):
         *,
         mask: Mask | Tensor | None = None,
         bias: Bias | None = None,
-        turn: Rotation | None = None,
-        cache: Cache | None = None,
+        rotation: Rotation | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
         """(…, n, m) → (…, n, m). mask, bias, turn and cache are those of `MultiHeadAttention`."""
         x = self.attention_residual(
-            x, lambda y: self.attention(y, mask=mask, bias=bias, turn=turn, cache=cache)
+            x, lambda y: self.attention(y, mask=mask, bias=bias, rotation=rotation, cache=cache)
         )
         return self.feed_forward_residual(x, self.feed_forward)
 
@@ -246,7 +246,7 @@ class EncoderBlock(nn.Module):
 class DecoderBlock(nn.Module):
     """Self-attention, then attention to the source, then feed-forward: Vaswani et al. 2017, figure 1, right.
 
-    recipe: width, heads and all else of its parts.
+    config: width, heads and all else of its parts.
 
     >>> import torch, regard
     >>> block = regard.models.DecoderBlock(regard.models.TransformerConfig(width=16, heads=4))
@@ -255,27 +255,27 @@ class DecoderBlock(nn.Module):
     torch.Size([2, 5, 16])
     """
 
-    def __init__(self, recipe: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.attention, self.cross = recipe.make_attention(), recipe.make_attention()
-        self.feed_forward = recipe.make_feed_forward()
-        self.attention_residual, self.cross_residual = Residual(recipe), Residual(recipe)
-        self.feed_forward_residual = Residual(recipe)
+        self.attention, self.cross = config.make_attention(), config.make_attention()
+        self.feed_forward = config.make_feed_forward()
+        self.attention_residual, self.cross_residual = Residual(config), Residual(config)
+        self.feed_forward_residual = Residual(config)
 
     def forward(
         self,
         x: Tensor,
-        source: Tensor | Memory,
+        source: Tensor | KeyValues,
         *,
         mask: Mask | Tensor | None = None,
         source_mask: Mask | Tensor | None = None,
         bias: Bias | None = None,
-        turn: Rotation | None = None,
-        cache: Cache | None = None,
+        rotation: Rotation | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
-        """(…, t, m) and a source (…, s, m), or what `self.cross.remember` made of it → (…, t, m)."""
+        """(…, t, m) and a source (…, s, m), or what `self.cross.project_source` made of it → (…, t, m)."""
         x = self.attention_residual(
-            x, lambda y: self.attention(y, mask=mask, bias=bias, turn=turn, cache=cache)
+            x, lambda y: self.attention(y, mask=mask, bias=bias, rotation=rotation, cache=cache)
         )
         x = self.cross_residual(x, lambda y: self.cross(y, source, mask=source_mask))
         return self.feed_forward_residual(x, self.feed_forward)

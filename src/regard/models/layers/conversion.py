@@ -74,7 +74,7 @@ def _same(ours: object, only: object) -> bool:
 
 def _ours(layer: MultiHeadAttention) -> list[Tensor | None]:
     """Matrix and bias of query, key, value and output."""
-    parts = [tensor for which in range(3) for tensor in layer.part(which)]
+    parts = [tensor for which in range(3) for tensor in layer.projection(which)]
     return [*parts, layer.out_proj.weight, layer.out_proj.bias]
 
 

@@ -17,13 +17,13 @@ from regard.mechanism.torch_state import concrete, forward_mode
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, without dropout, for the duration; each module then has its own mode back.
 
     >>> import torch
-    >>> from regard.models.layers.dropout import evaluating
+    >>> from regard.models.layers.dropout import eval_mode
     >>> layer = torch.nn.Dropout()
-    >>> with evaluating(layer):
+    >>> with eval_mode(layer):
     ...     layer.training
     False
     >>> layer.training

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from regard._util.checks import count
+from regard._util.checks import check_int
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.torch_state import concrete
 
@@ -25,7 +25,7 @@ class Embedding(nn.Embedding):
     """
 
     def __init__(self, vocabulary: int, width: int) -> None:
-        count("the model got a vocabulary", vocabulary, least=1)
+        check_int("the model got a vocabulary", vocabulary, min=1)
         super().__init__(vocabulary, width)
         nn.init.normal_(self.weight, std=width**-0.5)
 

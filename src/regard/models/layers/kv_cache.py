@@ -7,16 +7,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard._util.checks import count
+from regard._util.checks import check_int
 from regard.errors import DTypeError, ShapeError
 
 
-class Readers:
+class RowMap:
     """Which row of a memory each row of a batch reads, so that many hypotheses read one sentence.
 
     >>> import torch
-    >>> from regard.models.layers.kv_cache import Readers
-    >>> readers, _ = Readers(2).select(torch.tensor([0, 0, 1]))
+    >>> from regard.models.layers.kv_cache import RowMap
+    >>> readers, _ = RowMap(2).select(torch.tensor([0, 0, 1]))
     >>> queries = torch.tensor([5.0, 6.0, 7.0])[:, None, None, None]  # three rows, one head, one query
     >>> readers.gather(queries).squeeze()
     tensor([[5., 6.],
@@ -40,13 +40,13 @@ class Readers:
         self.seats = int(readers.max())
         self._places = reads * self.seats + seat
 
-    def select(self, rows: Tensor) -> "tuple[Readers, Tensor | None]":
+    def select(self, rows: Tensor) -> "tuple[RowMap, Tensor | None]":
         """These rows of the batch; and the memories to keep, once a quarter of them is not read any more."""
         reads = rows.long() if self.reads is None else self.reads[rows]
         used, number = reads.unique(return_inverse=True)
         if 4 * len(used) <= 3 * self.memories:
-            return Readers(len(used), number), used
-        return Readers(self.memories, reads), None
+            return RowMap(len(used), number), used
+        return RowMap(self.memories, reads), None
 
     def gather(self, queries: Tensor) -> Tensor:
         """The queries of all who read a memory beside each other: b h q d -> memories h (seats q) d."""
@@ -67,15 +67,15 @@ class Readers:
         return self.memories if self.reads is None else len(self.reads)
 
 
-class Memory(NamedTuple):
+class KeyValues(NamedTuple):
     """Keys and values that are projected once and read many times, both (…, g, k, ·).
 
-    key, value: as `MultiHeadAttention.remember` made them.
+    key, value: as `MultiHeadAttention.project_source` made them.
     readers: which row of the batch reads which row of the memory; None if each reads its own.
 
     >>> import torch, regard
     >>> layer, source = regard.models.MultiHeadAttention(16, 4), torch.randn(7, 16)
-    >>> memory = layer.remember(source)
+    >>> memory = layer.project_source(source)
     >>> memory.key.shape
     torch.Size([4, 7, 4])
     >>> x = torch.randn(3, 16)
@@ -85,11 +85,11 @@ class Memory(NamedTuple):
 
     key: Tensor
     value: Tensor
-    readers: Readers | None = None
+    readers: RowMap | None = None
 
-    def select(self, rows: Tensor) -> "Memory":
+    def select(self, rows: Tensor) -> "KeyValues":
         """These rows of the memory, each with one reader."""
-        return Memory(self.key[rows], self.value[rows])
+        return KeyValues(self.key[rows], self.value[rows])
 
     def gather(self, queries: Tensor) -> Tensor:
         """Queries in the order of the memory: b h q d -> memories h (seats q) d."""
@@ -100,13 +100,13 @@ class Memory(NamedTuple):
         return output if self.readers is None else self.readers.spread(output)
 
 
-class Cache:
+class KVCache:
     """The keys and values of the tokens so far, for decoding step by step.
 
     >>> import torch, regard
     >>> layer, cache, x = (
     ...     regard.models.MultiHeadAttention(16, 4),
-    ...     regard.models.Cache(),
+    ...     regard.models.KVCache(),
     ...     torch.randn(1, 3, 16),
     ... )
     >>> with torch.no_grad():
@@ -122,7 +122,7 @@ class Cache:
         self._room: Tensor | None = None
         self._sizes = 0, 0, 0  # g, d, e
 
-    def extend(self, key: Tensor, value: Tensor) -> Memory:
+    def extend(self, key: Tensor, value: Tensor) -> KeyValues:
         """Append keys and values (…, g, k, ·); all that there are now."""
         self._check(key, value)
         self._sizes = key.shape[-3], key.shape[-1], value.shape[-1]
@@ -138,7 +138,7 @@ class Cache:
         return self._held(0)
 
     @contextmanager
-    def extending(self, key: Tensor, value: Tensor) -> Iterator[Memory]:
+    def extending(self, key: Tensor, value: Tensor) -> Iterator[KeyValues]:
         """`extend`, taken back if what is done with it fails."""
         before = self.length
         memory = self.extend(key, value)
@@ -161,20 +161,20 @@ class Cache:
             if old.shape[:-2] != new.shape[:-2] or old.shape[-1] != new.shape[-1]:
                 raise ShapeError(
                     f"the cache holds {name} of shape {_shape(old)} and these are of shape {_shape(new)}; a "
-                    "cache serves one layer and one batch. Use a new Cache()."
+                    "cache serves one layer and one batch. Use a new KVCache()."
                 )
             if old.dtype != new.dtype:
                 raise DTypeError(
                     f"the cache holds {name} of {old.dtype} and these are of {new.dtype}; go on in the type "
-                    "that the cache was begun in, or use a new Cache()."
+                    "that the cache was begun in, or use a new KVCache()."
                 )
 
-    def _held(self, start: int) -> Memory:
+    def _held(self, start: int) -> KeyValues:
         """Keys and values of the tokens from `start` on, where they are."""
         assert self._room is not None
         heads, width, value_width = self._sizes
         parts = self._room[..., start : self.length, :].split([heads * width, heads * value_width], -1)
-        return Memory(*(part.unflatten(-1, (heads, -1)).transpose(-3, -2) for part in parts))
+        return KeyValues(*(part.unflatten(-1, (heads, -1)).transpose(-3, -2) for part in parts))
 
     def _roomy(self, before: int, key: Tensor) -> Tensor:
         """Room for `length` tokens, and what is there already."""
@@ -201,13 +201,13 @@ class Cache:
 
     def crop(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
-        count("crop got length", length)
+        check_int("crop got length", length)
         if length < self.length and self._room is not None:
             self._room = self._room[..., :length, :].clone()
             self.length = length
 
     def __repr__(self) -> str:
-        return f"Cache(<{self.length} tokens>)"
+        return f"KVCache(<{self.length} tokens>)"
 
 
 def _shape(x: Tensor) -> str:

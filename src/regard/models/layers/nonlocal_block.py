@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from regard._util.checks import count
+from regard._util.checks import check_int
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.normalizers import Mean, Normalizer, Sink, Softmax
 from regard.mechanism.scores import Concat, Dot, Score
@@ -45,7 +45,7 @@ class NonLocal(Attends):
     ...     output = block(video)
     >>> seen[0].shape
     torch.Size([2, 1, 144, 36])
-    >>> block.look(seen[0], (0, 5, 7), grid=(3, 6, 8)).shape  # what one place looks at, as a picture
+    >>> block.attention_map(seen[0], (0, 5, 7), grid=(3, 6, 8)).shape  # what one place looks at, as a picture
     torch.Size([2, 3, 3, 4])
     """
 
@@ -62,11 +62,11 @@ class NonLocal(Attends):
         normalize: Normalizer | Sink | None = None,
     ) -> None:
         super().__init__()
-        count("NonLocal got channels", channels, least=1)
+        check_int("NonLocal got channels", channels, min=1)
         inner = max(channels // 2, 1) if inner is None else inner
-        count("NonLocal got inner", inner, least=1)
+        check_int("NonLocal got inner", inner, min=1)
         for size in pool if isinstance(pool, tuple) else (1 if pool is None else pool,):
-            count("NonLocal got pool", size, least=1)
+            check_int("NonLocal got pool", size, min=1)
         if kind not in get_args(Kind):
             raise ArgumentError(f"NonLocal got kind={kind!r}; there are {', '.join(get_args(Kind))}.")
         self.channels, self.kind, self.pool = channels, kind, pool
@@ -99,24 +99,24 @@ class NonLocal(Attends):
             output = self.norm(output.flatten(0, 1)).view_as(output)
         return x + output.mT.unflatten(2, x.shape[2:])
 
-    def look(self, weights: Weights, position: tuple[int, ...], *, grid: tuple[int, ...]) -> Tensor:
+    def attention_map(self, weights: Weights, position: tuple[int, ...], *, grid: tuple[int, ...]) -> Tensor:
         """What one position of a grid looks at, as a picture: (b, …grid), or (b, …cells) with a `pool`."""
         cells = tuple(n // size for n, size in zip(grid, self._sizes(grid), strict=True))
         if weights.shape[-2:] != (math.prod(grid), math.prod(cells)):
             raise ShapeError(
-                f"look got weights of {weights.shape[-2]} × {weights.shape[-1]} places, and those of a grid "
+                f"attention_map got weights of {weights.shape[-2]} × {weights.shape[-1]} places, and those of a grid "
                 f"of {tuple(grid)} are {math.prod(grid)} × {math.prod(cells)}; the grid is the shape of the "
                 "block's input after its channels, x.shape[2:]."
             )
         if len(position) != len(grid):
             raise ArgumentError(
-                f"look got the position {position} in a grid of {tuple(grid)}; give one index for each axis."
+                f"attention_map got the position {position} in a grid of {tuple(grid)}; give one index for each axis."
             )
         row = 0
         for i, n in zip(position, grid, strict=True):
             if not -n <= i < n:
                 raise ArgumentError(
-                    f"look got the position {position} in a grid of {tuple(grid)}; {i} lies outside of {n}."
+                    f"attention_map got the position {position} in a grid of {tuple(grid)}; {i} lies outside of {n}."
                 )
             row = row * n + i % n
         return weights[:, 0, row].unflatten(-1, cells)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard._util.checks import count, number
+from regard._util.checks import check_int, check_number
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.torch_state import concrete
 
@@ -30,8 +30,8 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, width: int, base: float = 10_000.0) -> None:
         super().__init__()
-        count("SinusoidalPositions got width", width, least=1)
-        number("SinusoidalPositions got base", base, above=1)
+        check_int("SinusoidalPositions got width", width, min=1)
+        check_number("SinusoidalPositions got base", base, above=1)
         self.width, self.base = width, float(base)
 
     def forward(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -59,8 +59,8 @@ class LearnedPositions(nn.Module):
 
     def __init__(self, max_positions: int, width: int) -> None:
         super().__init__()
-        count("LearnedPositions got max_positions", max_positions, least=1)
-        count("LearnedPositions got width", width, least=1)
+        check_int("LearnedPositions got max_positions", max_positions, min=1)
+        check_int("LearnedPositions got width", width, min=1)
         self.vectors = nn.Parameter(torch.randn(max_positions, width) * 0.02)
 
     def forward(self, positions: Tensor) -> Tensor:
@@ -83,8 +83,8 @@ class Rotation(NamedTuple):
     """cos and sin of the angles at some positions, both (…, n, d): turns x (…, h, n, d).
 
     >>> import torch, regard
-    >>> turn = regard.models.RotaryPositions(2)(torch.tensor([0, 1]))  # by 0 and by 1 radian
-    >>> turn(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+    >>> rotation = regard.models.RotaryPositions(2)(torch.tensor([0, 1]))  # by 0 and by 1 radian
+    >>> rotation(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
     tensor([[1.0000, 0.0000],
             [0.5403, 0.8415]])
     """
@@ -119,16 +119,16 @@ class RotaryPositions(nn.Module):
     a function that turns queries and keys, for all layers alike.
 
     >>> import torch, regard
-    >>> turn = regard.models.RotaryPositions(4)(torch.arange(5))
+    >>> rotation = regard.models.RotaryPositions(4)(torch.arange(5))
     >>> x = torch.randn(2, 5, 4)
-    >>> torch.allclose(turn(x).norm(dim=-1), x.norm(dim=-1), atol=1e-5)  # lengths stay
+    >>> torch.allclose(rotation(x).norm(dim=-1), x.norm(dim=-1), atol=1e-5)  # lengths stay
     True
     """
 
     def __init__(self, width: int, base: float = 10_000.0) -> None:
         super().__init__()
-        count("RotaryPositions got width", width, least=2)
-        number("RotaryPositions got base", base, above=1)
+        check_int("RotaryPositions got width", width, min=2)
+        check_number("RotaryPositions got base", base, above=1)
         if width % 2:
             raise ArgumentError(
                 f"RotaryPositions got width={width}; it turns pairs of features, so give an even width: that "

@@ -12,10 +12,10 @@ from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Causal
 from regard.models.layers.blocks import DecoderBlock, EncoderBlock, TransformerConfig
 from regard.models.layers.dropout import Dropout
-from regard.models.layers.kv_cache import Cache, Memory
+from regard.models.layers.kv_cache import KVCache, KeyValues
 from regard.models.layers.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
 
-Caches = Sequence[Cache]
+Caches = Sequence[KVCache]
 
 
 class StackOptions(TypedDict, total=False):
@@ -30,7 +30,7 @@ class StackOptions(TypedDict, total=False):
 class Stack(nn.Module):
     """Blocks on top of each other, with their positions: an encoder, or with `causal` a decoder.
 
-    recipe: width, heads, layers, positions and all else.
+    config: width, heads, layers, positions and all else.
     causal: no token sees those after it.
     cross: the blocks also attend to a source.
 
@@ -40,25 +40,25 @@ class Stack(nn.Module):
     torch.Size([2, 5, 16])
     """
 
-    def __init__(self, recipe: TransformerConfig, *, causal: bool = False, cross: bool = False) -> None:
+    def __init__(self, config: TransformerConfig, *, causal: bool = False, cross: bool = False) -> None:
         super().__init__()
-        self.recipe, self.causal, self.cross = recipe, causal, cross
-        self.positions = recipe.make_positions(causal)
+        self.config, self.causal, self.cross = config, causal, cross
+        self.positions = config.make_positions(causal)
         block = DecoderBlock if cross else EncoderBlock
-        self.blocks = nn.ModuleList(block(recipe) for _ in range(recipe.layers))
-        self.dropout = Dropout(recipe.dropout)
-        self.norm = recipe.make_norm() if recipe.norm_first else nn.Identity()
+        self.blocks = nn.ModuleList(block(config) for _ in range(config.layers))
+        self.dropout = Dropout(config.dropout)
+        self.norm = config.make_norm() if config.norm_first else nn.Identity()
 
     def forward(
-        self, x: Tensor, source: Tensor | Sequence[Memory] | None = None, **options: Unpack[StackOptions]
+        self, x: Tensor, source: Tensor | Sequence[KeyValues] | None = None, **options: Unpack[StackOptions]
     ) -> Tensor:
-        """(…, n, m) → (…, n, m); the source is (…, s, m), or what `remember` made of it."""
+        """(…, n, m) → (…, n, m); the source is (…, s, m), or what `project_source` made of it."""
         return self.states(x, source, **options)[-1]
 
     def states(
         self,
         x: Tensor,
-        source: Tensor | Sequence[Memory] | None = None,
+        source: Tensor | Sequence[KeyValues] | None = None,
         *,
         mask: Mask | None = None,
         source_mask: Mask | None = None,
@@ -74,7 +74,7 @@ class Stack(nn.Module):
         if positions is None:  # after what the caches hold
             start = caches[0].length if caches else 0
             positions = torch.arange(start, start + x.shape[-2], device=x.device)
-        turn = self.positions(positions, x.dtype) if isinstance(self.positions, RotaryPositions) else None
+        rotation = self.positions(positions, x.dtype) if isinstance(self.positions, RotaryPositions) else None
         bias = self.positions if isinstance(self.positions, RelativeBias) else None
         if isinstance(self.positions, SinusoidalPositions):
             x = x + self.positions(positions, x.dtype)
@@ -91,7 +91,7 @@ class Stack(nn.Module):
         for i, block in enumerate(self.blocks):
             cache = None if caches is None else caches[i]
             if source is None:
-                x = block(found[-1], mask=mask, bias=bias, turn=turn, cache=cache)
+                x = block(found[-1], mask=mask, bias=bias, rotation=rotation, cache=cache)
             else:
                 memory = source if isinstance(source, Tensor) else source[i]
                 x = block(
@@ -100,17 +100,17 @@ class Stack(nn.Module):
                     mask=mask,
                     source_mask=source_mask,
                     bias=bias,
-                    turn=turn,
+                    rotation=rotation,
                     cache=cache,
                 )
             found.append(x)
         found[-1] = self.norm(found[-1])
         return found
 
-    def remember(self, source: Tensor) -> list[Memory]:
+    def project_source(self, source: Tensor) -> list[KeyValues]:
         """The source's keys and values for each block, to be read by many steps."""
-        return [block.cross.remember(source) for block in self.blocks if isinstance(block, DecoderBlock)]
+        return [block.cross.project_source(source) for block in self.blocks if isinstance(block, DecoderBlock)]
 
-    def caches(self) -> list[Cache]:
+    def caches(self) -> list[KVCache]:
         """An empty cache for each block."""
-        return [Cache() for _ in self.blocks]
+        return [KVCache() for _ in self.blocks]

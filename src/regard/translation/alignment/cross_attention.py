@@ -16,8 +16,8 @@ from torch import Tensor
 
 from regard.errors import ArgumentError
 from regard.mechanism.weights.matrix import Weights
-from regard.models.layers.attention import Attends, watching
-from regard.models.layers.dropout import evaluating
+from regard.models.layers.attention import Attends, watch_layers
+from regard.models.layers.dropout import eval_mode
 from regard.models.packed import Packed, as_padded
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.tokens import END, START
@@ -149,7 +149,7 @@ def _watch(
         if name in seen:
             seen[name].append(weights)
 
-    with evaluating(model), watching(model, report):
+    with eval_mode(model), watch_layers(model, report):
         # padded, not packed: a recurrent model pads anyway, and the weights of a batch are one dense tensor
         model.hidden(source, target, source_lengths=source_lengths, target_lengths=target_lengths)
     return seen

@@ -131,7 +131,7 @@ def token_links(source: Cut, target: Cut, links: Links) -> Tensor:
 
 def _project(module: MultiHeadAttention, which: int, head: int, x: Tensor) -> Tensor:
     """The queries (0) or keys (1) of one head: (…, n, m) → (…, n, d)."""
-    weight, bias = module.part(which)
+    weight, bias = module.projection(which)
     rows = slice(head * module.head_width, (head + 1) * module.head_width)
     return F.linear(x, weight[rows], None if bias is None else bias[rows])
 

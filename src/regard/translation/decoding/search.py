@@ -1,10 +1,10 @@
-"""From a source to target sentences: the likeliest token each time, beam search, or tokens drawn by chance.
+"""Greedy decoding, beam search and sampling.
 
-All sentences of a batch are extended together, one token a step; those that have ended leave the batch.
+All sentences of a batch are extended together, one token per step. Finished sentences leave the batch.
 
-beam:    each hypothesis is extended by every token, and the best of all extensions stay. One that ends is
-         finished and gives up its place, so that fewer are extended from then on.
-score:   log probability / length ** exponent, the end mark counted (Wu et al. 2016, eq. 14, without their 5)
+beam:    every hypothesis is extended by every token and the best extensions are kept. A finished hypothesis
+         frees its slot, so the beam of its sentence shrinks.
+score:   log probability / length ** length_penalty, counting the end token (Wu et al. 2016, eq. 14, without 5)
 """
 
 import math
@@ -17,22 +17,22 @@ import torch
 from torch import Tensor
 
 from regard._util import interrupt
-from regard._util.checks import count, number, of_kind
+from regard._util.checks import check_int, check_number, check_type
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.models.layers.dropout import evaluating
+from regard.models.layers.dropout import eval_mode
 from regard.models.layers.embedding import outside
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.tokens import END, PADDING, START
 
-WIDEST = 10_000  # hypotheses of a sentence, and sentences that are drawn
-COLDEST, HOTTEST = 1e-6, 1e6  # beyond them chances are 0 and 1, or all the same
-_BLOCK = 64  # words of a vocabulary whose largest is found first; of 20 to 100 the fastest for 8,000 words
+MAX_HYPOTHESES = 10_000  # beam size, or samples per sentence
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6  # beyond them all probabilities are 0 or 1, or equal
+_BLOCK = 64  # tokens per block in the two-stage topk; sizes from 20 to 100 are fastest for 8,000 tokens
 
 
 @dataclass(frozen=True)
 class Greedy:
-    """The likeliest token each time; the same as `Beam(1)`.
+    """Greedy decoding: the most probable token at each step. Equal to `Beam(1)`.
 
     >>> from regard.translation.decoding.search import Greedy
     >>> Greedy()
@@ -42,47 +42,50 @@ class Greedy:
 
 @dataclass(frozen=True)
 class Beam:
-    """The best of several hypotheses at a time.
+    """Beam search.
 
-    size: how many are followed. best: how many of them are given back.
-    length: the exponent of a hypothesis' length, by which its log probability is divided; with 0 short
-        sentences are preferred, with 1 the mean over the tokens counts.
-    within: those whose log probability is lower than the best one's by more than this are given up (relative
-        threshold pruning, Freitag and Al-Onaizan 2017). With 3 a translation seldom changes and takes a fifth
-        less time; of several, fewer than `best` may come out.
+    size: beam size. n_best: number of hypotheses to return, at most `size`.
+    length_penalty: exponent of the length by which the log probability is divided; 0 favors short outputs,
+        1 ranks by mean log probability per token.
+    prune_threshold: drop hypotheses whose log probability is lower than the best one's by more than this
+        (relative threshold pruning, Freitag and Al-Onaizan 2017). 3 saves a fifth of the time and rarely
+        changes the translation; fewer than `n_best` may be returned.
 
     >>> from regard.translation.decoding.search import Beam
-    >>> Beam(size=4, best=5)
+    >>> Beam(size=4, n_best=5)
     Traceback (most recent call last):
-    regard.errors.ArgumentError: Beam got size=4 and best=5; ...
+    regard.errors.ArgumentError: Beam(size=4, n_best=5): n_best cannot exceed size. Use Beam(5, n_best=5).
     """
 
     size: int = 5
-    length: float = 1.0
-    best: int = 1
-    within: float = math.inf
+    length_penalty: float = 1.0
+    n_best: int = 1
+    prune_threshold: float = math.inf
 
     def __post_init__(self) -> None:
-        count("Beam got size", self.size, least=1)
-        number("Beam got size", self.size, most=WIDEST, cure="A few suffice: Beam(5).")
-        count("Beam got best", self.best, least=1)
-        number("Beam got length", self.length, least=0)
-        if self.within != math.inf:
-            number("Beam got within", self.within, least=0)
-        if self.best > self.size:
+        check_int("Beam got size", self.size, min=1)
+        check_number("Beam got size", self.size, max=MAX_HYPOTHESES, cure="Beam(5) is usually enough.")
+        check_int("Beam got n_best", self.n_best, min=1)
+        check_number("Beam got length_penalty", self.length_penalty, min=0)
+        if self.prune_threshold != math.inf:
+            check_number("Beam got prune_threshold", self.prune_threshold, min=0)
+        if self.n_best > self.size:
             raise ArgumentError(
-                f"Beam got size={self.size} and best={self.best}; no more come out than are followed. Give a "
-                f"size of {self.best} at least."
+                f"Beam(size={self.size}, n_best={self.n_best}): n_best cannot exceed size. "
+                f"Use Beam({self.n_best}, n_best={self.n_best})."
             )
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Tokens drawn by their chances, the same for a source sentence and seed whatever else is in the batch.
+    """Sampling from the model's distribution.
 
-    temperature: below 1 likely tokens get likelier, above it less so.
-    top_p: draw of the likeliest tokens alone that have this probability together (Holtzman et al. 2020).
-    best: how many are drawn for each sentence; they may be equal.
+    The result depends on the source sentence and the seed, not on the rest of the batch.
+
+    temperature: below 1 sharpens the distribution, above 1 flattens it.
+    top_p: nucleus sampling: sample from the most probable tokens whose probabilities sum to `top_p`
+        (Holtzman et al. 2020).
+    seed: random seed. n_samples: samples per sentence; they may be equal.
 
     >>> from regard.translation.decoding.search import Sample
     >>> Sample(top_p=0)
@@ -93,26 +96,37 @@ class Sample:
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
-    best: int = 1
+    n_samples: int = 1
 
     def __post_init__(self) -> None:
-        cure = "For the likeliest use Greedy()."
-        number("Sample got temperature", self.temperature, least=COLDEST, most=HOTTEST, cure=cure)
-        number("Sample got top_p", self.top_p, above=0, most=1, cure="With 1 any token is drawn.")
-        count("Sample got seed", self.seed)
-        count("Sample got best", self.best, least=1)
-        number("Sample got best", self.best, most=WIDEST, cure="Draw fewer, and again with another seed.")
+        check_number(
+            "Sample got temperature",
+            self.temperature,
+            min=MIN_TEMPERATURE,
+            max=MAX_TEMPERATURE,
+            cure="For the most probable token, use Greedy().",
+        )
+        check_number("Sample got top_p", self.top_p, above=0, max=1, cure="1 samples from all tokens.")
+        check_int("Sample got seed", self.seed)
+        check_int("Sample got n_samples", self.n_samples, min=1)
+        check_number(
+            "Sample got n_samples",
+            self.n_samples,
+            max=MAX_HYPOTHESES,
+            cure="Sample several times with different seeds.",
+        )
 
 
 Strategy = Greedy | Beam | Sample
 
 
 class Hypothesis(NamedTuple):
-    """A target sentence without marks; `finished` if its end mark was written too.
+    """A decoded target sentence.
 
-    tokens: their numbers.
-    score: what it is ranked by; for a sample its log probability.
-    log_probability: the sum over the tokens, the end mark included.
+    tokens: token ids without start and end token.
+    score: the ranking score; for samples, the log probability.
+    log_probability: sum over all tokens, including the end token.
+    finished: whether the end token was generated.
 
     >>> from regard.translation.decoding.search import Hypothesis
     >>> Hypothesis([5, 6], score=-0.5, log_probability=-1.5, finished=True).tokens
@@ -128,257 +142,270 @@ class Hypothesis(NamedTuple):
 def search(
     model: Seq2Seq,
     source: Packed,
-    how: Strategy = Beam(),  # noqa: B008 (a frozen value)
+    strategy: Strategy = Beam(),  # noqa: B008 (a frozen value)
     *,
     start: int = START,
     end: int = END,
-    most: int | Sequence[int],
-    never: Sequence[int] = (PADDING,),
+    max_new_tokens: int | Sequence[int],
+    suppress_tokens: Sequence[int] = (PADDING,),
 ) -> list[list[Hypothesis]]:
-    """The best hypotheses for each sentence, best first; those that are finished come before the others.
+    """Decode each sentence; return its hypotheses, finished ones first, then by score.
 
-    most: tokens of a hypothesis, the end mark among them; for all sentences, or one number for each.
-    never: tokens that are not written, nor is the start mark. Probabilities stay those of the model.
+    max_new_tokens: maximum length including the end token: one number, or one per sentence.
+    suppress_tokens: tokens never generated, in addition to the start token. Probabilities are not
+        renormalized.
 
-    A hypothesis is given up as soon as it cannot become one of the best any more, and no earlier: what comes
-    out is what searching on would give. So a tight `most` makes searching faster.
+    A hypothesis is dropped once it cannot reach the n best any more; this never changes the result. A tight
+    `max_new_tokens` therefore makes the search faster.
 
     >>> from regard.models import Packed, TransformerConfig, Transformer
     >>> from regard.translation.decoding.search import Beam, search
     >>> model = Transformer(100, TransformerConfig(width=16, heads=2, layers=1))
-    >>> found = search(model, Packed.of([[5, 6, 2], [7, 2]]), Beam(4, best=2), most=[6, 4])
-    >>> [len(hypotheses) for hypotheses in found]
+    >>> source = Packed.of([[5, 6, 2], [7, 2]])
+    >>> [len(hypotheses) for hypotheses in search(model, source, Beam(4, n_best=2), max_new_tokens=[6, 4])]
     [2, 2]
     """
-    of_kind("search got a source", source, Packed, "Packed.of([[5, 6, 2]])")
-    if not isinstance(how, Strategy):
-        raise DTypeError(f"search got how={how!r}; give Greedy(), Beam(5) or Sample().")
+    check_type("search got a source", source, Packed, "Packed.of([[5, 6, 2]])")
+    if not isinstance(strategy, Strategy):
+        raise DTypeError(f"search got strategy={strategy!r}; pass Greedy(), Beam(5) or Sample().")
     vocabulary = len(model.output_weight)
-    forbidden = _forbidden(vocabulary, start, end, never)
-    limits = _limits(most, len(source))
+    suppressed = _suppressed(vocabulary, start, end, suppress_tokens)
+    limits = _limits(max_new_tokens, len(source))
     if not len(source):
         return []
-    with torch.inference_mode(), evaluating(model):
+    with torch.inference_mode(), eval_mode(model):
         device = model.output_weight.device
-        picker = _Draws(how, source) if isinstance(how, Sample) else _Beams(how, len(source), device)
-        found = _Found(picker, torch.tensor(limits, device=device), end)
-        live, state = _Live.start(len(source), picker.rows, start, device), model.start(source)
-        forbidden = forbidden.to(device)
-        held, rows = len(source), live.sentences  # rows of the state, and those that hypotheses go on from
+        suppressed = suppressed.to(device)
+        extender: _BeamExtender | _Sampler
+        if isinstance(strategy, Sample):
+            extender = _Sampler(strategy, source)
+        else:
+            extender = _BeamExtender(strategy, len(source), device)
+        results = _Results(extender, torch.tensor(limits, device=device), end)
+        live, state = _Live.start(len(source), extender.rows, start, device), model.start(source)
+        state_rows, rows = len(source), live.sentences  # rows: for each hypothesis, its row in the state
         while True:
             interrupt.check()
-            going = found.settle(live)
-            live, rows = live.take(going), rows[going]
+            active = results.collect(live)
+            live, rows = live.take(active), rows[active]
             if not len(rows):
-                return found.best()
-            if len(rows) != held or not torch.equal(rows, torch.arange(held, device=device)):
+                return results.ranked()
+            if len(rows) != state_rows or not torch.equal(rows, torch.arange(state_rows, device=device)):
                 state.select(rows)
             logits = model.step(live.tokens[:, -1], state)
             _check_logits(logits, vocabulary)
             log_probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-            log_probabilities.index_fill_(1, forbidden, -math.inf)
-            held, (live, rows) = len(rows), picker.extend(live, log_probabilities)
+            log_probabilities.index_fill_(1, suppressed, -math.inf)
+            state_rows, (live, rows) = len(rows), extender.extend(live, log_probabilities)
 
 
 class _Live(NamedTuple):
-    """The hypotheses that go on, n of them, those of a sentence one after the other."""
+    """The n unfinished hypotheses, grouped by sentence."""
 
     sentences: Tensor  # n
-    origins: Tensor  # n: the row that each began in
+    origins: Tensor  # n: the initial row of each
     totals: Tensor  # n: log probabilities
-    tokens: Tensor  # n t, with the start mark
+    tokens: Tensor  # n t, with the start token
 
     @classmethod
     def start(cls, sentences: int, rows: int, start: int, device: torch.device) -> "_Live":
-        """So many rows of each sentence, with the start mark alone."""
+        """Create `rows` hypotheses per sentence, each with only the start token."""
         origins = torch.arange(sentences * rows, device=device)
         totals = torch.zeros(len(origins), dtype=torch.float64, device=device)
         return cls(origins // rows, origins, totals, torch.full((len(origins), 1), start, device=device))
 
     def take(self, rows: Tensor) -> "_Live":
-        """These of them."""
-        return _Live(*(each[rows] for each in self))
+        """Select rows."""
+        return _Live(*(field[rows] for field in self))
 
     def extend(self, parents: Tensor, tokens: Tensor, totals: Tensor) -> "_Live":
-        """These of them, with one more token each."""
+        """Append one token to each of the `parents`."""
         tokens = torch.cat([self.tokens[parents], tokens[:, None]], 1)
         return _Live(self.sentences[parents], self.origins[parents], totals, tokens)
 
 
-class _Beams:
-    """Extends hypotheses by the best tokens, into as many as a sentence has places left."""
+class _BeamExtender:
+    """Keeps the best extensions of each sentence, as many as it has free beam slots."""
 
-    rows = 1  # of each sentence at first: more would be equal
+    rows = 1  # initial hypotheses per sentence: more would be equal
 
-    def __init__(self, how: Greedy | Beam, sentences: int, device: torch.device) -> None:
-        beam = how if isinstance(how, Beam) else Beam(1)
-        self.length, self.best, self.within = beam.length, beam.best, beam.within
-        self.places = torch.full((sentences,), beam.size, device=device)
+    def __init__(self, strategy: Greedy | Beam, sentences: int, device: torch.device) -> None:
+        beam = strategy if isinstance(strategy, Beam) else Beam(1)
+        self.length_penalty, self.n_best = beam.length_penalty, beam.n_best
+        self.prune_threshold = beam.prune_threshold
+        self.slots = torch.full((sentences,), beam.size, device=device)
 
     def extend(self, live: _Live, log_probabilities: Tensor) -> tuple[_Live, Tensor]:
-        """The hypotheses one token later, the best of a sentence first, and the rows that they come from."""
-        sentences, first = _firsts(live.sentences)
-        places = self.places[sentences, None]
-        totals, parents, tokens = _best(live, log_probabilities, first, int(places.max()))
-        kept = torch.arange(totals.shape[1], device=totals.device) < places
-        kept &= (totals > -math.inf) & (totals >= totals[:, :1] - self.within)
+        """Return the hypotheses one token later, best first per sentence, and their parents' rows."""
+        sentences, first = _first_rows(live.sentences)
+        slots = self.slots[sentences, None]
+        totals, parents, tokens = _best_extensions(live, log_probabilities, first, int(slots.max()))
+        kept = torch.arange(totals.shape[1], device=totals.device) < slots
+        kept &= (totals > -math.inf) & (totals >= totals[:, :1] - self.prune_threshold)
         return live.extend(parents[kept], tokens[kept], totals[kept]), parents[kept]
 
-    def end(self, sentences: Tensor) -> None:
-        """A hypothesis of each of these has ended, and gives up its place."""
-        self.places.index_add_(0, sentences, torch.ones_like(sentences), alpha=-1)
+    def finish(self, sentences: Tensor) -> None:
+        """Free the beam slot of one finished hypothesis in each of these sentences."""
+        self.slots.index_add_(0, sentences, torch.ones_like(sentences), alpha=-1)
 
 
-class _Draws:
-    """Extends each hypothesis by a token drawn by its chances, with random numbers of its own."""
+class _Sampler:
+    """Extends each hypothesis by a sampled token; each has its own random generator."""
 
-    length = 0.0
+    length_penalty = 0.0
 
-    def __init__(self, how: Sample, source: Packed) -> None:
-        self.how, self.rows, self.best = how, how.best, how.best
-        self.random = [
-            numpy.random.default_rng([how.seed, i, *part.tolist()])
-            for part in source.split(source.tokens)
-            for i in range(how.best)
+    def __init__(self, strategy: Sample, source: Packed) -> None:
+        self.strategy, self.rows, self.n_best = strategy, strategy.n_samples, strategy.n_samples
+        self.generators = [
+            numpy.random.default_rng([strategy.seed, i, *sentence.tolist()])
+            for sentence in source.split(source.tokens)
+            for i in range(strategy.n_samples)
         ]
 
     def extend(self, live: _Live, log_probabilities: Tensor) -> tuple[_Live, Tensor]:
-        """The hypotheses one token later, and the rows that they come from: all of them."""
-        _check(log_probabilities)
-        chances = (log_probabilities.double() / self.how.temperature).softmax(-1)
+        """Return the hypotheses one token later and their parents' rows (all of them)."""
+        _check_probabilities(log_probabilities)
+        probabilities = (log_probabilities.double() / self.strategy.temperature).softmax(-1)
         order = None
-        if self.how.top_p < 1:
-            chances, order = chances.sort(descending=True, stable=True)
-            chances = chances.masked_fill(chances.cumsum(-1) - chances >= self.how.top_p, 0)
-        below = chances.cumsum(-1)
-        # float32, so that it stays below 1 when it is multiplied by the sum of all
-        drawn = [float(self.random[i].random(dtype=numpy.float32)) for i in live.origins.tolist()]
-        at = below[:, -1:] * torch.tensor(drawn, dtype=below.dtype, device=below.device)[:, None]
-        tokens = torch.searchsorted(below, at, right=True)  # n 1
+        if self.strategy.top_p < 1:
+            probabilities, order = probabilities.sort(descending=True, stable=True)
+            outside_nucleus = probabilities.cumsum(-1) - probabilities >= self.strategy.top_p
+            probabilities = probabilities.masked_fill(outside_nucleus, 0)
+        cumulative = probabilities.cumsum(-1)
+        # float32: it stays below 1 when multiplied by the float64 sum
+        uniform = [float(self.generators[i].random(dtype=numpy.float32)) for i in live.origins.tolist()]
+        at = (
+            cumulative[:, -1:] * torch.tensor(uniform, dtype=torch.float64, device=cumulative.device)[:, None]
+        )
+        tokens = torch.searchsorted(cumulative, at, right=True)  # n 1
         tokens = tokens if order is None else order.gather(1, tokens)
         totals = live.totals + log_probabilities.gather(1, tokens)[:, 0]
         rows = torch.arange(len(totals), device=totals.device)
         return live.extend(rows, tokens[:, 0], totals), rows
 
-    def end(self, sentences: Tensor) -> None:
-        """Each has its own place."""
+    def finish(self, sentences: Tensor) -> None:
+        """Samples do not share slots."""
 
 
-class _Found:
-    """The hypotheses that have ended, for each sentence, and what one must reach to be among the best."""
+class _Results:
+    """The ended hypotheses of each sentence, and the score a new one must exceed to be returned."""
 
-    def __init__(self, picker: _Beams | _Draws, limits: Tensor, end: int) -> None:
-        self.picker, self.limits, self.end = picker, limits, end
+    def __init__(self, extender: _BeamExtender | _Sampler, limits: Tensor, end: int) -> None:
+        self.extender, self.limits, self.end = extender, limits, end
         self.hypotheses: list[list[Hypothesis]] = [[] for _ in range(len(limits))]
-        self.bar = torch.full(limits.shape, -math.inf, dtype=torch.float64, device=limits.device)
+        self.threshold = torch.full(limits.shape, -math.inf, dtype=torch.float64, device=limits.device)
 
-    def settle(self, live: _Live) -> Tensor:
-        """Take those that have ended or may not get longer; which of them all go on (n)."""
-        size = live.tokens.shape[1] - 1
-        ended = (live.tokens[:, -1] == self.end) & (size > 0)  # the start mark may be the end mark too
-        cut = ~ended & (self.limits[live.sentences] <= size)
-        self._take(live.take(ended), size, finished=True)
-        self._take(live.take(cut), size, finished=False)
-        self.picker.end(live.sentences[ended])
-        # A log probability only falls, so that this is the most that any continuation can score. What ranks
-        # below a hypothesis without hope has none either: its place may stay empty.
-        reach = live.totals / self.limits[live.sentences].double() ** self.picker.length
-        return ~ended & ~cut & (reach > self.bar[live.sentences])
+    def collect(self, live: _Live) -> Tensor:
+        """Store the hypotheses that ended or reached their limit; return which ones stay active (n)."""
+        length = live.tokens.shape[1] - 1
+        ended = (live.tokens[:, -1] == self.end) & (length > 0)  # start and end token may be equal
+        cut = ~ended & (self.limits[live.sentences] <= length)
+        self._store(live.take(ended), length, finished=True)
+        self._store(live.take(cut), length, finished=False)
+        self.extender.finish(live.sentences[ended])
+        # Log probabilities only decrease, so this bounds the score of every continuation. Lower-ranked
+        # hypotheses have lower bounds: a slot freed here need not be refilled.
+        bound = live.totals / self.limits[live.sentences].double() ** self.extender.length_penalty
+        return ~ended & ~cut & (bound > self.threshold[live.sentences])
 
-    def _take(self, live: _Live, size: int, finished: bool) -> None:
-        scores = live.totals / max(size, 1) ** self.picker.length
-        rows = (live.sentences, live.tokens, scores, live.totals)
-        for sentence, tokens, score, total in zip(*(each.tolist() for each in rows), strict=True):
-            written = tokens[1:-1] if finished else tokens[1:]
-            self.hypotheses[sentence].append(Hypothesis(written, score, total, finished))
-            done = sorted((h.score for h in self.hypotheses[sentence] if h.finished), reverse=True)
-            if len(done) >= self.picker.best:
-                self.bar[sentence] = done[self.picker.best - 1]
+    def _store(self, live: _Live, length: int, finished: bool) -> None:
+        n_best = self.extender.n_best
+        scores = live.totals / max(length, 1) ** self.extender.length_penalty
+        columns = (live.sentences, live.tokens, scores, live.totals)
+        for sentence, tokens, score, total in zip(*(column.tolist() for column in columns), strict=True):
+            hypotheses = self.hypotheses[sentence]
+            hypotheses.append(Hypothesis(tokens[1:-1] if finished else tokens[1:], score, total, finished))
+            finished_scores = sorted((h.score for h in hypotheses if h.finished), reverse=True)
+            if len(finished_scores) >= n_best:
+                self.threshold[sentence] = finished_scores[n_best - 1]
 
-    def best(self) -> list[list[Hypothesis]]:
-        """For each sentence, best first."""
-        ranked = (sorted(some, key=lambda h: (h.finished, h.score), reverse=True) for some in self.hypotheses)
-        return [some[: self.picker.best] for some in ranked]
-
-
-def _firsts(sentences: Tensor) -> tuple[Tensor, Tensor]:
-    """The sentences, each once, and the first row of each."""
-    numbers, rows = sentences.unique_consecutive(return_counts=True)
-    return numbers, rows.cumsum(0) - rows
+    def ranked(self) -> list[list[Hypothesis]]:
+        """Return the n best hypotheses of each sentence, best first."""
+        return [
+            sorted(hypotheses, key=lambda h: (h.finished, h.score), reverse=True)[: self.extender.n_best]
+            for hypotheses in self.hypotheses
+        ]
 
 
-def _best(live: _Live, log_probabilities: Tensor, first: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The k best extensions of each sentence, best first: log probabilities, rows and tokens, all (s, k).
+def _first_rows(sentences: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distinct sentences and the first row of each."""
+    distinct, rows = sentences.unique_consecutive(return_counts=True)
+    return distinct, rows.cumsum(0) - rows
 
-    They are in those k blocks of tokens whose likeliest are the likeliest, which are found much faster. Where
-    there are fewer than k, the log probability is −∞.
+
+def _best_extensions(
+    live: _Live, log_probabilities: Tensor, first: Tensor, k: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the k best extensions of each sentence: log probabilities, parent rows and tokens, all (s, k).
+
+    Two stages, which is much faster than one topk: the k blocks of tokens with the largest maxima contain the
+    k best tokens. If a sentence has fewer than k extensions, the remaining log probabilities are −∞.
     """
     n, vocabulary = log_probabilities.shape
     row = torch.arange(n, device=first.device)
     sentence = torch.searchsorted(first, row, right=True) - 1
-    place = row - first[sentence]
-    likeliest = _of_blocks(log_probabilities)  # n blocks
-    _check(likeliest)
-    blocks = likeliest.shape[1]
-    table = live.totals.new_full((len(first), int(place.max()) + 1, blocks), -math.inf)
-    table[sentence, place] = live.totals[:, None] + likeliest
+    slot = row - first[sentence]
+    maxima = _block_maxima(log_probabilities)  # n blocks
+    _check_probabilities(maxima)
+    blocks = maxima.shape[1]
+    table = live.totals.new_full((len(first), int(slot.max()) + 1, blocks), -math.inf)
+    table[sentence, slot] = live.totals[:, None] + maxima
     values, at = table.flatten(1).topk(min(k, table[0].numel()))
     rows = (first[:, None] + at // blocks).clamp(max=n - 1)  # s k
     tokens = at[..., None] % blocks * _BLOCK + torch.arange(_BLOCK, device=at.device)  # s k block
-    there = (tokens < vocabulary) & (values[..., None] > -math.inf)
-    chosen = log_probabilities[rows[..., None], tokens.clamp(max=vocabulary - 1)]
-    chosen = (live.totals[rows][..., None] + chosen).masked_fill(~there, -math.inf).flatten(1)
-    totals, at = chosen.topk(min(k, chosen.shape[1]))
+    valid = (tokens < vocabulary) & (values[..., None] > -math.inf)
+    candidates = log_probabilities[rows[..., None], tokens.clamp(max=vocabulary - 1)]
+    candidates = (live.totals[rows][..., None] + candidates).masked_fill(~valid, -math.inf).flatten(1)
+    totals, at = candidates.topk(min(k, candidates.shape[1]))
     return totals, rows.gather(1, at // _BLOCK), tokens.flatten(1).gather(1, at)
 
 
-def _of_blocks(x: Tensor) -> Tensor:
-    """The largest of each block of columns; the last block may be shorter."""
+def _block_maxima(x: Tensor) -> Tensor:
+    """Return the maximum of each block of columns; the last block may be shorter."""
     blocks = x.shape[1] // _BLOCK
     whole, rest = x[:, : blocks * _BLOCK], x[:, blocks * _BLOCK :]
-    found = whole.unflatten(1, (blocks, _BLOCK)).amax(-1)
-    return torch.cat([found, rest.amax(-1, keepdim=True)], 1) if rest.shape[1] else found
+    maxima = whole.unflatten(1, (blocks, _BLOCK)).amax(-1)
+    return torch.cat([maxima, rest.amax(-1, keepdim=True)], 1) if rest.shape[1] else maxima
 
 
 def _check_logits(logits: Tensor, vocabulary: int) -> None:
     if logits.shape[1] != vocabulary:
         raise ShapeError(
-            f"a step of the model gave {logits.shape[1]} logits, and its output_weight has {vocabulary} "
-            "rows; a step gives one for each."
+            f"model.step returned {logits.shape[1]} logits, but output_weight has {vocabulary} rows; "
+            "they must be equal."
         )
 
 
-def _check(likeliest: Tensor) -> None:
-    """The largest log probabilities in each row: some token has a chance."""
-    if not bool((likeliest.amax(-1) > -math.inf).all()):  # nor is NaN
+def _check_probabilities(log_probabilities: Tensor) -> None:
+    if not bool((log_probabilities.amax(-1) > -math.inf).all()):  # false for NaN, too
         raise ArgumentError(
-            "the model gave NaN, or no chance to any token that may be written; look at its weights, at what "
-            "was trained last, and at never."
+            "The model returned NaN, or zero probability for every allowed token. Check its parameters and "
+            "suppress_tokens."
         )
 
 
-def _limits(most: int | Sequence[int], sentences: int) -> list[int]:
-    limits = list(most) if isinstance(most, Sequence) else [most] * sentences
+def _limits(max_new_tokens: int | Sequence[int], sentences: int) -> list[int]:
+    limits = list(max_new_tokens) if isinstance(max_new_tokens, Sequence) else [max_new_tokens] * sentences
     if len(limits) != sentences:
         raise ShapeError(
-            f"search got {sentences} sentences and most with {len(limits)} numbers; give one for all, or one "
-            "for each."
+            f"search got {sentences} sentences and {len(limits)} values of max_new_tokens; pass one number, "
+            "or one per sentence."
         )
     for limit in limits:
-        count("search got most", limit)
+        check_int("search got max_new_tokens", limit)
     return limits
 
 
-def _forbidden(vocabulary: int, start: int, end: int, never: Sequence[int]) -> Tensor:
-    """The tokens that are not written."""
-    for name, token in (("start", start), ("end", end), *(("never", token) for token in never)):
-        count(f"search got {name}", token)
-    tokens = torch.tensor([start, end, *never])
+def _suppressed(vocabulary: int, start: int, end: int, suppress_tokens: Sequence[int]) -> Tensor:
+    named = (("start", start), ("end", end), *(("suppress_tokens", token) for token in suppress_tokens))
+    for name, token in named:
+        check_int(f"search got {name}", token)
+    tokens = torch.tensor([token for _, token in named])
     if bool((tokens >= vocabulary).any()):
         raise ArgumentError(outside(tokens, vocabulary))
-    if end in never:
+    if end in suppress_tokens:
         raise ArgumentError(
-            f"search got end={end} and never={tuple(never)}; leave it out there, as no sentence ends without "
-            "its end mark."
+            f"search got end={end} and suppress_tokens={tuple(suppress_tokens)}; remove {end}: without it "
+            "no sentence finishes."
         )
-    return torch.tensor([token for token in (start, *never) if token != end], dtype=torch.long)
+    return torch.tensor([token for token in (start, *suppress_tokens) if token != end], dtype=torch.long)

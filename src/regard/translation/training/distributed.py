@@ -81,9 +81,9 @@ class Objective(nn.Module):
 
     def _loss(self, batch: Batch) -> Tensor:
         if not self.guide or not batch.links:
-            return self.model.loss(batch.source, batch.target, smoothing=self.smoothing)
+            return self.model.loss(batch.source, batch.target, label_smoothing=self.smoothing)
         with guide_head(self.model, default_guided_head(self.model)) as guide:
-            loss = self.model.loss(batch.source, batch.target, smoothing=self.smoothing)
+            loss = self.model.loss(batch.source, batch.target, label_smoothing=self.smoothing)
             return loss + self.guide * guide.loss(batch.source, batch.target, batch.links)
 
 

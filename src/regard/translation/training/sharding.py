@@ -283,7 +283,7 @@ def _load_when_called(block: nn.Module, path: Path, device: Device, prefix: str)
 
     block.forward = loading(block.forward)
     if isinstance(block, DecoderBlock):  # the keys and values of a source are made before the first step
-        block.cross.remember = loading(block.cross.remember)  # type: ignore[method-assign]
+        block.cross.project_source = loading(block.cross.project_source)  # type: ignore[method-assign]
 
 
 def _load(module: nn.Module, path: Path, device: Device, names: Mapping[str, str]) -> None:

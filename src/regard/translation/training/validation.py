@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regard.models.layers.dropout import evaluating
+from regard.models.layers.dropout import eval_mode
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import align
 from regard.translation.alignment.cross_attention import (
@@ -13,7 +13,7 @@ from regard.translation.alignment.cross_attention import (
     cross_attention_layers,
     has_cross_attention,
 )
-from regard.translation.config import Criterion
+from regard.translation.config import Metric
 from regard.translation.data.batches import Batch, Batches, InMemory, by_length
 from regard.translation.data.pairs import Pair
 from regard.translation.evaluation import evaluate
@@ -56,7 +56,7 @@ class DevScores(NamedTuple):
         return ValidationResult(step, self.loss, self.bleu, self.exact, self.sample, best)
 
 
-def judge(model: Seq2Seq, tokens: TokenizerPair, dev: Dev, criterion: Criterion) -> DevScores:
+def judge(model: Seq2Seq, tokens: TokenizerPair, dev: Dev, criterion: Metric) -> DevScores:
     """Look at the dev data: the loss of every token, and translations by the likeliest token each time."""
     loss = dev_loss(model, dev.batches)
     written = translations(model, tokens, dev.sources)
@@ -84,7 +84,7 @@ def _aligned(model: Seq2Seq, tokens: TokenizerPair, source: str, text: str) -> d
 def dev_loss(model: Seq2Seq, batches: Sequence[Batch]) -> float:
     """The mean cross entropy of a token."""
     device = model.output_weight.device
-    with evaluating(model):
+    with eval_mode(model):
         moved = (batch.to(device) for batch in batches)
         losses = [float(model.loss(batch.source, batch.target)) * batch.labels for batch in moved]
     return sum(losses) / sum(batch.labels for batch in batches)
@@ -95,6 +95,6 @@ def translations(model: Seq2Seq, tokens: TokenizerPair, sources: Sequence[Sequen
     found = [""] * len(sources)
     for some, packed in by_length(sources, _SENTENCES, model.output_weight.device):
         most = max_translation_tokens(max(len(sources[i]) for i in some))
-        for i, ids in zip(some, model.greedy(packed, start=START, end=END, most=most), strict=True):
+        for i, ids in zip(some, model.greedy(packed, start=START, end=END, max_new_tokens=most), strict=True):
             found[i] = tokens.target.join(ids).text
     return found

@@ -28,8 +28,9 @@ from regard.mechanism.normalizers import (
 from regard.mechanism.operator import attend
 from regard.mechanism.scores import Additive, Cosine, Dot, Gaussian, ScaledDot
 from regard.mechanism.scores import Score as Scoring
-from regard.models.encoders.words import counted, split
-from regard.models.layers.attention import watching
+from regard._util.text import pluralize
+from regard.models.encoders.words import split_words
+from regard.models.layers.attention import watch_layers
 from regard.models.layers.blocks import EncoderBlock, TransformerConfig
 from regard.models.layers.positions import RotaryPositions, Rotation, SinusoidalPositions
 
@@ -92,7 +93,7 @@ def _table(name: str, rows: Sequence[Sequence[float]]) -> Tensor:
     for number, row in enumerate(rows):
         if len(row) != len(rows[0]):
             raise ShapeError(
-                f"row 0 of {name} has {counted(len(rows[0]), 'number')} and row {number} has {len(row)}; "
+                f"row 0 of {name} has {pluralize(len(rows[0]), 'number')} and row {number} has {len(row)}; "
                 "give each row as many."
             )
     return torch.tensor(rows, dtype=torch.float64)
@@ -130,7 +131,7 @@ class _Places(NamedTuple):
 
     added: Tensor | None = None
     bias: RelativeBias | None = None
-    turn: Rotation | None = None
+    rotation: Rotation | None = None
 
 
 def order(asked: Order) -> Ordered:
@@ -143,12 +144,12 @@ def order(asked: Order) -> Ordered:
     >>> max(order(Order(sentence="dog bites man", order=[2, 1, 0], positions="rotary")).change) < 1e-9
     False
     """
-    words = [word.text for word in split(asked.sentence)]
+    words = [word.text for word in split_words(asked.sentence)]
     if not words or len(words) > 64:
         raise ArgumentError(f"the sentence has {len(words)} words; give 1 to 64.")
     if sorted(asked.order) != list(range(len(words))):
         raise ArgumentError(
-            f"the order is {asked.order} and the sentence has {counted(len(words), 'word')}; give each of "
+            f"the order is {asked.order} and the sentence has {pluralize(len(words), 'word')}; give each of "
             f"the numbers 0 to {len(words) - 1} once."
         )
     generator = torch.Generator().manual_seed(asked.seed)
@@ -173,8 +174,8 @@ def order(asked: Order) -> Ordered:
 
 
 def _block(generator: torch.Generator) -> EncoderBlock:
-    recipe = TransformerConfig(width=_WIDTH, heads=_HEADS, layers=1, dropout=0.0, positions="none")
-    block = EncoderBlock(recipe).double().eval()
+    config = TransformerConfig(width=_WIDTH, heads=_HEADS, layers=1, dropout=0.0, positions="none")
+    block = EncoderBlock(config).double().eval()
     _draw(block, generator)
     return block
 
@@ -195,7 +196,7 @@ def _places(kind: Positions, length: int, generator: torch.Generator) -> _Places
     if kind == "learned":
         return _Places(added=torch.randn(length, _WIDTH, generator=generator, dtype=torch.float64))
     if kind == "rotary":
-        return _Places(turn=RotaryPositions(_WIDTH // _HEADS)(positions, torch.float64))
+        return _Places(rotation=RotaryPositions(_WIDTH // _HEADS)(positions, torch.float64))
     if kind == "alibi":
         return _Places(bias=ALiBi(_HEADS))
     if kind == "t5":
@@ -214,8 +215,8 @@ def _through(block: EncoderBlock, x: Tensor, places: _Places) -> tuple[Tensor, T
     """The vectors of the words behind the block, and the mean of its heads' weights."""
     seen: list[Tensor] = []
     x = x if places.added is None else x + places.added
-    with torch.no_grad(), watching(block, lambda _, weights: seen.append(weights.dense())):
-        output = block(x, bias=places.bias, turn=places.turn)
+    with torch.no_grad(), watch_layers(block, lambda _, weights: seen.append(weights.dense())):
+        output = block(x, bias=places.bias, rotation=places.rotation)
     return output, seen[0].mean(0)
 
 
@@ -235,8 +236,8 @@ def positions(asked: PositionsAsked) -> Encoding:
             values = bias(torch.arange(first, asked.length))
         return Encoding(values=_rounded(values), rows="head", columns="distance", start=first)
     if asked.kind == "rotary":
-        turn = RotaryPositions(asked.width - asked.width % 2)(places, torch.float64)
-        half = turn.cos[:, : asked.width // 2]
+        rotation = RotaryPositions(asked.width - asked.width % 2)(places, torch.float64)
+        half = rotation.cos[:, : asked.width // 2]
         return Encoding(values=_rounded(half), rows="position", columns="pair of features", start=0)
     if asked.kind == "sinusoidal":
         values = SinusoidalPositions(asked.width)(places, torch.float64)

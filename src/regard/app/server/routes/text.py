@@ -12,7 +12,7 @@ from regard.app.server.schema import (
 )
 from regard.app.server.state import AppState
 from regard.errors import ArgumentError, RegardError
-from regard.models.encoders.base import Embedded as Vectors
+from regard.models.encoders.base import WordVectors
 from regard.models.encoders.base import WordEncoder
 
 NUMBERS = 2_000_000  # of one answer
@@ -61,7 +61,7 @@ def _embed(encoder: WordEncoder, asked: Embed) -> Embedded:
     )
 
 
-def _embedded(encoder: WordEncoder, sentences: list[str]) -> list[Vectors]:
+def _embedded(encoder: WordEncoder, sentences: list[str]) -> list[WordVectors]:
     """A few sentences at once, which bounds the memory they take."""
     found = []
     try:
@@ -94,5 +94,5 @@ def _compare(encoders: dict[str, WordEncoder], asked: Compare) -> Comparisons:
 
 
 def _attended(encoder: WordEncoder, asked: Attended) -> AttendedWords:
-    found = encoder.attended(asked.sentence, asked.word, layer=asked.layer, head=asked.head)
+    found = encoder.attended_words(asked.sentence, asked.word, layer=asked.layer, head=asked.head)
     return AttendedWords(attended=[AttendedWord(word=one.word, weight=one.weight) for one in found])

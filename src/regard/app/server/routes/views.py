@@ -15,7 +15,7 @@ from regard.mechanism.operator import attend
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.weights.matrix import Weights
 from regard.models.encoders.static import StaticEncoder
-from regard.models.encoders.words import split
+from regard.models.encoders.words import split_words
 from regard.translation.decoding.search import Beam
 from regard.translation.translator import Translator
 
@@ -68,7 +68,7 @@ def of_words(text: str) -> ViewModel:
     >>> [(layer["label"], layer["heads"]) for layer in exhibit.describe()["inputs"][0]["layers"]]
     [('whole words', 1), ('words in 8 parts', 8)]
     """
-    words = [word.text for word in split(text)]
+    words = [word.text for word in split_words(text)]
     if not 2 <= len(words) <= WORDS:
         raise ArgumentError(f"the text has {len(words):,} words and marks; give 2 to {WORDS:,} of them.")
     vectors = _vectors(text)
