@@ -34,3 +34,23 @@ def format_bytes(size: float) -> str:
     """
     unit = next(unit for unit in (1e9, 1e6, 1e3) if size >= unit or unit == 1e3)
     return f"{size / unit:.1f} { {1e9: 'GB', 1e6: 'MB', 1e3: 'kB'}[unit] }"
+
+
+def pluralize(count: int, noun: str) -> str:
+    """Format a count and its noun.
+
+    >>> from regard._util.text import pluralize
+    >>> pluralize(1, "sentence"), pluralize(2, "word")
+    ('1 sentence', '2 words')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def bar(fraction: float, width: int = 20) -> str:
+    """Draw a fraction as block characters, `width` for 1; nothing for NaN.
+
+    >>> from regard._util.text import bar
+    >>> bar(0.5, width=6)
+    '███'
+    """
+    return "█" * round(width * min(max(fraction, 0.0), 1.0)) if fraction == fraction else ""
