@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard._util.files import write_whole
+from regard._util.files import write_atomic
 
 
 def _all(names: str, value: int) -> dict[str, int]:
@@ -286,7 +286,7 @@ def main() -> None:
     ]
     failed = [r for r in results if r.note.startswith("failed")]
     if not asked:
-        print(write_whole("docs/reference/architectures.md", table(results).encode()))
+        print(write_atomic("docs/reference/architectures.md", table(results).encode()))
     if wrong or failed:
         sys.exit(f"wrong: {', '.join(r.name for r in wrong)}; failed: {', '.join(r.name for r in failed)}")
 

@@ -32,7 +32,7 @@ def main(quick: bool = False) -> list[dict[str, object]]:
         regard.attention(query[:64], key[:64], value[:64])  # warm up
         start = peak_memory()
         _, weights = measure("attend", lambda: regard.attend(query, key, value, mask=regard.Causal()))  # type: ignore[misc]
-        measure("top(5)", lambda: weights.top(5))
+        measure("topk(5)", lambda: weights.topk(5))
         measure("entropy()", weights.entropy)
         measure("received()", weights.received)
         measure("pool(128, 128)", lambda: weights.pool(128, 128))

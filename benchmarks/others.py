@@ -117,7 +117,7 @@ def visible() -> Iterator[Race]:
         lineup = partial(contenders, shape)
         yield Race("visible", f"attend {shape}", lineup, flops=shape.flops, limit=1.02)
     looks: dict[str, Callable[[regard.Weights], object]] = {
-        "top(8)": lambda weights: weights.top(8),
+        "topk(8)": lambda weights: weights.topk(8),
         "entropy()": lambda weights: weights.entropy(),
         "received()": lambda weights: weights.received(),
     }

@@ -67,7 +67,7 @@ def measure(tokens: int, threads: int = 2) -> dict[str, object]:
     forward = statistics.median(alone)
     print(f"  forward          {forward:7.1f} s, watched {ratio:.3f} × as long; peak {peak_memory():.0f} MB")
     questions = {
-        "top(5)": lambda weights: weights.top(5),
+        "topk(5)": lambda weights: weights.topk(5),
         "entropy()": lambda weights: weights.entropy(),
         "received()": lambda weights: weights.received(),
         "pool(128, 128)": lambda weights: weights.pool(128, 128),

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from pages.running import drawn, prepared, renewed, run
-from regard._util.files import write_whole
+from regard._util.files import write_atomic
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,9 +25,9 @@ def renew(page: Path) -> None:
             ran = run(page)
         assert page.read_text("utf-8") == ran.text, f"{page} was edited while it ran: run it again"
         for picture in drawn(page, folder):
-            write_whole(page.parent / picture, (folder / picture).read_bytes())
+            write_atomic(page.parent / picture, (folder / picture).read_bytes())
     if (text := renewed(ran)) != ran.text:
-        write_whole(page, text.encode())
+        write_atomic(page, text.encode())
     print(f"{page}: {len(ran.blocks)} blocks, {time.perf_counter() - started:.1f} s", flush=True)
 
 

@@ -58,9 +58,9 @@ def _(head, layer, mo, plt, regard, seen, words):
     figure, axes = plt.subplots(figsize=(side + 0.6, side), layout="constrained")
     regard.heatmap(axes, weights, queries=words, keys=words, title=f"layer {layer.value}, head {head.value}")
     plt.close(figure)  # it is shown as a value
-    best = weights.top(1)
+    best = weights.topk(1)
     strongest = sorted(
-        zip(best.values[:, 0].tolist(), words, best.keys[:, 0].tolist(), strict=True), reverse=True
+        zip(best.values[:, 0].tolist(), words, best.indices[:, 0].tolist(), strict=True), reverse=True
     )
     lines = "\n".join(f"- **{word}** → **{words[key]}** {value:.0%}" for value, word, key in strongest[:8])
     told = mo.vstack([mo.md("The strongest looks of this head:"), mo.md(lines)])

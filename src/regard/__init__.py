@@ -5,7 +5,7 @@ One operator, any score × any normalizer × any mask:
 >>> import torch, regard
 >>> x = torch.randn(10, 16)
 >>> output, weights = regard.attend(x, x, x, mask=regard.Causal(), normalize=regard.Entmax(1.5))
->>> weights.top(3).keys.shape
+>>> weights.topk(3).indices.shape
 torch.Size([10, 3])
 """
 

@@ -1,19 +1,19 @@
-"""What regard raises.
+"""Exceptions.
 
     RegardError
-    ├── ShapeError (ValueError)       sizes that do not fit each other
+    ├── ShapeError (ValueError)       incompatible shapes
     ├── MaskError (ValueError)        masks that contradict each other or do not fit the call
-    ├── DTypeError (TypeError)        a tensor of the wrong kind, or something that is no tensor
+    ├── DTypeError (TypeError)        wrong dtype or type
     ├── DeviceError (ValueError)      tensors on different devices
-    ├── ArgumentError (ValueError)    any other value that cannot be right
-    └── StaleError (ValueError)       kept tensors that were changed afterwards
+    ├── ArgumentError (ValueError)    any other invalid value
+    └── StaleError (ValueError)       an input was modified in place before its weights were read
 
-Each message names what it saw, what it needed, and the cure.
+Each message gives the value, the expected one and the fix.
 """
 
 
 class RegardError(Exception):
-    """Every error that regard raises on purpose.
+    """Base class of all errors that regard raises.
 
     >>> import regard, torch
     >>> try:
@@ -25,7 +25,7 @@ class RegardError(Exception):
 
 
 class ShapeError(RegardError, ValueError):
-    """Sizes that do not fit each other.
+    """Incompatible shapes.
 
     >>> import regard, torch
     >>> regard.attention(torch.ones(2, 3), torch.ones(5, 4), torch.ones(5, 4))
@@ -35,7 +35,7 @@ class ShapeError(RegardError, ValueError):
 
 
 class MaskError(RegardError, ValueError):
-    """Masks that contradict each other, or do not fit the call.
+    """Masks that contradict each other or do not fit the call.
 
     >>> import regard, torch
     >>> regard.Causal() & regard.Causal(align="start")
@@ -45,17 +45,17 @@ class MaskError(RegardError, ValueError):
 
 
 class DTypeError(RegardError, TypeError):
-    """A tensor of the wrong kind, or something that is no tensor at all.
+    """Wrong dtype or type.
 
     >>> import regard, torch
     >>> regard.attention(torch.ones(2, 3, dtype=int), torch.ones(2, 3), torch.ones(2, 3))
     Traceback (most recent call last):
-    regard.errors.DTypeError: query is of torch.int64; ...
+    regard.errors.DTypeError: query has dtype torch.int64; ...
     """
 
 
 class DeviceError(RegardError, ValueError):
-    """Tensors that live on different devices.
+    """Tensors on different devices.
 
     >>> import regard, torch
     >>> regard.attention(torch.ones(2, 3), torch.ones(2, 3, device="meta"), torch.ones(2, 3))
@@ -65,7 +65,7 @@ class DeviceError(RegardError, ValueError):
 
 
 class ArgumentError(RegardError, ValueError):
-    """Any other value that cannot be right.
+    """Any other invalid value.
 
     >>> import regard, torch
     >>> regard.Softmax(temperature=0)
@@ -75,7 +75,7 @@ class ArgumentError(RegardError, ValueError):
 
 
 class StaleError(RegardError, ValueError):
-    """A kept tensor was changed in place, so that what it said can no longer be told.
+    """An input was modified in place, so its weights can no longer be recomputed.
 
     >>> import regard, torch
     >>> x = torch.ones(2, 3)
@@ -83,5 +83,5 @@ class StaleError(RegardError, ValueError):
     >>> x += 1
     >>> weights.dense()
     Traceback (most recent call last):
-    regard.errors.StaleError: the query that these weights were made of was changed in place afterwards, ...
+    regard.errors.StaleError: query was modified in place after attend(), ...
     """

@@ -32,7 +32,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, side in (("a.en", 0), ("a.de", 1)):
         (folder / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS))
     (folder / "dev.tsv").write_text("".join(f"{pair.source}\t{pair.target}\n" for pair in PAIRS[:5]))
-    (folder / "plan.toml").write_text("[training]\nrate = 0.01\nupdates = 7\n")
+    (folder / "plan.toml").write_text("[training]\nlearning_rate = 0.01\nupdates = 7\n")
     run("train", *begun(folder), "-o", folder / "model")
     return folder
 
@@ -88,10 +88,10 @@ def test_plans_of_other_systems_are_read(content, corpus, tmp_path, capsys):
 
 def test_settings_that_look_like_options_are_settings():
     known = {
-        f"{section}.{name}" for section, values in TranslationConfig().settings().items() for name in values
+        f"{section}.{name}" for section, values in TranslationConfig().to_dict().items() for name in values
     }
     assert {setting.partition("=")[0] for setting in _SETTINGS.values()} <= known
-    TranslationConfig().but(list(_SETTINGS.values()))
+    TranslationConfig().override(list(_SETTINGS.values()))
 
 
 def test_the_end_shows_how_to_translate_a_sentence_of_the_dev_data(corpus, capsys):
@@ -145,9 +145,9 @@ def test_what_a_training_was_not_begun_with_is_refused(case, corpus, capsys):
 
 def test_a_folder_that_does_not_say_what_it_was_made_of_goes_on(corpus, tmp_path):
     shutil.copytree(corpus / "model", tmp_path / "m")
-    config = read_config(tmp_path / "m")
-    del config["origin"]
-    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    folder_config = read_config(tmp_path / "m")
+    del folder_config["origin"]
+    (tmp_path / "m" / "config.json").write_text(json.dumps(folder_config))
     run("train", corpus / "a.de", corpus / "a.en", "-o", tmp_path / "m", "--resume")
 
 
@@ -163,15 +163,15 @@ def test_a_folder_that_does_not_say_what_it_was_made_of_goes_on(corpus, tmp_path
         (["-", "-"], "SOURCE and TARGET are both '-'"),
         (
             ["{a.en}", "{a.de}", "--lr", "3"],
-            "there is no option --lr; it is a setting: --set training.rate=0.001",
+            "there is no option --lr; it is a setting: --set training.learning_rate=0.001",
         ),
         (
             ["{a.en}", "{a.de}", "--batch_size=3"],
             "no option --batch_size; it is a setting: --set training.tok",
         ),
-        (["{a.en}", "{a.de}", "--set", "training.rate=" + "9" * 5000], "training.rate is '9999"),
-        (["{a.en}", "{a.de}", "--set", "training.rate=" + "[" * 5000], "training.rate is '[[[["),
-        (["{a.en}", "{a.de}", "--config", "/dev/zero"], "'/dev/zero' is a device; give a regular file"),
+        (["{a.en}", "{a.de}", "--set", "training.learning_rate=" + "9" * 5000], "training.learning_rate is '9999"),
+        (["{a.en}", "{a.de}", "--set", "training.learning_rate=" + "[" * 5000], "training.learning_rate is '[[[["),
+        (["{a.en}", "{a.de}", "--config", "/dev/zero"], "'/dev/zero' is a device; pass a regular file"),
         (["{a.en}", "{a.de}", "--set", "training.accumulate=10000000"], "at most 100,000"),
         (["{a.en}", "{a.de}", "--set", "model.width=1000000000"], "width=1,000,000,000; it must be at most"),
     ],

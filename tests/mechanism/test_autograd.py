@@ -465,7 +465,7 @@ READERS: dict[str, Callable[[regard.Weights], Tensor]] = {
     "row": lambda w: w[0, 1],
     "entropy": lambda w: w.entropy(),
     "received": lambda w: w.received(),
-    "top": lambda w: w.top(2).values,
+    "top": lambda w: w.topk(2).values,
     "pool": lambda w: w.pool(2, 2),
     "mean": lambda w: w.mean("heads").dense(),
     "product": lambda w: w @ torch.ones(K, 2, dtype=torch.float64).cumsum(0),

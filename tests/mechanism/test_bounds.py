@@ -40,7 +40,7 @@ def test_4096_tokens_make_no_matrix(mask, monkeypatch):
     n = 4096
     with Largest() as largest:
         weights = attended(n, mask=mask)
-        weights.top(5)
+        weights.topk(5)
         weights.entropy()
         weights.received()
         weights.pool(128, 128)  # sums of 128 bands of rows, for each key
@@ -49,7 +49,7 @@ def test_4096_tokens_make_no_matrix(mask, monkeypatch):
 
 
 LOOKS: dict[str, Callable[[regard.Weights], Any]] = {
-    "aligned": lambda weights: weights.aligned(),
+    "aligned": lambda weights: weights.argmax(),
     "row": lambda weights: weights[-1],
     "some rows": lambda weights: weights[100:105],
     "picked rows": lambda weights: weights[[5, 7, 11]],
@@ -150,7 +150,7 @@ def above_inputs(*arguments: Any) -> int:
 
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
-FIVE = [".top(5)", ".entropy()", ".received()", ".pool(128, 128)", "[40_000]"]
+FIVE = [".topk(5)", ".entropy()", ".received()", ".pool(128, 128)", "[40_000]"]
 
 
 @linux
@@ -165,7 +165,7 @@ def test_65536_tokens_stay_under_a_gigabyte(options):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_million_keys_by_a_handful_of_rows():
-    assert above_inputs(4, 2**20, "", [".top(5)", ".entropy()", ".received()"]) < LIMIT
+    assert above_inputs(4, 2**20, "", [".topk(5)", ".entropy()", ".received()"]) < LIMIT
 
 
 @linux

@@ -803,7 +803,7 @@ def test_top_is_what_sorting_finds(case, most):
     weights = looked_at(case, torch.float32, "fused")
     with torch.no_grad():
         dense, scores = weights.dense(), weights.scores()
-        values, keys = weights.top(most)
+        values, keys = weights.topk(most)
     most = min(most, weights.shape[-1])
     assert values.shape == keys.shape == (*weights.shape[:-1], most)
     sorted_ = dense.masked_fill(scores == -math.inf, -math.inf).sort(-1, descending=True).values[..., :most]

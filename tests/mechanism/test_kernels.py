@@ -60,7 +60,7 @@ def everything(case: Case, **more: Any) -> list[Tensor]:
 @torch.no_grad()
 def looking(weights: regard.Weights) -> list[Tensor]:
     *_, queries, keys = weights.shape
-    found = [weights.dense(), weights.entropy(), weights.received(), *weights.top(3), weights.pool(3, 3)]
+    found = [weights.dense(), weights.entropy(), weights.received(), *weights.topk(3), weights.pool(3, 3)]
     return [*found, weights @ numbers(keys, 2), weights.T @ numbers(queries, 2)]
 
 
@@ -230,7 +230,7 @@ def work(heads, tokens):
     output.sum().backward()
     with torch.no_grad():
         weights = weights.detach()
-        weights.entropy(), weights.top(4), weights.received(), weights @ torch.ones(tokens, 2)
+        weights.entropy(), weights.topk(4), weights.received(), weights @ torch.ones(tokens, 2)
 work(2, 8)
 before = most()
 work(heads, tokens)
@@ -287,7 +287,7 @@ EXHAUSTED = {
     "top": """
 key = numbers(700_000, 4)
 weights = regard.attend(numbers(1, 4), key, key, mask=regard.Padding(9))[1]
-work = lambda: weights.top(700_000)
+work = lambda: weights.topk(700_000)
 work()
 """,
     "weights": """

@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_refused():
         alignment_lines(aligned(list("abc"), list("de"), torch.zeros(3, 2)))
     with pytest.raises(ArgumentError, match="width=7; it must be at least 8"):
         alignment_lines(DOGS, width=7)
-    with pytest.raises(DTypeError, match="must be a whole number"):
+    with pytest.raises(DTypeError, match="must be an integer"):
         alignment_lines(DOGS, width=30.5)
     with pytest.raises(ArgumentError, match="give at least two, the faintest first"):
         alignment_lines(DOGS, shades="#")

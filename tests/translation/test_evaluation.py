@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_refused():
     for bins in ([], [3, 3], [5, 2]):
         with pytest.raises(ArgumentError, match="give growing lengths"):
             by_length(["a"], ["a"], ["a"], bins=bins)
-    with pytest.raises(DTypeError, match="must be a whole number"):
+    with pytest.raises(DTypeError, match="must be an integer"):
         by_length(["a"], ["a"], ["a"], bins=[2.5])
 
 

@@ -254,7 +254,7 @@ def test_half_of_a_surrogate_pair_is_refused() -> None:
 def test_wrong_settings_are_refused(wrong: dict[str, object], why: str) -> None:
     with pytest.raises(ArgumentError, match=why):
         Tokens.learn(LINES, **wrong)
-    with pytest.raises(DTypeError, match="whole number"):
+    with pytest.raises(DTypeError, match="integer"):
         Tokens.learn(LINES, size="many")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="there are unigram"):
         Tokens.load("tokens.model", "letters")  # type: ignore[arg-type]

@@ -157,7 +157,7 @@ class TestLongLines:
         (theirs,) = other.align(pairs)
         assert torch.equal(asked.weights, theirs.weights)
         assert not torch.equal(asked.weights, own.weights)
-        with pytest.raises(DTypeError, match="a choice that is a str; give an? AlignmentHead"):
+        with pytest.raises(DTypeError, match="a choice of type str; pass a AlignmentHead"):
             translator.align(pairs, "output")
 
     def test_the_longest_lines_take_no_more_memory_than_their_parts(self, translator, monkeypatch):

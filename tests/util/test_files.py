@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and hostile ones are refused."""
+"""Files are written atomically, and malicious ones are rejected."""
 
 import hashlib
 import json
@@ -12,41 +12,41 @@ import torch
 
 import regard
 from regard._util.files import (
-    SUMS,
+    CHECKSUMS,
     check_regular,
-    check_sums,
+    open_atomic,
     open_regular,
     read_regular,
-    remove_parts,
-    write_sums,
-    write_whole,
-    writing,
+    remove_partial_files,
+    verify_checksums,
+    write_atomic,
+    write_checksums,
 )
 
 
-def test_a_link_is_followed_and_a_mode_is_kept(tmp_path):
+def test_links_are_followed_and_the_mode_is_kept(tmp_path):
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_bytes(b"old")
     target.chmod(0o600)
     link.symlink_to(target)
-    write_whole(link, b"new")
+    write_atomic(link, b"new")
     assert link.is_symlink()
     assert target.read_bytes() == b"new"
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
     assert sorted(os.listdir(tmp_path)) == ["link", "target"]
 
 
-def test_what_is_no_file_is_not_replaced(tmp_path):
+def test_only_regular_files_are_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(regard.ArgumentError, match="no file"):
-        write_whole(tmp_path / "pipe", b"new")
+    with pytest.raises(regard.ArgumentError, match="not a regular file"):
+        write_atomic(tmp_path / "pipe", b"new")
     with pytest.raises(IsADirectoryError, match="folder"):
-        write_whole(tmp_path, b"new")
+        write_atomic(tmp_path, b"new")
 
 
-def test_what_fails_names_the_file_that_was_asked_for(tmp_path, monkeypatch):
+def test_errors_name_the_requested_file(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
-    for name in ("open", "fsync", "replace"):  # no folder for it, no space, no right
+    for name in ("open", "fsync", "replace"):  # missing folder, no space, no permission
 
         def refuse(*arguments, name=name, **options):
             raise PermissionError(13, "Permission denied", None if name == "fsync" else arguments[0])
@@ -54,48 +54,48 @@ def test_what_fails_names_the_file_that_was_asked_for(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(os, name, refuse)
             with pytest.raises(PermissionError) as caught:
-                write_whole(path, b"new")
+                write_atomic(path, b"new")
         assert caught.value.filename == str(path)
         assert os.listdir(tmp_path) == []
 
 
-def test_what_fails_for_another_file_names_that_one(tmp_path):
-    with pytest.raises(FileNotFoundError) as caught, writing(tmp_path / "new"):
+def test_errors_of_other_files_are_unchanged(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught, open_atomic(tmp_path / "new"):
         (tmp_path / "missing").read_bytes()
     assert os.fspath(caught.value.filename) == str(tmp_path / "missing")
-    with pytest.raises(OSError, match=r"^the server is gone$"), writing(tmp_path / "new"):
+    with pytest.raises(OSError, match=r"^the server is gone$"), open_atomic(tmp_path / "new"):
         raise OSError("the server is gone")
     assert os.listdir(tmp_path) == []
 
 
-def test_a_file_takes_its_place_only_when_it_is_complete(tmp_path):
+def test_a_file_is_replaced_only_when_complete(tmp_path):
     path = tmp_path / "new" / "notes"
-    with writing(path) as file:
+    with open_atomic(path) as file:
         file.write(b"one")
         assert not path.exists()
     assert path.read_bytes() == b"one"
-    with pytest.raises(TypeError), writing(path) as file:
+    with pytest.raises(TypeError), open_atomic(path) as file:
         file.writelines([b"two", "no bytes"])
     assert path.read_bytes() == b"one"
     assert os.listdir(path.parent) == ["notes"]
 
 
-def test_a_private_file_is_private_while_it_is_written(tmp_path):
+def test_a_private_file_stays_private_while_written(tmp_path):
     path = tmp_path / "keys"
     path.write_bytes(b"old")
     path.chmod(0o600)
-    with writing(path):
-        assert {stat.S_IMODE(one.stat().st_mode) for one in tmp_path.iterdir()} == {0o600}
+    with open_atomic(path):
+        assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
     assert path.read_bytes() == b""
 
 
-def test_names_may_be_as_long_as_the_system_allows(tmp_path):
+def test_names_of_maximum_length_work(tmp_path):
     path = tmp_path / ("x" * 255)
-    assert write_whole(path, b"new").read_bytes() == b"new"
+    assert write_atomic(path, b"new").read_bytes() == b"new"
 
 
-def others(folder):
-    """What is no regular file, and what it is called."""
+def special_files(folder):
+    """Create one special file of each kind; return their names and descriptions."""
     os.mkfifo(folder / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.path.relpath(folder / "socket"))
@@ -113,9 +113,9 @@ def others(folder):
 
 @pytest.mark.timeout(30)
 def test_only_regular_files_are_opened(tmp_path):
-    for name, kind in others(tmp_path).items():
+    for name, kind in special_files(tmp_path).items():
         for read in (check_regular, open_regular, lambda path: read_regular(path, 9), regard.Weights.load):
-            with pytest.raises(regard.ArgumentError, match=f"{name}' is {kind}; give a regular file"):
+            with pytest.raises(regard.ArgumentError, match=f"{name}' is {kind}; pass a regular file"):
                 read(tmp_path / name)
     for read in (check_regular, open_regular, lambda path: read_regular(path, 9), regard.Weights.load):
         with pytest.raises(FileNotFoundError):
@@ -126,53 +126,53 @@ def test_files_are_read_up_to_a_limit(tmp_path):
     (tmp_path / "file").write_bytes(b"123456789")
     (tmp_path / "link").symlink_to(tmp_path / "file")
     assert read_regular(tmp_path / "link", 9) == b"123456789"
-    with pytest.raises(regard.ArgumentError, match=r"'.*file' has 0\.0 kB, and at most 0\.0 kB are read"):
+    with pytest.raises(
+        regard.ArgumentError, match=r"'.*file' has 0\.0 kB; the limit for such a file is 0\.0 kB"
+    ):
         read_regular(tmp_path / "file", 8)
     with pytest.raises(regard.ArgumentError, match="/proc/self/maps"):
-        read_regular("/proc/self/maps", 8)  # says that it has none
+        read_regular("/proc/self/maps", 8)  # reports size 0
     os.truncate(tmp_path / "file", 10**13)
-    with pytest.raises(
-        regard.ArgumentError, match=r"has 10000\.0 GB, and at most .* are read of such a file"
-    ):
+    with pytest.raises(regard.ArgumentError, match=r"has 10000\.0 GB; the limit for such a file is "):
         regard.Weights.load(tmp_path / "file")
 
 
-def test_a_pipe_that_comes_late_is_not_waited_for(tmp_path, monkeypatch):
+def test_a_pipe_that_replaces_a_file_does_not_block(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr("regard._util.files.check_regular", lambda path, most: None)
+    monkeypatch.setattr("regard._util.files.check_regular", lambda path, max_bytes: None)
     with pytest.raises(regard.ArgumentError, match="is a named pipe"):
         open_regular(tmp_path / "pipe")
 
 
-def test_halves_are_removed_and_nothing_else(tmp_path):
-    half = ".regard-0123456789abcdef.part"
-    for name in (half, ".regard-0123.part", "regard.part", ".video.part", "notes"):
+def test_only_partial_files_are_removed(tmp_path):
+    partial = ".regard-0123456789abcdef.part"
+    for name in (partial, ".regard-0123.part", "regard.part", ".video.part", "notes"):
         (tmp_path / name).write_text("mine")
     (tmp_path / ".regard-00000000000000ff.part").mkdir()
-    with writing(tmp_path / "new"):
+    with open_atomic(tmp_path / "new"):
         written = {path.name for path in tmp_path.glob(".regard-*")}
     (name,) = written - {path.name for path in tmp_path.glob(".regard-*")}
-    (tmp_path / name).write_text("of one that was killed")
-    remove_parts(tmp_path)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {
+    (tmp_path / name).write_text("left by a killed process")
+    remove_partial_files(tmp_path)
+    remaining = {path.name for path in tmp_path.iterdir()}
+    assert remaining == {
         *(".regard-0123.part", "regard.part", ".video.part", "notes", "new", ".regard-00000000000000ff.part")
     }
 
 
-def test_checksums_are_those_of_sha256sum(tmp_path):
+def test_checksums_match_sha256sum(tmp_path):
     (tmp_path / "a").write_bytes(b"one")
     (tmp_path / "b").write_bytes(b"two")
-    write_sums(tmp_path / "SHA256SUMS", ["b", "a"])
+    write_checksums(tmp_path / "SHA256SUMS", ["b", "a"])
     lines = [f"{hashlib.sha256(text).hexdigest()}  {name}\n" for name, text in (("a", b"one"), ("b", b"two"))]
     assert (tmp_path / "SHA256SUMS").read_text() == "".join(lines)
-    check_sums(tmp_path / "SHA256SUMS", ["a", "b"])
-    with pytest.raises(ValueError, match="has no checksum of c"):
-        check_sums(tmp_path / "SHA256SUMS", ["c"])
+    verify_checksums(tmp_path / "SHA256SUMS", ["a", "b"])
+    with pytest.raises(ValueError, match="has no checksum for c"):
+        verify_checksums(tmp_path / "SHA256SUMS", ["c"])
     for content in ("", "x", "".join(lines)[:-1], "\xff", lines[0] + "\n"):
         (tmp_path / "SHA256SUMS").write_bytes(content.encode("latin1"))
         with pytest.raises(ValueError, match="SHA256SUMS"):
-            check_sums(tmp_path / "SHA256SUMS", ["b"])
+            verify_checksums(tmp_path / "SHA256SUMS", ["b"])
 
 
 @pytest.mark.parametrize(
@@ -200,13 +200,13 @@ def test_checksums_are_those_of_sha256sum(tmp_path):
     ],
     ids=lambda changes: f"{next(iter(changes.items()))!r:.40}",
 )
-def test_a_description_that_lies_is_refused_at_once(changes, tmp_path):
+def test_inconsistent_metadata_is_rejected(changes, tmp_path):
     x = torch.randn(8, 5, 4)
     path = regard.attend(x, x, x, mask=regard.Causal())[1].save(tmp_path / "weights")
     with safetensors.safe_open(path, "pt") as file:
-        described = json.loads(file.metadata()["regard"])
+        metadata = json.loads(file.metadata()["regard"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    safetensors.torch.save_file(tensors, path, {"regard": json.dumps({**described, **changes})})
+    safetensors.torch.save_file(tensors, path, {"regard": json.dumps({**metadata, **changes})})
     with pytest.raises(regard.ArgumentError, match=r"Weights\.save"):
         regard.Weights.load(path)
 
@@ -227,7 +227,7 @@ def test_a_description_that_lies_is_refused_at_once(changes, tmp_path):
     ],
     ids=lambda x: x if isinstance(x, str) else str(tuple(x.shape)),
 )
-def test_a_tensor_of_the_wrong_kind_is_refused(name, tensor, tmp_path):
+def test_invalid_tensors_are_rejected(name, tensor, tmp_path):
     x = torch.randn(8, 5, 4)
     path = regard.attend(x, x, x, mask=regard.Causal())[1].save(tmp_path / "weights")
     with safetensors.safe_open(path, "pt") as file:
@@ -238,8 +238,8 @@ def test_a_tensor_of_the_wrong_kind_is_refused(name, tensor, tmp_path):
         regard.Weights.load(path)
 
 
-def test_a_part_of_the_weights_fits_itself():
-    """A row computed alone rounds differently than in the whole, and is still a row of weights."""
+def test_rows_read_alone_sum_to_one():
+    """A row computed alone rounds differently, so it needs its own τ."""
     x = torch.randn(4, 33, 64)
     for normalize in (regard.Hard(), regard.Softmax(1e-6), regard.Sparsemax()):
         weights = regard.attend(x, x, x, normalize=normalize)[1]
@@ -247,9 +247,9 @@ def test_a_part_of_the_weights_fits_itself():
         torch.testing.assert_close(rows.sum(-1), torch.ones(33))
 
 
-def test_a_hole_is_not_hashed(tmp_path):
+def test_huge_sparse_files_are_not_hashed(tmp_path):
     (tmp_path / "notes.txt").write_text("complete")
-    write_sums(tmp_path / SUMS, ["notes.txt"])
+    write_checksums(tmp_path / CHECKSUMS, ["notes.txt"])
     os.truncate(tmp_path / "notes.txt", 2**42)
-    with pytest.raises(regard.ArgumentError, match="at most"):
-        check_sums(tmp_path / SUMS, ["notes.txt"])
+    with pytest.raises(regard.ArgumentError, match="the limit for such a file is"):
+        verify_checksums(tmp_path / CHECKSUMS, ["notes.txt"])

@@ -10,13 +10,13 @@ PACKAGES = ["regard", "regard.models", "regard.translation", "regard.plot", "reg
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_public_name_can_be_imported_and_is_no_submodule_in_disguise(package):
+def test_public_names_can_be_imported_and_are_not_submodules(package):
     module = importlib.import_module(package)
     assert module.__all__
     for name in module.__all__:
         value = getattr(module, name)
         importlib.import_module(getattr(value, "__module__", None) or value.__name__)
-        assert getattr(module, name) is value  # importing its home has not replaced it
+        assert getattr(module, name) is value  # importing its module has not replaced it
 
 
 def test_names_are_listed_before_they_are_imported():

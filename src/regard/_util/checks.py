@@ -1,4 +1,4 @@
-"""Checks of what callers give; each message names the value and the cure."""
+"""Argument checks. Each error names the argument, its value and the allowed values."""
 
 import math
 from numbers import Integral, Real
@@ -10,67 +10,67 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError, DeviceError, DTypeError
 
 
-def number(
-    what: str,
+def check_number(
+    name: str,
     value: Any,
     *,
     above: float | None = None,
-    least: float | None = None,
+    min: float | None = None,
     below: float = math.inf,
-    most: float | None = None,
+    max: float | None = None,
     cure: str = "",
 ) -> None:
-    """A real number within bounds; `what` is who got it, and its name: "Softmax got temperature"."""
+    """Raise unless `value` is a real number within bounds; `name` is "Softmax got temperature"."""
     if isinstance(value, bool) or not isinstance(value, Real | torch.SymFloat | torch.SymInt):
         raise DTypeError(
-            f"{what}={_shown(value)}; it must be a number, and this is a {type(value).__name__}."
+            f"{name}={_shown(value)}; it must be a number, and this is a {type(value).__name__}."
         )
-    plain: Any = value
-    enough = plain > (-math.inf if above is None else above) and (least is None or plain >= least)
-    if not enough or not plain < below or (most is not None and plain > most):
+    number: Any = value
+    in_range = number > (-math.inf if above is None else above) and (min is None or number >= min)
+    if not in_range or not number < below or (max is not None and number > max):
         bounds = [
             *([] if above is None else [f"above {above:g}"]),
-            *([] if least is None else [f"at least {least:g}"]),
+            *([] if min is None else [f"at least {min:g}"]),
             *([] if below == math.inf else [f"below {below:g}"]),
-            *([] if most is None else [f"at most {most:g}"]),
+            *([] if max is None else [f"at most {max:g}"]),
         ]
-        bounds += ["finite"] if below == math.inf and most is None else []
-        raise ArgumentError(f"{what}={value}; it must be {' and '.join(bounds)}. {cure}".rstrip())
+        bounds += ["finite"] if below == math.inf and max is None else []
+        raise ArgumentError(f"{name}={value}; it must be {' and '.join(bounds)}. {cure}".rstrip())
 
 
-def count(what: str, value: Any, *, least: int = 0, why: str = "") -> None:
-    """A whole number that is not too small."""
+def check_int(name: str, value: Any, *, min: int = 0, why: str = "") -> None:
+    """Raise unless `value` is an integer of at least `min`."""
     if isinstance(value, bool) or not isinstance(value, Integral | torch.SymInt):
-        raise DTypeError(f"{what}={_shown(value)}; it must be a whole number, at least {least}.")
-    if value < least:
-        raise ArgumentError(f"{what}={value}; it must be at least {least}{why}.")
+        raise DTypeError(f"{name}={_shown(value)}; it must be an integer, at least {min}.")
+    if value < min:
+        raise ArgumentError(f"{name}={value}; it must be at least {min}{why}.")
 
 
-def of_kind(what: str, value: Any, kind: type, cure: str) -> None:
-    """A value of a class; `what` is who got it, and its name: "Transformer got a recipe"."""
+def check_type(name: str, value: Any, kind: type, cure: str) -> None:
+    """Raise unless `value` is a `kind`; `name` is "Transformer got a config"."""
     if not isinstance(value, kind):
-        raise DTypeError(f"{what} that is a {type(value).__name__}; give a {kind.__name__}: {cure}.")
+        raise DTypeError(f"{name} of type {type(value).__name__}; pass a {kind.__name__}: {cure}.")
 
 
-def ordinary(what: str, tensor: Tensor) -> None:
-    """A dense tensor, neither sparse nor nested nor quantized."""
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+def check_dense(name: str, tensor: Tensor) -> None:
+    """Raise if the tensor is sparse, nested or quantized."""
+    if tensor.is_quantized:
+        raise DTypeError(
+            f"{name} has dtype {tensor.dtype}; regard needs floating point: {name}.dequantize()."
+        )
+    if tensor.layout is not torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout)
-        if tensor.is_quantized:
-            raise DTypeError(
-                f"{what} is of {tensor.dtype}; attention needs floating point: {what}.dequantize()."
-            )
-        raise DTypeError(f"{what} is a {kind} tensor; regard needs an ordinary dense one: {what}.to_dense().")
+        raise DTypeError(f"{name} is a {kind} tensor; regard needs a dense one: {name}.to_dense().")
 
 
-def same_device(what: str, thing: Tensor | nn.Module, device: torch.device) -> None:
-    """A tensor, or all of a module, on the query's device."""
-    tensors = [thing] if isinstance(thing, Tensor) else [*thing.parameters(), *thing.buffers()]
+def check_device(name: str, value: Tensor | nn.Module, device: torch.device) -> None:
+    """Raise unless a tensor, or every tensor of a module, is on the query's device."""
+    tensors = [value] if isinstance(value, Tensor) else [*value.parameters(), *value.buffers()]
     for tensor in tensors:
         if tensor.device != device:
             raise DeviceError(
-                f"query is on {device} and {what} on {tensor.device}; bring them together: "
-                f"{what.removeprefix('the ')}.to({str(device)!r})."
+                f"query is on {device} and {name} on {tensor.device}; move it: "
+                f"{name.removeprefix('the ')}.to({str(device)!r})."
             )
 
 

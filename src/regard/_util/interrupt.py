@@ -1,13 +1,14 @@
 """Stop long computations between tiles.
 
-Whoever starts one may install a check; loops over tiles call `check`, and what it raises ends them.
+The caller installs a function with `checked_by`; loops over tiles call `check`, which runs it. To stop the
+loop, the function raises.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_PAIRS = 2**28  # queries × keys × heads between two checks, less than a second of work
+_PAIRS = 2**28  # queries × keys × heads between two checks: less than a second of work
 _CHECK: ContextVar[Callable[[], None] | None] = ContextVar("regard_interrupt", default=None)
 
 
@@ -22,7 +23,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def checked_by(check: Callable[[], None]) -> Iterator[None]:
-    """Within the block, in this thread, loops over tiles call this function before each tile.
+    """Call `check` before each tile that this thread computes within the block.
 
     >>> from regard._util import interrupt
     >>> calls = []
@@ -32,22 +33,25 @@ def checked_by(check: Callable[[], None]) -> Iterator[None]:
     >>> calls
     ['tile']
     """
-    before = _CHECK.set(check)
+    token = _CHECK.set(check)
     try:
         yield
     finally:
-        _CHECK.reset(before)
+        _CHECK.reset(token)
 
 
 def check() -> None:
-    """Call what the caller installed, if anything; it raises to stop the computation."""
+    """Call the installed function, if any."""
     installed = _CHECK.get()
     if installed is not None:
         installed()
 
 
 def bands(queries: int, width: int) -> Iterator[slice]:
-    """Bands of query rows with about a second of work each, checked in between; width: keys × heads.
+    """Yield slices of query rows, each less than a second of work, and call `check` before each.
+
+    width: keys × heads.
+
 
     >>> from regard._util import interrupt
     >>> list(interrupt.bands(10, 100))

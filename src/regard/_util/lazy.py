@@ -1,6 +1,6 @@
-"""Packages whose public names are listed once, in their stub, and imported on first use.
+"""Lazy packages: public names are listed in `__init__.pyi` and imported on first use.
 
-torch takes a second to import, matplotlib another half: `regard --help` needs neither.
+Importing torch takes a second and matplotlib another half; `regard --help` needs neither.
 """
 
 import ast
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return the `__getattr__`, `__dir__` and `__all__` of a package from the `__init__.pyi` beside `file`.
+    """Return the `__getattr__`, `__dir__` and `__all__` of a package from the `__init__.pyi` next to `file`.
 
     Submodules are attributes too, imported on first use.
 
@@ -22,7 +22,7 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
     (True, 'regard.mechanism.masks')
     """
     folder = Path(file).parent
-    homes = _read_stub(folder / "__init__.pyi")
+    modules = _read_stub(folder / "__init__.pyi")
     submodules = sorted(
         path.stem
         for path in folder.iterdir()
@@ -30,23 +30,23 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
     )
 
     def load(name: str) -> Any:
-        home = homes.get(name, package)
-        if home == package:
+        module_name = modules.get(name, package)
+        if module_name == package:
             return import_module(f"{package}.{name}")
-        module = import_module(home)
-        return getattr(module, name) if name in vars(module) else import_module(f"{home}.{name}")
+        module = import_module(module_name)
+        return getattr(module, name) if name in vars(module) else import_module(f"{module_name}.{name}")
 
     def __getattr__(name: str) -> Any:
-        if name not in homes and name not in submodules:
-            raise _unknown(package, name, [*homes, *submodules])
+        if name not in modules and name not in submodules:
+            raise _unknown(package, name, [*modules, *submodules])
         value = load(name)
-        setattr(sys.modules[package], name, value)  # the next access does not come here
+        setattr(sys.modules[package], name, value)  # later accesses find it directly
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes, *submodules})
+        return sorted({*vars(sys.modules[package]), *modules, *submodules})
 
-    return __getattr__, __dir__, sorted(homes)
+    return __getattr__, __dir__, sorted(modules)
 
 
 def _read_stub(stub: Path) -> dict[str, str]:
@@ -64,5 +64,5 @@ def _read_stub(stub: Path) -> dict[str, str]:
 def _unknown(package: str, name: str, names: list[str]) -> AttributeError:
     similar = [] if name.startswith("_") else get_close_matches(name, names, n=1)
     hint = f"; did you mean {similar[0]!r}?" if similar else ""
-    # `name` without `obj` keeps the interpreter from adding the same suggestion
+    # `name` without `obj` keeps Python from adding the same suggestion
     return AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name)

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from regard._util.files import write_whole
+from regard._util.files import write_atomic
 from regard.app.bundle import bundle, static, style
 from regard.app.embedded import embedded
 from regard.app.view_model import ViewModel
@@ -50,7 +50,7 @@ def write_page(path: str | os.PathLike[str], x: Any, *, title: str = "", about: 
             raise DTypeError(f"write_page got {name}={text!r:.40}, a {type(text).__name__}; give a string.")
     if Path(path).suffix.lower() not in ENDINGS:
         raise ArgumentError(f"the page {os.fspath(path)!r} can end in {', '.join(ENDINGS)}.")
-    return write_whole(path, make_page(x, title=title, about=about).encode())
+    return write_atomic(path, make_page(x, title=title, about=about).encode())
 
 
 def make_page(x: Any, *, title: str = "", about: str = "") -> str:

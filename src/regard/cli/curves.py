@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard._util.text import plain
+from regard._util.text import printable
 from regard.cli.evaluate import check_picture, names_of
 from regard.cli.shared import console, padded
 from regard.errors import ArgumentError
@@ -39,9 +39,9 @@ def curves(
     logs = {name: read_log(file) for name, file in zip(names, files, strict=True)}
     draw_curves(logs, output)
     screen = console()
-    for name, rows in zip(padded([plain(each) for each in names]), logs.values(), strict=True):
+    for name, rows in zip(padded([printable(each) for each in names]), logs.values(), strict=True):
         screen.print(f"{name}  {_summary(rows)}")
-    screen.print(f"The picture is {plain(str(output))}.")
+    screen.print(f"The picture is {printable(str(output))}.")
 
 
 def _log(folder: Path) -> Path:

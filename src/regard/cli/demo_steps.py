@@ -11,11 +11,10 @@ from pathlib import Path
 import torch
 
 from regard._util.files import MAX_TEXT_BYTES, read_regular
-from regard._util.text import printable
+from regard._util.text import pluralize, printable
 from regard.app.standalone import write_page
 from regard.cli.shared import SIGNALLED, console, two_languages
 from regard.errors import ArgumentError
-from regard._util.text import pluralize
 from regard.models.layers.allocation import keep_memory
 from regard.plot.heatmaps import draw_alignments
 from regard.plot.terminal import draw_alignment

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard._util.files import write_whole
-from regard._util.text import plain
+from regard._util.files import write_atomic
+from regard._util.text import printable
 from regard.cli.shared import check_input, check_model, check_output, console, load, padded, two_languages
 from regard.cli.translate import check_sizes
 from regard.errors import ArgumentError
@@ -151,7 +151,7 @@ def evaluate(
     for written, name in zip(ready, names[len(folders) :], strict=True):
         tried.append(Tried(name, written, score(written, references, **options)))
     if output is not None:
-        write_whole(output, "".join(f"{line}\n" for line in tried[0].translations).encode())
+        write_atomic(output, "".join(f"{line}\n" for line in tried[0].translations).encode())
     if picture is not None:
         from regard.plot.curves import draw_by_length
 
@@ -243,7 +243,7 @@ def _translate(
 
     from regard.translation.decoding.search import Beam
 
-    about = f"{plain(name)} translates {len(sources):,} sentences …"
+    about = f"{printable(name)} translates {len(sources):,} sentences …"
     with Console(stderr=True).status(Text(about)):
         translator = load(folder)
         translator.translate(sources[:1], how=Beam(beam), batch=batch)  # the first time takes longer
@@ -259,7 +259,7 @@ def _show(tried: Sequence[Tried], as_json: bool) -> None:
     elif len(tried) == 1:
         (one,) = tried
         screen = console()
-        screen.print(plain(one.name), style="bold")
+        screen.print(printable(one.name), style="bold")
         figures, _, table = str(one.scores).partition("\n\n")
         speed = "" if one.seconds is None else f"\nspeed        {_speed(one)}"
         screen.print("\n\n".join([figures + speed, *([table] if table else [])]))
@@ -293,14 +293,14 @@ def _compare(tried: Sequence[Tried]) -> None:
         scores = one.scores
         speeds = ["" if each is None else f"{each:,.0f}" for each in one.speeds()]
         numbers = [f"{each:.2f}" for each in (scores.bleu, scores.lowercase_bleu, scores.chrf)]
-        rows.append([plain(one.name), *numbers, f"{100 * scores.exact:.2f} %", *speeds])
+        rows.append([printable(one.name), *numbers, f"{100 * scores.exact:.2f} %", *speeds])
     _table([heads, *rows])
     first = tried[0].scores
     screen = console()
     screen.print(f"\nBLEU  {first.bleu_signature}\nchrF  {first.chrf_signature}", style="dim")
     if first.by_length:
         screen.print("\nBLEU by words of the source", style="bold")
-        heads = ["words", "sentences", *(plain(one.name) for one in tried)]
+        heads = ["words", "sentences", *(printable(one.name) for one in tried)]
         columns = [one.scores.by_length for one in tried]
         _table([heads, *(_length_row(each) for each in zip(*columns, strict=True))])
 

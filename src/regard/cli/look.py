@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from regard import __version__
-from regard._util.text import plain
+from regard._util.text import printable
 from regard.cli.shared import INTERRUPTED, check_encoder, console
 from regard.errors import ArgumentError
 
@@ -112,7 +112,7 @@ def look(
         address = _address(host, listening.getsockname()[1]) + room
         if host not in _LOCAL:
             console().print(
-                f"Everybody who reaches {plain(host)} can use these models; there is no password."
+                f"Everybody who reaches {printable(host)} can use these models; there is no password."
             )
 
         def ready() -> None:
@@ -160,7 +160,7 @@ class _Demo:
         """Begin to train it, if it is not there; when the page is, which should not wait for it."""
         if self._needed:
             console().print(
-                f"The demo's translator is trained meanwhile, in {plain(str(_DEMO))}, which takes two "
+                f"The demo's translator is trained meanwhile, in {printable(str(_DEMO))}, which takes two "
                 "minutes; rooms that do not need it are open now."
             )
             self._process = subprocess.Popen(
@@ -197,7 +197,7 @@ def _load(folders: list[str] | None, recordings: list[str], demo: "_Demo | None"
         given = ["minilm"] if _has_minilm() else []
     screen = console()
     if given or recordings:
-        screen.print(f"Loading {', '.join(map(plain, [*given, *recordings]))} …", style="dim")
+        screen.print(f"Loading {', '.join(map(printable, [*given, *recordings]))} …", style="dim")
         sys.stdout.flush()
     collection = Registry.load(given)
     if demo is not None:
@@ -205,11 +205,11 @@ def _load(folders: list[str] | None, recordings: list[str], demo: "_Demo | None"
         collection.refresh()
     collection.add_recordings(recordings)
     for entry in collection.entries.values():
-        screen.print(f"  {plain(entry.name)}: {entry.kind}, {plain(entry.about)}")
+        screen.print(f"  {printable(entry.name)}: {entry.kind}, {printable(entry.about)}")
     for name in collection.recordings:
-        screen.print(f"  {plain(name)}: a recording")
+        screen.print(f"  {printable(name)}: a recording")
     for name in collection.folders.keys() - collection.entries.keys() - ({_DEMO.name} if demo else set()):
-        screen.print(f"  {plain(name)}: in training, without parameters yet")
+        screen.print(f"  {printable(name)}: in training, without parameters yet")
     return collection
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from regard._util.text import plain
+from regard._util.text import printable
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def begun_plan(output: Path, asked: Asked) -> "TranslationConfig | None":
     if not (output / CONFIG).exists() or not is_prepared(output):  # nothing was begun yet
         return None
     config = read_config(output)
-    plan = _checked_plan(output, config["plan"], asked)
+    plan = _checked_plan(output, config["settings"], asked)
     begun = config.get("origin")
     if isinstance(begun, dict):
         _check_origin(output, begun, asked)
@@ -68,39 +68,39 @@ def _checked_plan(output: Path, settings: dict[str, Any], asked: Asked) -> "Tran
     """By the settings that single options and a file say, each on its own."""
     from regard.translation.config import TranslationConfig
 
-    begun = TranslationConfig.of(settings)
+    begun = TranslationConfig.from_dict(settings)
     ends = [one for one in asked.single if one.partition("=")[0].strip() in _ENDS]
     single = [one for one in asked.single if one not in ends]
     if asked.model is not None:
         single.insert(0, f"model.kind={asked.model}")
     later = {one.partition("=")[0].strip() for one in [*single, *ends]}
     for one in single:
-        _check_settings(output, begun, begun.but([one]), "now it is")
+        _check_settings(output, begun, begun.override([one]), "now it is")
     if asked.config is not None:
-        found = TranslationConfig.written(asked.config)
+        found = TranslationConfig.read_toml(asked.config)
         kept = {
             section: {name: value for name, value in values.items() if f"{section}.{name}" not in later}
             for section, values in found.items()
         }
-        _check_settings(output, begun, begun.changed(kept), f"--config {plain(str(asked.config))} says")
-    return _longer(output, begun, begun.but(ends))
+        _check_settings(output, begun, begun.replace(kept), f"--config {printable(str(asked.config))} says")
+    return _longer(output, begun, begun.override(ends))
 
 
 def _longer(output: Path, begun: "TranslationConfig", wanted: "TranslationConfig") -> "TranslationConfig":
     """A plan with another end; a training can be lengthened, and what is learned cannot be unlearned."""
-    if wanted == begun or begun.is_lengthened_by(wanted):
+    if wanted == begun or begun.is_extended_by(wanted):
         return wanted
     option = "--epochs" if begun.training.updates is None else "--updates"
     raise ArgumentError(
-        f"{str(output)!r} was planned for {begun.training.end()}, and now it is {wanted.training.end()}; a "
+        f"{str(output)!r} was planned for {begun.training.duration()}, and now it is {wanted.training.duration()}; a "
         f"training can be made longer, {option} N with a larger number, and not shorter. Or train in a new "
         "folder."
     )
 
 
 def _check_settings(output: Path, begun: Any, wanted: Any, option: str) -> None:
-    after = wanted.settings()
-    for section, values in begun.settings().items():
+    after = wanted.to_dict()
+    for section, values in begun.to_dict().items():
         for name, value in values.items():
             if after[section][name] != value:
                 raise ArgumentError(

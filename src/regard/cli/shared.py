@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from regard._util.files import readable, writing
-from regard._util.text import plain
+from regard._util.files import open_atomic
+from regard._util.text import format_bytes, printable
 from regard.errors import ArgumentError, RegardError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def read(path: Path, option: str = "--file") -> str:
             content = file.read(_LARGEST + 1)
     if len(content) > _LARGEST:
         raise ArgumentError(
-            f"{option} is {str(path)!r}, with more than {readable(_LARGEST)} of text; it is read at once, so "
+            f"{option} is {str(path)!r}, with more than {format_bytes(_LARGEST)} of text; it is read at once, so "
             "give a part of it."
         )
     try:
@@ -154,7 +154,7 @@ def check_encoder(name: str) -> None:
 @contextmanager
 def written_whole(path: Path) -> Iterator[IO[str]]:
     """A text file to write line by line: beside its place, where it is put when all went well."""
-    with writing(path) as file:
+    with open_atomic(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
         yield text
         text.detach()  # what it holds is written, and the file stays open
@@ -198,7 +198,7 @@ def _choose(translator: "Translator", folder: Path, quiet: bool) -> None:
     told = "that was done now" if found else "as its data are missing or damaged, its last layer is read"
     if not quiet:
         print(
-            f"regard: the training of {plain(str(folder))!r} is not at its end, where it tries what aligns "
+            f"regard: the training of {printable(str(folder))!r} is not at its end, where it tries what aligns "
             f"best; {told}.",
             file=sys.stderr,
         )

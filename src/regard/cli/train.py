@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from regard._util.files import check_regular
-from regard._util.text import plain, shorten
+from regard._util.text import printable, shorten
 from regard.cli.helping import Command as Plain
 from regard.cli.resuming import PRESET, Asked, begun_plan
 from regard.cli.shared import (
@@ -243,9 +243,7 @@ def train(
     asked = Asked(preset, model, config, single, source, target, judged_by, swap, languages)
     plan = _plan(asked)
     if settings:
-        from regard.translation.setting_descriptions import toml
-
-        print(toml(plan))
+        print(plan.to_toml())
         return
     assert output is not None
     if resume:
@@ -261,7 +259,7 @@ def train(
         raise SystemExit(status)
     from regard.translation.training.preparation import dev_sentence
 
-    sentence = shlex.quote(plain(dev_sentence(output)))
+    sentence = shlex.quote(printable(dev_sentence(output)))
     console().print(f"Now try: regard translate --model {_quoted(output)} {sentence}")
 
 
@@ -330,10 +328,10 @@ def _plan(asked: Asked) -> "TranslationConfig":
 
     plan = TranslationConfig.preset(asked.preset or PRESET, asked.model or "transformer")  # type: ignore[arg-type]
     if asked.config is not None:
-        plan = TranslationConfig.read(asked.config, plan)
+        plan = TranslationConfig.from_toml(asked.config, plan)
         if asked.model is not None:
-            plan = plan.changed({"model": {"kind": asked.model}})
-    return plan.but(asked.single)
+            plan = plan.replace({"model": {"kind": asked.model}})
+    return plan.override(asked.single)
 
 
 def _run(
@@ -358,7 +356,7 @@ def _run(
             output,
             pairs,
             dev=held,
-            plan=plan,
+            config=plan,
             resume=resume,
             listeners=[display()] if world.rank == 0 else [],
             world=world,
@@ -416,4 +414,4 @@ def _going_on(output: Path) -> str:
 
 
 def _quoted(path: Path) -> str:
-    return shlex.quote(plain(str(path)))
+    return shlex.quote(printable(str(path)))

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard._util.text import plain
+from regard._util.text import printable
 from regard.cli.shared import check_input, check_model, check_most, check_output, load, written_whole
 from regard.errors import ArgumentError
 
@@ -270,7 +270,7 @@ class Work:
     def tell(self) -> None:
         """On stderr, so that it does not get among the translations."""
         for note in self.notes:
-            print(f"regard: {plain(note)}", file=sys.stderr)
+            print(f"regard: {printable(note)}", file=sys.stderr)
         if self.noted > _NOTES:
             more = self.noted - _NOTES
             print(f"regard: and {more:,} more lines with notes, which --json shows.", file=sys.stderr)
@@ -293,7 +293,7 @@ def _check(sentences: list[str] | None, file: Path | None, output: Path | None) 
     if not sentences:
         check_input(file or Path("-"))
     elif len(sentences) == 1 and len(sentences[0]) < 256 and Path(sentences[0]).is_file():
-        shown = plain(sentences[0])
+        shown = printable(sentences[0])
         print(f"regard: {shown!r} is a file; what is in it is translated by --file {shown}", file=sys.stderr)
     if output is not None:
         check_output(output)

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from regard._util.checks import count
+from regard._util.checks import check_int
 from regard.errors import DTypeError, ShapeError
 
 
@@ -93,7 +93,7 @@ class ALiBi(RelativeBias):
 
     def __init__(self, heads: int) -> None:
         super().__init__()
-        count("ALiBi got heads", heads, least=1)
+        check_int("ALiBi got heads", heads, min=1)
         self.heads = heads
 
     @property
@@ -137,10 +137,10 @@ class T5Bias(RelativeBias):
 
     def __init__(self, heads: int, buckets: int = 32, reach: int = 128, bidirectional: bool = True) -> None:
         super().__init__()
-        count("T5Bias got heads", heads, least=1)
-        count("T5Bias got buckets", buckets, least=4 if bidirectional else 2)
+        check_int("T5Bias got heads", heads, min=1)
+        check_int("T5Bias got buckets", buckets, min=4 if bidirectional else 2)
         exact = buckets // 4 if bidirectional else buckets // 2
-        count("T5Bias got reach", reach, least=exact + 1, why=f", above the {exact} exact distances")
+        check_int("T5Bias got reach", reach, min=exact + 1, why=f", above the {exact} exact distances")
         self.buckets, self.reach, self.bidirectional = buckets, reach, bidirectional
         self.table = nn.Parameter(torch.randn(buckets, heads) * 0.1)
 

@@ -201,12 +201,12 @@ def entropy(problem: Problem, tau: Tensor) -> Tensor | None:
     return found if _call("entropy", _bare(problem), {"tau": tau, "found": found}) else None
 
 
-def top(problem: Problem, tau: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
-    """The largest weights of each row, and their keys: (…, g, r, q, most); None if they are not finite."""
-    values = tau.new_empty(*problem.lead(), problem.queries, most)
+def topk(problem: Problem, tau: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
+    """The largest weights of each row, and their keys: (…, g, r, q, k); None if they are not finite."""
+    values = tau.new_empty(*problem.lead(), problem.queries, k)
     keys = torch.empty_like(values, dtype=torch.int64)
     more = {"tau": tau, "found": values, "found_keys": keys}
-    return (values, keys) if _call("top", _bare(problem), more, most=most) else None
+    return (values, keys) if _call("top", _bare(problem), more, most=k) else None
 
 
 def product(problem: Problem, x: Tensor) -> Tensor | None:

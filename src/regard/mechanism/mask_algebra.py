@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._util.checks import ordinary, same_device
+from regard._util.checks import check_dense, check_device
 from regard.errors import DeviceError, DTypeError, MaskError
 from regard.mechanism.call import keyword_hints, validation
 from regard.mechanism.call.layout import broadcasts as broadcasts
@@ -228,7 +228,7 @@ def as_mask(mask: "Mask | Tensor") -> Mask:
             f"mask is of type {kind}; pass a regard mask, such as {keyword_hints.mask(mask)}, or a boolean "
             "tensor."
         )
-    ordinary("mask", mask)
+    check_dense("mask", mask)
     return _Dense(mask)
 
 
@@ -245,7 +245,7 @@ class _Dense(Mask):
 
     def terms(self, scene: CallShape) -> tuple[MaskTerm, ...]:
         whole = (*scene.lead, scene.queries, scene.keys)
-        same_device("mask", self.tensor, scene.device)
+        check_device("mask", self.tensor, scene.device)
         if not broadcasts(self.tensor.shape, whole):
             cure = "Add axes of size 1 where it is the same for all."
             if scene.lead and tuple(self.tensor.shape) == (scene.lead[0], scene.keys):

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regard._util.checks import count, ordinary
+from regard._util.checks import check_dense, check_int
 from regard.errors import ArgumentError, DeviceError, DTypeError, MaskError
 from regard.mechanism.call import validation
 from regard.mechanism.mask_algebra import BUILT_IN, CHECKED, CallShape, Mask, MaskTerm, broadcasts
@@ -159,11 +159,11 @@ class Window(_Frozen, Rule):
                 "Window(4), or the sides, Window(left=3, right=0)."
             )
         if keys is not None:
-            count("Window got keys", keys, least=1, why=", the query's own")
+            check_int("Window got keys", keys, min=1, why=", the query's own")
             left, right = keys - 1, 0
         for side, reach in (("left", left), ("right", right)):
             if reach is not None:
-                count(f"Window got {side}", reach)
+                check_int(f"Window got {side}", reach)
         vars(self).update(left=left, right=right, align=align)
 
     def __eq__(self, other: object) -> bool:
@@ -206,7 +206,7 @@ class Prefix(Rule):
 
     def __post_init__(self) -> None:
         _check_align("Prefix", self.align)
-        count("Prefix got length", self.length)
+        check_int("Prefix got length", self.length)
 
     def ranges(self, position: Tensor, keys: int | Tensor) -> tuple[Tensor | None, Tensor | None]:
         return None, (position + 1).clamp(min=min(self.length, validation.FAR))
@@ -409,7 +409,7 @@ def _integers(mask: str, lengths: Sequence[int] | Tensor | int) -> Tensor:
             raise DTypeError(
                 f"{mask} got lengths {lengths!r}; it needs integers, in a list or a tensor."
             ) from None
-        ordinary("lengths", tensor)
+        check_dense("lengths", tensor)
         if tensor.numel() and (
             tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool
         ):  # an empty list has no dtype of its own

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard._util.checks import count, number
+from regard._util.checks import check_int, check_number
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.torch_state import concrete
 
@@ -86,8 +86,8 @@ class Softmax(Normalizer):
 
     def __post_init__(self) -> None:
         cure = "For the limit of temperature 0 use Hard()."
-        number("Softmax got temperature", self.temperature, above=0, cure=cure)
-        number("Softmax got temperature", self.temperature, least=1e-30, below=1e31, cure=cure)  # in float32
+        check_number("Softmax got temperature", self.temperature, above=0, cure=cure)
+        check_number("Softmax got temperature", self.temperature, min=1e-30, below=1e31, cure=cure)  # in float32
 
     def tau(self, scores: Tensor) -> Tensor:
         return self.temperature * self.phi(scores).sum(-1, keepdim=True).log()
@@ -123,7 +123,7 @@ class Softmax1(Normalizer):
                     f"the sink is of {self.score.dtype}; a score is floating point: score.float()."
                 )
         elif self.score != -math.inf:  # which no key can lose against
-            number("the sink of Softmax1 got score", self.score)
+            check_number("the sink of Softmax1 got score", self.score)
 
     def tau(self, scores: Tensor) -> Tensor:
         return torch.exp(scores).sum(-1, keepdim=True).log()
@@ -154,8 +154,8 @@ class Sink(nn.Module):
 
     def __init__(self, heads: int, start: float = 0.0) -> None:
         super().__init__()
-        count("Sink got heads", heads, least=1)
-        number("Sink got start", start)
+        check_int("Sink got heads", heads, min=1)
+        check_number("Sink got start", start)
         self.score = nn.Parameter(torch.full((heads,), float(start)))
 
     def extra_repr(self) -> str:
@@ -186,7 +186,7 @@ class Entmax(Normalizer):
     def __post_init__(self) -> None:
         # beyond these bounds float32 cannot tell the weights from those of the limits
         cure = "alpha = 1 is Softmax(), and alpha → ∞ is Hard()."
-        number("Entmax got alpha", self.alpha, least=1.01, below=8.01, cure=cure)
+        check_number("Entmax got alpha", self.alpha, min=1.01, below=8.01, cure=cure)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Entmax) or self._family() is not other._family():
@@ -355,7 +355,7 @@ class Sigmoid(_Unnormalized):
 
     def __post_init__(self) -> None:
         if self.bias is not None:
-            number("Sigmoid got bias", self.bias)
+            check_number("Sigmoid got bias", self.bias)
 
     def tau(self, scores: Tensor) -> Tensor:
         if self.bias is not None:

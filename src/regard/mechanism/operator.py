@@ -14,8 +14,8 @@ from typing import Never, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from regard._util.checks import ordinary
-from regard._util.files import readable
+from regard._util.checks import check_dense
+from regard._util.text import format_bytes
 from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from regard.mechanism import autograd, fast_path, fused, reference
 from regard.mechanism.call import keyword_hints
@@ -192,7 +192,7 @@ def explain(
     normalize = _normalizer(options.get("normalize", Softmax()))
     chosen, why = _choose(normalize, query, options.get("implementation"), subclassed(query, key, value))
     pairs = math.prod(layout.lead) * query.shape[-2] * key.shape[-2]
-    size = readable(pairs * max(query.element_size(), 4))
+    size = format_bytes(pairs * max(query.element_size(), 4))
     reasons = [why, f"the dense weights {'' if chosen == 'reference' else 'would '}take {size}"]
     score = options.get("score", ScaledDot())
     check_score(score)
@@ -203,7 +203,7 @@ def explain(
     given = [("bias", one) for one in (bias if isinstance(bias, list | tuple) else [bias])]
     for name, tensor in [("mask", options.get("mask")), *given]:
         if isinstance(tensor, Tensor):
-            held = readable(tensor.numel() * tensor.element_size())
+            held = format_bytes(tensor.numel() * tensor.element_size())
             reasons.append(f"the {name} is a tensor, a dense matrix of {held}")
     return Explanation(chosen, tuple(reasons))
 
@@ -308,7 +308,7 @@ def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise DTypeError(
                 f"{name} is a {type(tensor).__name__}; pass a torch.Tensor, torch.as_tensor({name})."
             )
-        ordinary(name, tensor)
+        check_dense(name, tensor)
         if tensor.dim() < 2:
             raise ShapeError(
                 f"{name} has shape {tuple(tensor.shape)}; it needs at least 2 axes, (tokens, features). "

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard._util.checks import count, number
+from regard._util.checks import check_int, check_number
 from regard.errors import ShapeError
 from regard.mechanism.torch_state import concrete
 
@@ -69,14 +69,14 @@ def _widths(score: str, query: Tensor, key: Tensor, query_width: int, key_width:
 
 def _check_widths(score: str, query_width: int, key_width: int, width: int = 1) -> None:
     for name, value in (("query_width", query_width), ("key_width", key_width), ("width", width)):
-        count(f"{score} got {name}", value, least=1)
+        check_int(f"{score} got {name}", value, min=1)
 
 
 def check_softcap(what: str, softcap: float | None) -> None:
     """A bound above 0; None and inf are none."""
     if softcap is not None and not (isinstance(softcap, float) and softcap == math.inf):
-        number(what, softcap, above=0, cure="None is no cap.")
-        number(what, softcap, least=1e-30, below=1e31, cure="None is no cap.")  # in float32
+        check_number(what, softcap, above=0, cure="None is no cap.")
+        check_number(what, softcap, min=1e-30, below=1e31, cure="None is no cap.")  # in float32
 
 
 def _cap(softcap: float | None) -> float | None:
@@ -135,7 +135,7 @@ class ScaledDot(Score):
     def __post_init__(self) -> None:
         check_softcap("the score got softcap", self.softcap)
         if self.scale is not None:
-            number("ScaledDot got scale", self.scale)
+            check_number("ScaledDot got scale", self.scale)
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _same_width(query, key)
@@ -161,7 +161,7 @@ class Cosine(Score):
 
     def __post_init__(self) -> None:
         check_softcap("the score got softcap", self.softcap)
-        number("Cosine got scale", self.scale)
+        check_number("Cosine got scale", self.scale)
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _same_width(query, key)
@@ -187,8 +187,8 @@ class Gaussian(Score):
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        number("Gaussian got sigma", self.sigma, above=0)
-        number("Gaussian got sigma", self.sigma, least=1e-15, below=1e16)  # 1 / σ² in float32
+        check_number("Gaussian got sigma", self.sigma, above=0)
+        check_number("Gaussian got sigma", self.sigma, min=1e-15, below=1e16)  # 1 / σ² in float32
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _same_width(query, key)

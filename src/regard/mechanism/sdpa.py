@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.overrides import handle_torch_function, has_torch_function
 
-from regard._util.checks import same_device
+from regard._util.checks import check_device
 from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.call.layout import broadcasts
 from regard.mechanism.mask_algebra import Mask
@@ -124,7 +124,7 @@ def _refuse_what_torch_overlooks(
             f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; each key needs its value."
         )
     if isinstance(attn_mask, Tensor) and query.device == key.device == value.device:
-        same_device("attn_mask", attn_mask, query.device)
+        check_device("attn_mask", attn_mask, query.device)
 
 
 def _causal_bias(attn_mask: Tensor | None) -> TypeGuard["CausalBias"]:

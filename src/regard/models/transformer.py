@@ -13,7 +13,7 @@ from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Documents, Padding
 from regard.models.layers.blocks import TransformerConfig
 from regard.models.layers.embedding import Embedding
-from regard.models.layers.kv_cache import KVCache, KeyValues, RowMap
+from regard.models.layers.kv_cache import KeyValues, KVCache, RowMap
 from regard.models.layers.stack import Stack
 from regard.models.packed import ModelInput, Packed, all_lengths, as_packed, as_padded, check_batch
 from regard.models.seq2seq import Seq2Seq, State, checked_state, two_vocabularies

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard._util.text import plain, shorten
+from regard._util.text import printable, shorten
 from regard.errors import ArgumentError
 from regard.models.encoders.base import Comparison
 from regard.plot.style import Theme, check_ending, drawing, legend, save, style, tidy
@@ -107,7 +107,7 @@ def draw_by_length(
         axes.set_ylim(bottom=0)
         axes.set_xlabel("words of the source sentence (number of sentences)")
         axes.set_ylabel(score)
-        axes.set_title(plain(title or ""))
+        axes.set_title(printable(title or ""))
         tidy(axes)
         legend(figure, list(curves), [style(number, theme) for number in range(len(curves))])
         return save(figure, path)
@@ -158,7 +158,7 @@ def draw_comparison(
         axes.set_ylim(low * 1.08, 1.02)
         axes.set_xlabel("layer")
         axes.set_ylabel("cosine of the two words")
-        axes.set_title(plain(title or ""))
+        axes.set_title(printable(title or ""))
         tidy(axes)
         legend(figure, names, [style(number, theme) for number in range(len(names))])
         return save(figure, path)
@@ -194,7 +194,7 @@ def draw_by_distance(
             axes.plot(distances, line, **look, linewidth=1.8)
         axes.set_xlabel("distance: key − query")
         axes.set_ylabel("bias of the score")
-        axes.set_title(plain(title or ""))
+        axes.set_title(printable(title or ""))
         tidy(axes)
         legend(figure, names, styles)
         return save(figure, path)
@@ -210,8 +210,8 @@ def _compared(name: str, one: Comparison) -> str:
     """What is compared: a name, or two words in their sentences."""
     if name:
         return name
-    (first, second), sentences = one.words, [shorten(plain(sentence), 44) for sentence in one.sentences]
-    return f"{plain(first)} in “{sentences[0]}” and {plain(second)} in “{sentences[1]}”"
+    (first, second), sentences = one.words, [shorten(printable(sentence), 44) for sentence in one.sentences]
+    return f"{printable(first)} in “{sentences[0]}” and {printable(second)} in “{sentences[1]}”"
 
 
 def _shades(number: int, theme: Theme) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from regard._util.text import plain
+from regard._util.text import printable
 from regard.errors import ArgumentError, ShapeError
 from regard.plot.style import (
     POINTS,
@@ -95,7 +95,7 @@ def draw_panels(panels: Sequence[Sequence[Panel]], sheet: Sheet, path: str | os.
             f"a picture of {len(some):,} matrices could not be read; choose some of them, at most {MOST:,}."
         )
     texts = [label(t) for panel in some for side in (panel.queries, panel.keys) for t in side or ()]
-    texts += [plain(text) for text in (sheet.title, *sheet.sides, *(panel.title for panel in some))]
+    texts += [printable(text) for text in (sheet.title, *sheet.sides, *(panel.title for panel in some))]
     with drawing(texts, dark=sheet.dark) as theme:
         return save(_Paper(panels, sheet, theme).draw(), path)
 
@@ -264,7 +264,7 @@ class _Paper:
             for x, one in zip(across, row, strict=False):
                 image = self._panel(figure, one, x, y)
         for y, row, text in zip(down, rows, sheet.sides, strict=False):
-            text = fitted(plain(text), row[0].height, 9)
+            text = fitted(printable(text), row[0].height, 9)
             self._text(figure, text, 0, y + row[0].height / 2, rotation=90, va="center", fontsize=9)
         if title:
             self._text(figure, title, 0, 0, va="top", fontsize=11, linespacing=1.25)
@@ -305,7 +305,7 @@ class _Paper:
             _lines(axes, one.panel, self.theme.paper)
         if one.panel.title:
             size = 9 if self.many else 10
-            axes.set_title(fitted(plain(one.panel.title), one.width, size), fontsize=size, pad=_PAD)
+            axes.set_title(fitted(printable(one.panel.title), one.width, size), fontsize=size, pad=_PAD)
         return image
 
     def _bar(self, figure: "Figure", image: "AxesImage", x: float, y: float, height: float) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from regard._util.files import write_whole
-from regard._util.text import plain, shorten
+from regard._util.files import write_atomic
+from regard._util.text import printable, shorten
 from regard.errors import ArgumentError, DTypeError
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
     content = BytesIO()
     with missing_letters_are_boxes():
         figure.savefig(content, format=kind, dpi=DPI, metadata=about)
-    return write_whole(path, content.getvalue())
+    return write_atomic(path, content.getvalue())
 
 
 @contextmanager
@@ -276,7 +276,7 @@ def label(token: str) -> str:
     """
     if not isinstance(token, str):
         raise DTypeError(f"a token is a {type(token).__name__}, {token!r:.40}; give strings: str(token).")
-    text = shorten(plain(token[: LONGEST + 1]), LONGEST)
+    text = shorten(printable(token[: LONGEST + 1]), LONGEST)
     return text if text.strip() else "␣" * len(text) or "∅"
 
 
@@ -306,7 +306,7 @@ def wrapped(text: str, width: float, size: float, most: int = 3) -> str:
     'dogs may\\nbark at\\nstrangers'
     """
     lines = [""]
-    for word in plain(text[:1000]).split():
+    for word in printable(text[:1000]).split():
         longer = f"{lines[-1]} {word}".lstrip()
         if lines[-1] and extent(longer, size)[0] > width:
             if len(lines) == most:
@@ -339,7 +339,7 @@ def legend(figure: "Figure", names: Sequence[str], styles: Sequence[dict[str, An
 
     lines = [Line2D([], [], **one) for one in styles]
     width = figure.get_figwidth() * POINTS - 40
-    labels = [fitted(plain(name[:1000]), width - 60, 10) for name in names]
+    labels = [fitted(printable(name[:1000]), width - 60, 10) for name in names]
     # a name that begins with an underscore would be left out
     labels = [f" {name}" if name.startswith("_") else name for name in labels]
     widest = max(extent(name, 10)[0] for name in labels)

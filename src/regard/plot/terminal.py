@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from regard._util.checks import count
-from regard._util.text import plain
+from regard._util.checks import check_int
+from regard._util.text import printable
 from regard.errors import ArgumentError, ShapeError
 from regard.plot.heatmaps import Aligned
 from regard.plot.style import DARK, LIGHT, Theme
@@ -71,7 +71,7 @@ def alignment_lines(alignment: Aligned, *, width: int = 80, shades: str = SHADES
     >>> alignment_lines(alignment, shades=" .:+#")[-2:]
     ['two  ##   zwei', 'dogs   ## Hunde']
     """
-    count("alignment_lines got width", width, least=LEAST)
+    check_int("alignment_lines got width", width, min=LEAST)
     if len(shades) < 2:
         raise ArgumentError(f"alignment_lines got shades={shades!r}; give at least two, the faintest first.")
     return [line.plain.rstrip() for line in _lines(alignment, width, shades)]
@@ -80,7 +80,7 @@ def alignment_lines(alignment: Aligned, *, width: int = 80, shades: str = SHADES
 def _checked(alignment: Aligned, encoding: str = "utf-8") -> tuple[list[str], list[str], Tensor]:
     """Words without control characters or any that cannot be written, and weights of the right shape."""
     given = (alignment.source_words, alignment.target_words)
-    sources, targets = ([_written(plain(word), encoding) for word in words] for words in given)
+    sources, targets = ([_written(printable(word), encoding) for word in words] for words in given)
     weights = alignment.weights.detach().cpu().float().nan_to_num(0)
     if tuple(weights.shape) != (len(targets), len(sources)):
         raise ShapeError(

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from regard._util.files import MAX_TEXT_BYTES, read_regular
-from regard._util.text import shorten
+from regard._util.text import pluralize, shorten
 from regard.errors import ArgumentError, RegardError
 from regard.mechanism.normalizers import Entmax15, Normalizer, Softmax, Softmax1, Sparsemax
-from regard._util.text import pluralize
 from regard.models.layers.blocks import Activation, Norm, Positions, TransformerConfig
 from regard.models.recurrent import Cell, RecurrentConfig, RecurrentSeq2Seq
 from regard.models.recurrent import Kind as Attention

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from regard._util.checks import count, number
-from regard._util.files import read_regular, write_whole
+from regard._util.checks import check_int, check_number
+from regard._util.files import read_regular, write_atomic
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _NAMES = {"unigram": "unigram", "bpe": "bpe", "words": "word", "characters": "ch
 _MOST_LINES = 2_000_000  # that a vocabulary is learned from; of more, a sample
 _LONGEST_LINE = 1 << 16  # bytes
 _LARGEST = 1 << 28  # bytes of a SentencePiece model: about ten million pieces
-LEAST_COVERAGE = 0.98  # that SentencePiece accepts
+MIN_COVERAGE = 0.98  # that SentencePiece accepts
 _HALF = (
     "the text has half of a surrogate pair (\\ud800 to \\udfff), which is no character; read it as UTF-8, or "
     "remove it."
@@ -95,9 +95,9 @@ class Tokens:
         from sentencepiece import SentencePieceTrainer, set_random_generator_seed
 
         _known(kind)
-        count("Tokens.learn got size", size, least=MARKS + 1)
-        number("Tokens.learn got coverage", coverage, least=LEAST_COVERAGE, most=1)
-        count("Tokens.learn got seed", seed)
+        check_int("Tokens.learn got size", size, min=MARKS + 1)
+        check_number("Tokens.learn got coverage", coverage, min=MIN_COVERAGE, max=1)
+        check_int("Tokens.learn got seed", seed)
         set_random_generator_seed(seed % 2**32)
         written, given = io.BytesIO(), _Lines(lines)
         options: dict[str, Any] = {
@@ -138,7 +138,7 @@ class Tokens:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the vocabulary, as a SentencePiece model."""
-        write_whole(path, self.content)
+        write_atomic(path, self.content)
 
     def __len__(self) -> int:
         return self._processor.get_piece_size()

@@ -1,4 +1,4 @@
-"""Text in, text out: translations with their scores, alternatives and word alignments."""
+"""Translator: text in, text out, with scores, alternatives and word alignments."""
 
 import os
 import sys
@@ -28,30 +28,31 @@ from regard.translation.sentence_splitter import Line, Part, max_translation_tok
 from regard.translation.streaming import batch_lines
 from regard.translation.tokens import UNKNOWN, Cut, TokenizerPair
 from regard.translation.training.checkpoint import load_model
-from regard.translation.unknown_words import Placed, left_out, letters, place
+from regard.translation.unknown_words import TargetWord, insert_words, replace_unknown, untranslated_words
 
-LONGEST = 256  # pieces of a line that are translated at once, if the model's settings do not say
-_GROUP = 8  # batches that are sorted by length together when lines arrive
-_SHOWN = 5  # copied words that a note tells
+MAX_TOKENS = 256  # source tokens translated at once, if the model's config has no corpus.max_tokens
+_SORTED_BATCHES = 8  # batches of a stream that are sorted by length together
+_MAX_LISTED = 5  # copied words listed in a note
 
 
 @dataclass(eq=False)
 class Translation:
-    """A sentence and what a model made of it.
+    """A source sentence and its translation.
 
     source, text: the sentence, and its translation.
-    score: what hypotheses are ranked by; for beam search the mean log probability of a piece.
-    tokens: the pieces that the model wrote.
-    alternatives: the next best ones, if they were asked for.
-    note: what happened on the way that one might want to know, or nothing.
+    score: the ranking score; for beam search, the mean log probability per token.
+    tokens: the generated tokens.
+    note: anything unusual, such as copied words; empty if there is nothing to report.
+    alternatives: the next best translations, if more than one was requested.
 
     >>> import torch
     >>> from regard.models import TransformerConfig, Transformer
     >>> from regard.translation import Beam, Tokens, Translator, TokenizerPair
     >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
-    >>> (found,) = Translator(model, TokenizerPair(tokens, tokens)).translate("ein Hund", how=Beam(3, best=2))
-    >>> found.source, len(found.alternatives), str(found) == found.text
+    >>> translator = Translator(model, TokenizerPair(tokens, tokens))
+    >>> (translation,) = translator.translate("ein Hund", strategy=Beam(3, n_best=2))
+    >>> translation.source, len(translation.alternatives), str(translation) == translation.text
     ('ein Hund', 1, True)
     """
 
@@ -61,24 +62,24 @@ class Translation:
     tokens: list[str]
     note: str = ""
     alternatives: list["Translation"] = field(default_factory=list)
-    _read: Callable[[], Alignment] = field(kw_only=True, repr=False)
-    _ids: list[int] = field(default_factory=list, kw_only=True, repr=False)  # of the tokens
+    _align: Callable[[], Alignment] = field(kw_only=True, repr=False)
+    _ids: list[int] = field(default_factory=list, kw_only=True, repr=False)  # ids of the tokens
 
     @cached_property
     def alignment(self) -> Alignment:
-        """Which words came from which: the model reads its own translation once more, when first asked."""
-        return self._read()
+        """The word alignment, computed on first use in a second pass over the sentence pair."""
+        return self._align()
 
     def __str__(self) -> str:
         return self.text
 
 
 class Translator:
-    """A model with its vocabularies, ready to translate; `load_translator` makes one of a model folder.
+    """A model with its vocabularies. `load_translator` loads one from a model folder.
 
-    model, tokens: what was trained, and the vocabularies of source and target.
-    choice: which layer and heads alignments are read from.
-    settings: the config of the model folder.
+    model, tokens: a trained model, and the vocabularies of source and target.
+    alignment_head: the layer and heads from which alignments are read.
+    config: the contents of the model folder's config.json.
 
     >>> import torch
     >>> from regard.models import TransformerConfig, Transformer
@@ -87,10 +88,10 @@ class Translator:
     >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="characters", size=40)
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
     >>> translator = Translator(model, TokenizerPair(tokens, tokens))
-    >>> found = translator.translate(["ein Hund bellt", ""])
-    >>> found[0].source, found[1].text
+    >>> translations = translator.translate(["ein Hund bellt", ""])
+    >>> translations[0].source, translations[1].text
     ('ein Hund bellt', '')
-    >>> found[0].alignment.weights.shape[1]  # target words × source words
+    >>> translations[0].alignment.weights.shape[1]  # target words × source words
     3
     """
 
@@ -99,215 +100,226 @@ class Translator:
         model: Seq2Seq,
         tokens: TokenizerPair,
         *,
-        choice: AlignmentHead | None = None,
-        settings: Mapping[str, Any] | None = None,
+        alignment_head: AlignmentHead | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.tokens = model, tokens
-        self.choice, self.settings = choice or AlignmentHead(), settings or {}
-        plan = self.settings.get("settings", {})
-        match plan.get("model"):
-            case {"kind": "transformer", "positions": "learned", "max_positions": int(places)}:
-                self._places = places  # that were learned, for pieces and a mark
+        self.alignment_head, self.config = alignment_head or AlignmentHead(), config or {}
+        settings = self.config.get("settings", {})
+        match settings.get("model"):
+            case {"kind": "transformer", "positions": "learned", "max_positions": int(positions)}:
+                self._max_positions = positions
             case _:
-                self._places = sys.maxsize
-        self.longest: int = min(plan.get("corpus", {}).get("longest", LONGEST), self._places - 1)
+                self._max_positions = sys.maxsize
+        max_tokens = settings.get("corpus", {}).get("max_tokens", MAX_TOKENS)
+        self.max_tokens: int = min(max_tokens, self._max_positions - 1)  # one position is for the end token
 
     def translate(
         self,
         texts: str | Sequence[str],
         *,
-        how: Strategy = Beam(),  # noqa: B008 (a frozen value)
-        batch: int = 64,
+        strategy: Strategy = Beam(),  # noqa: B008 (a frozen value)
+        batch_size: int = 64,
         alignment: bool = False,
     ) -> list[Translation]:
-        """Translate sentences; the translations come in their order.
+        """Translate sentences; return the translations in the same order.
 
-        how: `Beam(5)`, `Greedy()` or `Sample()`; with best=3 there are two alternatives to each translation.
-        batch: how many sentences are searched together.
-        alignment: read all alignments now, in batches, which is faster than each when it is asked for.
+        strategy: `Beam(5)`, `Greedy()` or `Sample()`. `Beam(5, n_best=3)` adds two alternatives per sentence.
+        batch_size: sentences decoded together.
+        alignment: compute all alignments now, in batches. This is faster than one by one on first use.
 
-        A sentence of more pieces than the model was trained with is translated in parts; its `note` says so.
+        A sentence longer than `max_tokens` is translated in parts; its `note` says so.
         """
-        check_int("translate got batch", batch, min=1)
+        check_int("translate got batch_size", batch_size, min=1)
         if alignment:
-            cross_attention_layers(self.model)  # refuses a model without attention, before the work
-        lines = [Line.of(text, self.tokens.source.cut(text), self.longest) for text in check_sentences(texts)]
-        drafts = self._search(lines, how, batch)
-        passages = [passage for some in drafts for draft in some for passage in draft]
-        weights = self._weigh([passage for passage in passages if alignment or passage.has_unknown])
-        found = []
-        for line, some in zip(lines, drafts, strict=True):
-            best, *others = (self._finish(line, draft, weights, alignment) for draft in some)
+            cross_attention_layers(self.model)  # raises for a model without attention, before decoding
+        lines = [
+            Line.of(text, self.tokens.source.cut(text), self.max_tokens) for text in check_sentences(texts)
+        ]
+        candidates = self._search(lines, strategy, batch_size)
+        parts = [part for ranked in candidates for candidate in ranked for part in candidate]
+        weights = self._weigh([part for part in parts if alignment or part.has_unknown])
+        translations = []
+        for line, ranked in zip(lines, candidates, strict=True):
+            best, *others = (self._finish(line, candidate, weights, alignment) for candidate in ranked)
             best.alternatives.extend(others)
-            found.append(best)
-        return found
+            translations.append(best)
+        return translations
 
     def stream(
         self,
         lines: Iterable[str],
         *,
-        how: Strategy = Beam(),  # noqa: B008
-        batch: int = 64,
+        strategy: Strategy = Beam(),  # noqa: B008
+        batch_size: int = 64,
         alignment: bool = False,
     ) -> Iterator[Translation]:
-        """Translate lines as they arrive, in their order: those that are there together, and one at once.
+        """Translate lines as they arrive, in order. Lines that are available together form a batch.
 
-        how, batch, alignment: as in `translate`.
+        strategy, batch_size, alignment: as in `translate`.
 
         >>> import sys
         >>> from regard.translation.translator import Translator
-        >>> def talk(translator: Translator) -> None:
+        >>> def translate_stdin(translator: Translator) -> None:
         ...     for translation in translator.stream(sys.stdin):
         ...         print(translation.text, flush=True)
         """
-        check_int("stream got batch", batch, min=1)
+        check_int("stream got batch_size", batch_size, min=1)
         if isinstance(lines, str):
-            raise DTypeError("stream got one string; give lines: a list, or a file that is open.")
-        for group in batch_lines(lines, batch * _GROUP):
-            stripped = [line.rstrip("\r\n") for line in group]
-            yield from self.translate(stripped, how=how, batch=batch, alignment=alignment)
+            raise DTypeError("stream got a string; pass an iterable of lines: a list or an open file.")
+        for batch in batch_lines(lines, batch_size * _SORTED_BATCHES):
+            texts = [line.rstrip("\r\n") for line in batch]
+            yield from self.translate(texts, strategy=strategy, batch_size=batch_size, alignment=alignment)
 
-    def align(self, pairs: Sequence[tuple[str, str]], choice: AlignmentHead | None = None) -> list[Alignment]:
-        """Which words of given translations came from which: the model reads each pair.
+    def align(
+        self, pairs: Sequence[tuple[str, str]], alignment_head: AlignmentHead | None = None
+    ) -> list[Alignment]:
+        """Align the words of existing translations, (source, target), by forced decoding.
 
-        choice: the layer, heads and shift to read them from, if not the translator's own.
+        alignment_head: layer, heads and shift to read; default: the translator's own.
         """
-        choice = self.choice if choice is None else choice
-        check_type("align got a choice", choice, AlignmentHead, 'AlignmentHead(layer=-1, shift="output")')
-        return align(self.model, self.tokens, pairs, choice)
+        head = self.alignment_head if alignment_head is None else alignment_head
+        check_type("align got an alignment_head", head, AlignmentHead, "AlignmentHead(layer=-1)")
+        return align(self.model, self.tokens, pairs, head)
 
     def __repr__(self) -> str:
         return f"Translator({type(self.model).__name__}, {self.tokens!r})"
 
-    def _search(self, lines: Sequence[Line], how: Strategy, batch: int) -> list[list[list["_Passage"]]]:
-        """The best drafts of each line, best first; parts of like lengths are searched together."""
+    def _search(self, lines: Sequence[Line], strategy: Strategy, batch_size: int) -> list[list["_Candidate"]]:
+        """Decode each line; return its candidates, best first. Parts of similar lengths share a batch."""
         parts = [part for line in lines for part in line.parts]
         sources = [part.cut.ids for part in parts]
-        found: dict[int, list[Hypothesis]] = {}
-        for some, packed in by_length(sources, batch, self.model.output_weight.device):
-            most = [min(max_translation_tokens(len(sources[number])), self._places) for number in some]
-            found.update(zip(some, search(self.model, packed, how, most=most), strict=True))
+        decoded: dict[int, list[Hypothesis]] = {}
+        for indices, packed in by_length(sources, batch_size, self.model.output_weight.device):
+            limits = [min(max_translation_tokens(len(sources[i])), self._max_positions) for i in indices]
+            hypotheses = search(self.model, packed, strategy, max_new_tokens=limits)
+            decoded.update(zip(indices, hypotheses, strict=True))
         numbers = iter(range(len(parts)))
-        return [_drafts(line, [found[next(numbers)] for _ in line.parts]) for line in lines]
+        return [_candidates(line, [decoded[next(numbers)] for _ in line.parts]) for line in lines]
 
-    def _weigh(self, passages: Sequence["_Passage"]) -> dict[int, Tensor]:
-        """What was looked at in passages, (target tokens, source tokens); of no attention, nothing."""
-        if not passages or not has_cross_attention(self.model):
+    def _weigh(self, parts: Sequence["_DecodedPart"]) -> dict[int, Tensor]:
+        """Cross-attention weights (target tokens, source tokens) by id(part); empty without attention."""
+        if not parts or not has_cross_attention(self.model):
             return {}
-        sources = [passage.part.cut.ids for passage in passages]
-        targets = [passage.hypothesis.tokens for passage in passages]
-        read = cross_weights(self.model, sources, targets, self.choice)
-        return {id(passage): weights for passage, weights in zip(passages, read, strict=True)}
+        sources = [part.source.ids for part in parts]
+        targets = [part.hypothesis.tokens for part in parts]
+        weights = cross_weights(self.model, sources, targets, self.alignment_head)
+        return {id(part): matrix for part, matrix in zip(parts, weights, strict=True)}
 
     def _finish(
-        self, line: Line, draft: Sequence["_Passage"], weights: Mapping[int, Tensor], aligned: bool
+        self, line: Line, candidate: "_Candidate", weights: Mapping[int, Tensor], alignment: bool
     ) -> Translation:
-        """Ids become text, and what the model does not know is copied."""
-        finished = [self._written(passage, weights.get(id(passage))) for passage in draft]
-        words = [word for written in finished for word in written.words]
+        """Convert ids to text, with unknown words copied."""
+        texts = [self._detokenize(part, weights.get(id(part))) for part in candidate]
+        words = [word for text in texts for word in text.words]
         translation = Translation(
             line.text,
             " ".join(word.text for word in words),
-            _score(draft),
-            [piece for written in finished for piece in written.cut.pieces],
-            "; ".join(_notes(draft, words)),
-            _read=partial(self._align, line, finished),
-            _ids=[number for written in finished for number in written.cut.ids],
+            _score(candidate),
+            [piece for text in texts for piece in text.cut.pieces],
+            "; ".join(_notes(candidate, words)),
+            _align=partial(self._align, line, texts),
+            _ids=[token for text in texts for token in text.cut.ids],
         )
-        if aligned:
-            translation.alignment = translation._read()
+        if alignment:
+            translation.alignment = translation._align()
         return translation
 
-    def _written(self, passage: "_Passage", weights: Tensor | None) -> "_Written":
-        source, ids = passage.part.cut, passage.hypothesis.tokens
-        known = letters(ids, source, weights, self.tokens.target.kind)
-        cut = self.tokens.target.join(ids, known.at)
-        missing = left_out(source, known.used)
-        read = merge(source, cut, weights) if missing and weights is not None else None
-        return _Written(passage, cut, place(cut.words, source, missing, read), weights)
+    def _detokenize(self, part: "_DecodedPart", weights: Tensor | None) -> "_PartText":
+        source, ids = part.source, part.hypothesis.tokens
+        replacements = replace_unknown(ids, source, weights, self.tokens.target.kind)
+        cut = self.tokens.target.join(ids, replacements.texts)
+        missing = untranslated_words(source, replacements.copied)
+        word_weights = merge(source, cut, weights) if missing and weights is not None else None
+        return _PartText(part, cut, insert_words(cut.words, source, missing, word_weights), weights)
 
-    def _align(self, line: Line, finished: Sequence["_Written"]) -> Alignment:
-        """The alignment of a finished translation: its words' weights, and a link for each copy."""
-        words = [word.text for written in finished for word in written.words]
+    def _align(self, line: Line, texts: Sequence["_PartText"]) -> Alignment:
+        """Align a finished translation: word weights, and weight 1 for each copied word."""
+        words = [word.text for text in texts for word in text.words]
         check_size("the line", "words", len(line.words), len(words))
-        if finished:
-            cross_attention_layers(self.model)  # says what is wrong, if it does not attend
-        needed = [written.passage for written in finished if written.weights is None]
-        weights = self._weigh(needed)
-        rows, first = torch.zeros(len(words), len(line.words)), 0
-        for written in finished:
-            found = weights.get(id(written.passage), written.weights)
-            assert found is not None
-            block = written.block(found)
-            start = written.passage.part.word
-            rows[first : first + len(block), start : start + block.shape[1]] = block
-            first += len(block)
-        return Alignment(tuple(line.words), tuple(words), rows)
+        if texts:
+            cross_attention_layers(self.model)  # raises for a model without attention
+        computed = self._weigh([text.part for text in texts if text.weights is None])
+        weights, row = torch.zeros(len(words), len(line.words)), 0
+        for text in texts:
+            token_weights = computed.get(id(text.part), text.weights)
+            assert token_weights is not None
+            block, column = text.word_weights(token_weights), text.part.first_word
+            weights[row : row + len(block), column : column + block.shape[1]] = block
+            row += len(block)
+        return Alignment(tuple(line.words), tuple(words), weights)
 
 
-class _Passage(NamedTuple):
-    """A part of a line, and what was found for it."""
+class _DecodedPart(NamedTuple):
+    """A part of a line and its hypothesis."""
 
-    part: Part
+    source: Cut
+    first_word: int
     hypothesis: Hypothesis
 
     @property
     def has_unknown(self) -> bool:
-        """Whether there is something that is not in the vocabulary, read or written."""
-        return bool(self.part.cut.unknown) or UNKNOWN in self.hypothesis.tokens
+        """Whether source or target contains an unknown token."""
+        return bool(self.source.unknown) or UNKNOWN in self.hypothesis.tokens
 
 
-class _Written(NamedTuple):
-    """A passage as text: what the model wrote, the words with those that were copied, and where it looked."""
+_Candidate = list[_DecodedPart]  # one translation of a line: a hypothesis for each of its parts
 
-    passage: _Passage
+
+class _PartText(NamedTuple):
+    """A decoded part as text: the generated tokens, the words including copies, and the token weights."""
+
+    part: _DecodedPart
     cut: Cut
-    words: list[Placed]
+    words: list[TargetWord]
     weights: Tensor | None
 
-    def block(self, weights: Tensor) -> Tensor:
-        """(target words, source words): from where each word came."""
-        source = self.passage.part.cut
-        own = merge(source, self.cut, weights)
-        block = torch.zeros(len(self.words), len(source.words))
+    def word_weights(self, weights: Tensor) -> Tensor:
+        """Convert token weights to (target words, source words)."""
+        source = self.part.source
+        generated = merge(source, self.cut, weights)
+        result = torch.zeros(len(self.words), len(source.words))
         for row, word in enumerate(self.words):
             if word.own is not None:
-                block[row] = own[word.own]
+                result[row] = generated[word.own]
             elif word.copied is not None:
-                block[row, word.copied] = 1
-        return block
+                result[row, word.copied] = 1
+        return result
 
 
-def _drafts(line: Line, found: Sequence[Sequence[Hypothesis]]) -> list[list[_Passage]]:
-    """A draft of the best hypotheses of all parts, one of the second best, …; of an empty line, one."""
-    ranked = zip(*found, strict=False)
-    return [list(map(_Passage, line.parts, chosen)) for chosen in ranked] or [[]]
+def _candidates(line: Line, hypotheses: Sequence[Sequence[Hypothesis]]) -> list[_Candidate]:
+    """Join the best hypotheses of all parts, the second best, …; an empty line has one empty candidate."""
+
+    def decoded(part: Part, hypothesis: Hypothesis) -> _DecodedPart:
+        return _DecodedPart(part.cut, part.first_word, hypothesis)
+
+    return [list(map(decoded, line.parts, ranked)) for ranked in zip(*hypotheses, strict=False)] or [[]]
 
 
-def _score(draft: Sequence[_Passage]) -> float:
-    """That of the hypothesis; of several parts the mean, the longer one counting more."""
-    scores = [passage.hypothesis.score for passage in draft]
+def _score(candidate: _Candidate) -> float:
+    """Return the score of the hypothesis; of several parts, the mean weighted by length."""
+    scores = [part.hypothesis.score for part in candidate]
     if len(scores) == 1:
         return scores[0]
-    lengths = [len(passage.hypothesis.tokens) + 1 for passage in draft]
+    lengths = [len(part.hypothesis.tokens) + 1 for part in candidate]
     return sum(score * n for score, n in zip(scores, lengths, strict=True)) / max(sum(lengths), 1)
 
 
-def _notes(draft: Sequence[_Passage], words: Sequence[Placed]) -> Iterator[str]:
-    """What is out of the ordinary."""
-    if len(draft) > 1:
-        lengths = [len(passage.part.cut.ids) for passage in draft]
-        yield f"translated in {len(draft)} parts of {max(lengths)} pieces at most, as it has {sum(lengths)}"
-    if not all(passage.hypothesis.finished for passage in draft):
-        yield "cut off, as the model found no end"
+def _notes(candidate: _Candidate, words: Sequence[TargetWord]) -> Iterator[str]:
+    """Describe anything unusual."""
+    if len(candidate) > 1:
+        lengths = [len(part.source.ids) for part in candidate]
+        yield f"{sum(lengths)} tokens, translated in {len(candidate)} parts of up to {max(lengths)}"
+    if not all(part.hypothesis.finished for part in candidate):
+        yield "cut off at the maximum length"
     copied = [repr(shorten(word.text)) for word in words if word.copied is not None]
     if copied:
-        more = " …" if len(copied) > _SHOWN else ""
-        yield f"copied what the model does not know: {', '.join(copied[:_SHOWN])}{more}"
+        more = " …" if len(copied) > _MAX_LISTED else ""
+        yield f"unknown words copied: {', '.join(copied[:_MAX_LISTED])}{more}"
 
 
 def load_translator(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Translator:
-    """The translator of a model folder, which `regard train` wrote; on a device, "cuda" for example.
+    """Load the translator from a model folder written by `regard train`. device: for example "cuda".
 
     >>> import regard
     >>> regard.load_translator("no/such/folder")
@@ -316,7 +328,7 @@ def load_translator(folder: str | os.PathLike[str], *, device: torch.device | st
     """
     model, tokens, config = load_model(folder)
     model.to(device)
-    choice = config.get("alignment")
+    head = config.get("alignment")
     return Translator(
-        model, tokens, choice=AlignmentHead.from_dict(choice) if choice else None, settings=config
+        model, tokens, alignment_head=AlignmentHead.from_dict(head) if head else None, config=config
     )

@@ -66,7 +66,7 @@ def _continue(step: str, output: torch.Tensor, weights: regard.Weights) -> None:
         case "backward":
             output.sum().backward()
         case "top":
-            weights.top(3)
+            weights.topk(3)
         case "entropy":
             weights.entropy()
         case "product":

@@ -173,7 +173,7 @@ def numbers(case: Case, reading: Reading) -> None:
 
 def top(case: Case, reading: Reading) -> None:
     n = case.random.choice((1, 2, 5, 70))
-    values, keys = reading.weights.top(n)
+    values, keys = reading.weights.topk(n)
     n = min(n, reading.dense.shape[-1])
     low = reading.dense.masked_fill(~reading.visible, -math.inf)
     best = low.topk(n, -1)
@@ -182,11 +182,11 @@ def top(case: Case, reading: Reading) -> None:
         raise Failure("top() gives -1 at the wrong places")
     _agree("top().values", reading, values, best.values.masked_fill(hidden, 0.0))
     at_keys = reading.dense.gather(-1, keys.clamp(min=0)).masked_fill(hidden, 0.0)
-    _agree("the weights at top().keys", reading, at_keys, best.values.masked_fill(hidden, 0.0), 2)
+    _agree("the weights at topk().indices", reading, at_keys, best.values.masked_fill(hidden, 0.0), 2)
 
 
 def aligned(case: Case, reading: Reading) -> None:
-    keys = reading.weights.aligned()
+    keys = reading.weights.argmax()
     if not torch.equal(keys == -1, ~reading.visible.any(-1)):
         raise Failure("aligned() gives -1 at the wrong places")
     if not reading.dense.numel():

@@ -360,7 +360,7 @@ def test_results_do_not_depend_on_the_tiles(case, monkeypatch):
             weights.pool(2, 3),
             weights @ x,
             weights.T @ y,
-            weights.top(2).values,
+            weights.topk(2).values,
         ]
 
     whole = look()
@@ -659,7 +659,7 @@ def test_the_mean_of_the_heads_is_that_of_the_dense_matrix(case):
     close(mean.entropy(), entropy(dense), case.dtype)
     close(mean.pool(2, 3), pooled(dense, 2, 3), case.dtype)
     close(mean @ randn(K, 3).to(dense), dense @ randn(K, 3).to(dense), case.dtype)
-    check_top(mean.top(3), dense, visible)
+    check_top(mean.topk(3), dense, visible)
     close(weights.heads([0, 1]).mean("heads").dense(), weights.dense()[..., :2, :, :].mean(-3), case.dtype)
 
 
@@ -678,7 +678,7 @@ def test_a_mean_is_taken_once_and_over_the_heads():
 # What it says
 
 
-def check_top(top: regard.Top, dense: Tensor, visible: Tensor) -> None:
+def check_top(top: regard.TopK, dense: Tensor, visible: Tensor) -> None:
     """Each row of `top` holds the largest visible weights in order, their keys, and then nothing."""
     values, keys = top
     assert values.shape == keys.shape
@@ -701,8 +701,8 @@ def check_top(top: regard.Top, dense: Tensor, visible: Tensor) -> None:
 def test_top_is_the_largest_visible_weights_in_order(case):
     weights = case.weights()
     for n in (1, 3, K, K + 4):
-        top = weights.top(n)
-        assert top.keys.shape == (*weights.shape[:-1], min(n, K))
+        top = weights.topk(n)
+        assert top.indices.shape == (*weights.shape[:-1], min(n, K))
         check_top(top, weights.dense(), case.visible())
 
 
@@ -710,28 +710,28 @@ def test_top_ranks_negative_weights_too():
     case = Case(normalize="Mean", mask="Causal")
     weights = case.weights()
     assert (weights.dense() < 0).any()
-    check_top(weights.top(4), weights.dense(), case.visible())
+    check_top(weights.topk(4), weights.dense(), case.visible())
 
 
 @pytest.mark.parametrize(
     "spoil",
     [
         lambda top: top._replace(values=top.values.flip(-1)),
-        lambda top: top._replace(keys=top.keys.roll(1, -2)),
-        lambda top: top._replace(keys=top.keys.clamp(min=0)),
-        lambda top: top._replace(values=top.values + (top.keys == -1)),
+        lambda top: top._replace(indices=top.indices.roll(1, -2)),
+        lambda top: top._replace(indices=top.indices.clamp(min=0)),
+        lambda top: top._replace(values=top.values + (top.indices == -1)),
     ],
 )
 def test_a_wrong_top_is_noticed(spoil):
     case = Case(mask="Window")
     weights = case.weights()
     with pytest.raises(AssertionError):
-        check_top(spoil(weights.top(3)), weights.dense(), case.visible())
+        check_top(spoil(weights.topk(3)), weights.dense(), case.visible())
 
 
 def test_top_needs_a_number_above_zero():
     with pytest.raises(regard.ArgumentError, match="0"):
-        Case().weights().top(0)
+        Case().weights().topk(0)
 
 
 @many_tiles
@@ -740,7 +740,7 @@ def test_a_row_is_aligned_to_its_largest_weight(case):
     weights, visible = case.weights(), case.visible()
     dense = weights.dense().masked_fill(~visible, -1.0)
     expected = torch.where(visible.any(-1), dense.max(-1).values, -1.0)
-    aligned = weights.aligned()
+    aligned = weights.argmax()
     assert aligned.shape == weights.shape[:-1]
     assert torch.equal(aligned == -1, ~visible.any(-1))
     at_aligned = dense.gather(-1, aligned.clamp(min=0)[..., None])[..., 0]
@@ -994,7 +994,7 @@ def test_nan_in_a_hidden_key_does_not_leak():
     close(weights.dense(), clean.dense())
     close(weights.entropy(), clean.entropy())
     close(weights.pool(2, 2), clean.pool(2, 2))
-    assert torch.equal(weights.top(3).keys, clean.top(3).keys)
+    assert torch.equal(weights.topk(3).indices, clean.topk(3).indices)
 
 
 # Derivatives
@@ -1008,7 +1008,7 @@ LOOKS: dict[str, tuple[Callable[[regard.Weights], Tensor], Callable[[Tensor], Te
     "entropy": (lambda weights: weights.entropy(), lambda dense: entropy(dense)),
     "received": (lambda weights: weights.received(), lambda dense: dense.sum(-2)),
     "pool": (lambda weights: weights.pool(2, 3), lambda dense: pooled(dense, 2, 3)),
-    "top": (lambda weights: weights.top(2).values, lambda dense: dense.topk(2).values),
+    "top": (lambda weights: weights.topk(2).values, lambda dense: dense.topk(2).values),
     "product": (lambda weights: weights @ randn(K, 3), lambda dense: dense @ randn(K, 3)),
     "transposed": (lambda weights: weights.T @ randn(Q, 3), lambda dense: dense.mT @ randn(Q, 3)),
 }
@@ -1100,7 +1100,7 @@ def same(found: regard.Weights, weights: regard.Weights) -> None:
     assert found.shape == weights.shape
     assert found.dtype is weights.dtype
     assert torch.equal(found.detach().dense(), weights.dense())
-    assert torch.equal(found.detach().top(3).keys, weights.top(3).keys)
+    assert torch.equal(found.detach().topk(3).indices, weights.topk(3).indices)
 
 
 @kept
@@ -1372,8 +1372,8 @@ ASKED: dict[str, Callable[[regard.Weights], Any]] = {
     "row": lambda weights: weights[..., 0, :],
     "picked": lambda weights: weights[..., [0], :],
     "scores": lambda weights: weights.scores(),
-    "top": lambda weights: weights.top(1),
-    "aligned": lambda weights: weights.aligned(),
+    "top": lambda weights: weights.topk(1),
+    "aligned": lambda weights: weights.argmax(),
     "entropy": lambda weights: weights.entropy(),
     "received": lambda weights: weights.received(),
     "pool": lambda weights: weights.pool(2, 2),
@@ -1444,7 +1444,7 @@ def test_changes_elsewhere_do_not_matter():
     dense = weights.dense()
     value.zero_()
     output.zero_()
-    for seen in (weights.dense(), weights.scores(), weights.top(2).values, weights.received(), weights[0, 0]):
+    for seen in (weights.dense(), weights.scores(), weights.topk(2).values, weights.received(), weights[0, 0]):
         seen.zero_()
     weights.numpy().fill(0)
     assert torch.equal(weights.dense(), dense)
@@ -1500,8 +1500,8 @@ def test_zero_sizes(queries, keys, width, heads, mask, normalize, dropout, tmp_p
     dense = weights.dense()
     assert dense.shape == weights.shape == (B, heads, queries, keys)
     assert weights.scores().shape == dense.shape
-    assert weights.top(3).keys.shape == (B, heads, queries, min(3, keys))
-    assert weights.aligned().shape == weights.entropy().shape == (B, heads, queries)
+    assert weights.topk(3).indices.shape == (B, heads, queries, min(3, keys))
+    assert weights.argmax().shape == weights.entropy().shape == (B, heads, queries)
     close(weights.received(), dense.sum(-2))
     close(weights @ randn(keys, 3), dense @ randn(keys, 3))
     close(weights.T @ randn(queries, 3), dense.mT @ randn(queries, 3))
@@ -1561,7 +1561,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 CUTS: dict[str, Callable[[regard.Weights], Any]] = {
     "before a look": lambda weights: weights,
-    "after a look": lambda weights: (weights.detach().top(1), weights)[1],
+    "after a look": lambda weights: (weights.detach().topk(1), weights)[1],
     "heads": lambda weights: weights.heads([0, 2]),
     "batch": lambda weights: weights.batch(1),
     "mean": lambda weights: weights.mean("heads"),
@@ -1618,11 +1618,11 @@ def test_what_is_held_is_all_that_is_kept_alive(way: str, dtype: torch.dtype) ->
         return seen
 
     x = torch.randn(2, 3, 5, 8, dtype=dtype)
-    regard.attend(x, x, x, **WAYS[way])[1].top(1)  # what is cached is cached now
+    regard.attend(x, x, x, **WAYS[way])[1].topk(1)  # what is cached is cached now
     before = storages()
     query, key, value = (torch.randn(2, 3, 5, 8).to(dtype) for _ in range(3))
     weights = regard.attend(query, key, value, **WAYS[way])[1]
-    weights.top(1)
+    weights.topk(1)
     del query, key, value
     after = storages()
     cached = {t.untyped_storage()._cdata: t.untyped_storage() for t in weights._problem.tensors.values()}
@@ -1639,9 +1639,9 @@ READS: dict[str, Callable[[regard.Weights], Tensor]] = {
     "row": lambda weights: weights[:, :, 3],
     "pairs": lambda weights: weights[0, 0, [1, 2], [3, 4]],
     "boolean": lambda weights: weights[torch.tensor([True, False], device="cpu")],
-    "top": lambda weights: weights.top(3).values,
-    "all in order": lambda weights: weights.top(40).values,
-    "aligned": lambda weights: weights.aligned(),
+    "top": lambda weights: weights.topk(3).values,
+    "all in order": lambda weights: weights.topk(40).values,
+    "aligned": lambda weights: weights.argmax(),
     "entropy": lambda weights: weights.entropy(),
     "received": lambda weights: weights.received(),
     "pool": lambda weights: weights.pool(4, 4),
@@ -1742,7 +1742,7 @@ def test_a_first_look_in_another_mode_leaves_the_graph_whole(implementation: str
 
     weights = regard.attend(x, x, x, implementation=implementation)[1]
     with MODES[mode]():
-        weights.top(2)
+        weights.topk(2)
         weights.pool(3, 3)
     expected = gradient(regard.attend(x, x, x, implementation=implementation)[1])
     assert torch.equal(gradient(weights), expected)

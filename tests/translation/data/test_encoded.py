@@ -171,12 +171,12 @@ def test_a_header_with_impossible_numbers_is_refused(tmp_path):
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     with pytest.raises(ArgumentError, match="there is no file"):
         Store.open(tmp_path / "none")
-    with pytest.raises(ArgumentError, match="is a folder; give a regular file"):
+    with pytest.raises(ArgumentError, match="is a folder; pass a regular file"):
         Store.open(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ArgumentError, match=r"is a named pipe \(FIFO\); give a regular file"):
+    with pytest.raises(ArgumentError, match=r"is a named pipe \(FIFO\); pass a regular file"):
         Store.open(tmp_path / "pipe")
-    with pytest.raises(IsADirectoryError, match="is a folder; name a file"):
+    with pytest.raises(IsADirectoryError, match="is a folder; pass a file path"):
         Store.write(tmp_path, PAIRS, vocabulary=8)
 
 

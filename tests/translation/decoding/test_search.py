@@ -432,7 +432,7 @@ def test_ways_to_search_that_cannot_be(make: Any, message: str) -> None:
         ({"end": WORDS}, regard.ArgumentError, f"token {WORDS} is outside"),
         ({"never": [END]}, regard.ArgumentError, r"end=2 and never=\(2,\); leave it out"),
         ({"never": [99]}, regard.ArgumentError, "token 99 is outside"),
-        ({"source": [[5, 6]]}, regard.DTypeError, "a source that is a list"),
+        ({"source": [[5, 6]]}, regard.DTypeError, "a source of type list"),
     ],
 )
 def test_searches_that_cannot_be(options: dict[str, Any], error: type[Exception], message: str) -> None:

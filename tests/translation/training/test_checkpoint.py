@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from regard._util.files import SUMS
+from regard._util.files import CHECKSUMS
 from regard.errors import ArgumentError
 from regard.models.packed import Packed
 from regard.translation.config import TranslationConfig
@@ -45,20 +45,20 @@ from regard.translation.training.checkpoint import (
     write_parameters,
     write_tokens,
 )
-from tests.translation.small import TOKENS, small_plan
+from tests.translation.small import TOKENS, small_config
 
 PARAMETER, MOMENT = {"a": torch.arange(6.0).reshape(2, 3)}, {"exp_avg:a": torch.ones(2, 3)}
 
 
 def made(
-    folder: Path, plan: TranslationConfig | None = None, tokens: TokenizerPair = TOKENS
+    folder: Path, config: TranslationConfig | None = None, tokens: TokenizerPair = TOKENS
 ) -> dict[str, Tensor]:
-    """A model folder of a plan, as a training leaves it; its weights."""
-    plan = plan or small_plan()
+    """A model folder of a config, as a training leaves it; its weights."""
+    config = config or small_config()
     folder.mkdir(exist_ok=True)
-    write_config(folder, plan)
+    write_config(folder, config)
     write_tokens(folder, tokens)
-    weights = plan.model.make(tokens.sizes()).state_dict()
+    weights = config.model.build(tokens.sizes()).state_dict()
     write_parameters(folder, weights)
     return weights
 
@@ -96,12 +96,12 @@ def _go_and_fail(folder: Path) -> None:
 @pytest.mark.parametrize("model", ["transformer", "recurrent", "plain"])
 @pytest.mark.parametrize("shared", [True, False])
 def test_what_was_written_is_loaded(tmp_path: Path, model: str, shared: bool) -> None:
-    plan = small_plan(model, f"tokens.shared={str(shared).lower()}")
+    config = small_config(model, f"tokens.shared={str(shared).lower()}")
     other = Tokens.learn(["a b c d"], kind="words", size=9)
-    weights = made(tmp_path, plan, TOKENS if shared else TokenizerPair(TOKENS.source, other))
+    weights = made(tmp_path, config, TOKENS if shared else TokenizerPair(TOKENS.source, other))
     assert {path.name for path in tmp_path.glob("*.model")} == ({SHARED} if shared else {SOURCE, TARGET})
     found = load_model(tmp_path)
-    assert TranslationConfig.of(found.config["plan"]) == plan
+    assert TranslationConfig.from_dict(found.config["settings"]) == config
     assert found.tokens.shared == shared
     assert len(found.tokens.target) == (len(TOKENS.source) if shared else len(other))
     assert not found.model.training
@@ -113,9 +113,9 @@ def test_what_was_written_is_loaded(tmp_path: Path, model: str, shared: bool) ->
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "alibi", "t5", "none"])
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 def test_a_loaded_model_computes_what_it_did(tmp_path: Path, positions: str, norm: str) -> None:
-    plan = small_plan("transformer", f"model.positions={positions}", f"model.norm={norm}")
-    weights = made(tmp_path, plan)
-    model = plan.model.make(TOKENS.sizes()).eval()
+    config = small_config("transformer", f"model.positions={positions}", f"model.norm={norm}")
+    weights = made(tmp_path, config)
+    model = config.model.build(TOKENS.sizes()).eval()
     model.load_state_dict(weights)
     source, target = Packed.of([[5, 6, 2], [7, 2]]), Packed.of([[1, 5], [1, 6, 7]])
     assert torch.equal(load_model(tmp_path).model(source, target), model(source, target))
@@ -136,18 +136,18 @@ def changed(folder: Path, **changes: Tensor | None) -> None:
 
 
 def settings(folder: Path, section: str, **changes: object) -> None:
-    """The plan of a folder with other settings."""
-    config = json.loads((folder / CONFIG).read_text())
-    del config["sha256"]  # as a person does who changes it
-    config["plan"][section] |= changes
-    (folder / CONFIG).write_text(json.dumps(config))
+    """The config of a folder with other settings."""
+    folder_config = json.loads((folder / CONFIG).read_text())
+    del folder_config["sha256"]  # as a person does who changes it
+    folder_config["settings"][section] |= changes
+    (folder / CONFIG).write_text(json.dumps(folder_config))
 
 
 def beside(folder: Path, **names: object) -> None:
     """A config with more than it should have."""
-    config = json.loads((folder / CONFIG).read_text())
-    del config["sha256"]
-    (folder / CONFIG).write_text(json.dumps(config | names))
+    folder_config = json.loads((folder / CONFIG).read_text())
+    del folder_config["sha256"]
+    (folder / CONFIG).write_text(json.dumps(folder_config | names))
 
 
 def piped(path: Path, make: Callable[[Path], object] = os.mkfifo) -> None:
@@ -169,13 +169,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no UTF-8": (lambda folder: (folder / CONFIG).write_bytes(b"\xff\xff"), "does not say"),
     "deep config": (lambda folder: (folder / CONFIG).write_text("[" * 100_000), "does not say"),
     "huge number": (lambda folder: (folder / CONFIG).write_text("1" * 5000), "does not say"),
-    "plan that is a list": (
-        lambda folder: (folder / CONFIG).write_text(json.dumps({"format": checkpoint.FORMAT, "plan": []})),
+    "settings that are a list": (
+        lambda folder: (folder / CONFIG).write_text(json.dumps({"format": checkpoint.FORMAT, "settings": []})),
         "does not say",
     ),
     "unknown section": (
         lambda folder: (folder / CONFIG).write_text(
-            json.dumps({"format": checkpoint.FORMAT, "plan": {"x": {}}})
+            json.dumps({"format": checkpoint.FORMAT, "settings": {"x": {}}})
         ),
         r"no section \[x\]",
     ),
@@ -189,7 +189,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: OTHER.save(folder / SHARED),
         "tokens.model is not the vocabulary that model.safetensors was trained with",
     ),
-    "weights without a checksum": (changed, "model.safetensors does not have its checksum"),
+    "weights without a checksum": (changed, "model.safetensors does not match its checksum"),
     "old format": (
         lambda folder: (folder / CONFIG).write_text('{"format": "regard translator 1", "plan": {}}'),
         "was written by an older regard",
@@ -214,7 +214,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "vocabulary without end": (lambda folder: os.truncate(folder / SHARED, 10**12), "at most 268.4 MB"),
     "weights that are a pipe": (lambda folder: piped(folder / MODEL), "is a named pipe"),
     "weights that are a folder": (lambda folder: piped(folder / MODEL, os.mkdir), "is a folder"),
-    "weights without end": (lambda folder: os.truncate(folder / MODEL, 10**13), "are read of such a file"),
+    "weights without end": (lambda folder: os.truncate(folder / MODEL, 10**13), "the limit for such a file is"),
     "damaged vocabulary": (lambda folder: (folder / SHARED).write_bytes(b"x"), "no SentencePiece model"),
     "NaN": (lambda folder: changed(folder, first=torch.full((48,), torch.nan)), "not finite"),
     "missing tensor": (lambda folder: changed(folder, first=None), "missing or too many"),
@@ -267,7 +267,7 @@ def test_sizes_that_no_machine_has_are_refused_before_they_are_made(
 
 
 def test_config_keeps_what_is_beside_the_plan(tmp_path: Path) -> None:
-    write_config(tmp_path, small_plan(), alignment={"layer": -1})
+    write_config(tmp_path, small_config(), alignment={"layer": -1})
     assert read_config(tmp_path)["alignment"] == {"layer": -1}
 
 
@@ -401,7 +401,7 @@ def test_a_checkpoint_without_a_file_is_refused(tmp_path: Path, name: str) -> No
 
 def test_every_flipped_bit_of_a_checkpoint_is_noticed(tmp_path: Path) -> None:
     found, chance = one(tmp_path), Random(0)
-    read = {MODEL: found.parameters, OPTIMIZER: found.optimizer, STATE: found.state, SUMS: found.check}
+    read = {MODEL: found.parameters, OPTIMIZER: found.optimizer, STATE: found.state, CHECKSUMS: found.check}
     assert {path.name for path in found.path.iterdir()} == set(read)
     for name, reading in read.items():
         whole = (found.path / name).read_bytes()
@@ -424,7 +424,7 @@ def flipped(content: bytes, bit: int) -> bytes:
 @pytest.mark.parametrize("shared", ["true", "false"])
 def test_every_flipped_bit_of_a_model_folder_is_noticed(tmp_path: Path, shared: str) -> None:
     sides = TOKENS if shared == "true" else TokenizerPair(TOKENS.source, OTHER)
-    made(tmp_path, small_plan("transformer", f"tokens.shared={shared}"), sides)
+    made(tmp_path, small_config("transformer", f"tokens.shared={shared}"), sides)
     chance = Random(0)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == (3 if shared == "true" else 4)
@@ -440,10 +440,10 @@ def test_every_flipped_bit_of_a_model_folder_is_noticed(tmp_path: Path, shared: 
 
 def test_a_checksum_that_a_person_removed_is_not_missed(tmp_path: Path) -> None:
     made(tmp_path)
-    config = json.loads((tmp_path / CONFIG).read_text())
-    assert len(config.pop("sha256")) == 64
-    (tmp_path / CONFIG).write_text(json.dumps(config))
-    assert read_config(tmp_path) == config
+    folder_config = json.loads((tmp_path / CONFIG).read_text())
+    assert len(folder_config.pop("sha256")) == 64
+    (tmp_path / CONFIG).write_text(json.dumps(folder_config))
+    assert read_config(tmp_path) == folder_config
 
 
 def test_nothing_is_written_into_a_folder_that_is_gone(tmp_path: Path) -> None:
@@ -472,7 +472,7 @@ def test_tidying_leaves_what_others_keep_there(tmp_path: Path) -> None:
         (folder / name).write_text("mine")
     Checkpoint.tidy(tmp_path, found[1:])
     kept = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert kept == {*others, *(f"step-00000002/{name}" for name in (MODEL, OPTIMIZER, STATE, SUMS))}
+    assert kept == {*others, *(f"step-00000002/{name}" for name in (MODEL, OPTIMIZER, STATE, CHECKSUMS))}
     assert Checkpoint.all(tmp_path) == found[1:]
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regard._util.files import SUMS
+from regard._util.files import CHECKSUMS
 from regard.errors import ArgumentError
 from regard.translation.data.batches import InMemory
 from regard.translation.training.checkpoint import MODEL, OPTIMIZER, STATE, Checkpoint
@@ -24,7 +24,7 @@ from regard.translation.training.loop import Progress, Trainer, dropout_seed
 from regard.translation.training.progress import Example, Listener, Report, ValidationResult
 from regard.translation.training.validation import DevScores
 from tests.translation.killing import killed_after
-from tests.translation.small import DEV, IDS, small_plan, small_trainer, train_small
+from tests.translation.small import DEV, IDS, small_config, small_trainer, train_small
 from tests.translation.training.test_checkpoint import content, no_file_larger_than
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,7 +68,7 @@ def bits(folder: Path) -> dict[str, Any]:
     for name in found:
         if name.endswith(STATE):
             found[name] = json.loads(found[name]) | {"seconds": None}
-        elif name.endswith(SUMS):
+        elif name.endswith(CHECKSUMS):
             found[name] = [line for line in found[name].decode().splitlines() if not line.endswith(STATE)]
     return found
 
@@ -118,7 +118,7 @@ def test_a_training_that_is_killed_at_any_time_ends_with_the_same_bits(
 def test_a_training_is_another_with_another_seed(
     tmp_path: Path, whole: Callable[..., dict[str, Any]]
 ) -> None:
-    train_small(tmp_path, small_plan("transformer", "training.seed=1"))
+    train_small(tmp_path, small_config("transformer", "training.seed=1"))
     assert bits(tmp_path).keys() == whole("transformer").keys()
     assert bits(tmp_path) != whole("transformer")
 
@@ -232,20 +232,20 @@ def test_a_finished_training_has_nothing_left_to_do(tmp_path: Path) -> None:
 
 
 def test_patience_ends_a_training_and_it_stays_ended(tmp_path: Path) -> None:
-    plan = small_plan("transformer", *PATIENT)
-    outcome = train_small(tmp_path, plan)
+    config = small_config("transformer", *PATIENT)
+    outcome = train_small(tmp_path, config)
     assert outcome.finished
     assert outcome.progress.step == outcome.progress.best_step + 4 < 40
     before = content(tmp_path)
-    assert train_small(tmp_path, plan) == outcome
+    assert train_small(tmp_path, config) == outcome
     assert content(tmp_path) == before
 
 
 @pytest.mark.parametrize("average", [1, 3])
 def test_the_weights_to_translate_with_are_the_mean_of_the_last(tmp_path: Path, average: int) -> None:
     told = Told()
-    plan = small_plan("transformer", f"training.average_checkpoints={average}")
-    outcome = small_trainer(tmp_path, plan, listeners=[told]).run()
+    config = small_config("transformer", f"training.average_checkpoints={average}")
+    outcome = small_trainer(tmp_path, config, listeners=[told]).run()
     assert outcome.progress.best_step == 10
     assert list(told.weights) == [3, 4, 6, 8, 9, 10]
     last = list(told.weights.values())[-average:]
@@ -261,7 +261,7 @@ def test_the_best_weights_are_kept_and_no_worse_ones(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("regard.translation.training.loop.judge", judge)
     told = Told()
-    trainer = small_trainer(tmp_path, small_plan("transformer", "training.average_checkpoints=1"), listeners=[told])
+    trainer = small_trainer(tmp_path, small_config("transformer", "training.average_checkpoints=1"), listeners=[told])
     told.progress = trainer.progress
     outcome = trainer.run()
     assert (outcome.progress.best, outcome.progress.best_step) == (3.0, 4)
@@ -288,8 +288,8 @@ class Merged:
 @pytest.mark.parametrize("model", ["transformer", "recurrent", "plain"])
 def test_gradients_that_are_added_up_are_those_of_one_large_batch(tmp_path: Path, model: str) -> None:
     calm = ("model.dropout=0", "training.unknown_rate=0", "training.average_checkpoints=1")
-    three = small_trainer(tmp_path / "three", small_plan(model, *calm, "training.accumulate=3"))
-    one = small_trainer(tmp_path / "one", small_plan(model, *calm, "training.accumulate=1"))
+    three = small_trainer(tmp_path / "three", small_config(model, *calm, "training.accumulate=3"))
+    one = small_trainer(tmp_path / "one", small_config(model, *calm, "training.accumulate=1"))
     one.batches = Merged(three.batches, 3)  # type: ignore[assignment]
     for trainer in (three, one):
         trainer.listeners = told = Told()
@@ -303,20 +303,20 @@ def test_gradients_that_are_added_up_are_those_of_one_large_batch(tmp_path: Path
 def test_a_model_learns(tmp_path: Path) -> None:
     told = Told()
     settings = ("training.updates=60", "training.validate_every=15", "training.save_every=60", "training.average_checkpoints=1")
-    small_trainer(tmp_path, small_plan("transformer", *settings), listeners=[told]).run()
+    small_trainer(tmp_path, small_config("transformer", *settings), listeners=[told]).run()
     losses = [one.loss for one in told.judgements]
     assert losses[-1] < 0.75 * losses[0]
     assert [report.step for report in told.reports] == [15, 30, 45, 50, 60]  # whenever it is judged, too
     assert told.reports[-1].epoch == pytest.approx(60 * 2 * 8 / len(IDS.sizes), rel=0.2)  # 8 pairs a batch
-    assert told.reports[-1].rate < told.reports[0].rate <= 0.01
+    assert told.reports[-1].learning_rate < told.reports[0].learning_rate <= 0.01
 
 
 def test_bfloat16_learns_nearly_the_same(tmp_path: Path) -> None:
     losses = {}
     for precision in ("float32", "bfloat16"):
         told = Told()
-        plan = small_plan("transformer", f"training.precision={precision}")
-        small_trainer(tmp_path / precision, plan, listeners=[told]).run()
+        config = small_config("transformer", f"training.precision={precision}")
+        small_trainer(tmp_path / precision, config, listeners=[told]).run()
         losses[precision] = told.judgements[-1].loss
         weights = load_file(tmp_path / precision / MODEL)
         assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
@@ -347,11 +347,11 @@ def test_a_disk_that_is_full_leaves_the_last_checkpoint(
 
 
 def test_a_gradient_that_is_not_finite_ends_the_training(tmp_path: Path) -> None:
-    calm = small_plan("transformer", "training.updates=3")
+    calm = small_config("transformer", "training.updates=3")
     train_small(tmp_path, calm)
     before = content(tmp_path)
     rare = ("training.validate_every=100", "training.save_every=100", "training.warmup=0", "training.max_grad_norm=0")
-    wild = small_plan("transformer", "training.learning_rate=1e30", *rare)
+    wild = small_config("transformer", "training.learning_rate=1e30", *rare)
     with pytest.raises(
         ArgumentError, match=r"of update 5 is not finite; .*rate, which is 1e\+30, .*clip, which is 0"
     ):
@@ -368,7 +368,7 @@ def test_weights_that_are_not_finite_are_never_kept(tmp_path: Path) -> None:
         "training.metric=bleu",
     )
     with pytest.raises(ArgumentError, match="dev loss after update 1 is not finite"):
-        train_small(tmp_path, small_plan("transformer", *wild))
+        train_small(tmp_path, small_config("transformer", *wild))
     assert not (tmp_path / MODEL).exists()
     assert not Checkpoint.all(tmp_path)
 
@@ -392,30 +392,30 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_there(
 
 @pytest.mark.parametrize("setting", ["model.width=32", "model.layers=2", "model.ffn_dim=7"])
 def test_a_checkpoint_of_another_plan_is_refused(tmp_path: Path, setting: str) -> None:
-    train_small(tmp_path, small_plan("transformer", "training.updates=3"))
+    train_small(tmp_path, small_config("transformer", "training.updates=3"))
     with pytest.raises(
-        ArgumentError, match=r"step-00000003' does not fit the plan of its folder .*; remove it"
+        ArgumentError, match=r"step-00000003' does not fit the config of its folder .*; remove it"
     ):
-        train_small(tmp_path, small_plan("transformer", setting))
+        train_small(tmp_path, small_config("transformer", setting))
 
 
 @pytest.mark.parametrize(("error", "shown"), [(ValueError(), "ValueError"), (KeyError("best"), "'best'")])
 def test_an_error_without_words_is_told_by_its_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, shown: str
 ) -> None:
-    train_small(tmp_path, small_plan("transformer", "training.updates=3"))
+    train_small(tmp_path, small_config("transformer", "training.updates=3"))
 
     def fail(*given: Any) -> None:
         raise error
 
     monkeypatch.setattr("regard.translation.training.loop.Progress.of", fail)
-    with pytest.raises(ArgumentError, match=rf"does not fit the plan of its folder \({shown}\); remove it"):
+    with pytest.raises(ArgumentError, match=rf"does not fit the config of its folder \({shown}\); remove it"):
         train_small(tmp_path)
 
 
 @pytest.mark.parametrize("state", ["{}", "[]", '{"best": null, "steps": 1}', "null", '"x"', "3"])
 def test_a_state_that_is_none_is_refused(tmp_path: Path, state: str) -> None:
-    train_small(tmp_path, small_plan("transformer", "training.updates=3"))
+    train_small(tmp_path, small_config("transformer", "training.updates=3"))
     (Checkpoint.all(tmp_path)[-1].path / STATE).write_text(state)
     with pytest.raises(ArgumentError, match="step-00000003"):
         train_small(tmp_path)
@@ -425,8 +425,8 @@ def test_a_state_that_is_none_is_refused(tmp_path: Path, state: str) -> None:
 @pytest.mark.parametrize("tokens", [1, 4096])
 def test_small_corpora_and_batches_of_one_pair(tmp_path: Path, pairs: int, tokens: int) -> None:
     few = InMemory([IDS[place] for place in range(pairs)])
-    plan = small_plan("recurrent", f"training.batch_tokens={tokens}", "training.updates=none", "training.epochs=2")
-    outcome = small_trainer(tmp_path, plan, pairs=few).run()
+    config = small_config("recurrent", f"training.batch_tokens={tokens}", "training.updates=none", "training.epochs=2")
+    outcome = small_trainer(tmp_path, config, pairs=few).run()
     assert outcome.finished
     assert outcome.progress.step == 2 * max(1, (pairs if tokens == 1 else 1) // 2)  # two batches an update
     assert (tmp_path / MODEL).exists()
@@ -434,8 +434,8 @@ def test_small_corpora_and_batches_of_one_pair(tmp_path: Path, pairs: int, token
 
 def test_a_training_that_is_shorter_than_its_intervals_is_judged_and_saved(tmp_path: Path) -> None:
     told = Told()
-    plan = small_plan("transformer", "training.updates=3", "training.validate_every=100", "training.save_every=50")
-    small_trainer(tmp_path, plan, listeners=[told]).run()
+    config = small_config("transformer", "training.updates=3", "training.validate_every=100", "training.save_every=50")
+    small_trainer(tmp_path, config, listeners=[told]).run()
     assert [one.step for one in told.judgements] == list(told.weights) == [3]
     assert [report.step for report in told.reports] == [3]
     assert "update 3" in told.texts[-1]
@@ -450,11 +450,11 @@ def test_once_an_epoch_of_some_length_is_the_default(
 ) -> None:
     monkeypatch.setattr("regard.translation.training.loop._APART", apart)
     told = Told()
-    plan = small_plan(
+    config = small_config(
         "transformer",
         *("training.validate_every=0", "training.save_every=0", "training.updates=none", f"training.epochs={epochs}"),
     )
-    trainer = small_trainer(tmp_path, plan, listeners=[told])
+    trainer = small_trainer(tmp_path, config, listeners=[told])
     trainer.run()
     assert trainer.epoch == 4  # 60 pairs of 8 tokens, 64 tokens a batch, two batches an update
     assert [one.step for one in told.judgements] == list(told.weights) == judged
@@ -469,9 +469,9 @@ def test_progress_comes_back_from_what_it_writes(progress: Progress) -> None:
 def test_dev_data_are_not_trained_on(tmp_path: Path) -> None:
     """Other dev data, and the same weights."""
     for name, dev in (("a", DEV), ("b", DEV[:2])):
-        plan = small_plan("transformer", "training.average_checkpoints=1")
-        small = small_trainer(tmp_path / name, plan)
-        Trainer(tmp_path / name, plan, small.tokens, IDS, dev).run()
+        config = small_config("transformer", "training.average_checkpoints=1")
+        small = small_trainer(tmp_path / name, config)
+        Trainer(tmp_path / name, config, small.tokens, IDS, dev).run()
     last = [content(Checkpoint.all(tmp_path / name)[-1].path)[MODEL] for name in ("a", "b")]
     assert last[0] == last[1]
 
@@ -507,8 +507,8 @@ def test_a_slow_training_is_not_silent(tmp_path: Path, monkeypatch: pytest.Monke
     clock = iter(range(0, 10**6, 2))
     monkeypatch.setattr("regard.translation.training.loop.time.monotonic", lambda: next(clock))
     told = Told()
-    plan = small_plan("plain", "training.updates=40", "training.validate_every=100", "training.save_every=100")
-    small_trainer(tmp_path, plan, listeners=[told]).run()
+    config = small_config("plain", "training.updates=40", "training.validate_every=100", "training.save_every=100")
+    small_trainer(tmp_path, config, listeners=[told]).run()
     steps = [0, *(report.step for report in told.reports)]
     assert steps[-1] == 40
     assert max(after - before for before, after in pairwise(steps)) <= 16

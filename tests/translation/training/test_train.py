@@ -32,7 +32,7 @@ from regard.translation.training.checkpoint import (
 from regard.translation.training.progress import Listener
 from regard.translation.training.train import choice_of, train
 from tests.cli.running import run
-from tests.translation.small import PAIRS, small_plan
+from tests.translation.small import PAIRS, small_config
 from tests.translation.training.test_checkpoint import content
 from tests.translation.training.test_loop import Interrupts, Told, bits
 
@@ -44,7 +44,7 @@ QUICK = ("training.updates=4", "training.validate_every=2", "training.accumulate
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which a training has come to its end."""
     folder = tmp_path_factory.mktemp("trained") / "model"
-    assert train(folder, PAIRS, plan=small_plan("transformer", *QUICK)).finished
+    assert train(folder, PAIRS, config=small_config("transformer", *QUICK)).finished
     return folder
 
 
@@ -67,7 +67,7 @@ def same(folder: Path, other: Path) -> bool:
 @pytest.mark.parametrize("model", ["transformer", "recurrent", "plain"])
 def test_pairs_become_a_translator(tmp_path: Path, model: str) -> None:
     told = Told()
-    outcome = train(tmp_path / "new" / "model", iter(PAIRS), plan=small_plan(model, *QUICK), listeners=[told])
+    outcome = train(tmp_path / "new" / "model", iter(PAIRS), config=small_config(model, *QUICK), listeners=[told])
     assert outcome.finished
     folder = tmp_path / "new" / "model"
     (translation,) = load_translator(folder).translate(["1 2 3"])
@@ -87,13 +87,13 @@ def test_pairs_become_a_translator(tmp_path: Path, model: str) -> None:
 def test_a_folder_with_something_in_it_is_not_touched(folder: Path, tmp_path: Path) -> None:
     before = content(folder)
     with pytest.raises(ArgumentError, match=r"is not empty; go on in it with resume \(--resume\)"):
-        train(folder, PAIRS, plan=small_plan())
+        train(folder, PAIRS, config=small_config())
     assert content(folder) == before
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
     for resume, why in ((False, "is not empty"), (True, "no config.json, so it is no model folder")):
         with pytest.raises(ArgumentError, match=why):
-            train(tmp_path / "photos", PAIRS, plan=small_plan(), resume=resume)
+            train(tmp_path / "photos", PAIRS, config=small_config(), resume=resume)
     assert content(tmp_path / "photos") == {"cat.jpg": b"cat"}
 
 
@@ -102,12 +102,12 @@ def test_a_refused_training_deletes_nothing(tmp_path: Path, resume: bool) -> Non
     for name in (".video.part", ".regard-0123456789abcdef.part", "film.part", "notes.txt"):
         (tmp_path / name).write_text("mine")
     before = content(tmp_path)
-    for config in (None, "{}", '{"format": "regard translator 2"}'):
-        if config is not None:
-            (tmp_path / CONFIG).write_text(config)
-            before[CONFIG] = config.encode()
+    for folder_config in (None, "{}", '{"format": "regard translator 2"}'):
+        if folder_config is not None:
+            (tmp_path / CONFIG).write_text(folder_config)
+            before[CONFIG] = folder_config.encode()
         with pytest.raises(ArgumentError):
-            train(tmp_path, PAIRS, plan=small_plan("plain", *QUICK), resume=resume)
+            train(tmp_path, PAIRS, config=small_config("plain", *QUICK), resume=resume)
         assert content(tmp_path) == before
 
 
@@ -155,7 +155,7 @@ def test_a_folder_that_goes_away_ends_the_training_and_nothing_is_claimed(
 
     listener = Harms(event, harm)
     with pytest.raises((ArgumentError, FileNotFoundError)) as refused:
-        train(folder, PAIRS, plan=small_plan("transformer", *QUICK), listeners=[listener])
+        train(folder, PAIRS, config=small_config("transformer", *QUICK), listeners=[listener])
     assert str(folder) in str(refused.value)
     assert not listener.ends
     assert folder.exists() == (how == "replaced")
@@ -172,27 +172,27 @@ def test_a_file_that_goes_away_ends_the_training_and_nothing_is_claimed(tmp_path
         (folder / name).unlink()
 
     listener = Harms("saved", harm)
-    plan = small_plan("transformer", *QUICK)
+    config = small_config("transformer", *QUICK)
     with pytest.raises(ArgumentError, match=rf"{name}' was removed .* after update 3: .*update 2 is kept"):
-        train(folder, PAIRS, plan=plan, listeners=[listener])
+        train(folder, PAIRS, config=config, listeners=[listener])
     assert not listener.ends
     shutil.copy(copy, folder / name)
     assert train(folder, resume=True).finished
 
 
 def test_an_empty_folder_will_do(tmp_path: Path) -> None:
-    assert train(tmp_path, PAIRS, plan=small_plan("plain", *QUICK)).finished
+    assert train(tmp_path, PAIRS, config=small_config("plain", *QUICK)).finished
 
 
 def test_going_on_in_a_finished_folder_changes_nothing(folder: Path, trained: Path) -> None:
     assert train(folder, resume=True).finished
-    assert train(folder, PAIRS[:3], plan=small_plan("plain"), resume=True).finished  # its own plan counts
+    assert train(folder, PAIRS[:3], config=small_config("plain"), resume=True).finished  # its own config counts
     assert same(folder, trained)
 
 
 def test_a_training_that_was_interrupted_goes_on_without_its_pairs(tmp_path: Path, trained: Path) -> None:
-    plan, folder = small_plan("transformer", *QUICK), tmp_path / "model"
-    outcome = train(folder, PAIRS, plan=plan, listeners=[Interrupts("saved", 2)])
+    config, folder = small_config("transformer", *QUICK), tmp_path / "model"
+    outcome = train(folder, PAIRS, config=config, listeners=[Interrupts("saved", 2)])
     assert (outcome.finished, outcome.progress.step) == (False, 3)
     assert "alignment" not in read_config(folder)
     load_model(folder)  # what there is so far can be used
@@ -209,17 +209,17 @@ def test_there_must_be_something_to_go_on_with(tmp_path: Path) -> None:
 
 
 def test_resume_begins_where_there_is_nothing(tmp_path: Path, trained: Path) -> None:
-    plan = small_plan("transformer", *QUICK)
-    assert train(tmp_path / "model", PAIRS, plan=plan, resume=True).finished
+    config = small_config("transformer", *QUICK)
+    assert train(tmp_path / "model", PAIRS, config=config, resume=True).finished
     assert same(tmp_path / "model", trained)
 
 
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_preparation_that_failed_can_be_made_again(tmp_path: Path, trained: Path, resume: bool) -> None:
-    plan = small_plan("transformer", *QUICK)
+    config = small_config("transformer", *QUICK)
     with pytest.raises(ArgumentError, match="fewer than 10"):
-        train(tmp_path / "model", PAIRS[:5], plan=plan)
-    assert train(tmp_path / "model", PAIRS, plan=plan, resume=resume).finished
+        train(tmp_path / "model", PAIRS[:5], config=config)
+    assert train(tmp_path / "model", PAIRS, config=config, resume=resume).finished
     assert same(tmp_path / "model", trained)
 
 
@@ -230,14 +230,14 @@ def test_a_model_without_its_data_is_not_trained_over(folder: Path, resume: bool
         shutil.rmtree(folder / name)
     before = content(folder)
     with pytest.raises(ArgumentError, match="no data to go on with" if resume else "is not empty"):
-        train(folder, PAIRS, plan=small_plan(), resume=resume)
+        train(folder, PAIRS, config=small_config(), resume=resume)
     assert content(folder) == before
 
 
 def test_dev_pairs_of_ones_own_are_those_that_are_shown(tmp_path: Path) -> None:
     told = Told()
     dev = [Pair("9 9 9 9", "9 9 9 9")]
-    train(tmp_path / "model", PAIRS, dev=dev, plan=small_plan("plain", *QUICK), listeners=[told])
+    train(tmp_path / "model", PAIRS, dev=dev, config=small_config("plain", *QUICK), listeners=[told])
     assert {one.sample.source for one in told.judgements if one.sample} == {"9 9 9 9"}
 
 
@@ -247,7 +247,7 @@ def test_a_listener_that_fails_is_not_hushed_up(tmp_path: Path) -> None:
             raise RuntimeError("no paper")
 
     with pytest.raises(RuntimeError, match="no paper"):
-        train(tmp_path / "model", PAIRS, plan=small_plan("plain", *QUICK), listeners=[Fails()])
+        train(tmp_path / "model", PAIRS, config=small_config("plain", *QUICK), listeners=[Fails()])
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_listener_that_fails_is_not_hushed_up(tmp_path: Path) -> None:
         ({"pairs": 7}, "the pairs are a int; give a list of pairs"),
         ({"pairs": ["ab", "cd"]}, r"pair 0 is 'ab'; a pair is \(source, target\)"),
         ({"pairs": [*PAIRS, ("a", "b", "c")]}, r"pair 60 is \('a', 'b', 'c'\)"),
-        ({"pairs": PAIRS, "plan": {}}, "train got a plan that is a dict; give a Plan"),
+        ({"pairs": PAIRS, "config": {}}, "train got a config of type dict; pass a TranslationConfig"),
     ],
 )
 def test_what_is_no_corpus_and_no_plan_is_refused(options: dict, message: str, tmp_path: Path) -> None:
@@ -277,11 +277,11 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "a.en", tmp_path / "a.de"
 
 
-def settings(plan: TranslationConfig) -> list[str]:
-    """A plan as options of the command."""
+def settings(config: TranslationConfig) -> list[str]:
+    """A config as options of the command."""
     return [
         part
-        for section, values in plan.settings().items()
+        for section, values in config.to_dict().items()
         for name, value in values.items()
         for part in ("--set", f"{section}.{name}={'none' if value is None else json.dumps(value)}")
     ]
@@ -303,13 +303,13 @@ def test_the_command_makes_a_translator(
 
 
 def test_the_command_trains_what_python_does(tmp_path: Path, files: tuple[Path, Path], trained: Path) -> None:
-    plan = small_plan("transformer", *QUICK)
-    run("train", *files, "-o", tmp_path / "model", *settings(plan))
+    config = small_config("transformer", *QUICK)
+    run("train", *files, "-o", tmp_path / "model", *settings(config))
     assert same(tmp_path / "model", trained)
 
 
 def test_swapped_files_are_another_direction(tmp_path: Path, files: tuple[Path, Path]) -> None:
-    options = settings(small_plan("plain", *QUICK))
+    options = settings(small_config("plain", *QUICK))
     run("train", *files, "-o", tmp_path / "there", *options, "--dev", *files)
     run("train", *files[::-1], "-o", tmp_path / "back", *options, "--dev", *files[::-1])
     run("train", *files, "-o", tmp_path / "swapped", *options, "--swap", "--dev", *files)
@@ -377,9 +377,9 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, folder: str) -> N
     (tmp_path / ".mine").write_text("mine")
     before = content(tmp_path)
     few = [Pair("ein Hund", "a dog")]
-    for pairs, plan in ((few, None), (PAIRS, small_plan("transformer", "tokens.size=5", "tokens.kind=bpe"))):
+    for pairs, config in ((few, None), (PAIRS, small_config("transformer", "tokens.size=5", "tokens.kind=bpe"))):
         with pytest.raises(ArgumentError):
-            train(tmp_path / folder, pairs, plan=plan)
+            train(tmp_path / folder, pairs, config=config)
         assert content(tmp_path) == before
         assert [path.name for path in tmp_path.iterdir()] == [".mine"]
 
@@ -388,7 +388,7 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, folder: str) -> N
 def test_a_preparation_that_is_refused_takes_away_all_that_it_wrote_and_nothing_else(
     tmp_path: Path, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, model = small_plan("transformer", *settings), tmp_path / "model"
+    config, model = small_config("transformer", *settings), tmp_path / "model"
     mine = [model / "notes.txt", model / "data" / "notes.txt"]
 
     def refuse(path: Path, names: list[str]) -> None:
@@ -400,7 +400,7 @@ def test_a_preparation_that_is_refused_takes_away_all_that_it_wrote_and_nothing_
     monkeypatch.setattr("regard.translation.training.preparation.write_sums", refuse)
     for notes in (0, 1):
         with pytest.raises(ArgumentError, match="no"):
-            train(model, PAIRS, plan=plan)
+            train(model, PAIRS, config=config)
         left = {path for path in tmp_path.rglob("*") if path.is_file()}
         assert left == {*mine * notes}
         assert model.exists() == bool(notes)
@@ -413,11 +413,11 @@ def test_a_training_that_fails_before_its_first_checkpoint_keeps_all_that_is_the
         def begin(self, about: str, step: int, steps: int) -> None:
             (model / "notes.txt").write_text("mine")
 
-    plan = small_plan("transformer", "training.learning_rate=1e38", "training.max_grad_norm=0")
+    config = small_config("transformer", "training.learning_rate=1e38", "training.max_grad_norm=0")
     with pytest.raises(
         ArgumentError, match=r"not finite; there is no checkpoint yet\. .* and train in a new folder\."
     ):
-        train(model, PAIRS, plan=plan, listeners=[Notes()])
+        train(model, PAIRS, config=config, listeners=[Notes()])
     assert {CONFIG, "tokens.model", "notes.txt", "data/ready", "data/train.ids"} <= content(model).keys()
     assert not Checkpoint.all(model)
 
@@ -426,29 +426,29 @@ PATIENT = ("training.patience=1", "training.learning_rate=0.3", "training.update
 
 
 def test_a_training_whose_patience_ended_goes_on_when_it_is_lengthened(tmp_path: Path) -> None:
-    plan = small_plan("transformer", *PATIENT)
-    longer = plan.but(["training.updates=60"])
-    first = train(tmp_path / "model", PAIRS, plan=plan)
+    config = small_config("transformer", *PATIENT)
+    longer = config.override(["training.updates=60"])
+    first = train(tmp_path / "model", PAIRS, config=config)
     assert first.progress.step < 40
     for name in ("cut", "killed"):
         shutil.copytree(tmp_path / "model", tmp_path / name)
     told = Told()
-    second = train(tmp_path / "model", plan=longer, resume=True, listeners=[told])
+    second = train(tmp_path / "model", config=longer, resume=True, listeners=[told])
     assert "its patience begins anew" in told.texts[0]
     assert second.finished
     assert second.progress.step > first.progress.step
-    config = read_config(tmp_path / "model")
-    assert config["lengthened"] == [first.progress.step]
+    folder_config = read_config(tmp_path / "model")
+    assert folder_config["extended"] == [first.progress.step]
     assert "alignment" in config
 
     press = Interrupts("judge", first.progress.step + 4)
-    assert not train(tmp_path / "cut", plan=longer, resume=True, listeners=[press]).finished
+    assert not train(tmp_path / "cut", config=longer, resume=True, listeners=[press]).finished
     assert train(tmp_path / "cut", resume=True).progress.step == second.progress.step
     assert same(tmp_path / "cut", tmp_path / "model")
 
     with pytest.raises(RuntimeError, match="killed"):  # before it made one update more
-        train(tmp_path / "killed", plan=longer, resume=True, listeners=[Killed()])
-    train(tmp_path / "killed", plan=longer, resume=True)
+        train(tmp_path / "killed", config=longer, resume=True, listeners=[Killed()])
+    train(tmp_path / "killed", config=longer, resume=True)
     assert same(tmp_path / "killed", tmp_path / "model")
     assert train(tmp_path / "model", resume=True).progress.step == second.progress.step  # it stays ended
     assert same(tmp_path / "killed", tmp_path / "model")
@@ -463,15 +463,15 @@ class Killed(Listener):
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_a_training_that_is_at_its_end_can_be_lengthened(tmp_path: Path, schedule: str) -> None:
-    plan = small_plan("transformer", *QUICK, f"training.schedule={schedule}", "training.warmup=1")
-    longer = plan.but([f"training.updates={2 * (plan.training.updates or 0)}"])
-    train(tmp_path / "whole", PAIRS, plan=longer)
-    train(tmp_path / "parts", PAIRS, plan=plan)
+    config = small_config("transformer", *QUICK, f"training.schedule={schedule}", "training.warmup=1")
+    longer = config.override([f"training.updates={2 * (config.training.updates or 0)}"])
+    train(tmp_path / "whole", PAIRS, config=longer)
+    train(tmp_path / "parts", PAIRS, config=config)
     told = Told()
-    outcome = train(tmp_path / "parts", plan=longer, resume=True, listeners=[told])
+    outcome = train(tmp_path / "parts", config=longer, resume=True, listeners=[told])
     assert outcome.finished
     assert outcome.progress.step == longer.training.updates
-    assert read_config(tmp_path / "parts")["plan"] == longer.settings()
+    assert read_config(tmp_path / "parts")["settings"] == longer.to_dict()
     assert told.texts[0].startswith("lengthened from 4 updates to 8 updates")
     assert ("goes up again" in told.texts[0]) == (schedule == "cosine")
     if schedule == "constant":  # which does not know its end
@@ -485,7 +485,7 @@ def test_the_command_lengthens_a_training_and_refuses_to_shorten_it(
     model = tmp_path / "model"
     run("train", *files, "-o", model, "--preset", "tiny", "--epochs", 2, *SMALL)
     run("train", "-o", model, "--resume")  # nothing is left to do, and the preset's 10 epochs do not count
-    assert read_config(model)["plan"]["training"]["epochs"] == 2
+    assert read_config(model)["settings"]["training"]["epochs"] == 2
     steps = Checkpoint.all(model)[-1].step
     run("train", "-o", model, "--resume", "--epochs", 4)
     assert "lengthened from 2 epochs to 4 epochs" in capsys.readouterr().out
@@ -503,9 +503,9 @@ def test_the_command_lengthens_a_training_and_refuses_to_shorten_it(
 @pytest.fixture
 def unchosen(folder: Path) -> Path:
     """As Ctrl-C leaves a folder: without the choice that is made at the end."""
-    config = read_config(folder)
-    del config["alignment"]
-    (folder / CONFIG).write_text(json.dumps(config))
+    folder_config = read_config(folder)
+    del folder_config["alignment"]
+    (folder / CONFIG).write_text(json.dumps(folder_config))
     return folder
 
 
@@ -548,13 +548,13 @@ def test_an_interrupted_training_aligns_with_what_it_would_choose(
         assert all(line.endswith(told) for line in said)
         return [out, Path("x.svg").read_text("utf-8") if command == "draw" else ""]
 
-    config = (unchosen / CONFIG).read_text()
+    folder_config = (unchosen / CONFIG).read_text()
     found: dict[str, list[str]] = {}
     for name, choice in (("other", other), ("default", AlignmentHead())):
-        (unchosen / CONFIG).write_text(json.dumps(json.loads(config) | {"alignment": choice.to_dict()}))
+        (unchosen / CONFIG).write_text(json.dumps(json.loads(folder_config) | {"alignment": choice.to_dict()}))
         found[name] = shown("")
     assert found["other"] != found["default"]
-    (unchosen / CONFIG).write_text(config)
+    (unchosen / CONFIG).write_text(folder_config)
     with monkeypatch.context() as patched:
         patched.setattr("regard.translation.training.train._best_choice", lambda *given: other)
         assert shown(done) == found["other"]
@@ -582,11 +582,11 @@ def test_a_terminal_that_is_closed_ends_the_command_with_129_and_all_is_saved(
     tmp_path: Path, files: tuple[Path, Path], nohup: bool
 ) -> None:
     """On a terminal of its own, which hangs up; `nohup` goes on to the end."""
-    plan = small_plan("transformer", "training.updates=30", "training.save_every=2", "training.validate_every=15")
+    config = small_config("transformer", "training.updates=30", "training.save_every=2", "training.validate_every=15")
     command = [sys.executable, "-m", "regard", "train", *map(str, files), "-o", str(tmp_path / "cut")]
     terminal, other = pty.openpty()
     with subprocess.Popen(
-        ["nohup", *command, *settings(plan)] if nohup else [*command, *settings(plan)],
+        ["nohup", *command, *settings(config)] if nohup else [*command, *settings(config)],
         stdin=other,
         stdout=other,
         stderr=other,
@@ -610,18 +610,18 @@ def test_a_terminal_that_is_closed_ends_the_command_with_129_and_all_is_saved(
     assert process.returncode == 129
     assert 0 < last < 30
     run("train", "--output", tmp_path / "cut", "--resume")
-    train(tmp_path / "whole", PAIRS, plan=plan)
+    train(tmp_path / "whole", PAIRS, config=config)
     assert same(tmp_path / "cut", tmp_path / "whole")
 
 
 def test_ctrl_c_ends_the_command_with_130_and_going_on_ends_with_the_same_bits(
     tmp_path: Path, files: tuple[Path, Path]
 ) -> None:
-    plan = small_plan("transformer", "training.updates=30", "training.save_every=2", "training.validate_every=15")
+    config = small_config("transformer", "training.updates=30", "training.save_every=2", "training.validate_every=15")
     command = [sys.executable, "-m", "regard", "train", *map(str, files), "-o", str(tmp_path / "cut")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [*command, *settings(plan)],
+        [*command, *settings(config)],
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -637,5 +637,5 @@ def test_ctrl_c_ends_the_command_with_130_and_going_on_ends_with_the_same_bits(
     assert "Traceback" not in shown
     assert 0 < Checkpoint.all(tmp_path / "cut")[-1].step < 30
     run("train", "--output", tmp_path / "cut", "--resume")
-    train(tmp_path / "whole", PAIRS, plan=plan)
+    train(tmp_path / "whole", PAIRS, config=config)
     assert same(tmp_path / "cut", tmp_path / "whole")

@@ -1,7 +1,6 @@
-"""A limit of the address space (`ulimit -v`): work that may not fit is refused before it begins.
+"""Refuse work that may exceed the address space limit (`ulimit -v`).
 
-Where memory runs out inside a library, Python may get no chance to report it: OpenMP and the tokenizers,
-which are written in Rust, end the process.
+If memory runs out inside OpenMP or the Rust tokenizers, they abort the process instead of raising.
 """
 
 import os
@@ -10,18 +9,18 @@ from http import HTTPStatus
 import torch
 
 from regard._util.files import readable
-from regard.app.server.security import Refused
+from regard.app.server.security import RequestError
 from regard.mechanism.operator import attention
 
-RESERVE = 2**28  # bytes that must be left for each piece of long work under way
-LITTLE = 2**26  # and for a quick one
+RESERVE = 2**28  # bytes that must be free per long job
+QUICK_RESERVE = 2**26  # and per short job
 
 
-def left() -> int | None:
-    """How many bytes of address space the process may still get; None if there is no limit.
+def available() -> int | None:
+    """Return the address space left to this process in bytes; None if unlimited.
 
-    >>> from regard.app.server.memory import left
-    >>> left() is None or left() > 0
+    >>> from regard.app.server.memory import available
+    >>> available() is None or available() > 0
     True
     """
     try:
@@ -33,24 +32,24 @@ def left() -> int | None:
         with open("/proc/self/statm", "rb") as file:
             pages = int(file.read().split()[0])
         return max(limit - pages * os.sysconf("SC_PAGE_SIZE"), 0)
-    except (ImportError, OSError, ValueError):  # a system that does not tell
+    except (ImportError, OSError, ValueError):  # not Linux
         return None
 
 
-def check(needed: int) -> None:
-    """Refuse work if less memory than this is left."""
-    room = left()
-    if room is not None and room < needed:
-        raise Refused(
+def check(required: int) -> None:
+    """Raise RequestError if fewer than `required` bytes are available."""
+    free = available()
+    if free is not None and free < required:
+        raise RequestError(
             HTTPStatus.SERVICE_UNAVAILABLE,
-            f"the server may get {readable(room)} more memory, and needs {readable(needed)} to be safe; ask "
-            "again when others are done, or start it with a higher limit (ulimit -v).",
+            f"Not enough memory: {readable(free)} available, {readable(required)} required. Retry later, or "
+            "start the server with a higher limit (ulimit -v).",
         )
 
 
 def prepare_thread() -> None:
-    """Start the threads of OpenMP for this thread now, if memory is limited: later there may be no room."""
-    if left() is not None:
+    """If memory is limited, start this thread's OpenMP threads now, while it is available."""
+    if available() is not None:
         torch.zeros(2**20).add_(1)
         x = torch.zeros(1, 512, 16)
         attention(x, x, x)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard._util.checks import number, ordinary, same_device
+from regard._util.checks import check_dense, check_device, check_number
 from regard.errors import DTypeError, ShapeError
 from regard.mechanism import reference
 from regard.mechanism.biases import RelativeBias
@@ -126,7 +126,7 @@ def _score(
     """The prepared score; and the scores themselves where they come from a function."""
     check_score(score)
     if isinstance(score, nn.Module):
-        same_device("the score", score, query.device)
+        check_device("the score", score, query.device)
     if isinstance(score, Score):
         per_query, per_key = layout.per_query(query.to(precise)), layout.per_key(key.to(precise))
         prepared = score.prepare(per_query, per_key)
@@ -173,13 +173,13 @@ def _dense(bias: Tensor, scene: CallShape, precise: torch.dtype) -> Tensor:
             f"bias has shape {tuple(bias.shape)}, which does not broadcast to the scores' shape {whole}. "
             "Add axes of size 1 where it is the same for all."
         )
-    ordinary("bias", bias)
-    same_device("bias", bias, scene.device)
+    check_dense("bias", bias)
+    check_device("bias", bias, scene.device)
     return torch.atleast_2d(bias.to(precise))
 
 
 def _line(bias: RelativeBias, layout: Layout, scene: CallShape, precise: torch.dtype) -> Tensor:
-    same_device("bias", bias, scene.device)
+    check_device("bias", bias, scene.device)
     length = max(scene.queries + scene.keys - 1, 0)
     result = bias.line(scene.queries, scene.keys, scene.device)
     line = validation.line(bias, result, layout.heads, length, scene.device).to(precise)
@@ -206,7 +206,7 @@ def check_score(score: object) -> None:
 
 
 def _check_dropout(dropout: float, generator: torch.Generator | None) -> None:
-    number("attention got dropout", dropout, least=0, below=1, cure="It is the share of weights to drop.")
+    check_number("attention got dropout", dropout, min=0, below=1, cure="It is the share of weights to drop.")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise DTypeError(
             f"generator is {generator!r}; pass a torch.Generator: torch.Generator().manual_seed(0)."

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._util.checks import number, ordinary
+from regard._util.checks import check_dense, check_number
 from regard.errors import ArgumentError, DeviceError, DTypeError, MaskError, ShapeError
 from regard.mechanism.call.layout import broadcasts
 from regard.mechanism.normalizers import Normalizer
@@ -125,7 +125,7 @@ def _check_family(name: str, result: Prepared, width: int) -> None:
             f"{name} returned a scale that is a Tensor; it must be a number. Multiply the query by a scale "
             "that learns."
         )
-    number(f"{name} returned scale", result.scale)
+    check_number(f"{name} returned scale", result.scale)
     if vector is not None and result.scale != 1:
         raise ArgumentError(
             f"{name} returned scale={result.scale} with family={result.family!r}; only a dot product has a "
@@ -163,7 +163,7 @@ def function_scores(scores: object, query: Tensor, key: Tensor, whole: Sequence[
         raise DTypeError(
             f"score returned scores of {scores.dtype}; they must be floating point: scores.float()."
         )
-    ordinary("the score's result", scores)
+    check_dense("the score's result", scores)
     if scores.device != query.device:
         raise DeviceError(
             f"query is on {query.device} and the score's result on {scores.device}; "
@@ -261,7 +261,7 @@ def sink(normalize: Normalizer, result: object, heads: int, device: torch.device
     name = f"{type(normalize).__name__}.sink"
     if not isinstance(result, Tensor):
         if result != -math.inf:
-            number(f"{name} returned score", result)
+            check_number(f"{name} returned score", result)
         return float(result)  # type: ignore[arg-type]
     if result.device != device:
         raise DeviceError(

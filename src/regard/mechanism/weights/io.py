@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from regard._util.checks import count, number
-from regard._util.files import check_loadable, write_whole
+from regard._util.checks import check_int, check_number
+from regard._util.files import check_loadable, write_atomic
 from regard.errors import ArgumentError
 from regard.mechanism.call.problem import Problem, Rules, kind
 from regard.mechanism.mask_algebra import MaskTerm, broadcasts
@@ -51,7 +51,7 @@ def write(
     # cloned, as query and key may be the same tensor, which safetensors refuses
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in problem.tensors.items()}
     described["checksum"] = checksum(tensors, tensors.__getitem__, json.dumps(described))
-    return write_whole(path, save(tensors, {"regard": json.dumps(described)}))
+    return write_atomic(path, save(tensors, {"regard": json.dumps(described)}))
 
 
 def checksum(names: Iterable[str], read: Callable[[str], Tensor], about: str = "") -> str:
@@ -107,18 +107,18 @@ def _understand(
     if heads not in get_args(Heads) or not whole or math.prod(found) != math.prod(lead):
         raise ValueError(f"its tensors have leading axes {found}, and its description says {lead}")
     if together is not None:
-        count("the file got together", together)
+        check_int("the file got together", together)
     return problem, tuple(lead), heads, together
 
 
 def _check_rules(rules: Rules, tensors: dict[str, Tensor]) -> None:
     """Raise unless these rules go with tensors of these names."""
-    number("the file got dropout", rules.dropout, least=0, below=1)
+    check_number("the file got dropout", rules.dropout, min=0, below=1)
     if rules.softcap is not None:
-        number("the file got softcap", rules.softcap, above=0)
-    number("the file got scale", rules.scale)
-    count("the file got queries", rules.queries)
-    count("the file got terms", rules.terms)
+        check_number("the file got softcap", rules.softcap, above=0)
+    check_number("the file got scale", rules.scale)
+    check_int("the file got queries", rules.queries)
+    check_int("the file got terms", rules.terms)
     if not isinstance(rules.score, str) or len(rules.score) > 100:
         raise ValueError("the name of its score is none")
     if (

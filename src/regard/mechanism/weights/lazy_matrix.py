@@ -158,7 +158,7 @@ class LazyMatrix:
 
         >>> import torch, regard
         >>> x = torch.randn(3, 8, 5, 4)  # 3 sequences, 8 heads
-        >>> regard.attend(x, x, x)[1].batch(-1).top(2).keys.shape
+        >>> regard.attend(x, x, x)[1].batch(-1).topk(2).indices.shape
         torch.Size([8, 5, 2])
         """
         axes = len(self._lead) - self.has_heads

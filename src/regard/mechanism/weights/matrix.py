@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard._util.files import readable
+from regard._util.text import format_bytes
 from regard.errors import ArgumentError
 from regard.mechanism import reference, tiled
 from regard.mechanism.call.problem import Problem, tiles
@@ -28,20 +28,20 @@ from regard.mechanism.weights.lazy_matrix import LazyMatrix
 _SHORT = 64  # the most that `top` keeps in a list per row
 
 
-class Top(NamedTuple):
+class TopK(NamedTuple):
     """The largest weights of each row and the keys they belong to; −1 where a row sees no more keys.
 
-    values: (…, q, n), falling along each row.
-    keys: (…, q, n), the number of the key that each belongs to.
+    values: (…, q, k), falling along each row.
+    indices: (…, q, k), the key of each value.
 
     >>> import torch, regard
     >>> x = torch.eye(3)
-    >>> regard.attend(x, x, x)[1].top(1).keys.squeeze(-1)
+    >>> regard.attend(x, x, x)[1].topk(1).indices.squeeze(-1)
     tensor([0, 1, 2])
     """
 
     values: Tensor
-    keys: Tensor
+    indices: Tensor
 
 
 class Weights(LazyMatrix):
@@ -56,7 +56,7 @@ class Weights(LazyMatrix):
     Weights(4 × 4, float32: ScaledDot, Softmax(temperature=1.0); holds 0.2 kB, dense 0.1 kB)
     >>> weights[1]
     tensor([0.3775, 0.6225, 0.0000, 0.0000])
-    >>> weights.top(1).keys.squeeze(-1)
+    >>> weights.topk(1).indices.squeeze(-1)
     tensor([0, 1, 2, 3])
     """
 
@@ -83,7 +83,7 @@ class Weights(LazyMatrix):
         normalize = "Softmax1" if isinstance(rules.normalize, Softmax1) else repr(rules.normalize)
         return (
             f"Weights({' × '.join(map(str, self.shape))}, {str(self.dtype).removeprefix('torch.')}: "
-            f"{rules.score}, {normalize}{mean}; holds {readable(self.held)}, dense {readable(dense)})"
+            f"{rules.score}, {normalize}{mean}; holds {format_bytes(self.held)}, dense {format_bytes(dense)})"
         )
 
     # Parts of it
@@ -158,7 +158,7 @@ class Weights(LazyMatrix):
     # What it says, a row or a column at a time
 
     @in_own_dtype
-    def top(self, n: int) -> Top:
+    def topk(self, k: int) -> TopK:
         """The n largest weights of each row, and their keys: (values, keys), each (…, q, n).
 
         There are fewer where there are fewer keys. A row that sees less than n of them is filled up with
@@ -166,37 +166,37 @@ class Weights(LazyMatrix):
 
         >>> import torch, regard
         >>> x = torch.eye(3)
-        >>> values, keys = regard.attend(x, x, x, score=regard.Dot())[1].top(1)
+        >>> values, keys = regard.attend(x, x, x, score=regard.Dot())[1].topk(1)
         >>> keys.squeeze(-1)
         tensor([0, 1, 2])
         """
-        if n < 1:
-            raise ArgumentError(f"top got n={n}; it needs at least 1.")
-        n = min(n, self.shape[-1])
-        reader = self._reader() if 1 <= n <= _SHORT else None
-        best = None if reader is None else reader.top(n)
+        if k < 1:
+            raise ArgumentError(f"topk got k={k}; it must be at least 1.")
+        k = min(k, self.shape[-1])
+        reader = self._reader() if 1 <= k <= _SHORT else None
+        best = None if reader is None else reader.topk(k)
         if best is not None:
-            return Top(*map(self._merge, best))
-        values, keys = self._rows_of(n, self.dtype, 0), self._rows_of(n, torch.long, -1)
+            return TopK(*map(self._merge, best))
+        values, keys = self._rows_of(k, self.dtype, 0), self._rows_of(k, torch.long, -1)
         for at, block, visible in self._blocks_in_sight():
-            count = min(n, block.shape[-1])
+            count = min(k, block.shape[-1])
             best = block.masked_fill(~visible, -math.inf).topk(count, -1)
             seen = visible.gather(-1, best.indices)
             values[at.rows_index][..., :count] = torch.where(seen, best.values, 0.0)
             keys[at.rows_index][..., :count] = torch.where(seen, best.indices + at.keys.start, -1)
-        return Top(self._merge(values), self._merge(keys))
+        return TopK(self._merge(values), self._merge(keys))
 
-    def aligned(self) -> Tensor:
+    def argmax(self) -> Tensor:
         """The key with the largest weight, for each row: (…, q); −1 for a row that sees none.
 
         >>> import torch, regard
         >>> x = torch.eye(3)
-        >>> regard.attend(x, x.flip(0), x)[1].aligned()
+        >>> regard.attend(x, x.flip(0), x)[1].argmax()
         tensor([2, 1, 0])
         """
         if not self.shape[-1]:
             return torch.full(self.shape[:-1], -1, device=self.device)
-        return self.top(1).keys[..., 0]
+        return self.topk(1).indices[..., 0]
 
     @in_own_dtype
     def entropy(self) -> Tensor:

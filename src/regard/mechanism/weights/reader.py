@@ -56,10 +56,10 @@ class Reader(NamedTuple):
         result = fused.entropy(rows, rows["tau"])
         return None if result is None else self._cut(result)
 
-    def top(self, n: int) -> tuple[Tensor, Tensor] | None:
-        """The n largest weights of each row, and their keys; None if they are not finite."""
+    def topk(self, k: int) -> tuple[Tensor, Tensor] | None:
+        """The k largest weights of each row, and their keys; None if they are not finite."""
         rows = self._rows()
-        best = fused.top(rows, rows["tau"], n)
+        best = fused.topk(rows, rows["tau"], k)
         return None if best is None else (self._cut(best[0]), self._cut(best[1]))
 
     def product(self, x: Tensor) -> Tensor | None:

@@ -14,11 +14,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard._util.checks import check_int
-from regard._util.text import shorten
+from regard._util.text import bar, shorten
 from regard.errors import ArgumentError
 from regard.mechanism.weights.matrix import Weights
-from regard._util.text import bar
-from regard.models.encoders.words import Span, Word, WordQuery, check_sentences, find_word, is_word, parse_word, parse_word_pair, split_words, tokens_of_words
+from regard.models.encoders.words import (
+    Span,
+    Word,
+    WordQuery,
+    check_sentences,
+    find_word,
+    is_word,
+    parse_word,
+    parse_word_pair,
+    split_words,
+    tokens_of_words,
+)
 from regard.models.layers.attention import watch_layers
 from regard.models.layers.dropout import eval_mode
 

@@ -22,11 +22,18 @@ from torch.nn import functional as F
 
 from regard._util.checks import check_int
 from regard._util.files import write_atomic
-from regard._util.text import shorten
+from regard._util.text import pluralize, shorten
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.models.encoders.base import Neighbor, TokenVectors, WordEncoder
-from regard._util.text import pluralize
-from regard.models.encoders.words import Vocabulary, WordQuery, check_sentences, is_word, parse_word, split_words, unknown_word_error
+from regard.models.encoders.words import (
+    Vocabulary,
+    WordQuery,
+    check_sentences,
+    is_word,
+    parse_word,
+    split_words,
+    unknown_word_error,
+)
 
 _LINE = 2**20  # bytes in a line at most: 50,000 numbers
 

@@ -23,7 +23,7 @@ from regard.mechanism.normalizers import Normalizer, Sink, Softmax
 from regard.mechanism.operator import Options, attend, attention
 from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
 from regard.mechanism.weights.matrix import Weights
-from regard.models.layers.kv_cache import KVCache, KeyValues
+from regard.models.layers.kv_cache import KeyValues, KVCache
 from regard.models.layers.positions import Rotation
 
 Watcher = Callable[[Weights], None]

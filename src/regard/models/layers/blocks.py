@@ -1,7 +1,7 @@
-"""The blocks that Transformers are stacks of: attention, then feed-forward, each with a residual and a norm.
+"""Transformer blocks: attention and feed-forward layers, each with a norm and a residual connection.
 
-before:  x + f(norm(x))      trains without warm-up (Xiong et al. 2020)
-after:   norm(x + f(x))      Vaswani et al. 2017, section 3.1; BERT
+norm_first=True:    x + f(norm(x))      pre-norm: Xiong et al. 2020
+norm_first=False:   norm(x + f(x))      post-norm: Vaswani et al. 2017, section 3.1; BERT
 """
 
 import copy
@@ -20,7 +20,7 @@ from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax
 from regard.models.layers.attention import MultiHeadAttention
 from regard.models.layers.dropout import Dropout
-from regard.models.layers.kv_cache import KVCache, KeyValues
+from regard.models.layers.kv_cache import KeyValues, KVCache
 from regard.models.layers.positions import LearnedPositions, RotaryPositions, Rotation, SinusoidalPositions
 
 Activation = Literal["relu", "gelu", "swiglu"]
@@ -30,17 +30,17 @@ Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "t5", "none"]
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """What the blocks of a Transformer are made of; the defaults train on a laptop.
+    """Architecture of a Transformer. The defaults train on a laptop.
 
-    width: of the vector of each token. layers: how many blocks. heads, key_heads: as of MultiHeadAttention.
-    hidden: the width inside the feed-forward, 4 × width by default.
+    width: model dimension. ffn_dim: feed-forward dimension; default: 4 × width. layers: blocks per stack.
+    heads: attention heads. key_heads: key and value heads (grouped-query attention); default: heads.
     activation: "relu" (Vaswani et al. 2017), "gelu" (BERT) or "swiglu" (Shazeer 2020).
-    norm, before, epsilon: "layer", "rms" (Zhang and Sennrich 2019) or "none"; before each part or after it;
-        what is added to the variance.
-    linear_bias: whether projections and feed-forwards have biases.
-    dropout: of weights, of embeddings, inside the feed-forward, and of what each part adds.
-    positions: "sinusoidal", "learned", "rotary", "alibi", "t5" or "none"; `length` is how many are learned.
-    normalize: of every attention; one with parameters is copied for each.
+    norm: "layer", "rms" (Zhang and Sennrich 2019) or "none". eps: added to the variance.
+    norm_first: pre-norm if True (Xiong et al. 2020), post-norm if False (Vaswani et al. 2017).
+    linear_bias: whether projections and feed-forward layers have a bias.
+    dropout: dropout probability for weights, embeddings, feed-forward activations and residual branches.
+    positions: "sinusoidal", "learned", "rotary", "alibi", "t5" or "none". max_positions: size of a learned table.
+    normalize: normalizer of every attention layer; each layer gets its own copy.
 
     >>> import regard
     >>> regard.models.TransformerConfig(width=256, heads=8, layers=3, positions="rotary").resolved_ffn_dim
@@ -68,65 +68,66 @@ class TransformerConfig:
         for name in ("norm_first", "linear_bias"):
             if not isinstance(getattr(self, name), bool):
                 raise DTypeError(
-                    f"TransformerConfig got {name}={getattr(self, name)!r}; it is True or False."
+                    f"TransformerConfig got {name}={getattr(self, name)!r}; it must be True or False."
                 )
         check_int("TransformerConfig got ffn_dim", self.resolved_ffn_dim, min=1)
         if self.key_heads is not None:
             check_int("TransformerConfig got key_heads", self.key_heads, min=1)
         if not isinstance(self.normalize, Normalizer | Sink):
             raise DTypeError(
-                f"TransformerConfig got normalize={self.normalize!r}, which is no normalizer; pass one of regard's: "
-                "normalize=Softmax()."
+                f"TransformerConfig got normalize={self.normalize!r}, which is not a normalizer; pass "
+                "normalize=Softmax() or another one."
             )
         check_number("TransformerConfig got dropout", self.dropout, min=0, below=1)
         check_number("TransformerConfig got eps", self.eps, above=0)
         for name, choices in (("activation", Activation), ("norm", Norm), ("positions", Positions)):
             if getattr(self, name) not in get_args(choices):
                 raise ArgumentError(
-                    f"TransformerConfig got {name}={getattr(self, name)!r}; there are {', '.join(get_args(choices))}."
+                    f"TransformerConfig got {name}={getattr(self, name)!r}; choose one of "
+                    f"{', '.join(get_args(choices))}."
                 )
         if self.width % self.heads:
             raise ArgumentError(
-                f"TransformerConfig got width={self.width} and heads={self.heads}; the heads share the width, so "
-                "it must be a multiple of their number."
+                f"TransformerConfig got width={self.width} and heads={self.heads}; width must be a multiple of "
+                "heads."
             )
         if self.key_heads is not None and self.heads % self.key_heads:
             raise ArgumentError(
-                f"TransformerConfig got heads={self.heads} and key_heads={self.key_heads}; equally many heads share a "
-                "key head, so heads must be a multiple of key_heads."
+                f"TransformerConfig got heads={self.heads} and key_heads={self.key_heads}; heads must be a "
+                "multiple of key_heads."
             )
 
     @property
     def resolved_ffn_dim(self) -> int:
-        """The width inside the feed-forward."""
+        """`ffn_dim`, or its default."""
         return 4 * self.width if self.ffn_dim is None else self.ffn_dim
 
     def make_attention(self) -> MultiHeadAttention:
-        """One attention of a block."""
+        """Create an attention layer."""
         return MultiHeadAttention(
             self.width,
             self.heads,
             key_heads=self.key_heads,
             linear_bias=self.linear_bias,
-            normalize=copy.deepcopy(self.normalize),  # a Sink learns in each layer
+            normalize=copy.deepcopy(self.normalize),  # a Sink has parameters
             dropout=self.dropout,
         )
 
     def make_norm(self) -> nn.Module:
-        """One norm of a block; without norms, what changes nothing."""
+        """Create a norm layer: the identity for norm="none"."""
         if self.norm == "none":
             return nn.Identity()
         kind = nn.LayerNorm if self.norm == "layer" else nn.RMSNorm
         return kind(self.width, eps=self.eps)
 
     def make_feed_forward(self) -> "FeedForward":
-        """The feed-forward of a block."""
+        """Create a feed-forward layer."""
         return FeedForward(
             self.width, self.resolved_ffn_dim, self.activation, linear_bias=self.linear_bias, dropout=self.dropout
         )
 
     def make_positions(self, causal: bool) -> nn.Module | None:
-        """What tells where tokens stand: see `positions.py`; None if the model does not know."""
+        """Create the position encoding (see `positions.py`); None for positions="none"."""
         makers: dict[str, Callable[[], nn.Module]] = {
             "sinusoidal": lambda: SinusoidalPositions(self.width),
             "learned": lambda: LearnedPositions(self.max_positions, self.width),
@@ -138,12 +139,11 @@ class TransformerConfig:
 
 
 class FeedForward(nn.Module):
-    """act(x W) V, the same for each position: Vaswani et al. 2017, eq. 2; "swiglu": Shazeer 2020, eq. 6.
+    """act(x W) V, at each position: Vaswani et al. 2017, eq. 2; "swiglu": Shazeer 2020, eq. 6.
 
-    width, hidden: the features outside and inside.
-    activation: "relu", "gelu" or "swiglu", which has a third matrix.
-    linear_bias: whether a bias is added to x W and to the output.
-    dropout: of what is inside.
+    width: input and output dimension. ffn_dim: inner dimension.
+    activation: "relu", "gelu" or "swiglu" (with a third matrix).
+    linear_bias: whether both layers have a bias. dropout: dropout probability of the activations.
 
     >>> import torch, regard
     >>> regard.models.FeedForward(16, 64, "swiglu")(torch.randn(5, 16)).shape
@@ -162,7 +162,7 @@ class FeedForward(nn.Module):
         super().__init__()
         if activation not in get_args(Activation):
             raise ArgumentError(
-                f"FeedForward got activation={activation!r}; there are {', '.join(get_args(Activation))}."
+                f"FeedForward got activation={activation!r}; choose one of {', '.join(get_args(Activation))}."
             )
         check_int("FeedForward got width", width, min=1)
         check_int("FeedForward got ffn_dim", ffn_dim, min=1)
@@ -188,9 +188,9 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + f(x) around one part of a block, with its norm before or after, and dropout of what is added.
+    """Residual connection with norm and dropout around a sublayer: x + dropout(f(norm(x))) if pre-norm.
 
-    config: which norm, where it stands, and how much is dropped.
+    config: its norm, norm_first, eps and dropout are used.
 
     >>> import torch, regard
     >>> residual = regard.models.Residual(regard.models.TransformerConfig(width=4, heads=1, dropout=0.0))
@@ -204,17 +204,17 @@ class Residual(nn.Module):
         self.norm_first, self.norm = config.norm_first, config.make_norm()
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        """Run a part of the block inside the residual."""
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply the sublayer with its norm, dropout and residual."""
         if self.norm_first:
-            return self.dropout.add(x, part(self.norm(x)))
-        return self.norm(self.dropout.add(x, part(x)))
+            return self.dropout.add(x, sublayer(self.norm(x)))
+        return self.norm(self.dropout.add(x, sublayer(x)))
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention, then feed-forward; with a causal mask it is the block of a decoder-only model.
+    """Self-attention and feed-forward; with a causal mask, the block of a decoder-only model.
 
-    config: width, heads and all else of its parts.
+    config: the architecture.
 
     >>> import torch, regard
     >>> block = regard.models.EncoderBlock(regard.models.TransformerConfig(width=16, heads=4))
@@ -236,7 +236,7 @@ class EncoderBlock(nn.Module):
         rotation: Rotation | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """(…, n, m) → (…, n, m). mask, bias, turn and cache are those of `MultiHeadAttention`."""
+        """(…, n, m) → (…, n, m). Options: see `MultiHeadAttention.forward`."""
         x = self.attention_residual(
             x, lambda y: self.attention(y, mask=mask, bias=bias, rotation=rotation, cache=cache)
         )
@@ -244,9 +244,9 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Self-attention, then attention to the source, then feed-forward: Vaswani et al. 2017, figure 1, right.
+    """Self-attention, cross-attention and feed-forward: Vaswani et al. 2017, figure 1, right.
 
-    config: width, heads and all else of its parts.
+    config: the architecture.
 
     >>> import torch, regard
     >>> block = regard.models.DecoderBlock(regard.models.TransformerConfig(width=16, heads=4))
@@ -273,7 +273,7 @@ class DecoderBlock(nn.Module):
         rotation: Rotation | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """(…, t, m) and a source (…, s, m), or what `self.cross.project_source` made of it → (…, t, m)."""
+        """(…, t, m) → (…, t, m). source: (…, s, m), or its keys and values from `cross.project_source`."""
         x = self.attention_residual(
             x, lambda y: self.attention(y, mask=mask, bias=bias, rotation=rotation, cache=cache)
         )

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._util.checks import number
-from regard._util.files import readable
+from regard._util.checks import check_number
+from regard._util.text import format_bytes
 from regard.errors import ArgumentError, ShapeError
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.aer import ErrorRates, GoldAlignment, rates
@@ -71,7 +71,7 @@ class Alignment:
     def links(self, threshold: float | None = None) -> Links:
         """(source word, target word): for each target word its best source; or all that reach a threshold."""
         if threshold is not None:
-            number("links got threshold", threshold, above=0, most=1)
+            check_number("links got threshold", threshold, above=0, max=1)
             rows, columns = (self.weights >= threshold).nonzero(as_tuple=True)
             return frozenset(zip(columns.tolist(), rows.tolist(), strict=True))
         return frozenset((source, row) for row, source in enumerate(self.best()) if source is not None)
@@ -182,7 +182,7 @@ def check_size(what: str, unit: str, source: int, target: int) -> None:
     if source * target > _MOST:
         raise ArgumentError(
             f"{what} has {source:,} {unit} in its source and {target:,} in its target; their alignment would "
-            f"take {readable(4 * source * target)}. Give it sentence by sentence."
+            f"take {format_bytes(4 * source * target)}. Give it sentence by sentence."
         )
 
 

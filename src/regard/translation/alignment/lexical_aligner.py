@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from regard._util.checks import count
+from regard._util.checks import check_int
 from regard.errors import ArgumentError
 from regard.translation.data.links import Joining, Links, symmetrize, turned
 
@@ -59,8 +59,8 @@ class LexicalAligner:
 
         still, moving: rounds of learning, without and with regard to where words stand.
         """
-        count("Anchors.learn got still", still, least=1)
-        count("Anchors.learn got moving", moving)
+        check_int("Anchors.learn got still", still, min=1)
+        check_int("Anchors.learn got moving", moving)
         words = _Words(source for source, _ in pairs), _Words(target for _, target in pairs)
         corpus = _Corpus(words, pairs)
         if not corpus.size:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard._util.checks import count, number
+from regard._util.checks import check_int, check_number
 from regard.errors import ArgumentError
 from regard.models.packed import Packed
 from regard.translation.tokens import END, MARKS, START, UNKNOWN
@@ -120,8 +120,8 @@ class Batches:
     links: Pairs | None = None
 
     def __post_init__(self) -> None:
-        count("Batches got tokens", self.tokens, least=1)
-        number("Batches got unknown", self.unknown, least=0, below=1)
+        check_int("Batches got tokens", self.tokens, min=1)
+        check_number("Batches got unknown", self.unknown, min=0, below=1)
         if not len(self.pairs.sizes):
             raise ArgumentError("Batches got no pairs; give one at least.")
 

@@ -20,7 +20,7 @@ from functools import cache
 from random import Random
 from typing import Any, Literal, NamedTuple
 
-from regard._util.checks import count
+from regard._util.checks import check_int
 from regard.errors import ArgumentError, DTypeError
 from regard.translation.data.pairs import Pair, fingerprint, tidy
 
@@ -82,7 +82,7 @@ def embedded(
     two hundred and eighty-one meters → zweihunderteinundachtzig Meter
     fifty-seven kilometers → siebenundfünfzig Kilometer
     """
-    count("embedded got size", size, least=1)
+    check_int("embedded got size", size, min=1)
     least, most = _checked(values)
     sentences = _Sentences(Language.of(source), Language.of(target), seed)
     held = max(1, min(_MOST_HELD, size // 10))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from regard._util.checks import count, number
+from regard._util.checks import check_int, check_number
 from regard.translation.data.pairs import Pair, as_pair, listed, tidy
 
 
@@ -33,9 +33,9 @@ class Dropped:
     unequal: int = 0
 
     def __post_init__(self) -> None:
-        count("longest", self.longest, least=1)
-        number("ratio", self.ratio, least=1, below=math.inf)
-        count("slack", self.slack)
+        check_int("longest", self.longest, min=1)
+        check_number("ratio", self.ratio, min=1, below=math.inf)
+        check_int("slack", self.slack)
 
     @property
     def total(self) -> int:

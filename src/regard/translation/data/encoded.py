@@ -22,8 +22,8 @@ from typing import Any, BinaryIO, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from regard._util.checks import count
-from regard._util.files import open_regular, writing
+from regard._util.checks import check_int
+from regard._util.files import open_atomic, open_regular
 from regard.errors import ArgumentError
 
 _FORMAT = "regard store 2"
@@ -121,9 +121,9 @@ class Store(Sequence[IdPair]):
         vocabulary: how many ids there are, at most. Ids take two bytes each where it is 65,536 or less, and
         four above.
         """
-        count("Store.write got vocabulary", vocabulary, least=1)
+        check_int("Store.write got vocabulary", vocabulary, min=1)
         about, remaining, digest = _About(0, 0, vocabulary), iter(pairs), hashlib.sha256()
-        with writing(path) as file, tempfile.TemporaryFile(dir=Path(path).parent) as records:
+        with open_atomic(path) as file, tempfile.TemporaryFile(dir=Path(path).parent) as records:
             file.write(bytes(_HEADER))
             while chunk := list(islice(remaining, _CHUNK)):
                 sizes = np.array([[len(source), len(target)] for source, target in chunk])

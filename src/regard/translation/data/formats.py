@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
 
-from regard._util.files import writing
+from regard._util.files import open_atomic
 from regard.errors import ArgumentError
 from regard.translation.data.pairs import Pair
 
@@ -104,7 +104,7 @@ def write_pairs(path: _Path, pairs: Iterable[Pair]) -> int:
     """
     written = 0
     path = os.fsdecode(path)
-    with writing(path) as plain, _packed(plain) if _is_gzip(path) else nullcontext(plain) as file:
+    with open_atomic(path) as plain, _packed(plain) if _is_gzip(path) else nullcontext(plain) as file:
         for written, (source, target) in enumerate(pairs, 1):
             if any(end in source or end in target for end in "\t\n\r"):
                 raise ArgumentError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from regard._util.checks import count
+from regard._util.checks import check_int
 from regard._util.text import shorten
 from regard.errors import DTypeError
 
@@ -99,8 +99,8 @@ def split(
     >>> len(list(parts.train)), len(parts.dev), len(parts.test)
     (84, 6, 10)
     """
-    count("split got dev", dev)
-    count("split got test", test)
+    check_int("split got dev", dev)
+    check_int("split got test", test)
     if isinstance(pairs, Iterator):
         raise DTypeError(
             f"split got a {type(pairs).__name__}, which can be read only once; give a list, or a function "

@@ -4,7 +4,7 @@ All sentences of a batch are extended together, one token per step. Finished sen
 
 beam:    every hypothesis is extended by every token and the best extensions are kept. A finished hypothesis
          frees its slot, so the beam of its sentence shrinks.
-score:   log probability / length ** length_penalty, counting the end token (Wu et al. 2016, eq. 14, without 5)
+score:   log probability / length ** length_penalty (Wu et al. 2016, eq. 14, without the 5)
 """
 
 import math

@@ -1,6 +1,6 @@
 """Model folders: what a training writes, what a translator reads, and what a killed training goes on from.
 
-FOLDER/config.json         the plan, and how alignments are read
+FOLDER/config.json         the config, and how alignments are read
 FOLDER/tokens.model        the vocabulary; or source.model and target.model
 FOLDER/model.safetensors   the parameters to translate with: the best so far
 FOLDER/checkpoints/step-00001000/   model.safetensors  optimizer.safetensors  state.json  SHA256SUMS
@@ -29,14 +29,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard._util.files import (
-    SMALL,
-    SUMS,
+    CHECKSUMS,
+    MAX_TEXT_BYTES,
     check_loadable,
-    check_sums,
     open_regular,
     read_regular,
-    write_sums,
-    write_whole,
+    verify_checksums,
+    write_atomic,
+    write_checksums,
 )
 from regard.errors import ArgumentError
 from regard.mechanism.weights.io import checksum
@@ -49,10 +49,10 @@ FORMAT = "regard translator 2"
 _OLD = ("regard translator 1",)  # had no checksums
 CONFIG, MODEL, OPTIMIZER, STATE = "config.json", "model.safetensors", "optimizer.safetensors", "state.json"
 SHARED, SOURCE, TARGET = "tokens.model", "source.model", "target.model"
-ORIGIN, ALIGNMENT, LENGTHENED = "origin", "alignment", "lengthened"  # in config.json, beside the plan
+ORIGIN, ALIGNMENT, EXTENDED = "origin", "alignment", "extended"  # in config.json, beside the config
 _CHECKSUM = "sha256"
 _SUMS = "checksums"  # in the metadata of model.safetensors
-_KNOWN = ("format", "plan", ORIGIN, ALIGNMENT, LENGTHENED, _CHECKSUM)
+_KNOWN = ("format", "settings", ORIGIN, ALIGNMENT, EXTENDED, _CHECKSUM)
 _STEP = re.compile(r"step-([0-9]+)")
 _PART = re.compile(r"\.(step-[0-9]+|best)\.part")
 _WRONG = (LookupError, TypeError, ValueError, OverflowError, RuntimeError, OSError, SafetensorError)
@@ -69,7 +69,7 @@ class Loaded(NamedTuple):
 def load_model(folder: str | os.PathLike[str]) -> Loaded:
     """The model of a folder, its vocabularies and its config, or an error that says what is wrong with it."""
     check_name(folder)
-    config = read_config(folder)
+    folder_config = read_config(folder)
     path = Path(folder)
     if not os.path.lexists(path / MODEL):
         cure = (
@@ -83,13 +83,13 @@ def load_model(folder: str | os.PathLike[str]) -> Loaded:
         )
     try:
         check_loadable(path / MODEL)
-        tokens, plan = read_tokens(path, config), TranslationConfig.of(config["plan"]).model
+        tokens, config = read_tokens(path, folder_config), TranslationConfig.from_dict(folder_config["settings"]).model
         with safe_open(path / MODEL, "pt") as file:
             tensors, metadata = len(list(file.keys())), file.metadata() or {}
-        if plan.layers > tensors:  # before a model of that many is made
-            raise ValueError(f"{CONFIG} says {plan.layers} layers and {MODEL} has {tensors} tensors")
+        if config.layers > tensors:  # before a model of that many is made
+            raise ValueError(f"{CONFIG} says {config.layers} layers and {MODEL} has {tensors} tensors")
         with torch.device("meta"):  # sizes alone, until they are known to be right
-            model = plan.make(tokens.sizes())
+            model = config.make(tokens.sizes())
         parameters = read_parameters(path / MODEL, model)
         _check_parameters(parameters, json.loads(metadata.get(_SUMS, "{}")), tokens)
         model.load_state_dict(parameters, assign=True)
@@ -97,7 +97,7 @@ def load_model(folder: str | os.PathLike[str]) -> Loaded:
         raise ArgumentError(
             f"{os.fspath(folder)!r} is damaged ({str(error)[:300]}); copy it again, or train anew."
         ) from None
-    return Loaded(model.eval(), tokens, config)
+    return Loaded(model.eval(), tokens, folder_config)
 
 
 def check_name(folder: str | os.PathLike[str]) -> None:
@@ -118,8 +118,8 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         what = "is a file" if path.exists() else "does not exist"
         raise ArgumentError(f"{os.fspath(folder)!r} {what}; give a folder that regard train wrote.")
     try:
-        text = read_regular(path / CONFIG, SMALL).decode()
-        config = json.loads(text)
+        text = read_regular(path / CONFIG, MAX_TEXT_BYTES).decode()
+        folder_config = json.loads(text)
     except ArgumentError:
         raise
     except FileNotFoundError:
@@ -128,42 +128,42 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
             "wrote."
         ) from None
     except (ValueError, RecursionError):
-        config, text = None, ""
-    if isinstance(config, dict) and config.get("format") in _OLD:
+        folder_config, text = None, ""
+    if isinstance(folder_config, dict) and folder_config.get("format") in _OLD:
         raise ArgumentError(
-            f"{os.fspath(folder)!r} was written by an older regard ({config['format']!r}; this one reads "
+            f"{os.fspath(folder)!r} was written by an older regard ({folder_config['format']!r}; this one reads "
             f"{FORMAT!r}); train anew."
         )
     if (
-        not isinstance(config, dict)
-        or config.get("format") != FORMAT
-        or not isinstance(config.get("plan"), dict)
+        not isinstance(folder_config, dict)
+        or folder_config.get("format") != FORMAT
+        or not isinstance(folder_config.get("settings"), dict)
     ):
         raise ArgumentError(
             f"the {CONFIG} of {os.fspath(folder)!r} does not say {FORMAT!r}; give a folder that regard train "
             "wrote."
         )
-    _check_config(config, text, f"the {CONFIG} of {os.fspath(folder)!r}")
-    return {name: value for name, value in config.items() if name != _CHECKSUM}
+    _check_config(folder_config, text, f"the {CONFIG} of {os.fspath(folder)!r}")
+    return {name: value for name, value in folder_config.items() if name != _CHECKSUM}
 
 
-def _check_config(config: dict[str, Any], text: str, where: str) -> None:
+def _check_config(folder_config: dict[str, Any], text: str, where: str) -> None:
     """Names that this version knows, and the checksum of the text, which a person may have removed."""
-    unknown = next((name for name in config if name not in _KNOWN), None)
+    unknown = next((name for name in folder_config if name not in _KNOWN), None)
     if unknown is not None:
         near = difflib.get_close_matches(unknown, _KNOWN, 1)
         cure = f"did you mean {near[0]!r}?" if near else "was it written by a newer regard?"
         raise ArgumentError(f"{where} has the unknown name {unknown[:80]!r}; {cure}")
-    if _CHECKSUM in config and text != _config_text(config):
+    if _CHECKSUM in folder_config and text != _config_text(folder_config):
         raise ArgumentError(
             f"{where} is damaged: it does not have its checksum. Copy the folder again; or, if you changed "
             f"the file yourself, remove {_CHECKSUM!r} from it."
         )
 
 
-def _config_text(config: Mapping[str, Any]) -> str:
+def _config_text(folder_config: Mapping[str, Any]) -> str:
     """What config.json contains, with its checksum at the end."""
-    known = {name: value for name, value in config.items() if name != _CHECKSUM}
+    known = {name: value for name, value in folder_config.items() if name != _CHECKSUM}
     found = hashlib.sha256(json.dumps(known).encode()).hexdigest()
     return json.dumps({**known, _CHECKSUM: found}, indent=2, ensure_ascii=False)
 
@@ -232,19 +232,19 @@ def is_training(folder: Path) -> bool:
     return False
 
 
-def write_config(folder: Path, plan: TranslationConfig, **more: Any) -> None:
-    """Write config.json; `more` goes beside the plan."""
-    config = {"format": FORMAT, "plan": plan.settings(), **more}
-    write_whole(folder / CONFIG, _config_text(config).encode())
+def write_config(folder: Path, config: TranslationConfig, **more: Any) -> None:
+    """Write config.json; `more` goes beside the config."""
+    folder_config = {"format": FORMAT, "settings": config.to_dict(), **more}
+    write_atomic(folder / CONFIG, _config_text(folder_config).encode())
 
 
-def read_tokens(folder: Path, config: Mapping[str, Any]) -> TokenizerPair:
+def read_tokens(folder: Path, folder_config: Mapping[str, Any]) -> TokenizerPair:
     """The vocabularies of a folder."""
-    plan = TranslationConfig.of(config["plan"]).tokens
-    if plan.shared:
-        shared = Tokens.load(folder / SHARED, plan.kind)
+    config = TranslationConfig.from_dict(folder_config["settings"]).tokens
+    if config.shared:
+        shared = Tokens.load(folder / SHARED, config.kind)
         return TokenizerPair(shared, shared)
-    return TokenizerPair(Tokens.load(folder / SOURCE, plan.kind), Tokens.load(folder / TARGET, plan.kind))
+    return TokenizerPair(Tokens.load(folder / SOURCE, config.kind), Tokens.load(folder / TARGET, config.kind))
 
 
 def write_tokens(folder: Path, tokens: TokenizerPair) -> None:
@@ -301,7 +301,7 @@ def _check_parameters(
 ) -> None:
     """Raise ValueError unless these are the tensors that were written, and for these vocabularies."""
     if sums.get(_CHECKSUM) != checksum(parameters, parameters.__getitem__):
-        raise ValueError(f"{MODEL} does not have its checksum")
+        raise ValueError(f"{MODEL} does not match its checksum")
     names = (SHARED,) if tokens.shared else (SOURCE, TARGET)
     for name, side in zip(names, tokens, strict=False):
         if sums.get(name) != _sum_of_tokens(side.content):
@@ -367,7 +367,7 @@ class Checkpoint(NamedTuple):
         place = cls.at(folder, step)
         with _written(folder, place.path, place.part):
             yield place.part
-            write_sums(place.part / SUMS, [path.name for path in place.part.iterdir()])
+            write_checksums(place.part / CHECKSUMS, [path.name for path in place.part.iterdir()])
             for path in place.part.iterdir():
                 _sync(path)
             _sync(place.part)
@@ -400,7 +400,7 @@ class Checkpoint(NamedTuple):
             for name in names:
                 if name.endswith(".safetensors"):
                     _check_size(self.path / name)
-            check_sums(self.path / SUMS, names)
+            verify_checksums(self.path / CHECKSUMS, names)
         except (OSError, ValueError) as error:
             raise ArgumentError(damaged(self.path, error)) from None
 
@@ -418,12 +418,12 @@ class Checkpoint(NamedTuple):
         """All else that a training goes on with."""
         self._check(STATE)
         try:
-            return json.loads(read_regular(self.path / STATE, SMALL))
+            return json.loads(read_regular(self.path / STATE, MAX_TEXT_BYTES))
         except (OSError, ValueError, RecursionError) as error:
             raise ArgumentError(damaged(self.path, error)) from None
 
 
-_FILES = (MODEL, OPTIMIZER, STATE, SUMS)
+_FILES = (MODEL, OPTIMIZER, STATE, CHECKSUMS)
 _MOST_HEADER = 100_000_000  # bytes, as safetensors reads at most
 
 
@@ -452,7 +452,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 def write_state(part: Path, state: Mapping[str, Any]) -> None:
     """Write what a checkpoint has beside its tensors."""
-    write_whole(part / STATE, json.dumps(dict(state)).encode())
+    write_atomic(part / STATE, json.dumps(dict(state)).encode())
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> dict[str, Tensor]:

@@ -15,8 +15,8 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from regard._util.files import check_regular, read_regular, write_whole
-from regard._util.text import plain
+from regard._util.files import check_regular, read_regular, write_atomic
+from regard._util.text import printable
 from regard.errors import ArgumentError
 from regard.translation.training.progress import Listener, Report, ValidationResult, worth
 
@@ -39,7 +39,7 @@ class Row(NamedTuple):
     step: int
     epoch: float | None = None
     loss: float | None = None
-    rate: float | None = None
+    learning_rate: float | None = None
     tokens_per_second: float | None = None
     seconds: float | None = None
     dev_loss: float | None = None
@@ -157,7 +157,7 @@ class CsvLog(Listener):
         content = b"".join([_HEADER, *(line for _, line in kept)])
         if self._existed:
             self.path.parent.stat()  # as below
-        write_whole(self.path, content)
+        write_atomic(self.path, content)
         self._row, last = kept[-1] if kept else (Row(-1), b"")
         self._start, self._stop = len(content) - len(last), len(content)
 
@@ -177,7 +177,7 @@ class CsvLog(Listener):
             self._start = self._stop
         if not self.path.exists() or self.path.stat().st_size < self._start:
             self.path.parent.stat()  # of a folder that is gone, no new one is made
-            write_whole(self.path, _HEADER)  # somebody has removed it, and the training goes on
+            write_atomic(self.path, _HEADER)  # somebody has removed it, and the training goes on
             self._start = len(_HEADER)
         line = _line(self._row)
         self._stop = self._start + len(line)
@@ -215,7 +215,7 @@ class SampleLog(Listener):
         if step and self.path.exists():
             lines = read_regular(self.path, _LARGEST).splitlines(keepends=True)
             kept = b"".join(line for line in lines if 0 <= _step(line) <= step)
-        write_whole(self.path, kept)
+        write_atomic(self.path, kept)
 
     def judge(self, judgement: ValidationResult) -> None:
         sample = judgement.sample
@@ -294,11 +294,11 @@ class TensorBoardLog(Listener):
             yield
         except Exception as error:
             self._writer = None
-            self._say(f"There will be no more files for TensorBoard, which failed: {plain(str(error))}")
+            self._say(f"There will be no more files for TensorBoard, which failed: {printable(str(error))}")
 
     def report(self, report: Report) -> None:
-        names = {"loss": "train/loss", "rate": "train/rate", "tokens_per_second": "train/tokens_per_second"}
-        self._add(report.step, {names[name]: getattr(report, name) for name in names})
+        names = ("loss", "learning_rate", "tokens_per_second")
+        self._add(report.step, {f"train/{name}": getattr(report, name) for name in names})
 
     def judge(self, judgement: ValidationResult) -> None:
         known = {"dev/loss": judgement.loss, "dev/bleu": judgement.bleu, "dev/exact": judgement.exact}

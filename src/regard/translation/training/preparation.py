@@ -8,7 +8,7 @@ from itertools import chain, islice, tee
 from pathlib import Path
 from typing import NamedTuple
 
-from regard._util.files import check_sums, remove_parts, write_sums
+from regard._util.files import remove_partial_files, verify_checksums, write_checksums
 from regard.errors import ArgumentError, RegardError
 from regard.translation.alignment.guided_loss import token_links
 from regard.translation.alignment.lexical_aligner import LexicalAligner
@@ -54,14 +54,14 @@ def prepared(folder: Path) -> Prepared | None:
     """What `prepare` has put into a folder; None if it did not come to its end."""
     if not is_prepared(folder):
         return None
-    config, data = read_config(folder), folder / "data"
+    folder_config, data = read_config(folder), folder / "data"
     try:
-        check_sums(data / _READY, _summed(TranslationConfig.of(config["plan"])))
+        verify_checksums(data / _READY, _summed(TranslationConfig.from_dict(folder_config["settings"])))
         found = Prepared(
-            read_tokens(folder, config),
+            read_tokens(folder, folder_config),
             Store.open(data / _IDS),
             list(read_pairs(data / _DEV)),
-            Store.open(data / _LINKS) if TranslationConfig.of(config["plan"]).training.guide else None,
+            Store.open(data / _LINKS) if TranslationConfig.from_dict(folder_config["settings"]).training.guided_alignment_weight else None,
         )
         _check_whole(found)
     except (RegardError, OSError, ValueError) as error:
@@ -72,9 +72,9 @@ def prepared(folder: Path) -> Prepared | None:
     return found
 
 
-def _summed(plan: TranslationConfig) -> list[str]:
+def _summed(config: TranslationConfig) -> list[str]:
     """The files of which `ready` has checksums."""
-    sides = (SHARED,) if plan.tokens.shared else (SOURCE, TARGET)
+    sides = (SHARED,) if config.tokens.shared else (SOURCE, TARGET)
     return [_DEV, *(f"../{name}" for name in sides)]
 
 
@@ -103,7 +103,7 @@ def dev_sentence(folder: Path) -> str:
 
 def prepare(
     folder: Path,
-    plan: TranslationConfig,
+    config: TranslationConfig,
     pairs: Iterable[Pair],
     dev: Iterable[Pair] | None = None,
     say: Callable[[str], None] = print,
@@ -114,45 +114,45 @@ def prepare(
     """
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
-    remove_parts(data)  # of a preparation that was killed
+    remove_partial_files(data)  # of a preparation that was killed
     for name in (_IDS, _LINKS, _DEV):
         (data / name).unlink(missing_ok=True)
     # once to the disk, as standard input cannot be read twice
-    kept = _clean(pairs, plan.corpus)
+    kept = _clean(pairs, config.corpus)
     written = write_pairs(data / _TEXT, kept)
     say(str(kept.dropped))
     if not written:
         raise ArgumentError(f"no pairs are left to train on: {kept.dropped}. Give others.")
-    held, train = _hold_back(data, plan, dev, say)
-    tokens = _learn(plan.tokens, train, plan.training.seed)
+    held, train = _hold_back(data, config, dev, say)
+    tokens = _learn(config.tokens, train, config.training.seed)
     write_tokens(folder, tokens)
-    say(_told(tokens, plan.tokens))
-    dropped = _limits(plan.corpus)
+    say(_told(tokens, config.tokens))
+    dropped = _limits(config.corpus)
     most = max(len(side) for side in tokens)
     pairs_ = Store.write(data / _IDS, _kept(_encoded(tokens, train), dropped), vocabulary=most)
     if dropped.total:
         say(str(dropped))
     if not len(pairs_):
-        raise ArgumentError(f"no pairs are left to train on: {dropped}. Raise corpus.longest or ratio.")
-    held = _short_enough(held, tokens, plan.corpus, say)
+        raise ArgumentError(f"no pairs are left to train on: {dropped}. Raise corpus.max_tokens or ratio.")
+    held = _short_enough(held, tokens, config.corpus, say)
     write_pairs(data / _DEV, held)
     links = None
-    if plan.training.guide:
+    if config.training.guided_alignment_weight:
         say("looking for words that belong together")
         links = Store.write(
-            data / _LINKS, _linked(tokens, train, plan.corpus), vocabulary=plan.corpus.longest
+            data / _LINKS, _linked(tokens, train, config.corpus), vocabulary=config.corpus.max_tokens
         )
     (data / _TEXT).unlink()
-    write_sums(data / _READY, _summed(plan))  # train.ids and links.ids have checksums of their own
+    write_checksums(data / _READY, _summed(config))  # train.ids and links.ids have checksums of their own
     return Prepared(tokens, pairs_, held, links)
 
 
-def _clean(pairs: Iterable[Pair], plan: CorpusConfig) -> Cleaned:
-    return clean(pairs, longest=_LETTERS * plan.longest, ratio=plan.ratio)
+def _clean(pairs: Iterable[Pair], config: CorpusConfig) -> Cleaned:
+    return clean(pairs, longest=_LETTERS * config.longest, ratio=config.ratio)
 
 
 def _hold_back(
-    data: Path, plan: TranslationConfig, dev: Iterable[Pair] | None, say: Callable[[str], None]
+    data: Path, config: TranslationConfig, dev: Iterable[Pair] | None, say: Callable[[str], None]
 ) -> tuple[list[Pair], Iterable[Pair]]:
     """The pairs to judge by, and those to train on, which are read anew whenever they are iterated."""
 
@@ -160,14 +160,14 @@ def _hold_back(
         return read_pairs(data / _TEXT, form="tsv")
 
     if dev is None:
-        parts = split(read, dev=plan.corpus.dev, seed=plan.training.seed)
+        parts = split(read, dev=config.corpus.dev_size, seed=config.training.seed)
         if not parts.dev:
             raise ArgumentError(
                 "there are fewer than 10 different source sentences, too few to hold some back to judge by; "
                 "give more, or dev pairs of their own."
             )
         return parts.dev, parts.train
-    given = _clean(dev, plan.corpus)
+    given = _clean(dev, config.corpus)
     held = list(given)
     if given.dropped.total:
         say(f"dev: {given.dropped}")
@@ -187,10 +187,10 @@ class _Again(Iterable[Pair]):
 
 
 def _short_enough(
-    held: list[Pair], tokens: TokenizerPair, plan: CorpusConfig, say: Callable[[str], None]
+    held: list[Pair], tokens: TokenizerPair, config: CorpusConfig, say: Callable[[str], None]
 ) -> list[Pair]:
-    """The pairs to judge by that a model of this plan is meant for."""
-    dropped = _limits(plan)
+    """The pairs to judge by that a model of this config is meant for."""
+    dropped = _limits(config)
     kept = [
         pair
         for pair, ids in zip(held, _encoded(tokens, held), strict=True)
@@ -199,31 +199,31 @@ def _short_enough(
     if dropped.total:
         say(f"dev: {dropped}")
     if not kept:
-        raise ArgumentError(f"no dev pairs are left: {dropped}. Raise corpus.longest or ratio.")
+        raise ArgumentError(f"no dev pairs are left: {dropped}. Raise corpus.max_tokens or ratio.")
     say(f"{len(kept):,} pairs to judge by")
     return kept
 
 
-def _limits(plan: CorpusConfig) -> Dropped:
-    return Dropped(plan.longest, plan.ratio, _SLACK, "pieces")
+def _limits(config: CorpusConfig) -> Dropped:
+    return Dropped(config.longest, config.ratio, _SLACK, "pieces")
 
 
-def _learn(plan: TokensConfig, train: Iterable[Pair], seed: int) -> TokenizerPair:
+def _learn(config: TokensConfig, train: Iterable[Pair], seed: int) -> TokenizerPair:
     def learn(lines: Iterable[str]) -> Tokens:
-        return Tokens.learn(lines, kind=plan.kind, size=plan.size, coverage=plan.coverage, seed=seed)
+        return Tokens.learn(lines, kind=config.kind, size=config.size, coverage=config.coverage, seed=seed)
 
-    if plan.shared:
+    if config.shared:
         shared = learn(chain.from_iterable(train))
         return TokenizerPair(shared, shared)
     return TokenizerPair(learn(pair.source for pair in train), learn(pair.target for pair in train))
 
 
-def _told(tokens: TokenizerPair, plan: TokensConfig) -> str:
+def _told(tokens: TokenizerPair, config: TokensConfig) -> str:
     """How large the vocabularies are, and whether that is less than was asked for."""
     sizes = [len(side) for side in dict.fromkeys(tokens)]
     said = f"a vocabulary of {' and '.join(f'{size:,}' for size in sizes)}"
-    if min(sizes) < plan.size:
-        said += f"; {plan.size:,} were asked for (tokens.size), and the text has no more"
+    if min(sizes) < config.size:
+        said += f"; {config.size:,} were asked for (tokens.size), and the text has no more"
     return said
 
 
@@ -235,12 +235,12 @@ def _encoded(tokens: TokenizerPair, pairs: Iterable[Pair]) -> Iterator[tuple[lis
 
 
 def _linked(
-    tokens: TokenizerPair, train: Iterable[Pair], plan: CorpusConfig
+    tokens: TokenizerPair, train: Iterable[Pair], config: CorpusConfig
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Of each pair that is kept, the source and the target tokens that are linked, one to one."""
 
     def kept() -> Iterator[Pair]:
-        limits, (first, second) = _limits(plan), tee(train)
+        limits, (first, second) = _limits(config), tee(train)
         sizes = ((len(source), len(target)) for source, target in _encoded(tokens, second))
         return (pair for pair, size in zip(first, sizes, strict=True) if limits.keeps(*size))
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from regard._util.text import plain, shorten
+from regard._util.text import printable, shorten
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -30,7 +30,7 @@ _TIE = 1e-3  # BLEU is 0 at first, and always where all sentences are short; the
 class Report(NamedTuple):
     """Where a training stands.
 
-    epoch: how often the corpus was read; loss: per token, mean since the last report; rate: of learning;
+    epoch: how often the corpus was read; loss: per token, mean since the last report; learning_rate;
     seconds: trained so far, over all resumes; left: how many more to expect, where that is known.
     """
 
@@ -38,7 +38,7 @@ class Report(NamedTuple):
     steps: int
     epoch: float
     loss: float
-    rate: float
+    learning_rate: float
     tokens_per_second: float
     seconds: float
     left: float | None
@@ -202,7 +202,7 @@ class Lines(Listener):
             parts.append("best")
         if judgement.sample:
             source, translation, reference = (
-                shorten(plain(one), LONGEST) for one in judgement.sample.texts().values()
+                shorten(printable(one), LONGEST) for one in judgement.sample.texts().values()
             )
             parts.append(f'"{source}" → "{translation}" (reference "{reference}")')
         self._print("  ".join(parts))
@@ -220,7 +220,7 @@ class Lines(Listener):
     def _print(self, text: str) -> None:
         stream = self._stream or sys.stdout  # looked up now: whoever redirects it later is heeded
         encoding = getattr(stream, "encoding", None) or "utf-8"
-        text = "\n".join(plain(line) for line in text.splitlines())
+        text = "\n".join(printable(line) for line in text.splitlines())
         # who no longer listens, as `head` does, does not end the training
         with suppress(OSError):
             print(text.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
@@ -283,7 +283,7 @@ class Display(Listener):
 
         with suppress(OSError):  # a terminal that was closed does not end the training
             for line in text.splitlines():
-                self._console.print(Text(plain(line)), soft_wrap=True)
+                self._console.print(Text(printable(line)), soft_wrap=True)
 
     def end(self, text: str) -> None:
         self._stop()
@@ -369,14 +369,14 @@ def _sample(sample: Example) -> "RenderableType":
 
     texts = sample.texts()
     width = max(map(len, texts)) + 2
-    lines = (((f"{name:<{width}}", "dim"), plain(sentence)) for name, sentence in texts.items())
+    lines = (((f"{name:<{width}}", "dim"), printable(sentence)) for name, sentence in texts.items())
     return Group(*(Text.assemble(*line, no_wrap=True, overflow="ellipsis") for line in lines))
 
 
 def _figures(report: Report) -> list[str]:
     return [
         f"loss {report.loss:.3f}",
-        f"rate {report.rate:.2e}",
+        f"rate {report.learning_rate:.2e}",
         f"{report.tokens_per_second:,.0f} tokens/s",
     ]
 

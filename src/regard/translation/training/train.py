@@ -7,8 +7,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from regard._util.checks import of_kind
-from regard._util.files import remove_parts
+from regard._util.checks import check_type
+from regard._util.files import remove_partial_files
 from regard.errors import ArgumentError, DTypeError, RegardError
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import select_alignment_head
@@ -19,7 +19,7 @@ from regard.translation.data.pairs import Pair
 from regard.translation.training.checkpoint import (
     ALIGNMENT,
     CONFIG,
-    LENGTHENED,
+    EXTENDED,
     MODEL,
     ORIGIN,
     SHARED,
@@ -50,7 +50,7 @@ def train(
     pairs: Iterable[Pair] | None = None,
     *,
     dev: Iterable[Pair] | None = None,
-    plan: TranslationConfig | None = None,
+    config: TranslationConfig | None = None,
     resume: bool = False,
     listeners: Sequence[Listener] = (),
     world: World | None = None,
@@ -61,8 +61,8 @@ def train(
     folder: where all of it is kept; see the page on files.
     pairs: `read_pairs("a.en", "a.de")`, or any others; None with `resume` are those of the folder.
     dev: pairs to judge by; otherwise some are held back.
-    plan: all settings; by default those of `TranslationConfig.preset("small")`, as of `regard train`.
-    resume: go on from the last checkpoint of the folder, if there is one; its own plan counts then. If `plan`
+    config: all settings; by default those of `TranslationConfig.preset("small")`, as of `regard train`.
+    resume: go on from the last checkpoint of the folder, if there is one; its own config counts then. If `config`
         is the same but for more epochs or updates, the training is lengthened, a finished one too.
     origin: where the pairs come from, for config.json to keep.
     listeners: are told how it goes. The folder gets log.csv and samples.jsonl, and logs for TensorBoard if
@@ -77,19 +77,19 @@ def train(
     >>> pairs = [
     ...     Pair(f"{word} {i}", f"{i} {word.upper()}") for i in range(8) for word in ("one", "two", "six")
     ... ]
-    >>> plan = TranslationConfig.preset("tiny").but(
+    >>> config = TranslationConfig.preset("tiny").override(
     ...     ["training.updates=2", "tokens.size=40", "model.width=16"]
     ... )
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     outcome = train(folder, pairs, plan=plan)
+    ...     outcome = train(folder, pairs, config=config)
     ...     translations = load_translator(folder).translate(["one 3"])
     >>> outcome.finished
     True
     """
     path, world = Path(folder), world or Alone()
     check_name(path)
-    if plan is not None:
-        of_kind("train got a plan", plan, TranslationConfig, 'Plan.preset("tiny")')
+    if config is not None:
+        check_type("train got a config", config, TranslationConfig, 'Plan.preset("tiny")')
     for name, some in (("pairs", pairs), ("dev", dev)):
         if isinstance(some, str | bytes | os.PathLike):
             raise DTypeError(
@@ -102,7 +102,7 @@ def train(
     try:
         with alone_in(path):
             with _nothing_left_if_refused(path), world.agreed():
-                _prepare(path, pairs, dev, plan, resume, Listeners(listeners), origin or {})
+                _prepare(path, pairs, dev, config, resume, Listeners(listeners), origin or {})
             return _train(path, listeners, world)
     except RegardError:
         for one in missing:
@@ -191,14 +191,14 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def _train(folder: Path, listeners: Sequence[Listener], world: World) -> TrainingResult:
     """Train on what is prepared, and choose what alignments are read from."""
-    config = read_config(folder)
-    found, plan = prepared(folder), TranslationConfig.of(config["plan"])
+    folder_config = read_config(folder)
+    found, config = prepared(folder), TranslationConfig.from_dict(folder_config["settings"])
     assert found is not None
     logs = [CsvLog(folder), SampleLog(folder), TensorBoardLog(folder)]
     tokens, ids, held, links = found
     outcome = Trainer(
         folder,
-        plan,
+        config,
         tokens,
         ids,
         held,
@@ -206,11 +206,11 @@ def _train(folder: Path, listeners: Sequence[Listener], world: World) -> Trainin
         # first: no listener may report as saved what is not
         listeners=[_Guard(folder), *listeners, *logs],
         world=world,
-        anew=_lengthened(config),
+        anew=_lengthened(folder_config),
     ).run()
     with world.agreed():
         if world.rank == 0 and outcome.finished:
-            _choose(folder, plan, found, world)
+            _choose(folder, config, found, world)
     return outcome
 
 
@@ -218,7 +218,7 @@ def _prepare(
     folder: Path,
     pairs: Iterable[Pair] | None,
     dev: Iterable[Pair] | None,
-    plan: TranslationConfig | None,
+    config: TranslationConfig | None,
     resume: bool,
     listeners: Listener,
     origin: Mapping[str, Any],
@@ -231,10 +231,10 @@ def _prepare(
                 "name a new one."
             )
         read_config(folder)  # it must be a model folder, and not just any
-        remove_parts(folder)  # of a training that was killed; not before the folder is known to be one
+        remove_partial_files(folder)  # of a training that was killed; not before the folder is known to be one
         if is_prepared(folder):
-            if plan is not None:
-                _lengthen(folder, plan, listeners)
+            if config is not None:
+                _lengthen(folder, config, listeners)
             return
         if not _only_begun(folder):
             raise ArgumentError(
@@ -245,37 +245,37 @@ def _prepare(
         raise ArgumentError(
             f"there is nothing to go on with in {os.fspath(folder)!r}; give the pairs to train on as well."
         )
-    plan = plan or TranslationConfig.preset("small")
-    write_config(folder, plan, **({ORIGIN: dict(origin)} if origin else {}))
-    prepare(folder, plan, pairs, dev, listeners.say)
+    config = config or TranslationConfig.preset("small")
+    write_config(folder, config, **({ORIGIN: dict(origin)} if origin else {}))
+    prepare(folder, config, pairs, dev, listeners.say)
 
 
-def _lengthen(folder: Path, plan: TranslationConfig, listeners: Listener) -> None:
-    """Make the plan of a folder this one, if it is the same but for a later end."""
-    config = read_config(folder)
-    begun = TranslationConfig.of(config.pop("plan"))
-    config.pop("format")
-    if not begun.is_lengthened_by(plan):
+def _lengthen(folder: Path, config: TranslationConfig, listeners: Listener) -> None:
+    """Make the config of a folder this one, if it is the same but for a later end."""
+    folder_config = read_config(folder)
+    begun = TranslationConfig.from_dict(folder_config.pop("settings"))
+    folder_config.pop("format")
+    if not begun.is_extended_by(config):
         return
-    if plan.training.patience:
+    if config.training.patience:
         last = [one.step for one in Checkpoint.all(folder)[-1:]]
-        config[LENGTHENED] = sorted({*_lengthened(config), *last})
-    write_config(folder, plan, **config)
-    before, after = begun.training.end(), plan.training.end()
+        folder_config[EXTENDED] = sorted({*_lengthened(folder_config), *last})
+    write_config(folder, config, **folder_config)
+    before, after = begun.training.duration(), config.training.duration()
     told = f"lengthened from {before} to {after}"
-    if plan.training.schedule == "cosine":  # which knows the end
+    if config.training.schedule == "cosine":  # which knows the end
         told += (
             "; the learning rate goes up again, to where a training of this length has it by now, so that "
             "the end is not quite that of one that was as long from the start"
         )
-    if plan.training.patience:
+    if config.training.patience:
         told += "; its patience begins anew"
     listeners.say(told)
 
 
-def _lengthened(config: Mapping[str, Any]) -> list[int]:
+def _lengthened(folder_config: Mapping[str, Any]) -> list[int]:
     """The updates after which a training was made longer; there patience began anew."""
-    found = config.get(LENGTHENED)
+    found = folder_config.get(EXTENDED)
     return [step for step in found if type(step) is int] if isinstance(found, list) else []
 
 
@@ -285,14 +285,14 @@ def _only_begun(folder: Path) -> bool:
     return (folder / CONFIG).exists() and not trained and not is_prepared(folder)
 
 
-def _choose(folder: Path, plan: TranslationConfig, found: Prepared, world: World) -> None:
+def _choose(folder: Path, config: TranslationConfig, found: Prepared, world: World) -> None:
     """Which layer and heads show word alignments best, into config.json."""
-    if plan.model.kind == "plain" or not (folder / MODEL).exists():
+    if config.model.kind == "plain" or not (folder / MODEL).exists():
         return
-    kept = {name: value for name, value in read_config(folder).items() if name not in ("format", "plan")}
-    with world.reading(folder, lambda: plan.model.make(found.tokens.sizes())) as model:
+    kept = {name: value for name, value in read_config(folder).items() if name not in ("format", "settings")}
+    with world.reading(folder, lambda: config.model.build(found.tokens.sizes())) as model:
         choice = _best_choice(model, found)
-    write_config(folder, plan, **kept | {ALIGNMENT: choice.to_dict()})
+    write_config(folder, config, **kept | {ALIGNMENT: choice.to_dict()})
 
 
 def choice_of(folder: str | os.PathLike[str]) -> AlignmentHead | None:
@@ -302,11 +302,11 @@ def choice_of(folder: str | os.PathLike[str]) -> AlignmentHead | None:
     data to choose by.
     """
     path = Path(folder)
-    config = read_config(path)
-    if config.get(ALIGNMENT):
-        return AlignmentHead.from_dict(config[ALIGNMENT])
+    folder_config = read_config(path)
+    if folder_config.get(ALIGNMENT):
+        return AlignmentHead.from_dict(folder_config[ALIGNMENT])
     found = prepared(path)
-    if found is None or TranslationConfig.of(config["plan"]).model.kind == "plain":
+    if found is None or TranslationConfig.from_dict(folder_config["settings"]).model.kind == "plain":
         return None
     return _best_choice(load_model(path).model, found)
 
