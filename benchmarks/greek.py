@@ -25,7 +25,7 @@ from regard.translation.data.links import Links, turned
 from regard.translation.training.progress import display
 
 BOOKS = range(40, 45)
-SETTINGS = ["tokens.size=4000", "model.dropout=0.2", "training.unknown=0", "training.criterion=loss"]
+SETTINGS = ["tokens.size=4000", "model.dropout=0.2", "training.unknown_rate=0", "training.metric=loss"]
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     report("diagonal", verses, [diagonal(verse) for verse in verses])
     anchors = LexicalAligner.learn(pairs)
     report("lexical aligner", verses, anchors.links(pairs, "grow-diag-final-and"))
-    settings = [*SETTINGS, f"training.guide={asked.guide}", f"training.epochs={asked.epochs}"]
+    settings = [*SETTINGS, f"training.guided_alignment_weight={asked.guide}", f"training.epochs={asked.epochs}"]
     forward = aligned(asked.folder / "grc-en", pairs, settings)
     report("Greek → English", verses, forward)
     back = aligned(asked.folder / "en-grc", [Pair(target, source) for source, target in pairs], settings)
@@ -52,8 +52,8 @@ def main() -> None:
 
 def aligned(folder: Path, pairs: Sequence[Pair], settings: Sequence[str]) -> list[Links]:
     """Train on all pairs, some of which are judged by as well, and read the links of all."""
-    plan = TranslationConfig.preset("tiny").but(settings)
-    train(folder, pairs, dev=pairs[:300], plan=plan, resume=True, listeners=[display()])
+    config = TranslationConfig.preset("tiny").override(settings)
+    train(folder, pairs, dev=pairs[:300], config=config, resume=True, listeners=[display()])
     return [alignment.links() for alignment in load_translator(folder).align(pairs)]
 
 

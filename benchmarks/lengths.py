@@ -37,9 +37,9 @@ def main() -> None:
     curves = {}
     for kind, name in NAMES.items():
         epochs = asked.epochs * MORE.get(kind, 1)
-        plan = TranslationConfig.preset("tiny", kind).but([*SETTINGS, f"training.epochs={epochs}"])
+        config = TranslationConfig.preset("tiny", kind).override([*SETTINGS, f"training.epochs={epochs}"])
         folder = asked.folder / kind
-        train(folder, pairs, dev=corpus.dev, plan=plan, resume=True, listeners=[display()])
+        train(folder, pairs, dev=corpus.dev, config=config, resume=True, listeners=[display()])
         written = [one.text for one in load_translator(folder).translate(sources, strategy=Greedy())]
         curves[name] = by_length(written, references, sources, bins=bins)
         print(name)

@@ -104,15 +104,15 @@ def measure(folder: Path, size: Size, kind: Kind) -> None:
     texts = [" ".join(words[number] for number in row) for row in sentences.tolist()]
     ids = InMemory([(tokens.encode(text), tokens.encode(text)) for text in texts])
     dev = [Pair(text, text) for text in texts[:8]]
-    plan = TranslationConfig.preset("base").but(
+    config = TranslationConfig.preset("base").override(
         [
             *(f"model.width={size.width}", f"model.layers={size.layers}", f"model.heads={size.width // 64}"),
-            *("training.tokens=1000", "training.updates=4", "training.judge=2", "training.save=2"),
-            *("training.average=2", "training.criterion=loss"),
+            *("training.batch_tokens=1000", "training.updates=4", "training.validate_every=2", "training.save_every=2"),
+            *("training.average_checkpoints=2", "training.metric=loss"),
         ]
     )
     with join_world(shard=kind.shard) as world:
-        Trainer(folder, plan, TokenizerPair(tokens, tokens), ids, dev, world=world).run()
+        Trainer(folder, config, TokenizerPair(tokens, tokens), ids, dev, world=world).run()
         _peak(folder, world.rank).write_text(str(peak_memory()))
 
 

@@ -7,7 +7,7 @@ from regard.errors import ArgumentError
 from regard.translation.config import TranslationConfig
 from regard.translation.data.builtin import embedded
 
-PLAN = TranslationConfig.preset("tiny").but(["training.updates=2", "model.width=16", "tokens.size=200"])
+PLAN = TranslationConfig.preset("tiny").override(["training.updates=2", "model.width=16", "tokens.size=200"])
 
 
 def test_a_folder_that_no_demo_made_is_left_alone(tmp_path):

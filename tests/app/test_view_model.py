@@ -44,7 +44,7 @@ def translator(**options) -> Translator:
 
 def of(ours: Translator, source: str, target: str) -> Translation:
     """A translation that somebody else made."""
-    return Translation(source, target, -1.0, [], _read=lambda: ours.align([(source, target)])[0])
+    return Translation(source, target, -1.0, [], _align=lambda: ours.align([(source, target)])[0])
 
 
 # Describing
@@ -355,7 +355,7 @@ def test_translations_show_which_word_came_from_which():
     weights = torch.tensor([[0.9, 0.1], [math.nan, 2.0]])
     read = Alignment(("ein", "Hund"), ("a", "dog"), weights)
     exhibit = exhibit_of_translations(
-        [Translation("ein Hund", "a dog", -1, [], "copied", _read=lambda: read)]
+        [Translation("ein Hund", "a dog", -1, [], "copied", _align=lambda: read)]
     )
     (one,) = exhibit.describe()["inputs"]
     assert (one["title"], one["note"]) == ("ein Hund → a dog", "copied")
@@ -368,7 +368,7 @@ def test_a_translation_without_attention_says_why():
     def refuse():
         raise regard.ArgumentError("this Recurrent does not attend")
 
-    (one,) = exhibit_of_translations([Translation("ein Hund", "a dog", -1, [], _read=refuse)]).describe()[
+    (one,) = exhibit_of_translations([Translation("ein Hund", "a dog", -1, [], _align=refuse)]).describe()[
         "inputs"
     ]
     assert one["layers"] == []
@@ -380,7 +380,7 @@ def test_an_alignment_too_large_to_show_is_not_read():
     def fail():
         raise AssertionError("read")
 
-    (one,) = exhibit_of_translations([Translation("a " * 5000, "b " * 5000, -1, [], _read=fail)]).inputs
+    (one,) = exhibit_of_translations([Translation("a " * 5000, "b " * 5000, -1, [], _align=fail)]).inputs
     assert "5,000 source words" in one.note
 
 
@@ -513,7 +513,7 @@ def test_a_recurrent_translator_looks_step_by_step():
 
 
 def test_a_sentence_too_long_for_the_model_is_shown_in_words():
-    short = translator(settings={"plan": {"corpus": {"longest": 5}}})
+    short = translator(settings={"settings": {"corpus": {"max_tokens": 5}}})
     (one,) = look_at_translation(short, ["ein Hund bellt"]).inputs
     assert {layer.kind for layer in one.layers} <= {"words"}
     assert "at once" in one.note

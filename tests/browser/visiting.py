@@ -15,13 +15,13 @@ import pytest
 
 from regard.models.encoders.pretrained import MINILM
 from regard.translation.training.train import train
-from tests.translation.small import PAIRS, small_plan
+from tests.translation.small import PAIRS, small_config
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 SHOTS = Path(os.environ.get("REGARD_SHOTS", "build/screenshots"))  # for looking at; they are not compared
 SIZES = ((1280, 900, "light"), (1600, 900, "dark"), (360, 740, "light"), (360, 740, "dark"))
 PATIENCE = 15  # seconds
-QUICK = ("training.updates=4", "training.judge=2", "training.accumulate=1")
+QUICK = ("training.updates=4", "training.validate_every=2", "training.accumulate=1")
 ENCODER = find_spec(MINILM) is not None
 needs_encoder = pytest.mark.skipif(not ENCODER, reason="minilm is not installed")
 
@@ -30,7 +30,7 @@ needs_encoder = pytest.mark.skipif(not ENCODER, reason="minilm is not installed"
 def served(root: Path) -> Iterator[str]:
     """The address of a server with two trained models, one of them without attention, and minilm."""
     for kind in ("transformer", "plain"):
-        train(root / kind, PAIRS, plan=small_plan(kind, *QUICK))
+        train(root / kind, PAIRS, config=small_config(kind, *QUICK))
     command = [sys.executable, "-m", "regard", "look", "transformer", "plain", *["minilm"] * ENCODER]
     command += ["--no-browser", "--port", "0"]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as server:
@@ -104,7 +104,7 @@ def trainings(name: str, state: str = "finished") -> dict:
 
 def row(step: int, judged: float | None = None) -> dict:
     """A row of a log."""
-    rates = {"rate": 0.1, "tokens_per_second": 9.0, "seconds": 1.0}
+    rates = {"learning_rate": 0.1, "tokens_per_second": 9.0, "seconds": 1.0}
     return {"step": step, "loss": 5.0 - step, "dev_loss": judged, "dev_bleu": judged, **rates}
 
 

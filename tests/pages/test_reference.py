@@ -137,14 +137,14 @@ def unknown(here: str) -> list[str]:
 
 def _known(code: str) -> bool:
     from regard.cli import COMMANDS
-    from regard.translation.setting_descriptions import ABOUT
+    from regard.translation import TranslationConfig
 
     if code.startswith("python -m "):
         return (ROOT / f"{code.removeprefix('python -m ').replace('.', '/')}.py").exists()
     if code.startswith("regard "):
         return any(code.removeprefix("regard ") in commands for commands in COMMANDS.values())
     section, _, setting = code.partition(".")
-    if setting in ABOUT.get(section, ()):
+    if setting in TranslationConfig().to_dict().get(section, ()):
         return True
     name, _, arguments = code.partition("(")
     for home in ("", "regard.", "regard.models.", "regard.translation."):

@@ -207,7 +207,7 @@ def test_the_command_draws_and_sums_up(folder, capsys):
 def test_several_folders_and_files(folder, capsys):
     (folder / "other").mkdir()
     (folder / "other/log.csv").write_text(
-        "step,epoch,loss,rate,tokens_per_second,seconds,dev_loss,dev_bleu\n1,,2,,,,,\n"
+        "step,epoch,loss,learning_rate,tokens_per_second,seconds,dev_loss,dev_bleu\n1,,2,,,,,\n"
     )
     run("small", "other/log.csv")
     assert capsys.readouterr().out.splitlines()[1] == "other  1 update"

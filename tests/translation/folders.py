@@ -26,10 +26,10 @@ def tokens(kind: str = "bpe") -> TokenizerPair:
     return TokenizerPair(shared, shared)
 
 
-def plan(kind: str = "transformer", longest: int = 40, more: Sequence[str] = ()) -> TranslationConfig:
+def config(kind: str = "transformer", longest: int = 40, more: Sequence[str] = ()) -> TranslationConfig:
     """A small model of this kind."""
-    settings = ["model.width=16", "model.layers=2", "model.heads=2", f"corpus.longest={longest}"]
-    return TranslationConfig.preset("tiny", kind).but([*settings, "tokens.kind=bpe", *more])
+    settings = ["model.width=16", "model.layers=2", "model.heads=2", f"corpus.max_tokens={longest}"]
+    return TranslationConfig.preset("tiny", kind).override([*settings, "tokens.kind=bpe", *more])
 
 
 def write(
@@ -38,8 +38,8 @@ def write(
     """A model folder."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    sides, settings = tokens(), plan(kind, longest, more)
-    model = settings.model.make(sides.sizes())
+    sides, settings = tokens(), config(kind, longest, more)
+    model = settings.model.build(sides.sizes())
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)  # far from ties, so that rounding decides nothing
     choice = {} if kind == "plain" else {"alignment": AlignmentHead(layer=0, shift="output").to_dict()}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.translation.small import small_plan, train_small
+from tests.translation.small import small_config, train_small
 
 # what changes a folder: between two of these, a folder stays as it is but for a file that is being written
 _EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
@@ -42,4 +42,4 @@ def _train(folder: Path, model: str, settings: Sequence[str], events: int) -> No
 
     if events:
         sys.addaudithook(count)
-    train_small(folder, small_plan(model, *settings))
+    train_small(folder, small_config(model, *settings))

@@ -17,15 +17,25 @@ TOKENS = TokenizerPair(_SHARED, _SHARED)
 IDS = InMemory([(_SHARED.encode(pair.source), _SHARED.encode(pair.target)) for pair in PAIRS])
 
 
-def small_plan(model: str = "transformer", *settings: str) -> TranslationConfig:
-    """A plan that asks for everything that makes going on difficult, unless the settings say otherwise."""
-    return TranslationConfig.preset("tiny", model).but(
+def small_config(model: str = "transformer", *settings: str) -> TranslationConfig:
+    """A config that asks for everything that makes going on difficult, unless the settings say otherwise."""
+    return TranslationConfig.preset("tiny", model).override(
         [
             *("model.width=16", "model.layers=1", "model.heads=2", "model.dropout=0.2"),
             *("tokens.kind=words", "tokens.size=20"),
-            *("training.updates=10", "training.tokens=64", "training.accumulate=2", "training.warmup=4"),
-            *("training.judge=4", "training.save=3", "training.average=3", "training.unknown=0.2"),
-            *("training.rate=0.01", "training.criterion=loss", "training.threads=1"),
+            *(
+                "training.updates=10",
+                "training.batch_tokens=64",
+                "training.accumulate=2",
+                "training.warmup=4",
+            ),
+            *(
+                "training.validate_every=4",
+                "training.save_every=3",
+                "training.average_checkpoints=3",
+                "training.unknown_rate=0.2",
+            ),
+            *("training.learning_rate=0.01", "training.metric=loss", "training.threads=1"),
             *settings,
         ]
     )
@@ -33,16 +43,16 @@ def small_plan(model: str = "transformer", *settings: str) -> TranslationConfig:
 
 def small_trainer(
     folder: Path,
-    plan: TranslationConfig | None = None,
+    config: TranslationConfig | None = None,
     *,
     pairs: InMemory = IDS,
     listeners: Sequence[Listener] = (),
 ) -> Trainer:
-    """A trainer of this plan in a folder, which is created if it is missing."""
+    """A trainer of this config in a folder, which is created if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
-    return Trainer(folder, plan or small_plan(), TOKENS, pairs, DEV, listeners=listeners)
+    return Trainer(folder, config or small_config(), TOKENS, pairs, DEV, listeners=listeners)
 
 
-def train_small(folder: Path, plan: TranslationConfig | None = None) -> TrainingResult:
+def train_small(folder: Path, config: TranslationConfig | None = None) -> TrainingResult:
     """Train in a folder, from wherever it stands."""
-    return small_trainer(folder, plan).run()
+    return small_trainer(folder, config).run()

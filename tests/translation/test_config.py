@@ -1,5 +1,6 @@
-"""Plans: all settings of a training, wherever they come from."""
+"""Training configuration: presets, TOML files and single settings."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -14,16 +15,21 @@ from regard.errors import ArgumentError
 from regard.models.recurrent import RecurrentSeq2Seq
 from regard.models.transformer import Transformer
 from regard.translation.config import PRESETS, TranslationConfig
-from regard.translation.setting_descriptions import ABOUT, toml
 
 NAMES = [(section, name) for section, values in TranslationConfig().to_dict().items() for name in values]
 MODELS = ("transformer", "recurrent", "plain")
 OTHER = TranslationConfig().replace(
     {
         "model": {"width": 24, "layers": 1, "heads": 3, "key_heads": 1, "ffn_dim": 7, "positions": "rotary"},
-        "tokens": {"kind": "characters", "size": 77, "shared": False, "coverage": 0.99},
-        "corpus": {"longest": 11, "ratio": 2.5, "dev": 13},
-        "training": {"updates": 5, "rate": 3e-7, "schedule": "constant", "clip": 0, "criterion": "loss"},
+        "tokens": {"kind": "characters", "size": 77, "shared": False, "character_coverage": 0.99},
+        "corpus": {"max_tokens": 11, "max_length_ratio": 2.5, "dev_size": 13},
+        "training": {
+            "updates": 5,
+            "learning_rate": 3e-7,
+            "schedule": "constant",
+            "max_grad_norm": 0,
+            "metric": "loss",
+        },
     }
 )
 
@@ -59,7 +65,7 @@ def test_a_plain_model_has_no_attention_and_a_recurrent_one_has() -> None:
 
 
 @pytest.mark.parametrize(
-    "plan",
+    "config",
     [
         TranslationConfig(),
         OTHER,
@@ -67,21 +73,23 @@ def test_a_plain_model_has_no_attention_and_a_recurrent_one_has() -> None:
     ],
 )
 def test_a_plan_comes_back_from_what_it_writes(config: TranslationConfig, tmp_path: Path) -> None:
-    (tmp_path / "plan.toml").write_text(toml(config), "utf-8")
-    read = TranslationConfig.from_toml(tmp_path / "plan.toml")
+    (tmp_path / "config.toml").write_text(config.to_toml(), "utf-8")
+    read = TranslationConfig.from_toml(tmp_path / "config.toml")
     assert (read.tokens, read.corpus, read.training) == (config.tokens, config.corpus, config.training)
-    assert read.model.architecture() == config.model.architecture()  # but for what is of no use to its kind of model
-    assert toml(read) == toml(config)
+    assert (
+        read.model.architecture() == config.model.architecture()
+    )  # but for what is of no use to its kind of model
+    assert read.to_toml() == config.to_toml()
     assert TranslationConfig.from_dict(config.to_dict()) == config
     assert TranslationConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
 def test_a_file_changes_what_it_says_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "plan.toml").write_text("[training]\nrate = 1\n[model]\nhidden = 99\n", "utf-8")
-    config = TranslationConfig.from_toml(tmp_path / "plan.toml", OTHER)
-    assert config == OTHER.replace({"training": {"rate": 1.0}, "model": {"ffn_dim": 99}})
-    (tmp_path / "plan.toml").write_text("", "utf-8")
-    assert TranslationConfig.from_toml(tmp_path / "plan.toml", OTHER) == OTHER
+    (tmp_path / "config.toml").write_text("[training]\nlearning_rate = 1\n[model]\nffn_dim = 99\n", "utf-8")
+    config = TranslationConfig.from_toml(tmp_path / "config.toml", OTHER)
+    assert config == OTHER.replace({"training": {"learning_rate": 1.0}, "model": {"ffn_dim": 99}})
+    (tmp_path / "config.toml").write_text("", "utf-8")
+    assert TranslationConfig.from_toml(tmp_path / "config.toml", OTHER) == OTHER
 
 
 @pytest.mark.parametrize(
@@ -102,7 +110,7 @@ def test_a_file_changes_what_it_says_and_nothing_else(tmp_path: Path) -> None:
 )
 def test_single_settings_are_understood(setting: str, wanted: object) -> None:
     section, name = setting.partition("=")[0].strip().split(".")
-    found = TranslationConfig().override([setting]).settings()[section][name]
+    found = TranslationConfig().override([setting]).to_dict()[section][name]
     assert found == wanted
     assert type(found) is type(wanted)
 
@@ -114,44 +122,56 @@ def test_the_last_of_two_settings_counts() -> None:
 @pytest.mark.parametrize(
     ("setting", "why"),
     [
-        ("training.epoch=3", "no setting training.epoch; did you mean training.epochs?"),
-        ("training.zzz=3", "no setting training.zzz; there are epochs, updates"),
-        ("trainig.epochs=3", "no section [trainig]; did you mean training?"),
-        ("epochs=3", "'epochs=3' is not understood; write section.name=value"),
-        ("training.epochs", "'training.epochs' is not understood; write section.name=value"),
-        ("", "'' is not understood"),
-        ("training.epochs=many", "training.epochs is 'many'; it must be a whole number"),
-        ("training.epochs=", "training.epochs is ''; it must be a whole number"),
-        ("training.epochs=1.5", "training.epochs is 1.5; it must be a whole number"),
-        ("training.epochs=true", "training.epochs is True; it must be a whole number"),
-        ("training.epochs=0", "epochs=0; it must be at least 1"),
-        ("training.epochs=none", "training.epochs is 'none'"),
-        ("training.updates=0", "updates=0; it must be at least 1"),
-        ("training.learning_rate=fast", "training.learning_rate is 'fast'; it must be a number"),
-        ("training.learning_rate=0", "rate=0.0; it must be above 0"),
-        ("training.learning_rate=nan", "rate=nan"),
-        ("training.learning_rate=inf", "rate=inf"),
-        ("training.label_smoothing=1", "smoothing=1.0; it must be at least 0 and below 1"),
-        ("training.seed=4294967296", "seed=4294967296; it must be below 2**32"),
-        ("training.seed=-1", "seed=-1"),
+        ("training.epoch=3", "Unknown setting training.epoch. Did you mean training.epochs?"),
+        ("training.zzz=3", "Unknown setting training.zzz. Choose from epochs, updates"),
+        ("trainig.epochs=3", "Unknown section [trainig]. Did you mean training?"),
+        ("epochs=3", "Invalid setting 'epochs=3'. Use section.name=value."),
+        ("training.epochs", "Invalid setting 'training.epochs'. Use section.name=value."),
+        ("", "Invalid setting ''"),
+        ("training.epochs=many", "training.epochs must be an integer, got 'many'."),
+        ("training.epochs=", "training.epochs must be an integer, got ''."),
+        ("training.epochs=1.5", "training.epochs must be an integer, got 1.5."),
+        ("training.epochs=true", "training.epochs must be an integer, got True."),
+        ("training.epochs=0", "training.epochs must be at least 1 and at most 1,000,000,000,000, got 0."),
+        ("training.epochs=none", "training.epochs must be an integer, got 'none'."),
+        ("training.updates=0", "training.updates must be at least 1 and at most 1,000,000,000,000, got 0."),
+        ("training.learning_rate=fast", "training.learning_rate must be a number, got 'fast'."),
+        ("training.learning_rate=0", "training.learning_rate must be above 0, got 0.0."),
+        ("training.learning_rate=nan", "training.learning_rate must be finite, got nan."),
+        ("training.learning_rate=inf", "training.learning_rate must be finite, got inf."),
+        ("training.label_smoothing=1", "training.label_smoothing must be at least 0 and below 1, got 1.0."),
+        (
+            "training.seed=4294967296",
+            "training.seed must be at least 0 and at most 4,294,967,295, got 4294967296.",
+        ),
+        ("training.seed=-1", "training.seed must be at least 0 and at most 4,294,967,295, got -1."),
         (
             "training.schedule=linear",
-            "training.schedule is 'linear'; there are cosine, inverse-sqrt, constant",
+            "training.schedule must be one of cosine, inverse-sqrt, constant, got 'linear'.",
         ),
-        ("training.precision=float16", "there are float32, bfloat16"),
-        ("training.metric=chrf", "there are bleu, loss"),
-        ("training.accumulate=[1, 2]", "training.accumulate is [1, 2]; it must be a whole number"),
-        ("model.kind=lstm", "model.kind is 'lstm'; there are transformer, recurrent, plain"),
+        ("training.precision=float16", "training.precision must be one of float32, bfloat16, got 'float16'."),
+        ("training.metric=chrf", "training.metric must be one of bleu, loss, got 'chrf'."),
+        ("training.accumulate=[1, 2]", "training.accumulate must be an integer, got [1, 2]."),
+        ("model.kind=lstm", "model.kind must be one of transformer, recurrent, plain, got 'lstm'."),
         ("model.heads=7", "256"),  # which is not divided by 7
-        ("model.width=0", "width=0"),
-        ("model.norm_first=1", "model.norm_first is 1; it must be true or false"),
-        ("model.normalize=max", "normalize is 'max'; there are softmax, softmax1"),
-        ("model.dropout=1.5", "dropout=1.5"),
-        ("tokens.size=4", "size=4; it must be at least 5"),
-        ("tokens.character_coverage=1.00000001", "coverage=1.00000001; it must be at least 0.98 and at most 1"),
-        ("tokens.character_coverage=0.5", "coverage=0.5; it must be at least 0.98"),
-        ("corpus.max_length_ratio=0.5", "ratio=0.5; it must be at least 1"),
-        ("corpus.max_tokens=0", "longest=0"),
+        ("model.width=0", "model.width must be at least 1 and at most 65,536, got 0."),
+        ("model.norm_first=1", "model.norm_first must be true or false, got 1."),
+        (
+            "model.normalize=max",
+            "model.normalize must be one of softmax, softmax1, sparsemax, entmax15, got 'max'.",
+        ),
+        ("model.dropout=1.5", "model.dropout must be at least 0 and below 1, got 1.5."),
+        ("tokens.size=4", "tokens.size must be at least 5 and at most 10,000,000, got 4."),
+        (
+            "tokens.character_coverage=1.00000001",
+            "tokens.character_coverage must be at least 0.98 and at most 1, got 1.00000001.",
+        ),
+        (
+            "tokens.character_coverage=0.5",
+            "tokens.character_coverage must be at least 0.98 and at most 1, got 0.5.",
+        ),
+        ("corpus.max_length_ratio=0.5", "corpus.max_length_ratio must be at least 1, got 0.5."),
+        ("corpus.max_tokens=0", "corpus.max_tokens must be at least 1 and at most 10,000,000, got 0."),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_cure(setting: str, why: str) -> None:
@@ -190,43 +210,45 @@ def attempted(settings: dict[str, Any]) -> tuple[TranslationConfig | None, str]:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"[training", "is no TOML file"),
-        (b"\xff\xfe", "is no TOML file"),
-        (b"training = 3", "training is 3; it is a section"),
-        (b"[trainings]", "did you mean training?"),
-        (b"[training]\nepochs = 2020-01-01", "training.epochs is datetime.date"),
-        (b"[training]\nrate = inf", "rate=inf"),
-        (b"[training]\nepochs = 1\nepochs = 2", "is no TOML file"),
-        (b"a = " + b"[" * 100_000, "is no TOML file"),
+        (b"[training", "is not a valid TOML file"),
+        (b"\xff\xfe", "is not a valid TOML file"),
+        (b"training = 3", "training must be a section ([training], then name = value), got 3."),
+        (b"[trainings]", "Unknown section [trainings]. Did you mean training?"),
+        (b"[training]\nepochs = 2020-01-01", "training.epochs must be an integer, got datetime.date"),
+        (b"[training]\nlearning_rate = inf", "training.learning_rate must be finite, got inf."),
+        (b"[training]\nepochs = 1\nepochs = 2", "is not a valid TOML file"),
+        (b"a = " + b"[" * 100_000, "is not a valid TOML file"),
     ],
 )
 def test_a_wrong_file_is_refused(content: bytes, why: str, tmp_path: Path) -> None:
-    (tmp_path / "plan.toml").write_bytes(content)
+    (tmp_path / "config.toml").write_bytes(content)
     with pytest.raises(ArgumentError) as refused:
-        TranslationConfig.from_toml(tmp_path / "plan.toml")
+        TranslationConfig.from_toml(tmp_path / "config.toml")
     assert why in str(refused.value)
 
 
 def test_a_file_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        TranslationConfig.from_toml(tmp_path / "plan.toml")
+        TranslationConfig.from_toml(tmp_path / "config.toml")
 
 
-def test_every_setting_is_explained() -> None:
-    assert [(section, name) for section, names in ABOUT.items() for name in names] == NAMES
-    lines = [line for line in toml(TranslationConfig()).splitlines() if " = " in line]
-    assert all(len(line.split("# ")[-1]) > 5 for line in lines)
+def test_every_setting_has_a_description() -> None:
+    for section, settings in TranslationConfig().to_dict().items():
+        for item in dataclasses.fields(getattr(TranslationConfig(), section)):
+            assert item.name in settings
+            assert len(item.metadata["description"]) > 5
+            assert item.metadata["description"].endswith(".")
 
 
 @pytest.mark.parametrize(
     ("kind", "shown"), [("transformer", "heads"), ("recurrent", "attention"), ("plain", "cell")]
 )
 def test_settings_that_do_not_matter_are_not_shown(kind: str, shown: str) -> None:
-    names = {line.split(" = ")[0] for line in toml(TranslationConfig.preset("tiny", kind)).splitlines()}
+    names = {line.split(" = ")[0] for line in TranslationConfig.preset("tiny", kind).to_toml().splitlines()}
     hidden = {
         "transformer": {"cell", "input_feeding"},
-        "recurrent": {"heads", "guide"},
-        "plain": {"attention", "guide"},
+        "recurrent": {"heads", "guided_alignment_weight"},
+        "plain": {"attention", "guided_alignment_weight"},
     }
     assert shown in names
     assert not hidden[kind] & names
@@ -242,22 +264,32 @@ def test_settings_that_do_not_matter_are_not_shown(kind: str, shown: str) -> Non
     ],
 )
 def test_numbers_that_nobody_can_mean_are_refused(setting: str) -> None:
-    with pytest.raises(ArgumentError, match=r"; it must be at most [0-9,]+\. Give"):
+    with pytest.raises(ArgumentError, match=r"must be at least [01] and at most [0-9,]+, got [0-9]+\."):
         TranslationConfig().override([setting])
 
 
 def test_an_unknown_preset_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="no preset 'huge'; there are tiny, small, base"):
+    with pytest.raises(ArgumentError, match=r"Unknown preset 'huge'\. Choose from tiny, small, base\."):
         TranslationConfig.preset("huge")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="there are transformer, recurrent, plain"):
+    with pytest.raises(ArgumentError, match="must be one of transformer, recurrent, plain, got 'rnn'"):
         TranslationConfig.preset("tiny", "rnn")  # type: ignore[arg-type]
 
 
 def test_learned_positions_reach_as_far_as_translations() -> None:
-    with pytest.raises(ArgumentError, match=r"model.max_positions is 300 .*longest is 256; .* to 524"):
+    with pytest.raises(
+        ArgumentError, match=r"model.max_positions=300 is too small for corpus.max_tokens=256: .* to 524"
+    ):
         TranslationConfig().override(["model.positions=learned", "model.max_positions=300"])
-    assert TranslationConfig().override(["model.positions=learned", "model.max_positions=524"]).model.max_positions == 524
-    assert TranslationConfig().override(["model.positions=rotary", "model.max_positions=1"]).model.max_positions == 1
+    assert (
+        TranslationConfig()
+        .override(["model.positions=learned", "model.max_positions=524"])
+        .model.max_positions
+        == 524
+    )
+    assert (
+        TranslationConfig().override(["model.positions=rotary", "model.max_positions=1"]).model.max_positions
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -284,7 +316,7 @@ def test_values_without_measure_are_refused_in_a_line(setting: str, tmp_path: Pa
 
 @pytest.mark.parametrize("value", ["1" * 5000, "[" * 5000, "0x" + "f" * 9000])
 def test_a_file_without_measure_is_refused_in_a_line(value: str, tmp_path: Path) -> None:
-    path = tmp_path / "plan.toml"
+    path = tmp_path / "config.toml"
     for name in ("model.kind", "training.epochs"):
         path.write_text(f"{name} = {value}")
         with pytest.raises(ArgumentError) as refused:
@@ -293,14 +325,14 @@ def test_a_file_without_measure_is_refused_in_a_line(value: str, tmp_path: Path)
 
 
 def test_a_byte_order_mark_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "plan.toml").write_bytes("\ufeff[training]\nepochs = 3\n".encode())
-    assert TranslationConfig.from_toml(tmp_path / "plan.toml").training.epochs == 3
+    (tmp_path / "config.toml").write_bytes("\ufeff[training]\nepochs = 3\n".encode())
+    assert TranslationConfig.from_toml(tmp_path / "config.toml").training.epochs == 3
 
 
 def test_a_plan_is_a_regular_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "plan.toml")
+    os.mkfifo(tmp_path / "config.toml")
     with pytest.raises(ArgumentError, match="is a named pipe"):
-        TranslationConfig.from_toml(tmp_path / "plan.toml")
+        TranslationConfig.from_toml(tmp_path / "config.toml")
     (tmp_path / "large.toml").write_bytes(b"#" * 2**21)
     with pytest.raises(ArgumentError, match=r"has 2\.1 MB, and at most 1\.0 MB are read"):
         TranslationConfig.from_toml(tmp_path / "large.toml")

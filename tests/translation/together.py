@@ -28,7 +28,7 @@ from regard.translation.data.batches import InMemory
 from regard.translation.training.distributed import World, join_world
 from regard.translation.training.loop import Trainer, TrainingResult
 from regard.translation.training.progress import Lines
-from tests.translation.small import DEV, PAIRS, TOKENS, small_plan
+from tests.translation.small import DEV, PAIRS, TOKENS, small_config
 
 _SHARED = TOKENS.source
 _LONG = ([_SHARED.encode("1")[0]] * 40, [_SHARED.encode("2")[0]] * 40)
@@ -40,20 +40,25 @@ LINKS = InMemory(
 )  # the last is the first
 
 
-def plan(model: str = "transformer", settings: Sequence[str] = ()) -> TranslationConfig:
+def config(model: str = "transformer", settings: Sequence[str] = ()) -> TranslationConfig:
     """Without dropout, which each process draws by itself; all checkpoints are kept, and averaged."""
     ours = [
-        *("model.dropout=0", "training.accumulate=2", "training.tokens=64", "training.clip=2"),
-        *("training.updates=14", "training.judge=4", "training.save=3", "training.average=8"),
-        *("training.criterion=loss", "training.threads=1"),
-        *(["training.guide=0.3"] if model == "transformer" else []),
+        *("model.dropout=0", "training.accumulate=2", "training.batch_tokens=64", "training.max_grad_norm=2"),
+        *(
+            "training.updates=14",
+            "training.validate_every=4",
+            "training.save_every=3",
+            "training.average_checkpoints=8",
+        ),
+        *("training.metric=loss", "training.threads=1"),
+        *(["training.guided_alignment_weight=0.3"] if model == "transformer" else []),
     ]
-    return small_plan(model, *ours, *settings)
+    return small_config(model, *ours, *settings)
 
 
-def train(folder: Path, plan: TranslationConfig, world: World | None = None) -> TrainingResult:
+def train(folder: Path, config: TranslationConfig, world: World | None = None) -> TrainingResult:
     """Train in a folder, from wherever it stands."""
-    return Trainer(folder, plan, TOKENS, IDS, DEV, links=LINKS, world=world).run()
+    return Trainer(folder, config, TOKENS, IDS, DEV, links=LINKS, world=world).run()
 
 
 class Fated(Trainer):
@@ -103,7 +108,7 @@ def main() -> None:
     torch.set_num_threads(1)
     try:
         with join_world(shard=given.shard) as world:
-            data, settings = (TOKENS, IDS, DEV), plan(given.model, given.settings)
+            data, settings = (TOKENS, IDS, DEV), config(given.model, given.settings)
             trainer = Fated(given.folder, settings, *data, links=LINKS, listeners=[Lines()], world=world)
             trainer.fate = given
             held = Held() if given.held else None

@@ -40,7 +40,16 @@ NORMALIZERS: dict[Normalize, type[Normalizer]] = {
     "sparsemax": Sparsemax,
     "entmax15": Entmax15,
 }
-_TRANSFORMER = ("heads", "key_heads", "ffn_dim", "activation", "norm", "norm_first", "positions", "max_positions")
+_TRANSFORMER = (
+    "heads",
+    "key_heads",
+    "ffn_dim",
+    "activation",
+    "norm",
+    "norm_first",
+    "positions",
+    "max_positions",
+)
 _RECURRENT = ("cell", "attention", "bidirectional", "reverse", "input_feeding")
 _MAX_UPDATES = 10**12
 _COMPARE = {"at least": operator.ge, "above": operator.gt, "at most": operator.le, "below": operator.lt}

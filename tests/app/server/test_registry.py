@@ -19,9 +19,9 @@ from regard.translation.training.logs import CsvLog
 from regard.translation.training.progress import Listener, Report, ValidationResult
 from regard.translation.training.train import train
 from tests.app.server.asking import Client, error
-from tests.translation.small import PAIRS, small_plan
+from tests.translation.small import PAIRS, small_config
 
-QUICK = ("training.updates=4", "training.judge=2", "training.accumulate=1")
+QUICK = ("training.updates=4", "training.validate_every=2", "training.accumulate=1")
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -122,13 +122,13 @@ class Killed(BaseException):
 @pytest.mark.parametrize("kind", ["transformer", "plain"])
 def test_the_state_of_a_training_is_that_of_its_folder(kind, tmp_path, asking):
     path = tmp_path / "run"
-    plan = small_plan(kind, *QUICK)
-    train(path, PAIRS, plan=plan)
+    config = small_config(kind, *QUICK)
+    train(path, PAIRS, config=config)
     client = asking(path)
     assert state(client) == "finished"
-    longer = plan.but(["training.updates=8"])
+    longer = config.override(["training.updates=8"])
     spy = Spy(lambda: state(client))
-    train(path, plan=longer, resume=True, listeners=[spy])
+    train(path, config=longer, resume=True, listeners=[spy])
     assert set(spy.seen) == {"running"}
     assert state(client) == "finished"
 
@@ -137,7 +137,7 @@ def test_the_state_of_a_training_is_that_of_its_folder(kind, tmp_path, asking):
         raise Killed
 
     with pytest.raises(Killed):
-        train(path, plan=plan.but(["training.updates=20"]), resume=True, listeners=[Spy(kill)])
+        train(path, config=config.override(["training.updates=20"]), resume=True, listeners=[Spy(kill)])
     assert state(client) == "stopped"
     train(path, resume=True)
     assert state(client) == "finished"
@@ -145,9 +145,9 @@ def test_the_state_of_a_training_is_that_of_its_folder(kind, tmp_path, asking):
 
 def test_a_training_that_ended_early_is_finished_until_it_is_lengthened(tmp_path, asking):
     path = tmp_path / "run"
-    plan = small_plan("plain", "training.updates=40", "training.judge=1", "training.save=1")
-    plan = plan.but(["training.patience=1", "training.rate=1e-9", "training.criterion=bleu"])
-    outcome = train(path, PAIRS, plan=plan)
+    config = small_config("plain", "training.updates=40", "training.validate_every=1", "training.save_every=1")
+    config = config.override(["training.patience=1", "training.learning_rate=1e-9", "training.metric=bleu"])
+    outcome = train(path, PAIRS, config=config)
     assert outcome.finished
     assert outcome.progress.step < 40
     client = asking(path)
@@ -157,7 +157,7 @@ def test_a_training_that_ended_early_is_finished_until_it_is_lengthened(tmp_path
         raise Killed
 
     with pytest.raises(Killed):
-        train(path, plan=plan.but(["training.updates=50"]), resume=True, listeners=[Spy(kill)])
+        train(path, config=config.override(["training.updates=50"]), resume=True, listeners=[Spy(kill)])
     assert state(client) == "stopped"
 
 

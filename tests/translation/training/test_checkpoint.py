@@ -170,7 +170,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "deep config": (lambda folder: (folder / CONFIG).write_text("[" * 100_000), "does not say"),
     "huge number": (lambda folder: (folder / CONFIG).write_text("1" * 5000), "does not say"),
     "settings that are a list": (
-        lambda folder: (folder / CONFIG).write_text(json.dumps({"format": checkpoint.FORMAT, "settings": []})),
+        lambda folder: (folder / CONFIG).write_text(
+            json.dumps({"format": checkpoint.FORMAT, "settings": []})
+        ),
         "does not say",
     ),
     "unknown section": (
@@ -214,7 +216,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "vocabulary without end": (lambda folder: os.truncate(folder / SHARED, 10**12), "at most 268.4 MB"),
     "weights that are a pipe": (lambda folder: piped(folder / MODEL), "is a named pipe"),
     "weights that are a folder": (lambda folder: piped(folder / MODEL, os.mkdir), "is a folder"),
-    "weights without end": (lambda folder: os.truncate(folder / MODEL, 10**13), "the limit for such a file is"),
+    "weights without end": (
+        lambda folder: os.truncate(folder / MODEL, 10**13),
+        "the limit for such a file is",
+    ),
     "damaged vocabulary": (lambda folder: (folder / SHARED).write_bytes(b"x"), "no SentencePiece model"),
     "NaN": (lambda folder: changed(folder, first=torch.full((48,), torch.nan)), "not finite"),
     "missing tensor": (lambda folder: changed(folder, first=None), "missing or too many"),

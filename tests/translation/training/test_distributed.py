@@ -20,14 +20,14 @@ from regard.translation.training.distributed import Alone, Parallel, RemoteError
 from regard.translation.training.train import train as train_folder
 from regard.translation.translator import load_translator
 from tests.translation.small import DEV, PAIRS
-from tests.translation.together import plan, train
+from tests.translation.together import config, train
 
 ROOT = Path(__file__).parents[2]
 KINDS = pytest.mark.parametrize("shard", [False, True], ids=["parallel", "sharded"])
 MODELS = pytest.mark.parametrize("model", ["transformer", "recurrent", "plain"])
-UPDATES = plan().training.updates
+UPDATES = config().training.updates
 assert UPDATES is not None
-BEGUN = 6  # a checkpoint of the plan's
+BEGUN = 6  # a checkpoint of the config's
 
 Folder = Callable[..., Path]
 
@@ -115,13 +115,13 @@ def assert_equal_training(one: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained_alone(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    """Folders trained in this process, one of each model, with all checkpoints of the plan."""
+    """Folders trained in this process, one of each model, with all checkpoints of the config."""
     made: dict[str, Path] = {}
 
     def folder(model: str = "transformer") -> Path:
         if model not in made:
             made[model] = tmp_path_factory.mktemp(model)
-            train(made[model], plan(model))
+            train(made[model], config(model))
         return made[model]
 
     return folder
@@ -170,7 +170,7 @@ def test_a_world_of_one_trains_as_one_does(
 ) -> None:
     with join_world(shard=shard) as world:
         assert type(world) is (Sharded if shard else Parallel)
-        train(tmp_path, plan(model), world)
+        train(tmp_path, config(model), world)
     assert_same_training(trained_alone(model), tmp_path)
 
 
@@ -182,13 +182,13 @@ def test_a_checkpoint_is_the_same_whoever_wrote_it(
     """Alone, then in a world, then alone again: the training notices nothing."""
     begun(trained_alone(), tmp_path)
     with join_world(shard=shard) as world:
-        train(tmp_path, plan(), world)
+        train(tmp_path, config(), world)
     names = ["SHA256SUMS", "model.safetensors", "optimizer.safetensors", "state.json"]
     for one in Checkpoint.all(tmp_path):
         assert sorted(path.name for path in one.path.iterdir()) == names
         if one.step > 9:
             shutil.rmtree(one.path)
-    train(tmp_path, plan())
+    train(tmp_path, config())
     assert_same_training(trained_alone(), tmp_path)
 
 
@@ -196,9 +196,17 @@ def test_a_checkpoint_is_the_same_whoever_wrote_it(
 @MODELS
 @pytest.mark.usefixtures("one_of_one", "one_thread")
 def test_what_was_trained_together_translates_alone(shard: bool, model: str, tmp_path: Path) -> None:
-    short = plan(model, ["training.updates=4", "training.judge=2", "training.average=2", "training.guide=0"])
+    short = config(
+        model,
+        [
+            "training.updates=4",
+            "training.validate_every=2",
+            "training.average_checkpoints=2",
+            "training.guided_alignment_weight=0",
+        ],
+    )
     with join_world(shard=shard) as world:
-        assert train_folder(tmp_path / "model", PAIRS, dev=DEV, plan=short, world=world).finished
+        assert train_folder(tmp_path / "model", PAIRS, dev=DEV, config=short, world=world).finished
     translator = load_translator(tmp_path / "model")
     assert len(translator.translate(["1 2 3"])) == 1
     assert not list(tmp_path.rglob("*.part"))
@@ -226,10 +234,10 @@ def test_a_sharded_checkpoint_that_cannot_be_written_leaves_the_last(
         pytest.raises(OSError, match=r"No space left on device.*step-00000008"),
         join_world(shard=True) as world,
     ):
-        train(folder, plan(), world)
+        train(folder, config(), world)
     assert Checkpoint.all(folder)[-1].step == BEGUN
     assert not list(folder.rglob("*.part"))
-    train(folder, plan())
+    train(folder, config())
     assert_same_training(trained_alone(), folder)
 
 
@@ -246,7 +254,7 @@ def test_two_processes_train_as_one_does(shard: bool, trained_alone: Folder, tmp
 
 def test_no_process_holds_a_whole_sharded_model(tmp_path: Path) -> None:
     """Neither in an update nor when it is judged."""
-    settings = ["model.layers=4", "training.updates=4", "training.judge=2", "training.save=2"]
+    settings = ["model.layers=4", "training.updates=4", "training.validate_every=2", "training.save_every=2"]
     together(tmp_path, "--shard", "--held", *settings)
     for rank in range(2):
         most, whole = map(int, (tmp_path / f"held-{rank}").read_text().split())
@@ -273,7 +281,7 @@ def test_a_write_that_fails_ends_all_and_harms_nothing(
     assert "step-00000009" in refused
     assert max(path.name for path in (folder / "checkpoints").iterdir()) == "step-00000008"
     assert not list(folder.rglob("*.part"))
-    train(folder, plan())
+    train(folder, config())
     assert_same_training(trained_alone(), folder)
 
 

@@ -40,7 +40,7 @@ def test_a_row_for_each_report_with_its_judgement(tmp_path):
     train(CsvLog(tmp_path))
     rows = read_log(tmp_path)
     assert (tmp_path / "log.csv").read_text().splitlines()[0] == (
-        "step,epoch,loss,rate,tokens_per_second,seconds,dev_loss,dev_bleu"
+        "step,epoch,loss,learning_rate,tokens_per_second,seconds,dev_loss,dev_bleu"
     )
     assert [row.step for row in rows] == list(STEPS)
     assert [row.step for row in rows if row.dev_bleu is not None] == list(STEPS)[1::2]
@@ -122,10 +122,10 @@ def test_a_log_that_was_removed_does_not_stop_a_training(tmp_path):
 def test_numbers_that_are_none(tmp_path):
     log = CsvLog(tmp_path)
     log.begin("a model", 0, 10)
-    log.report(report(1)._replace(loss=float("nan"), rate=float("inf")))
+    log.report(report(1)._replace(loss=float("nan"), learning_rate=float("inf")))
     (row,) = read_log(tmp_path)
     assert row.loss != row.loss
-    assert row.rate == float("inf")
+    assert row.learning_rate == float("inf")
 
 
 def test_other_columns_and_line_ends_are_read(tmp_path):

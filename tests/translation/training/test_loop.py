@@ -28,8 +28,17 @@ from tests.translation.small import DEV, IDS, small_config, small_trainer, train
 from tests.translation.training.test_checkpoint import content, no_file_larger_than
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-WIDE = ("training.average_checkpoints=1", "training.accumulate=1", "training.save_every=5", "training.validate_every=7")
-PATIENT = ("training.patience=1", "training.learning_rate=0.3", "training.updates=40")  # it is soon as good as it gets
+WIDE = (
+    "training.average_checkpoints=1",
+    "training.accumulate=1",
+    "training.save_every=5",
+    "training.validate_every=7",
+)
+PATIENT = (
+    "training.patience=1",
+    "training.learning_rate=0.3",
+    "training.updates=40",
+)  # it is soon as good as it gets
 
 
 class Told(Listener):
@@ -261,7 +270,9 @@ def test_the_best_weights_are_kept_and_no_worse_ones(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("regard.translation.training.loop.judge", judge)
     told = Told()
-    trainer = small_trainer(tmp_path, small_config("transformer", "training.average_checkpoints=1"), listeners=[told])
+    trainer = small_trainer(
+        tmp_path, small_config("transformer", "training.average_checkpoints=1"), listeners=[told]
+    )
     told.progress = trainer.progress
     outcome = trainer.run()
     assert (outcome.progress.best, outcome.progress.best_step) == (3.0, 4)
@@ -302,7 +313,12 @@ def test_gradients_that_are_added_up_are_those_of_one_large_batch(tmp_path: Path
 
 def test_a_model_learns(tmp_path: Path) -> None:
     told = Told()
-    settings = ("training.updates=60", "training.validate_every=15", "training.save_every=60", "training.average_checkpoints=1")
+    settings = (
+        "training.updates=60",
+        "training.validate_every=15",
+        "training.save_every=60",
+        "training.average_checkpoints=1",
+    )
     small_trainer(tmp_path, small_config("transformer", *settings), listeners=[told]).run()
     losses = [one.loss for one in told.judgements]
     assert losses[-1] < 0.75 * losses[0]
@@ -350,7 +366,12 @@ def test_a_gradient_that_is_not_finite_ends_the_training(tmp_path: Path) -> None
     calm = small_config("transformer", "training.updates=3")
     train_small(tmp_path, calm)
     before = content(tmp_path)
-    rare = ("training.validate_every=100", "training.save_every=100", "training.warmup=0", "training.max_grad_norm=0")
+    rare = (
+        "training.validate_every=100",
+        "training.save_every=100",
+        "training.warmup=0",
+        "training.max_grad_norm=0",
+    )
     wild = small_config("transformer", "training.learning_rate=1e30", *rare)
     with pytest.raises(
         ArgumentError, match=r"of update 5 is not finite; .*rate, which is 1e\+30, .*clip, which is 0"
@@ -425,7 +446,9 @@ def test_a_state_that_is_none_is_refused(tmp_path: Path, state: str) -> None:
 @pytest.mark.parametrize("tokens", [1, 4096])
 def test_small_corpora_and_batches_of_one_pair(tmp_path: Path, pairs: int, tokens: int) -> None:
     few = InMemory([IDS[place] for place in range(pairs)])
-    config = small_config("recurrent", f"training.batch_tokens={tokens}", "training.updates=none", "training.epochs=2")
+    config = small_config(
+        "recurrent", f"training.batch_tokens={tokens}", "training.updates=none", "training.epochs=2"
+    )
     outcome = small_trainer(tmp_path, config, pairs=few).run()
     assert outcome.finished
     assert outcome.progress.step == 2 * max(1, (pairs if tokens == 1 else 1) // 2)  # two batches an update
@@ -434,7 +457,9 @@ def test_small_corpora_and_batches_of_one_pair(tmp_path: Path, pairs: int, token
 
 def test_a_training_that_is_shorter_than_its_intervals_is_judged_and_saved(tmp_path: Path) -> None:
     told = Told()
-    config = small_config("transformer", "training.updates=3", "training.validate_every=100", "training.save_every=50")
+    config = small_config(
+        "transformer", "training.updates=3", "training.validate_every=100", "training.save_every=50"
+    )
     small_trainer(tmp_path, config, listeners=[told]).run()
     assert [one.step for one in told.judgements] == list(told.weights) == [3]
     assert [report.step for report in told.reports] == [3]
@@ -452,7 +477,12 @@ def test_once_an_epoch_of_some_length_is_the_default(
     told = Told()
     config = small_config(
         "transformer",
-        *("training.validate_every=0", "training.save_every=0", "training.updates=none", f"training.epochs={epochs}"),
+        *(
+            "training.validate_every=0",
+            "training.save_every=0",
+            "training.updates=none",
+            f"training.epochs={epochs}",
+        ),
     )
     trainer = small_trainer(tmp_path, config, listeners=[told])
     trainer.run()
@@ -507,7 +537,9 @@ def test_a_slow_training_is_not_silent(tmp_path: Path, monkeypatch: pytest.Monke
     clock = iter(range(0, 10**6, 2))
     monkeypatch.setattr("regard.translation.training.loop.time.monotonic", lambda: next(clock))
     told = Told()
-    config = small_config("plain", "training.updates=40", "training.validate_every=100", "training.save_every=100")
+    config = small_config(
+        "plain", "training.updates=40", "training.validate_every=100", "training.save_every=100"
+    )
     small_trainer(tmp_path, config, listeners=[told]).run()
     steps = [0, *(report.step for report in told.reports)]
     assert steps[-1] == 40

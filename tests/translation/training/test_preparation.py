@@ -16,7 +16,7 @@ from tests.translation.training.test_checkpoint import content
 
 # each source sentence twice, with two translations, and with a word that no other has
 PAIRS = [Pair(f"word{n // 2} and more", f"Wort{n // 2} und mehr {n % 2}") for n in range(200)]
-WORDS = ("tokens.kind=words", "corpus.dev=7")
+WORDS = ("tokens.kind=words", "corpus.dev_size=7")
 VOCABULARY = ["a vocabulary of 196; 1,000 were asked for (tokens.size), and the text has no more"]
 
 
@@ -24,10 +24,10 @@ def made(
     folder: Path, pairs: list[Pair], *settings: str, dev: list[Pair] | None = None
 ) -> tuple[Prepared, list[str]]:
     """What is prepared, from pairs that can be read only once, and what is said."""
-    plan, said = TranslationConfig.preset("tiny").but([*WORDS, *settings]), list[str]()
+    config, said = TranslationConfig.preset("tiny").override([*WORDS, *settings]), list[str]()
     folder.mkdir(exist_ok=True)
-    write_config(folder, plan)
-    found = prepare(folder, plan, iter(pairs), None if dev is None else iter(dev), said.append)
+    write_config(folder, config)
+    found = prepare(folder, config, iter(pairs), None if dev is None else iter(dev), said.append)
     return found, said
 
 
@@ -99,7 +99,7 @@ def test_vocabularies_are_one_or_two(tmp_path: Path, kind: str, shared: str) -> 
 def test_pairs_are_dropped_and_counted(tmp_path: Path) -> None:
     long = " ".join(["word1"] * 30)
     pairs = [*PAIRS, Pair(" ", "leer"), Pair(long, long), Pair("word2", " ".join(["und"] * 19))]
-    found, said = made(tmp_path, pairs, "corpus.longest=25", "corpus.ratio=1.5")
+    found, said = made(tmp_path, pairs, "corpus.max_tokens=25", "corpus.max_length_ratio=1.5")
     assert sorted([*texts(found), *found.dev]) == sorted(PAIRS)
     assert said[0].startswith("dropped 2 of 203 pairs: 1 with an empty side, 1 with sides of very unequal")
     assert any(
@@ -109,11 +109,11 @@ def test_pairs_are_dropped_and_counted(tmp_path: Path) -> None:
 
 def test_long_dev_pairs_are_dropped_too(tmp_path: Path) -> None:
     dev = [Pair("word1 " * 30, "Wort1 " * 30), Pair("word2", "Wort2")]
-    found, said = made(tmp_path, PAIRS, "corpus.longest=25", dev=dev)
+    found, said = made(tmp_path, PAIRS, "corpus.max_tokens=25", dev=dev)
     assert found.dev == dev[1:]
     assert "dev: dropped 1 of 2 pairs: 1 longer than 25 pieces" in said
     with pytest.raises(ArgumentError, match="no dev pairs are left: dropped 1 of 1"):
-        made(tmp_path / "other", PAIRS, "corpus.longest=25", dev=dev[:1])
+        made(tmp_path / "other", PAIRS, "corpus.max_tokens=25", dev=dev[:1])
 
 
 @pytest.mark.parametrize(
@@ -124,12 +124,12 @@ def test_long_dev_pairs_are_dropped_too(tmp_path: Path) -> None:
         (PAIRS[:18], None, "fewer than 10 different source sentences"),
         (PAIRS, [], "no dev pairs are left: dropped none of 0 pairs"),
         (PAIRS, [Pair("a", " ")], "no dev pairs are left: dropped 1 of 1 pair"),
-        ([Pair("a b c d e f", "a b c d e f g")] * 20, [Pair("a", "a")], "Raise corpus.longest"),
+        ([Pair("a b c d e f", "a b c d e f g")] * 20, [Pair("a", "a")], "Raise corpus.max_tokens"),
     ],
 )
 def test_too_little_is_refused(tmp_path: Path, pairs: list[Pair], dev: list[Pair] | None, why: str) -> None:
     with pytest.raises(ArgumentError, match=why):
-        made(tmp_path, pairs, "corpus.longest=5", dev=dev)
+        made(tmp_path, pairs, "corpus.max_tokens=5", dev=dev)
     assert prepared(tmp_path) is None
 
 
@@ -145,10 +145,10 @@ def test_what_was_cut_off_is_prepared_anew(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     made(tmp_path / "whole", PAIRS)
-    plan, folder = TranslationConfig.preset("tiny").but(list(WORDS)), tmp_path / "cut"
+    config, folder = TranslationConfig.preset("tiny").override(list(WORDS)), tmp_path / "cut"
     folder.mkdir()
     with pytest.raises(KeyboardInterrupt):
-        prepare(folder, plan, broken(), say=lambda text: None)
+        prepare(folder, config, broken(), say=lambda text: None)
     assert prepared(folder) is None
     (folder / "data" / ".regard-0123456789abcdef.part").write_bytes(b"of one that was killed")
     made(folder, PAIRS)
@@ -174,7 +174,7 @@ def flipped(path: Path, bit: int) -> None:
 
 @pytest.mark.parametrize("shared", ["true", "false"])
 def test_every_flipped_bit_of_what_was_prepared_is_noticed(tmp_path: Path, shared: str) -> None:
-    made(tmp_path, PAIRS, f"tokens.shared={shared}", "training.guide=0.3", "tokens.size=60")
+    made(tmp_path, PAIRS, f"tokens.shared={shared}", "training.guided_alignment_weight=0.3", "tokens.size=60")
     chance = Random(0)
     names = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {path.name for path in names} >= {"config.json", "dev.tsv", "train.ids", "links.ids", "ready"}

@@ -14,8 +14,8 @@ settings = st.tuples(schedules, st.integers(0, 60), st.integers(1, 100), st.floa
 
 
 def rates(schedule: str, warmup: int, steps: int, rate: float) -> list[float]:
-    plan = TrainingConfig(schedule=schedule, warmup=warmup, rate=rate)
-    return [learning_rate(plan, step, steps) for step in range(steps)]
+    config = TrainingConfig(schedule=schedule, warmup=warmup, learning_rate=rate)
+    return [learning_rate(config, step, steps) for step in range(steps)]
 
 
 @given(settings)

@@ -26,7 +26,7 @@ from regard.translation.training.sharding import (
     write,
 )
 from regard.translation.training.validation import Dev, judge
-from tests.translation.small import DEV, TOKENS, small_plan
+from tests.translation.small import DEV, TOKENS, small_config
 
 MODELS = {
     "transformer": ("transformer", ()),
@@ -41,8 +41,8 @@ MODELS = {
 
 def maker(name: str, sizes: int | tuple[int, int] = (20, 23)) -> Callable[[], Seq2Seq]:
     model, settings = MODELS[name]
-    plan = small_plan(model, "model.layers=2", *settings).model
-    return lambda: plan.make(sizes)
+    config = small_config(model, "model.layers=2", *settings).model
+    return lambda: config.make(sizes)
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 6, 7, 100])

@@ -67,7 +67,9 @@ def same(folder: Path, other: Path) -> bool:
 @pytest.mark.parametrize("model", ["transformer", "recurrent", "plain"])
 def test_pairs_become_a_translator(tmp_path: Path, model: str) -> None:
     told = Told()
-    outcome = train(tmp_path / "new" / "model", iter(PAIRS), config=small_config(model, *QUICK), listeners=[told])
+    outcome = train(
+        tmp_path / "new" / "model", iter(PAIRS), config=small_config(model, *QUICK), listeners=[told]
+    )
     assert outcome.finished
     folder = tmp_path / "new" / "model"
     (translation,) = load_translator(folder).translate(["1 2 3"])
@@ -186,7 +188,9 @@ def test_an_empty_folder_will_do(tmp_path: Path) -> None:
 
 def test_going_on_in_a_finished_folder_changes_nothing(folder: Path, trained: Path) -> None:
     assert train(folder, resume=True).finished
-    assert train(folder, PAIRS[:3], config=small_config("plain"), resume=True).finished  # its own config counts
+    assert train(
+        folder, PAIRS[:3], config=small_config("plain"), resume=True
+    ).finished  # its own config counts
     assert same(folder, trained)
 
 
@@ -377,14 +381,19 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, folder: str) -> N
     (tmp_path / ".mine").write_text("mine")
     before = content(tmp_path)
     few = [Pair("ein Hund", "a dog")]
-    for pairs, config in ((few, None), (PAIRS, small_config("transformer", "tokens.size=5", "tokens.kind=bpe"))):
+    for pairs, config in (
+        (few, None),
+        (PAIRS, small_config("transformer", "tokens.size=5", "tokens.kind=bpe")),
+    ):
         with pytest.raises(ArgumentError):
             train(tmp_path / folder, pairs, config=config)
         assert content(tmp_path) == before
         assert [path.name for path in tmp_path.iterdir()] == [".mine"]
 
 
-@pytest.mark.parametrize("settings", [("tokens.shared=true",), ("tokens.shared=false", "training.guided_alignment_weight=0.1")])
+@pytest.mark.parametrize(
+    "settings", [("tokens.shared=true",), ("tokens.shared=false", "training.guided_alignment_weight=0.1")]
+)
 def test_a_preparation_that_is_refused_takes_away_all_that_it_wrote_and_nothing_else(
     tmp_path: Path, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,7 +431,11 @@ def test_a_training_that_fails_before_its_first_checkpoint_keeps_all_that_is_the
     assert not Checkpoint.all(model)
 
 
-PATIENT = ("training.patience=1", "training.learning_rate=0.3", "training.updates=40")  # it is soon as good as it gets
+PATIENT = (
+    "training.patience=1",
+    "training.learning_rate=0.3",
+    "training.updates=40",
+)  # it is soon as good as it gets
 
 
 def test_a_training_whose_patience_ended_goes_on_when_it_is_lengthened(tmp_path: Path) -> None:
@@ -551,7 +564,9 @@ def test_an_interrupted_training_aligns_with_what_it_would_choose(
     folder_config = (unchosen / CONFIG).read_text()
     found: dict[str, list[str]] = {}
     for name, choice in (("other", other), ("default", AlignmentHead())):
-        (unchosen / CONFIG).write_text(json.dumps(json.loads(folder_config) | {"alignment": choice.to_dict()}))
+        (unchosen / CONFIG).write_text(
+            json.dumps(json.loads(folder_config) | {"alignment": choice.to_dict()})
+        )
         found[name] = shown("")
     assert found["other"] != found["default"]
     (unchosen / CONFIG).write_text(folder_config)
@@ -582,7 +597,9 @@ def test_a_terminal_that_is_closed_ends_the_command_with_129_and_all_is_saved(
     tmp_path: Path, files: tuple[Path, Path], nohup: bool
 ) -> None:
     """On a terminal of its own, which hangs up; `nohup` goes on to the end."""
-    config = small_config("transformer", "training.updates=30", "training.save_every=2", "training.validate_every=15")
+    config = small_config(
+        "transformer", "training.updates=30", "training.save_every=2", "training.validate_every=15"
+    )
     command = [sys.executable, "-m", "regard", "train", *map(str, files), "-o", str(tmp_path / "cut")]
     terminal, other = pty.openpty()
     with subprocess.Popen(
@@ -617,7 +634,9 @@ def test_a_terminal_that_is_closed_ends_the_command_with_129_and_all_is_saved(
 def test_ctrl_c_ends_the_command_with_130_and_going_on_ends_with_the_same_bits(
     tmp_path: Path, files: tuple[Path, Path]
 ) -> None:
-    config = small_config("transformer", "training.updates=30", "training.save_every=2", "training.validate_every=15")
+    config = small_config(
+        "transformer", "training.updates=30", "training.save_every=2", "training.validate_every=15"
+    )
     command = [sys.executable, "-m", "regard", "train", *map(str, files), "-o", str(tmp_path / "cut")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(

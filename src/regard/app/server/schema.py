@@ -1,27 +1,27 @@
-"""What is answered: the JSON of every response."""
+"""Response bodies."""
 
 from typing import Any, Literal
 
 from msgspec import Struct
 
 
-class Answer(Struct):
-    """Base of all that is answered.
+class Response(Struct):
+    """Base class of all responses.
 
-    >>> from regard.app.server.schema import Problem
-    >>> Problem(error="nobody knows")
-    Problem(error='nobody knows')
+    >>> from regard.app.server.schema import ErrorResponse
+    >>> ErrorResponse(error="unknown model")
+    ErrorResponse(error='unknown model')
     """
 
 
-class Problem(Answer, kw_only=True):
-    """What is wrong, in one sentence with its cure."""
+class ErrorResponse(Response, kw_only=True):
+    """What is wrong and how to fix it."""
 
     error: str
 
 
-class Health(Answer, kw_only=True):
-    """Whether the server is well."""
+class HealthResponse(Response, kw_only=True):
+    """Server status. waiting: requests in the queue of the models."""
 
     status: Literal["ok"] = "ok"
     version: str
@@ -29,8 +29,8 @@ class Health(Answer, kw_only=True):
     waiting: int
 
 
-class Model(Answer, kw_only=True):
-    """A model that was named at the start."""
+class ModelInfo(Response, kw_only=True):
+    """A loaded model."""
 
     name: str
     kind: Literal["translator", "encoder"]
@@ -43,28 +43,25 @@ class Model(Answer, kw_only=True):
     examples: list[str]
 
 
-class Recording(Answer, kw_only=True):
-    """What a model was seen to do, somewhere else: an exhibit that is always kept."""
+class RecordingInfo(Response, kw_only=True):
+    """A recording made with `Seen.save`; id: of its view, which never expires."""
 
     name: str
     id: str
     about: str
 
 
-class Models(Answer, kw_only=True):
-    """What there is: models, the names of folders with the log of a training, and recordings.
+class ModelsResponse(Response, kw_only=True):
+    """Models and recordings. pending: models in training. folders: training runs with a log."""
 
-    pending: the names of models that are still being trained, and will be among the models.
-    """
-
-    models: list[Model]
+    models: list[ModelInfo]
     pending: list[str]
     folders: list[str]
-    recordings: list[Recording]
+    recordings: list[RecordingInfo]
 
 
-class Aligned(Answer, kw_only=True):
-    """Which target word came from which source word: weights of target words × source words."""
+class Alignment(Response, kw_only=True):
+    """A word alignment; weights: target words × source words."""
 
     source_words: list[str]
     target_words: list[str]
@@ -72,21 +69,21 @@ class Aligned(Answer, kw_only=True):
     weights: list[list[float]]
 
 
-class Alignments(Answer, kw_only=True):
-    """The alignment of each pair."""
+class AlignResponse(Response, kw_only=True):
+    """One alignment per sentence pair."""
 
-    alignments: list[Aligned]
+    alignments: list[Alignment]
 
 
-class Alternative(Answer, kw_only=True):
-    """Another translation."""
+class Alternative(Response, kw_only=True):
+    """An alternative translation."""
 
     text: str
     score: float
 
 
-class Translation(Answer, kw_only=True):
-    """A sentence and its translation; reason: why there is no alignment although it was asked for."""
+class Translation(Response, kw_only=True):
+    """A sentence and its translation; reason: why a requested alignment is missing."""
 
     source: str
     text: str
@@ -94,19 +91,19 @@ class Translation(Answer, kw_only=True):
     tokens: list[str]
     note: str
     alternatives: list[Alternative]
-    alignment: Aligned | None
+    alignment: Alignment | None
     reason: str
 
 
-class Text(Answer, kw_only=True):
-    """The tokens of one side, and the places of those that are marks."""
+class Text(Response, kw_only=True):
+    """Tokens, and the positions of special tokens."""
 
     tokens: list[str]
     special: list[int]
 
 
-class Layer(Answer, kw_only=True):
-    """An attention that can be asked about; queries and keys are numbers of texts."""
+class Layer(Response, kw_only=True):
+    """An attention layer; queries, keys: indices of texts. vectors: query and key vectors are available."""
 
     name: str
     label: str
@@ -117,8 +114,8 @@ class Layer(Answer, kw_only=True):
     vectors: bool
 
 
-class Input(Answer, kw_only=True):
-    """What went through the model at once."""
+class Input(Response, kw_only=True):
+    """One input of the model, with its texts and attention layers."""
 
     title: str
     note: str
@@ -126,43 +123,37 @@ class Input(Answer, kw_only=True):
     layers: list[Layer]
 
 
-class Described(Answer, kw_only=True):
-    """What there is to see in an exhibit."""
+class ViewResponse(Response, kw_only=True):
+    """A view: inputs with texts and layers. Query its weights at /api/views/{id}."""
 
+    id: str
     title: str
     inputs: list[Input]
 
 
-class Shown(Answer, kw_only=True):
-    """An exhibit, which is kept for a while under its id."""
-
-    id: str
-    exhibit: Described
-
-
-class Translations(Answer, kw_only=True):
-    """The translations in the order of the sentences, and what can be looked at, if that was asked for."""
+class TranslateResponse(Response, kw_only=True):
+    """One translation per sentence, and their view if requested."""
 
     translations: list[Translation]
-    exhibit: Shown | None
+    view: ViewResponse | None
 
 
-class Words(Answer, kw_only=True):
-    """The words of a sentence and a vector for each."""
+class SentenceVectors(Response, kw_only=True):
+    """The words of a sentence and their vectors."""
 
     words: list[str]
     vectors: list[list[float]]
 
 
-class Embedded(Answer, kw_only=True):
-    """The words of each sentence."""
+class EmbedResponse(Response, kw_only=True):
+    """Word vectors of each sentence."""
 
     layer: int
-    sentences: list[Words]
+    sentences: list[SentenceVectors]
 
 
-class Comparison(Answer, kw_only=True):
-    """The cosine of two words at each layer; reason: why a model has none."""
+class Comparison(Response, kw_only=True):
+    """Cosine similarity of two words by layer; reason: why it is missing."""
 
     model: str
     words: list[str]
@@ -171,46 +162,46 @@ class Comparison(Answer, kw_only=True):
     reason: str
 
 
-class Comparisons(Answer, kw_only=True):
-    """The comparison of each model."""
+class CompareResponse(Response, kw_only=True):
+    """One comparison per model."""
 
     comparisons: list[Comparison]
 
 
-class AttendedWord(Answer, kw_only=True):
-    """A word or a mark, and the weight it gets."""
+class WordWeight(Response, kw_only=True):
+    """A word or special token and its attention weight."""
 
     word: str
     weight: float
 
 
-class AttendedWords(Answer, kw_only=True):
-    """The words of the sentence with the weights that a word gives them."""
+class AttentionResponse(Response, kw_only=True):
+    """Attention weights of one word over its sentence."""
 
-    attended: list[AttendedWord]
+    attention: list[WordWeight]
 
 
-class Formula(Answer, kw_only=True):
-    """How the three steps are written."""
+class Formulas(Response, kw_only=True):
+    """Formulas of the three steps, for display."""
 
     score: str
     normalize: str
     output: str
 
 
-class LookedUp(Answer, kw_only=True):
-    """Attention, step by step; scores are those before the mask and the temperature."""
+class LookupResponse(Response, kw_only=True):
+    """Attention step by step; scores: before mask and temperature."""
 
     scores: list[list[float]]
     masked: list[list[bool]]
     weights: list[list[float]]
     output: list[list[float]]
     tau: list[float]
-    formula: Formula
+    formula: Formulas
 
 
-class Ordered(Answer, kw_only=True):
-    """What became of each word when the order changed; change: of the words in their first order."""
+class OrderResponse(Response, kw_only=True):
+    """Outputs before and after reordering; change: distance of each word's outputs, in original order."""
 
     words: list[str]
     shuffled: list[str]
@@ -221,8 +212,8 @@ class Ordered(Answer, kw_only=True):
     weights_after: list[list[float]]
 
 
-class Encoding(Answer, kw_only=True):
-    """A table of numbers; start: what the first column stands for."""
+class PositionsResponse(Response, kw_only=True):
+    """A position encoding as a table; start: the position or distance of the first column."""
 
     values: list[list[float]]
     rows: str
@@ -233,85 +224,85 @@ class Encoding(Answer, kw_only=True):
 State = Literal["running", "finished", "stopped"]
 
 
-class Training(Answer, kw_only=True):
-    """A training that has left a log; stopped: before the end that its plan asks for."""
+class TrainingInfo(Response, kw_only=True):
+    """A training run with a log; stopped: before it was finished."""
 
     name: str
     steps: int
     state: State
 
 
-class Trainings(Answer, kw_only=True):
-    """The trainings of the folders that were named at the start."""
+class TrainingsResponse(Response, kw_only=True):
+    """The training runs in the folders given at startup."""
 
-    trainings: list[Training]
+    trainings: list[TrainingInfo]
 
 
-class Row(Answer, kw_only=True):
-    """A row of a log."""
+class LogRow(Response, kw_only=True):
+    """A row of the training log."""
 
     step: int
     loss: float | None
     dev_loss: float | None
     dev_bleu: float | None
-    rate: float | None
+    learning_rate: float | None
     tokens_per_second: float | None
     seconds: float | None
 
 
-class Sample(Answer, kw_only=True):
-    """A sentence of the dev data as it was translated at a step."""
+class Sample(Response, kw_only=True):
+    """A validation sentence and its translation at one step."""
 
     step: int
     source: str
     text: str
     reference: str
-    alignment: Aligned | None
+    alignment: Alignment | None
 
 
-class TrainingRows(Answer, kw_only=True):
-    """What a training has logged after some step, its samples, and how far it has come by now."""
+class TrainingResponse(Response, kw_only=True):
+    """Log rows and samples after the requested step, and the current state."""
 
     steps: int
     state: State
-    rows: list[Row]
+    rows: list[LogRow]
     samples: list[Sample]
 
 
-class Array(Answer, kw_only=True):
-    """Numbers: their shape, and the float32s, little-endian, in base64."""
+class Array(Response, kw_only=True):
+    """Shape, and little-endian float32 values in base64."""
 
     shape: list[int]
     data: str
 
 
-class NoFacts(Answer, kw_only=True):
-    """Nothing beside the arrays."""
+class NoFacts(Response, kw_only=True):
+    """Empty."""
 
 
-class Places(Answer, kw_only=True):
-    """Places of tokens and their weights, the largest first."""
+class Ranking(Response, kw_only=True):
+    """Token positions and their weights in decreasing order."""
 
-    places: list[int]
+    positions: list[int]
     weights: list[float]
 
 
-class HeadFacts(Answer, kw_only=True):
-    """What a head does."""
+class HeadInfo(Response, kw_only=True):
+    """Label and measures of a head."""
 
     head: int
     label: str
     measures: dict[str, float]
 
 
-class HeadsFacts(Answer, kw_only=True):
-    """What each head does."""
+class HeadList(Response, kw_only=True):
+    """Label and measures of each head."""
 
-    heads: list[HeadFacts]
+    heads: list[HeadInfo]
 
 
-class NumbersFacts(Answer, kw_only=True):
-    """How one weight comes about."""
+class WeightComputation(Response, kw_only=True):
+    """The steps from query and key to one weight."""
 
     query: list[float | None]
     key: list[float | None]
@@ -326,36 +317,36 @@ class NumbersFacts(Answer, kw_only=True):
     formula: str
 
 
-class Told(Answer, kw_only=True):
-    """What an exhibit answers: facts and arrays."""
+class AnswerResponse(Response, kw_only=True):
+    """Facts and arrays about a layer of a view."""
 
     facts: dict[str, Any]
     arrays: list[Array]
 
 
-class TileTold(Answer, kw_only=True):
-    """Means of weights, a matrix for each head."""
+class TileResponse(Response, kw_only=True):
+    """Block means of the weights, one matrix per head."""
 
     facts: NoFacts
     arrays: list[Array]
 
 
-class PlacesTold(Answer, kw_only=True):
-    """Places with their weights, and perhaps all weights in bins."""
+class RankingResponse(Response, kw_only=True):
+    """Positions ranked by weight; for "received", also all sums in bins."""
 
-    facts: Places
+    facts: Ranking
     arrays: list[Array]
 
 
-class HeadsTold(Answer, kw_only=True):
-    """What the heads do, with a small picture of each."""
+class HeadsResponse(Response, kw_only=True):
+    """Statistics of heads, and their thumbnails."""
 
-    facts: HeadsFacts
+    facts: HeadList
     arrays: list[Array]
 
 
-class NumbersTold(Answer, kw_only=True):
-    """How one weight comes about."""
+class NumbersResponse(Response, kw_only=True):
+    """The computation of one weight."""
 
-    facts: NumbersFacts
+    facts: WeightComputation
     arrays: list[Array]

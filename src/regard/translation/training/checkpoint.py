@@ -83,7 +83,10 @@ def load_model(folder: str | os.PathLike[str]) -> Loaded:
         )
     try:
         check_loadable(path / MODEL)
-        tokens, config = read_tokens(path, folder_config), TranslationConfig.from_dict(folder_config["settings"]).model
+        tokens, config = (
+            read_tokens(path, folder_config),
+            TranslationConfig.from_dict(folder_config["settings"]).model,
+        )
         with safe_open(path / MODEL, "pt") as file:
             tensors, metadata = len(list(file.keys())), file.metadata() or {}
         if config.layers > tensors:  # before a model of that many is made

@@ -34,7 +34,7 @@ from regard.translation.training.validation import Dev, judge
 
 _REPORT = 50  # updates between two reports
 _SILENCE = 30.0  # seconds after which there is a report in any case
-_APART = 50  # updates between two looks at the dev data, at least, if the plan does not say how many
+_APART = 50  # updates between two looks at the dev data, at least, if the config does not say how many
 
 
 @dataclass
@@ -82,9 +82,9 @@ class TrainingResult(NamedTuple):
 
 
 class Trainer:
-    """Trains a model of a plan on pairs of token numbers, in a model folder, from its last checkpoint on.
+    """Trains a model of a config on pairs of token numbers, in a model folder, from its last checkpoint on.
 
-    `Trainer(...).run()` returns when the plan is fulfilled, or after Ctrl-C, when all is saved.
+    `Trainer(...).run()` returns when the config is fulfilled, or after Ctrl-C, when all is saved.
 
     anew: the updates after which patience begins anew, as the training was made longer there.
     """
@@ -92,7 +92,7 @@ class Trainer:
     def __init__(
         self,
         folder: Path,
-        plan: TranslationConfig,
+        config: TranslationConfig,
         tokens: TokenizerPair,
         pairs: Pairs,
         dev: Sequence[Pair],
@@ -102,12 +102,14 @@ class Trainer:
         world: World | None = None,
         anew: Collection[int] = (),
     ) -> None:
-        self.folder, self.plan, self.tokens, self.anew = folder, plan, tokens, anew
+        self.folder, self.config, self.tokens, self.anew = folder, config, tokens, anew
         self.world = world or Alone()
         # the first process speaks for all
         self.listeners = Listeners(listeners if self.world.rank == 0 else ())
-        training = plan.training
-        self.batches = Batches(pairs, training.tokens, training.seed, training.unknown, tokens.shared, links)
+        training = config.training
+        self.batches = Batches(
+            pairs, training.batch_tokens, training.seed, training.unknown_rate, tokens.shared, links
+        )
         self.epoch = max(1, len(self.batches.epoch(0)) // training.accumulate)  # in updates
         self.steps = training.updates or training.epochs * self.epoch
         # of a tiny corpus, several epochs: looking takes longer than learning there
@@ -117,8 +119,8 @@ class Trainer:
         self._stop, self._signal = False, 0
 
     def run(self) -> TrainingResult:
-        """Train until the plan is fulfilled."""
-        with torch.random.fork_rng(devices=[]), _threads(self.plan.training.threads), self._interruptible():
+        """Train until the config is fulfilled."""
+        with torch.random.fork_rng(devices=[]), _threads(self.config.training.threads), self._interruptible():
             self._begin()
             self.listeners.begin(self._about(), self.progress.step, self.steps)
             finished = self._loop()
@@ -126,15 +128,15 @@ class Trainer:
 
     def _begin(self) -> None:
         """A new model, or that of the last checkpoint."""
-        training = self.plan.training
+        training = self.config.training
         torch.manual_seed(training.seed)
         self.model, self.objective = self.world.build(self._make)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
-            lr=training.rate,
+            lr=training.learning_rate,
             betas=(0.9, 0.98),
             eps=1e-9,
-            weight_decay=training.decay,
+            weight_decay=training.weight_decay,
             fused=True,
         )
         found = Checkpoint.all(self.folder)
@@ -144,8 +146,10 @@ class Trainer:
             self._tidy()  # if it was killed before it could
 
     def _make(self) -> Objective:
-        model = self.plan.model.make(self.tokens.sizes())
-        return Objective(model, self.plan.training.smoothing, self.plan.training.guide)
+        model = self.config.model.build(self.tokens.sizes())
+        return Objective(
+            model, self.config.training.label_smoothing, self.config.training.guided_alignment_weight
+        )
 
     def _restore(self, saved: Checkpoint) -> None:
         try:
@@ -158,13 +162,13 @@ class Trainer:
             if lost(error):
                 raise
             raise ArgumentError(
-                f"the checkpoint {str(saved.path)!r} does not fit the plan of its folder "
+                f"the checkpoint {str(saved.path)!r} does not fit the config of its folder "
                 f"({brief(error)}); remove it, or train in a new folder."
             ) from None
 
     def _loop(self) -> bool:
-        """Update after update; whether the plan is fulfilled."""
-        training, progress = self.plan.training, self.progress
+        """Update after update; whether the config is fulfilled."""
+        training, progress = self.config.training, self.progress
         coming = self.batches.from_step(progress.step * training.accumulate)
         since, silent = Since(progress.seconds), False
         while progress.step < self.steps:
@@ -178,7 +182,7 @@ class Trainer:
             since.add(loss, size)
             progress.seconds = since.seconds()
             last = progress.step == self.steps
-            judged = self._due(training.judge) or last
+            judged = self._due(training.validate_every) or last
             if progress.step % _REPORT == 0 or judged or silent:
                 self.listeners.report(self._report(since))
             if judged:
@@ -186,7 +190,7 @@ class Trainer:
                 since.pause(progress.seconds)
             # all processes, if one was told to stop, or has been silent for long
             stop, silent = (n > 0 for n in self.world.totals([self._stop, since.silence() > _SILENCE]))
-            if last or self._due(training.save) or self._due(training.judge) or stop:
+            if last or self._due(training.save_every) or self._due(training.validate_every) or stop:
                 self._save()
             if stop and not last:
                 self.listeners.end(f"stopped after update {progress.step}; all is saved.")
@@ -195,7 +199,7 @@ class Trainer:
 
     def _update(self, batches: Sequence[tuple[int, NDArray[numpy.int64]]]) -> tuple[float, int]:
         """One update by the gradient of these batches; this process's share of the loss, and their tokens."""
-        training, world = self.plan.training, self.world
+        training, world = self.config.training, self.world
         torch.manual_seed(dropout_seed(training.seed, self.progress.step, world.rank, world.size))
         parts = [self._part(epoch, places) for epoch, places in batches]
         mine = [
@@ -212,7 +216,7 @@ class Trainer:
             loss += float(share.detach())
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(training, self.progress.step, self.steps)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), training.clip or math.inf)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), training.max_grad_norm or math.inf)
         self._check_finite(float(norm))
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -225,7 +229,7 @@ class Trainer:
         return batch.to(self.world.device), 1 if len(mine) else 0
 
     def _precision(self) -> Any:
-        if self.plan.training.precision == "float32":
+        if self.config.training.precision == "float32":
             return nullcontext()
         return torch.autocast(self.world.device.type, torch.bfloat16)
 
@@ -236,15 +240,15 @@ class Trainer:
             raise self._not_finite(f"the gradient of update {self.progress.step + 1}")
 
     def _not_finite(self, what: str) -> ArgumentError:
-        training = self.plan.training
+        training = self.config.training
         saved = (
             "the last checkpoint is as it was"
             if Checkpoint.all(self.folder)
             else "there is no checkpoint yet"
         )
         return ArgumentError(
-            f"{what} is not finite; {saved}. Lower training.rate, which is {training.rate:g}, or set "
-            f"training.clip, which is {training.clip:g}, and train in a new folder."
+            f"{what} is not finite; {saved}. Lower training.learning_rate, which is {training.learning_rate:g}, or set "
+            f"training.max_grad_norm, which is {training.max_grad_norm:g}, and train in a new folder."
         )
 
     def _due(self, every: int) -> bool:
@@ -265,7 +269,7 @@ class Trainer:
 
     def _look(self, candidate: Candidate) -> float:
         """Validate a model, and keep its parameters if they are the best."""
-        found = judge(candidate.model, self.tokens, self.dev, self.plan.training.criterion)
+        found = judge(candidate.model, self.tokens, self.dev, self.config.training.metric)
         if not math.isfinite(found.loss):
             raise self._not_finite(f"the dev loss after update {self.progress.step}")
         better = found.value > self.progress.best
@@ -276,13 +280,13 @@ class Trainer:
 
     def _averaged_with(self) -> list[Checkpoint]:
         """The checkpoints with which the parameters to translate with are averaged."""
-        others = self.plan.training.average - 1
+        others = self.config.training.average_checkpoints - 1
         return self._regular()[-others:] if others else []
 
     def _regular(self) -> list[Checkpoint]:
-        """The checkpoints before this step that the plan asked for, and not Ctrl-C."""
-        training = self.plan.training
-        every = [training.save or self.period, training.judge or self.period]
+        """The checkpoints before this step that the config asked for, and not Ctrl-C."""
+        training = self.config.training
+        every = [training.save_every or self.period, training.validate_every or self.period]
         return [
             one
             for one in Checkpoint.all(self.folder)
@@ -299,11 +303,11 @@ class Trainer:
     def _tidy(self) -> None:
         """Remove all checkpoints but that of this step, and those before it that are needed."""
         if self.world.rank == 0:
-            before = self._regular()[-max(1, self.plan.training.average - 1) :]
+            before = self._regular()[-max(1, self.config.training.average_checkpoints - 1) :]
             Checkpoint.tidy(self.folder, [*before, Checkpoint.at(self.folder, self.progress.step)])
 
     def _patience_ended(self) -> bool:
-        patience = self.plan.training.patience
+        patience = self.config.training.patience
         return bool(patience) and self.progress.without_improvement >= patience
 
     def _end(self, why: str) -> bool:
@@ -320,7 +324,7 @@ class Trainer:
             steps=self.steps,
             epoch=progress.step / self.epoch,
             loss=loss,
-            rate=self.optimizer.param_groups[0]["lr"],
+            learning_rate=self.optimizer.param_groups[0]["lr"],
             tokens_per_second=tokens_per_second,
             seconds=progress.seconds,
             left=(self.steps - progress.step) * progress.seconds / progress.step,
@@ -329,11 +333,11 @@ class Trainer:
     def _about(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         pairs = len(self.batches.pairs.sizes)
-        told = f"{self.plan.model.kind}, {parameters / 1e6:.1f} M parameters, {pairs:,} pairs"
-        model, training = self.plan.model, self.plan.training
+        told = f"{self.config.model.kind}, {parameters / 1e6:.1f} M parameters, {pairs:,} pairs"
+        model, training = self.config.model, self.config.training
         parts = ["dropout"] if model.dropout else []
-        parts += [f"labels smoothed by {training.smoothing:g}"] if training.smoothing else []
-        parts += ["what the guided head is taught"] if training.guide else []
+        parts += [f"labels smoothed by {training.label_smoothing:g}"] if training.label_smoothing else []
+        parts += ["what the guided head is taught"] if training.guided_alignment_weight else []
         if parts:
             told += f"\nloss is that of the training, with {', '.join(parts)}; dev loss is without"
         return told

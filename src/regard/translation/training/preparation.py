@@ -61,7 +61,9 @@ def prepared(folder: Path) -> Prepared | None:
             read_tokens(folder, folder_config),
             Store.open(data / _IDS),
             list(read_pairs(data / _DEV)),
-            Store.open(data / _LINKS) if TranslationConfig.from_dict(folder_config["settings"]).training.guided_alignment_weight else None,
+            Store.open(data / _LINKS)
+            if TranslationConfig.from_dict(folder_config["settings"]).training.guided_alignment_weight
+            else None,
         )
         _check_whole(found)
     except (RegardError, OSError, ValueError) as error:

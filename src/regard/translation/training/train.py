@@ -231,7 +231,9 @@ def _prepare(
                 "name a new one."
             )
         read_config(folder)  # it must be a model folder, and not just any
-        remove_partial_files(folder)  # of a training that was killed; not before the folder is known to be one
+        remove_partial_files(
+            folder
+        )  # of a training that was killed; not before the folder is known to be one
         if is_prepared(folder):
             if config is not None:
                 _lengthen(folder, config, listeners)

@@ -39,7 +39,7 @@ def rows_after(folder: Path, after: int) -> TrainingRows:
 
 
 def state_of(folder: Path) -> State:
-    """Whether a training is at work in a folder, and if not, whether it came to the end of its plan."""
+    """Whether a training is at work in a folder, and if not, whether it came to the end of its config."""
     running = is_training(folder)
     try:
         rows = read_log(folder / LOG)
@@ -56,20 +56,20 @@ def _state(folder: Path, rows: list[LogRow], running: bool) -> State:
     if running:
         return "running"
     try:
-        config: dict[str, Any] = read_config(folder)
-        plan = TranslationConfig.of(config["plan"]).training
+        folder_config: dict[str, Any] = read_config(folder)
+        config = TranslationConfig.from_dict(folder_config["settings"]).training
     except (ValueError, OSError):
         return "stopped"
-    if plan.updates:
-        reached = _steps(rows) >= plan.updates
+    if config.updates:
+        reached = _steps(rows) >= config.updates
     else:
-        reached = max((row.epoch or 0.0 for row in rows), default=0.0) >= plan.epochs
-    return "finished" if reached or (plan.patience and _gave_up(folder, plan.patience, config)) else "stopped"
+        reached = max((row.epoch or 0.0 for row in rows), default=0.0) >= config.epochs
+    return "finished" if reached or (config.patience and _gave_up(folder, config.patience, folder_config)) else "stopped"
 
 
-def _gave_up(folder: Path, patience: int, config: dict[str, Any]) -> bool:
+def _gave_up(folder: Path, patience: int, folder_config: dict[str, Any]) -> bool:
     """Whether it ended early, as it no longer improved; one that was lengthened since then has not."""
-    saved, lengthened = Checkpoint.all(folder), config.get("lengthened")
+    saved, lengthened = Checkpoint.all(folder), folder_config.get("extended")
     if not saved or (isinstance(lengthened, list) and saved[-1].step in lengthened):
         return False
     try:

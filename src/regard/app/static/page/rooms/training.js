@@ -118,7 +118,7 @@ function current(rows) {
     ["dev loss", tell(last("dev_loss"))],
     ["dev BLEU", tell(last("dev_bleu"), 1)],
     ["tokens per second", last("tokens_per_second") === null ? "–" : grouped(last("tokens_per_second"))],
-    ["learning rate", last("rate") === null ? "–" : plain(last("rate"), 5)],
+    ["learning rate", last("learning_rate") === null ? "–" : plain(last("learning_rate"), 5)],
     ["time", seconds === null ? "–" : time(seconds)],
   ];
   return facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)));
