@@ -16,7 +16,7 @@ from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.torch_state import concrete
 from regard.models.layers.blocks import TransformerConfig
 from regard.models.layers.dropout import eval_mode
-from regard.models.layers.embedding import Embedding, outside
+from regard.models.layers.embedding import Embedding, out_of_range
 from regard.models.layers.stack import Caches, Stack
 from regard.models.loss import IGNORE, vocabulary_loss
 from regard.models.packed import ModelInput, Packed, as_packed, check_batch, real
@@ -265,7 +265,7 @@ def mask_tokens(
     check_int("mask_tokens got vocab_size", vocab_size, min=1)
     check_int("mask_tokens got mask_id", mask_id)
     if mask_id >= vocab_size:
-        raise ArgumentError(outside(torch.tensor([mask_id]), vocab_size))
+        raise ArgumentError(out_of_range(torch.tensor([mask_id]), vocab_size))
     tokens = batch.tokens
     drawn = torch.rand(2, len(tokens), generator=generator).to(tokens.device)
     free = ~torch.isin(tokens, torch.tensor([*special_ids], dtype=tokens.dtype, device=tokens.device))

@@ -18,7 +18,7 @@ from regard.models.encoders.tokenizer import SubwordTokenizer, read_tokenizer
 from regard.models.encoders.words import check_sentences
 from regard.models.layers.blocks import EncoderBlock
 from regard.models.layers.dropout import eval_mode
-from regard.models.layers.embedding import outside
+from regard.models.layers.embedding import out_of_range
 from regard.models.layers.positions import LearnedPositions
 from regard.models.packed import ModelInput, Packed
 
@@ -134,7 +134,7 @@ class PretrainedEncoder(WordEncoder):
         try:
             x = self.words(laid.tokens) + self.positions(self._places(laid))
         except IndexError:
-            raise ArgumentError(outside(laid.tokens, self.words.num_embeddings)) from None
+            raise ArgumentError(out_of_range(laid.tokens, self.words.num_embeddings)) from None
         found = [self.dropout(self.norm(x))]
         for block in self.blocks:
             found.append(block(found[-1], mask=laid.mask))

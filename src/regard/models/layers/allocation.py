@@ -1,46 +1,43 @@
-"""How the C library treats large blocks of memory that a training step frees: keep them, or return them.
+"""Configure whether glibc keeps or releases large freed blocks.
 
-Both functions change the whole process, so that no other function of regard calls them. The command line
-does, when it trains: `keep_memory` as a rule, `return_memory` with --shard.
+Both settings affect the whole process, so no other function of regard applies them, except the command line:
+`regard train` calls `keep_memory`, or `return_memory` with --shard.
 """
 
 import ctypes
 import os
 
-# What glibc's malloc.h calls them.
+# option numbers from glibc's malloc.h
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -2, -3, -4
 _PAD = 64 * 2**20
 _LARGE = 2**20
 
 
 def keep_memory() -> bool:
-    """Keep freed memory for the next tensors of this process; whether the C library was told so.
+    """Keep freed memory for later tensors of this process. Return whether the C library supports it.
 
-    glibc gives large blocks back to the system as soon as they are freed, so that each large tensor of each
-    training step gets new pages, and every page is cleared and mapped when it is first touched. After this
-    call the process keeps what it once had for as long as it lives: its memory does not shrink below its
-    peak, and grows in steps of 64 MB. It helps tensors on the CPU, works on the whole process, and cannot be
-    undone. Elsewhere than with glibc (macOS, Windows, musl) it does nothing.
+    By default glibc returns large blocks to the system as soon as they are freed, so every large tensor of
+    every training step needs new pages, which the system has to clear and map. After this call the process
+    never shrinks below its peak, and grows in steps of 64 MB. It speeds up tensors on the CPU and cannot be
+    undone. It does nothing without glibc (macOS, Windows, musl).
 
-    `regard train` calls it; `regard.translation.train` does not. To train as fast from Python, call it once,
-    before the training:
+    `regard train` calls it; `regard.translation.train` does not. Call it once before training:
 
     >>> from regard.models import keep_memory
     >>> keep_memory()  # doctest: +SKIP
     True
     """
-    # 0 blocks by mmap: its threshold cannot be set above 32 MB. −1: the top of the heap is never given back.
+    # MMAP_MAX=0, because the mmap threshold cannot exceed 32 MB. TRIM_THRESHOLD=−1: never release the heap.
     return _set({_MMAP_MAX: 0, _TRIM_THRESHOLD: -1, _TOP_PAD: _PAD})
 
 
 def return_memory() -> bool:
-    """Return freed blocks of 1 MB and more to the system at once; whether the C library was told so.
+    """Release freed blocks of 1 MB or more immediately. Return whether the C library supports it.
 
-    By default glibc raises that bound with the blocks that it sees, up to 32 MB, and keeps smaller ones in a
-    heap that can only shrink at its end. Tensors of different sizes and lifetimes then leave gaps: a training
-    with sharded parameters had a heap of 890 MB, of which 580 were gaps. After this call each large tensor
-    gets new pages, which takes time. It works on the whole process; elsewhere than with glibc it does
-    nothing.
+    By default glibc raises this threshold to the block sizes it sees, up to 32 MB, and keeps smaller blocks in
+    a heap that shrinks only at its end. Tensors of different sizes and lifetimes then leave gaps: a run with
+    sharded parameters had a heap of 890 MB, 580 MB of it gaps. After this call each large tensor gets new
+    pages, which takes time. It affects the whole process, and does nothing without glibc.
 
     `regard train --shard` calls it; `regard.translation.train` does not:
 
@@ -48,19 +45,18 @@ def return_memory() -> bool:
     >>> return_memory()  # doctest: +SKIP
     True
     """
-    return _set({_MMAP_THRESHOLD: _LARGE})  # a bound that is set is no longer raised
+    return _set({_MMAP_THRESHOLD: _LARGE})  # an explicit threshold is not adjusted
 
 
 def _set(options: dict[int, int]) -> bool:
     if not _glibc():
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    answers = [mallopt(option, value) for option, value in options.items()]
-    return all(answers)
+    return all([mallopt(option, value) for option, value in options.items()])  # all calls, then the result
 
 
 def _glibc() -> bool:
     try:
         return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
-    except (AttributeError, ValueError, OSError):  # not Unix; another C library
+    except (AttributeError, ValueError, OSError):  # not Unix, or another C library
         return False

@@ -1,4 +1,4 @@
-"""Attention as a layer: heads that project queries, keys and values, and what makes a layer visible.
+"""Multi-head attention, and the base class that makes attention layers visible to `regard.watch`.
 
 query = x Wq, key = y Wk, value = y Wv          … n m -> … h n d
 output = concatenate(heads of attention) Wo     … h n e -> … n m
@@ -27,11 +27,11 @@ from regard.models.layers.kv_cache import KeyValues, KVCache
 from regard.models.layers.positions import Rotation
 
 Watcher = Callable[[Weights], None]
-_CHANGING = Lock()  # who watches
+_WATCHERS_LOCK = Lock()
 
 
 class Attends(nn.Module):
-    """Base of the layers that attend: `regard.watch` sees what goes through `self.attention`.
+    """Base class of attention layers: `regard.watch` sees every call of `self.attention`.
 
     >>> import torch, regard
     >>> class Twice(regard.models.Attends):
@@ -44,10 +44,10 @@ class Attends(nn.Module):
     2
     """
 
-    watchers: tuple[Watcher, ...] = ()  # `watch` sets it for as long as it lasts
+    watchers: tuple[Watcher, ...] = ()  # set by `watch_layers`
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor, **options: Unpack[Options]) -> Tensor:
-        """`regard.attention`; somebody who watches gets the weights."""
+        """`regard.attention`; also passes the weights to the watchers, if any."""
         watchers = self.watchers
         if not watchers:
             return attention(query, key, value, **options)
@@ -57,15 +57,15 @@ class Attends(nn.Module):
         return output
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without those who watch: a copy is not watched."""
+        """Drop the watchers: a copy is not watched."""
         return {name: value for name, value in vars(self).items() if name != "watchers"}
 
 
 @contextmanager
 def watch_layers(model: nn.Module, report: Callable[[str, Weights], None]) -> Iterator[int]:
-    """Report the weights of each attention inside a model, with its module's name; how many there are.
+    """Call `report(name, weights)` for each attention call in a model; yield the number of attention layers.
 
-    Only what this thread computes is reported, so that several may watch one model.
+    Only calls on this thread are reported, so several threads may watch one model.
 
     >>> import torch, regard
     >>> from regard.models.layers.attention import watch_layers
@@ -82,26 +82,26 @@ def watch_layers(model: nn.Module, report: Callable[[str, Weights], None]) -> It
             report(name, weights)
 
     added = [
-        (module, partial(watcher, name.replace("_orig_mod.", "")))  # which torch.compile puts into names
+        (module, partial(watcher, name.replace("_orig_mod.", "")))  # added by torch.compile
         for name, module in model.named_modules()
         if isinstance(module, Attends)
     ]
-    with _CHANGING:
-        for module, one in added:
-            module.watchers = (*module.watchers, one)
+    with _WATCHERS_LOCK:
+        for module, own in added:
+            module.watchers = (*module.watchers, own)
     try:
         yield len(added)
     finally:
-        with _CHANGING:
-            for module, one in added:  # only one's own: other watches may end in any order
-                left = tuple(other for other in module.watchers if other is not one)
+        with _WATCHERS_LOCK:
+            for module, own in added:  # remove only our own: watches may end in any order
+                others = tuple(other for other in module.watchers if other is not own)
                 vars(module).pop("watchers", None)
-                if left:
-                    module.watchers = left
+                if others:
+                    module.watchers = others
 
 
 class SelfAttention(Attends):
-    """Attention of a sequence to itself without any parameters, query = key = value = x: for teaching.
+    """Self-attention without parameters, query = key = value = x; for teaching.
 
     >>> import torch, regard
     >>> regard.models.SelfAttention()(torch.eye(3)).diagonal()
@@ -109,20 +109,20 @@ class SelfAttention(Attends):
     """
 
     def forward(self, x: Tensor, **options: Unpack[Options]) -> Tensor:
-        """(…, n, m) → (…, n, m); a batch is (b, n, m), and its sequences do not see each other."""
+        """(…, n, m) → (…, n, m)."""
         return self.attention(x.unsqueeze(-3), x.unsqueeze(-3), x.unsqueeze(-3), **options).squeeze(-3)
 
 
 class MultiHeadAttention(Attends):
-    """Attentions beside each other, each on projections of its own: Vaswani et al. 2017, section 3.2.2.
+    """Multi-head attention: Vaswani et al. 2017, section 3.2.2.
 
-    width: of x, and of the output.
-    heads, key_heads: with fewer key heads than heads, several heads share one (Ainslie et al. 2023).
-    source_width: of what keys and values are made of, if it is not `width`; or a pair, one for each.
-    head_width: of each query and key, width / heads by default; or a pair, the second for each value.
-    linear_bias: whether the projections have biases.
-    score, normalize: as of `regard.attention`. A score with parameters serves all heads.
-    dropout: the share of weights dropped in training.
+    width: dimension of the input and the output.
+    heads: attention heads. key_heads: key and value heads (Ainslie et al. 2023); default: heads.
+    source_width: dimension of the key and value inputs, or a pair for each; default: width.
+    head_width: dimension of queries and keys, or a pair, the second for values; default: width / heads.
+    linear_bias: whether the projections have a bias.
+    score, normalize: see `regard.attention`. All heads share the parameters of a score.
+    dropout: dropout probability of the weights.
 
     >>> import torch, regard
     >>> layer = regard.models.MultiHeadAttention(16, 4, key_heads=2, normalize=regard.Entmax15())
@@ -154,13 +154,13 @@ class MultiHeadAttention(Attends):
         check_number("MultiHeadAttention got dropout", dropout, min=0, below=1)
         if heads % key_heads:
             raise ArgumentError(
-                f"MultiHeadAttention got heads={heads} and key_heads={key_heads}; equally many heads share a "
-                "key head, so heads must be a multiple of key_heads."
+                f"MultiHeadAttention got heads={heads} and key_heads={key_heads}; heads must be a multiple of "
+                "key_heads."
             )
         if head_width is None and width % heads:
             raise ArgumentError(
-                f"MultiHeadAttention got width={width} and heads={heads}; {width} is no multiple of {heads}. "
-                "Choose another number of heads, or give head_width."
+                f"MultiHeadAttention got width={width} and heads={heads}; width must be a multiple of heads. "
+                "Otherwise pass head_width."
             )
         self.width, self.heads, self.key_heads = width, heads, key_heads
         self.key_width, self.value_width = _pair("source_width", source_width, width)
@@ -170,12 +170,12 @@ class MultiHeadAttention(Attends):
         self._sizes = sizes
         self.in_proj: nn.Linear | nn.ModuleList
         if self.key_width == self.value_width == width:
-            # query, key and value in one product
+            # one matrix product for query, key and value
             self.in_proj = _linear(width, sum(sizes), linear_bias, parts=sizes)
         else:
             self.in_proj = nn.ModuleList(
-                _linear(wide, size, linear_bias)
-                for wide, size in zip((width, self.key_width, self.value_width), sizes, strict=True)
+                _linear(inputs, size, linear_bias)
+                for inputs, size in zip((width, self.key_width, self.value_width), sizes, strict=True)
             )
         self.out_proj = _linear(heads * self.head_value_width, width, linear_bias)
 
@@ -190,34 +190,37 @@ class MultiHeadAttention(Attends):
         rotation: Rotation | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """(…, q, m) → (…, q, m): of `query` to itself, to `key`, or to what `project_source` made of it.
+        """(…, q, m) → (…, q, m).
 
-        mask, bias: as in `regard.attention`.
-        turn: turns queries and keys by their positions, see `RotaryPositions`.
-        cache: the keys of earlier calls, to which those of this call are added.
+        key, value: (…, k, ·); default: the query, and the key. key may also come from `project_source`.
+        mask, bias: see `regard.attention`.
+        rotation: rotates queries and keys by their positions, from `RotaryPositions`.
+        cache: holds the keys and values of previous calls; those of this call are appended.
         """
         self._check("query", query, self.width)
         if isinstance(key, KeyValues) and (value is not None or cache is not None):
             raise ArgumentError(
-                "MultiHeadAttention got a Memory, which holds keys and values already, and beside it a "
-                f"{'cache' if value is None else 'value'}; leave that out, or give the source itself."
+                "MultiHeadAttention got KeyValues as key, and also a "
+                f"{'cache' if value is None else 'value'}; omit it, or pass the source itself as key."
             )
         if key is None:
             if value is not None:
                 raise ArgumentError(
-                    f"MultiHeadAttention got a value of shape {_shape(value)} and no key; each value belongs "
-                    "to a key. Give both, or neither for self-attention."
+                    f"MultiHeadAttention got a value of shape {_shape(value)} and no key; pass both, or neither "
+                    "for self-attention."
                 )
-            queries, memory = self._project_self(query)
+            queries, projected = self._project_self(query)
         else:
             queries = self._split(F.linear(query, *self.projection(0)), self.heads)
-            memory = key if isinstance(key, KeyValues) else self.project_source(key, value)
+            projected = key if isinstance(key, KeyValues) else self.project_source(key, value)
         if rotation is not None:
             queries = rotation(queries)
-            memory = memory if memory is key else KeyValues(rotation(memory.key), memory.value)
-        with nullcontext(memory) if cache is None else cache.extending(memory.key, memory.value) as held:
+            if projected is not key:
+                projected = KeyValues(rotation(projected.key), projected.value)
+        extended = nullcontext(projected) if cache is None else cache.extending(projected.key, projected.value)
+        with extended as held:
             output = self.attention(
-                held.gather(queries),
+                held.group(queries),
                 held.key,
                 held.value,
                 score=self.score,
@@ -226,10 +229,10 @@ class MultiHeadAttention(Attends):
                 normalize=self.normalize,
                 dropout=self.dropout if self.training else 0.0,
             )
-        return self.out_proj(held.spread(output).transpose(-3, -2).flatten(-2))  # … h q e -> … q (h e)
+        return self.out_proj(held.ungroup(output).transpose(-3, -2).flatten(-2))  # … h q e -> … q (h e)
 
     def project_source(self, key: Tensor, value: Tensor | None = None) -> KeyValues:
-        """Keys and values (…, g, k, ·) of a source (…, k, m), to be read by many calls."""
+        """Project keys and values (…, g, k, ·) of a source (…, k, m), once for many calls."""
         value = key if value is None else value
         self._check("key", key, self.key_width)
         self._check("value", value, self.value_width)
@@ -246,11 +249,11 @@ class MultiHeadAttention(Attends):
         if isinstance(self.in_proj, nn.ModuleList):
             return self._split(F.linear(x, *self.projection(0)), self.heads), self.project_source(x)
         queries, keys, values = self.in_proj(x).split(self._sizes, -1)
-        memory = KeyValues(self._split(keys, self.key_heads), self._split(values, self.key_heads))
-        return self._split(queries, self.heads), memory
+        projected = KeyValues(self._split(keys, self.key_heads), self._split(values, self.key_heads))
+        return self._split(queries, self.heads), projected
 
     def projection(self, which: int) -> tuple[Tensor, Tensor | None]:
-        """The matrix and bias that make queries (0), keys (1) or values (2)."""
+        """Weight and bias of the projection of queries (0), keys (1) or values (2)."""
         if isinstance(self.in_proj, nn.ModuleList):
             linear = self.in_proj[which]
             assert isinstance(linear, nn.Linear)
@@ -266,16 +269,15 @@ class MultiHeadAttention(Attends):
     @staticmethod
     def _check(name: str, x: Tensor, width: int) -> None:
         if not isinstance(x, Tensor):
-            raise DTypeError(f"MultiHeadAttention got a {name} that is a {type(x).__name__}; give a tensor.")
+            raise DTypeError(f"MultiHeadAttention got a {name} of type {type(x).__name__}; pass a tensor.")
         if x.dim() < 2 or x.shape[-1] != width:
             raise ShapeError(
-                f"{name} has the shape {_shape(x)} and this MultiHeadAttention was made for a {name} of "
-                f"(…, n, {width})."
+                f"{name} has shape {_shape(x)}; this MultiHeadAttention needs (…, n, {width})."
             )
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
-        """The same layer, from torch's: equal numbers out, batch first always.
+        """Convert torch's layer to an equivalent one, with batch_first=True.
 
         >>> import torch, regard
         >>> theirs = torch.nn.MultiheadAttention(16, 4, batch_first=True)
@@ -288,7 +290,7 @@ class MultiHeadAttention(Attends):
         return from_torch(module)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """The same layer as torch's own, batch first; what torch cannot do is refused.
+        """Convert to torch's layer, with batch_first=True; raise if torch has no equivalent.
 
         >>> import regard
         >>> regard.models.MultiHeadAttention(16, 4).to_torch().num_heads
@@ -306,7 +308,7 @@ class MultiHeadAttention(Attends):
 
 
 def _linear(width: int, size: int, linear_bias: bool, parts: tuple[int, ...] = ()) -> nn.Linear:
-    """A projection; each of its parts starts like a projection of its own (Glorot and Bengio 2010)."""
+    """A linear layer whose parts are initialized separately (Glorot and Bengio 2010)."""
     linear = nn.Linear(width, size, bias=linear_bias)
     with torch.no_grad():
         for part in linear.weight.split(parts or (size,)):
@@ -316,9 +318,9 @@ def _linear(width: int, size: int, linear_bias: bool, parts: tuple[int, ...] = (
     return linear
 
 
-def _pair(name: str, given: int | tuple[int, int] | None, otherwise: int) -> tuple[int, int]:
-    pair = given if isinstance(given, tuple) else (given, given)
-    first, second = (otherwise if size is None else size for size in pair)
+def _pair(name: str, value: int | tuple[int, int] | None, default: int) -> tuple[int, int]:
+    pair = value if isinstance(value, tuple) else (value, value)
+    first, second = (default if size is None else size for size in pair)
     check_int(f"MultiHeadAttention got {name}", first, min=1)
     check_int(f"MultiHeadAttention got {name}", second, min=1)
     return first, second

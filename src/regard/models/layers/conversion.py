@@ -1,4 +1,4 @@
-"""torch's multi-head attention as regard's, and back."""
+"""Convert between `nn.MultiheadAttention` and `MultiHeadAttention`."""
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +10,15 @@ from regard.models.layers.attention import MultiHeadAttention
 
 
 def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
-    """The same numbers from regard's layer; torch's `add_zero_attn` is `Softmax1`: a key that scores 0."""
+    """Convert torch's layer. `add_zero_attn`, a key that scores 0, becomes `Softmax1`."""
     if not isinstance(module, nn.MultiheadAttention):
         raise DTypeError(
-            f"from_torch got a {type(module).__name__}; it converts torch.nn.MultiheadAttention."
+            f"from_torch got a {type(module).__name__}; pass a torch.nn.MultiheadAttention."
         )
     if module.bias_k is not None:
         raise ArgumentError(
-            "from_torch got a layer with add_bias_kv=True; regard has no learned extra key. "
-            "Append it to the source yourself, or train without it."
+            "from_torch got a layer with add_bias_kv=True, which regard does not support. Append the extra key to "
+            "the source yourself, or train without it."
         )
     assert module.kdim is not None
     assert module.vdim is not None
@@ -30,26 +30,26 @@ def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
         normalize=Softmax1() if module.add_zero_attn else Softmax(),
         dropout=module.dropout,
     )
-    given = module.out_proj.weight
-    layer.to(device=given.device, dtype=given.dtype).train(module.training)
-    _copy(_theirs(module), _ours(layer))
-    layer.requires_grad_(given.requires_grad)
+    weight = module.out_proj.weight
+    layer.to(device=weight.device, dtype=weight.dtype).train(module.training)
+    _copy(_torch_tensors(module), _tensors(layer))
+    layer.requires_grad_(weight.requires_grad)
     return layer
 
 
 def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
-    """The same numbers from torch's layer, batch first."""
+    """Convert to torch's layer, with batch_first=True."""
     width = layer.width / layer.heads if layer.width % layer.heads else layer.width // layer.heads
-    for name, ours, only in (
+    for name, value, supported in (
         ("score", layer.score, (ScaledDot(),)),
         ("normalize", layer.normalize, (Softmax(), Softmax1())),
         ("key_heads", layer.key_heads, (layer.heads,)),
         ("head_width", (layer.head_width, layer.head_value_width), ((width, width),)),
     ):
-        if not any(_same(ours, one) for one in only):
+        if not any(_same(value, other) for other in supported):
             raise ArgumentError(
-                f"to_torch got a layer with {name} = {ours!r}; torch.nn.MultiheadAttention has only "
-                f"{' or '.join(map(repr, only))}."
+                f"to_torch got a layer with {name}={value!r}; torch.nn.MultiheadAttention supports only "
+                f"{' or '.join(map(repr, supported))}."
             )
     module = nn.MultiheadAttention(
         layer.width,
@@ -62,23 +62,23 @@ def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
         batch_first=True,
     )
     module.to(device=layer.out_proj.weight.device, dtype=layer.out_proj.weight.dtype).train(layer.training)
-    _copy(_ours(layer), _theirs(module))
+    _copy(_tensors(layer), _torch_tensors(module))
     return module
 
 
-def _same(ours: object, only: object) -> bool:
-    if isinstance(only, Softmax1):  # compares by identity, as its sink may be a tensor
-        return isinstance(ours, Softmax1) and not isinstance(ours.score, Tensor) and ours.score == only.score
-    return ours == only
+def _same(value: object, other: object) -> bool:
+    if isinstance(other, Softmax1):  # compares by identity, because its score may be a tensor
+        return isinstance(value, Softmax1) and not isinstance(value.score, Tensor) and value.score == other.score
+    return value == other
 
 
-def _ours(layer: MultiHeadAttention) -> list[Tensor | None]:
-    """Matrix and bias of query, key, value and output."""
+def _tensors(layer: MultiHeadAttention) -> list[Tensor | None]:
+    """Weight and bias of query, key, value and output."""
     parts = [tensor for which in range(3) for tensor in layer.projection(which)]
     return [*parts, layer.out_proj.weight, layer.out_proj.bias]
 
 
-def _theirs(module: nn.MultiheadAttention) -> list[Tensor | None]:
+def _torch_tensors(module: nn.MultiheadAttention) -> list[Tensor | None]:
     if module.in_proj_weight is None:
         matrices = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
     else:
@@ -88,9 +88,9 @@ def _theirs(module: nn.MultiheadAttention) -> list[Tensor | None]:
     return [*parts, module.out_proj.weight, module.out_proj.bias]
 
 
-def _copy(given: list[Tensor | None], taken: list[Tensor | None]) -> None:
+def _copy(source: list[Tensor | None], target: list[Tensor | None]) -> None:
     with torch.no_grad():
-        for old, new in zip(given, taken, strict=True):
+        for old, new in zip(source, target, strict=True):
             assert (old is None) == (new is None)
             if old is not None and new is not None:
                 new.copy_(old)

@@ -1,7 +1,7 @@
-"""Dropout between the parts of a block, in one pass: what is dropped is a hash of a seed and the place.
+"""Fused dropout: the dropout mask is a hash of a seed and the element's index.
 
-torch draws a number for each place on one thread, which takes longer than anything else that a training step
-does beside its matrix products. A hash needs no mask to be kept, and backward finds the same places again.
+torch draws one random number per element on one thread, the slowest part of a training step after its matrix
+products. A hash needs no stored mask: the backward pass computes it again.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from regard.mechanism.torch_state import concrete, forward_mode
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, without dropout, for the duration; each module then has its own mode back.
+    """Switch a model to evaluation mode inside a with block, then restore the mode of each module.
 
     >>> import torch
     >>> from regard.models.layers.dropout import eval_mode
@@ -29,20 +29,20 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     >>> layer.training
     True
     """
-    trained = [module for module in model.modules() if module.training]
-    for module in trained:
+    training = [module for module in model.modules() if module.training]
+    for module in training:
         module.training = False
     try:
         yield
     finally:
-        for module in trained:
+        for module in training:
             module.training = True
 
 
 class Dropout(nn.Dropout):
-    """Numbers dropped in training, and the rest scaled up: Srivastava et al. 2014.
+    """Dropout in training, with rescaling: Srivastava et al. 2014.
 
-    `p` is the share that is dropped; `inplace` is as in torch's own.
+    p: dropout probability. inplace: see `nn.Dropout`.
 
     >>> import torch
     >>> from regard.models.layers.dropout import Dropout
@@ -52,46 +52,46 @@ class Dropout(nn.Dropout):
     """
 
     def forward(self, y: Tensor) -> Tensor:
-        """y, dropped from."""
-        if not self._drops(y):
+        """dropout(y)"""
+        if not self._fusable(y):
             return super().forward(y)
-        return _AddDropped.apply(None, y, self.p, _seed())  # type: ignore[no-untyped-call]
+        return _DropoutAdd.apply(None, y, self.p, _seed())  # type: ignore[no-untyped-call]
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """x + y, with y dropped from."""
-        if x.shape != y.shape or not self._drops(x, y):
+        """x + dropout(y)"""
+        if x.shape != y.shape or not self._fusable(x, y):
             return x + super().forward(y)
-        return _AddDropped.apply(x, y, self.p, _seed())  # type: ignore[no-untyped-call]
+        return _DropoutAdd.apply(x, y, self.p, _seed())  # type: ignore[no-untyped-call]
 
     def relu(self, y: Tensor) -> Tensor:
-        """max(y, 0), dropped from."""
-        if not self._drops(y):
+        """dropout(relu(y))"""
+        if not self._fusable(y):
             return super().forward(F.relu(y))
-        return _ReluDropped.apply(y, self.p, _seed())  # type: ignore[no-untyped-call]
+        return _DropoutRelu.apply(y, self.p, _seed())  # type: ignore[no-untyped-call]
 
-    def _drops(self, *tensors: Tensor) -> bool:
-        """Whether anything is to be dropped, and the kernels can read these, here and now."""
+    def _fusable(self, *tensors: Tensor) -> bool:
+        """Whether dropout is active and the kernel can process these tensors."""
         if not self.training or not 0 < self.p < 1:
             return False
         return concrete(*tensors) and not forward_mode() and fused.drops(*tensors)
 
 
-class _AddDropped(torch.autograd.Function):
-    """x + keep(y); linear, so that its gradient is itself again, without an x."""
+class _DropoutAdd(torch.autograd.Function):
+    """x + dropout(y). Linear in y: its gradient is the same function without x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor | None, y: Tensor, dropout: float, seed: int) -> Tensor:
         ctx.options = dropout, seed
-        ctx.added = x is not None
+        ctx.has_x = x is not None
         return fused.drop("add", x, y, dropout=dropout, seed=seed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
-        dropped = _AddDropped.apply(None, grad.contiguous(), *ctx.options)  # type: ignore[no-untyped-call]
-        return grad if ctx.added else None, dropped, None, None
+        dropped = _DropoutAdd.apply(None, grad.contiguous(), *ctx.options)  # type: ignore[no-untyped-call]
+        return grad if ctx.has_x else None, dropped, None, None
 
 
-class _ReluDropped(torch.autograd.Function):
+class _DropoutRelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dropout: float, seed: int) -> Tensor:
         output = fused.drop("relu", None, x, dropout=dropout, seed=seed)
@@ -102,7 +102,7 @@ class _ReluDropped(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (output,) = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again
+        if torch.is_grad_enabled():  # create_graph=True
             return torch.where(output <= 0, 0, grad / (1 - ctx.dropout)), None, None
         return fused.drop("relu_back", output, grad.contiguous(), dropout=ctx.dropout, seed=0), None, None
 

@@ -1,4 +1,4 @@
-"""Vectors for the tokens of a vocabulary."""
+"""Token embeddings."""
 
 import math
 
@@ -11,9 +11,9 @@ from regard.mechanism.torch_state import concrete
 
 
 class Embedding(nn.Embedding):
-    """A vector for each token of a vocabulary, times √m: Vaswani et al. 2017, section 3.4.
+    """A vector for each token, scaled by √m: Vaswani et al. 2017, section 3.4.
 
-    vocabulary, width: how many tokens there are, and the length m of a vector.
+    vocab_size: number of tokens. width: vector dimension m.
 
     >>> import torch, regard
     >>> embedding = regard.models.Embedding(100, 16)
@@ -21,12 +21,12 @@ class Embedding(nn.Embedding):
     torch.Size([2, 16])
     >>> embedding(torch.tensor([5, 100]))
     Traceback (most recent call last):
-    regard.errors.ArgumentError: token 100 is outside of the vocabulary, which has the tokens 0 to 99; ...
+    regard.errors.ArgumentError: Token 100 is out of range for a vocabulary of 100; ...
     """
 
-    def __init__(self, vocabulary: int, width: int) -> None:
-        check_int("the model got a vocabulary", vocabulary, min=1)
-        super().__init__(vocabulary, width)
+    def __init__(self, vocab_size: int, width: int) -> None:
+        check_int("Embedding got vocab_size", vocab_size, min=1)
+        super().__init__(vocab_size, width)
         nn.init.normal_(self.weight, std=width**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -34,18 +34,15 @@ class Embedding(nn.Embedding):
         try:
             return super().forward(tokens) * math.sqrt(self.embedding_dim)
         except IndexError:
-            raise ArgumentError(outside(tokens, self.num_embeddings)) from None
+            raise ArgumentError(out_of_range(tokens, self.num_embeddings)) from None
         except RuntimeError as error:
             if tokens.is_floating_point() or tokens.dtype is torch.bool:
-                raise DTypeError(f"the tokens are of {tokens.dtype}; a token is a whole number.") from error
+                raise DTypeError(f"tokens have dtype {tokens.dtype}; pass integers: tokens.long().") from error
             raise
 
 
-def outside(tokens: Tensor, vocabulary: int) -> str:
-    """What to say of a token that the vocabulary does not have."""
-    wrong = tokens[(tokens < 0) | (tokens >= vocabulary)]
-    which = f"token {int(wrong[0])}" if concrete(wrong) and wrong.numel() else "a token"
-    return (
-        f"{which} is outside of the vocabulary, which has the tokens 0 to {vocabulary - 1}; tokenize with "
-        "the vocabulary that the model was made for."
-    )
+def out_of_range(tokens: Tensor, vocab_size: int) -> str:
+    """The message for a token outside the vocabulary."""
+    wrong = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    token = f"Token {int(wrong[0])}" if concrete(wrong) and wrong.numel() else "A token"
+    return f"{token} is out of range for a vocabulary of {vocab_size}; use the tokenizer of this model."

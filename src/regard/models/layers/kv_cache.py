@@ -1,4 +1,4 @@
-"""Keys and values that are kept: of a source, which all steps read, and of the tokens written so far."""
+"""Keys and values kept between decoding steps: of the source (`KeyValues`) and of the target (`KVCache`)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,96 +12,97 @@ from regard.errors import DTypeError, ShapeError
 
 
 class RowMap:
-    """Which row of a memory each row of a batch reads, so that many hypotheses read one sentence.
+    """Maps each row of a batch to a source row, so all hypotheses of a beam share one source.
+
+    sources: number of source rows. source_of_row: (b), the source row of each batch row; default: its own.
 
     >>> import torch
     >>> from regard.models.layers.kv_cache import RowMap
-    >>> readers, _ = RowMap(2).select(torch.tensor([0, 0, 1]))
+    >>> rows, _ = RowMap(2).select(torch.tensor([0, 0, 1]))
     >>> queries = torch.tensor([5.0, 6.0, 7.0])[:, None, None, None]  # three rows, one head, one query
-    >>> readers.gather(queries).squeeze()
+    >>> rows.group(queries).squeeze()
     tensor([[5., 6.],
             [7., 0.]])
-    >>> torch.equal(readers.spread(readers.gather(queries)), queries)
+    >>> torch.equal(rows.ungroup(rows.group(queries)), queries)
     True
     """
 
-    def __init__(self, memories: int, reads: Tensor | None = None) -> None:
-        """reads (b): the number of the memory that each row reads; by default its own."""
-        self.memories, self.reads, self.seats = memories, reads, 1
-        if reads is None:
+    def __init__(self, sources: int, source_of_row: Tensor | None = None) -> None:
+        self.sources, self.source_of_row, self.slots = sources, source_of_row, 1
+        if source_of_row is None:
             return
-        row = torch.arange(len(reads), device=reads.device)
-        if len(reads) == memories and torch.equal(reads, row):
-            self.reads = None
+        row = torch.arange(len(source_of_row), device=source_of_row.device)
+        if len(source_of_row) == sources and torch.equal(source_of_row, row):
+            self.source_of_row = None
             return
-        readers, order = reads.bincount(minlength=memories), reads.argsort(stable=True)
-        first = readers.cumsum(0) - readers  # place of the first reader in that order
-        seat = torch.empty_like(reads).scatter_(0, order, row - first[reads[order]])
-        self.seats = int(readers.max())
-        self._places = reads * self.seats + seat
+        counts, order = source_of_row.bincount(minlength=sources), source_of_row.argsort(stable=True)
+        first = counts.cumsum(0) - counts  # index in `order` of each source's first row
+        slot = torch.empty_like(source_of_row).scatter_(0, order, row - first[source_of_row[order]])
+        self.slots = int(counts.max())
+        self._index = source_of_row * self.slots + slot
 
     def select(self, rows: Tensor) -> "tuple[RowMap, Tensor | None]":
-        """These rows of the batch; and the memories to keep, once a quarter of them is not read any more."""
-        reads = rows.long() if self.reads is None else self.reads[rows]
-        used, number = reads.unique(return_inverse=True)
-        if 4 * len(used) <= 3 * self.memories:
-            return RowMap(len(used), number), used
-        return RowMap(self.memories, reads), None
+        """Select batch rows. Also return the source rows to keep, if a quarter of them became unused."""
+        selected = rows.long() if self.source_of_row is None else self.source_of_row[rows]
+        used, renumbered = selected.unique(return_inverse=True)
+        if 4 * len(used) <= 3 * self.sources:
+            return RowMap(len(used), renumbered), used
+        return RowMap(self.sources, selected), None
 
-    def gather(self, queries: Tensor) -> Tensor:
-        """The queries of all who read a memory beside each other: b h q d -> memories h (seats q) d."""
-        if self.reads is None:
+    def group(self, queries: Tensor) -> Tensor:
+        """Put all queries of a source side by side: b h q d -> sources h (slots q) d."""
+        if self.source_of_row is None:
             return queries
-        room = queries.new_zeros(self.memories * self.seats, *queries.shape[1:])
-        room = room.index_copy_(0, self._places, queries).unflatten(0, (self.memories, self.seats))
-        return room.transpose(1, 2).flatten(2, 3)
+        grouped = queries.new_zeros(self.sources * self.slots, *queries.shape[1:])
+        grouped = grouped.index_copy_(0, self._index, queries).unflatten(0, (self.sources, self.slots))
+        return grouped.transpose(1, 2).flatten(2, 3)
 
-    def spread(self, output: Tensor) -> Tensor:
-        """Back to the rows of the batch: memories h (seats q) e -> b h q e."""
-        if self.reads is None:
+    def ungroup(self, output: Tensor) -> Tensor:
+        """Undo `group`: sources h (slots q) e -> b h q e."""
+        if self.source_of_row is None:
             return output
-        output = output.unflatten(2, (self.seats, -1)).transpose(1, 2).flatten(0, 1)
-        return output.index_select(0, self._places)
+        output = output.unflatten(2, (self.slots, -1)).transpose(1, 2).flatten(0, 1)
+        return output.index_select(0, self._index)
 
     def __len__(self) -> int:
-        return self.memories if self.reads is None else len(self.reads)
+        return self.sources if self.source_of_row is None else len(self.source_of_row)
 
 
 class KeyValues(NamedTuple):
-    """Keys and values that are projected once and read many times, both (…, g, k, ·).
+    """Projected keys and values (…, g, k, ·) of a source, computed once for all decoding steps.
 
-    key, value: as `MultiHeadAttention.project_source` made them.
-    readers: which row of the batch reads which row of the memory; None if each reads its own.
+    key, value: from `MultiHeadAttention.project_source`.
+    row_map: the source row of each batch row; None if they are the same.
 
     >>> import torch, regard
     >>> layer, source = regard.models.MultiHeadAttention(16, 4), torch.randn(7, 16)
-    >>> memory = layer.project_source(source)
-    >>> memory.key.shape
+    >>> projected = layer.project_source(source)
+    >>> projected.key.shape
     torch.Size([4, 7, 4])
     >>> x = torch.randn(3, 16)
-    >>> torch.allclose(layer(x, memory), layer(x, source), atol=1e-6)
+    >>> torch.allclose(layer(x, projected), layer(x, source), atol=1e-6)
     True
     """
 
     key: Tensor
     value: Tensor
-    readers: RowMap | None = None
+    row_map: RowMap | None = None
 
     def select(self, rows: Tensor) -> "KeyValues":
-        """These rows of the memory, each with one reader."""
+        """Select source rows."""
         return KeyValues(self.key[rows], self.value[rows])
 
-    def gather(self, queries: Tensor) -> Tensor:
-        """Queries in the order of the memory: b h q d -> memories h (seats q) d."""
-        return queries if self.readers is None else self.readers.gather(queries)
+    def group(self, queries: Tensor) -> Tensor:
+        """Order queries by source: b h q d -> sources h (slots q) d."""
+        return queries if self.row_map is None else self.row_map.group(queries)
 
-    def spread(self, output: Tensor) -> Tensor:
-        """Their output in the order of the batch: memories h (seats q) e -> b h q e."""
-        return output if self.readers is None else self.readers.spread(output)
+    def ungroup(self, output: Tensor) -> Tensor:
+        """Undo `group`: sources h (slots q) e -> b h q e."""
+        return output if self.row_map is None else self.row_map.ungroup(output)
 
 
 class KVCache:
-    """The keys and values of the tokens so far, for decoding step by step.
+    """Keys and values of the previous tokens, for step-by-step decoding.
 
     >>> import torch, regard
     >>> layer, cache, x = (
@@ -118,92 +119,94 @@ class KVCache:
 
     def __init__(self) -> None:
         self.length = 0
-        # … k (g d + g e), with place for tokens to come. All of a row in one piece: searching copies rows.
-        self._room: Tensor | None = None
+        # … k (g d + g e), with spare capacity. One tensor for keys and values: beam search copies whole rows.
+        self._buffer: Tensor | None = None
         self._sizes = 0, 0, 0  # g, d, e
 
     def extend(self, key: Tensor, value: Tensor) -> KeyValues:
-        """Append keys and values (…, g, k, ·); all that there are now."""
+        """Append keys and values (…, g, k, ·) and return all of them."""
         self._check(key, value)
         self._sizes = key.shape[-3], key.shape[-1], value.shape[-1]
-        before, self.length = self.length, self.length + key.shape[-2]
+        previous, self.length = self.length, self.length + key.shape[-2]
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             new = torch.cat([part.transpose(-3, -2).flatten(-2) for part in (key, value)], -1)
-            self._room = new if self._room is None else torch.cat([self._room[..., :before, :], new], -2)
-            return self._held(0)
-        self._room = self._roomy(before, key)
-        for place, new in zip(self._held(before)[:2], (key, value), strict=True):
-            # data: nothing that was handed out changes, so it does not count as stale
-            place.data.copy_(new.detach())
-        return self._held(0)
+            old = self._buffer
+            self._buffer = new if old is None else torch.cat([old[..., :previous, :], new], -2)
+            return self._view(0)
+        self._buffer = self._grow(previous, key)
+        for slot, new in zip(self._view(previous)[:2], (key, value), strict=True):
+            # .data: slices returned earlier do not change, so they must not count as modified
+            slot.data.copy_(new.detach())
+        return self._view(0)
 
     @contextmanager
     def extending(self, key: Tensor, value: Tensor) -> Iterator[KeyValues]:
-        """`extend`, taken back if what is done with it fails."""
-        before = self.length
-        memory = self.extend(key, value)
+        """Like `extend`; undone if the body raises."""
+        previous = self.length
+        extended = self.extend(key, value)
         try:
-            yield memory
+            yield extended
         except BaseException:
-            self.crop(before)
+            self.crop(previous)
             raise
 
     def _check(self, key: Tensor, value: Tensor) -> None:
         if key.shape[:-1] != value.shape[:-1]:
             raise ShapeError(
-                f"the cache got keys of shape {_shape(key)} and values of shape {_shape(value)}; each key "
-                "has a value, so that they may differ in their last axis alone."
+                f"KVCache got keys of shape {_shape(key)} and values of shape {_shape(value)}; only the last "
+                "axis may differ."
             )
-        if self._room is None:
+        if self._buffer is None:
             return
-        held = self._held(0)
-        for name, old, new in (("keys", held.key, key), ("values", held.value, value)):
+        cached = self._view(0)
+        for name, old, new in (("keys", cached.key, key), ("values", cached.value, value)):
             if old.shape[:-2] != new.shape[:-2] or old.shape[-1] != new.shape[-1]:
                 raise ShapeError(
-                    f"the cache holds {name} of shape {_shape(old)} and these are of shape {_shape(new)}; a "
-                    "cache serves one layer and one batch. Use a new KVCache()."
+                    f"KVCache holds {name} of shape {_shape(old)} and got {name} of shape {_shape(new)}; use a "
+                    "new KVCache() for each layer and each batch."
                 )
             if old.dtype != new.dtype:
                 raise DTypeError(
-                    f"the cache holds {name} of {old.dtype} and these are of {new.dtype}; go on in the type "
-                    "that the cache was begun in, or use a new KVCache()."
+                    f"KVCache holds {name} of {old.dtype} and got {name} of {new.dtype}; continue in "
+                    f"{old.dtype}, or use a new KVCache()."
                 )
 
-    def _held(self, start: int) -> KeyValues:
-        """Keys and values of the tokens from `start` on, where they are."""
-        assert self._room is not None
+    def _view(self, start: int) -> KeyValues:
+        """Keys and values from token `start`, as views of the buffer."""
+        assert self._buffer is not None
         heads, width, value_width = self._sizes
-        parts = self._room[..., start : self.length, :].split([heads * width, heads * value_width], -1)
+        parts = self._buffer[..., start : self.length, :].split([heads * width, heads * value_width], -1)
         return KeyValues(*(part.unflatten(-1, (heads, -1)).transpose(-3, -2) for part in parts))
 
-    def _roomy(self, before: int, key: Tensor) -> Tensor:
-        """Room for `length` tokens, and what is there already."""
-        if self._room is not None and self._room.shape[-2] >= self.length:
-            return self._room
+    def _grow(self, previous: int, key: Tensor) -> Tensor:
+        """The buffer with capacity for `length` tokens; a new one if it is full."""
+        if self._buffer is not None and self._buffer.shape[-2] >= self.length:
+            return self._buffer
         heads, width, value_width = self._sizes
-        size = max(16, 2 * before, self.length)
-        room = key.new_empty(*key.shape[:-3], size, heads * (width + value_width))
-        if self._room is not None:
-            room[..., :before, :] = self._room[..., :before, :]
-        return room
+        capacity = max(16, 2 * previous, self.length)
+        buffer = key.new_empty(*key.shape[:-3], capacity, heads * (width + value_width))
+        if self._buffer is not None:
+            buffer[..., :previous, :] = self._buffer[..., :previous, :]
+        return buffer
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order: what beam search does after each step."""
-        if self._room is None:
+        """Keep these batch rows, in this order (beam search)."""
+        if self._buffer is None:
             return
-        if self._room.requires_grad:
-            self._room = self._room.index_select(0, rows)
+        if self._buffer.requires_grad:
+            self._buffer = self._buffer.index_select(0, rows)
             return
-        room = self._room.new_empty(len(rows), *self._room.shape[1:])
-        held, taken = self._room[..., : self.length, :], room[..., : self.length, :]
-        torch.index_select(held, 0, rows, out=taken)  # a new room, as others may hold what was handed out
-        self._room = room
+        # a new buffer: the caller may still hold views of the old one
+        buffer = self._buffer.new_empty(len(rows), *self._buffer.shape[1:])
+        source, target = self._buffer[..., : self.length, :], buffer[..., : self.length, :]
+        torch.index_select(source, 0, rows, out=target)
+        self._buffer = buffer
 
     def crop(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Keep only the first `length` tokens."""
         check_int("crop got length", length)
-        if length < self.length and self._room is not None:
-            self._room = self._room[..., :length, :].clone()
+        if length < self.length and self._buffer is not None:
+            self._buffer = self._buffer[..., :length, :].clone()
             self.length = length
 
     def __repr__(self) -> str:

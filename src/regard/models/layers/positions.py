@@ -1,7 +1,7 @@
-"""Where a token stands: what attention alone cannot know, as it treats its keys as a set.
+"""Position encodings. Attention alone ignores the order of its keys.
 
-Positions enter at one of three places: `SinusoidalPositions` and `LearnedPositions` are added to the embeddings, `RotaryPositions` turns
-queries and keys, and `regard.ALiBi` and `regard.T5Bias` are biases of the scores.
+`SinusoidalPositions` and `LearnedPositions` are added to the embeddings, `RotaryPositions` rotates queries and
+keys, and `regard.ALiBi` and `regard.T5Bias` are added to the scores.
 """
 
 import math
@@ -19,9 +19,9 @@ class SinusoidalPositions(nn.Module):
     """sin and cos of the position at wavelengths from 2π to 10,000 · 2π: Vaswani et al. 2017, section 3.5.
 
     width: vector dimension.
-    base: 10,000 above; more for longer texts.
+    base: 10,000 in the formula above; increase it for longer texts.
 
-    Nothing is learned, and any position has its vector.
+    There are no parameters and no maximum position.
 
     >>> import torch, regard
     >>> regard.models.SinusoidalPositions(4)(torch.tensor([0, 1, 1_000_000])).shape
@@ -35,7 +35,7 @@ class SinusoidalPositions(nn.Module):
         self.width, self.base = width, float(base)
 
     def forward(self, positions: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """(…) → (…, m): sin in the even places, cos in the odd ones."""
+        """(…) → (…, m): sin at even indices, cos at odd ones."""
         sin, cos = _waves(positions, self.width, self.base, dtype)
         return torch.stack([sin, cos], -1).flatten(-2)[..., : self.width]
 
@@ -44,7 +44,7 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """A learned vector for each position below `max_positions`: Gehring et al. 2017, section 3.1; BERT.
+    """A learned vector for each position below max_positions: Gehring et al. 2017, section 3.1; BERT.
 
     max_positions: size of the table. width: vector dimension.
 
@@ -54,7 +54,7 @@ class LearnedPositions(nn.Module):
     torch.Size([5, 16])
     >>> positions(torch.arange(600))
     Traceback (most recent call last):
-    regard.errors.ArgumentError: a sentence reaches position 599 and LearnedPositions has positions 0 to 511; ...
+    regard.errors.ArgumentError: Position 599 is out of range: LearnedPositions has 512. ...
     """
 
     def __init__(self, max_positions: int, width: int) -> None:
@@ -66,12 +66,12 @@ class LearnedPositions(nn.Module):
     def forward(self, positions: Tensor) -> Tensor:
         """(…) → (…, m)."""
         if concrete(positions) and positions.numel():
-            least, most = (int(bound) for bound in positions.aminmax())
-            if least < 0 or most >= len(self.vectors):
+            low, high = (int(bound) for bound in positions.aminmax())
+            if low < 0 or high >= len(self.vectors):
                 raise ArgumentError(
-                    f"a sentence reaches position {least if least < 0 else most} and LearnedPositions has positions 0 "
-                    f"to {len(self.vectors) - 1}; shorten it, learn more positions, or use others: "
-                    "Sinusoidal, Rotary, ALiBi and T5 have no end."
+                    f"Position {low if low < 0 else high} is out of range: LearnedPositions has "
+                    f"{len(self.vectors)}. Shorten the input, raise max_positions, or use sinusoidal, rotary, "
+                    "alibi or t5 positions, which have no limit."
                 )
         return self.vectors[positions]
 
@@ -80,7 +80,7 @@ class LearnedPositions(nn.Module):
 
 
 class Rotation(NamedTuple):
-    """cos and sin of the angles at some positions, both (…, n, d): turns x (…, h, n, d).
+    """Rotation of queries and keys x (…, h, n, d): cos and sin of the angles at each position, (…, n, d).
 
     >>> import torch, regard
     >>> rotation = regard.models.RotaryPositions(2)(torch.tensor([0, 1]))  # by 0 and by 1 radian
@@ -93,35 +93,34 @@ class Rotation(NamedTuple):
     sin: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x turned, with feature i paired with feature i + d/2."""
+        """Rotate x, pairing feature i with feature i + d/2."""
         n, width = self.cos.shape[-2:]
         if x.shape[-1] < width or x.shape[-2] != n:
             raise ShapeError(
-                f"x has the shape {tuple(x.shape)} and the angles are for {n} positions and heads of {width} "
-                f"features; give Rotary the width of a head, and one position for each token."
+                f"x has shape {tuple(x.shape)}, and this rotation is for {n} positions and {width} features per "
+                "head; pass one position per token, and a head width to RotaryPositions."
             )
-        turned, rest = x[..., :width], x[..., width:]
-        first, second = turned.chunk(2, -1)
-        turned = turned * self.cos.to(x.dtype) + torch.cat([-second, first], -1) * self.sin.to(x.dtype)
-        return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
+        rotated, rest = x[..., :width], x[..., width:]
+        first, second = rotated.chunk(2, -1)
+        rotated = rotated * self.cos.to(x.dtype) + torch.cat([-second, first], -1) * self.sin.to(x.dtype)
+        return torch.cat([rotated, rest], -1) if rest.shape[-1] else rotated
 
 
 class RotaryPositions(nn.Module):
-    """Queries and keys turned by their position, so that scores see the distance: Su et al. 2021, eq. 34.
+    """Rotary position embedding: scores depend on relative positions only. Su et al. 2021, eq. 34.
 
-    The paper turns neighbours, 2i and 2i + 1, together; here feature i is paired with i + d/2, as in GPT-NeoX
-    and LLaMA, which is the same but for the order of the features.
+    The paper pairs features 2i and 2i + 1; here feature i is paired with i + d/2, as in GPT-NeoX and LLaMA.
+    The two differ only in the order of the features.
 
-    width: that of a head.
-    base: the wavelengths go up to base · 2π; more for longer texts.
+    width: head dimension, even. base: wavelengths go up to base · 2π; increase it for longer texts.
 
-    Nothing is learned, and any position has its angles. `RotaryPositions(d)(positions)` is
-    a function that turns queries and keys, for all layers alike.
+    There are no parameters and no maximum position. `RotaryPositions(d)(positions)` returns a `Rotation`,
+    which all layers share.
 
     >>> import torch, regard
     >>> rotation = regard.models.RotaryPositions(4)(torch.arange(5))
     >>> x = torch.randn(2, 5, 4)
-    >>> torch.allclose(rotation(x).norm(dim=-1), x.norm(dim=-1), atol=1e-5)  # lengths stay
+    >>> torch.allclose(rotation(x).norm(dim=-1), x.norm(dim=-1), atol=1e-5)  # norms are preserved
     True
     """
 
@@ -131,13 +130,13 @@ class RotaryPositions(nn.Module):
         check_number("RotaryPositions got base", base, above=1)
         if width % 2:
             raise ArgumentError(
-                f"RotaryPositions got width={width}; it turns pairs of features, so give an even width: that "
-                f"of a head, or {width - 1} for all its features but the last."
+                f"RotaryPositions got width={width}; it rotates pairs of features, so width must be even. To "
+                f"leave the last feature unrotated, pass {width - 1}."
             )
         self.width, self.base = width, float(base)
 
     def forward(self, positions: Tensor, dtype: torch.dtype | None = None) -> Rotation:
-        """(…, n) → angles for (…, h, n, d)."""
+        """(…, n) → the rotation of x (…, h, n, d)."""
         sin, cos = (torch.cat([wave, wave], -1) for wave in _waves(positions, self.width, self.base, dtype))
         if positions.dim() > 1:
             sin, cos = sin.unsqueeze(-3), cos.unsqueeze(-3)  # b n d -> b 1 n d
@@ -148,15 +147,15 @@ class RotaryPositions(nn.Module):
 
 
 def _waves(positions: Tensor, width: int, base: float, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
-    """sin and cos of position · base^(−2i / width), for each pair i of features: (…, width / 2) each.
+    """sin and cos of position · base^(−2i / width) for each feature pair i, both (…, width / 2).
 
-    In float64, as float32 angles are off by 0.06 at position 1e6; and once for each position, where many
-    tokens share it.
+    Computed in float64, because float32 angles are off by 0.06 at position 1e6; once per distinct position if
+    many tokens share it.
     """
     if concrete(positions) and positions.numel():
-        least, most = (int(end) for end in positions.aminmax())
-        if least >= 0 and positions.numel() > most + 1:
-            sin, cos = _waves(torch.arange(most + 1, device=positions.device), width, base, dtype)
+        low, high = (int(bound) for bound in positions.aminmax())
+        if low >= 0 and positions.numel() > high + 1:
+            sin, cos = _waves(torch.arange(high + 1, device=positions.device), width, base, dtype)
             return sin[positions], cos[positions]
     exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width
     angles = positions[..., None].double() * torch.exp(exponents * -math.log(base))

@@ -1,4 +1,4 @@
-"""Blocks on top of each other: what the three kinds of Transformers have in common."""
+"""A stack of Transformer blocks with a position encoding."""
 
 from collections.abc import Sequence
 from typing import TypedDict, Unpack
@@ -19,7 +19,7 @@ Caches = Sequence[KVCache]
 
 
 class StackOptions(TypedDict, total=False):
-    """The keyword arguments of `Stack`: the masks, where the tokens stand, and the keys of earlier calls."""
+    """Keyword arguments of `Stack.forward`."""
 
     mask: Mask | None
     source_mask: Mask | None
@@ -28,11 +28,9 @@ class StackOptions(TypedDict, total=False):
 
 
 class Stack(nn.Module):
-    """Blocks on top of each other, with their positions: an encoder, or with `causal` a decoder.
+    """An encoder, or a decoder if `causal`: Transformer blocks with a position encoding.
 
-    config: width, heads, layers, positions and all else.
-    causal: no token sees those after it.
-    cross: the blocks also attend to a source.
+    config: the architecture. causal: use a causal mask by default. cross: add cross-attention to a source.
 
     >>> import torch, regard
     >>> encoder = regard.models.Stack(regard.models.TransformerConfig(width=16, heads=4))
@@ -52,7 +50,7 @@ class Stack(nn.Module):
     def forward(
         self, x: Tensor, source: Tensor | Sequence[KeyValues] | None = None, **options: Unpack[StackOptions]
     ) -> Tensor:
-        """(…, n, m) → (…, n, m); the source is (…, s, m), or what `project_source` made of it."""
+        """(…, n, m) → (…, n, m). source: (…, s, m), or its keys and values from `project_source`."""
         return self.states(x, source, **options)[-1]
 
     def states(
@@ -65,13 +63,13 @@ class Stack(nn.Module):
         positions: Tensor | None = None,
         caches: Caches | None = None,
     ) -> list[Tensor]:
-        """The input of the first block, and the output of each; that of the last one normed."""
+        """Return the input of the first block and the output of every block; the last one is normalized."""
         if (source is None) == self.cross:
             raise ArgumentError(
-                f"the Stack was made with cross={self.cross} and got {'no' if self.cross else 'a'} source; "
-                "blocks with cross=True attend to a source, others to their own tokens alone."
+                f"Stack(cross={self.cross}) got {'no' if self.cross else 'a'} source; pass a source if, and only if, "
+                "cross=True."
             )
-        if positions is None:  # after what the caches hold
+        if positions is None:  # continue after the cached tokens
             start = caches[0].length if caches else 0
             positions = torch.arange(start, start + x.shape[-2], device=x.device)
         rotation = self.positions(positions, x.dtype) if isinstance(self.positions, RotaryPositions) else None
@@ -84,33 +82,25 @@ class Stack(nn.Module):
             mask = Causal()
         if caches is not None and len(caches) != len(self.blocks):
             raise ArgumentError(
-                f"the Stack has {len(self.blocks)} blocks and got {len(caches)} caches; each block needs its "
-                "own: caches()."
+                f"Stack has {len(self.blocks)} blocks and got {len(caches)} caches; pass one per block: "
+                "stack.caches()."
             )
-        found = [self.dropout(x)]
+        states = [self.dropout(x)]
         for i, block in enumerate(self.blocks):
             cache = None if caches is None else caches[i]
+            options = {"mask": mask, "bias": bias, "rotation": rotation, "cache": cache}
             if source is None:
-                x = block(found[-1], mask=mask, bias=bias, rotation=rotation, cache=cache)
+                states.append(block(states[-1], **options))
             else:
-                memory = source if isinstance(source, Tensor) else source[i]
-                x = block(
-                    found[-1],
-                    memory,
-                    mask=mask,
-                    source_mask=source_mask,
-                    bias=bias,
-                    rotation=rotation,
-                    cache=cache,
-                )
-            found.append(x)
-        found[-1] = self.norm(found[-1])
-        return found
+                keys = source if isinstance(source, Tensor) else source[i]
+                states.append(block(states[-1], keys, source_mask=source_mask, **options))
+        states[-1] = self.norm(states[-1])
+        return states
 
     def project_source(self, source: Tensor) -> list[KeyValues]:
-        """The source's keys and values for each block, to be read by many steps."""
+        """Project the keys and values of a source (…, s, m) for each block, once for all decoding steps."""
         return [block.cross.project_source(source) for block in self.blocks if isinstance(block, DecoderBlock)]
 
     def caches(self) -> list[KVCache]:
-        """An empty cache for each block."""
+        """Create an empty cache for each block."""
         return [KVCache() for _ in self.blocks]

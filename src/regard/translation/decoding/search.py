@@ -20,7 +20,7 @@ from regard._util import interrupt
 from regard._util.checks import check_int, check_number, check_type
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.models.layers.dropout import eval_mode
-from regard.models.layers.embedding import outside
+from regard.models.layers.embedding import out_of_range
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.tokens import END, PADDING, START
@@ -402,7 +402,7 @@ def _suppressed(vocabulary: int, start: int, end: int, suppress_tokens: Sequence
         check_int(f"search got {name}", token)
     tokens = torch.tensor([token for _, token in named])
     if bool((tokens >= vocabulary).any()):
-        raise ArgumentError(outside(tokens, vocabulary))
+        raise ArgumentError(out_of_range(tokens, vocabulary))
     if end in suppress_tokens:
         raise ArgumentError(
             f"search got end={end} and suppress_tokens={tuple(suppress_tokens)}; remove {end}: without it "
