@@ -11,7 +11,7 @@ from torch import Tensor
 
 import regard
 from regard.models import Packed, pack
-from regard.models.packed import ModelInput, as_packed, as_padded, real, reorder, reversed_places
+from regard.models.packed import ModelInput, as_packed, as_padded, token_mask, reorder, reversed_order
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -54,7 +54,7 @@ def test_packing_undoes_padding(sentences: list[list[int]], more: int) -> None:
     wider = torch.nn.functional.pad(padded, (0, more), value=7)  # what stands in the padding is forgotten
     again = pack(wider, batch.lengths)
     assert torch.equal(again.tokens, batch.tokens)
-    assert torch.equal(real(padded, batch.lengths), padded >= 0)
+    assert torch.equal(token_mask(padded, batch.lengths), padded >= 0)
 
 
 @given(FULL, st.sampled_from([(), (3,), (2, 3)]))
@@ -78,7 +78,7 @@ def test_gradients_pass_through_padding() -> None:
 @given(FULL)
 def test_a_decoder_reads_all_but_the_last_and_answers_all_but_the_first(sentences: list[list[int]]) -> None:
     batch = Packed.of(sentences)
-    inputs, outputs = batch.inputs(), batch.outputs()
+    inputs, outputs = batch.inputs(), batch.labels()
     assert [part.tolist() for part in inputs.split(inputs.tokens)] == [one[:-1] for one in sentences]
     assert [part.tolist() for part in outputs.split(outputs.tokens)] == [one[1:] for one in sentences]
     assert batch.tokens[batch.ends()].tolist() == [one[-1] for one in sentences]
@@ -117,8 +117,8 @@ def test_rows_come_one_after_the_other() -> None:
 
 def test_a_padded_batch_without_lengths_is_real_throughout() -> None:
     tokens = torch.ones(2, 3, dtype=torch.long)
-    assert ModelInput.out(tokens).mask is None
-    mask = ModelInput.out(tokens, torch.tensor([3, 1])).mask
+    assert ModelInput.of(tokens).mask is None
+    mask = ModelInput.of(tokens, torch.tensor([3, 1])).mask
     assert isinstance(mask, regard.Padding)
     assert mask.lengths.tolist() == [3, 1]
     assert as_padded(tokens)[1].tolist() == as_packed(tokens).lengths.tolist() == [3, 3]
@@ -137,13 +137,13 @@ def test_either_kind_becomes_the_other(sentences: list[list[int]]) -> None:
 def test_sentences_turned_around_twice_are_as_before(sentences: list[list[int]]) -> None:
     batch = Packed.of(sentences)
     padded, lengths = as_padded(batch)
-    order = reversed_places(padded, lengths)
+    order = reversed_order(padded, lengths)
     turned = padded.gather(1, order)
     assert [row[:n].tolist() for row, n in zip(turned, lengths, strict=True)] == [x[::-1] for x in sentences]
     x = padded[..., None].float()
     assert torch.equal(reorder(reorder(x, order), order), x)
     assert torch.equal(
-        reversed_places(padded), reversed_places(padded, torch.full_like(lengths, padded.shape[1]))
+        reversed_order(padded), reversed_order(padded, torch.full_like(lengths, padded.shape[1]))
     )
 
 
@@ -168,14 +168,14 @@ def test_sentences_of_any_sequence() -> None:
 def test_small_integers_are_tokens_too() -> None:
     batch = Packed(torch.tensor([5, 6, 7], dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32))
     assert batch.positions.tolist() == [0, 0, 1]
-    assert batch.outputs().tokens.tolist() == [7]
+    assert batch.labels().tokens.tolist() == [7]
 
 
 def test_batches_without_values_have_shapes() -> None:
     tokens, lengths = (torch.zeros(n, dtype=torch.long, device="meta") for n in (7, 3))
     batch = Packed(tokens, lengths)
     assert batch.positions.shape == batch.sentences.shape == (7,)
-    assert batch.inputs().tokens.shape == batch.outputs().tokens.shape == (4,)
+    assert batch.inputs().tokens.shape == batch.labels().tokens.shape == (4,)
     assert batch.positions.is_meta
 
 
@@ -215,7 +215,7 @@ def long(*numbers: int) -> Tensor:
         (lambda: Packed.of(["ab"]), regard.DTypeError, "lists of whole numbers"),
         (lambda: Packed.of([[2**70]]), regard.DTypeError, "lists of whole numbers"),
         (lambda: Packed.of([[1], [], [2]]).inputs(), regard.ArgumentError, "sentence 1 has no tokens"),
-        (lambda: Packed.of([[1], [2], []]).outputs(), regard.ArgumentError, "sentence 2 has no tokens"),
+        (lambda: Packed.of([[1], [2], []]).labels(), regard.ArgumentError, "sentence 2 has no tokens"),
         (lambda: pack(long(1, 2), long(2)), regard.ShapeError, r"shape \(2,\) and the lengths \(1,\)"),
         (lambda: pack(long(1, 2)[None], long(1, 1)), regard.ShapeError, r"\(1, 2\) and the lengths \(2,\)"),
         (

@@ -68,7 +68,7 @@ class Teller(Seq2Seq):
 def test_loss_is_the_cross_entropy_of_the_logits(smoothing: float) -> None:
     model = make()
     logits = model(SOURCE, TARGET.inputs())
-    wanted = F.cross_entropy(logits, TARGET.outputs().tokens, label_smoothing=smoothing)
+    wanted = F.cross_entropy(logits, TARGET.labels().tokens, label_smoothing=smoothing)
     torch.testing.assert_close(model.loss(SOURCE, TARGET, label_smoothing=smoothing), wanted)
 
 

@@ -211,7 +211,7 @@ def test_losses_are_cross_entropies_of_the_logits(smoothing: float) -> None:
     source, target = Packed.of(SOURCE), Packed.of(TARGET)
     entropy = nn.CrossEntropyLoss(label_smoothing=smoothing)
     model = made(Transformer)
-    wanted = entropy(model(source, target.inputs()), target.outputs().tokens)
+    wanted = entropy(model(source, target.inputs()), target.labels().tokens)
     close(model.loss(source, target, label_smoothing=smoothing), wanted)
     (s, s_lengths), (t, t_lengths) = padded(source), padded(target)
     close(
@@ -219,7 +219,7 @@ def test_losses_are_cross_entropies_of_the_logits(smoothing: float) -> None:
         wanted,
     )
     causal = made(LanguageModel)
-    wanted = entropy(causal(target.inputs()), target.outputs().tokens)
+    wanted = entropy(causal(target.inputs()), target.labels().tokens)
     close(causal.loss(target, label_smoothing=smoothing), wanted)
     close(causal.loss(*padded(target), label_smoothing=smoothing), wanted)
 

@@ -19,7 +19,7 @@ from regard.models.layers.dropout import eval_mode
 from regard.models.layers.embedding import Embedding, out_of_range
 from regard.models.layers.stack import Caches, Stack
 from regard.models.loss import IGNORE, vocabulary_loss
-from regard.models.packed import ModelInput, Packed, as_packed, check_batch, real
+from regard.models.packed import ModelInput, Packed, as_packed, check_batch, token_mask
 
 
 class LanguageModel(nn.Module):
@@ -71,7 +71,7 @@ class LanguageModel(nn.Module):
                 "caches go on with a batch whose sentences are all of one length, and this batch is "
                 f"{'Packed' if lengths is None else 'padded'}; give tokens (b, l) alone."
             )
-        laid = ModelInput.out(tokens, lengths, causal=True, start=caches[0].length if caches else 0)
+        laid = ModelInput.of(tokens, lengths, causal=True, start=caches[0].length if caches else 0)
         assert laid.mask is not None  # it is causal
         both = laid.mask if mask is None else laid.mask & mask
         return self.decoder(self.embedding(laid.tokens), mask=both, positions=laid.positions, caches=caches)
@@ -103,7 +103,7 @@ class LanguageModel(nn.Module):
             check_batch(tokens, lengths)
             return self._padded_loss(tokens, lengths, mask, label_smoothing)
         packed = as_packed(tokens, lengths)
-        inputs, labels = packed.inputs(), packed.outputs().tokens
+        inputs, labels = packed.inputs(), packed.labels().tokens
         if not len(labels):
             raise ArgumentError(
                 f"the batch has {len(packed)} sentences and {len(packed.tokens)} tokens, so that no token "
@@ -120,7 +120,7 @@ class LanguageModel(nn.Module):
         labels = tokens[:, 1:]
         if lengths is not None:
             lengths = lengths - 1
-            labels = torch.where(real(labels, lengths), labels, IGNORE)
+            labels = torch.where(token_mask(labels, lengths), labels, IGNORE)
         x = self.hidden(tokens[:, :-1], lengths, mask=mask)
         return vocabulary_loss(x, self.output_weight, None, labels, label_smoothing=label_smoothing)
 
@@ -209,7 +209,7 @@ class MaskedLanguageModel(nn.Module):
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> list[Tensor]:
         """The vectors of each token, from the embedding up: the tokens' shape and m."""
-        laid = ModelInput.out(tokens, lengths)
+        laid = ModelInput.of(tokens, lengths)
         return self.encoder.states(self.embedding(laid.tokens), mask=laid.mask, positions=laid.positions)
 
     def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sentences of different lengths in one batch: packed one after the other, or padded to the longest."""
+"""Batches of sentences of different lengths: packed one after the other, or padded to the longest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from regard.mechanism.masks import Causal, Documents, Padding, Rule
 from regard.mechanism.torch_state import concrete
 
 
-@dataclass(frozen=True, eq=False)  # tensors do not compare to one truth
+@dataclass(frozen=True, eq=False)  # tensors have no single truth value
 class Packed:
-    """Sentences one after the other, without padding: `tokens` (n), and the `lengths` (b) of the sentences.
+    """Sentences one after the other, without padding: `tokens` (n) and sentence `lengths` (b).
 
     >>> import regard.models
     >>> batch = regard.models.Packed.of([[5, 6, 7], [8, 9]])
@@ -30,161 +30,159 @@ class Packed:
     lengths: Tensor
 
     def __post_init__(self) -> None:
-        _whole("Packed", tokens=self.tokens, lengths=self.lengths)
+        _check_integers("Packed", tokens=self.tokens, lengths=self.lengths)
         if self.tokens.dim() != 1 or self.lengths.dim() != 1:
             raise ShapeError(
                 f"Packed got tokens of shape {tuple(self.tokens.shape)} and lengths of shape "
-                f"{tuple(self.lengths.shape)}; it needs one axis each. Packed.of([[5, 6], [7]]) packs lists."
+                f"{tuple(self.lengths.shape)}; both must have one axis. For lists use Packed.of([[5, 6], [7]])."
             )
         if not concrete(self.lengths):
             return
         if len(self.lengths) and int(self.lengths.min()) < 0:
-            raise ArgumentError(f"Packed got a length of {int(self.lengths.min())}; a length is at least 0.")
+            raise ArgumentError(f"Packed got a length of {int(self.lengths.min())}; it must be at least 0.")
         if int(self.lengths.sum()) != len(self.tokens):
             raise ShapeError(
-                f"Packed got {len(self.tokens)} tokens and lengths that add up to {int(self.lengths.sum())}; "
-                "every token belongs to one sentence."
+                f"Packed got {len(self.tokens)} tokens and lengths that sum to {int(self.lengths.sum())}; they must "
+                "be equal."
             )
 
     @classmethod
     def of(cls, sentences: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> "Packed":
-        """Pack lists of token numbers."""
+        """Pack lists of token ids."""
         try:
             tokens = torch.tensor([token for sentence in sentences for token in sentence])
             lengths = torch.tensor([len(sentence) for sentence in sentences], dtype=torch.long)
-            if len(tokens):  # without tokens there is no dtype to tell
-                _whole("Packed.of", tokens=tokens)
+            if len(tokens):  # an empty list has no dtype
+                _check_integers("Packed.of", tokens=tokens)
         except (TypeError, ValueError, RuntimeError):
             raise DTypeError(
-                f"Packed.of got a {type(sentences).__name__} whose parts are no lists of token numbers; it "
-                "packs a list of lists of whole numbers: Packed.of([[5, 6], [7]])."
+                f"Packed.of got a {type(sentences).__name__} whose items are not lists of token ids; pass lists of "
+                "integers: Packed.of([[5, 6], [7]])."
             ) from None
         return cls(tokens.long().to(device), lengths.to(device))
 
     @property
     def positions(self) -> Tensor:
-        """The place of each token in its own sentence, counted from 0: (n)."""
+        """Position of each token in its sentence, from 0: (n)."""
         starts = self.lengths.cumsum(0) - self.lengths
         return torch.arange(len(self.tokens), device=self.tokens.device) - self.per_token(starts)
 
     @property
     def sentences(self) -> Tensor:
-        """The number of the sentence that each token belongs to: (n)."""
+        """Index of each token's sentence: (n)."""
         return self.per_token(torch.arange(len(self.lengths), device=self.lengths.device))
 
     def per_token(self, x: Tensor) -> Tensor:
-        """What is said of each sentence, said of each of its tokens: b … -> n …."""
+        """Repeat each sentence's value for its tokens: b … -> n …."""
         return torch.repeat_interleave(x, self.lengths, dim=0, output_size=len(self.tokens))
 
     def mask(self, within: Rule | None = None) -> Documents:
-        """Each token sees those of its own sentence, by this rule inside it."""
+        """A mask that restricts each token to its own sentence, and there to the rule `within`."""
         return Documents(self.lengths, within=within)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def pad(self, x: Tensor, value: float = 0) -> Tensor:
-        """Rows of packed tokens as a padded batch: n … -> b l …."""
+        """Pad values of packed tokens: n … -> b l …."""
         longest = int(self.lengths.max()) if len(self) else 0
         padded = x.new_full((len(self), longest, *x.shape[1:]), value)
         padded[self.sentences, self.positions] = x
         return padded
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Rows of packed tokens, as one tensor per sentence."""
+        """Split values of packed tokens into one tensor per sentence."""
         return x.split(self.lengths.tolist())
 
     def ends(self) -> Tensor:
-        """The row of the last token of each sentence: (b)."""
+        """Index of the last token of each sentence: (b)."""
         return self.lengths.cumsum(0) - 1
 
     def inputs(self) -> "Packed":
-        """What a decoder reads: every sentence without its last token."""
-        return self._shorter(first=0)
+        """Decoder inputs: each sentence without its last token."""
+        return self._drop_one(first=0)
 
-    def outputs(self) -> "Packed":
-        """What a decoder should answer: every sentence without its first token."""
-        return self._shorter(first=1)
+    def labels(self) -> "Packed":
+        """Labels: each sentence without its first token."""
+        return self._drop_one(first=1)
 
-    def _shorter(self, first: int) -> "Packed":
-        """All but one token of each sentence, from the token `first` on."""
+    def _drop_one(self, first: int) -> "Packed":
+        """Each sentence without one token, starting at token `first`."""
         if concrete(self.lengths) and len(self) and int(self.lengths.min()) == 0:
             empty = int((self.lengths == 0).nonzero()[0])
             raise ArgumentError(
-                f"sentence {empty} has no tokens, so that there is none to take away; give every sentence "
-                "a start and an end mark."
+                f"Sentence {empty} has no tokens. Every sentence needs a start token and an end token."
             )
         n, lengths = len(self.tokens) - len(self), self.lengths - 1
-        number = torch.arange(len(self), device=self.lengths.device)
-        before = torch.repeat_interleave(number, lengths, output_size=n)  # tokens taken away, one a sentence
-        rows = torch.arange(n, device=self.tokens.device) + before + first
+        sentence = torch.arange(len(self), device=self.lengths.device)
+        dropped = torch.repeat_interleave(sentence, lengths, output_size=n)  # tokens dropped before this one
+        rows = torch.arange(n, device=self.tokens.device) + dropped + first
         return Packed(self.tokens[rows], lengths)
 
 
 def pack(tokens: Tensor, lengths: Tensor) -> Packed:
-    """A padded batch (b, l), packed.
+    """Pack a padded batch.
 
-    tokens, lengths: the batch, and how many tokens of each row are real, (b).
+    tokens: (b, l). lengths: number of tokens in each row, (b).
 
     >>> import torch, regard.models
     >>> regard.models.pack(torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([3, 2])).tokens
     tensor([5, 6, 7, 8, 9])
     """
     check_lengths(tokens, lengths)
-    return Packed(tokens[real(tokens, lengths)], lengths)
+    return Packed(tokens[token_mask(tokens, lengths)], lengths)
 
 
-def real(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """Which places of a padded batch hold a token, and no padding: (b, l)."""
+def token_mask(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """True for tokens and False for padding, (b, l)."""
     return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None].to(tokens.device)
 
 
 def as_packed(tokens: Tensor | Packed, lengths: Tensor | None = None) -> Packed:
-    """Either kind of batch, packed."""
+    """Convert a batch to Packed."""
     check_batch(tokens, lengths)
-    return tokens if isinstance(tokens, Packed) else pack(tokens, all_lengths(tokens, lengths))
+    return tokens if isinstance(tokens, Packed) else pack(tokens, full_lengths(tokens, lengths))
 
 
 def as_padded(tokens: Tensor | Packed, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Either kind of batch, padded (b, l), and its lengths (b)."""
+    """Convert a batch to padded tokens (b, l) and lengths (b)."""
     check_batch(tokens, lengths)
     if isinstance(tokens, Packed):
         return tokens.pad(tokens.tokens), tokens.lengths
-    return tokens, all_lengths(tokens, lengths)
+    return tokens, full_lengths(tokens, lengths)
 
 
-def all_lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
-    """The lengths (b) of a padded batch (b, l) or (b, l, m); if none are given, every place is real."""
+def full_lengths(tokens: Tensor, lengths: Tensor | None) -> Tensor:
+    """`lengths`, or the full length of each row of a batch (b, l, …)."""
     if lengths is not None:
         return lengths
     return torch.full(tokens.shape[:1], tokens.shape[1], device=tokens.device)
 
 
-def reversed_places(tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """For each place the one whose token stands there when every sentence is turned around: (b, l).
-
-    Padding stays where it is, so that the same order turns the sentences back.
-    """
-    places = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+def reversed_order(tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """Indices (b, l) that reverse each sentence and leave padding in place; applied twice, the identity."""
+    positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
     if lengths is None:
-        return places.flip(1)
-    return torch.where(real(tokens, lengths), lengths[:, None].to(tokens.device) - 1 - places, places)
+        return positions.flip(1)
+    return torch.where(
+        token_mask(tokens, lengths), lengths[:, None].to(tokens.device) - 1 - positions, positions
+    )
 
 
 def reorder(x: Tensor, order: Tensor) -> Tensor:
-    """x (…, l, m) with its places in another order (…, l)."""
+    """Reorder x (…, l, m) by indices (…, l)."""
     return x.gather(-2, order[..., None].expand_as(x))
 
 
 class ModelInput(NamedTuple):
-    """Tokens laid out for attention: their numbers, their positions, and who may look at whom."""
+    """Token ids, their positions and their attention mask."""
 
     tokens: Tensor
     positions: Tensor
     mask: Mask | None
 
     @classmethod
-    def out(
+    def of(
         cls,
         tokens: Tensor | Packed,
         lengths: Tensor | None = None,
@@ -193,7 +191,7 @@ class ModelInput(NamedTuple):
         start: int = 0,
         name: str = "tokens",
     ) -> "ModelInput":
-        """Packed (n) or padded (b, l); `start` is the position of the first token of a padded batch."""
+        """From Packed or padded tokens (b, l). start: position of the first token of a padded batch."""
         check_batch(tokens, lengths, name)
         if isinstance(tokens, Packed):
             return cls(tokens.tokens, tokens.positions, tokens.mask(Causal() if causal else None))
@@ -204,57 +202,56 @@ class ModelInput(NamedTuple):
 
 
 def check_batch(tokens: Tensor | Packed, lengths: Tensor | None = None, name: str = "tokens") -> None:
-    """What every model reads: a Packed, or a padded batch (b, l) with or without its lengths.
+    """Raise unless this is a Packed without lengths, or a padded batch (b, l) with or without lengths.
 
-    name: what the caller gave it as, "tokens", "source" or "target".
+    name: the caller's argument: "tokens", "source" or "target".
     """
-    many = name == "tokens"
+    plural = name == "tokens"
     if isinstance(tokens, Packed):
         if lengths is not None:
             raise ArgumentError(
-                f"the {name} {'are' if many else 'is'} Packed, and a Packed batch knows its {len(tokens)} "
-                f"lengths; leave {'lengths' if many else f'{name}_lengths'} away, for padded batches only."
+                f"{name} {'are' if plural else 'is'} Packed and has its own {len(tokens)} lengths; omit "
+                f"{'lengths' if plural else f'{name}_lengths'}, which is for padded batches."
             )
         return
     if not isinstance(tokens, Tensor):
         raise DTypeError(
-            f"the {name} {'are' if many else 'is'} a {type(tokens).__name__}; give a tensor (b, l), or lists "
-            "of numbers as Packed.of(lists)."
+            f"{name} {'are' if plural else 'is'} a {type(tokens).__name__}; pass a tensor (b, l), or "
+            "Packed.of(lists)."
         )
     if tokens.dim() != 2:
         raise ShapeError(
-            f"the {name} {'have' if many else 'has'} the shape {tuple(tokens.shape)}; a padded batch is "
-            "(b, l), a single sentence tokens[None], and Packed.of packs sentences of different lengths."
+            f"{name} {'have' if plural else 'has'} shape {tuple(tokens.shape)}; pass a padded batch (b, l), "
+            "tokens[None] for one sentence, or a Packed."
         )
     if lengths is not None:
         check_lengths(tokens, lengths)
 
 
 def check_lengths(tokens: Tensor, lengths: Tensor) -> None:
-    """One length for each row of a padded batch, no longer than the row."""
-    _whole("a padded batch", lengths=lengths)
+    """Raise unless there is one length per row of a padded batch, at most the length of the row."""
+    _check_integers("a padded batch", lengths=lengths)
     if tokens.dim() != 2 or lengths.shape != tokens.shape[:1]:
         raise ShapeError(
-            f"the tokens have the shape {tuple(tokens.shape)} and the lengths {tuple(lengths.shape)}; a "
-            "padded batch is (b, l) with lengths (b). Packed.of packs sentences without padding."
+            f"tokens have shape {tuple(tokens.shape)} and lengths {tuple(lengths.shape)}; a padded batch is "
+            "(b, l) with lengths (b)."
         )
     if not concrete(lengths) or not lengths.numel():
         return
-    least, most = (int(bound) for bound in lengths.aminmax())
-    if least < 0 or most > tokens.shape[1]:
+    low, high = (int(bound) for bound in lengths.aminmax())
+    if low < 0 or high > tokens.shape[1]:
         raise ShapeError(
-            f"a length is {least if least < 0 else most} and the batch has {tokens.shape[1]} places for each "
-            "sentence; a length counts the real tokens of a row."
+            f"A length is {low if low < 0 else high} and the rows have {tokens.shape[1]} tokens; lengths must be "
+            f"0 to {tokens.shape[1]}."
         )
 
 
-def _whole(where: str, **tensors: Tensor) -> None:
-    """Tensors of whole numbers."""
+def _check_integers(owner: str, **tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise DTypeError(
-                f"{where} got {name} that are a {type(tensor).__name__}; give a tensor of whole numbers. "
-                "Packed.of([[5, 6], [7]]) packs lists."
+                f"{owner} got {name} of type {type(tensor).__name__}; pass an integer tensor. For lists use "
+                "Packed.of([[5, 6], [7]])."
             )
         if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool:
-            raise DTypeError(f"{where} got {name} of {tensor.dtype}; they are whole numbers: {name}.long().")
+            raise DTypeError(f"{owner} got {name} of {tensor.dtype}; pass integers: {name}.long().")

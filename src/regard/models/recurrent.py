@@ -19,7 +19,7 @@ from regard.mechanism.masks import Padding
 from regard.mechanism.scores import Additive, Dot, General, Score
 from regard.mechanism.torch_state import concrete
 from regard.models.layers.embedding import Embedding
-from regard.models.packed import Packed, check_batch, real, reorder, reversed_places
+from regard.models.packed import Packed, check_batch, token_mask, reorder, reversed_order
 from regard.models.recurrent_cells import (
     BahdanauDecoder,
     LuongDecoder,
@@ -27,7 +27,7 @@ from regard.models.recurrent_cells import (
     RecurrentEncoder,
     RecurrentState,
 )
-from regard.models.seq2seq import Seq2Seq, State, checked_state, two_vocabularies
+from regard.models.seq2seq import Seq2Seq, State, check_state, vocab_sizes
 
 Cell = Literal["lstm", "gru"]
 Kind = Literal["none", "additive", "dot", "general", "concat"]
@@ -136,7 +136,7 @@ class RecurrentSeq2Seq(Seq2Seq):
     ) -> None:
         super().__init__()
         check_type("RecurrentSeq2Seq got a config", config, RecurrentConfig, "RecurrentConfig(width=256)")
-        source, target = two_vocabularies("RecurrentSeq2Seq", vocabulary, share)
+        source, target = vocab_sizes("RecurrentSeq2Seq", vocabulary, share)
         self.config = config
         self.source_embedding = None if share else Embedding(source, config.width)
         self.embedding = Embedding(target, config.width)
@@ -183,13 +183,13 @@ class RecurrentSeq2Seq(Seq2Seq):
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
         """One more target token each, (b): the logits (b, V) of the next; the state moves on."""
-        state = checked_state(tokens, state, RecurrentState)
+        state = check_state(tokens, state, RecurrentState)
         x = self._decode(tokens[:, None], state)[:, 0]
         return self._logits(x)
 
     def _read(self, source: "Sentences") -> RecurrentState:
         embedding = self.embedding if self.source_embedding is None else self.source_embedding
-        order = reversed_places(source.tokens, source.lengths) if self.config.reverse else None
+        order = reversed_order(source.tokens, source.lengths) if self.config.reverse else None
         tokens = source.tokens if order is None else source.tokens.gather(1, order)
         x, last = self.encoder(self.dropout(embedding(tokens)), source.lengths)
         if order is not None:  # back again, so that weights show the source in its own order
@@ -234,7 +234,7 @@ class Sentences:
             return cls(tokens, None)
         _check_empty(name, lengths)
         lengths = lengths.to(tokens.device)
-        return cls(torch.where(real(tokens, lengths), tokens, 0), lengths)
+        return cls(torch.where(token_mask(tokens, lengths), tokens, 0), lengths)
 
     @classmethod
     def _of_packed(cls, name: str, packed: Packed) -> "Sentences":

@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.torch_state import concrete
 from regard.models.layers.dropout import eval_mode
 from regard.models.loss import IGNORE, vocabulary_loss
-from regard.models.packed import Packed, check_batch, real
+from regard.models.packed import Packed, check_batch, token_mask
 
 Kind = TypeVar("Kind", bound="State")
 
@@ -104,12 +104,12 @@ class Seq2Seq(nn.Module):
         _check_target(target, target_lengths)
         inputs: Tensor | Packed
         if isinstance(target, Packed):
-            inputs, labels = target.inputs(), target.outputs().tokens
+            inputs, labels = target.inputs(), target.labels().tokens
         else:
             inputs, labels = target[:, :-1], target[:, 1:]
             if target_lengths is not None:
                 target_lengths = target_lengths - 1
-                labels = torch.where(real(labels, target_lengths), labels, IGNORE)
+                labels = torch.where(token_mask(labels, target_lengths), labels, IGNORE)
         x = self.hidden(source, inputs, source_lengths=source_lengths, target_lengths=target_lengths)
         return vocabulary_loss(x, self.output_weight, self.output_bias, labels, label_smoothing=label_smoothing)
 
@@ -173,7 +173,7 @@ def _check_target(target: Tensor | Packed, lengths: Tensor | None) -> None:
         )
 
 
-def two_vocabularies(model: str, vocabulary: int | tuple[int, int], share: bool) -> tuple[int, int]:
+def vocab_sizes(model: str, vocabulary: int | tuple[int, int], share: bool) -> tuple[int, int]:
     """The sizes of the source's and of the target's vocabulary, which a shared matrix needs to be one."""
     sizes = vocabulary if isinstance(vocabulary, tuple) else (vocabulary, vocabulary)
     if len(sizes) != 2:
@@ -190,7 +190,7 @@ def two_vocabularies(model: str, vocabulary: int | tuple[int, int], share: bool)
     return source, target
 
 
-def checked_state(tokens: Tensor, state: State, kind: type[Kind]) -> Kind:
+def check_state(tokens: Tensor, state: State, kind: type[Kind]) -> Kind:
     """What `step` got: a state of the model's own kind, and one token for each of its rows."""
     if not isinstance(state, kind):
         raise DTypeError(

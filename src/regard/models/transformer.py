@@ -15,8 +15,8 @@ from regard.models.layers.blocks import TransformerConfig
 from regard.models.layers.embedding import Embedding
 from regard.models.layers.kv_cache import KeyValues, KVCache, RowMap
 from regard.models.layers.stack import Stack
-from regard.models.packed import ModelInput, Packed, all_lengths, as_packed, as_padded, check_batch
-from regard.models.seq2seq import Seq2Seq, State, checked_state, two_vocabularies
+from regard.models.packed import ModelInput, Packed, full_lengths, as_packed, as_padded, check_batch
+from regard.models.seq2seq import Seq2Seq, State, check_state, vocab_sizes
 
 
 class TransformerState(State):
@@ -68,7 +68,7 @@ class Transformer(Seq2Seq):
     ) -> None:
         super().__init__()
         check_type("Transformer got a config", config, TransformerConfig, "TransformerConfig(width=256)")
-        source, target = two_vocabularies("Transformer", vocabulary, share)
+        source, target = vocab_sizes("Transformer", vocabulary, share)
         self.source_embedding = None if share else Embedding(source, config.width)
         self.embedding = Embedding(target, config.width)
         self.encoder = Stack(config)
@@ -82,7 +82,7 @@ class Transformer(Seq2Seq):
 
     def encode(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> Tensor:
         """The source's vectors: its shape and m."""
-        laid = ModelInput.out(source, source_lengths, name="source")
+        laid = ModelInput.of(source, source_lengths, name="source")
         x = (self.source_embedding or self.embedding)(laid.tokens)
         return self.encoder(x, mask=laid.mask, positions=laid.positions)
 
@@ -95,7 +95,7 @@ class Transformer(Seq2Seq):
         target_lengths: Tensor | None = None,
     ) -> Tensor:
         check_batch(source, source_lengths, "source")
-        laid = ModelInput.out(target, target_lengths, causal=True, name="target")
+        laid = ModelInput.of(target, target_lengths, causal=True, name="target")
         if len(source) != len(target):
             raise ShapeError(
                 f"the source has {len(source)} sentences and the target {len(target)}; each target sentence "
@@ -125,11 +125,11 @@ class Transformer(Seq2Seq):
         if isinstance(source, Packed):
             x, source_lengths = source.pad(x), source.lengths
         return TransformerState(
-            self.decoder.project_source(x), all_lengths(x, source_lengths), self.decoder.caches()
+            self.decoder.project_source(x), full_lengths(x, source_lengths), self.decoder.caches()
         )
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
-        state = checked_state(tokens, state, TransformerState)
+        state = check_state(tokens, state, TransformerState)
         position = torch.tensor([state.caches[0].length], device=tokens.device)
         x = self.decoder(
             self.embedding(tokens)[:, None],

@@ -16,7 +16,7 @@ from regard.errors import ShapeError
 from regard.models.encoders.pretraining import LearnedEncoder
 from regard.models.encoders.words import Vocabulary
 from regard.models.loss import IGNORE, vocabulary_loss
-from regard.models.packed import Packed, as_padded, real, reorder, reversed_places
+from regard.models.packed import Packed, as_padded, token_mask, reorder, reversed_order
 from regard.models.recurrent_cells import run_rnn
 
 
@@ -125,13 +125,13 @@ class ElmoEncoder(LearnedEncoder):
         padded, sizes = _padded(tokens, lengths)
         x, ahead, back = self._read(padded, sizes)
         both = torch.cat([torch.cat([x, x], -1)[None], torch.cat([ahead, back], -1)])
-        return both[:, real(padded, sizes)] if isinstance(tokens, Packed) else both
+        return both[:, token_mask(padded, sizes)] if isinstance(tokens, Packed) else both
 
     def _read(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The embedding (b, l, m), and the layers of both directions (layers, b, l, m)."""
         x = self.embedding(tokens)
         read = self.dropout(x)
-        order = reversed_places(tokens, lengths)
+        order = reversed_order(tokens, lengths)
         back = self.back(reorder(read, order))
         return x, self.ahead(read), reorder(back, order.expand(len(back), -1, -1))
 
@@ -142,7 +142,7 @@ class ElmoEncoder(LearnedEncoder):
         padded, sizes = _padded(tokens, lengths)
         _, ahead, back = self._read(padded, sizes)
         # padding is ignored and not cut out, so that the sizes are those of the batch
-        labels = padded.masked_fill(~real(padded, sizes), IGNORE)
+        labels = padded.masked_fill(~token_mask(padded, sizes), IGNORE)
         previous = labels[:, :-1].masked_fill(labels[:, 1:] == IGNORE, IGNORE)
         states = torch.stack([ahead[-1][:, :-1], back[-1][:, 1:]])
         labels = torch.stack([labels[:, 1:], previous])

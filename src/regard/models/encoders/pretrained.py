@@ -125,7 +125,7 @@ class PretrainedEncoder(WordEncoder):
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> list[Tensor]:
         """The vectors of every layer, the embeddings first; each the tokens' shape and m."""
-        laid = ModelInput.out(tokens, lengths)
+        laid = ModelInput.of(tokens, lengths)
         laid = laid._replace(tokens=_numbers(laid.tokens))
         if not isinstance(tokens, Packed):
             self._check_lengths([tokens.shape[1]])
