@@ -21,8 +21,8 @@ from regard.translation import (
     train,
 )
 from regard.translation.data.bible import Verse, bible
-from regard.translation.data.links import Links, turned
-from regard.translation.training.progress import display
+from regard.translation.data.links import Links, reverse_links
+from regard.translation.training.progress import create_display
 
 BOOKS = range(40, 45)
 SETTINGS = ["tokens.size=4000", "model.dropout=0.2", "training.unknown_rate=0", "training.metric=loss"]
@@ -43,7 +43,7 @@ def main() -> None:
     forward = aligned(asked.folder / "grc-en", pairs, settings)
     report("Greek → English", verses, forward)
     back = aligned(asked.folder / "en-grc", [Pair(target, source) for source, target in pairs], settings)
-    backward = [turned(links) for links in back]
+    backward = [reverse_links(links) for links in back]
     report("English → Greek", verses, backward)
     for how in ("intersection", "union", "grow-diag-final-and"):
         both = [symmetrize(*links, how) for links in zip(forward, backward, strict=True)]
@@ -53,7 +53,7 @@ def main() -> None:
 def aligned(folder: Path, pairs: Sequence[Pair], settings: Sequence[str]) -> list[Links]:
     """Train on all pairs, some of which are judged by as well, and read the links of all."""
     config = TranslationConfig.preset("tiny").override(settings)
-    train(folder, pairs, dev=pairs[:300], config=config, resume=True, listeners=[display()])
+    train(folder, pairs, dev=pairs[:300], config=config, resume=True, callbacks=[create_display()])
     return [alignment.links() for alignment in load_translator(folder).align(pairs)]
 
 

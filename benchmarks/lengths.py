@@ -11,9 +11,9 @@ import argparse
 from pathlib import Path
 
 from regard.plot.curves import draw_by_length
-from regard.translation import Greedy, TranslationConfig, by_length, embedded, load_translator, train
+from regard.translation import Greedy, TranslationConfig, by_length, embedded_corpus, load_translator, train
 from regard.translation.evaluation import length_bins
-from regard.translation.training.progress import display
+from regard.translation.training.progress import create_display
 
 NAMES = {"plain": "plain (LSTM)", "recurrent": "Bahdanau's attention", "transformer": "Transformer"}
 MORE = {"transformer": 3}  # times as many epochs, which go faster
@@ -27,8 +27,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--output", type=Path, default=Path("lengths.png"))
     asked = parser.parse_args()
-    corpus = embedded(values=(1, 4))
-    pairs = [*corpus.train, *embedded(values=(5, 12), size=len(corpus.train) // 20).train]
+    corpus = embedded_corpus(values=(1, 4))
+    pairs = [*corpus.train, *embedded_corpus(values=(5, 12), size=len(corpus.train) // 20).train]
     test = [*corpus.test, *corpus.longer]
     sources, references = [pair.source for pair in test], [pair.target for pair in test]
     longest = max(len(pair.source.split()) for pair in corpus.train)
@@ -39,7 +39,7 @@ def main() -> None:
         epochs = asked.epochs * MORE.get(kind, 1)
         config = TranslationConfig.preset("tiny", kind).override([*SETTINGS, f"training.epochs={epochs}"])
         folder = asked.folder / kind
-        train(folder, pairs, dev=corpus.dev, config=config, resume=True, listeners=[display()])
+        train(folder, pairs, dev=corpus.dev, config=config, resume=True, callbacks=[create_display()])
         written = [one.text for one in load_translator(folder).translate(sources, strategy=Greedy())]
         curves[name] = by_length(written, references, sources, bins=bins)
         print(name)

@@ -90,19 +90,19 @@ def measure(folder: Path, size: Size, kind: Kind) -> None:
     """Train in this process, one of those that torchrun started, and write its peak."""
     from regard.models import keep_memory, return_memory
     from regard.translation.config import TranslationConfig
-    from regard.translation.data.batches import InMemory
+    from regard.translation.data.batches import InMemoryPairs
     from regard.translation.data.pairs import Pair
-    from regard.translation.tokens import TokenizerPair, Tokens
+    from regard.translation.tokens import Tokenizer, TokenizerPair
     from regard.translation.training.distributed import join_world
     from regard.translation.training.loop import Trainer
 
     torch.set_num_threads(1)
     _ = keep_memory() if kind.keep else return_memory()
     words = [f"w{number}" for number in range(VOCABULARY - 4)]
-    tokens = Tokens.learn([" ".join(words)], kind="words", size=VOCABULARY)
+    tokens = Tokenizer.learn([" ".join(words)], kind="words", size=VOCABULARY)
     sentences = torch.randint(len(words), (PAIRS, LENGTH), generator=torch.Generator().manual_seed(0))
     texts = [" ".join(words[number] for number in row) for row in sentences.tolist()]
-    ids = InMemory([(tokens.encode(text), tokens.encode(text)) for text in texts])
+    ids = InMemoryPairs([(tokens.encode(text), tokens.encode(text)) for text in texts])
     dev = [Pair(text, text) for text in texts[:8]]
     config = TranslationConfig.preset("base").override(
         [

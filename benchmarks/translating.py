@@ -93,8 +93,8 @@ def _trained(folder: str) -> Known:
 
     model, tokens, _ = load_model(folder)
     lines = SENTENCES.read_text("utf-8").splitlines()
-    targets = tokens.target.encode_all((multi30k.FOLDER / "train.en").read_text("utf-8").splitlines())
-    sentences = [[*ids, END] for ids in tokens.source.encode_all(lines)]
+    targets = tokens.target.encode_batch((multi30k.FOLDER / "train.en").read_text("utf-8").splitlines())
+    sentences = [[*ids, END] for ids in tokens.source.encode_batch(lines)]
     return model, sentences, _seen(targets), f"{SENTENCES.stem}, {folder}"
 
 

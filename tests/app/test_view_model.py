@@ -23,7 +23,7 @@ from regard.app.view_model import (
 )
 from regard.errors import ArgumentError
 from regard.models import RecurrentConfig, RecurrentSeq2Seq, Transformer, TransformerConfig
-from regard.translation import Alignment, TokenizerPair, Tokens, Translation, Translator
+from regard.translation import Alignment, Tokenizer, TokenizerPair, Translation, Translator
 
 H, Q, K, D = 3, 5, 7, 11
 HOSTILE = ["</script><img src=x onerror=alert(1)>", "\udc80", "a\u2028b", "", "x" * 10_000, "\0"]
@@ -37,7 +37,7 @@ def lazy(heads=H, queries=Q, keys=K, **options) -> regard.Weights:
 
 def translator(**options) -> Translator:
     torch.manual_seed(0)
-    tokens = Tokens.learn(["ein Hund bellt laut", "a dog barks"] * 10, kind="characters", size=40)
+    tokens = Tokenizer.learn(["ein Hund bellt laut", "a dog barks"] * 10, kind="characters", size=40)
     model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=2), share=True)
     return Translator(model, TokenizerPair(tokens, tokens), **options)
 
@@ -414,11 +414,11 @@ def test_all_attentions_of_a_translator():
 def test_the_pieces_of_a_translation_are_those_that_the_model_wrote():
     """A text can be cut in several ways, and a model need not write the pieces that cutting would give."""
     torch.manual_seed(0)
-    tokens = Tokens.learn(["ein Hund bellt laut", "a dog barks loudly"] * 10, kind="bpe", size=60)
+    tokens = Tokenizer.learn(["ein Hund bellt laut", "a dog barks loudly"] * 10, kind="bpe", size=60)
     model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
     ours = Translator(model, TokenizerPair(tokens, tokens))
     (found,) = ours.translate(["ein Hund bellt"])
-    assert tokens.cut(found.text).pieces != found.tokens
+    assert tokens.segment(found.text).pieces != found.tokens
     (one,) = look_at_translations(ours, [found]).inputs
     cross = next(layer for layer in one.layers if layer.kind == "cross")
     assert list(one.texts[cross.queries].tokens) == ["[START]", *found.tokens]
@@ -505,7 +505,7 @@ def test_an_unknown_tau_is_found_in_parts_that_can_be_interrupted(monkeypatch):
 
 def test_a_recurrent_translator_looks_step_by_step():
     torch.manual_seed(0)
-    tokens = Tokens.learn(["ein Hund bellt laut", "a dog barks"] * 10, kind="characters", size=40)
+    tokens = Tokenizer.learn(["ein Hund bellt laut", "a dog barks"] * 10, kind="characters", size=40)
     model = RecurrentSeq2Seq(len(tokens), RecurrentConfig(width=16, layers=1, attention="additive"))
     exhibit = look_at_translation(Translator(model, TokenizerPair(tokens, tokens)), ["ein Hund"])
     layer = exhibit.inputs[0].layers[-1]

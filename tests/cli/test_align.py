@@ -9,7 +9,7 @@ pytest.importorskip("typer")
 
 from regard.translation.alignment.aer import error_rate, read_gold
 from regard.translation.alignment.cross_attention import AlignmentHead
-from regard.translation.data.links import pharaoh, symmetrize, turned
+from regard.translation.data.links import reverse_links, symmetrize, to_pharaoh
 from regard.translation.translator import Translator, load_translator
 from tests.cli.running import run
 from tests.translation import folders
@@ -110,7 +110,7 @@ def test_both_directions(how, model, reverse, files, capsys):
     forward = load_translator(model).align(PAIRS)
     backward = load_translator(reverse).align([(target, source) for source, target in PAIRS])
     lines = [
-        pharaoh(symmetrize(one.links(), turned(other.links()), how or "grow-diag-final-and"))
+        to_pharaoh(symmetrize(one.links(), reverse_links(other.links()), how or "grow-diag-final-and"))
         for one, other in zip(forward, backward, strict=True)
     ]
     assert capsys.readouterr().out.split("\n") == [*lines, ""]

@@ -10,16 +10,16 @@ from regard.models.encoders.base import Comparison
 from regard.plot import curves
 from regard.plot.curves import draw_by_distance, draw_by_length, draw_comparison, draw_curves
 from regard.translation.evaluation import LengthBucket, Lengths
-from regard.translation.training.logs import CsvLog, Row
+from regard.translation.training.logs import CsvLog, LogRow
 from regard.translation.training.progress import Report, ValidationResult
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def rows(steps: int = 40, best: int = 30, judged: bool = True) -> list[Row]:
+def rows(steps: int = 40, best: int = 30, judged: bool = True) -> list[LogRow]:
     """A model that learns, and overfits after its best step."""
     return [
-        Row(
+        LogRow(
             step,
             loss=9 / step,
             seconds=step * 30.0,
@@ -44,7 +44,7 @@ def names(figure) -> list[str]:
 
 
 def test_axes_begin_at_the_beginning_also_for_a_single_point(tmp_path, figures):
-    draw_curves({"short": [Row(20, loss=5.0, seconds=9.0, dev_loss=5.0, dev_bleu=0.02)]}, tmp_path / "x.png")
+    draw_curves({"short": [LogRow(20, loss=5.0, seconds=9.0, dev_loss=5.0, dev_bleu=0.02)]}, tmp_path / "x.png")
     (_, _, bleu, minutes) = figures[0].axes
     assert bleu.get_xlim()[0] == minutes.get_xlim()[0] == bleu.get_ylim()[0] == 0
     assert bleu.get_ylim()[1] >= 1
@@ -71,13 +71,13 @@ def test_without_judgements_only_losses(tmp_path, figures):
 
 def test_rows_without_a_time_are_drawn_over_updates_alone(tmp_path, figures):
     draw_curves(
-        {"small": [Row(1, dev_bleu=1.0), Row(2, loss=3.0, seconds=60, dev_bleu=2.0)]}, tmp_path / "x.pdf"
+        {"small": [LogRow(1, dev_bleu=1.0), LogRow(2, loss=3.0, seconds=60, dev_bleu=2.0)]}, tmp_path / "x.pdf"
     )
     assert (tmp_path / "x.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_one_row_and_numbers_that_are_none(tmp_path):
-    draw_curves({"one": [Row(1, loss=float("nan"), seconds=1.0, dev_loss=float("inf"))]}, tmp_path / "x.png")
+    draw_curves({"one": [LogRow(1, loss=float("nan"), seconds=1.0, dev_loss=float("inf"))]}, tmp_path / "x.png")
 
 
 @pytest.mark.parametrize("count", [1, 3, 9])
@@ -187,10 +187,10 @@ def run(*arguments: str, status: int = 0) -> None:
 def folder(tmp_path, monkeypatch):
     """A model folder with a log: best at step 200 of 300, after 4 of 6 minutes."""
     log = CsvLog(tmp_path / "small")
-    log.begin("a model", 0, 300)
+    log.on_begin("a model", 0, 300)
     for step, bleu in ((100, 10.0), (200, 31.25), (300, 30.0)):
-        log.report(Report(step, 300, 1.0, 500 / step, 1e-3, 7800.0, step * 1.2, None))
-        log.judge(ValidationResult(step, 600 / step, bleu, None, None, True))
+        log.on_report(Report(step, 300, 1.0, 500 / step, 1e-3, 7800.0, step * 1.2, None))
+        log.on_validation(ValidationResult(step, 600 / step, bleu, None, None, True))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -228,7 +228,7 @@ def test_several_folders_and_files(folder, capsys):
 )
 def test_what_is_refused_is_one_line(arguments, message, folder, capsys):
     (folder / "empty").mkdir()
-    CsvLog(folder / "new").begin("a model", 0, 1)
+    CsvLog(folder / "new").on_begin("a model", 0, 1)
     run(*arguments, status=2)
     shown = capsys.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)

@@ -21,7 +21,7 @@ from regard.plot import labels, style
 from regard.plot.curves import draw_curves
 from regard.plot.grids import Panel, Sheet, _Paper
 from regard.plot.heatmaps import draw_weights, heatmap
-from regard.translation.training.logs import Row
+from regard.translation.training.logs import LogRow
 
 HOSTILE = [
     "$x_1^$",
@@ -213,7 +213,7 @@ NASTY = {
 
 def test_pictures_do_not_depend_on_a_users_style(tmp_path):
     def draw(name: str) -> list[bytes]:
-        rows = [Row(step, loss=9 / step, seconds=step, dev_loss=8 / step, dev_bleu=step) for step in (1, 2)]
+        rows = [LogRow(step, loss=9 / step, seconds=step, dev_loss=8 / step, dev_bleu=step) for step in (1, 2)]
         drawn = (
             draw_weights(torch.eye(3), tmp_path / f"{name}-weights.svg", queries=list("abc")),
             draw_weights(torch.eye(30), tmp_path / f"{name}-many.svg"),

@@ -7,7 +7,7 @@ import torch
 
 from regard.translation.alignment.cross_attention import AlignmentHead
 from regard.translation.config import TranslationConfig
-from regard.translation.tokens import TokenizerPair, Tokens
+from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.training.checkpoint import write_config, write_parameters, write_tokens
 
 TEXT = [
@@ -22,7 +22,7 @@ TEXT = [
 
 def tokens(kind: str = "bpe") -> TokenizerPair:
     """One vocabulary for both sides."""
-    shared = Tokens.learn(TEXT, kind=kind, size=90)
+    shared = Tokenizer.learn(TEXT, kind=kind, size=90)
     return TokenizerPair(shared, shared)
 
 

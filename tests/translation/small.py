@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regard.translation.config import TranslationConfig
-from regard.translation.data.batches import InMemory
+from regard.translation.data.batches import InMemoryPairs
 from regard.translation.data.pairs import Pair
-from regard.translation.tokens import TokenizerPair, Tokens
+from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.training.loop import Trainer, TrainingResult
-from regard.translation.training.progress import Listener
+from regard.translation.training.progress import Callback
 
 PAIRS = [Pair(" ".join(str(n)), " ".join(reversed(str(n)))) for n in range(95, 155)]
 DEV = [Pair(" ".join(str(n)), " ".join(reversed(str(n)))) for n in range(98, 118, 4)]
-_SHARED = Tokens.learn([pair.source for pair in PAIRS], kind="words", size=20)
+_SHARED = Tokenizer.learn([pair.source for pair in PAIRS], kind="words", size=20)
 TOKENS = TokenizerPair(_SHARED, _SHARED)
-IDS = InMemory([(_SHARED.encode(pair.source), _SHARED.encode(pair.target)) for pair in PAIRS])
+IDS = InMemoryPairs([(_SHARED.encode(pair.source), _SHARED.encode(pair.target)) for pair in PAIRS])
 
 
 def small_config(model: str = "transformer", *settings: str) -> TranslationConfig:
@@ -45,12 +45,12 @@ def small_trainer(
     folder: Path,
     config: TranslationConfig | None = None,
     *,
-    pairs: InMemory = IDS,
-    listeners: Sequence[Listener] = (),
+    pairs: InMemoryPairs = IDS,
+    callbacks: Sequence[Callback] = (),
 ) -> Trainer:
     """A trainer of this config in a folder, which is created if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
-    return Trainer(folder, config or small_config(), TOKENS, pairs, DEV, listeners=listeners)
+    return Trainer(folder, config or small_config(), TOKENS, pairs, DEV, callbacks=callbacks)
 
 
 def train_small(folder: Path, config: TranslationConfig | None = None) -> TrainingResult:

@@ -5,19 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.translation.sentence_splitter import Line, Part
-from regard.translation.tokens import Cut
+from regard.translation.tokens import Segmentation
 
 WORDS = st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["", ".", ",", "!»"])), max_size=60)
 
 
-def cut(words: list[tuple[int, str]]) -> Cut:
+def cut(words: list[tuple[int, str]]) -> Segmentation:
     """Words of so many pieces, with these ends."""
     of = [number for number, (pieces, _) in enumerate(words) for _ in range(pieces)]
     unknown = dict.fromkeys(range(0, len(of), 3), "Ω")
-    return Cut([f"w{end}" for _, end in words], of, ["p"] * len(of), of, unknown)
+    return Segmentation([f"w{end}" for _, end in words], of, ["p"] * len(of), of, unknown)
 
 
-def parts(cut_: Cut, longest: int) -> list[Part]:
+def parts(cut_: Segmentation, longest: int) -> list[Part]:
     return Line.of("", cut_, longest).parts
 
 
@@ -42,7 +42,7 @@ def test_words_are_not_cut_if_they_fit(words, longest):
 @given(st.integers(1, 40), st.integers(1, 9))
 def test_of_a_word_that_is_too_long_each_part_has_its_letters(length, longest):
     letters = [chr(ord("a") + i % 26) for i in range(length)]
-    whole = Cut(["".join(letters)], [7] * length, letters, [0] * length, {})
+    whole = Segmentation(["".join(letters)], [7] * length, letters, [0] * length, {})
     assert "".join(part.cut.text for part in parts(whole, longest)) == whole.text
 
 

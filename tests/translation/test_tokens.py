@@ -10,7 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, DTypeError
-from regard.translation.tokens import MARKS, UNKNOWN, Cut, TokenizerPair, Tokens
+from regard.translation.tokens import MARKS, UNKNOWN, Segmentation, Tokenizer, TokenizerPair
 
 LINES = [
     "ein Hund bellt laut",
@@ -20,7 +20,7 @@ LINES = [
     "漢字 中 文 und so weiter",
 ] * 5
 KINDS = ("unigram", "bpe", "words", "characters")
-LEARNED = {kind: Tokens.learn(LINES, kind=kind, size=80) for kind in KINDS}
+LEARNED = {kind: Tokenizer.learn(LINES, kind=kind, size=80) for kind in KINDS}
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 # blanks of all kinds, combining marks, joiners, ligatures, and that with which SentencePiece begins words
@@ -35,9 +35,9 @@ texts = st.lists(st.tuples(words, st.sampled_from(["", " ", "  "])), max_size=8)
 )
 
 
-def again(tokens: Tokens, text: str) -> str:
+def again(tokens: Tokenizer, text: str) -> str:
     """A text, cut and joined."""
-    cut = tokens.cut(text)
+    cut = tokens.segment(text)
     return tokens.join(cut.ids, cut.unknown).text
 
 
@@ -45,7 +45,7 @@ def again(tokens: Tokens, text: str) -> str:
 @given(text=texts)
 @example(text="a\x1cb\x85c Hund")
 def test_a_text_is_cut_word_by_word(kind: str, text: str) -> None:
-    tokens, cut = LEARNED[kind], LEARNED[kind].cut(text)
+    tokens, cut = LEARNED[kind], LEARNED[kind].segment(text)
     by_word = [tokens.encode(word) for word in text.split()]
     assert tokens.encode(text) == cut.ids == [one for ids in by_word for one in ids]
     assert cut.word_of == [word for word, ids in enumerate(by_word) for _ in ids]
@@ -106,7 +106,7 @@ def test_whatever_a_model_writes_is_words(kind: str, data: st.DataObject) -> Non
         assert joined.words == [_spelled(joined, word) for word in range(len(joined.words))]
 
 
-def _spelled(cut: Cut, word: int) -> str:
+def _spelled(cut: Segmentation, word: int) -> str:
     """A word, from its pieces."""
     return "".join(piece for piece, of in zip(cut.pieces, cut.word_of, strict=True) if of == word).strip("▁")
 
@@ -114,7 +114,7 @@ def _spelled(cut: Cut, word: int) -> str:
 @kinds
 def test_letters_that_are_not_known_come_back(kind: str) -> None:
     tokens = LEARNED[kind]
-    cut = tokens.cut("Hund щука bellt")
+    cut = tokens.segment("Hund щука bellt")
     assert "".join(cut.unknown.values()) == "щука"
     assert tokens.join(cut.ids, cut.unknown).text == "Hund щука bellt"
     assert tokens.join(cut.ids).text == "Hund ⁇ bellt"
@@ -124,20 +124,20 @@ def test_letters_that_are_not_known_come_back(kind: str) -> None:
 @kinds
 def test_lines_are_cut_as_each_of_them(kind: str) -> None:
     tokens = LEARNED[kind]
-    assert tokens.encode_all(LINES[:5]) == [tokens.encode(line) for line in LINES[:5]]
-    assert tokens.encode_all(["", "  ", "Hund"])[:2] == [[], []]
-    assert tokens.encode_all([]) == []
+    assert tokens.encode_batch(LINES[:5]) == [tokens.encode(line) for line in LINES[:5]]
+    assert tokens.encode_batch(["", "  ", "Hund"])[:2] == [[], []]
+    assert tokens.encode_batch([]) == []
 
 
 @kinds
 def test_the_same_text_gives_the_same_vocabulary(kind: str) -> None:
-    assert Tokens.learn(iter(LINES), kind=kind, size=80).content == LEARNED[kind].content
+    assert Tokenizer.learn(iter(LINES), kind=kind, size=80).content == LEARNED[kind].content
 
 
 @kinds
 @pytest.mark.parametrize("size", [45, 60, 8000])
 def test_a_vocabulary_is_never_larger_than_asked(kind: str, size: int) -> None:
-    tokens = Tokens.learn(LINES, kind=kind, size=size)
+    tokens = Tokenizer.learn(LINES, kind=kind, size=size)
     assert MARKS < len(tokens) <= size
     assert f"{len(tokens):,}" in repr(tokens)
 
@@ -145,9 +145,9 @@ def test_a_vocabulary_is_never_larger_than_asked(kind: str, size: int) -> None:
 @kinds
 def test_what_is_saved_is_loaded(kind: str, tmp_path: Path) -> None:
     LEARNED[kind].save(tmp_path / "tokens.model")
-    loaded = Tokens.load(tmp_path / "tokens.model", kind)
+    loaded = Tokenizer.load(tmp_path / "tokens.model", kind)
     assert loaded.content == LEARNED[kind].content
-    assert loaded.cut("ein Hund 鳥") == LEARNED[kind].cut("ein Hund 鳥")
+    assert loaded.segment("ein Hund 鳥") == LEARNED[kind].segment("ein Hund 鳥")
 
 
 def test_one_vocabulary_is_shared_and_two_are_not() -> None:
@@ -170,14 +170,14 @@ def test_a_vocabulary_that_was_cut_off_is_refused(kind: str, part: float, file: 
     file.write_bytes(content[: int(part * len(content))])
     with suppress(ArgumentError):
         # only if it ends right after a piece; no model of other sizes will go with it
-        assert len(Tokens.load(file, kind)) < len(LEARNED[kind])
+        assert len(Tokenizer.load(file, kind)) < len(LEARNED[kind])
 
 
 @given(content=st.binary(max_size=200))
 def test_what_is_no_vocabulary_is_refused(content: bytes, file: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(ArgumentError, match="copy that folder again"):
-        Tokens.load(file)
+        Tokenizer.load(file)
 
 
 @kinds
@@ -188,11 +188,11 @@ def test_a_damaged_vocabulary_is_refused_or_works(kind: str, data: st.DataObject
         content[place] = data.draw(st.integers(0, 255))
     file.write_bytes(content)
     try:
-        tokens = Tokens.load(file, kind)
+        tokens = Tokenizer.load(file, kind)
     except ArgumentError:
         return
     tokens.join(range(len(tokens)))
-    tokens.cut("ein Hund 鳥")
+    tokens.segment("ein Hund 鳥")
 
 
 def test_a_vocabulary_with_other_marks_is_refused(tmp_path: Path) -> None:
@@ -207,20 +207,20 @@ def test_a_vocabulary_with_other_marks_is_refused(tmp_path: Path) -> None:
             minloglevel=2,
         )
     with pytest.raises(ArgumentError, match=r"\(-1, 1, 2, 0\).*regard needs \(0, 1, 2, 3\)"):
-        Tokens.load(tmp_path / "other.model")
+        Tokenizer.load(tmp_path / "other.model")
 
 
 @kinds
 @pytest.mark.parametrize("lines", [[], ["", "  "], ["\u200b", "▁"], ["a" * 70_000]])
 def test_no_text_is_no_vocabulary(kind: str, lines: list[str]) -> None:
     with pytest.raises(ArgumentError, match="no text to learn"):
-        Tokens.learn(lines, kind=kind)
+        Tokenizer.learn(lines, kind=kind)
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_a_vocabulary_holds_all_letters_or_is_refused(kind: str) -> None:
     with pytest.raises(ArgumentError, match="of 12 is too small"):
-        Tokens.learn(LINES, kind=kind, size=12)
+        Tokenizer.learn(LINES, kind=kind, size=12)
 
 
 def test_an_error_in_the_lines_is_the_error_that_is_seen() -> None:
@@ -229,12 +229,12 @@ def test_an_error_in_the_lines_is_the_error_that_is_seen() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Tokens.learn(broken())
+        Tokenizer.learn(broken())
 
 
 def test_half_of_a_surrogate_pair_is_refused() -> None:
     with pytest.raises(ArgumentError, match="half of a surrogate pair"):
-        Tokens.learn(["ein \ud800 Hund"])
+        Tokenizer.learn(["ein \ud800 Hund"])
     for kind in KINDS:
         for call in (LEARNED[kind].encode, LEARNED[kind].cut):
             with pytest.raises(ArgumentError, match="half of a surrogate pair"):
@@ -253,8 +253,8 @@ def test_half_of_a_surrogate_pair_is_refused() -> None:
 )
 def test_wrong_settings_are_refused(wrong: dict[str, object], why: str) -> None:
     with pytest.raises(ArgumentError, match=why):
-        Tokens.learn(LINES, **wrong)
+        Tokenizer.learn(LINES, **wrong)
     with pytest.raises(DTypeError, match="integer"):
-        Tokens.learn(LINES, size="many")  # type: ignore[arg-type]
+        Tokenizer.learn(LINES, size="many")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="there are unigram"):
-        Tokens.load("tokens.model", "letters")  # type: ignore[arg-type]
+        Tokenizer.load("tokens.model", "letters")  # type: ignore[arg-type]

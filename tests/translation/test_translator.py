@@ -124,7 +124,7 @@ class TestLongLines:
     LINE = "ein Hund bellt laut. zwei Katzen schlafen heute gern! " * 9
 
     def parts(self, translator, line):
-        return module.Line.of(line, translator.tokens.source.cut(line), translator.longest).parts
+        return module.Line.of(line, translator.tokens.source.segment(line), translator.longest).parts
 
     def test_sentences_are_translated_one_after_the_other(self, translator):
         (one,) = translator.translate(self.LINE)
@@ -199,7 +199,7 @@ class TestAlignment:
         """By forced decoding of the very pieces that the search found."""
         sentence = "zwei Katzen schlafen heute"
         (one,) = translator.translate(sentence)
-        source = translator.tokens.source.cut(sentence)
+        source = translator.tokens.source.segment(sentence)
         ids = [translator.tokens.target._pieces.index(piece) for piece in one.tokens]
         (weights,) = cross_weights(translator.model, [source.ids], [ids], translator.choice)
         wanted = Alignment.of(source, translator.tokens.target.join(ids), weights)
@@ -264,7 +264,7 @@ class Scripted:
     def says(self, source: str, written: str, looks: dict[int, int] | None = None) -> Translation:
         """`looks`: the source piece that each target piece looks at, by their places; else at the first."""
         ids = self.ids(written)
-        pieces = len(self.translator.tokens.source.cut(source).ids)
+        pieces = len(self.translator.tokens.source.segment(source).ids)
         weights = torch.zeros(len(ids), pieces)
         for place in range(len(ids)):
             weights[place, (looks or {}).get(place, 0)] = 1
@@ -297,7 +297,7 @@ class TestUnknown:
 
     def test_what_is_left_out_is_put_where_it_stood(self, translator, monkeypatch):
         scripted = Scripted(translator, monkeypatch)
-        cut = scripted.translator.tokens.source.cut("ein 漢字 Hund 🍕.")
+        cut = scripted.translator.tokens.source.segment("ein 漢字 Hund 🍕.")
         hund = cut.word_of.index(2)
         dog = len(scripted.ids("a"))
         found = scripted.says("ein 漢字 Hund 🍕.", "a dog", dict.fromkeys(range(dog, 9), hund))

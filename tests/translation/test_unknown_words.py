@@ -4,18 +4,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.translation.tokens import UNKNOWN, Cut
+from regard.translation.tokens import UNKNOWN, Segmentation
 from regard.translation.unknown_words import left_out, letters, place
 
 WORDS = st.lists(st.booleans(), min_size=1, max_size=8)  # of a source: whether each is unknown
 
 
-def source(unknown: list[bool]) -> Cut:
+def source(unknown: list[bool]) -> Segmentation:
     """Words of one piece each."""
     words = [f"Ω{i}" if one else f"known{i}" for i, one in enumerate(unknown)]
     ids = [UNKNOWN if one else 9 for one in unknown]
     surfaces = {i: words[i] for i, one in enumerate(unknown) if one}
-    return Cut(words, ids, words, list(range(len(words))), surfaces)
+    return Segmentation(words, ids, words, list(range(len(words))), surfaces)
 
 
 @given(WORDS, st.integers(0, 6), st.booleans(), st.randoms(use_true_random=False))
@@ -64,9 +64,9 @@ def test_words_that_stand_together_stay_in_order():
 
 
 def test_the_punctuation_around_a_word_stays_away():
-    cut = Cut(["(Ωx),"], [5, UNKNOWN, 6, 7], ["(", "Ω", "x", "),"], [0, 0, 0, 0], {1: "Ω"})
+    cut = Segmentation(["(Ωx),"], [5, UNKNOWN, 6, 7], ["(", "Ω", "x", "),"], [0, 0, 0, 0], {1: "Ω"})
     assert [word.text for word in place([], cut, [0], None)] == ["Ωx"]
 
 
 def test_control_characters_alone_are_nothing():
-    assert left_out(Cut(["\x07"], [UNKNOWN], ["\x07"], [0], {0: "\x07"}), set()) == []
+    assert left_out(Segmentation(["\x07"], [UNKNOWN], ["\x07"], [0], {0: "\x07"}), set()) == []

@@ -24,18 +24,18 @@ from torch.nn.modules.module import register_module_forward_hook
 from regard.errors import RegardError
 from regard.models.layers.blocks import FeedForward
 from regard.translation.config import TranslationConfig
-from regard.translation.data.batches import InMemory
+from regard.translation.data.batches import InMemoryPairs
 from regard.translation.training.distributed import World, join_world
 from regard.translation.training.loop import Trainer, TrainingResult
-from regard.translation.training.progress import Lines
+from regard.translation.training.progress import PlainDisplay
 from tests.translation.small import DEV, PAIRS, TOKENS, small_config
 
 _SHARED = TOKENS.source
 _LONG = ([_SHARED.encode("1")[0]] * 40, [_SHARED.encode("2")[0]] * 40)
 # the long pair is a batch of its own, of which one process alone gets a part
 _ALL = [*((_SHARED.encode(one.source), _SHARED.encode(one.target)) for one in PAIRS), _LONG]
-IDS = InMemory(_ALL)
-LINKS = InMemory(
+IDS = InMemoryPairs(_ALL)
+LINKS = InMemoryPairs(
     [(range(len(source))[::-1], range(len(source))) for source, _ in _ALL]
 )  # the last is the first
 
@@ -109,7 +109,7 @@ def main() -> None:
     try:
         with join_world(shard=given.shard) as world:
             data, settings = (TOKENS, IDS, DEV), config(given.model, given.settings)
-            trainer = Fated(given.folder, settings, *data, links=LINKS, listeners=[Lines()], world=world)
+            trainer = Fated(given.folder, settings, *data, links=LINKS, callbacks=[PlainDisplay()], world=world)
             trainer.fate = given
             held = Held() if given.held else None
             finished = trainer.run().finished

@@ -37,9 +37,9 @@ def write_page(path: str | os.PathLike[str], x: Any, *, title: str = "", about: 
 
     >>> import tempfile
     >>> from regard.models import TransformerConfig, Transformer
-    >>> from regard.translation import Tokens, Translator, TokenizerPair
+    >>> from regard.translation import Tokenizer, Translator, TokenizerPair
     >>> from regard.app.standalone import write_page
-    >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
+    >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1))
     >>> found = Translator(model, TokenizerPair(tokens, tokens)).translate(["ein Hund"], alignment=True)
     >>> write_page(tempfile.mkdtemp() + "/dogs.html", found, title="Dogs").name

@@ -19,21 +19,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._util.text import shorten
+from regard._util.text import pluralize, shorten
 from regard.app import protocol
 from regard.errors import ArgumentError, DTypeError
-from regard.inspection.layer_view import Answer, InputView, Kind, LayerView, TextView, split_batch, is_cross_attention, layer_label, plain
+from regard.inspection.layer_view import Answer, InputView, Kind, LayerView, TextView, split_batch, utf8_text
+from regard.inspection.layers import is_cross_attention, layer_label
 from regard.inspection.watch import Seen
 from regard.mechanism.weights.matrix import Weights
 from regard.models.encoders.base import WordEncoder
-from regard._util.text import pluralize
 from regard.models.encoders.words import check_sentences
 from regard.models.layers.attention import Attends, watch_layers
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import Alignment
 from regard.translation.alignment.cross_attention import watch_forced_decoding
 from regard.translation.decoding.search import Beam, Strategy
-from regard.translation.tokens import Cut
+from regard.translation.tokens import Segmentation
 from regard.translation.translator import Translation, Translator
 
 __all__ = [
@@ -110,7 +110,7 @@ class ViewModel:
 
     def describe(self) -> dict[str, Any]:
         """What JSON can hold: titles, tokens and layers, without the weights."""
-        return {"title": plain(self.title), "inputs": [one.describe() for one in self.inputs]}
+        return {"title": utf8_text(self.title), "inputs": [one.describe() for one in self.inputs]}
 
     def ask(self, question: str, arguments: Mapping[str, Any] | None = None) -> Answer:
         """Answer a question about a layer: tile, top, received, heads or numbers.
@@ -252,7 +252,7 @@ def exhibit_of_translations(translations: Sequence[Translation], *, title: str =
     >>> from regard.translation import Alignment, Translation
     >>> from regard.app.view_model import exhibit_of_translations
     >>> read = Alignment(("ein", "Hund"), ("a", "dog"), torch.eye(2))
-    >>> translation = Translation("ein Hund", "a dog", -0.1, ["a", "dog"], _read=lambda: read)
+    >>> translation = Translation("ein Hund", "a dog", -0.1, ["a", "dog"], _align=lambda: read)
     >>> exhibit_of_translations([translation]).describe()["inputs"][0]["layers"][0]["kind"]
     'words'
     """
@@ -299,9 +299,9 @@ def look_at_translation(
     title: what stands on top.
 
     >>> from regard.models import TransformerConfig, Transformer
-    >>> from regard.translation import Tokens, Translator, TokenizerPair
+    >>> from regard.translation import Tokenizer, Translator, TokenizerPair
     >>> from regard.app.view_model import look_at_translation
-    >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
+    >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
     >>> found = look_at_translation(Translator(model, TokenizerPair(tokens, tokens)), ["ein Hund"])
     >>> [layer["label"] for layer in found.describe()["inputs"][0]["layers"]][-3:]  # after that of words
@@ -322,9 +322,9 @@ def look_at_translations(
     title: what stands on top.
 
     >>> from regard.models import TransformerConfig, Transformer
-    >>> from regard.translation import Tokens, Translator, TokenizerPair
+    >>> from regard.translation import Tokenizer, Translator, TokenizerPair
     >>> from regard.app.view_model import look_at_translations
-    >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
+    >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
     >>> translator = Translator(model, TokenizerPair(tokens, tokens))
     >>> look_at_translations(translator, translator.translate(["ein Hund", "bellt"]), title="Dogs")
@@ -336,26 +336,26 @@ def look_at_translations(
 def _read(translator: Translator, translation: Translation) -> InputView:
     """A translation with its alignment, and what the model looks at while it reads both."""
     words = _translated(translation)
-    source = translator.tokens.source.cut(translation.source)
+    source = translator.tokens.source.segment(translation.source)
     target = _written(translator, translation)
     most = max(len(source.ids), len(target.ids))
-    if not source.ids or most > translator.longest:
-        why = f"its {most} pieces are more than the {translator.longest} that the model reads at once"
-        notes = (words.note, f"only the words are shown, as {why}" if most > translator.longest else "")
+    if not source.ids or most > translator.max_tokens:
+        why = f"its {most} pieces are more than the {translator.max_tokens} that the model reads at once"
+        notes = (words.note, f"only the words are shown, as {why}" if most > translator.max_tokens else "")
         return InputView(words.title, words.texts, words.layers, "; ".join(filter(None, notes)))
     texts = [*words.texts, *_pieces(source, target)]
     layers = list(_attentions(translator.model, source.ids, target.ids, len(words.texts)))
     return InputView(words.title, texts, [*words.layers, *layers], words.note)
 
 
-def _written(translator: Translator, translation: Translation) -> Cut:
+def _written(translator: Translator, translation: Translation) -> Segmentation:
     """The pieces that the model wrote; its text, cut again, may give others. One made by hand has no ids."""
     if len(translation._ids) != len(translation.tokens) or not translation._ids:
-        return translator.tokens.target.cut(translation.text)
-    return Cut([], translation._ids, translation.tokens, [], {})
+        return translator.tokens.target.segment(translation.text)
+    return Segmentation([], translation._ids, translation.tokens, [], {})
 
 
-def _pieces(source: Cut, target: Cut) -> tuple[TextView, TextView]:
+def _pieces(source: Segmentation, target: Segmentation) -> tuple[TextView, TextView]:
     """What a model reads of both sides, with its marks."""
     before, after = (*source.pieces, END_MARK), (START_MARK, *target.pieces)
     return TextView(before, special=(len(source.pieces),)), TextView(after, special=(0,))

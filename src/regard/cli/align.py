@@ -17,13 +17,12 @@ from regard.cli.shared import check_input, check_model, check_output, load, writ
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from regard.translation.alignment.aer import GoldAlignment
     from regard.translation.alignment.alignment import Alignment
     from regard.translation.alignment.cross_attention import AlignmentHead
     from regard.translation.data.links import Links
     from regard.translation.translator import Translator
 
-Joining = Literal["intersection", "union", "grow-diag-final-and"]
+SymmetrizationMethod = Literal["intersection", "union", "grow-diag-final-and"]
 Pair = tuple[str, str]
 
 _BOTH = "Both directions"
@@ -72,7 +71,7 @@ def align(
         ),
     ] = None,
     symmetrize: Annotated[
-        Joining | None,
+        SymmetrizationMethod | None,
         typer.Option(
             metavar="HOW",
             help="How the links are joined: intersection (few, and sure), union (many), or in between "
@@ -156,7 +155,7 @@ def align(
         check_output(output)
     chosen = _chosen(layer, heads, shift)
     from regard.translation.alignment.aer import error_rate
-    from regard.translation.data.links import pharaoh
+    from regard.translation.data.links import to_pharaoh
 
     pairs: Iterable[Pair] = _pairs(source, target, text)
     true = None
@@ -177,7 +176,7 @@ def align(
             if backward is not None:
                 some = _both(some, backward, group, threshold, symmetrize)
             links += some if true is not None else []
-            to.writelines(f"{pharaoh(one)}\n" for one in some)
+            to.writelines(f"{to_pharaoh(one)}\n" for one in some)
     if true is not None:
         print(error_rate(links, true))
 
@@ -338,14 +337,14 @@ def _both(
     backward: "Translator",
     pairs: Sequence[Pair],
     threshold: float | None,
-    how: Joining | None,
+    how: SymmetrizationMethod | None,
 ) -> "list[Links]":
     """One set of links out of those of both directions."""
-    from regard.translation.data.links import symmetrize, turned
+    from regard.translation.data.links import reverse_links, symmetrize
 
     read = backward.align([(target, source) for source, target in pairs])
     return [
-        symmetrize(there, turned(back.links(threshold)), how or "grow-diag-final-and")
+        symmetrize(there, reverse_links(back.links(threshold)), how or "grow-diag-final-and")
         for there, back in zip(forward, read, strict=True)
     ]
 

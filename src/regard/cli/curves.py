@@ -13,7 +13,7 @@ from regard.cli.shared import console, padded
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from regard.translation.training.logs import Row
+    pass
 
 LOG = "log.csv"
 
@@ -53,13 +53,13 @@ def _log(folder: Path) -> Path:
     return folder / LOG if folder.is_dir() else folder
 
 
-def _summary(rows: Sequence["Row"]) -> str:
+def _summary(rows: Sequence["LogRow"]) -> str:
     """How far it came, and when it was best."""
-    from regard.translation.training.logs import best_of
+    from regard.translation.training.logs import best_row
 
     last = rows[-1]
     parts = [f"{last.step:,} update{'' if last.step == 1 else 's'}{_time(' in', last)}"]
-    best = best_of(rows)
+    best = best_row(rows)
     if best is not None:
         parts.append(f"best dev BLEU {best.dev_bleu:.2f} at update {best.step:,}{_time(', after', best)}")
     losses = [row for row in rows if row.dev_loss is not None and math.isfinite(row.dev_loss)]
@@ -69,7 +69,7 @@ def _summary(rows: Sequence["Row"]) -> str:
     return "; ".join(parts)
 
 
-def _time(word: str, row: "Row") -> str:
+def _time(word: str, row: "LogRow") -> str:
     if row.seconds is None or not math.isfinite(row.seconds):
         return ""
     return f"{word} {row.seconds / 60:.1f} minutes"

@@ -19,11 +19,11 @@ from regard.models.layers.allocation import keep_memory
 from regard.plot.heatmaps import draw_alignments
 from regard.plot.terminal import draw_alignment
 from regard.translation.config import Model, TranslationConfig
-from regard.translation.data.builtin import Embedded, embedded
+from regard.translation.data.builtin import EmbeddedCorpus, embedded_corpus
 from regard.translation.data.pairs import Pair
 from regard.translation.evaluation import evaluate
 from regard.translation.training.checkpoint import MODEL
-from regard.translation.training.progress import display
+from regard.translation.training.progress import create_display
 from regard.translation.training.train import train
 from regard.translation.translator import Translation, Translator, load_translator
 
@@ -45,7 +45,7 @@ LANGUAGES = ("en", "de")
 def show(model: Model, languages: str, output: Path, seed: int = 0) -> None:
     """Train, translate what was held out, count what is right, and draw where the model looked."""
     say = console().print
-    corpus = embedded(*two_languages(languages), seed=seed)
+    corpus = embedded_corpus(*two_languages(languages), seed=seed)
     say(f"{len(corpus.train):,} pairs of dates, times and numbers in words, such as", style="bold")
     for pair in corpus.train[:_SHOWN]:
         say(f"  {printable(pair.source)}\n    {printable(pair.target)}")
@@ -86,7 +86,7 @@ def trained(folder: Path) -> str:
     """The languages of the demo's Transformer in a folder, which is trained first if it is not there."""
     if not is_trained(folder):
         console().print(f"The demo model is trained first, in {printable(str(folder))}; that takes two minutes.")
-        _train(folder, _plan("transformer", 0), embedded(*LANGUAGES), "-".join(LANGUAGES))
+        _train(folder, _plan("transformer", 0), embedded_corpus(*LANGUAGES), "-".join(LANGUAGES))
     mark = folder / _MARK
     return read_regular(mark, MAX_TEXT_BYTES).decode(errors="replace") if mark.is_file() else ""
 
@@ -96,7 +96,7 @@ def _plan(model: Model, seed: int) -> TranslationConfig:
     return TranslationConfig.preset("tiny", model).override(settings)
 
 
-def _train(folder: Path, config: TranslationConfig, corpus: Embedded, languages: str = "") -> None:
+def _train(folder: Path, config: TranslationConfig, corpus: EmbeddedCorpus, languages: str = "") -> None:
     """In place of the model of an earlier demo, and of nothing else that somebody may have there."""
     if (folder / _MARK).is_file():
         _remove(folder)
@@ -107,7 +107,7 @@ def _train(folder: Path, config: TranslationConfig, corpus: Embedded, languages:
     folder.mkdir(parents=True)
     (folder / _MARK).write_text(languages)
     keep_memory()
-    outcome = train(folder, corpus.train, dev=corpus.dev, config=config, resume=True, listeners=[display()])
+    outcome = train(folder, corpus.train, dev=corpus.dev, config=config, resume=True, callbacks=[create_display()])
     if not outcome.finished:
         console().print(f"Go on with: regard train --output {printable(str(folder))} --resume")
         raise SystemExit(SIGNALLED + (outcome.signal or signal.SIGINT))
@@ -126,7 +126,7 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _judged(translator: Translator, corpus: Embedded) -> str:
+def _judged(translator: Translator, corpus: EmbeddedCorpus) -> str:
     """How many held-out sentences are translated exactly."""
     begun = time.monotonic()
     written = translator.translate([pair.source for pair in corpus.test])

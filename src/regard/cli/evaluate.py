@@ -197,9 +197,9 @@ def _is_own(source: str, reference: str | None) -> bool:
 
 def _pairs(source: str, reference: str | None, languages: str) -> Sequence[tuple[str, str]]:
     if _is_own(source, reference):
-        from regard.translation.data.builtin import embedded
+        from regard.translation.data.builtin import embedded_corpus
 
-        corpus = embedded(*two_languages(languages))
+        corpus = embedded_corpus(*two_languages(languages))
         return corpus.test if source == "embedded" else [*corpus.test, *corpus.longer]
     from regard.translation.data.formats import read_pairs
 

@@ -188,10 +188,10 @@ def load(
 
 def _choose(translator: "Translator", folder: Path, quiet: bool) -> None:
     """What the training would have chosen at its end, if its data are there and whole."""
-    from regard.translation.training.train import choice_of
+    from regard.translation.training.train import load_alignment_head
 
     try:
-        found = choice_of(folder)
+        found = load_alignment_head(folder)
     except (RegardError, LookupError, OSError):  # numbers of pieces that there are not, for example
         found = None
     translator.choice = found or translator.choice

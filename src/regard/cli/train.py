@@ -257,9 +257,9 @@ def train(
         with suppress(OSError):  # the terminal may be closed
             console().print(f"Go on with: {_going_on(output)}")
         raise SystemExit(status)
-    from regard.translation.training.preparation import dev_sentence
+    from regard.translation.training.preparation import sample_source
 
-    sentence = shlex.quote(printable(dev_sentence(output)))
+    sentence = shlex.quote(printable(sample_source(output)))
     console().print(f"Now try: regard translate --model {_quoted(output)} {sentence}")
 
 
@@ -341,7 +341,7 @@ def _run(
     from regard.models.layers.allocation import keep_memory, return_memory
     from regard.translation.data.formats import read_pairs
     from regard.translation.training.distributed import join_world
-    from regard.translation.training.progress import display
+    from regard.translation.training.progress import create_display
     from regard.translation.training.train import train
 
     pairs, held = _corpus(asked, form)
@@ -358,7 +358,7 @@ def _run(
             dev=held,
             config=plan,
             resume=resume,
-            listeners=[display()] if world.rank == 0 else [],
+            callbacks=[create_display()] if world.rank == 0 else [],
             world=world,
             origin=asked.origin(),
         )
@@ -377,9 +377,9 @@ def _corpus(asked: Asked, form: Any) -> "tuple[Iterable[Pair] | None, Iterable[P
 
 
 def _embedded(languages: str) -> "tuple[Iterable[Pair], Iterable[Pair]]":
-    from regard.translation.data.builtin import embedded
+    from regard.translation.data.builtin import embedded_corpus
 
-    corpus = embedded(*two_languages(languages))
+    corpus = embedded_corpus(*two_languages(languages))
     return corpus.train, corpus.dev
 
 

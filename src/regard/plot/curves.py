@@ -9,7 +9,7 @@ from regard._util.text import printable, shorten
 from regard.errors import ArgumentError
 from regard.models.encoders.base import Comparison
 from regard.plot.style import Theme, check_ending, drawing, legend, save, style, tidy
-from regard.translation.training.logs import Row, best_of, read_log
+from regard.translation.training.logs import LogRow, best_row, read_log
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PARTS = 25  # of a curve over which its training loss is smoothed
 
-Log = str | os.PathLike[str] | Sequence[Row]
+Log = str | os.PathLike[str] | Sequence[LogRow]
 
 
 def draw_curves(logs: Mapping[str, Log], path: str | os.PathLike[str], *, dark: bool = False) -> Path:
@@ -28,9 +28,9 @@ def draw_curves(logs: Mapping[str, Log], path: str | os.PathLike[str], *, dark: 
     dark: on dark paper.
 
     >>> import tempfile
-    >>> from regard.translation.training.logs import Row
+    >>> from regard.translation.training.logs import LogRow
     >>> from regard.plot.curves import draw_curves
-    >>> rows = [Row(step, loss=100 / step, seconds=step, dev_loss=120 / step) for step in (10, 20, 30)]
+    >>> rows = [LogRow(step, loss=100 / step, seconds=step, dev_loss=120 / step) for step in (10, 20, 30)]
     >>> draw_curves({"small": rows}, tempfile.mkdtemp() + "/curves.png").name
     'curves.png'
     """
@@ -222,16 +222,16 @@ def _shades(number: int, theme: Theme) -> list[Any]:
     return [palette(first + (1 - first) * i / (number - 1)) for i in range(number)]
 
 
-def _steps(rows: Sequence[Row]) -> list[float]:
+def _steps(rows: Sequence[LogRow]) -> list[float]:
     return [float(row.step) for row in rows]
 
 
-def _minutes(rows: Sequence[Row]) -> list[float]:
+def _minutes(rows: Sequence[LogRow]) -> list[float]:
     """Of each row; a row without a time is not drawn."""
     return [float("nan") if row.seconds is None else row.seconds / 60 for row in rows]
 
 
-def _draw_losses(axes: "Axes", places: Sequence[float], rows: Sequence[Row], look: dict[str, Any]) -> None:
+def _draw_losses(axes: "Axes", places: Sequence[float], rows: Sequence[LogRow], look: dict[str, Any]) -> None:
     """Training: thin, and smoothed; dev: thick, with markers."""
     trained = [(x, row.loss) for x, row in zip(places, rows, strict=True) if row.loss is not None]
     if trained:
@@ -245,13 +245,13 @@ def _draw_losses(axes: "Axes", places: Sequence[float], rows: Sequence[Row], loo
 
 
 def _draw_bleu(
-    axes: "Axes", places: Sequence[float], rows: Sequence[Row], look: dict[str, Any], theme: Theme
+    axes: "Axes", places: Sequence[float], rows: Sequence[LogRow], look: dict[str, Any], theme: Theme
 ) -> None:
     judged = [(x, row.dev_bleu) for x, row in zip(places, rows, strict=True) if row.dev_bleu is not None]
     if not judged:
         return
     axes.plot(*zip(*judged, strict=True), **look, markersize=4, linewidth=1.8)
-    found = best_of(rows)
+    found = best_row(rows)
     if found is None or found.dev_bleu is None:
         return
     x, best = places[rows.index(found)], found.dev_bleu

@@ -1,92 +1,91 @@
-"""Lines of text to be translated, cut into pieces; and into parts, if a model cannot take them at once."""
+"""Split lines that are too long for a model into parts: at sentence ends, else at pauses, else at words."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from regard.translation.tokens import SPACE, Cut
+from regard.translation.tokens import SPACE, Segmentation
 
-_ENDS = tuple(".!?…。！？؟।")
+_SENTENCE_ENDS = tuple(".!?…。！？؟।")
 _PAUSES = tuple(",;:–—、，；：")
-_CLOSING = "\"'»«”“’‘)]}›」』"  # what may stand behind the end of a sentence
+_CLOSING = "\"'»«”“’‘)]}›」』"  # may follow the end of a sentence
 
 
 class Part(NamedTuple):
-    """Some pieces of a line, and the number that the first of their words has in the line."""
+    """A tokenized part of a line; `first_word` is the index of its first word in the line."""
 
-    word: int
-    cut: Cut
+    first_word: int
+    cut: Segmentation
 
 
 class Line(NamedTuple):
-    """A text, its words, and the parts that are translated one after the other: one, as a rule."""
+    """A text, its words, and the parts to translate one by one: usually one part."""
 
     text: str
     words: list[str]
     parts: list[Part]
 
     @classmethod
-    def of(cls, text: str, cut: Cut, longest: int) -> "Line":
-        """A line in parts of no more pieces than `longest`: whole sentences if they fit, else whole words.
+    def of(cls, text: str, cut: Segmentation, max_tokens: int) -> "Line":
+        """Split a line into parts of up to `max_tokens` tokens: whole sentences if possible, else whole words.
 
         >>> from regard.translation.sentence_splitter import Line
-        >>> from regard.translation.tokens import Cut
+        >>> from regard.translation.tokens import Segmentation
         >>> words = "One two. Three four, five six seven.".split()
-        >>> line = Line.of(" ".join(words), Cut(words, list(range(7)), words, list(range(7)), {}), longest=3)
-        >>> [part.cut.text for part in line.parts]
+        >>> cut = Segmentation(words, list(range(7)), words, list(range(7)), {})
+        >>> [part.cut.text for part in Line.of(" ".join(words), cut, max_tokens=3).parts]
         ['One two.', 'Three four,', 'five six seven.']
         """
-        return cls(text, cut.words, [_part(cut, first, stop) for first, stop in _runs(cut, longest)])
+        return cls(text, cut.words, [_part(cut, first, stop) for first, stop in _spans(cut, max_tokens)])
 
 
-def _runs(cut: Cut, longest: int) -> Iterator[tuple[int, int]]:
-    """Pieces [first, stop) of each part."""
+def _spans(cut: Segmentation, max_tokens: int) -> Iterator[tuple[int, int]]:
+    """Yield the token range [first, stop) of each part."""
     first = 0
-    while len(cut.ids) - first > longest:
-        stop = _stop(cut, first, first + longest)
+    while len(cut.ids) - first > max_tokens:
+        stop = _split_point(cut, first, first + max_tokens)
         yield first, stop
         first = stop
     if first < len(cut.ids):
         yield first, len(cut.ids)
 
 
-def _stop(cut: Cut, first: int, most: int) -> int:
-    """The best place to cut a line that is too long, after `first` and no later than `most`."""
-    of = cut.word_of
-    between = [at for at in range(most, first, -1) if of[at] != of[at - 1]]  # words, from the last on
-    for marks in (_ENDS, _PAUSES):
-        for at in between:
-            if cut.words[of[at - 1]].rstrip(_CLOSING).endswith(marks):
+def _split_point(cut: Segmentation, first: int, last: int) -> int:
+    """Return the best token index after `first`, up to `last`, to split a line at."""
+    word_of = cut.word_of
+    boundaries = [
+        at for at in range(last, first, -1) if word_of[at] != word_of[at - 1]
+    ]  # of words, last first
+    for marks in (_SENTENCE_ENDS, _PAUSES):
+        for at in boundaries:
+            if cut.words[word_of[at - 1]].rstrip(_CLOSING).endswith(marks):
                 return at
-    return between[0] if between else most
+    return boundaries[0] if boundaries else last
 
 
-def _part(cut: Cut, first: int, stop: int) -> Part:
-    """Pieces with their words; of a word that is too long for a part, the letters that are in it."""
+def _part(cut: Segmentation, first: int, stop: int) -> Part:
+    """Return tokens [first, stop) with their words; a split word keeps only its characters in this part."""
     if (first, stop) == (0, len(cut.ids)):
         return Part(0, cut)
-    of = cut.word_of[first:stop]
-    words = cut.words[of[0] : of[-1] + 1]
-    for word, split in ((of[0], _inside(cut, first)), (of[-1], _inside(cut, stop))):
-        if split:
-            shown = (
-                piece for piece, number in zip(cut.pieces[first:stop], of, strict=True) if number == word
-            )
-            words[word - of[0]] = "".join(shown).replace(SPACE, "")
+    word_of, pieces = cut.word_of[first:stop], cut.pieces[first:stop]
+    words = cut.words[word_of[0] : word_of[-1] + 1]
+    for word, is_split in ((word_of[0], _splits_word(cut, first)), (word_of[-1], _splits_word(cut, stop))):
+        if is_split:
+            own = (piece for piece, number in zip(pieces, word_of, strict=True) if number == word)
+            words[word - word_of[0]] = "".join(own).replace(SPACE, "")
     unknown = {at - first: cut.unknown[at] for at in range(first, stop) if at in cut.unknown}
-    numbers = [word - of[0] for word in of]
-    return Part(of[0], Cut(words, cut.ids[first:stop], cut.pieces[first:stop], numbers, unknown))
+    numbers = [word - word_of[0] for word in word_of]
+    return Part(word_of[0], Segmentation(words, cut.ids[first:stop], pieces, numbers, unknown))
 
 
-def _inside(cut: Cut, at: int) -> bool:
-    """Whether a word goes on across this place."""
+def _splits_word(cut: Segmentation, at: int) -> bool:
     return 0 < at < len(cut.ids) and cut.word_of[at] == cut.word_of[at - 1]
 
 
-def max_translation_tokens(pieces: int) -> int:
-    """How many tokens the translation of a source of so many pieces may have, its end mark among them.
+def max_translation_tokens(source_tokens: int) -> int:
+    """Return the maximum length of a translation, including its end token.
 
     >>> from regard.translation.sentence_splitter import max_translation_tokens
     >>> max_translation_tokens(20)
     50
     """
-    return 2 * pieces + 10
+    return 2 * source_tokens + 10

@@ -35,15 +35,15 @@ _NOTHING = (
 )
 
 
-class Cut(NamedTuple):
+class Segmentation(NamedTuple):
     """A text cut into pieces; `word_of` gives the number of the word that each piece belongs to.
 
     words: of the text, as they stand between white space.
     ids, pieces: the numbers of the pieces, and their letters; ▁ is where a word begins.
     unknown: the letters of the pieces that are not in the vocabulary, by their places.
 
-    >>> from regard.translation import Cut
-    >>> cut = Cut(["dogs", "bark"], [5, 6, 7], ["▁dog", "s", "▁bark"], [0, 0, 1], {})
+    >>> from regard.translation import Segmentation
+    >>> cut = Segmentation(["dogs", "bark"], [5, 6, 7], ["▁dog", "s", "▁bark"], [0, 0, 1], {})
     >>> cut.words[cut.word_of[1]], cut.text
     ('dogs', 'dogs bark')
     """
@@ -60,16 +60,16 @@ class Cut(NamedTuple):
         return " ".join(self.words)
 
 
-class Tokens:
+class Tokenizer:
     """A vocabulary: pieces of words ("unigram", "bpe"), whole words, or characters.
 
-    content, kind: a SentencePiece model, and what its pieces are; `Tokens.learn` makes both of sentences.
+    content, kind: a SentencePiece model, and what its pieces are; `Tokenizer.learn` makes both of sentences.
 
-    >>> from regard.translation import Tokens
-    >>> tokens = Tokens.learn(["ein Hund bellt", "eine Frau lacht"] * 10, kind="bpe", size=40)
+    >>> from regard.translation import Tokenizer
+    >>> tokens = Tokenizer.learn(["ein Hund bellt", "eine Frau lacht"] * 10, kind="bpe", size=40)
     >>> tokens.join(tokens.encode("eine Frau bellt")).text
     'eine Frau bellt'
-    >>> cut = tokens.cut("ein 漢字")  # what is not in the vocabulary keeps its letters
+    >>> cut = tokens.segment("ein 漢字")  # what is not in the vocabulary keeps its letters
     >>> cut.word_of[-1], cut.unknown
     (1, {2: '漢字'})
     """
@@ -86,7 +86,7 @@ class Tokens:
         size: int = 8000,
         coverage: float = 1.0,
         seed: int = 0,
-    ) -> "Tokens":
+    ) -> "Tokenizer":
         """Learn a vocabulary of at most `size` pieces from lines of text.
 
         kind: what pieces are: "unigram" or "bpe", parts of words; "words"; "characters".
@@ -124,7 +124,7 @@ class Tokens:
         return tokens
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], kind: Kind = "unigram") -> "Tokens":
+    def load(cls, path: str | os.PathLike[str], kind: Kind = "unigram") -> "Tokenizer":
         """Read a vocabulary from a file that `save` wrote."""
         _known(kind)
         tokens = cls(cls.read(path), kind)
@@ -148,21 +148,21 @@ class Tokens:
 
     def encode(self, text: str) -> list[int]:
         """The numbers of a text's pieces, without marks."""
-        return self.encode_all([text])[0]
+        return self.encode_batch([text])[0]
 
-    def encode_all(self, lines: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """The numbers of the pieces of each line."""
         if self.kind != "words":  # one blank between words: SentencePiece does not know all kinds of them
             return self._encoded([" ".join(line.split()) for line in lines])
         # word by word, as SentencePiece makes one piece of several unknown words
         return [[one for ids in self._encoded(line.split()) for one in ids] for line in lines]
 
-    def cut(self, text: str) -> Cut:
+    def cut(self, text: str) -> Segmentation:
         """A text cut into pieces, each with the word that it belongs to; words stand between white space."""
         words = text.split()
         # no piece crosses a space, so that words can be cut one by one
         pieces, ids = self._encoded(words, str), self._encoded(words)
-        cut = Cut(words, [], [], [], {})
+        cut = Segmentation(words, [], [], [], {})
         for word, (some, numbers) in enumerate(zip(pieces, ids, strict=True)):
             for piece, number_ in zip(some, numbers, strict=True):
                 if number_ == UNKNOWN:
@@ -173,11 +173,11 @@ class Tokens:
                 cut.word_of.append(word)
         return cut
 
-    def join(self, ids: Sequence[int], unknown: Mapping[int, str] | None = None) -> Cut:
+    def join(self, ids: Sequence[int], unknown: Mapping[int, str] | None = None) -> Segmentation:
         """What a model wrote, as text; `unknown` has the letters to put at places of unknown pieces."""
         letters = unknown or {}
         words: list[str] = []
-        cut = Cut(words, [], [], [], {})
+        cut = Segmentation(words, [], [], [], {})
         for place, one in enumerate(ids):
             if one < MARKS and one != UNKNOWN:
                 piece = ""
@@ -227,22 +227,22 @@ class Tokens:
         if marks != (PADDING, START, END, UNKNOWN):
             raise ArgumentError(
                 f"{name!r} numbers its marks {marks} (padding, start, end, unknown); regard needs "
-                f"{(PADDING, START, END, UNKNOWN)}. Learn it anew with Tokens.learn."
+                f"{(PADDING, START, END, UNKNOWN)}. Learn it anew with Tokenizer.learn."
             )
 
 
 class TokenizerPair(NamedTuple):
     """The vocabularies of the source and of the target; one and the same if they share it.
 
-    >>> from regard.translation import Tokens, TokenizerPair
-    >>> source = Tokens.learn(["ein Hund bellt"], kind="words")
-    >>> target = Tokens.learn(["a dog barks loudly"], kind="words")
+    >>> from regard.translation import Tokenizer, TokenizerPair
+    >>> source = Tokenizer.learn(["ein Hund bellt"], kind="words")
+    >>> target = Tokenizer.learn(["a dog barks loudly"], kind="words")
     >>> TokenizerPair(source, target).sizes(), TokenizerPair(source, source).sizes()  # with four marks each
     ((7, 8), 7)
     """
 
-    source: Tokens
-    target: Tokens
+    source: Tokenizer
+    target: Tokenizer
 
     @property
     def shared(self) -> bool:
@@ -254,7 +254,7 @@ class TokenizerPair(NamedTuple):
         return len(self.source) if self.shared else (len(self.source), len(self.target))
 
 
-def _without_empty(cut: Cut) -> Cut:
+def _without_empty(cut: Segmentation) -> Segmentation:
     """Words that have no letters, which a model may write, are none; their pieces belong to the next word."""
     kept = [word for word in cut.words if word]
     if len(kept) == len(cut.words):

@@ -26,7 +26,7 @@ from regard.translation.data.batches import by_length
 from regard.translation.decoding.search import Beam, Hypothesis, Strategy, search
 from regard.translation.sentence_splitter import Line, Part, max_translation_tokens
 from regard.translation.streaming import batch_lines
-from regard.translation.tokens import UNKNOWN, Cut, TokenizerPair
+from regard.translation.tokens import UNKNOWN, Segmentation, TokenizerPair
 from regard.translation.training.checkpoint import load_model
 from regard.translation.unknown_words import TargetWord, insert_words, replace_unknown, untranslated_words
 
@@ -47,8 +47,8 @@ class Translation:
 
     >>> import torch
     >>> from regard.models import TransformerConfig, Transformer
-    >>> from regard.translation import Beam, Tokens, Translator, TokenizerPair
-    >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
+    >>> from regard.translation import Beam, Tokenizer, Translator, TokenizerPair
+    >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
     >>> translator = Translator(model, TokenizerPair(tokens, tokens))
     >>> (translation,) = translator.translate("ein Hund", strategy=Beam(3, n_best=2))
@@ -83,9 +83,9 @@ class Translator:
 
     >>> import torch
     >>> from regard.models import TransformerConfig, Transformer
-    >>> from regard.translation.tokens import Tokens, TokenizerPair
+    >>> from regard.translation.tokens import Tokenizer, TokenizerPair
     >>> from regard.translation.translator import Translator
-    >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="characters", size=40)
+    >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 10, kind="characters", size=40)
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
     >>> translator = Translator(model, TokenizerPair(tokens, tokens))
     >>> translations = translator.translate(["ein Hund bellt", ""])
@@ -134,7 +134,7 @@ class Translator:
         if alignment:
             cross_attention_layers(self.model)  # raises for a model without attention, before decoding
         lines = [
-            Line.of(text, self.tokens.source.cut(text), self.max_tokens) for text in check_sentences(texts)
+            Line.of(text, self.tokens.source.segment(text), self.max_tokens) for text in check_sentences(texts)
         ]
         candidates = self._search(lines, strategy, batch_size)
         parts = [part for ranked in candidates for candidate in ranked for part in candidate]
@@ -253,7 +253,7 @@ class Translator:
 class _DecodedPart(NamedTuple):
     """A part of a line and its hypothesis."""
 
-    source: Cut
+    source: Segmentation
     first_word: int
     hypothesis: Hypothesis
 
@@ -270,7 +270,7 @@ class _PartText(NamedTuple):
     """A decoded part as text: the generated tokens, the words including copies, and the token weights."""
 
     part: _DecodedPart
-    cut: Cut
+    cut: Segmentation
     words: list[TargetWord]
     weights: Tensor | None
 

@@ -1,7 +1,8 @@
-"""What a model cannot read comes through, copied from the source (Luong et al. 2015b, section 3).
+"""Copy unknown words from the source (Luong et al. 2015b, section 3).
 
-A model writes the unknown mark for a piece that it does not know. The source piece that it looks at most
-meanwhile tells which letters to put there. A word that it left out altogether is put where it would stand.
+For a token outside its vocabulary a model generates the unknown token. It is replaced by the unknown source
+token with the largest attention weight. An unknown source word that was not translated at all is inserted
+where it belongs.
 """
 
 import unicodedata
@@ -10,114 +11,119 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from regard.translation.tokens import UNKNOWN, Cut, Kind
+from regard.translation.tokens import UNKNOWN, Kind, Segmentation
 
-_READABLE = 2  # letters; a word with no more of them may well be another one
-
-
-class Letters(NamedTuple):
-    """The letters for the unknown marks of a target, by place, and the source pieces that they came from."""
-
-    at: dict[int, str]
-    used: set[int]
+_MIN_KNOWN = 3  # known characters from which a target word counts as the rest of an unknown source word
 
 
-class Placed(NamedTuple):
-    """A target word: the model's own word of this number, or a copy of this source word."""
+class Replacements(NamedTuple):
+    """Text for each unknown target token, by position, and the source tokens it was copied from."""
+
+    texts: dict[int, str]
+    copied: set[int]
+
+
+class TargetWord(NamedTuple):
+    """A target word: word `own` of the model's output, or a copy of source word `copied`."""
 
     text: str
     own: int | None = None
     copied: int | None = None
 
 
-def letters(ids: Sequence[int], source: Cut, weights: Tensor | None, kind: Kind) -> Letters:
-    """What to write for each unknown mark among target ids; `weights` are (target tokens, source tokens).
+def replace_unknown(ids: Sequence[int], source: Segmentation, weights: Tensor | None, kind: Kind) -> Replacements:
+    """Find the text for each unknown token in `ids`; weights: (target tokens, source tokens).
 
-    Each unknown source piece is used once, where it is looked at most; without weights, they are used in
-    order. For further marks, a vocabulary of words takes the word that is looked at most, and others do not.
+    Each unknown source token is copied once, to the unknown target token that attends to it most; without
+    weights, in order. If unknown target tokens remain, a vocabulary of words copies the source word with the
+    largest weight; other vocabularies leave them out.
 
     >>> import torch
-    >>> from regard.translation.unknown_words import letters
-    >>> from regard.translation.tokens import UNKNOWN, Cut
-    >>> source = Cut(["Λ", "and", "Ω"], [3, 9, 3], ["Λ", "and", "Ω"], [0, 1, 2], {0: "Λ", 2: "Ω"})
-    >>> letters([UNKNOWN, 7], source, torch.tensor([[0.1, 0.2, 0.7], [0.1, 0.8, 0.1]]), "bpe")
-    Letters(at={0: 'Ω'}, used={2})
+    >>> from regard.translation.unknown_words import replace_unknown
+    >>> from regard.translation.tokens import UNKNOWN, Segmentation
+    >>> source = Segmentation(["Λ", "and", "Ω"], [3, 9, 3], ["Λ", "and", "Ω"], [0, 1, 2], {0: "Λ", 2: "Ω"})
+    >>> replace_unknown([UNKNOWN, 7], source, torch.tensor([[0.1, 0.2, 0.7], [0.1, 0.8, 0.1]]), "bpe")
+    Replacements(texts={0: 'Ω'}, copied={2})
     """
-    marks = [place for place, one in enumerate(ids) if one == UNKNOWN]
-    pieces = list(source.unknown)
-    pairs = list(zip(marks, pieces, strict=False))
-    if weights is not None and marks and pieces:
-        pairs = _strongest(marks, pieces, weights)
-    found = {mark: _harmless(source.unknown[piece]) for mark, piece in pairs}
+    targets = [position for position, token in enumerate(ids) if token == UNKNOWN]
+    sources = list(source.unknown)
+    pairs = list(zip(targets, sources, strict=False))
+    if weights is not None and targets and sources:
+        pairs = _match(targets, sources, weights)
+    texts = {target: _printable(source.unknown[token]) for target, token in pairs}
     if weights is not None and kind == "words" and source.ids:
-        for mark in marks:
-            word = source.words[source.word_of[int(weights[mark].argmax())]]
-            found.setdefault(mark, _harmless(word))
-    return Letters(found, {piece for _, piece in pairs})
+        for target in targets:
+            word = source.words[source.word_of[int(weights[target].argmax())]]
+            texts.setdefault(target, _printable(word))
+    return Replacements(texts, {token for _, token in pairs})
 
 
-def _strongest(marks: Sequence[int], pieces: Sequence[int], weights: Tensor) -> list[tuple[int, int]]:
-    """Marks with pieces by falling weight, each of them once."""
-    table = weights[list(marks)][:, list(pieces)]
+def _match(targets: Sequence[int], sources: Sequence[int], weights: Tensor) -> list[tuple[int, int]]:
+    """Match targets to sources greedily by descending weight, each at most once."""
+    table = weights[list(targets)][:, list(sources)]
     rows, columns, pairs = set[int](), set[int](), []
     for flat in table.flatten().argsort(descending=True, stable=True).tolist():
-        row, column = divmod(flat, len(pieces))
+        row, column = divmod(flat, len(sources))
         if row not in rows and column not in columns:
             rows.add(row)
             columns.add(column)
-            pairs.append((marks[row], pieces[column]))
+            pairs.append((targets[row], sources[column]))
     return pairs
 
 
-def left_out(source: Cut, used: set[int]) -> list[int]:
-    """The source words with unknown pieces, none of which came through."""
-    through = {source.word_of[piece] for piece in used}
-    words = {source.word_of[piece] for piece, shown in source.unknown.items() if _harmless(shown)}
-    return sorted(words - through)
+def untranslated_words(source: Segmentation, copied: set[int]) -> list[int]:
+    """Return the source words with unknown tokens, none of which was copied."""
+    translated = {source.word_of[token] for token in copied}
+    words = {source.word_of[token] for token, text in source.unknown.items() if _printable(text)}
+    return sorted(words - translated)
 
 
-def place(words: Sequence[str], source: Cut, missing: Sequence[int], weights: Tensor | None) -> list[Placed]:
-    """The target words with copies of the missing source words; `weights` are (target words, source words).
+def insert_words(
+    words: Sequence[str], source: Segmentation, missing: Sequence[int], weights: Tensor | None
+) -> list[TargetWord]:
+    """Insert copies of the missing source words; weights: (target words, source words).
 
-    A copy replaces a word that is what the model could read of it. Other copies stand behind the target word
-    that looks most at the source word before; without weights, about where they stand in the source.
+    A copy replaces the target word that consists of its known characters. Otherwise it follows the target
+    word that attends most to the preceding source word; without weights, its relative position is kept.
 
-    >>> from regard.translation.unknown_words import place
-    >>> from regard.translation.tokens import Cut
-    >>> source = Cut(["in", "Łódź"], [9, 3, 8], ["▁in", "Ł", "ódź"], [0, 1, 1], {1: "Ł"})
-    >>> [word.text for word in place(["in", "ódź"], source, [1], None)]
+    >>> from regard.translation.unknown_words import insert_words
+    >>> from regard.translation.tokens import Segmentation
+    >>> source = Segmentation(["in", "Łódź"], [9, 3, 8], ["▁in", "Ł", "ódź"], [0, 1, 1], {1: "Ł"})
+    >>> [word.text for word in insert_words(["in", "ódź"], source, [1], None)]
     ['in', 'Łódź']
-    >>> [word.text for word in place(["there"], source, [1], None)]
+    >>> [word.text for word in insert_words(["there"], source, [1], None)]
     ['there', 'Łódź']
     """
-    found = [Placed(word, own=number) for number, word in enumerate(words)]
-    behind: dict[int, list[Placed]] = {}
+    own = [TargetWord(word, own=number) for number, word in enumerate(words)]
+    inserted: dict[int, list[TargetWord]] = {}  # by the target word they follow; −1: at the start
     for word in missing:
-        core, readable = _core(source, word)
-        if len(readable) > _READABLE and readable in words:
-            found[words.index(readable)] = Placed(core, copied=word)
+        core, known = _core(source, word)
+        if len(known) >= _MIN_KNOWN and known in words:
+            own[words.index(known)] = TargetWord(core, copied=word)
         else:
-            before = _before(word, len(words), len(source.words), missing, weights)
-            behind.setdefault(before, []).append(Placed(core, copied=word))
-    woven = list(behind.get(-1, []))
-    for number, own in enumerate(found):
-        woven += [own, *behind.get(number, [])]
-    return woven
+            previous = _preceding_word(word, len(words), len(source.words), missing, weights)
+            inserted.setdefault(previous, []).append(TargetWord(core, copied=word))
+    result = list(inserted.get(-1, []))
+    for number, target_word in enumerate(own):
+        result += [target_word, *inserted.get(number, [])]
+    return result
 
 
-def _core(source: Cut, word: int) -> tuple[str, str]:
-    """A source word without the punctuation around it, and what the model can read of that."""
-    text = _harmless(source.words[word])
+def _core(source: Segmentation, word: int) -> tuple[str, str]:
+    """Return a source word without surrounding punctuation, and the characters of it that the model knows."""
+    text = _printable(source.words[word])
     unknown = {
-        letter for piece, shown in source.unknown.items() if source.word_of[piece] == word for letter in shown
+        letter for token, piece in source.unknown.items() if source.word_of[token] == word for letter in piece
     }
     kept = [at for at, letter in enumerate(text) if letter in unknown or letter.isalnum()]
     core = text[kept[0] : kept[-1] + 1] if kept else text
     return core, "".join(letter for letter in core if letter not in unknown)
 
 
-def _before(word: int, targets: int, sources: int, missing: Sequence[int], weights: Tensor | None) -> int:
-    """The target word behind which a missing source word stands, −1 for the beginning."""
+def _preceding_word(
+    word: int, targets: int, sources: int, missing: Sequence[int], weights: Tensor | None
+) -> int:
+    """Return the target word after which a missing source word is inserted; −1: at the start."""
     known = [other for other in range(word) if other not in missing]
     if not known or not targets:
         return -1
@@ -126,6 +132,6 @@ def _before(word: int, targets: int, sources: int, missing: Sequence[int], weigh
     return int(weights[:, known[-1]].argmax())
 
 
-def _harmless(text: str) -> str:
-    """Without control characters, which a terminal would obey."""
+def _printable(text: str) -> str:
+    """Remove control characters, which a terminal would interpret."""
     return "".join(letter for letter in text if unicodedata.category(letter) != "Cc")

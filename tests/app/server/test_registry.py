@@ -14,9 +14,9 @@ from regard.app.server.security import Refused
 from regard.app.server.state import AppState
 from regard.errors import ArgumentError
 from regard.models.encoders.static import StaticEncoder
-from regard.translation.training.checkpoint import alone_in, is_training
+from regard.translation.training.checkpoint import is_training, lock_folder
 from regard.translation.training.logs import CsvLog
-from regard.translation.training.progress import Listener, Report, ValidationResult
+from regard.translation.training.progress import Callback, Report, ValidationResult
 from regard.translation.training.train import train
 from tests.app.server.asking import Client, error
 from tests.translation.small import PAIRS, small_config
@@ -30,10 +30,10 @@ def training(folder: Path) -> Path:
     """A folder in which a training has begun."""
     folder.mkdir(parents=True, exist_ok=True)
     log = CsvLog(folder)
-    log.begin("A small Transformer", 0, 2000)
+    log.on_begin("A small Transformer", 0, 2000)
     for step in (100, 200):
-        log.report(Report(step, 2000, 0.5, 4.2, 1e-3, 7800, 60, None))
-    log.judge(ValidationResult(200, 2.5, 31.4, None, None, True))
+        log.on_report(Report(step, 2000, 0.5, 4.2, 1e-3, 7800, 60, None))
+    log.on_validation(ValidationResult(200, 2.5, 31.4, None, None, True))
     return folder
 
 
@@ -105,13 +105,13 @@ def state(client: Client) -> str:
     return one["state"]
 
 
-class Spy(Listener):
+class Spy(Callback):
     """Looks at a training from within."""
 
     def __init__(self, look) -> None:
         self.look, self.seen = look, []
 
-    def report(self, report) -> None:
+    def on_report(self, report) -> None:
         self.seen.append(self.look())
 
 
@@ -128,7 +128,7 @@ def test_the_state_of_a_training_is_that_of_its_folder(kind, tmp_path, asking):
     assert state(client) == "finished"
     longer = config.override(["training.updates=8"])
     spy = Spy(lambda: state(client))
-    train(path, config=longer, resume=True, listeners=[spy])
+    train(path, config=longer, resume=True, callbacks=[spy])
     assert set(spy.seen) == {"running"}
     assert state(client) == "finished"
 
@@ -137,7 +137,7 @@ def test_the_state_of_a_training_is_that_of_its_folder(kind, tmp_path, asking):
         raise Killed
 
     with pytest.raises(Killed):
-        train(path, config=config.override(["training.updates=20"]), resume=True, listeners=[Spy(kill)])
+        train(path, config=config.override(["training.updates=20"]), resume=True, callbacks=[Spy(kill)])
     assert state(client) == "stopped"
     train(path, resume=True)
     assert state(client) == "finished"
@@ -157,7 +157,7 @@ def test_a_training_that_ended_early_is_finished_until_it_is_lengthened(tmp_path
         raise Killed
 
     with pytest.raises(Killed):
-        train(path, config=config.override(["training.updates=50"]), resume=True, listeners=[Spy(kill)])
+        train(path, config=config.override(["training.updates=50"]), resume=True, callbacks=[Spy(kill)])
     assert state(client) == "stopped"
 
 
@@ -174,7 +174,7 @@ def test_looking_at_a_folder_does_not_keep_a_training_from_it(tmp_path):
         looker.start()
     try:
         for _ in range(30):
-            with alone_in(tmp_path):
+            with lock_folder(tmp_path):
                 assert is_training(tmp_path)
     finally:
         stop.set()

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from regard.errors import ArgumentError
 from regard.translation.alignment.aer import GoldAlignment, error_rate, read_gold, read_pharaoh
-from regard.translation.data.links import Links, pharaoh, read_links, symmetrize, turned
+from regard.translation.data.links import Links, read_links, reverse_links, symmetrize, to_pharaoh
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "align-roen"
 LINKS = st.frozensets(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=12)
@@ -47,7 +47,7 @@ def test_error_rate_of_different_numbers_of_sentences() -> None:
 @given(st.lists(LINKS, max_size=5))
 def test_written_links_are_read_again(tmp_path_factory: pytest.TempPathFactory, links: list[Links]) -> None:
     path = tmp_path_factory.mktemp("links") / "links.txt"
-    path.write_text("".join(f"{pharaoh(some)}\n" for some in links))
+    path.write_text("".join(f"{to_pharaoh(some)}\n" for some in links))
     assert read_pharaoh(path) == links
     assert read_gold(path) == [GoldAlignment(some) for some in links]
     path.write_text("".join(" ".join(f"{s + 1}p{t + 1}" for s, t in some) + "\r\n" for some in links))
@@ -134,7 +134,7 @@ def test_grown_links_lie_between_intersection_and_union(forward: Links, backward
     both, either = (symmetrize(forward, backward, how) for how in ("intersection", "union"))
     assert both <= symmetrize(forward, backward) <= either
     assert symmetrize(forward, forward) == forward
-    assert turned(turned(forward)) == forward
+    assert reverse_links(reverse_links(forward)) == forward
 
 
 def test_grown_links_of_a_hand_worked_example() -> None:
@@ -158,4 +158,4 @@ def test_unknown_ways_are_refused() -> None:
 
 @given(LINKS)
 def test_a_line_is_read_as_it_was_written(links: Links) -> None:
-    assert read_links(pharaoh(links)) == (links, frozenset())
+    assert read_links(to_pharaoh(links)) == (links, frozenset())

@@ -14,7 +14,7 @@ from regard.models import Transformer, TransformerConfig
 from regard.models.layers.attention import Attends
 from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from regard.models.seq2seq import Seq2Seq
-from regard.translation import Cut, TokenizerPair, Tokens
+from regard.translation import Segmentation, Tokenizer, TokenizerPair
 from regard.translation.alignment import cross_attention
 from regard.translation.alignment.aer import GoldAlignment, error_rate
 from regard.translation.alignment.alignment import (
@@ -202,8 +202,8 @@ def test_wrong_choices_are_refused(wrong: Any) -> None:
 # Words
 
 
-def a_cut(word_of: list[int], words: int) -> Cut:
-    return Cut([f"w{i}" for i in range(words)], [9] * len(word_of), ["p"] * len(word_of), word_of, {})
+def a_cut(word_of: list[int], words: int) -> Segmentation:
+    return Segmentation([f"w{i}" for i in range(words)], [9] * len(word_of), ["p"] * len(word_of), word_of, {})
 
 
 @given(st.lists(st.integers(0, 4), max_size=9), st.lists(st.integers(0, 3), max_size=9), st.integers(0, 99))
@@ -224,12 +224,12 @@ def test_merged_weights_sum_over_source_and_average_over_target(
 
 def test_pieces_of_no_word_belong_to_none() -> None:
     """A model may write pieces that make no word at all."""
-    assert Alignment.of(a_cut([0], 1), Cut([], [9], [""], [0], {}), torch.ones(1, 1)).weights.shape == (0, 1)
+    assert Alignment.of(a_cut([0], 1), Segmentation([], [9], [""], [0], {}), torch.ones(1, 1)).weights.shape == (0, 1)
 
 
 def test_words_are_aligned_whatever_their_pieces() -> None:
     lines = ["ein großer Hund bellt laut", "a big dog barks loudly"]
-    tokens = Tokens.learn(lines * 5, kind="bpe", size=40)
+    tokens = Tokenizer.learn(lines * 5, kind="bpe", size=40)
     model = Transformer(len(tokens), TransformerConfig(width=12, heads=3, layers=2))
     pair = ("ein großer Hund bellt", "a dog  barks ")
     (alignment,) = align(model, TokenizerPair(tokens, tokens), [pair])
@@ -238,7 +238,7 @@ def test_words_are_aligned_whatever_their_pieces() -> None:
     pieces = cross_weights(model, [tokens.encode(pair[0])], [tokens.encode(pair[1])])[0]
     assert pieces.shape[1] > 4  # or this would show nothing
     assert (alignment.weights.sum(-1) <= 1 + 1e-6).all()
-    cut = tokens.cut(pair[1])
+    cut = tokens.segment(pair[1])
     for word in range(3):
         rows = [i for i, of in enumerate(cut.word_of) if of == word]
         torch.testing.assert_close(alignment.weights[word].sum(), pieces[rows].sum() / len(rows))
@@ -247,7 +247,7 @@ def test_words_are_aligned_whatever_their_pieces() -> None:
 def test_links() -> None:
     weights = torch.tensor([[0.1, 0.5, 0.3], [0.0, 0.0, 0.0], [0.2, 0.2, 0.6]])
     alignment = Alignment(("a", "b", "c"), ("x", "y", "z"), weights)
-    assert alignment.best() == [1, None, 2]
+    assert alignment.argmax() == [1, None, 2]
     assert alignment.links() == {(1, 0), (2, 2)}
     assert alignment.pharaoh() == "1-0 2-2"
     assert alignment.links(0.3) == {(1, 0), (2, 0), (2, 2)}
@@ -273,7 +273,7 @@ def test_an_alignment_as_json(dtype: torch.dtype) -> None:
 
 
 def test_empty_alignments() -> None:
-    assert Alignment((), ("a",), torch.zeros(1, 0)).best() == [None]
+    assert Alignment((), ("a",), torch.zeros(1, 0)).argmax() == [None]
     nothing = Alignment((), (), torch.zeros(0, 0))
     assert (nothing.pharaoh(), str(nothing)) == ("", "")
     assert "no links" in repr(nothing)
@@ -321,7 +321,7 @@ def shuffled(n: int) -> tuple[list[tuple[str, str]], list[Links]]:
 
 @pytest.fixture(scope="module")
 def letters() -> TokenizerPair:
-    tokens = Tokens.learn([" ".join("abcdefghijklmnop")] * 9, kind="words", size=60)
+    tokens = Tokenizer.learn([" ".join("abcdefghijklmnop")] * 9, kind="words", size=60)
     return TokenizerPair(tokens, tokens)
 
 

@@ -9,7 +9,7 @@ from regard.models import Packed, Transformer, TransformerConfig
 from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
 from regard.translation.alignment.cross_attention import AlignmentHead, Shift, cross_weights
 from regard.translation.alignment.guided_loss import guide_head, token_links
-from regard.translation.tokens import END, START, Cut
+from regard.translation.tokens import END, START, Segmentation
 
 SOURCES, TARGETS = [[5, 6, 7, 8, 9], [10, 11], [12]], [[20, 21, 22], [23, 24, 25, 26], []]
 LINKS = [torch.tensor([[4, 0], [1, 2], [2, 2]]), torch.tensor([[0, 3]]), torch.zeros(0, 2, dtype=torch.long)]
@@ -86,8 +86,8 @@ def test_what_cannot_be_guided_is_refused() -> None:
 
 
 def test_links_of_words_are_links_of_all_their_pieces() -> None:
-    source = Cut(["a", "b"], [5, 6, 7], ["p"] * 3, [0, 0, 1], {})
-    target = Cut(["x", "y", "z"], [5, 6, 7, 8], ["p"] * 4, [0, 1, 1, 2], {})
+    source = Segmentation(["a", "b"], [5, 6, 7], ["p"] * 3, [0, 0, 1], {})
+    target = Segmentation(["x", "y", "z"], [5, 6, 7, 8], ["p"] * 4, [0, 1, 1, 2], {})
     found = token_links(source, target, frozenset({(0, 1), (1, 2)}))
     assert found.tolist() == [[0, 1], [0, 2], [1, 1], [1, 2], [2, 3]]
     assert token_links(source, target, frozenset()).shape == (0, 2)

@@ -10,7 +10,7 @@ from regard.translation.alignment import lexical_aligner
 from regard.translation.alignment.aer import error_rate
 from regard.translation.alignment.lexical_aligner import LexicalAligner
 from regard.translation.data.bible import bible
-from regard.translation.data.links import Joining, Links
+from regard.translation.data.links import Links, SymmetrizationMethod
 
 
 def shuffled(n: int, words: int = 30, seed: int = 0) -> tuple[list[tuple[str, str]], list[Links]]:
@@ -155,7 +155,7 @@ def test_mark_in_greek_and_english() -> None:
     )
     learned = LexicalAligner.learn(pairs)
     rates = {}
-    hows: list[Joining] = ["intersection", "grow-diag-final-and"]
+    hows: list[SymmetrizationMethod] = ["intersection", "grow-diag-final-and"]
     for how in hows:
         links = zip(verses, learned.links(pairs, how), strict=True)
         rates[how] = error_rate([verse.without_punctuation(some) for verse, some in links], gold)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError
-from regard.translation.data.batches import Batch, Batches, InMemory
-from regard.translation.data.encoded import Store
+from regard.translation.data.batches import Batch, Batches, InMemoryPairs
+from regard.translation.data.encoded import EncodedCorpus
 from regard.translation.tokens import END, MARKS, START, UNKNOWN
 
 sides = st.lists(st.integers(MARKS, 50), max_size=13)
@@ -21,21 +21,21 @@ budgets = st.integers(1, 80)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def of_lengths(*lengths: tuple[int, int]) -> InMemory:
+def of_lengths(*lengths: tuple[int, int]) -> InMemoryPairs:
     """Pairs of these lengths, no two pieces alike."""
-    return InMemory([(list(range(5, 5 + s)), list(range(105, 105 + t))) for s, t in lengths])
+    return InMemoryPairs([(list(range(5, 5 + s)), list(range(105, 105 + t))) for s, t in lengths])
 
 
 @given(pairs=corpora, budget=budgets, seed=seeds, epoch=st.integers(0, 5))
 def test_each_pair_is_in_one_batch_of_an_epoch(pairs, budget, seed, epoch) -> None:
-    batches = Batches(InMemory(pairs), budget, seed).epoch(epoch)
+    batches = Batches(InMemoryPairs(pairs), budget, seed).epoch(epoch)
     assert sorted(place for batch in batches for place in batch.tolist()) == list(range(len(pairs)))
     assert all(len(batch) for batch in batches)
 
 
 @given(pairs=corpora, budget=budgets, seed=seeds)
 def test_a_batch_keeps_to_its_budget_unless_it_is_one_pair(pairs, budget, seed) -> None:
-    batches = Batches(InMemory(pairs), budget, seed)
+    batches = Batches(InMemoryPairs(pairs), budget, seed)
     for places in batches.epoch(0):
         batch = batches.get(places, 0)
         assert batch.size <= budget or len(places) == 1
@@ -45,7 +45,7 @@ def test_a_batch_keeps_to_its_budget_unless_it_is_one_pair(pairs, budget, seed) 
 
 @given(pairs=corpora, budget=budgets, seed=seeds, step=st.integers(0, 90))
 def test_a_later_start_gives_what_would_have_come(pairs, budget, seed, step) -> None:
-    batches = Batches(InMemory(pairs), budget, seed)
+    batches = Batches(InMemoryPairs(pairs), budget, seed)
     all_of_them = list(islice(batches.from_step(0), step + 20))
     later = list(islice(batches.from_step(step), 20))
     assert [(epoch, place, batch.tolist()) for epoch, place, batch in later] == [
@@ -57,9 +57,9 @@ def test_a_later_start_gives_what_would_have_come(pairs, budget, seed, step) -> 
 def test_the_order_depends_on_the_seed_alone(pairs, budget, seed) -> None:
     numpy.random.seed(len(pairs))
     torch.manual_seed(budget)
-    first = [batch.tolist() for batch in Batches(InMemory(pairs), budget, seed).epoch(3)]
+    first = [batch.tolist() for batch in Batches(InMemoryPairs(pairs), budget, seed).epoch(3)]
     numpy.random.seed(0)
-    assert first == [batch.tolist() for batch in Batches(InMemory(pairs), budget, seed).epoch(3)]
+    assert first == [batch.tolist() for batch in Batches(InMemoryPairs(pairs), budget, seed).epoch(3)]
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
@@ -97,25 +97,25 @@ def test_links_come_with_their_pairs(tmp_path: Path) -> None:
     """Of each (source token, target token)."""
     pairs = [([5] * n, [6] * n) for n in range(1, 6)]
     links = [(list(range(n)), [n - 1] * n) for n in range(1, 6)]
-    for kept in (InMemory(links), Store.write(tmp_path / "links.ids", links, vocabulary=10)):
-        batch = Batches(InMemory(pairs), 50, links=kept).get(numpy.array([2, 0]), 0)
+    for kept in (InMemoryPairs(links), EncodedCorpus.write(tmp_path / "links.ids", links, vocabulary=10)):
+        batch = Batches(InMemoryPairs(pairs), 50, links=kept).get(numpy.array([2, 0]), 0)
         assert [some.tolist() for some in batch.links] == [[[0, 2], [1, 2], [2, 2]], [[0, 0]]]
 
 
 @pytest.mark.parametrize("links", [([0, 3], [0, 1]), ([0, 1], [0, 2]), ([0, 1], [0]), ([], [0])])
 def test_links_that_point_nowhere_are_refused(links: tuple[list[int], list[int]]) -> None:
-    batches = Batches(InMemory([([5] * 3, [6] * 2)]), 50, links=InMemory([links]))
+    batches = Batches(InMemoryPairs([([5] * 3, [6] * 2)]), 50, links=InMemoryPairs([links]))
     with pytest.raises(ArgumentError, match=r"links of pair 0 are damaged: .* its 3 source and 2 target"):
         batches.get([0], 0)
 
 
 def test_pairs_on_disk_give_the_same_batches(tmp_path: Path) -> None:
     pairs = [([5] * n, [6] * (n % 7 + 1)) for n in range(1, 30)]
-    store = Store.write(tmp_path / "pairs.ids", pairs, vocabulary=10)
+    store = EncodedCorpus.write(tmp_path / "pairs.ids", pairs, vocabulary=10)
     places = [3, 11, 7]
-    for kept in (Batches(store, 50), Batches(InMemory(pairs), 50)):
+    for kept in (Batches(store, 50), Batches(InMemoryPairs(pairs), 50)):
         assert [batch.tolist() for batch in kept.epoch(1)] == [
-            batch.tolist() for batch in Batches(InMemory(pairs), 50).epoch(1)
+            batch.tolist() for batch in Batches(InMemoryPairs(pairs), 50).epoch(1)
         ]
         batch = kept.get(places, 0)
         assert batch.source.lengths.tolist() == [5, 13, 9]
@@ -125,7 +125,7 @@ def test_pairs_on_disk_give_the_same_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shared", [True, False])
 def test_pieces_are_hidden_on_both_sides_at_the_asked_rate(shared: bool) -> None:
     pairs = [([5, 6, 10 + n], [10 + n, 8]) for n in range(2000)]
-    batches = Batches(InMemory(pairs), unknown=0.3, shared=shared)
+    batches = Batches(InMemoryPairs(pairs), unknown=0.3, shared=shared)
     batch = batches.get(range(2000), 4)
     sides = [side.split(side.tokens) for side in (batch.source, batch.target)]
     hidden = [[UNKNOWN in sentence.tolist() for sentence in side] for side in sides]
@@ -144,7 +144,7 @@ def test_pieces_are_hidden_on_both_sides_at_the_asked_rate(shared: bool) -> None
 
 @given(pairs=corpora, seed=seeds, epoch=st.integers(0, 3))
 def test_what_is_hidden_is_one_piece_more_or_one_piece_less(pairs, seed, epoch) -> None:
-    batches = Batches(InMemory(pairs), seed=seed, unknown=0.5)
+    batches = Batches(InMemoryPairs(pairs), seed=seed, unknown=0.5)
     before = [(list(source), list(target)) for source, target in pairs]
     batch = batches.get(range(len(pairs)), epoch)
     again = batches.get(range(len(pairs)), epoch)
@@ -160,7 +160,7 @@ def test_what_is_hidden_is_one_piece_more_or_one_piece_less(pairs, seed, epoch) 
 
 
 def test_other_epochs_hide_other_pieces() -> None:
-    batches = Batches(InMemory([([5, 6, 7], [7, 6, 5])] * 50), unknown=0.5)
+    batches = Batches(InMemoryPairs([([5, 6, 7], [7, 6, 5])] * 50), unknown=0.5)
     seen = {tuple(batches.get(range(50), epoch).source.tokens.tolist()) for epoch in range(5)}
     assert len(seen) == 5
 
@@ -177,4 +177,4 @@ def test_wrong_settings_are_refused(wrong: dict[str, float], why: str) -> None:
     with pytest.raises(ArgumentError, match=why):
         Batches(of_lengths((2, 3)), **wrong)
     with pytest.raises(ArgumentError, match="no pairs"):
-        Batches(InMemory([]))
+        Batches(InMemoryPairs([]))

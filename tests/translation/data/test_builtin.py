@@ -8,14 +8,14 @@ from importlib import import_module
 import pytest
 
 from regard.errors import ArgumentError, DTypeError
-from regard.translation.data.builtin import Embedded, Language, _Sentences, embedded, languages
+from regard.translation.data.builtin import EmbeddedCorpus, Language, _Sentences, embedded_corpus, languages
 
 VALUE = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d|\d+")
 
 
 @pytest.fixture(scope="module")
-def corpus() -> Embedded:
-    return embedded(size=2000)
+def corpus() -> EmbeddedCorpus:
+    return embedded_corpus(size=2000)
 
 
 class Digits(Language):
@@ -79,15 +79,15 @@ def test_the_parts_have_no_sentence_in_common(corpus):
 
 
 def test_a_seed_tells_all(corpus):
-    assert embedded(size=2000) == corpus
-    other = embedded(size=2000, seed=1)
+    assert embedded_corpus(size=2000) == corpus
+    other = embedded_corpus(size=2000, seed=1)
     assert len({*other.test} & {*corpus.test}) < 20
-    assert embedded(size=300).test == corpus.test[:30]  # what is held out does not depend on the size
+    assert embedded_corpus(size=300).test == corpus.test[:30]  # what is held out does not depend on the size
 
 
 def test_sizes_and_lengths_are_those_asked_for(corpus):
     assert [len(part) for part in corpus] == [2000, 200, 200, 200]
-    assert [len(part) for part in embedded(size=1, values=(2, 2))] == [1, 1, 1, 1]
+    assert [len(part) for part in embedded_corpus(size=1, values=(2, 2))] == [1, 1, 1, 1]
     words = [[len(pair.source.split()) for pair in part] for part in (corpus.train, corpus.longer)]
     assert 3 < sum(words[0]) / len(words[0]) < 10
     assert sum(words[1]) / len(words[1]) > 2 * sum(words[0]) / len(words[0])
@@ -122,7 +122,7 @@ def test_the_order_of_words_differs(corpus):
 @pytest.mark.parametrize("code", languages())
 def test_every_language_has_words_for_all_of_it(code):
     for source, target in ((code, "en"), ("en", code)):
-        corpus = embedded(source, target, size=40)
+        corpus = embedded_corpus(source, target, size=40)
         said = "".join(side for part in corpus for pair in part for side in pair)
         assert not re.search(r"\d|  |\n|\bNone\b|length-|mass-|volume-", said)
         assert all(side and side == side.strip() for part in corpus for pair in part for side in pair)
@@ -134,16 +134,16 @@ def test_a_language_may_be_named_with_a_hyphen():
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(ArgumentError, match=r"know the language 'tlh'; they know ar, .* de, en, "):
-        embedded("tlh", "de")
+        embedded_corpus("tlh", "de")
     with pytest.raises(ArgumentError, match="know the language ''"):
-        embedded("en", "")
+        embedded_corpus("en", "")
     with pytest.raises(DTypeError, match="give a code such as 'de'"):
-        embedded("en", 7)  # type: ignore[arg-type]
+        embedded_corpus("en", 7)  # type: ignore[arg-type]
     for values in ((0, 1), (2, 1), (1,), 3, (1.0, 2)):
         with pytest.raises(ArgumentError, match="give how many at least and at most"):
-            embedded(values=values)  # type: ignore[arg-type]
+            embedded_corpus(values=values)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="size=0"):
-        embedded(size=0)
+        embedded_corpus(size=0)
 
 
 def test_more_sentences_than_there_are_end_in_an_error(monkeypatch):
@@ -161,4 +161,4 @@ def test_more_sentences_than_there_are_end_in_an_error(monkeypatch):
 def test_a_missing_extra_is_one_line_with_its_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "num2words", None)
     with pytest.raises(ModuleNotFoundError, match="num2words: pip install babel num2words"):
-        embedded("en", "de", size=10)
+        embedded_corpus("en", "de", size=10)

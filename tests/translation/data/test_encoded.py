@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError
-from regard.translation.data.encoded import Store, _About
+from regard.translation.data.encoded import EncodedCorpus, _About
 
 PAIRS = [([5, 6, 2], [1, 7, 2]), ([], [1, 2]), ([4], [])]
 
 
-def listed(store: Store) -> list[tuple[list[int], list[int]]]:
+def listed(store: EncodedCorpus) -> list[tuple[list[int], list[int]]]:
     return [(source.tolist(), target.tolist()) for source, target in store]
 
 
@@ -36,8 +36,8 @@ def folder(tmp_path_factory) -> Path:
 def test_what_is_written_is_read_again(vocabulary, kind, data, folder):
     ids = st.lists(st.integers(0, vocabulary - 1), max_size=7)
     pairs = data.draw(st.lists(st.tuples(ids, ids), max_size=11))
-    written = Store.write(folder / "ids", iter(pairs), vocabulary=vocabulary)
-    for store in (written, Store.open(folder / "ids")):
+    written = EncodedCorpus.write(folder / "ids", iter(pairs), vocabulary=vocabulary)
+    for store in (written, EncodedCorpus.open(folder / "ids")):
         assert listed(store) == pairs
         assert store.sizes.tolist() == [[len(source), len(target)] for source, target in pairs]
         assert (len(store), store.vocabulary) == (len(pairs), vocabulary)
@@ -46,12 +46,12 @@ def test_what_is_written_is_read_again(vocabulary, kind, data, folder):
 
 def test_many_pairs_are_written_in_chunks(tmp_path):
     pairs = [([n % 97] * (n % 5), [n % 89] * (n % 3)) for n in range(3000)]
-    store = Store.write(tmp_path / "ids", pairs, vocabulary=97)
+    store = EncodedCorpus.write(tmp_path / "ids", pairs, vocabulary=97)
     assert listed(store) == pairs
 
 
 def test_it_is_read_as_a_list_is(tmp_path):
-    store = Store.write(tmp_path / "ids", PAIRS, vocabulary=8)
+    store = EncodedCorpus.write(tmp_path / "ids", PAIRS, vocabulary=8)
     assert store[-1].source.tolist() == [4]
     assert [pair.target.tolist() for pair in store[1:]] == [[1, 2], []]
     assert store[np.int64(0)].source.tolist() == [5, 6, 2]
@@ -68,7 +68,7 @@ def test_it_is_read_as_a_list_is(tmp_path):
 
 
 def test_sizes_can_be_added_and_subtracted(tmp_path):
-    store = Store.write(tmp_path / "ids", PAIRS, vocabulary=8)
+    store = EncodedCorpus.write(tmp_path / "ids", PAIRS, vocabulary=8)
     assert (store.sizes - 1).tolist() == [[2, 2], [-1, 1], [0, -1]]
     assert store.sizes.dtype == np.int64
 
@@ -80,8 +80,8 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
     peaks = []
     for chunks in (2, 12):
         tracemalloc.start()
-        store = Store.write(tmp_path / f"{chunks}", pairs(1024 * chunks), vocabulary=100)
-        Store.open(tmp_path / f"{chunks}")[1024 * chunks - 1]
+        store = EncodedCorpus.write(tmp_path / f"{chunks}", pairs(1024 * chunks), vocabulary=100)
+        EncodedCorpus.open(tmp_path / f"{chunks}")[1024 * chunks - 1]
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert len(store) == 1024 * chunks
@@ -94,10 +94,10 @@ def test_an_id_outside_the_vocabulary_is_named(wrong, tmp_path):
     with pytest.raises(
         ArgumentError, match=rf"pair 2,000 has the id {wrong} and the vocabulary 8; ids are 0 to 7"
     ):
-        Store.write(tmp_path / "ids", pairs, vocabulary=8)
+        EncodedCorpus.write(tmp_path / "ids", pairs, vocabulary=8)
     assert not list(tmp_path.iterdir())
     with pytest.raises(ArgumentError, match="vocabulary=0"):
-        Store.write(tmp_path / "ids", [], vocabulary=0)
+        EncodedCorpus.write(tmp_path / "ids", [], vocabulary=0)
 
 
 def test_what_fails_half_way_leaves_the_old_file_alone(tmp_path):
@@ -105,41 +105,41 @@ def test_what_fails_half_way_leaves_the_old_file_alone(tmp_path):
         yield from PAIRS
         raise KeyboardInterrupt
 
-    Store.write(tmp_path / "ids", PAIRS, vocabulary=8)
+    EncodedCorpus.write(tmp_path / "ids", PAIRS, vocabulary=8)
     with pytest.raises(KeyboardInterrupt):
-        Store.write(tmp_path / "ids", broken(), vocabulary=8)
-    assert listed(Store.open(tmp_path / "ids")) == PAIRS
+        EncodedCorpus.write(tmp_path / "ids", broken(), vocabulary=8)
+    assert listed(EncodedCorpus.open(tmp_path / "ids")) == PAIRS
     assert [path.name for path in tmp_path.iterdir()] == ["ids"]
 
 
 def test_an_open_store_survives_its_replacement(tmp_path):
-    store = Store.write(tmp_path / "ids", PAIRS, vocabulary=8)
-    Store.write(tmp_path / "ids", PAIRS[:1], vocabulary=8)
+    store = EncodedCorpus.write(tmp_path / "ids", PAIRS, vocabulary=8)
+    EncodedCorpus.write(tmp_path / "ids", PAIRS[:1], vocabulary=8)
     assert listed(store) == PAIRS
 
 
 def test_a_full_disk_names_the_file_and_leaves_the_old_one_alone(tmp_path):
-    Store.write(tmp_path / "ids", PAIRS, vocabulary=8)
+    EncodedCorpus.write(tmp_path / "ids", PAIRS, vocabulary=8)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
     try:
         with pytest.raises(OSError, match="ids'") as caught:
-            Store.write(tmp_path / "ids", [([1] * 100, [1] * 100)] * 5000, vocabulary=8)
+            EncodedCorpus.write(tmp_path / "ids", [([1] * 100, [1] * 100)] * 5000, vocabulary=8)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.filename == str(tmp_path / "ids")
-    assert listed(Store.open(tmp_path / "ids")) == PAIRS
+    assert listed(EncodedCorpus.open(tmp_path / "ids")) == PAIRS
     assert [path.name for path in tmp_path.iterdir()] == ["ids"]
 
 
 @pytest.mark.parametrize("change", ["cut", "longer"])
 @pytest.mark.parametrize("by", [1, 8, 24, 50])
 def test_a_file_of_another_size_is_refused(change, by, tmp_path):
-    path = Store.write(tmp_path / "ids", PAIRS, vocabulary=8).path
+    path = EncodedCorpus.write(tmp_path / "ids", PAIRS, vocabulary=8).path
     content = path.read_bytes()
     path.write_bytes(content[:-by] if change == "cut" else content + bytes(by))
     with pytest.raises(ArgumentError, match="it was cut off or changed: write it anew"):
-        Store.open(path)
+        EncodedCorpus.open(path)
 
 
 @pytest.mark.parametrize(
@@ -158,30 +158,30 @@ def test_a_file_of_another_size_is_refused(change, by, tmp_path):
 def test_a_foreign_file_is_refused(content, tmp_path):
     (tmp_path / "ids").write_bytes(content)
     with pytest.raises(ArgumentError, match="is no store of ids that this version"):
-        Store.open(tmp_path / "ids")
+        EncodedCorpus.open(tmp_path / "ids")
 
 
 def test_a_header_with_impossible_numbers_is_refused(tmp_path):
     header = b'{"format": "regard store 2", "pairs": -1, "ids": 12, "vocabulary": 1}'
     (tmp_path / "ids").write_bytes(header.ljust(4096))
     with pytest.raises(ArgumentError, match="it was cut off or changed"):
-        Store.open(tmp_path / "ids")
+        EncodedCorpus.open(tmp_path / "ids")
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     with pytest.raises(ArgumentError, match="there is no file"):
-        Store.open(tmp_path / "none")
+        EncodedCorpus.open(tmp_path / "none")
     with pytest.raises(ArgumentError, match="is a folder; pass a regular file"):
-        Store.open(tmp_path)
+        EncodedCorpus.open(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ArgumentError, match=r"is a named pipe \(FIFO\); pass a regular file"):
-        Store.open(tmp_path / "pipe")
+        EncodedCorpus.open(tmp_path / "pipe")
     with pytest.raises(IsADirectoryError, match="is a folder; pass a file path"):
-        Store.write(tmp_path, PAIRS, vocabulary=8)
+        EncodedCorpus.write(tmp_path, PAIRS, vocabulary=8)
 
 
 def test_every_flipped_bit_is_noticed(tmp_path):
-    path = Store.write(tmp_path / "ids", PAIRS, vocabulary=8).path
+    path = EncodedCorpus.write(tmp_path / "ids", PAIRS, vocabulary=8).path
     content = path.read_bytes()
     header = len(content[:4096].rstrip()) + 2
     places = [*range(8 * header), *range(8 * 4096, 8 * len(content))]  # all but most of the blanks
@@ -190,9 +190,9 @@ def test_every_flipped_bit_is_noticed(tmp_path):
         harmed[bit // 8] ^= 1 << bit % 8
         path.write_bytes(harmed)
         with pytest.raises(ArgumentError):
-            Store.open(path)
+            EncodedCorpus.open(path)
     path.write_bytes(content)
-    assert listed(Store.open(path)) == PAIRS
+    assert listed(EncodedCorpus.open(path)) == PAIRS
 
 
 @pytest.mark.parametrize(
@@ -205,10 +205,10 @@ def test_every_flipped_bit_is_noticed(tmp_path):
     ],
 )
 def test_a_valid_checksum_does_not_make_wrong_numbers_right(at, value, why, tmp_path):
-    path = Store.write(tmp_path / "ids", PAIRS, vocabulary=8).path
+    path = EncodedCorpus.write(tmp_path / "ids", PAIRS, vocabulary=8).path
     content = bytearray(path.read_bytes())
     content[at : at + 8] = value.to_bytes(8, "little", signed=True)
     digest = hashlib.sha256(content[4096:]).hexdigest()
     path.write_bytes(_About(3, 9, 8).header(digest) + content[4096:])
     with pytest.raises(ArgumentError, match=why):
-        Store.open(path)
+        EncodedCorpus.open(path)

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, DTypeError
-from regard.translation.data.cleaning import Dropped, clean
+from regard.translation.data.cleaning import LengthFilter, clean_pairs
 from regard.translation.data.formats import read_lines, read_pairs, write_pairs
-from regard.translation.data.pairs import Pair, fingerprint, split, tidy
+from regard.translation.data.pairs import Pair, fingerprint, split_pairs, tidy
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 PAIRS = [
@@ -247,7 +247,7 @@ def test_lines_end_where_editors_end_them(tmp_path):
 
 @given(pairs=many_pairs, longest=st.integers(1, 30), ratio=st.floats(1, 5))
 def test_each_pair_is_kept_or_counted(pairs, longest, ratio):
-    cleaned = clean(pairs, longest=longest, ratio=ratio)
+    cleaned = clean_pairs(pairs, longest=longest, ratio=ratio)
     kept = list(cleaned)
     dropped = cleaned.dropped
     assert (dropped.seen, dropped.total) == (len(pairs), len(pairs) - len(kept))
@@ -257,7 +257,7 @@ def test_each_pair_is_kept_or_counted(pairs, longest, ratio):
         shorter, longer = sorted(map(len, pair))
         assert 0 < longer <= longest
         assert longer <= ratio * shorter + 40
-    assert list(clean(kept, longest=longest, ratio=ratio)) == kept
+    assert list(clean_pairs(kept, longest=longest, ratio=ratio)) == kept
 
 
 def test_the_report_says_how_many_and_why():
@@ -266,13 +266,13 @@ def test_the_report_says_how_many_and_why():
         Pair("a" * 2001, "b" * 2000),
         Pair("a", "b" * 99),
     ]
-    cleaned = clean(pairs)
+    cleaned = clean_pairs(pairs)
     assert len(list(cleaned)) == 1000
     assert str(cleaned.dropped) == (
         "dropped 3 of 1,003 pairs: 1 with an empty side, 1 longer than 2,000 characters, "
         "1 with sides of very unequal length"
     )
-    assert str(Dropped(9, 4, 0, "pieces")) == "dropped none of 0 pairs"
+    assert str(LengthFilter(9, 4, 0, "pieces")) == "dropped none of 0 pairs"
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_the_report_says_how_many_and_why():
 )
 def test_limits_that_let_nothing_through_are_refused(wrong):
     with pytest.raises(ArgumentError, match=next(iter(wrong))):
-        clean([], **wrong)
+        clean_pairs([], **wrong)
 
 
 # splitting
@@ -294,7 +294,7 @@ def test_limits_that_let_nothing_through_are_refused(wrong):
 )
 def test_no_source_is_in_two_parts_and_no_pair_is_lost(sources, dev, test, seed):
     pairs = [Pair(f"source {'  ' * (n % 3)}{source}", f"target {n}") for n, source in enumerate(sources)]
-    parts = split(pairs, dev=dev, test=test, seed=seed)
+    parts = split_pairs(pairs, dev=dev, test=test, seed=seed)
     train = list(parts.train)
     assert sorted([*train, *parts.dev, *parts.test]) == sorted(pairs)
     kinds = [{tidy(pair.source) for pair in part} for part in (train, parts.dev, parts.test)]
@@ -306,10 +306,10 @@ def test_no_source_is_in_two_parts_and_no_pair_is_lost(sources, dev, test, seed)
 
 def test_the_split_does_not_depend_on_the_order():
     pairs = [Pair(f"sentence {n}", f"Satz {n}") for n in range(5000)]
-    parts, turned = split(pairs, dev=100, test=50), split(pairs[::-1], dev=100, test=50)
+    parts, turned = split_pairs(pairs, dev=100, test=50), split_pairs(pairs[::-1], dev=100, test=50)
     assert (set(parts.dev), set(parts.test)) == (set(turned.dev), set(turned.test))
-    assert set(split(pairs, dev=200, test=50).test) == set(parts.test)
-    assert set(split(pairs, dev=100, test=50, seed=1).dev) != set(parts.dev)
+    assert set(split_pairs(pairs, dev=200, test=50).test) == set(parts.test)
+    assert set(split_pairs(pairs, dev=100, test=50, seed=1).dev) != set(parts.dev)
 
 
 def test_it_is_the_same_on_every_machine():
@@ -320,12 +320,12 @@ def test_splitting_reads_a_function_anew_and_refuses_what_is_read_once():
     def read() -> list[Pair]:
         return [Pair(f"sentence {n}", f"Satz {n}") for n in range(100)]
 
-    parts = split(read, dev=5)
+    parts = split_pairs(read, dev=5)
     assert (len(list(parts.train)), len(list(parts.train)), len(parts.dev)) == (95, 95, 5)
     with pytest.raises(DTypeError, match="a list_iterator, which can be read only once"):
-        split(iter(read()))
+        split_pairs(iter(read()))
     with pytest.raises(ArgumentError, match="split got dev=-1"):
-        split(read, dev=-1)
+        split_pairs(read, dev=-1)
 
 
 def test_a_corpus_is_never_held_in_memory():
@@ -335,8 +335,8 @@ def test_a_corpus_is_never_held_in_memory():
     peaks = []
     for size in (1000, 8000):
         tracemalloc.start()
-        parts = split(read(size), dev=10)  # type: ignore[arg-type]
-        assert sum(1 for _ in clean(parts.train)) == size - 10
+        parts = split_pairs(read(size), dev=10)  # type: ignore[arg-type]
+        assert sum(1 for _ in clean_pairs(parts.train)) == size - 10
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.5 * peaks[0]
@@ -346,7 +346,7 @@ def test_real_text_is_read_whole_and_little_of_it_is_dropped():
     folder = DATA / "multi30k"
     if not folder.exists():
         pytest.skip("needs ../shared/data/multi30k")
-    pairs = clean(read_pairs(folder / "train.de", folder / "train.en"))
+    pairs = clean_pairs(read_pairs(folder / "train.de", folder / "train.en"))
     assert sum(1 for _ in pairs) == 29_000 - pairs.dropped.total
     assert pairs.dropped.seen == 29_000
     assert pairs.dropped.total <= 3

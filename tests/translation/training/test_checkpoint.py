@@ -24,7 +24,7 @@ from regard._util.files import CHECKSUMS
 from regard.errors import ArgumentError
 from regard.models.packed import Packed
 from regard.translation.config import TranslationConfig
-from regard.translation.tokens import TokenizerPair, Tokens
+from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.training import checkpoint
 from regard.translation.training.checkpoint import (
     CONFIG,
@@ -35,9 +35,9 @@ from regard.translation.training.checkpoint import (
     STATE,
     TARGET,
     Checkpoint,
-    alone_in,
     is_training,
     load_model,
+    lock_folder,
     optimizer_tensors,
     read_config,
     restore_optimizer,
@@ -65,26 +65,26 @@ def made(
 
 def test_one_is_alone_in_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "model"
-    with alone_in(folder):
-        with pytest.raises(ArgumentError, match="another training is at work"), alone_in(folder):
+    with lock_folder(folder):
+        with pytest.raises(ArgumentError, match="another training is at work"), lock_folder(folder):
             pytest.fail("there are two")
         assert folder.is_dir()  # who was refused takes nothing away, even if it is still empty
     assert not folder.exists()
     folder.mkdir()
-    with alone_in(folder):
+    with lock_folder(folder):
         pass
     assert folder.is_dir()  # somebody else has made it
-    with alone_in(folder):
+    with lock_folder(folder):
         (folder / "kept").touch()
-    with alone_in(folder):  # free again
+    with lock_folder(folder):  # free again
         assert [path.name for path in folder.iterdir()] == ["kept"]
 
 
 def test_a_folder_that_is_gone_hides_no_error(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    with pytest.raises(ArithmeticError, match="the real one"), alone_in(folder):
+    with pytest.raises(ArithmeticError, match="the real one"), lock_folder(folder):
         _go_and_fail(folder)
-    with alone_in(folder):  # nor is it one by itself
+    with lock_folder(folder):  # nor is it one by itself
         folder.rmdir()
 
 
@@ -97,7 +97,7 @@ def _go_and_fail(folder: Path) -> None:
 @pytest.mark.parametrize("shared", [True, False])
 def test_what_was_written_is_loaded(tmp_path: Path, model: str, shared: bool) -> None:
     config = small_config(model, f"tokens.shared={str(shared).lower()}")
-    other = Tokens.learn(["a b c d"], kind="words", size=9)
+    other = Tokenizer.learn(["a b c d"], kind="words", size=9)
     weights = made(tmp_path, config, TOKENS if shared else TokenizerPair(TOKENS.source, other))
     assert {path.name for path in tmp_path.glob("*.model")} == ({SHARED} if shared else {SOURCE, TARGET})
     found = load_model(tmp_path)
@@ -156,7 +156,7 @@ def piped(path: Path, make: Callable[[Path], object] = os.mkfifo) -> None:
     make(path)
 
 
-OTHER = Tokens.learn([" ".join(reversed("0123456789"))], kind="words", size=len(TOKENS.source))
+OTHER = Tokenizer.learn([" ".join(reversed("0123456789"))], kind="words", size=len(TOKENS.source))
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing there": (shutil.rmtree, "does not exist"),
     "a file": (lambda folder: (shutil.rmtree(folder), folder.write_text("")), "is a file"),
@@ -186,7 +186,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "wrong width": (lambda folder: settings(folder, "model", width=18), "shape"),
     "wrong layers": (lambda folder: settings(folder, "model", layers=2), "tensors are missing or too many"),
     "other kind": (lambda folder: settings(folder, "model", kind="plain"), "missing or too many"),
-    "other vocabulary": (lambda folder: Tokens.learn(["a b"], kind="words").save(folder / SHARED), "shape"),
+    "other vocabulary": (lambda folder: Tokenizer.learn(["a b"], kind="words").save(folder / SHARED), "shape"),
     "other vocabulary of the same size": (
         lambda folder: OTHER.save(folder / SHARED),
         "tokens.model is not the vocabulary that model.safetensors was trained with",
@@ -484,7 +484,7 @@ def test_tidying_leaves_what_others_keep_there(tmp_path: Path) -> None:
 def test_a_folder_knows_whether_a_training_is_at_work(tmp_path: Path) -> None:
     made(tmp_path)
     (tmp_path / MODEL).unlink()
-    with alone_in(tmp_path):
+    with lock_folder(tmp_path):
         assert is_training(tmp_path)
         with pytest.raises(ArgumentError, match=r"Its training is running; wait for that\.$"):
             load_model(tmp_path)

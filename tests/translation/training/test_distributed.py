@@ -16,7 +16,7 @@ import torch
 
 from regard.errors import ArgumentError
 from regard.translation.training.checkpoint import Checkpoint
-from regard.translation.training.distributed import Alone, Parallel, RemoteError, Sharded, join_world
+from regard.translation.training.distributed import Parallel, RemoteError, Sharded, SingleProcess, join_world
 from regard.translation.training.train import train as train_folder
 from regard.translation.translator import load_translator
 from tests.translation.small import DEV, PAIRS
@@ -142,7 +142,7 @@ def one_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_one_process_is_alone() -> None:
     with join_world() as world:
-        assert isinstance(world, Alone)
+        assert isinstance(world, SingleProcess)
         assert (world.rank, world.size) == (0, 1)
 
 

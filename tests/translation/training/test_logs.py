@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from regard.errors import ArgumentError
 from regard.translation.training import logs
-from regard.translation.training.logs import CsvLog, Row, SampleLog, TensorBoardLog, read_log
-from regard.translation.training.progress import Example, Listener, Report, ValidationResult
+from regard.translation.training.logs import CsvLog, LogRow, SampleLog, TensorBoardLog, read_log
+from regard.translation.training.progress import Callback, Report, SampleTranslation, ValidationResult
 
 STEPS = range(50, 501, 50)
 
@@ -21,17 +21,17 @@ def report(step: int) -> Report:
 
 
 def judgement(step: int) -> ValidationResult:
-    return ValidationResult(step, 120 / step, step / 13, 0.5, Example("a", "b", "c"), True)
+    return ValidationResult(step, 120 / step, step / 13, 0.5, SampleTranslation("a", "b", "c"), True)
 
 
-def train(log: Listener, after: int = 0, judged_first: bool = False) -> None:
+def train(log: Callback, after: int = 0, judged_first: bool = False) -> None:
     """Every 50 steps a report, every 100 a judgement."""
-    log.begin("a model", after, 1000)
+    log.on_begin("a model", after, 1000)
     for step in STEPS:
         if step > after:
-            calls = [lambda step=step: log.report(report(step))]
+            calls = [lambda step=step: log.on_report(report(step))]
             if step % 100 == 0:
-                calls.insert(0 if judged_first else 1, lambda step=step: log.judge(judgement(step)))
+                calls.insert(0 if judged_first else 1, lambda step=step: log.on_validation(judgement(step)))
             for call in calls:
                 call()
 
@@ -45,7 +45,7 @@ def test_a_row_for_each_report_with_its_judgement(tmp_path):
     assert [row.step for row in rows] == list(STEPS)
     assert [row.step for row in rows if row.dev_bleu is not None] == list(STEPS)[1::2]
     assert rows[1] == pytest.approx(
-        Row(100, 100 / 7, 1.0, 1e-5, 7800 + 100 / 3, 110.0, 1.2, 100 / 13), rel=1e-6
+        LogRow(100, 100 / 7, 1.0, 1e-5, 7800 + 100 / 3, 110.0, 1.2, 100 / 13), rel=1e-6
     )
 
 
@@ -57,20 +57,20 @@ def test_judging_before_the_report_writes_the_same(tmp_path):
 
 def test_each_row_is_on_disk_at_once(tmp_path):
     log = CsvLog(tmp_path)
-    log.begin("a model", 0, 1000)
+    log.on_begin("a model", 0, 1000)
     assert read_log(tmp_path) == []
-    log.report(report(50))
+    log.on_report(report(50))
     assert [row.step for row in read_log(tmp_path)] == [50]
-    log.judge(judgement(50))
+    log.on_validation(judgement(50))
     assert read_log(log.path)[0].dev_loss == pytest.approx(2.4)
 
 
 def test_a_judgement_without_a_report_has_the_time_of_the_last(tmp_path):
     log = CsvLog(tmp_path)
-    log.begin("a model", 0, 1000)
-    log.judge(judgement(10))
-    log.report(report(50))
-    log.judge(judgement(70))
+    log.on_begin("a model", 0, 1000)
+    log.on_validation(judgement(10))
+    log.on_report(report(50))
+    log.on_validation(judgement(70))
     first, _, last = read_log(tmp_path)
     assert (first.loss, first.seconds) == (None, None)
     assert (last.step, last.loss, last.seconds) == (70, None, pytest.approx(55))
@@ -86,7 +86,7 @@ def test_killed_at_any_byte_and_resumed_is_as_if_nothing_had_happened(data, tmp_
     complete = [row.step for row in read_log(folder)]
     assert complete == list(STEPS)[: max(whole[:cut].count(b"\n") - 1, 0)]
     after = data.draw(st.sampled_from([0, *complete]))  # the last checkpoint
-    CsvLog(folder).begin("a model", after, 1000)
+    CsvLog(folder).on_begin("a model", after, 1000)
     assert [row.step for row in read_log(folder)] == [step for step in complete if step <= after]
     train(CsvLog(folder), after)
     assert (folder / "log.csv").read_bytes() == whole
@@ -94,43 +94,43 @@ def test_killed_at_any_byte_and_resumed_is_as_if_nothing_had_happened(data, tmp_
 
 def test_a_row_that_becomes_shorter_leaves_nothing_behind(tmp_path):
     log = CsvLog(tmp_path)
-    log.begin("a model", 0, 1000)
+    log.on_begin("a model", 0, 1000)
     for loss in (1.2345678, 2.0):
-        log.judge(judgement(100)._replace(loss=loss, bleu=None))
-    assert read_log(tmp_path) == [Row(100, dev_loss=2.0)]
-    log.report(report(150))
+        log.on_validation(judgement(100)._replace(loss=loss, bleu=None))
+    assert read_log(tmp_path) == [LogRow(100, dev_loss=2.0)]
+    log.on_report(report(150))
     assert [row.step for row in read_log(tmp_path)] == [100, 150]
 
 
 def test_a_new_training_begins_a_new_log(tmp_path):
     train(CsvLog(tmp_path))
-    CsvLog(tmp_path).begin("a model", 0, 1000)
+    CsvLog(tmp_path).on_begin("a model", 0, 1000)
     assert read_log(tmp_path) == []
 
 
 def test_a_log_that_was_removed_does_not_stop_a_training(tmp_path):
     log = CsvLog(tmp_path)
-    log.begin("a model", 0, 1000)
+    log.on_begin("a model", 0, 1000)
     for step in (50, 100):
-        log.report(report(step))
+        log.on_report(report(step))
     log.path.unlink()
     for step in (150, 200):
-        log.report(report(step))
+        log.on_report(report(step))
     assert [row.step for row in read_log(tmp_path)] == [150, 200]
 
 
 def test_numbers_that_are_none(tmp_path):
     log = CsvLog(tmp_path)
-    log.begin("a model", 0, 10)
-    log.report(report(1)._replace(loss=float("nan"), learning_rate=float("inf")))
+    log.on_begin("a model", 0, 10)
+    log.on_report(report(1)._replace(loss=float("nan"), learning_rate=float("inf")))
     (row,) = read_log(tmp_path)
     assert row.loss != row.loss
     assert row.learning_rate == float("inf")
 
 
 def test_other_columns_and_line_ends_are_read(tmp_path):
-    (tmp_path / "x.csv").write_bytes(",".join(["more", *Row._fields]).encode() + b"\r\nx,7,,2.5,,,,,\r\n")
-    assert read_log(tmp_path / "x.csv") == [Row(7, loss=2.5)]
+    (tmp_path / "x.csv").write_bytes(",".join(["more", *LogRow._fields]).encode() + b"\r\nx,7,,2.5,,,,,\r\n")
+    assert read_log(tmp_path / "x.csv") == [LogRow(7, loss=2.5)]
 
 
 @pytest.mark.parametrize(
@@ -163,12 +163,12 @@ def test_a_full_disk_names_the_file(tmp_path):
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full on this system")
     log = CsvLog(tmp_path)
-    log.begin("a model", 0, 10)
+    log.on_begin("a model", 0, 10)
     log._start = log._stop = 0
     log.path.unlink()
     log.path.symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device: '.*log\.csv'"):
-        log.report(report(1))
+        log.on_report(report(1))
 
 
 def samples(folder: Path) -> list[dict]:
@@ -177,12 +177,12 @@ def samples(folder: Path) -> list[dict]:
 
 def test_a_sample_for_each_judgement(tmp_path):
     log = SampleLog(tmp_path)
-    log.begin("a model", 0, 1000)
+    log.on_begin("a model", 0, 1000)
     assert samples(tmp_path) == []  # it is there at once
     alignment = {"source_words": ["ä"], "target_words": ["b"], "links": "0-0", "weights": [[1.0]]}
-    log.judge(judgement(100)._replace(sample=Example("ä", "b", "c", alignment)))
-    log.judge(judgement(200)._replace(sample=None))
-    log.judge(judgement(300))
+    log.on_validation(judgement(100)._replace(sample=SampleTranslation("ä", "b", "c", alignment)))
+    log.on_validation(judgement(200)._replace(sample=None))
+    log.on_validation(judgement(300))
     assert samples(tmp_path) == [
         {"step": 100, "source": "ä", "text": "b", "reference": "c", "alignment": alignment},
         {"step": 300, "source": "a", "text": "b", "reference": "c", "alignment": None},
@@ -204,7 +204,7 @@ def test_samples_of_a_killed_training_are_as_if_nothing_had_happened(data, tmp_p
 def test_lines_that_are_no_samples_do_not_stop_a_training(tmp_path):
     strange = b'7\n[]\n{"step": true}\n{"step": "x"}\n\xff\n{"step": 50, "text": "b"}\n{"step": 40'
     (tmp_path / "samples.jsonl").write_bytes(strange)
-    SampleLog(tmp_path).begin("a model", 100, 1000)
+    SampleLog(tmp_path).on_begin("a model", 100, 1000)
     assert samples(tmp_path) == [{"step": 50, "text": "b"}]
 
 
@@ -220,7 +220,7 @@ def test_tensorboard_reads_the_same_numbers(tmp_path):
     pytest.importorskip("tensorboard")
     log = TensorBoardLog(tmp_path)
     train(log)
-    log.end("done")
+    log.on_end("done")
     assert scalars(tmp_path, "train/loss") == [(step, pytest.approx(100 / step)) for step in STEPS]
     assert [step for step, _ in scalars(tmp_path, "dev/bleu")] == list(STEPS)[1::2]
 
@@ -231,7 +231,7 @@ def test_tensorboard_forgets_what_is_done_again(tmp_path):
         log = TensorBoardLog(tmp_path)
         train(log, after)
         log._writer.flush()
-    log.end("done")
+    log.on_end("done")
     assert [step for step, _ in scalars(tmp_path, "train/loss")] == list(STEPS)
 
 
@@ -240,14 +240,14 @@ def test_without_tensorboard_it_says_how_to_get_it(tmp_path, monkeypatch):
     said: list[str] = []
     log = TensorBoardLog(tmp_path, said.append)
     train(log)
-    log.end("done")
+    log.on_end("done")
     assert said == ["There will be no files for TensorBoard; to get them: pip install tensorboard"]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_tensorboard_stderr_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(logs, "find_spec", lambda name: None)
-    TensorBoardLog(tmp_path).begin("a model", 0, 10)
+    TensorBoardLog(tmp_path).on_begin("a model", 0, 10)
     assert "pip install tensorboard" in capsys.readouterr().err
 
 
@@ -260,6 +260,6 @@ def test_tensorboard_that_fails_ends_no_training(tmp_path, monkeypatch):
     said: list[str] = []
     log = TensorBoardLog(f"{tmp_path}/\udcff", said.append)  # a name that is no text
     train(log)
-    log.end("done")
+    log.on_end("done")
     assert len(said) == 1
     assert "no more files for TensorBoard" in said[0]

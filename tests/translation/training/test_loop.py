@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 
 from regard._util.files import CHECKSUMS
 from regard.errors import ArgumentError
-from regard.translation.data.batches import InMemory
+from regard.translation.data.batches import InMemoryPairs
 from regard.translation.training.checkpoint import MODEL, OPTIMIZER, STATE, Checkpoint
 from regard.translation.training.loop import Progress, Trainer, dropout_seed
-from regard.translation.training.progress import Example, Listener, Report, ValidationResult
+from regard.translation.training.progress import Callback, Report, SampleTranslation, ValidationResult
 from regard.translation.training.validation import DevScores
 from tests.translation.killing import killed_after
 from tests.translation.small import DEV, IDS, small_config, small_trainer, train_small
@@ -41,7 +41,7 @@ PATIENT = (
 )  # it is soon as good as it gets
 
 
-class Told(Listener):
+class Told(Callback):
     """All that a training tells."""
 
     def __init__(self) -> None:
@@ -52,22 +52,22 @@ class Told(Listener):
         self.begun: list[tuple[int, int]] = []
         self.progress = Progress()
 
-    def begin(self, about: str, step: int, steps: int) -> None:
+    def on_begin(self, about: str, step: int, steps: int) -> None:
         self.begun.append((step, steps))
 
-    def report(self, report: Report) -> None:
+    def on_report(self, report: Report) -> None:
         self.reports.append(report)
 
-    def judge(self, judgement: ValidationResult) -> None:
+    def on_validation(self, judgement: ValidationResult) -> None:
         self.judgements.append(judgement)
 
-    def saved(self, step: int, path: str | os.PathLike[str]) -> None:
+    def on_save(self, step: int, path: str | os.PathLike[str]) -> None:
         self.weights[step] = load_file(Path(path) / MODEL)
 
-    def say(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self.texts.append(text)
 
-    def end(self, text: str) -> None:
+    def on_end(self, text: str) -> None:
         self.texts.append(text)
 
 
@@ -139,13 +139,13 @@ class Interrupts(Told):
         super().__init__()
         self._moment, self._step, self._number = moment, step, number
 
-    def saved(self, step: int, path: str | os.PathLike[str]) -> None:
-        super().saved(step, path)
-        self._press("saved", step)
+    def on_save(self, step: int, path: str | os.PathLike[str]) -> None:
+        super().on_save(step, path)
+        self._press("on_save", step)
 
-    def judge(self, judgement: ValidationResult) -> None:
-        super().judge(judgement)
-        self._press("judge", judgement.step)
+    def on_validation(self, judgement: ValidationResult) -> None:
+        super().on_validation(judgement)
+        self._press("on_validation", judgement.step)
 
     def _press(self, moment: str, step: int) -> None:
         if (moment, step) == (self._moment, self._step):
@@ -155,10 +155,10 @@ class Interrupts(Told):
 @pytest.mark.parametrize(
     ("moment", "step", "stops", "number"),
     [
-        ("saved", 3, 4, signal.SIGINT),  # a step at which it is judged
-        ("saved", 6, 7, signal.SIGINT),
-        ("judge", 8, 8, signal.SIGINT),
-        ("saved", 4, 5, signal.SIGTERM),
+        ("on_save", 3, 4, signal.SIGINT),  # a step at which it is judged
+        ("on_save", 6, 7, signal.SIGINT),
+        ("on_validation", 8, 8, signal.SIGINT),
+        ("on_save", 4, 5, signal.SIGTERM),
     ],
 )
 def test_ctrl_c_saves_and_going_on_ends_with_the_same_bits(
@@ -171,13 +171,13 @@ def test_ctrl_c_saves_and_going_on_ends_with_the_same_bits(
 ) -> None:
     told = Interrupts(moment, step, number)
     before = signal.getsignal(number)
-    outcome = small_trainer(tmp_path, listeners=[told]).run()
+    outcome = small_trainer(tmp_path, callbacks=[told]).run()
     assert not outcome.finished
     assert outcome.progress.step == stops == Checkpoint.all(tmp_path)[-1].step
     assert told.texts == ["stopping after this update …", f"stopped after update {stops}; all is saved."]
     assert signal.getsignal(number) is before
     again = Told()
-    assert small_trainer(tmp_path, listeners=[again]).run().finished
+    assert small_trainer(tmp_path, callbacks=[again]).run().finished
     assert again.begun == [(stops, 10)]
     assert bits(tmp_path) == whole("transformer")
 
@@ -195,7 +195,7 @@ def test_a_training_that_is_interrupted_in_each_update_ends_with_the_same_bits(
 
 
 def test_ctrl_c_in_the_last_update_is_too_late(tmp_path: Path, whole: Callable[..., dict[str, Any]]) -> None:
-    assert small_trainer(tmp_path, listeners=[Interrupts("judge", 10)]).run().finished
+    assert small_trainer(tmp_path, callbacks=[Interrupts("on_validation", 10)]).run().finished
     assert bits(tmp_path) == whole("transformer")
 
 
@@ -208,7 +208,7 @@ def test_a_second_ctrl_c_ends_at_once_and_loses_nothing_that_was_saved(
             super()._press(moment, step)
 
     with pytest.raises(KeyboardInterrupt):
-        small_trainer(tmp_path, listeners=[Twice("judge", 8)]).run()
+        small_trainer(tmp_path, callbacks=[Twice("on_validation", 8)]).run()
     assert [one.step for one in Checkpoint.all(tmp_path)][-1] == 6
     assert train_small(tmp_path).finished
     assert bits(tmp_path) == whole("transformer")
@@ -254,7 +254,7 @@ def test_patience_ends_a_training_and_it_stays_ended(tmp_path: Path) -> None:
 def test_the_weights_to_translate_with_are_the_mean_of_the_last(tmp_path: Path, average: int) -> None:
     told = Told()
     config = small_config("transformer", f"training.average_checkpoints={average}")
-    outcome = small_trainer(tmp_path, config, listeners=[told]).run()
+    outcome = small_trainer(tmp_path, config, callbacks=[told]).run()
     assert outcome.progress.best_step == 10
     assert list(told.weights) == [3, 4, 6, 8, 9, 10]
     last = list(told.weights.values())[-average:]
@@ -265,13 +265,13 @@ def test_the_weights_to_translate_with_are_the_mean_of_the_last(tmp_path: Path, 
 def test_the_best_weights_are_kept_and_no_worse_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {4: 3.0, 8: 3.0, 10: 2.0}  # as good as the best is not better
 
-    def judge(*given: Any) -> DevScores:
-        return DevScores(values[told.progress.step], 1.0, 0.0, 0.0, Example("", "", ""))
+    def validate(*given: Any) -> DevScores:
+        return DevScores(values[told.progress.step], 1.0, 0.0, 0.0, SampleTranslation("", "", ""))
 
-    monkeypatch.setattr("regard.translation.training.loop.judge", judge)
+    monkeypatch.setattr("regard.translation.training.loop.validate", validate)
     told = Told()
     trainer = small_trainer(
-        tmp_path, small_config("transformer", "training.average_checkpoints=1"), listeners=[told]
+        tmp_path, small_config("transformer", "training.average_checkpoints=1"), callbacks=[told]
     )
     told.progress = trainer.progress
     outcome = trainer.run()
@@ -303,7 +303,7 @@ def test_gradients_that_are_added_up_are_those_of_one_large_batch(tmp_path: Path
     one = small_trainer(tmp_path / "one", small_config(model, *calm, "training.accumulate=1"))
     one.batches = Merged(three.batches, 3)  # type: ignore[assignment]
     for trainer in (three, one):
-        trainer.listeners = told = Told()
+        trainer.callbacks = told = Told()
         trainer.run()
         trainer.told = told  # type: ignore[attr-defined]
     for a, b in zip(three.told.judgements, one.told.judgements, strict=True):  # type: ignore[attr-defined]
@@ -319,7 +319,7 @@ def test_a_model_learns(tmp_path: Path) -> None:
         "training.save_every=60",
         "training.average_checkpoints=1",
     )
-    small_trainer(tmp_path, small_config("transformer", *settings), listeners=[told]).run()
+    small_trainer(tmp_path, small_config("transformer", *settings), callbacks=[told]).run()
     losses = [one.loss for one in told.judgements]
     assert losses[-1] < 0.75 * losses[0]
     assert [report.step for report in told.reports] == [15, 30, 45, 50, 60]  # whenever it is judged, too
@@ -332,7 +332,7 @@ def test_bfloat16_learns_nearly_the_same(tmp_path: Path) -> None:
     for precision in ("float32", "bfloat16"):
         told = Told()
         config = small_config("transformer", f"training.precision={precision}")
-        small_trainer(tmp_path / precision, config, listeners=[told]).run()
+        small_trainer(tmp_path / precision, config, callbacks=[told]).run()
         losses[precision] = told.judgements[-1].loss
         weights = load_file(tmp_path / precision / MODEL)
         assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
@@ -344,15 +344,15 @@ def test_a_disk_that_is_full_leaves_the_last_checkpoint(
     tmp_path: Path, whole: Callable[..., dict[str, Any]]
 ) -> None:
     class Fills(Told):
-        def saved(self, step: int, path: str | os.PathLike[str]) -> None:
-            super().saved(step, path)
+        def on_save(self, step: int, path: str | os.PathLike[str]) -> None:
+            super().on_save(step, path)
             if step == 6:
                 full.__enter__()
 
     full = no_file_larger_than(2000)
     try:
         with pytest.raises(OSError, match=r"model\.safetensors|step-0000000") as refused:
-            small_trainer(tmp_path, listeners=[Fills()]).run()
+            small_trainer(tmp_path, callbacks=[Fills()]).run()
     finally:
         full.__exit__(None, None, None)
     assert refused.value.errno == errno.EFBIG
@@ -398,7 +398,7 @@ def test_weights_that_are_not_finite_are_never_kept(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_there(
     tmp_path: Path, whole: Callable[..., dict[str, Any]], harm: str
 ) -> None:
-    small_trainer(tmp_path, listeners=[Interrupts("saved", 8)]).run()
+    small_trainer(tmp_path, callbacks=[Interrupts("on_save", 8)]).run()
     last = Checkpoint.all(tmp_path)[-1]
     os.truncate(last.path / harm, 5)
     with pytest.raises(ArgumentError, match=f"{last.path.name}' is damaged"):
@@ -445,7 +445,7 @@ def test_a_state_that_is_none_is_refused(tmp_path: Path, state: str) -> None:
 @pytest.mark.parametrize("pairs", [1, 2, 5])
 @pytest.mark.parametrize("tokens", [1, 4096])
 def test_small_corpora_and_batches_of_one_pair(tmp_path: Path, pairs: int, tokens: int) -> None:
-    few = InMemory([IDS[place] for place in range(pairs)])
+    few = InMemoryPairs([IDS[place] for place in range(pairs)])
     config = small_config(
         "recurrent", f"training.batch_tokens={tokens}", "training.updates=none", "training.epochs=2"
     )
@@ -460,7 +460,7 @@ def test_a_training_that_is_shorter_than_its_intervals_is_judged_and_saved(tmp_p
     config = small_config(
         "transformer", "training.updates=3", "training.validate_every=100", "training.save_every=50"
     )
-    small_trainer(tmp_path, config, listeners=[told]).run()
+    small_trainer(tmp_path, config, callbacks=[told]).run()
     assert [one.step for one in told.judgements] == list(told.weights) == [3]
     assert [report.step for report in told.reports] == [3]
     assert "update 3" in told.texts[-1]
@@ -484,7 +484,7 @@ def test_once_an_epoch_of_some_length_is_the_default(
             f"training.epochs={epochs}",
         ),
     )
-    trainer = small_trainer(tmp_path, config, listeners=[told])
+    trainer = small_trainer(tmp_path, config, callbacks=[told])
     trainer.run()
     assert trainer.epoch == 4  # 60 pairs of 8 tokens, 64 tokens a batch, two batches an update
     assert [one.step for one in told.judgements] == list(told.weights) == judged
@@ -540,7 +540,7 @@ def test_a_slow_training_is_not_silent(tmp_path: Path, monkeypatch: pytest.Monke
     config = small_config(
         "plain", "training.updates=40", "training.validate_every=100", "training.save_every=100"
     )
-    small_trainer(tmp_path, config, listeners=[told]).run()
+    small_trainer(tmp_path, config, callbacks=[told]).run()
     steps = [0, *(report.step for report in told.reports)]
     assert steps[-1] == 40
     assert max(after - before for before, after in pairwise(steps)) <= 16

@@ -16,17 +16,17 @@ from rich.console import Console
 
 from regard.translation.training import progress
 from regard.translation.training.progress import (
-    Display,
-    Example,
-    Lines,
-    Listener,
+    Callback,
+    LiveDisplay,
+    PlainDisplay,
     Report,
+    SampleTranslation,
     ValidationResult,
-    display,
+    create_display,
 )
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-SENTENCE = Example("Ein [bold]Mann[/] \x1b[31m schläft", "A man [sleeps]\n", "A 人 is sleeping")
+SENTENCE = SampleTranslation("Ein [bold]Mann[/] \x1b[31m schläft", "A man [sleeps]\n", "A 人 is sleeping")
 
 
 def report(step: int = 100, steps: int = 1000, seconds: float = 60.0, left: float | None = 90.0) -> Report:
@@ -41,7 +41,7 @@ def judgement(
 
 def plain_lines(*calls) -> list[str]:
     stream = io.StringIO()
-    lines = Lines(stream)
+    lines = PlainDisplay(stream)
     for name, *arguments in calls:
         getattr(lines, name)(*arguments)
     return stream.getvalue().splitlines()
@@ -50,11 +50,11 @@ def plain_lines(*calls) -> list[str]:
 def live(*calls, width: int = 80) -> str:
     """All that a display wrote, and without what moves the cursor."""
     stream = io.StringIO()
-    shown = Display(Console(file=stream, force_terminal=True, width=width, height=40, color_system=None))
-    shown.begin("a model", 0, 1000)
+    shown = LiveDisplay(Console(file=stream, force_terminal=True, width=width, height=40, color_system=None))
+    shown.on_begin("a model", 0, 1000)
     for name, *arguments in calls:
         getattr(shown, name)(*arguments)
-    shown.end("the end")
+    shown.on_end("the end")
     return CONTROL.sub("", stream.getvalue())
 
 
@@ -65,36 +65,36 @@ def last_frame(text: str) -> list[str]:
 
 
 def test_a_listener_may_ignore_everything():
-    listener = Listener()
-    listener.begin("", 0, 1)
-    listener.report(report())
-    listener.judge(judgement())
-    listener.saved(1, "x")
-    listener.say("")
-    listener.end("")
+    listener = Callback()
+    listener.on_begin("", 0, 1)
+    listener.on_report(report())
+    listener.on_validation(judgement())
+    listener.on_save(1, "x")
+    listener.on_message("")
+    listener.on_end("")
 
 
 def test_a_report_is_one_line_with_its_numbers():
-    (line,) = plain_lines(("report", report()))
+    (line,) = plain_lines(("on_report", report()))
     for part in ("100/1,000", "epoch 1.25", "loss 2.500", "7.00e-04", "7,800 tokens/s", "1:30 left"):
         assert part in line
 
 
 def test_what_is_left_may_be_unknown():
-    (line,) = plain_lines(("report", report(left=None)))
+    (line,) = plain_lines(("on_report", report(left=None)))
     assert "left" not in line
-    assert "left" not in "".join(last_frame(live(("report", report(left=None)))))
+    assert "left" not in "".join(last_frame(live(("on_report", report(left=None)))))
 
 
 def test_a_judgement_is_one_line_and_the_best_is_marked():
-    first, second = plain_lines(("judge", judgement(best=True)), ("judge", judgement(bleu=None)))
+    first, second = plain_lines(("on_validation", judgement(best=True)), ("on_validation", judgement(bleu=None)))
     assert "dev loss 2.250  dev BLEU 31.4  exact 12.5 %  best" in first
     assert "BLEU" not in second
     assert "best" not in second
 
 
 def test_reports_are_printed_sparingly():
-    calls = [("report", report(step, 100_000, seconds=step / 10)) for step in range(1, 100_001)]
+    calls = [("on_report", report(step, 100_000, seconds=step / 10)) for step in range(1, 100_001)]
     lines = plain_lines(*calls)  # of nearly three hours
     assert 500 < len(lines) < 700
     assert "100,000/100,000" in lines[-1]  # the last is never left out
@@ -103,7 +103,7 @@ def test_reports_are_printed_sparingly():
 def test_a_long_training_is_never_silent_for_long():
     seconds = [86_400.0 * 3 + 30 * n for n in range(100)]  # after three days, reports every 30 seconds
     assert (
-        len(plain_lines(*(("report", report(n, 10**6, seconds=at)) for n, at in enumerate(seconds)))) == 100
+        len(plain_lines(*(("on_report", report(n, 10**6, seconds=at)) for n, at in enumerate(seconds)))) == 100
     )
 
 
@@ -115,35 +115,35 @@ def test_a_terminal_that_was_closed_does_not_end_a_training():
         def flush(self):
             raise OSError(5, "Input/output error")
 
-    shown = Display(Console(file=Closed(), force_terminal=True, width=80))
-    shown.say("stopping after this update …")
-    shown.end("stopped")
+    shown = LiveDisplay(Console(file=Closed(), force_terminal=True, width=80))
+    shown.on_message("stopping after this update …")
+    shown.on_end("stopped")
 
 
 def test_going_on_says_from_where():
-    assert plain_lines(("begin", "a model", 500, 1000)) == ["a model", "goes on after step 500"]
+    assert plain_lines(("on_begin", "a model", 500, 1000)) == ["a model", "goes on after step 500"]
 
 
 @given(st.text(), st.text(), st.text())
 def test_no_sentence_breaks_a_line(source, translation, reference):
-    lines = plain_lines(("judge", judgement(sample=Example(source, translation, reference))))
+    lines = plain_lines(("on_validation", judgement(sample=SampleTranslation(source, translation, reference))))
     assert len(lines) == 1
     assert all(one.isprintable() or one in "\u200c\u200d" for one in lines[0])
 
 
 def test_plain_lines_without_utf8():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    Lines(stream).say("eine schöne 漢字")
+    PlainDisplay(stream).on_message("eine schöne 漢字")
     assert stream.buffer.getvalue() == b"eine sch?ne ??\n"
 
 
 def test_plain_lines_follow_a_redirection(capsys):
-    Lines().say("here")
+    PlainDisplay().on_message("here")
     assert capsys.readouterr().out == "here\n"
 
 
 def test_a_display_shows_numbers_and_the_last_sample():
-    text = live(("report", report(step=250)), ("judge", judgement(250, best=True)), ("saved", 200, "x"))
+    text = live(("on_report", report(step=250)), ("on_validation", judgement(250, best=True)), ("on_save", 200, "x"))
     frame = "\n".join(last_frame(text))
     for part in (
         "25%",
@@ -163,14 +163,14 @@ def test_a_display_shows_numbers_and_the_last_sample():
 
 def test_the_best_judgement_stays_in_sight():
     best = 300
-    calls = [("judge", judgement(step, best=step <= best)) for step in range(100, 1001, 100)]
+    calls = [("on_validation", judgement(step, best=step <= best)) for step in range(100, 1001, 100)]
     rows = [line.split() for line in last_frame(live(*calls)) if "2.250" in line]
     assert [row[0] for row in rows] == ["300", "800", "900", "1,000"]
     assert [row[0] for row in rows if row[-1] == "best"] == ["300"]
 
 
 def test_what_is_said_stands_above_the_bar():
-    text = live(("say", "mind [red]this[/red]"), ("report", report()))
+    text = live(("on_message", "mind [red]this[/red]"), ("on_report", report()))
     assert "mind [red]this[/red]" in text
     assert "mind" not in "".join(last_frame(text))
 
@@ -178,7 +178,7 @@ def test_what_is_said_stands_above_the_bar():
 @settings(max_examples=25)
 @given(st.text(), st.text(), st.integers(20, 120))
 def test_no_sentence_breaks_the_display(source, translation, width):
-    text = live(("judge", judgement(sample=Example(source, translation, source))), width=width)
+    text = live(("on_validation", judgement(sample=SampleTranslation(source, translation, source))), width=width)
     frame = last_frame(text)
     assert sum(line.startswith(("source ", "translation ", "reference ")) for line in frame) == 3
     assert all(cell_len(line) <= width for line in frame)
@@ -186,23 +186,23 @@ def test_no_sentence_breaks_the_display(source, translation, width):
 
 def test_a_display_can_begin_twice_and_end_twice():
     stream = io.StringIO()
-    shown = Display(Console(file=stream, force_terminal=True, width=80))
+    shown = LiveDisplay(Console(file=stream, force_terminal=True, width=80))
     for _ in range(2):
-        shown.begin("a model", 0, 10)
-        shown.judge(judgement())
-        shown.end("once")
-        shown.end("again")
+        shown.on_begin("a model", 0, 10)
+        shown.on_validation(judgement())
+        shown.on_end("once")
+        shown.on_end("again")
     assert stream.getvalue().count("\x1b[?25l") == stream.getvalue().count("\x1b[?25h") == 2
 
 
 def test_steps_that_are_not_known():
-    assert "step 0/0" in live(("report", report(step=0, steps=0)))
+    assert "step 0/0" in live(("on_report", report(step=0, steps=0)))
 
 
 def test_time_left_is_counted_down_between_reports(monkeypatch):
-    shown = Display(Console(file=io.StringIO(), force_terminal=True))
+    shown = LiveDisplay(Console(file=io.StringIO(), force_terminal=True))
     now = time.monotonic()
-    shown.report(report(left=100))
+    shown.on_report(report(left=100))
     monkeypatch.setattr(progress.time, "monotonic", lambda: now + 40)
     assert shown._left() == "1:00"
     monkeypatch.setattr(progress.time, "monotonic", lambda: now + 400)
@@ -210,7 +210,7 @@ def test_time_left_is_counted_down_between_reports(monkeypatch):
 
 
 def test_durations():
-    assert [progress.duration(each) for each in (0, 59.6, 3600, -1, float("nan"))] == [
+    assert [progress.format_duration(each) for each in (0, 59.6, 3600, -1, float("nan"))] == [
         "0:00",
         "1:00",
         "1:00:00",
@@ -225,11 +225,11 @@ import importlib.util, sys, time
 spec = importlib.util.spec_from_file_location("progress", sys.argv[1])
 progress = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(progress)
-Report, display = progress.Report, progress.display
-shown = display()
+Report, create_display = progress.Report, progress.create_display
+shown = create_display()
 print(type(shown).__name__, flush=True)
-shown.begin("a model", 0, 100)
-shown.report(Report(10, 100, 1.0, 2.0, 1e-3, 100.0, 1.0, 9.0))
+shown.on_begin("a model", 0, 100)
+shown.on_report(Report(10, 100, 1.0, 2.0, 1e-3, 100.0, 1.0, 9.0))
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -260,7 +260,7 @@ def in_terminal(environment: dict[str, str]) -> tuple[bytes, int]:
 def test_an_interrupt_gives_the_cursor_back():
     written, status = in_terminal({})
     assert status == -signal.SIGINT
-    assert b"Display" in written
+    assert b"LiveDisplay" in written
     assert b"KeyboardInterrupt" in written
     assert written.count(b"\x1b[?25l") == 1  # hidden
     assert written.rfind(b"\x1b[?25h") > written.rfind(b"\x1b[?25l")  # and shown again
@@ -268,12 +268,12 @@ def test_an_interrupt_gives_the_cursor_back():
 
 def test_a_dumb_terminal_gets_plain_lines():
     written, _ = in_terminal({"TERM": "dumb"})
-    assert b"Lines" in written
+    assert b"PlainDisplay" in written
     assert b"step  10/100" in written
     assert b"\x1b" not in written
 
 
 def test_no_terminal_gets_plain_lines(monkeypatch):
-    assert isinstance(display(Console(file=io.StringIO())), Lines)
+    assert isinstance(create_display(Console(file=io.StringIO())), PlainDisplay)
     monkeypatch.setenv("FORCE_COLOR", "1")  # which makes rich believe in a terminal
-    assert isinstance(display(Console(file=io.StringIO())), Lines)
+    assert isinstance(create_display(Console(file=io.StringIO())), PlainDisplay)

@@ -25,7 +25,7 @@ from regard.translation.training.sharding import (
     streamed,
     write,
 )
-from regard.translation.training.validation import Dev, judge
+from regard.translation.training.validation import DevSet, validate
 from tests.translation.small import DEV, TOKENS, small_config
 
 MODELS = {
@@ -179,10 +179,10 @@ def test_a_model_read_block_by_block_is_judged_like_the_whole(name: str, tmp_pat
     torch.manual_seed(0)
     model = make()
     write({tmp_path / MODEL: Shard.all(model.state_dict())}, Share(0, 1), None)
-    dev = Dev.of(DEV, TOKENS)
-    wanted = judge(model, TOKENS, dev, "loss")
+    dev = DevSet.from_pairs(DEV, TOKENS)
+    wanted = validate(model, TOKENS, dev, "loss")
     with streamed(make, tmp_path / MODEL) as found:
-        scores = judge(found, TOKENS, dev, "loss")
+        scores = validate(found, TOKENS, dev, "loss")
         blocks = [module for module in found.modules() if isinstance(module, BLOCKS)]
         assert all(parameter.is_meta for block in blocks for parameter in block.parameters())
         assert len(blocks) == (4 if MODELS[name][0] == "transformer" else 0)

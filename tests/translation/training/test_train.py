@@ -29,8 +29,8 @@ from regard.translation.training.checkpoint import (
     read_config,
     write_parameters,
 )
-from regard.translation.training.progress import Listener
-from regard.translation.training.train import choice_of, train
+from regard.translation.training.progress import Callback
+from regard.translation.training.train import load_alignment_head, train
 from tests.cli.running import run
 from tests.translation.small import PAIRS, small_config
 from tests.translation.training.test_checkpoint import content
@@ -68,7 +68,7 @@ def same(folder: Path, other: Path) -> bool:
 def test_pairs_become_a_translator(tmp_path: Path, model: str) -> None:
     told = Told()
     outcome = train(
-        tmp_path / "new" / "model", iter(PAIRS), config=small_config(model, *QUICK), listeners=[told]
+        tmp_path / "new" / "model", iter(PAIRS), config=small_config(model, *QUICK), callbacks=[told]
     )
     assert outcome.finished
     folder = tmp_path / "new" / "model"
@@ -125,7 +125,7 @@ def test_a_training_deletes_only_what_it_wrote(folder: Path) -> None:
     }
 
 
-class Harms(Listener):
+class Harms(Callback):
     """Does something to the folder of a training at one of its events."""
 
     def __init__(self, event: str, harm: Callable[[], object]) -> None:
@@ -136,11 +136,11 @@ class Harms(Listener):
         setattr(self, event, happens)
         self.ends: list[str] = []
 
-    def end(self, text: str) -> None:
+    def on_end(self, text: str) -> None:
         self.ends.append(text)
 
 
-@pytest.mark.parametrize("event", ["begin", "judge", "report", "saved"])
+@pytest.mark.parametrize("event", ["on_begin", "on_validation", "on_report", "on_save"])
 @pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
 def test_a_folder_that_goes_away_ends_the_training_and_nothing_is_claimed(
     tmp_path: Path, event: str, how: str
@@ -157,7 +157,7 @@ def test_a_folder_that_goes_away_ends_the_training_and_nothing_is_claimed(
 
     listener = Harms(event, harm)
     with pytest.raises((ArgumentError, FileNotFoundError)) as refused:
-        train(folder, PAIRS, config=small_config("transformer", *QUICK), listeners=[listener])
+        train(folder, PAIRS, config=small_config("transformer", *QUICK), callbacks=[listener])
     assert str(folder) in str(refused.value)
     assert not listener.ends
     assert folder.exists() == (how == "replaced")
@@ -173,10 +173,10 @@ def test_a_file_that_goes_away_ends_the_training_and_nothing_is_claimed(tmp_path
         shutil.copy(folder / name, copy)
         (folder / name).unlink()
 
-    listener = Harms("saved", harm)
+    listener = Harms("on_save", harm)
     config = small_config("transformer", *QUICK)
     with pytest.raises(ArgumentError, match=rf"{name}' was removed .* after update 3: .*update 2 is kept"):
-        train(folder, PAIRS, config=config, listeners=[listener])
+        train(folder, PAIRS, config=config, callbacks=[listener])
     assert not listener.ends
     shutil.copy(copy, folder / name)
     assert train(folder, resume=True).finished
@@ -196,7 +196,7 @@ def test_going_on_in_a_finished_folder_changes_nothing(folder: Path, trained: Pa
 
 def test_a_training_that_was_interrupted_goes_on_without_its_pairs(tmp_path: Path, trained: Path) -> None:
     config, folder = small_config("transformer", *QUICK), tmp_path / "model"
-    outcome = train(folder, PAIRS, config=config, listeners=[Interrupts("saved", 2)])
+    outcome = train(folder, PAIRS, config=config, callbacks=[Interrupts("on_save", 2)])
     assert (outcome.finished, outcome.progress.step) == (False, 3)
     assert "alignment" not in read_config(folder)
     load_model(folder)  # what there is so far can be used
@@ -241,17 +241,17 @@ def test_a_model_without_its_data_is_not_trained_over(folder: Path, resume: bool
 def test_dev_pairs_of_ones_own_are_those_that_are_shown(tmp_path: Path) -> None:
     told = Told()
     dev = [Pair("9 9 9 9", "9 9 9 9")]
-    train(tmp_path / "model", PAIRS, dev=dev, config=small_config("plain", *QUICK), listeners=[told])
+    train(tmp_path / "model", PAIRS, dev=dev, config=small_config("plain", *QUICK), callbacks=[told])
     assert {one.sample.source for one in told.judgements if one.sample} == {"9 9 9 9"}
 
 
 def test_a_listener_that_fails_is_not_hushed_up(tmp_path: Path) -> None:
-    class Fails(Listener):
-        def judge(self, judgement: object) -> None:
+    class Fails(Callback):
+        def on_validation(self, judgement: object) -> None:
             raise RuntimeError("no paper")
 
     with pytest.raises(RuntimeError, match="no paper"):
-        train(tmp_path / "model", PAIRS, config=small_config("plain", *QUICK), listeners=[Fails()])
+        train(tmp_path / "model", PAIRS, config=small_config("plain", *QUICK), callbacks=[Fails()])
 
 
 @pytest.mark.parametrize(
@@ -418,15 +418,15 @@ def test_a_preparation_that_is_refused_takes_away_all_that_it_wrote_and_nothing_
 def test_a_training_that_fails_before_its_first_checkpoint_keeps_all_that_is_there(tmp_path: Path) -> None:
     model = tmp_path / "model"
 
-    class Notes(Listener):
-        def begin(self, about: str, step: int, steps: int) -> None:
+    class Notes(Callback):
+        def on_begin(self, about: str, step: int, steps: int) -> None:
             (model / "notes.txt").write_text("mine")
 
     config = small_config("transformer", "training.learning_rate=1e38", "training.max_grad_norm=0")
     with pytest.raises(
         ArgumentError, match=r"not finite; there is no checkpoint yet\. .* and train in a new folder\."
     ):
-        train(model, PAIRS, config=config, listeners=[Notes()])
+        train(model, PAIRS, config=config, callbacks=[Notes()])
     assert {CONFIG, "tokens.model", "notes.txt", "data/ready", "data/train.ids"} <= content(model).keys()
     assert not Checkpoint.all(model)
 
@@ -446,7 +446,7 @@ def test_a_training_whose_patience_ended_goes_on_when_it_is_lengthened(tmp_path:
     for name in ("cut", "killed"):
         shutil.copytree(tmp_path / "model", tmp_path / name)
     told = Told()
-    second = train(tmp_path / "model", config=longer, resume=True, listeners=[told])
+    second = train(tmp_path / "model", config=longer, resume=True, callbacks=[told])
     assert "its patience begins anew" in told.texts[0]
     assert second.finished
     assert second.progress.step > first.progress.step
@@ -454,23 +454,23 @@ def test_a_training_whose_patience_ended_goes_on_when_it_is_lengthened(tmp_path:
     assert folder_config["extended"] == [first.progress.step]
     assert "alignment" in config
 
-    press = Interrupts("judge", first.progress.step + 4)
-    assert not train(tmp_path / "cut", config=longer, resume=True, listeners=[press]).finished
+    press = Interrupts("on_validation", first.progress.step + 4)
+    assert not train(tmp_path / "cut", config=longer, resume=True, callbacks=[press]).finished
     assert train(tmp_path / "cut", resume=True).progress.step == second.progress.step
     assert same(tmp_path / "cut", tmp_path / "model")
 
     with pytest.raises(RuntimeError, match="killed"):  # before it made one update more
-        train(tmp_path / "killed", config=longer, resume=True, listeners=[Killed()])
+        train(tmp_path / "killed", config=longer, resume=True, callbacks=[Killed()])
     train(tmp_path / "killed", config=longer, resume=True)
     assert same(tmp_path / "killed", tmp_path / "model")
     assert train(tmp_path / "model", resume=True).progress.step == second.progress.step  # it stays ended
     assert same(tmp_path / "killed", tmp_path / "model")
 
 
-class Killed(Listener):
+class Killed(Callback):
     """Ends a training when it begins."""
 
-    def begin(self, about: str, step: int, steps: int) -> None:
+    def on_begin(self, about: str, step: int, steps: int) -> None:
         raise RuntimeError("killed")
 
 
@@ -481,7 +481,7 @@ def test_a_training_that_is_at_its_end_can_be_lengthened(tmp_path: Path, schedul
     train(tmp_path / "whole", PAIRS, config=longer)
     train(tmp_path / "parts", PAIRS, config=config)
     told = Told()
-    outcome = train(tmp_path / "parts", config=longer, resume=True, listeners=[told])
+    outcome = train(tmp_path / "parts", config=longer, resume=True, callbacks=[told])
     assert outcome.finished
     assert outcome.progress.step == longer.training.updates
     assert read_config(tmp_path / "parts")["settings"] == longer.to_dict()
@@ -532,7 +532,7 @@ ALIGNING = {
 def test_what_an_interrupted_training_would_choose_is_what_a_finished_one_chose(
     unchosen: Path, trained: Path
 ) -> None:
-    assert choice_of(unchosen) == choice_of(trained) == load_translator(trained).alignment_head
+    assert load_alignment_head(unchosen) == load_alignment_head(trained) == load_translator(trained).alignment_head
 
 
 @pytest.mark.parametrize("command", ALIGNING)

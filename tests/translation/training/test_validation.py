@@ -15,7 +15,7 @@ from regard.translation.data.batches import Batch
 from regard.translation.data.pairs import Pair
 from regard.translation.tokens import END, START
 from regard.translation.training import validation
-from regard.translation.training.validation import Dev, dev_loss, judge, translations
+from regard.translation.training.validation import DevSet, dev_loss, translations, validate
 from tests.translation.small import DEV, PAIRS, TOKENS, small_config
 
 LONG = [*PAIRS[:7], Pair("1 2 3 4 5 6 7 8 9 0 1", "1 0"), Pair("1", "1 2 3 4 5"), *PAIRS[20:23]]
@@ -39,7 +39,7 @@ def test_the_loss_is_the_mean_over_all_tokens(model: Seq2Seq, monkeypatch: pytes
     model.train()
     for budget in (1, 30, 4096):
         monkeypatch.setattr(validation, "_TOKENS", budget)
-        dev = Dev.of(LONG, TOKENS)
+        dev = DevSet.from_pairs(LONG, TOKENS)
         assert sum(batch.labels for batch in dev.batches) == sum(labels for _, labels in alone)
         assert dev_loss(model, dev.batches) == pytest.approx(mean, rel=1e-5)
     assert model.training  # as it was: dropout comes back
@@ -49,7 +49,7 @@ def test_the_loss_is_the_mean_over_all_tokens(model: Seq2Seq, monkeypatch: pytes
 def test_translations_come_in_the_order_of_their_sources(
     model: Seq2Seq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources = Dev.of(LONG, TOKENS).sources
+    sources = DevSet.from_pairs(LONG, TOKENS).sources
     wanted = []
     for source in sources:
         packed = Packed.of([[*source, END]])
@@ -64,8 +64,8 @@ def test_translations_come_in_the_order_of_their_sources(
 
 @pytest.mark.parametrize("criterion", ["loss", "bleu"])
 def test_what_is_judged_by_is_larger_if_better(model: Seq2Seq, criterion: str) -> None:
-    dev = Dev.of(DEV, TOKENS)
-    found = judge(model, TOKENS, dev, criterion)
+    dev = DevSet.from_pairs(DEV, TOKENS)
+    found = validate(model, TOKENS, dev, criterion)
     wanted = -found.loss if criterion == "loss" else found.bleu
     assert found.value == pytest.approx(wanted, abs=0.002 * found.loss)
     assert 0 <= found.bleu <= 100
@@ -75,24 +75,24 @@ def test_what_is_judged_by_is_larger_if_better(model: Seq2Seq, criterion: str) -
         *(7, found.loss, found.bleu, found.exact),
         True,
     )
-    assert judge(model, TOKENS, dev, criterion) == found
+    assert validate(model, TOKENS, dev, criterion) == found
 
 
 def test_a_model_that_knows_all_is_judged_so(monkeypatch: pytest.MonkeyPatch, model: Seq2Seq) -> None:
     pairs = [Pair(f"{pair.source} {pair.source}", f"{pair.target} {pair.target}") for pair in DEV]
     right = [pair.target for pair in pairs]
     monkeypatch.setattr(validation, "translations", lambda *given: right)
-    found = judge(model, TOKENS, Dev.of(pairs, TOKENS), "bleu")
+    found = validate(model, TOKENS, DevSet.from_pairs(pairs, TOKENS), "bleu")
     assert (found.bleu, found.exact) == (pytest.approx(100), 1)
     monkeypatch.setattr(validation, "translations", lambda *given: [*right[:-1], ""])
-    found = judge(model, TOKENS, Dev.of(pairs, TOKENS), "bleu")
+    found = validate(model, TOKENS, DevSet.from_pairs(pairs, TOKENS), "bleu")
     assert found.bleu < 100
     assert found.exact == pytest.approx((len(pairs) - 1) / len(pairs))
 
 
 def test_the_sample_is_a_pair_and_its_translation(model: Seq2Seq) -> None:
-    dev = Dev.of(LONG, TOKENS)
-    sample = judge(model, TOKENS, dev, "loss").sample
+    dev = DevSet.from_pairs(LONG, TOKENS)
+    sample = validate(model, TOKENS, dev, "loss").sample
     place = [pair.source for pair in LONG].index(sample.source)
     assert place == 7  # the longest of the first eight
     assert sample.reference == LONG[place].target
@@ -103,14 +103,14 @@ def test_of_many_pairs_some_are_translated_and_all_have_a_loss(
     model: Seq2Seq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(validation, "_TRANSLATED", 3)
-    dev = Dev.of(LONG, TOKENS)
+    dev = DevSet.from_pairs(LONG, TOKENS)
     assert len(dev.sources) == 3
     assert sum(len(batch.source) for batch in dev.batches) == len(LONG)
-    assert judge(model, TOKENS, dev, "bleu").sample.source in {pair.source for pair in LONG[:3]}
+    assert validate(model, TOKENS, dev, "bleu").sample.source in {pair.source for pair in LONG[:3]}
 
 
 def test_one_pair_is_enough(model: Seq2Seq) -> None:
-    found = judge(model, TOKENS, Dev.of(DEV[:1], TOKENS), "bleu")
+    found = validate(model, TOKENS, DevSet.from_pairs(DEV[:1], TOKENS), "bleu")
     assert found.sample.source == DEV[0].source
 
 
@@ -118,17 +118,17 @@ def test_one_pair_is_enough(model: Seq2Seq) -> None:
 def test_where_bleu_tells_nothing_the_loss_decides(better: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """BLEU counts four words in a row, which these targets do not have."""
     model = small_config("plain").model.build(TOKENS.sizes())
-    dev = Dev.of(DEV, TOKENS)
+    dev = DevSet.from_pairs(DEV, TOKENS)
     monkeypatch.setattr(validation, "translations", lambda *given: [pair.target for pair in DEV])
-    first = judge(model, TOKENS, dev, "bleu")
+    first = validate(model, TOKENS, dev, "bleu")
     monkeypatch.setattr(validation, "dev_loss", lambda *given: first.loss + (-0.1 if better else 0.1))
-    second = judge(model, TOKENS, dev, "bleu")
+    second = validate(model, TOKENS, dev, "bleu")
     assert first.bleu == second.bleu == 0
     assert (second.value > first.value) == better
 
 
 def test_the_sample_says_which_of_the_models_words_came_from_which(model: Seq2Seq) -> None:
-    sample = judge(model, TOKENS, Dev.of(LONG, TOKENS), "loss").sample
+    sample = validate(model, TOKENS, DevSet.from_pairs(LONG, TOKENS), "loss").sample
     if not has_cross_attention(model):
         assert sample.alignment is None
         return

@@ -1,6 +1,6 @@
-"""Which word came from which: word alignments, read off a model's attention to the source.
+"""Word alignments from cross-attention.
 
-weights of tokens → merged into words → soft: `weights`; hard: `links`; both directions: `symmetrize`
+token weights → word weights (`merge`) → soft: `weights`; hard: `links`; both directions: `symmetrize`
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from regard._util.checks import check_number
 from regard._util.text import format_bytes
 from regard.errors import ArgumentError, ShapeError
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.alignment.aer import ErrorRates, GoldAlignment, rates
+from regard.translation.alignment.aer import ErrorRates, GoldAlignment
 from regard.translation.alignment.cross_attention import (
     AlignmentHead,
     Shift,
@@ -24,22 +24,22 @@ from regard.translation.alignment.cross_attention import (
     watch_forced_decoding,
 )
 from regard.translation.alignment.lexical_aligner import LexicalAligner
-from regard.translation.data.links import Links, pharaoh
-from regard.translation.data.pairs import as_pair, listed
-from regard.translation.tokens import Cut, TokenizerPair
+from regard.translation.data.links import Links, to_pharaoh
+from regard.translation.data.pairs import check_pair, listed
+from regard.translation.tokens import Segmentation, TokenizerPair
 
 DECIMALS = 4  # of weights in JSON
-_MOST = 400_000_000  # weights of an alignment
+_MAX_SIZE = 400_000_000  # weights of an alignment
 
 
-@dataclass(frozen=True, eq=False)  # tensors do not compare to one truth
+@dataclass(frozen=True, eq=False)  # tensors have no truth value
 class Alignment:
-    """Which target word came from which source word: `weights` (target words × source words).
+    """Word alignment of a sentence pair; weights: (target words, source words).
 
     source_words, target_words: the words of both sentences, in order.
 
-    A row sums to at most 1; the rest went to the end mark, which is no word. Rows are not scaled up to 1, as
-    a word that looked at the end mark has no certain source.
+    Each row sums to at most 1; the rest is the weight of the end token. Rows are not renormalized: a word
+    that attends to the end token has no certain source.
 
     >>> import torch
     >>> from regard.translation.alignment.alignment import Alignment
@@ -57,50 +57,54 @@ class Alignment:
     weights: Tensor
 
     def __post_init__(self) -> None:
-        if self.weights.shape != (len(self.target_words), len(self.source_words)):
+        shape = len(self.target_words), len(self.source_words)
+        if self.weights.shape != shape:
             raise ShapeError(
-                f"the weights have the shape {tuple(self.weights.shape)}; {len(self.target_words)} target "
-                f"words × {len(self.source_words)} source words need a row for each target word."
+                f"Alignment got weights of shape {tuple(self.weights.shape)}; {shape[0]} target words and "
+                f"{shape[1]} source words need {shape}."
             )
 
     @classmethod
-    def of(cls, source: Cut, target: Cut, weights: Tensor) -> "Alignment":
-        """Of words, from the weights of their pieces: summed over source pieces, mean over target pieces."""
+    def of(cls, source: Segmentation, target: Segmentation, weights: Tensor) -> "Alignment":
+        """Create a word alignment from token weights, as `merge` combines them."""
         return cls(tuple(source.words), tuple(target.words), merge(source, target, weights))
 
     def links(self, threshold: float | None = None) -> Links:
-        """(source word, target word): for each target word its best source; or all that reach a threshold."""
+        """Return (source word, target word) links: the best source of each target word.
+
+        threshold: return all links of at least this weight instead.
+        """
         if threshold is not None:
             check_number("links got threshold", threshold, above=0, max=1)
             rows, columns = (self.weights >= threshold).nonzero(as_tuple=True)
             return frozenset(zip(columns.tolist(), rows.tolist(), strict=True))
-        return frozenset((source, row) for row, source in enumerate(self.best()) if source is not None)
+        return frozenset((source, row) for row, source in enumerate(self.argmax()) if source is not None)
 
-    def best(self) -> list[int | None]:
-        """For each target word the source word with the largest weight; None if all of them are 0."""
+    def argmax(self) -> list[int | None]:
+        """Return the source word with the largest weight for each target word; None if all weights are 0."""
         if not self.source_words:
             return [None] * len(self.target_words)
-        values, places = self.weights.max(-1)
-        return [p if v > 0 else None for v, p in zip(values.tolist(), places.tolist(), strict=True)]
+        values, indices = self.weights.max(-1)
+        return [i if value > 0 else None for value, i in zip(values.tolist(), indices.tolist(), strict=True)]
 
     def pharaoh(self, threshold: float | None = None) -> str:
-        """The links in the format of Pharaoh and Moses, source-target from 0: "0-0 1-2"."""
-        return pharaoh(self.links(threshold))
+        """Return the links in Pharaoh format, source-target: "0-0 1-2"."""
+        return to_pharaoh(self.links(threshold))
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can hold: the words, the links, and weights between 0 and 1, rounded.
+        """Return JSON-serializable values: words, links, and rounded weights between 0 and 1.
 
         >>> import torch
         >>> from regard.translation.alignment.alignment import Alignment
         >>> Alignment(("ein", "Hund"), ("dog",), torch.tensor([[0.125, 0.75]])).to_dict()
         {'source_words': ['ein', 'Hund'], 'target_words': ['dog'], 'links': '1-0', 'weights': [[0.125, 0.75]]}
         """
-        numbers = self.weights.detach().double().nan_to_num(0, 0, 0).clamp(0, 1)
+        weights = self.weights.detach().double().nan_to_num(0, 0, 0).clamp(0, 1)
         return {
             "source_words": list(self.source_words),
             "target_words": list(self.target_words),
             "links": self.pharaoh(),
-            "weights": [[round(number, DECIMALS) for number in row] for row in numbers.tolist()],
+            "weights": [[round(weight, DECIMALS) for weight in row] for row in weights.tolist()],
         }
 
     def __repr__(self) -> str:
@@ -108,81 +112,81 @@ class Alignment:
         return f"Alignment({sizes}: {self.pharaoh() or 'no links'})"
 
     def __str__(self) -> str:
-        """A table, a column for each source word: weights in per cent, nothing below 1."""
-        first = max((len(word) for word in self.target_words), default=0)
+        """Format a table with one column per source word: weights in percent, blank below 1."""
+        name_width = max((len(word) for word in self.target_words), default=0)
         widths = [max(len(word), 3) for word in self.source_words]
-        lines = [[f"{word:>{width}}" for word, width in zip(self.source_words, widths, strict=True)]]
-        for row in self.weights.tolist():
-            cells = (f"{100 * weight:.0f}" if weight >= 0.01 else "" for weight in row)
-            lines.append([f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)])
-        names = ["", *self.target_words]
-        return "\n".join(
-            "  ".join([f"{name:<{first}}", *line]).rstrip() for name, line in zip(names, lines, strict=True)
-        )
+        rows = [list(self.source_words)]
+        rows += [[f"{100 * w:.0f}" if w >= 0.01 else "" for w in row] for row in self.weights.tolist()]
+        lines = []
+        for name, row in zip(["", *self.target_words], rows, strict=True):
+            cells = (f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+            lines.append("  ".join([f"{name:<{name_width}}", *cells]).rstrip())
+        return "\n".join(lines)
 
 
-def merge(source: Cut, target: Cut, weights: Tensor) -> Tensor:
-    """Weights of pieces (…, target, source) → of words: summed over source pieces, mean over target pieces.
+def merge(source: Segmentation, target: Segmentation, weights: Tensor) -> Tensor:
+    """Merge token weights (…, target, source) into word weights: sum over source, mean over target tokens.
 
     >>> import torch
     >>> from regard.translation.alignment.alignment import merge
-    >>> from regard.translation.tokens import Cut
-    >>> source = Cut(["Hunde"], [5, 6], ["▁Hund", "e"], [0, 0], {})
-    >>> target = Cut(["the", "dogs"], [7, 8, 9], ["▁the", "▁dog", "s"], [0, 1, 1], {})
+    >>> from regard.translation.tokens import Segmentation
+    >>> source = Segmentation(["Hunde"], [5, 6], ["▁Hund", "e"], [0, 0], {})
+    >>> target = Segmentation(["the", "dogs"], [7, 8, 9], ["▁the", "▁dog", "s"], [0, 1, 1], {})
     >>> merge(source, target, torch.tensor([[0.1, 0.2], [0.4, 0.4], [0.1, 0.3]]))
     tensor([[0.3000],
             [0.6000]])
     """
-    rows = _belongs(target).to(weights.dtype)
-    rows = rows / rows.sum(-1, keepdim=True).clamp(min=1)  # a word may have no piece at all
-    return rows @ weights @ _belongs(source).to(weights.dtype).T
+    rows = _membership(target).to(weights.dtype)
+    rows = rows / rows.sum(-1, keepdim=True).clamp(min=1)  # a word may have no token
+    return rows @ weights @ _membership(source).to(weights.dtype).T
 
 
 def align(
     model: Seq2Seq,
     tokens: TokenizerPair,
     pairs: Sequence[tuple[str, str]],
-    choice: AlignmentHead = AlignmentHead(),  # noqa: B008 (a frozen value)
+    alignment_head: AlignmentHead = AlignmentHead(),  # noqa: B008 (a frozen value)
 ) -> list[Alignment]:
-    """The words of given sentence pairs, aligned by the model's attention.
+    """Align the words of sentence pairs by the model's cross-attention.
 
     model, tokens: a model and its vocabularies; `Translator.align` has both.
-    pairs: (source, target), whose words stand between white space.
-    choice: which layer, heads and step the weights are read from; `select_alignment_head` finds the best.
+    pairs: (source, target), with words separated by white space.
+    alignment_head: layer, heads and step to read the weights from; `select_alignment_head` finds the best.
 
     >>> import torch
     >>> from regard.models import TransformerConfig, Transformer
-    >>> from regard.translation import Tokens, TokenizerPair
+    >>> from regard.translation import Tokenizer, TokenizerPair
     >>> from regard.translation.alignment.alignment import align
-    >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 9, kind="words")
+    >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 9, kind="words")
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2))
     >>> align(model, TokenizerPair(tokens, tokens), [("ein Hund bellt", "a dog")])[0].weights.shape
     torch.Size([2, 3])
     """
     cuts = cut_pairs(tokens, pairs)
-    found = cross_weights(
-        model, [source.ids for source, _ in cuts], [target.ids for _, target in cuts], choice
-    )
-    return [Alignment.of(*cut, weights) for cut, weights in zip(cuts, found, strict=True)]
+    sources, targets = [source.ids for source, _ in cuts], [target.ids for _, target in cuts]
+    weights = cross_weights(model, sources, targets, alignment_head)
+    return [Alignment.of(*cut, matrix) for cut, matrix in zip(cuts, weights, strict=True)]
 
 
-def cut_pairs(tokens: TokenizerPair, pairs: Sequence[tuple[str, str]]) -> list[tuple[Cut, Cut]]:
-    """Both sides of each pair, cut into pieces."""
-    found = []
-    for number_, given in enumerate(listed(pairs)):
-        pair = as_pair(given, number_)
-        source, target = tokens.source.cut(pair.source), tokens.target.cut(pair.target)
-        check_size(f"pair {number_}", "pieces", len(source.ids), len(target.ids))
-        found.append((source, target))
-    return found
+def cut_pairs(
+    tokens: TokenizerPair, pairs: Sequence[tuple[str, str]]
+) -> list[tuple[Segmentation, Segmentation]]:
+    """Tokenize both sides of each pair."""
+    cuts = []
+    for i, pair in enumerate(listed(pairs)):
+        source, target = check_pair(pair, i)
+        cut = tokens.source.segment(source), tokens.target.segment(target)
+        check_size(f"pair {i}", "tokens", len(cut[0].ids), len(cut[1].ids))
+        cuts.append(cut)
+    return cuts
 
 
-def check_size(what: str, unit: str, source: int, target: int) -> None:
-    """A matrix that fits into memory."""
-    if source * target > _MOST:
+def check_size(name: str, unit: str, source: int, target: int) -> None:
+    """Raise if the alignment matrix would not fit into memory."""
+    if source * target > _MAX_SIZE:
         raise ArgumentError(
-            f"{what} has {source:,} {unit} in its source and {target:,} in its target; their alignment would "
-            f"take {format_bytes(4 * source * target)}. Give it sentence by sentence."
+            f"{name} has {source:,} source {unit} and {target:,} target {unit}; its alignment would need "
+            f"{format_bytes(4 * source * target)}. Split it into sentences."
         )
 
 
@@ -192,26 +196,28 @@ def select_alignment_head(
     pairs: Sequence[tuple[str, str]],
     gold: Sequence[GoldAlignment | Links] | None = None,
 ) -> AlignmentHead:
-    """The layer, head and shift that align best: with the lowest error rate, see `rate_alignment_heads`.
+    """Select the layer, head and shift with the lowest alignment error rate; see `rate_alignment_heads`.
 
-    model, tokens: a model and its vocabularies.
-    pairs: (source, target), to try them on.
-    gold: the right links of the pairs; by default the confident ones of `LexicalAligner`.
+    model, tokens: a model and its vocabularies. pairs: (source, target) to evaluate on.
+    gold: reference links of the pairs; default: the confident links of `LexicalAligner`.
 
     >>> import torch
     >>> from regard.models import TransformerConfig, Transformer
-    >>> from regard.translation import Tokens, TokenizerPair
+    >>> from regard.translation import Tokenizer, TokenizerPair
     >>> from regard.translation.alignment.alignment import select_alignment_head
-    >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 9, kind="words")
+    >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 9, kind="words")
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=2))
-    >>> select_alignment_head(model, TokenizerPair(tokens, tokens), [("ein Hund bellt", "a dog barks")]).layer in (0, 1)
+    >>> head = select_alignment_head(
+    ...     model, TokenizerPair(tokens, tokens), [("ein Hund bellt", "a dog barks")]
+    ... )
+    >>> head.layer in (0, 1)
     True
     """
-    gold = _anchored(pairs) if gold is None else gold
-    if not any(_as_gold(links).sure for links in gold):
-        return AlignmentHead()  # nothing says which is better
-    rated = rate_alignment_heads(model, tokens, pairs, gold)
-    return min(rated, key=lambda choice: rated[choice].aer)  # the first of several that are equal
+    gold = _lexical_links(pairs) if gold is None else gold
+    if not any(GoldAlignment.of(links).sure for links in gold):
+        return AlignmentHead()  # nothing to compare with
+    rates = rate_alignment_heads(model, tokens, pairs, gold)
+    return min(rates, key=lambda head: rates[head].aer)  # the first of equals
 
 
 @torch.no_grad()
@@ -221,90 +227,89 @@ def rate_alignment_heads(
     pairs: Sequence[tuple[str, str]],
     gold: Sequence[GoldAlignment | Links] | None = None,
 ) -> dict[AlignmentHead, ErrorRates]:
-    """How well each layer, each head and the mean of a layer's heads align, read with either shift.
+    """Compute the alignment error rates of every layer, head and head mean, with either shift.
 
-    gold: of each pair the links of its words, which stand between white space. Without it, confident links of
-    `LexicalAligner` stand for it, learned from these pairs: they tell which attention is best, not how good it is.
+    gold: links between the words of each pair, separated by white space. By default the confident links of a
+    `LexicalAligner` trained on these pairs: they rank heads, but do not measure their accuracy.
 
     >>> from regard.models import TransformerConfig, Transformer
-    >>> from regard.translation import Tokens, TokenizerPair
+    >>> from regard.translation import Tokenizer, TokenizerPair
     >>> from regard.translation.alignment.alignment import rate_alignment_heads
-    >>> tokens = Tokens.learn(["ein Hund", "a dog"] * 9, kind="words")
+    >>> tokens = Tokenizer.learn(["ein Hund", "a dog"] * 9, kind="words")
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=2))
-    >>> rated = rate_alignment_heads(model, TokenizerPair(tokens, tokens), [("ein Hund", "a dog")])
-    >>> len(rated)  # 2 layers × (2 heads + their mean) × 2 shifts
+    >>> rates = rate_alignment_heads(model, TokenizerPair(tokens, tokens), [("ein Hund", "a dog")])
+    >>> len(rates)  # 2 layers × (2 heads + their mean) × 2 shifts
     12
     """
     cuts = cut_pairs(tokens, pairs)
-    true = [_as_gold(links) for links in (_anchored(pairs) if gold is None else gold)]
-    _check_gold(pairs, true)
+    reference = [GoldAlignment.of(links) for links in (_lexical_links(pairs) if gold is None else gold)]
+    _check_gold(pairs, reference)
     layers = list(cross_attention_layers(model))
     shifts: tuple[Shift, ...] = ("input", "output")
     counts: dict[tuple[int, Shift], Tensor] = {}  # (heads + 1) × (links, hits, possible hits)
     sources, targets = [source.ids for source, _ in cuts], [target.ids for _, target in cuts]
-    for some, seen in watch_forced_decoding(model, sources, targets, layers):
+    for batch, recorded in watch_forced_decoding(model, sources, targets, layers):
         for layer, name in enumerate(layers):
-            weights = torch.cat([one.dense() for one in seen[name]], -2).float().cpu()  # b h t s
-            # the mean first: of equals it is chosen
+            weights = torch.cat([call.dense() for call in recorded[name]], -2).float().cpu()  # b h t s
+            # the mean comes first: it wins ties
             weights = torch.cat([weights.mean(1, keepdim=True), weights], 1)
-            for i, part in zip(some, weights, strict=True):
+            for i, heads in zip(batch, weights, strict=True):
                 for shift in shifts:
-                    pieces = drop_special_tokens(part, len(targets[i]), len(sources[i]), shift)
-                    found = _hits(merge(*cuts[i], pieces), true[i])
-                    counts[layer, shift] = counts.get((layer, shift), 0) + found
-    sure = sum(len(one.sure) for one in true)
+                    token_weights = drop_special_tokens(heads, len(targets[i]), len(sources[i]), shift)
+                    hits = _count_hits(merge(*cuts[i], token_weights), reference[i])
+                    counts[layer, shift] = counts.get((layer, shift), 0) + hits
+    sure = sum(len(links.sure) for links in reference)
     return {
-        AlignmentHead(layer, None if head == 0 else (head - 1,), shift): rates(links, sure, hits, possible)
+        AlignmentHead(layer, None if head == 0 else (head - 1,), shift): ErrorRates.from_counts(
+            links, sure, hits, possible
+        )
         for (layer, shift), heads in counts.items()
         for head, (links, hits, possible) in enumerate(heads.tolist())
     }
 
 
-def _hits(weights: Tensor, gold: GoldAlignment) -> Tensor:
-    """Of each head (h, target, source): how many links it draws, how many are sure, and how many possible."""
+def _count_hits(weights: Tensor, gold: GoldAlignment) -> Tensor:
+    """Count the links of each head, and the sure and possible ones among them: (h, target, source) → (h, 3)."""
     h, t, s = weights.shape
     if not t * s:
         return torch.zeros(h, 3, dtype=torch.long)
     values, best = weights.max(-1)
-    drawn, found = values > 0, [values > 0]
+    linked = values > 0
+    counts = [linked.sum(-1)]
     for links in (gold.sure, gold.sure | gold.possible):
         table = torch.zeros(t, s, dtype=torch.bool)
         if links:
             source, target = torch.tensor(sorted(links)).T
             table[target, source] = True
-        found.append(drawn & table[torch.arange(t), best])
-    return torch.stack([one.sum(-1) for one in found], -1)
+        counts.append((linked & table[torch.arange(t), best]).sum(-1))
+    return torch.stack(counts, -1)
 
 
-def _anchored(pairs: Sequence[tuple[str, str]]) -> list[Links]:
-    """Confident links, found in the pairs themselves; none where there are no words."""
+def _lexical_links(pairs: Sequence[tuple[str, str]]) -> list[Links]:
+    """Return the confident links of a LexicalAligner trained on the pairs; none if they have no words."""
     if not any(source.split() and target.split() for source, target in pairs):
         return [frozenset()] * len(pairs)
     return LexicalAligner.learn(pairs).links(pairs)
 
 
-def _as_gold(links: GoldAlignment | Links) -> GoldAlignment:
-    return links if isinstance(links, GoldAlignment) else GoldAlignment(links)
-
-
 def _check_gold(pairs: Sequence[tuple[str, str]], gold: Sequence[GoldAlignment]) -> None:
-    """Links of each pair, between words that are there."""
+    """Raise unless there are gold links for each pair, between existing words."""
     if len(pairs) != len(gold):
         raise ArgumentError(
-            f"there are {len(pairs)} sentence pairs and gold links of {len(gold)}; give one line of links "
-            "for each pair, an empty one where there are none."
+            f"There are {len(pairs)} sentence pairs and gold links for {len(gold)}; pass one entry per pair, "
+            "empty if it has no links."
         )
-    for pair, ((source, target), (sure, possible)) in enumerate(zip(pairs, gold, strict=True)):
-        sizes = len(source.split()), len(target.split())
+    for number, ((source, target), (sure, possible)) in enumerate(zip(pairs, gold, strict=True)):
+        lengths = len(source.split()), len(target.split())
         for link in sure | possible:
-            if not (0 <= link[0] < sizes[0] and 0 <= link[1] < sizes[1]):
+            if not (0 <= link[0] < lengths[0] and 0 <= link[1] < lengths[1]):
                 raise ArgumentError(
-                    f"the gold links word {link[0]} to word {link[1]} in pair {pair}, which has {sizes[0]} "
-                    f"and {sizes[1]} words; they are counted from 0, and stand between white space. A file "
-                    "that counts from 1 is read with base=1 (--base 1)."
+                    f"Gold link {link[0]}-{link[1]} of pair {number} is out of range: the pair has "
+                    f"{lengths[0]} source and {lengths[1]} target words, separated by white space, counted from "
+                    "0. If the file counts from 1, read it with index_base=1 (--index-base 1)."
                 )
 
 
-def _belongs(cut: Cut) -> Tensor:
-    """Whether a word has a piece: (words, pieces)."""
+def _membership(cut: Segmentation) -> Tensor:
+    """Return which tokens belong to which word: (words, tokens)."""
     return torch.arange(len(cut.words))[:, None] == torch.tensor(cut.word_of, dtype=torch.long)

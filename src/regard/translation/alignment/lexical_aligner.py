@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from regard._util.checks import check_int
 from regard.errors import ArgumentError
-from regard.translation.data.links import Joining, Links, symmetrize, turned
+from regard.translation.data.links import Links, SymmetrizationMethod, reverse_links, symmetrize
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -83,11 +83,13 @@ class LexicalAligner:
             ]
         return cls(words, keys, sides)
 
-    def links(self, pairs: Sequence[tuple[str, str]], how: Joining = "intersection") -> list[Links]:
+    def links(
+        self, pairs: Sequence[tuple[str, str]], how: SymmetrizationMethod = "intersection"
+    ) -> list[Links]:
         """The links of each pair, of both directions together; the intersection has few wrong ones."""
         forward, backward = self._soft(pairs)
         return [
-            symmetrize(_best(first), turned(_best(second.T)), how)
+            symmetrize(_best(first), reverse_links(_best(second.T)), how)
             for first, second in zip(forward, backward, strict=True)
         ]
 

@@ -25,7 +25,7 @@ _BUCKET = 50  # batches that are sorted together: enough for like lengths, few e
 
 
 class Pairs(Protocol):
-    """Pairs of sentences as token numbers without marks: a `Store`, or a list with its sizes."""
+    """Pairs of sentences as token numbers without marks: a `EncodedCorpus`, or a list with its sizes."""
 
     @property
     def sizes(self) -> NDArray[numpy.int64]:
@@ -34,11 +34,11 @@ class Pairs(Protocol):
     def __getitem__(self, place: int, /) -> tuple[Ids, Ids]: ...
 
 
-class InMemory:
+class InMemoryPairs:
     """Pairs of sentences as token numbers, held in memory.
 
-    >>> from regard.translation.data.batches import InMemory
-    >>> InMemory([([5, 6], [7]), ([8], [9, 10])]).sizes.tolist()
+    >>> from regard.translation.data.batches import InMemoryPairs
+    >>> InMemoryPairs([([5, 6], [7]), ([8], [9, 10])]).sizes.tolist()
     [[2, 1], [1, 2]]
     """
 
@@ -104,8 +104,8 @@ class Batches:
     shared: whether a number is the same piece on both sides.
     links: of the tokens of each pair, those of the source and those of the target.
 
-    >>> from regard.translation.data.batches import Batches, InMemory
-    >>> batches = Batches(InMemory([([5] * n, [6] * n) for n in range(1, 9)]), tokens=24)
+    >>> from regard.translation.data.batches import Batches, InMemoryPairs
+    >>> batches = Batches(InMemoryPairs([([5] * n, [6] * n) for n in range(1, 9)]), tokens=24)
     >>> sorted(len(batch) for batch in batches.epoch(0))
     [1, 1, 1, 2, 3]
     >>> batches.get(batches.epoch(0)[0], epoch=0).size <= 24

@@ -43,13 +43,13 @@ _MOST_TRIES = 100_000  # to find one more sentence that is new
 _Part = Literal["train", "dev", "test"]
 
 
-class Embedded(NamedTuple):
+class EmbeddedCorpus(NamedTuple):
     """The embedded corpus; no value of dev, test or longer is in train.
 
     longer: sentences made of more values than those of train, from the values of test.
 
-    >>> from regard.translation.data.builtin import embedded
-    >>> corpus = embedded("en", "de", size=100)
+    >>> from regard.translation.data.builtin import embedded_corpus
+    >>> corpus = embedded_corpus("en", "de", size=100)
     >>> len(corpus.train), len(corpus.dev), len(corpus.test), len(corpus.longer)
     (100, 10, 10, 10)
     """
@@ -60,14 +60,14 @@ class Embedded(NamedTuple):
     longer: list[Pair]
 
 
-def embedded(
+def embedded_corpus(
     source: str = "en",
     target: str = "de",
     *,
     size: int = 15_000,
     values: tuple[int, int] = (1, 2),
     seed: int = 0,
-) -> Embedded:
+) -> EmbeddedCorpus:
     """Pairs of dates, times, numbers, amounts and spans of time in words, all of them distinct.
 
     source, target: languages, see `languages`.
@@ -76,8 +76,8 @@ def embedded(
         more, up to three times as many.
     seed: the same seed gives the same corpus.
 
-    >>> from regard.translation.data.builtin import embedded
-    >>> for pair in embedded("en", "de", size=2, values=(1, 1)).train:
+    >>> from regard.translation.data.builtin import embedded_corpus
+    >>> for pair in embedded_corpus("en", "de", size=2, values=(1, 1)).train:
     ...     print(*pair, sep=" → ")
     two hundred and eighty-one meters → zweihunderteinundachtzig Meter
     fifty-seven kilometers → siebenundfünfzig Kilometer
@@ -87,7 +87,7 @@ def embedded(
     sentences = _Sentences(Language.of(source), Language.of(target), seed)
     held = max(1, min(_MOST_HELD, size // 10))
     # what is held out first, so that it does not depend on the size
-    return Embedded(
+    return EmbeddedCorpus(
         test=sentences.some(held, "test", least, most),
         dev=sentences.some(held, "dev", least, most),
         longer=sentences.some(held, "test", most + 1, 3 * most),

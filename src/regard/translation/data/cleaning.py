@@ -5,18 +5,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from regard._util.checks import check_int, check_number
-from regard.translation.data.pairs import Pair, as_pair, listed, tidy
+from regard.translation.data.pairs import Pair, check_pair, listed, tidy
 
 
 @dataclass
-class Dropped:
+class LengthFilter:
     """What limits there are for a pair, and how many pairs were dropped for which reason.
 
     longest: of a side, at most. ratio, slack: neither side may be longer than `ratio` times the other and
     `slack` more. unit: what is counted.
 
-    >>> from regard.translation.data.cleaning import Dropped
-    >>> dropped = Dropped(longest=256, ratio=4, slack=10, unit="pieces")
+    >>> from regard.translation.data.cleaning import LengthFilter
+    >>> dropped = LengthFilter(longest=256, ratio=4, slack=10, unit="pieces")
     >>> [dropped.keeps(*sizes) for sizes in [(7, 9), (0, 2), (3, 300), (3, 23)]]
     [True, False, False, False]
     >>> print(dropped)
@@ -67,30 +67,30 @@ class Dropped:
         return f"dropped {self.total:,} of {pairs}: {said}" if said else f"dropped none of {pairs}"
 
 
-class Cleaned(Iterator[Pair]):
+class CleanedPairs(Iterator[Pair]):
     """Pairs that are worth training on, as they come; `dropped` counts the others.
 
-    >>> from regard.translation.data.cleaning import Cleaned, Dropped
+    >>> from regard.translation.data.cleaning import CleanedPairs, LengthFilter
     >>> from regard.translation.data.pairs import Pair
-    >>> pairs = Cleaned([Pair(" two  dogs", "zwei Hunde"), Pair("", "nichts")], Dropped(20, 4, 0, "letters"))
+    >>> pairs = CleanedPairs([Pair(" two  dogs", "zwei Hunde"), Pair("", "nichts")], LengthFilter(20, 4, 0, "letters"))
     >>> next(pairs), pairs.dropped.seen
     (Pair(source='two dogs', target='zwei Hunde'), 1)
     """
 
-    def __init__(self, pairs: Iterable[Pair], dropped: Dropped) -> None:
+    def __init__(self, pairs: Iterable[Pair], dropped: LengthFilter) -> None:
         self.dropped = dropped
         self._pairs = iter(listed(pairs))
 
     def __next__(self) -> Pair:
         for given in self._pairs:
-            source, target = as_pair(given, self.dropped.seen)
+            source, target = check_pair(given, self.dropped.seen)
             pair = Pair(tidy(source), tidy(target))
             if self.dropped.keeps(len(pair.source), len(pair.target)):
                 return pair
         raise StopIteration
 
 
-def clean(pairs: Iterable[Pair], *, longest: int = 2000, ratio: float = 4.0) -> Cleaned:
+def clean_pairs(pairs: Iterable[Pair], *, longest: int = 2000, ratio: float = 4.0) -> CleanedPairs:
     """Drop pairs with an empty side, over-long ones and wildly unequal ones; white space becomes one blank.
 
     longest: characters of a sentence at most. ratio: neither side may have more than `ratio` times the
@@ -98,12 +98,12 @@ def clean(pairs: Iterable[Pair], *, longest: int = 2000, ratio: float = 4.0) -> 
 
     The result is read once, as it comes, and its `dropped` says how many were dropped and why.
 
-    >>> from regard.translation.data.cleaning import clean
+    >>> from regard.translation.data.cleaning import clean_pairs
     >>> from regard.translation.data.pairs import Pair
-    >>> pairs = clean([Pair(" two  dogs", "zwei Hunde"), Pair("a dog", ""), Pair("No.", "Nein. " * 20)])
+    >>> pairs = clean_pairs([Pair(" two  dogs", "zwei Hunde"), Pair("a dog", ""), Pair("No.", "Nein. " * 20)])
     >>> list(pairs)
     [Pair(source='two dogs', target='zwei Hunde')]
     >>> print(pairs.dropped)
     dropped 2 of 3 pairs: 1 with an empty side, 1 with sides of very unequal length
     """
-    return Cleaned(pairs, Dropped(longest, ratio, slack=40, unit="characters"))
+    return CleanedPairs(pairs, LengthFilter(longest, ratio, slack=40, unit="characters"))

@@ -49,15 +49,15 @@ class IdPair(NamedTuple):
     target: IdArray
 
 
-class Store(Sequence[IdPair]):
+class EncodedCorpus(Sequence[IdPair]):
     """Pairs of sentences as ids, in a file that is read where it is needed.
 
-    path: of a file that `Store.write` wrote. It is read once to verify its checksum, and not held in memory.
+    path: of a file that `EncodedCorpus.write` wrote. It is read once to verify its checksum, and not held in memory.
 
     >>> import tempfile
-    >>> from regard.translation.data.encoded import Store
+    >>> from regard.translation.data.encoded import EncodedCorpus
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     store = Store.write(f"{folder}/train.ids", [([5, 2], [1, 7, 2]), ([2], [1, 2])], vocabulary=8)
+    ...     store = EncodedCorpus.write(f"{folder}/train.ids", [([5, 2], [1, 7, 2]), ([2], [1, 2])], vocabulary=8)
     >>> len(store)
     2
     >>> source, target = store[0]
@@ -72,7 +72,7 @@ class Store(Sequence[IdPair]):
         try:
             opened = open_regular(path)
         except FileNotFoundError:
-            raise ArgumentError(f"there is no file {os.fspath(path)!r}; write it with Store.write.") from None
+            raise ArgumentError(f"there is no file {os.fspath(path)!r}; write it with EncodedCorpus.write.") from None
         with opened as file:
             about = _read_header(file, self.path)
             mapped = mmap.mmap(file.fileno(), about.size, access=mmap.ACCESS_READ)
@@ -101,7 +101,7 @@ class Store(Sequence[IdPair]):
                 raise self._wrong(f"has ids outside of its vocabulary of {self.vocabulary:,}")
 
     def _wrong(self, why: str) -> ArgumentError:
-        return ArgumentError(f"{os.fspath(self.path)!r} {why}; write it anew with Store.write.")
+        return ArgumentError(f"{os.fspath(self.path)!r} {why}; write it anew with EncodedCorpus.write.")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -231,10 +231,10 @@ def _read_header(file: BufferedReader, path: Path) -> _About:
     if min(about) < 0 or about.size != size:
         raise ArgumentError(
             f"{os.fspath(path)!r} has {size:,} bytes and {about.pairs:,} pairs with {about.ids:,} ids take "
-            f"{about.size:,}; it was cut off or changed: write it anew with Store.write."
+            f"{about.size:,}; it was cut off or changed: write it anew with EncodedCorpus.write."
         )
     if header != about.header(hashlib.file_digest(file, "sha256").hexdigest()):
         raise ArgumentError(
-            f"{os.fspath(path)!r} does not have its checksum; it was changed: write it anew with Store.write."
+            f"{os.fspath(path)!r} does not have its checksum; it was changed: write it anew with EncodedCorpus.write."
         )
     return about

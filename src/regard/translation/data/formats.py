@@ -109,7 +109,7 @@ def write_pairs(path: _Path, pairs: Iterable[Pair]) -> int:
             if any(end in source or end in target for end in "\t\n\r"):
                 raise ArgumentError(
                     f"pair {written:,} has a tab or the end of a line within a sentence, which a line of TSV "
-                    "cannot hold; clean(pairs) makes blanks of them."
+                    "cannot hold; clean_pairs(pairs) makes blanks of them."
                 )
             file.write(f"{source}\t{target}\n".encode())
     return written

@@ -1,4 +1,4 @@
-"""Links between the words of two sentences: written down, turned around, and two directions made one."""
+"""Links between the words of two sentences: written down, reversed, and two directions made one."""
 
 import re
 from bisect import insort
@@ -10,19 +10,19 @@ from regard.errors import ArgumentError
 Links = frozenset[tuple[int, int]]
 """Links between words: a frozenset of (source word, target word), counted from 0."""
 
-Joining = Literal["intersection", "union", "grow-diag-final-and"]
+SymmetrizationMethod = Literal["intersection", "union", "grow-diag-final-and"]
 
 _BESIDE = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))  # Moses' order
 _LINK = re.compile(r"([0-9]{1,9})([-p])([0-9]{1,9})")
 
 
-def pharaoh(links: Iterable[tuple[int, int]]) -> str:
+def to_pharaoh(links: Iterable[tuple[int, int]]) -> str:
     """Links in the format of Pharaoh and Moses, source-target, counted from 0.
 
     links: pairs (source word, target word), in any order.
 
-    >>> from regard.translation.data.links import pharaoh
-    >>> pharaoh({(1, 2), (0, 0)})
+    >>> from regard.translation.data.links import to_pharaoh
+    >>> to_pharaoh({(1, 2), (0, 0)})
     '0-0 1-2'
     """
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
@@ -53,21 +53,21 @@ def read_links(line: str, where: str = "", base: int = 0, possible: bool = False
     return frozenset(kinds["-"]), frozenset(kinds["p"])
 
 
-def turned(links: Iterable[tuple[int, int]]) -> Links:
+def reverse_links(links: Iterable[tuple[int, int]]) -> Links:
     """The same links with source and target changed over: what a model of the other direction found.
 
-    >>> from regard.translation.data.links import turned
-    >>> sorted(turned({(0, 5), (1, 2)}))
+    >>> from regard.translation.data.links import reverse_links
+    >>> sorted(reverse_links({(0, 5), (1, 2)}))
     [(2, 1), (5, 0)]
     """
     return frozenset((target, source) for source, target in links)
 
 
-def symmetrize(forward: Links, backward: Links, how: Joining = "grow-diag-final-and") -> Links:
+def symmetrize(forward: Links, backward: Links, how: SymmetrizationMethod = "grow-diag-final-and") -> Links:
     """One set of links out of those of two directions, both (source word, target word).
 
     forward: a source for each target word, what a model from source to target finds.
-    backward: a target for each source word, what the model of the other direction finds, `turned`.
+    backward: a target for each source word, what the model of the other direction finds, `reverse_links`.
     how: "intersection", "union", or "grow-diag-final-and", which lies between them.
 
     >>> from regard.translation.data.links import symmetrize
@@ -77,8 +77,8 @@ def symmetrize(forward: Links, backward: Links, how: Joining = "grow-diag-final-
     >>> sorted(symmetrize(forward, backward))
     [(0, 0), (1, 1), (1, 2), (2, 1)]
     """
-    if how not in get_args(Joining):
-        raise ArgumentError(f"symmetrize got how={how!r}; there are {', '.join(get_args(Joining))}.")
+    if how not in get_args(SymmetrizationMethod):
+        raise ArgumentError(f"symmetrize got how={how!r}; there are {', '.join(get_args(SymmetrizationMethod))}.")
     if how == "intersection":
         return forward & backward
     if how == "union":
@@ -92,8 +92,8 @@ def _grown(forward: Links, backward: Links) -> Links:
     From the intersection on, a neighbour that is in the union joins if it links a word that has no link; last
     (final-and) each link joins whose words both have none, those of `forward` first.
     """
-    union = turned(forward | backward)  # (target, source): symal goes from target word to target word
-    found = sorted(turned(forward & backward))
+    union = reverse_links(forward | backward)  # (target, source): symal goes from target word to target word
+    found = sorted(reverse_links(forward & backward))
     targets, sources = {target for target, _ in found}, {source for _, source in found}
 
     def join(point: tuple[int, int]) -> None:
@@ -114,7 +114,7 @@ def _grown(forward: Links, backward: Links) -> Links:
             at += 1
         growing = len(found) > before
     for one, other in ((forward, backward), (backward, forward)):
-        for point in sorted(turned(one - other)):
+        for point in sorted(reverse_links(one - other)):
             if point[0] not in targets and point[1] not in sources:
                 join(point)
-    return turned(found)
+    return reverse_links(found)

@@ -52,13 +52,13 @@ def listed(pairs: Any) -> Any:
     return pairs
 
 
-def as_pair(given: Any, number: int) -> Pair:
+def check_pair(given: Any, number: int) -> Pair:
     """A pair that somebody gave, if it is one; `number` is its place, from 0.
 
-    >>> from regard.translation.data.pairs import as_pair
-    >>> as_pair(("two dogs", "zwei Hunde"), 0).target
+    >>> from regard.translation.data.pairs import check_pair
+    >>> check_pair(("two dogs", "zwei Hunde"), 0).target
     'zwei Hunde'
-    >>> as_pair(("two dogs", "zwei Hunde", "due cani"), 7)
+    >>> check_pair(("two dogs", "zwei Hunde", "due cani"), 7)
     Traceback (most recent call last):
     regard.errors.DTypeError: pair 7 is ('two dogs', 'zwei Hunde', 'due cani'); a pair is (source, ...
     """
@@ -83,19 +83,19 @@ class Parts(NamedTuple):
     test: list[Pair]
 
 
-def split(
+def split_pairs(
     pairs: Sequence[Pair] | Callable[[], Iterable[Pair]], *, dev: int = 1000, test: int = 0, seed: int = 0
 ) -> Parts:
     """Hold back pairs to judge by; all pairs with one source sentence fall into the same part.
 
-    pairs: a list, or a function that reads the pairs anew: `lambda: clean(read_pairs("a.en", "a.de"))`.
+    pairs: a list, or a function that reads the pairs anew: `lambda: clean_pairs(read_pairs("a.en", "a.de"))`.
     dev, test: how many distinct source sentences each gets, but never more than a tenth of those there are.
 
     They are those with the lowest hashes of sentence and seed, whatever the order of the corpus. One pass
     finds them, and `train` is what is left over in the next; only dev and test are kept in memory.
 
-    >>> from regard.translation.data.pairs import Pair, split
-    >>> parts = split([Pair(f"{n // 2} dogs", f"{n} Hunde") for n in range(100)], dev=3, test=1000)
+    >>> from regard.translation.data.pairs import Pair, split_pairs
+    >>> parts = split_pairs([Pair(f"{n // 2} dogs", f"{n} Hunde") for n in range(100)], dev=3, test=1000)
     >>> len(list(parts.train)), len(parts.dev), len(parts.test)
     (84, 6, 10)
     """
@@ -104,7 +104,7 @@ def split(
     if isinstance(pairs, Iterator):
         raise DTypeError(
             f"split got a {type(pairs).__name__}, which can be read only once; give a list, or a function "
-            "that reads anew: lambda: clean(read_pairs(...))."
+            "that reads anew: lambda: clean_pairs(read_pairs(...))."
         )
     read = pairs if callable(pairs) else lambda: pairs
     held, distinct = _lowest(read(), 10 * max(dev, test), seed)

@@ -43,7 +43,7 @@ from regard.mechanism.weights.io import checksum
 from regard.models.parameters import read_parameters
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.config import TranslationConfig
-from regard.translation.tokens import TokenizerPair, Tokens
+from regard.translation.tokens import Tokenizer, TokenizerPair
 
 FORMAT = "regard translator 2"
 _OLD = ("regard translator 1",)  # had no checksums
@@ -58,7 +58,7 @@ _PART = re.compile(r"\.(step-[0-9]+|best)\.part")
 _WRONG = (LookupError, TypeError, ValueError, OverflowError, RuntimeError, OSError, SafetensorError)
 
 
-class Loaded(NamedTuple):
+class LoadedModel(NamedTuple):
     """What a model folder holds."""
 
     model: Seq2Seq
@@ -66,9 +66,9 @@ class Loaded(NamedTuple):
     config: dict[str, Any]
 
 
-def load_model(folder: str | os.PathLike[str]) -> Loaded:
+def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
     """The model of a folder, its vocabularies and its config, or an error that says what is wrong with it."""
-    check_name(folder)
+    check_folder_name(folder)
     folder_config = read_config(folder)
     path = Path(folder)
     if not os.path.lexists(path / MODEL):
@@ -100,10 +100,10 @@ def load_model(folder: str | os.PathLike[str]) -> Loaded:
         raise ArgumentError(
             f"{os.fspath(folder)!r} is damaged ({str(error)[:300]}); copy it again, or train anew."
         ) from None
-    return Loaded(model.eval(), tokens, folder_config)
+    return LoadedModel(model.eval(), tokens, folder_config)
 
 
-def check_name(folder: str | os.PathLike[str]) -> None:
+def check_folder_name(folder: str | os.PathLike[str]) -> None:
     """A folder whose files safetensors can read: their names must be text."""
     try:
         os.fspath(folder).encode()
@@ -172,7 +172,7 @@ def _config_text(folder_config: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """A folder in which no other training works meanwhile; if it was made here, it goes if it stays empty."""
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -217,8 +217,8 @@ def is_training(folder: Path) -> bool:
 
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from regard.translation.training.checkpoint import alone_in, is_training
-    >>> with tempfile.TemporaryDirectory() as folder, alone_in(Path(folder)):
+    >>> from regard.translation.training.checkpoint import lock_folder, is_training
+    >>> with tempfile.TemporaryDirectory() as folder, lock_folder(Path(folder)):
     ...     is_training(Path(folder))
     True
     """
@@ -245,9 +245,9 @@ def read_tokens(folder: Path, folder_config: Mapping[str, Any]) -> TokenizerPair
     """The vocabularies of a folder."""
     config = TranslationConfig.from_dict(folder_config["settings"]).tokens
     if config.shared:
-        shared = Tokens.load(folder / SHARED, config.kind)
+        shared = Tokenizer.load(folder / SHARED, config.kind)
         return TokenizerPair(shared, shared)
-    return TokenizerPair(Tokens.load(folder / SOURCE, config.kind), Tokens.load(folder / TARGET, config.kind))
+    return TokenizerPair(Tokenizer.load(folder / SOURCE, config.kind), Tokenizer.load(folder / TARGET, config.kind))
 
 
 def write_tokens(folder: Path, tokens: TokenizerPair) -> None:
@@ -267,7 +267,7 @@ def write_parameters(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         _adopt(folder, part / MODEL)
 
 
-def adopt_parameters(folder: Path, written: Path) -> None:
+def install_parameters(folder: Path, written: Path) -> None:
     """Make a safetensors file in a model folder the parameters to translate with; it gets its checksums."""
     with safe_open(written, "pt") as file:
         sums = _sums(folder, checksum(file.keys(), file.get_tensor))
@@ -295,7 +295,7 @@ def _sums(folder: Path, of_tensors: str) -> dict[str, str]:
     sums = {_CHECKSUM: of_tensors}
     for name in (SHARED, SOURCE, TARGET):
         if (folder / name).is_file():
-            sums[name] = _sum_of_tokens(Tokens.read(folder / name))
+            sums[name] = _sum_of_tokens(Tokenizer.read(folder / name))
     return {_SUMS: json.dumps(sums)}
 
 

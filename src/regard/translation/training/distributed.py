@@ -37,7 +37,7 @@ from regard.translation.training.checkpoint import (
     MODEL,
     OPTIMIZER,
     Checkpoint,
-    adopt_parameters,
+    install_parameters,
     load_model,
     optimizer_tensors,
     restore_optimizer,
@@ -51,7 +51,7 @@ from regard.translation.training.sharding import (
     Share,
     average,
     build,
-    materialise,
+    materialize,
     names_in,
     read_into,
     read_whole,
@@ -143,12 +143,12 @@ class World(Protocol):
         """Until every process is here."""
 
 
-class Alone:
+class SingleProcess:
     """One process.
 
     >>> import torch
-    >>> from regard.translation.training.distributed import Alone
-    >>> world = Alone()
+    >>> from regard.translation.training.distributed import SingleProcess
+    >>> world = SingleProcess()
     >>> world.rank, world.size, world.total(2.5), world.device
     (0, 1, 2.5, device(type='cpu'))
     """
@@ -224,7 +224,7 @@ class Parallel:
         self.device = device
         # for numbers and news, which are on no GPU and may be long in coming
         self._group = distributed.new_group(backend="gloo", timeout=_LONG)
-        self._alone = Alone(device)
+        self._alone = SingleProcess(device)
 
     def build(self, make: Callable[[], Objective]) -> Built:
         """A new model; each process has all of it."""
@@ -334,7 +334,7 @@ class Sharded(Parallel):
             if isinstance(module, BLOCKS):
                 fully_shard(module, mesh=mesh)
         fully_shard(objective, mesh=mesh)
-        materialise(objective, rows, self.device)
+        materialize(objective, rows, self.device)
         objective.register_forward_hook(self._sum)
         return Built(objective.model, objective)
 
@@ -367,7 +367,7 @@ class Sharded(Parallel):
                 yield None
                 return
             with streamed(lambda: self._make().model, path, self.device) as found:
-                yield Candidate(found, lambda: adopt_parameters(folder, path))
+                yield Candidate(found, lambda: install_parameters(folder, path))
         finally:
             if self.rank == 0:
                 shutil.rmtree(part, ignore_errors=True)
@@ -443,7 +443,7 @@ def join_world(*, shard: bool = False) -> Iterator[World]:
                 "shard needs several processes, and this is the only one; start them with torchrun: torchrun "
                 "--nproc-per-node 2 -m regard train … --output FOLDER --resume --shard"
             )
-        yield Alone("cuda" if torch.cuda.is_available() else "cpu")
+        yield SingleProcess("cuda" if torch.cuda.is_available() else "cpu")
         return
     device = _device()
     try:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from regard._util.files import check_regular, read_regular, write_atomic
 from regard._util.text import printable
 from regard.errors import ArgumentError
-from regard.translation.training.progress import Listener, Report, ValidationResult, worth
+from regard.translation.training.progress import Callback, Report, ValidationResult, selection_score
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -29,7 +29,7 @@ _MOST = 1e15  # steps, and whatever else is counted or measured
 LOG, SAMPLES = "log.csv", "samples.jsonl"
 
 
-class Row(NamedTuple):
+class LogRow(NamedTuple):
     """A row of a log: what was reported at a step, and what was judged; None for what was not.
 
     The columns are those of `Report` and `ValidationResult`. In a row that was judged and not reported, `seconds` is
@@ -46,22 +46,22 @@ class Row(NamedTuple):
     dev_bleu: float | None = None
 
 
-def best_of(rows: Sequence[Row]) -> Row | None:
+def best_row(rows: Sequence[LogRow]) -> LogRow | None:
     """The row with the best BLEU, the one that a training keeps: see `worth`. None if none was judged.
 
-    >>> from regard.translation.training.logs import Row, best_of
-    >>> best_of([Row(10, dev_bleu=9, dev_loss=2), Row(20, dev_bleu=9, dev_loss=1), Row(30)]).step
+    >>> from regard.translation.training.logs import LogRow, best_row
+    >>> best_row([LogRow(10, dev_bleu=9, dev_loss=2), LogRow(20, dev_bleu=9, dev_loss=1), LogRow(30)]).step
     20
     """
     judged = [
-        (worth(row.dev_bleu, row.dev_loss or 0.0), row)
+        (selection_score(row.dev_bleu, row.dev_loss or 0.0), row)
         for row in rows
         if row.dev_bleu is not None and math.isfinite(row.dev_bleu)
     ]
     return max(judged, key=lambda one: one[0])[1] if judged else None  # the first of several that are equal
 
 
-def read_log(path: str | os.PathLike[str]) -> list[Row]:
+def read_log(path: str | os.PathLike[str]) -> list[LogRow]:
     """The rows of a log; the file's name or its folder's. A last line that was not finished is left out.
 
     path: of log.csv, or of the model folder.
@@ -71,8 +71,8 @@ def read_log(path: str | os.PathLike[str]) -> list[Row]:
     >>> from regard.translation.training.progress import ValidationResult
     >>> folder = tempfile.mkdtemp()
     >>> log = CsvLog(folder)
-    >>> log.begin("A small Transformer", 0, 2000)
-    >>> log.judge(ValidationResult(500, 2.5, 31.4, None, None, True))
+    >>> log.on_begin("A small Transformer", 0, 2000)
+    >>> log.on_validation(ValidationResult(500, 2.5, 31.4, None, None, True))
     >>> read_log(folder)[0].dev_bleu
     31.4
     """
@@ -80,7 +80,7 @@ def read_log(path: str | os.PathLike[str]) -> list[Row]:
     return [row for row, _ in _rows(path, read_regular(path, _LARGEST))]
 
 
-def _rows(path: Path, content: bytes) -> list[tuple[Row, bytes]]:
+def _rows(path: Path, content: bytes) -> list[tuple[LogRow, bytes]]:
     """Each row, and the line it was read from."""
     lines = content.splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
@@ -91,9 +91,9 @@ def _rows(path: Path, content: bytes) -> list[tuple[Row, bytes]]:
         names = _values(lines[0])
     except csv.Error:  # a field without end
         names = []
-    if not set(Row._fields) <= set(names):
+    if not set(LogRow._fields) <= set(names):
         raise ArgumentError(
-            f"{os.fspath(path)!r} is no log of a training; its first line should be {','.join(Row._fields)}."
+            f"{os.fspath(path)!r} is no log of a training; its first line should be {','.join(LogRow._fields)}."
         )
     rows = []
     for number, line in enumerate(lines[1:], 2):
@@ -111,22 +111,22 @@ def _values(line: bytes) -> list[str]:
     return next(csv.reader([line.decode(errors="replace")]), [])
 
 
-def _row(values: dict[str, str]) -> Row:
-    numbers = {name: float(values[name]) if values[name] else None for name in Row._fields[1:]}
+def _row(values: dict[str, str]) -> LogRow:
+    numbers = {name: float(values[name]) if values[name] else None for name in LogRow._fields[1:]}
     step = int(values["step"])
     if not 0 <= step < _MOST or any(_MOST < abs(one) < math.inf for one in numbers.values() if one):
         raise ValueError("no number that a training has")
-    return Row(step, **numbers)
+    return LogRow(step, **numbers)
 
 
-def _line(row: Row) -> bytes:
+def _line(row: LogRow) -> bytes:
     file = StringIO()
     numbers = ("" if value is None else f"{value:.8g}" for value in row[1:])
     csv.writer(file, lineterminator="\n").writerow([row.step, *numbers])
     return file.getvalue().encode()
 
 
-class CsvLog(Listener):
+class CsvLog(Callback):
     """Writes FOLDER/log.csv, one row for each step that was reported or judged, at once.
 
     When a training goes on after a step, the rows of later steps are removed first: they will come again.
@@ -135,10 +135,10 @@ class CsvLog(Listener):
     >>> from regard.translation.training.logs import CsvLog, read_log
     >>> from regard.translation.training.progress import Report
     >>> log = CsvLog(tempfile.mkdtemp())
-    >>> log.begin("A small Transformer", 0, 2000)
+    >>> log.on_begin("A small Transformer", 0, 2000)
     >>> for step in (100, 200, 300):
-    ...     log.report(Report(step, 2000, 0.5, 4.2, 1e-3, 7800, 60, None))
-    >>> log.begin("A small Transformer", 200, 2000)
+    ...     log.on_report(Report(step, 2000, 0.5, 4.2, 1e-3, 7800, 60, None))
+    >>> log.on_begin("A small Transformer", 200, 2000)
     >>> [row.step for row in read_log(log.path)]
     [100, 200]
     """
@@ -146,10 +146,10 @@ class CsvLog(Listener):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = Path(folder) / LOG
         self._existed = self.path.parent.is_dir()
-        self._row = Row(-1)  # the last one
+        self._row = LogRow(-1)  # the last one
         self._start = self._stop = 0  # its bytes
 
-    def begin(self, about: str, step: int, steps: int) -> None:
+    def on_begin(self, about: str, step: int, steps: int) -> None:
         kept = []
         if step and self.path.exists():
             rows = _rows(self.path, read_regular(self.path, _LARGEST))
@@ -158,14 +158,14 @@ class CsvLog(Listener):
         if self._existed:
             self.path.parent.stat()  # as below
         write_atomic(self.path, content)
-        self._row, last = kept[-1] if kept else (Row(-1), b"")
+        self._row, last = kept[-1] if kept else (LogRow(-1), b"")
         self._start, self._stop = len(content) - len(last), len(content)
 
-    def report(self, report: Report) -> None:
-        known = {name: value for name, value in report._asdict().items() if name in Row._fields}
+    def on_report(self, report: Report) -> None:
+        known = {name: value for name, value in report._asdict().items() if name in LogRow._fields}
         self._put(report.step, known)
 
-    def judge(self, judgement: ValidationResult) -> None:
+    def on_validation(self, judgement: ValidationResult) -> None:
         self._put(judgement.step, {"dev_loss": judgement.loss, "dev_bleu": judgement.bleu})
 
     def _put(self, step: int, known: dict[str, float | None]) -> None:
@@ -173,7 +173,7 @@ class CsvLog(Listener):
         if step == self._row.step:
             self._row = self._row._replace(**known)  # type: ignore[arg-type]
         else:
-            self._row = Row(step, seconds=self._row.seconds)._replace(**known)  # type: ignore[arg-type]
+            self._row = LogRow(step, seconds=self._row.seconds)._replace(**known)  # type: ignore[arg-type]
             self._start = self._stop
         if not self.path.exists() or self.path.stat().st_size < self._start:
             self.path.parent.stat()  # of a folder that is gone, no new one is made
@@ -187,10 +187,10 @@ class CsvLog(Listener):
             file.truncate()
 
 
-_HEADER = (",".join(Row._fields) + "\n").encode()
+_HEADER = (",".join(LogRow._fields) + "\n").encode()
 
 
-class SampleLog(Listener):
+class SampleLog(Callback):
     """Writes FOLDER/samples.jsonl: how one sentence of the dev data is translated, whenever it is judged.
 
     Each line is an object with step, source, text, reference and alignment: which of the model's words came
@@ -199,10 +199,10 @@ class SampleLog(Listener):
 
     >>> import tempfile
     >>> from regard.translation.training.logs import SampleLog
-    >>> from regard.translation.training.progress import Example, ValidationResult
+    >>> from regard.translation.training.progress import SampleTranslation, ValidationResult
     >>> log = SampleLog(tempfile.mkdtemp())
-    >>> log.begin("A small Transformer", 0, 2000)
-    >>> log.judge(ValidationResult(500, 2.5, 31.4, 0.25, Example("zwei Hunde", "two dogs", "two dogs"), True))
+    >>> log.on_begin("A small Transformer", 0, 2000)
+    >>> log.on_validation(ValidationResult(500, 2.5, 31.4, 0.25, SampleTranslation("zwei Hunde", "two dogs", "two dogs"), True))
     >>> log.path.read_text()
     '{"step": 500, "source": "zwei Hunde", "text": "two dogs", "reference": "two dogs", "alignment": null}\\n'
     """
@@ -210,14 +210,14 @@ class SampleLog(Listener):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = Path(folder) / SAMPLES
 
-    def begin(self, about: str, step: int, steps: int) -> None:
+    def on_begin(self, about: str, step: int, steps: int) -> None:
         kept = b""
         if step and self.path.exists():
             lines = read_regular(self.path, _LARGEST).splitlines(keepends=True)
             kept = b"".join(line for line in lines if 0 <= _step(line) <= step)
         write_atomic(self.path, kept)
 
-    def judge(self, judgement: ValidationResult) -> None:
+    def on_validation(self, judgement: ValidationResult) -> None:
         sample = judgement.sample
         if sample is None:
             return
@@ -253,7 +253,7 @@ def _named(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
-class TensorBoardLog(Listener):
+class TensorBoardLog(Callback):
     """Writes FOLDER/tensorboard/, if the package tensorboard is there, and otherwise says once how to get it.
 
     say: who is told so; standard error by default.
@@ -261,7 +261,7 @@ class TensorBoardLog(Listener):
     >>> import tempfile
     >>> from regard.translation.training.logs import TensorBoardLog
     >>> log = TensorBoardLog(tempfile.mkdtemp())
-    >>> log.end("nothing was logged")
+    >>> log.on_end("nothing was logged")
     """
 
     def __init__(self, folder: str | os.PathLike[str], say: Callable[[str], None] | None = None) -> None:
@@ -270,8 +270,8 @@ class TensorBoardLog(Listener):
         self._writer: SummaryWriter | None = None
         self._flushed = 0.0
 
-    def begin(self, about: str, step: int, steps: int) -> None:
-        self.end("")
+    def on_begin(self, about: str, step: int, steps: int) -> None:
+        self.on_end("")
         if find_spec("tensorboard") is None:
             self._say("There will be no files for TensorBoard; to get them: pip install tensorboard")
             return
@@ -296,11 +296,11 @@ class TensorBoardLog(Listener):
             self._writer = None
             self._say(f"There will be no more files for TensorBoard, which failed: {printable(str(error))}")
 
-    def report(self, report: Report) -> None:
+    def on_report(self, report: Report) -> None:
         names = ("loss", "learning_rate", "tokens_per_second")
         self._add(report.step, {f"train/{name}": getattr(report, name) for name in names})
 
-    def judge(self, judgement: ValidationResult) -> None:
+    def on_validation(self, judgement: ValidationResult) -> None:
         known = {"dev/loss": judgement.loss, "dev/bleu": judgement.bleu, "dev/exact": judgement.exact}
         self._add(judgement.step, {name: value for name, value in known.items() if value is not None})
         if self._there() and self._writer and judgement.sample:
@@ -310,7 +310,7 @@ class TensorBoardLog(Listener):
                 self._writer.add_text("dev/sample", text, judgement.step)
                 self._flush()
 
-    def end(self, text: str) -> None:
+    def on_end(self, text: str) -> None:
         if self._there() and self._writer:
             with self._spared():
                 self._writer.close()

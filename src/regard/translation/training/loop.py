@@ -26,11 +26,11 @@ from regard.translation.data.batches import Batch, Batches, Pairs
 from regard.translation.data.pairs import Pair
 from regard.translation.tokens import TokenizerPair
 from regard.translation.training.checkpoint import Checkpoint
-from regard.translation.training.distributed import Alone, Candidate, Objective, World
-from regard.translation.training.progress import Listener, Listeners, Report
+from regard.translation.training.distributed import Candidate, Objective, SingleProcess, World
+from regard.translation.training.progress import Callback, CallbackList, Report
 from regard.translation.training.rendezvous import brief, lost
 from regard.translation.training.schedule import learning_rate
-from regard.translation.training.validation import Dev, judge
+from regard.translation.training.validation import DevSet, validate
 
 _REPORT = 50  # updates between two reports
 _SILENCE = 30.0  # seconds after which there is a report in any case
@@ -98,14 +98,14 @@ class Trainer:
         dev: Sequence[Pair],
         *,
         links: Pairs | None = None,
-        listeners: Sequence[Listener] = (),
+        callbacks: Sequence[Callback] = (),
         world: World | None = None,
         anew: Collection[int] = (),
     ) -> None:
         self.folder, self.config, self.tokens, self.anew = folder, config, tokens, anew
-        self.world = world or Alone()
+        self.world = world or SingleProcess()
         # the first process speaks for all
-        self.listeners = Listeners(listeners if self.world.rank == 0 else ())
+        self.callbacks = CallbackList(callbacks if self.world.rank == 0 else ())
         training = config.training
         self.batches = Batches(
             pairs, training.batch_tokens, training.seed, training.unknown_rate, tokens.shared, links
@@ -114,7 +114,7 @@ class Trainer:
         self.steps = training.updates or training.epochs * self.epoch
         # of a tiny corpus, several epochs: looking takes longer than learning there
         self.period = self.epoch * -(-_APART // self.epoch)
-        self.dev = Dev.of(dev, tokens)
+        self.dev = DevSet.from_pairs(dev, tokens)
         self.progress = Progress()
         self._stop, self._signal = False, 0
 
@@ -122,7 +122,7 @@ class Trainer:
         """Train until the config is fulfilled."""
         with torch.random.fork_rng(devices=[]), _threads(self.config.training.threads), self._interruptible():
             self._begin()
-            self.listeners.begin(self._about(), self.progress.step, self.steps)
+            self.callbacks.on_begin(self._about(), self.progress.step, self.steps)
             finished = self._loop()
         return TrainingResult(self.progress, finished, 0 if finished else self._signal)
 
@@ -184,7 +184,7 @@ class Trainer:
             last = progress.step == self.steps
             judged = self._due(training.validate_every) or last
             if progress.step % _REPORT == 0 or judged or silent:
-                self.listeners.report(self._report(since))
+                self.callbacks.on_report(self._report(since))
             if judged:
                 self._judge()
                 since.pause(progress.seconds)
@@ -193,7 +193,7 @@ class Trainer:
             if last or self._due(training.save_every) or self._due(training.validate_every) or stop:
                 self._save()
             if stop and not last:
-                self.listeners.end(f"stopped after update {progress.step}; all is saved.")
+                self.callbacks.on_end(f"stopped after update {progress.step}; all is saved.")
                 return False
         return self._end("all updates are done")
 
@@ -269,13 +269,13 @@ class Trainer:
 
     def _look(self, candidate: Candidate) -> float:
         """Validate a model, and keep its parameters if they are the best."""
-        found = judge(candidate.model, self.tokens, self.dev, self.config.training.metric)
+        found = validate(candidate.model, self.tokens, self.dev, self.config.training.metric)
         if not math.isfinite(found.loss):
             raise self._not_finite(f"the dev loss after update {self.progress.step}")
         better = found.value > self.progress.best
         if better:
             candidate.keep()
-        self.listeners.judge(found.judgement(self.progress.step, better))
+        self.callbacks.on_validation(found.judgement(self.progress.step, better))
         return found.value
 
     def _averaged_with(self) -> list[Checkpoint]:
@@ -298,7 +298,7 @@ class Trainer:
         progress, world = self.progress, self.world
         one = world.write(self.folder, progress.step, self.model, self.optimizer, progress.state)
         self._tidy()
-        self.listeners.saved(progress.step, one.path)
+        self.callbacks.on_save(progress.step, one.path)
 
     def _tidy(self) -> None:
         """Remove all checkpoints but that of this step, and those before it that are needed."""
@@ -312,7 +312,7 @@ class Trainer:
 
     def _end(self, why: str) -> bool:
         best = f"the best parameters are those of update {self.progress.best_step}"
-        self.listeners.end(f"{why} after {self.progress.step} updates; {best}.")
+        self.callbacks.on_end(f"{why} after {self.progress.step} updates; {best}.")
         return True
 
     def _report(self, since: "Since") -> Report:
@@ -356,7 +356,7 @@ class Trainer:
                 raise KeyboardInterrupt
             self._stop, self._signal = True, number
             with suppress(RuntimeError, OSError):  # if it comes while something is printed; no terminal
-                self.listeners.say("stopping after this update …")
+                self.callbacks.on_message("stopping after this update …")
 
         # torchrun passes Ctrl-C on to all processes; it asks them to end when one is lost, and then no update
         # can be finished any more

@@ -13,11 +13,11 @@ from regard.errors import ArgumentError, RegardError
 from regard.translation.alignment.guided_loss import token_links
 from regard.translation.alignment.lexical_aligner import LexicalAligner
 from regard.translation.config import CorpusConfig, TokensConfig, TranslationConfig
-from regard.translation.data.cleaning import Cleaned, Dropped, clean
-from regard.translation.data.encoded import Store
+from regard.translation.data.cleaning import CleanedPairs, LengthFilter, clean_pairs
+from regard.translation.data.encoded import EncodedCorpus
 from regard.translation.data.formats import read_pairs, write_pairs
-from regard.translation.data.pairs import Pair, split
-from regard.translation.tokens import TokenizerPair, Tokens
+from regard.translation.data.pairs import Pair, split_pairs
+from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.training.checkpoint import (
     SHARED,
     SOURCE,
@@ -40,9 +40,9 @@ class Prepared(NamedTuple):
     """All that a training reads."""
 
     tokens: TokenizerPair
-    pairs: Store
+    pairs: EncodedCorpus
     dev: list[Pair]
-    links: Store | None = None
+    links: EncodedCorpus | None = None
 
 
 def is_prepared(folder: Path) -> bool:
@@ -59,9 +59,9 @@ def prepared(folder: Path) -> Prepared | None:
         verify_checksums(data / _READY, _summed(TranslationConfig.from_dict(folder_config["settings"])))
         found = Prepared(
             read_tokens(folder, folder_config),
-            Store.open(data / _IDS),
+            EncodedCorpus.open(data / _IDS),
             list(read_pairs(data / _DEV)),
-            Store.open(data / _LINKS)
+            EncodedCorpus.open(data / _LINKS)
             if TranslationConfig.from_dict(folder_config["settings"]).training.guided_alignment_weight
             else None,
         )
@@ -97,7 +97,7 @@ def _check_whole(found: Prepared) -> None:
         raise ArgumentError(f"{_LINKS} has links without a source or a target")
 
 
-def dev_sentence(folder: Path) -> str:
+def sample_source(folder: Path) -> str:
     """A source sentence of the dev data, neither very short nor long, to try a model with."""
     pairs = islice(read_pairs(folder / "data" / _DEV), _TRIED)
     return min((pair.source for pair in pairs), key=lambda text: abs(len(text) - _TELLING), default="")
@@ -131,7 +131,7 @@ def prepare(
     say(_told(tokens, config.tokens))
     dropped = _limits(config.corpus)
     most = max(len(side) for side in tokens)
-    pairs_ = Store.write(data / _IDS, _kept(_encoded(tokens, train), dropped), vocabulary=most)
+    pairs_ = EncodedCorpus.write(data / _IDS, _kept(_encoded(tokens, train), dropped), vocabulary=most)
     if dropped.total:
         say(str(dropped))
     if not len(pairs_):
@@ -141,7 +141,7 @@ def prepare(
     links = None
     if config.training.guided_alignment_weight:
         say("looking for words that belong together")
-        links = Store.write(
+        links = EncodedCorpus.write(
             data / _LINKS, _linked(tokens, train, config.corpus), vocabulary=config.corpus.max_tokens
         )
     (data / _TEXT).unlink()
@@ -149,8 +149,8 @@ def prepare(
     return Prepared(tokens, pairs_, held, links)
 
 
-def _clean(pairs: Iterable[Pair], config: CorpusConfig) -> Cleaned:
-    return clean(pairs, longest=_LETTERS * config.longest, ratio=config.ratio)
+def _clean(pairs: Iterable[Pair], config: CorpusConfig) -> CleanedPairs:
+    return clean_pairs(pairs, longest=_LETTERS * config.longest, ratio=config.ratio)
 
 
 def _hold_back(
@@ -162,7 +162,7 @@ def _hold_back(
         return read_pairs(data / _TEXT, form="tsv")
 
     if dev is None:
-        parts = split(read, dev=config.corpus.dev_size, seed=config.training.seed)
+        parts = split_pairs(read, dev=config.corpus.dev_size, seed=config.training.seed)
         if not parts.dev:
             raise ArgumentError(
                 "there are fewer than 10 different source sentences, too few to hold some back to judge by; "
@@ -206,13 +206,13 @@ def _short_enough(
     return kept
 
 
-def _limits(config: CorpusConfig) -> Dropped:
-    return Dropped(config.longest, config.ratio, _SLACK, "pieces")
+def _limits(config: CorpusConfig) -> LengthFilter:
+    return LengthFilter(config.longest, config.ratio, _SLACK, "pieces")
 
 
 def _learn(config: TokensConfig, train: Iterable[Pair], seed: int) -> TokenizerPair:
-    def learn(lines: Iterable[str]) -> Tokens:
-        return Tokens.learn(lines, kind=config.kind, size=config.size, coverage=config.coverage, seed=seed)
+    def learn(lines: Iterable[str]) -> Tokenizer:
+        return Tokenizer.learn(lines, kind=config.kind, size=config.size, coverage=config.coverage, seed=seed)
 
     if config.shared:
         shared = learn(chain.from_iterable(train))
@@ -233,7 +233,7 @@ def _encoded(tokens: TokenizerPair, pairs: Iterable[Pair]) -> Iterator[tuple[lis
     coming = iter(pairs)
     while some := list(islice(coming, _LINES)):
         sides = zip(tokens, zip(*some, strict=True), strict=True)
-        yield from zip(*(side.encode_all(lines) for side, lines in sides), strict=True)
+        yield from zip(*(side.encode_batch(lines) for side, lines in sides), strict=True)
 
 
 def _linked(
@@ -250,11 +250,11 @@ def _linked(
     coming = kept()
     while some := list(islice(coming, _LINES)):
         for pair, links in zip(some, anchors.links(some, "grow-diag-final-and"), strict=True):
-            found = token_links(tokens.source.cut(pair.source), tokens.target.cut(pair.target), links)
+            found = token_links(tokens.source.segment(pair.source), tokens.target.segment(pair.target), links)
             yield found[:, 0].tolist(), found[:, 1].tolist()
 
 
 def _kept(
-    pairs: Iterable[tuple[list[int], list[int]]], dropped: Dropped
+    pairs: Iterable[tuple[list[int], list[int]]], dropped: LengthFilter
 ) -> Iterator[tuple[list[int], list[int]]]:
     return (pair for pair in pairs if dropped.keeps(len(pair[0]), len(pair[1])))

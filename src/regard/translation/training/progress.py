@@ -1,6 +1,6 @@
 """What a training tells while it runs, and how it is shown: live on a terminal, as plain lines elsewhere.
 
-A trainer calls its listeners: `begin`, then `report`, `judge`, `saved` and `say` in any order, then `end`.
+A trainer calls its callbacks: `begin`, then `report`, `judge`, `saved` and `say` in any order, then `end`.
 """
 
 import atexit
@@ -44,7 +44,7 @@ class Report(NamedTuple):
     left: float | None
 
 
-class Example(NamedTuple):
+class SampleTranslation(NamedTuple):
     """A sentence of the dev data, how the model translates it, and how it should.
 
     alignment: which of the model's words came from which, as `Alignment.to_dict` says it; None if the model
@@ -72,104 +72,104 @@ class ValidationResult(NamedTuple):
     loss: float
     bleu: float | None
     exact: float | None
-    sample: Example | None
+    sample: SampleTranslation | None
     best: bool
 
 
-class Listener:
+class Callback:
     """Who is told how a training goes; this one does nothing with it.
 
-    >>> from regard.translation.training.progress import Listener
-    >>> class Count(Listener):
+    >>> from regard.translation.training.progress import Callback
+    >>> class Count(Callback):
     ...     reports = 0
     ...
-    ...     def report(self, report):
+    ...     def on_report(self, report):
     ...         self.reports += 1
     """
 
-    def begin(self, about: str, step: int, steps: int) -> None:
+    def on_begin(self, about: str, step: int, steps: int) -> None:
         """A training begins, or goes on after `step`, up to `steps`; `about` says in words what it is."""
 
-    def report(self, report: Report) -> None:
+    def on_report(self, report: Report) -> None:
         """Some more steps are done."""
 
-    def judge(self, judgement: ValidationResult) -> None:
+    def on_validation(self, judgement: ValidationResult) -> None:
         """The model was tried on the dev data."""
 
-    def saved(self, step: int, path: str | os.PathLike[str]) -> None:
+    def on_save(self, step: int, path: str | os.PathLike[str]) -> None:
         """A checkpoint was written."""
 
-    def say(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         """Something that a person should know."""
 
-    def end(self, text: str) -> None:
+    def on_end(self, text: str) -> None:
         """The training is over, or was interrupted; `text` says which."""
 
 
-class Listeners(Listener):
-    """Several listeners as one: each is told all.
+class CallbackList(Callback):
+    """Several callbacks as one: each is told all.
 
-    >>> from regard.translation.training.progress import Lines, Listeners
-    >>> Listeners([Lines(), Lines()]).say("half of it is done")
+    >>> from regard.translation.training.progress import PlainDisplay, CallbackList
+    >>> CallbackList([PlainDisplay(), PlainDisplay()]).on_message("half of it is done")
     half of it is done
     half of it is done
     """
 
-    def __init__(self, all_of_them: Sequence[Listener] = ()) -> None:
+    def __init__(self, all_of_them: Sequence[Callback] = ()) -> None:
         self._all = tuple(all_of_them)
 
-    def begin(self, about: str, step: int, steps: int) -> None:
+    def on_begin(self, about: str, step: int, steps: int) -> None:
         for one in self._all:
-            one.begin(about, step, steps)
+            one.on_begin(about, step, steps)
 
-    def report(self, report: Report) -> None:
+    def on_report(self, report: Report) -> None:
         for one in self._all:
-            one.report(report)
+            one.on_report(report)
 
-    def judge(self, judgement: ValidationResult) -> None:
+    def on_validation(self, judgement: ValidationResult) -> None:
         for one in self._all:
-            one.judge(judgement)
+            one.on_validation(judgement)
 
-    def saved(self, step: int, path: str | os.PathLike[str]) -> None:
+    def on_save(self, step: int, path: str | os.PathLike[str]) -> None:
         for one in self._all:
-            one.saved(step, path)
+            one.on_save(step, path)
 
-    def say(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         for one in self._all:
-            one.say(text)
+            one.on_message(text)
 
-    def end(self, text: str) -> None:
+    def on_end(self, text: str) -> None:
         for one in self._all:
-            one.end(text)
+            one.on_end(text)
 
 
-def display(console: "Console | None" = None) -> Listener:
+def create_display(console: "Console | None" = None) -> Callback:
     """What shows a training best: a `Display` on a terminal, `Lines` where there is none.
 
     >>> from io import StringIO
     >>> from rich.console import Console
-    >>> from regard.translation.training.progress import display
-    >>> type(display(Console(file=StringIO()))).__name__
-    'Lines'
+    >>> from regard.translation.training.progress import create_display
+    >>> type(create_display(Console(file=StringIO()))).__name__
+    'PlainDisplay'
     """
     from rich.console import Console
 
     console = console or Console(highlight=False)
     live = console.is_interactive and not console.is_dumb_terminal
     if live and console.file.isatty() and console.encoding.startswith("utf"):
-        return Display(console)
-    return Lines(console.file)
+        return LiveDisplay(console)
+    return PlainDisplay(console.file)
 
 
-class Lines(Listener):
+class PlainDisplay(Callback):
     """Plain lines: one for each judgement, and one for reports every 5 seconds, later every 20 or 30.
 
-    >>> from regard.translation.training.progress import ValidationResult, Lines, Example
-    >>> lines = Lines()
-    >>> lines.begin("A small Transformer", 0, 2000)
+    >>> from regard.translation.training.progress import ValidationResult, PlainDisplay, SampleTranslation
+    >>> lines = PlainDisplay()
+    >>> lines.on_begin("A small Transformer", 0, 2000)
     A small Transformer
-    >>> lines.judge(
-    ...     ValidationResult(500, 2.5, 31.4, 0.25, Example("Hunde bellen", "dogs bark", "dogs bark"), True)
+    >>> lines.on_validation(
+    ...     ValidationResult(500, 2.5, 31.4, 0.25, SampleTranslation("Hunde bellen", "dogs bark", "dogs bark"), True)
     ... )
     step   500/2,000  dev loss 2.500  dev BLEU 31.4  exact 25.0 %  best  "Hunde bellen" → "dogs bark"
     (reference "dogs bark")
@@ -180,23 +180,23 @@ class Lines(Listener):
         self._steps = 0
         self._next = -math.inf
 
-    def begin(self, about: str, step: int, steps: int) -> None:
+    def on_begin(self, about: str, step: int, steps: int) -> None:
         self._steps, self._next = steps, -math.inf
         self._print(about)
         if step:
             self._print(f"goes on after step {step:,}")
 
-    def report(self, report: Report) -> None:
+    def on_report(self, report: Report) -> None:
         self._steps = report.steps
         if report.seconds < self._next and report.step < report.steps:
             return
         self._next = report.seconds + min(max(PAUSE, report.seconds / SHARE), MOST_PAUSE)
-        left = [] if report.left is None else [f"{duration(report.left)} left"]
+        left = [] if report.left is None else [f"{format_duration(report.left)} left"]
         self._print(
             "  ".join([self._where(report.step), f"epoch {report.epoch:.2f}", *_figures(report), *left])
         )
 
-    def judge(self, judgement: ValidationResult) -> None:
+    def on_validation(self, judgement: ValidationResult) -> None:
         parts = [self._where(judgement.step), *_verdict(judgement)]
         if judgement.best:
             parts.append("best")
@@ -207,10 +207,10 @@ class Lines(Listener):
             parts.append(f'"{source}" → "{translation}" (reference "{reference}")')
         self._print("  ".join(parts))
 
-    def say(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self._print(text)
 
-    def end(self, text: str) -> None:
+    def on_end(self, text: str) -> None:
         self._print(text)
 
     def _where(self, step: int) -> str:
@@ -226,16 +226,16 @@ class Lines(Listener):
             print(text.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
 
 
-class Display(Listener):
+class LiveDisplay(Callback):
     """A live progress bar on a terminal, below it the last judgements and a sample translation.
 
     >>> from io import StringIO
     >>> from rich.console import Console
-    >>> from regard.translation.training.progress import Display, Report
-    >>> shown = Display(Console(file=StringIO(), force_terminal=True, width=80))
-    >>> shown.begin("A small Transformer", 0, 2000)
-    >>> shown.report(Report(500, 2000, 3.2, 2.5, 7e-4, 7800, 60, 180))
-    >>> shown.end("Interrupted after step 500.")
+    >>> from regard.translation.training.progress import LiveDisplay, Report
+    >>> shown = LiveDisplay(Console(file=StringIO(), force_terminal=True, width=80))
+    >>> shown.on_begin("A small Transformer", 0, 2000)
+    >>> shown.on_report(Report(500, 2000, 3.2, 2.5, 7e-4, 7800, 60, 180))
+    >>> shown.on_end("Interrupted after step 500.")
     """
 
     def __init__(self, console: "Console | None" = None) -> None:
@@ -252,42 +252,42 @@ class Display(Listener):
         self._judgements: list[ValidationResult] = []
         self._saved: int | None = None
 
-    def begin(self, about: str, step: int, steps: int) -> None:
+    def on_begin(self, about: str, step: int, steps: int) -> None:
         from rich.live import Live
 
         self._stop()
         self._begin(step, steps)
-        self.say(about)
+        self.on_message(about)
         if step:
-            self.say(f"goes on after step {step:,}")
+            self.on_message(f"goes on after step {step:,}")
         self._live = Live(
             get_renderable=self._drawing, console=self._console, refresh_per_second=FRAMES, transient=False
         )
         atexit.register(self._stop)  # whatever ends the program, the terminal gets its cursor back
         self._live.start()
 
-    def report(self, report: Report) -> None:
+    def on_report(self, report: Report) -> None:
         self._report, self._reported = report, time.monotonic()
         self._step, self._steps = report.step, report.steps
 
-    def judge(self, judgement: ValidationResult) -> None:
+    def on_validation(self, judgement: ValidationResult) -> None:
         self._judgements = [*self._judgements, judgement]  # a new list: another thread may be drawing the old
         self._step = max(self._step, judgement.step)
 
-    def saved(self, step: int, path: str | os.PathLike[str]) -> None:
+    def on_save(self, step: int, path: str | os.PathLike[str]) -> None:
         self._saved = step
         self._step = max(self._step, step)
 
-    def say(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         from rich.text import Text
 
         with suppress(OSError):  # a terminal that was closed does not end the training
             for line in text.splitlines():
                 self._console.print(Text(printable(line)), soft_wrap=True)
 
-    def end(self, text: str) -> None:
+    def on_end(self, text: str) -> None:
         self._stop()
-        self.say(text)
+        self.on_message(text)
 
     def _stop(self) -> None:
         live, self._live = self._live, None
@@ -327,14 +327,14 @@ class Display(Listener):
         if self._report is None or self._report.left is None:
             return ""
         passed = time.monotonic() - self._reported
-        return duration(max(self._report.left - passed, 0.0))
+        return format_duration(max(self._report.left - passed, 0.0))
 
     def _numbers(self) -> "RenderableType":
         from rich.text import Text
 
         if self._report is None:
             return Text("the first steps …", style="dim")
-        parts = [*_figures(self._report), f"epoch {self._report.epoch:.2f}", duration(self._report.seconds)]
+        parts = [*_figures(self._report), f"epoch {self._report.epoch:.2f}", format_duration(self._report.seconds)]
         if self._saved is not None:
             parts.append(f"saved at step {self._saved:,}")
         return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
@@ -362,7 +362,7 @@ class Display(Listener):
         return table
 
 
-def _sample(sample: Example) -> "RenderableType":
+def _sample(sample: SampleTranslation) -> "RenderableType":
     """Three lines, cut where the terminal ends."""
     from rich.console import Group
     from rich.text import Text
@@ -389,23 +389,23 @@ def _verdict(judgement: ValidationResult) -> list[str]:
     ]
 
 
-def worth(bleu: float, loss: float) -> float:
+def selection_score(bleu: float, loss: float) -> float:
     """What is to be as large as possible: BLEU, and of two that are equal the one with the lower loss.
 
     The best of a training is the first with the largest one.
 
-    >>> from regard.translation.training.progress import worth
-    >>> worth(31.4, 2.0) > worth(31.4, 2.5) > worth(31.3, 2.0)
+    >>> from regard.translation.training.progress import selection_score
+    >>> selection_score(31.4, 2.0) > selection_score(31.4, 2.5) > selection_score(31.3, 2.0)
     True
     """
     return bleu - _TIE * loss
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds as a clock shows them.
 
-    >>> from regard.translation.training.progress import duration
-    >>> duration(75), duration(7265)
+    >>> from regard.translation.training.progress import format_duration
+    >>> format_duration(75), format_duration(7265)
     ('1:15', '2:01:05')
     """
     if not math.isfinite(seconds):

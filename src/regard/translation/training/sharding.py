@@ -130,7 +130,7 @@ def build(make: Callable[[], Module], share: Share) -> tuple[Module, dict[str, T
 
 
 @torch.no_grad()
-def materialise(module: nn.Module, rows: dict[str, Tensor], device: torch.device) -> None:
+def materialize(module: nn.Module, rows: dict[str, Tensor], device: torch.device) -> None:
     """Replace the meta parameters of a sharded module by these rows, which are freed one by one."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     module.to_empty(device=device)

@@ -26,17 +26,17 @@ from regard.translation.training.checkpoint import (
     SOURCE,
     TARGET,
     Checkpoint,
-    alone_in,
-    check_name,
+    check_folder_name,
     load_model,
+    lock_folder,
     read_config,
     write_config,
 )
-from regard.translation.training.distributed import Alone, World
+from regard.translation.training.distributed import SingleProcess, World
 from regard.translation.training.logs import CsvLog, SampleLog, TensorBoardLog
 from regard.translation.training.loop import Trainer, TrainingResult
 from regard.translation.training.preparation import Prepared, is_prepared, prepare, prepared
-from regard.translation.training.progress import Listener, Listeners, Report, ValidationResult
+from regard.translation.training.progress import Callback, CallbackList, Report, ValidationResult
 
 _ALIGNED = 300  # dev pairs by which layer and heads are chosen
 _ANCHORED = 5000  # pairs of the training from which it is learned which of their words belong together
@@ -52,7 +52,7 @@ def train(
     dev: Iterable[Pair] | None = None,
     config: TranslationConfig | None = None,
     resume: bool = False,
-    listeners: Sequence[Listener] = (),
+    callbacks: Sequence[Callback] = (),
     world: World | None = None,
     origin: Mapping[str, Any] | None = None,
 ) -> TrainingResult:
@@ -65,7 +65,7 @@ def train(
     resume: go on from the last checkpoint of the folder, if there is one; its own config counts then. If `config`
         is the same but for more epochs or updates, the training is lengthened, a finished one too.
     origin: where the pairs come from, for config.json to keep.
-    listeners: are told how it goes. The folder gets log.csv and samples.jsonl, and logs for TensorBoard if
+    callbacks: are told how it goes. The folder gets log.csv and samples.jsonl, and logs for TensorBoard if
         that is installed.
     world: the processes that train together, where torchrun started several.
 
@@ -86,8 +86,8 @@ def train(
     >>> outcome.finished
     True
     """
-    path, world = Path(folder), world or Alone()
-    check_name(path)
+    path, world = Path(folder), world or SingleProcess()
+    check_folder_name(path)
     if config is not None:
         check_type("train got a config", config, TranslationConfig, 'Plan.preset("tiny")')
     for name, some in (("pairs", pairs), ("dev", dev)):
@@ -97,13 +97,13 @@ def train(
                 "or read_pairs(file)."
             )
     if world.rank:
-        return _agree_and_train(path, listeners, world)
+        return _agree_and_train(path, callbacks, world)
     missing = [one for one in (path, *path.parents) if not one.exists()]
     try:
-        with alone_in(path):
+        with lock_folder(path):
             with _nothing_left_if_refused(path), world.agreed():
-                _prepare(path, pairs, dev, config, resume, Listeners(listeners), origin or {})
-            return _train(path, listeners, world)
+                _prepare(path, pairs, dev, config, resume, CallbackList(callbacks), origin or {})
+            return _train(path, callbacks, world)
     except RegardError:
         for one in missing:
             with suppress(OSError):
@@ -111,11 +111,11 @@ def train(
         raise
 
 
-def _agree_and_train(folder: Path, listeners: Sequence[Listener], world: World) -> TrainingResult:
+def _agree_and_train(folder: Path, callbacks: Sequence[Callback], world: World) -> TrainingResult:
     """A process that is not the first, which prepares for all."""
     with world.agreed():
         pass
-    return _train(folder, listeners, world)
+    return _train(folder, callbacks, world)
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def _nothing_left_if_refused(folder: Path) -> Iterator[None]:
         raise
 
 
-class _Guard(Listener):
+class _Guard(Callback):
     """Ends a training whose folder is removed, moved or replaced, as nothing of it can be saved any more."""
 
     def __init__(self, folder: Path) -> None:
@@ -144,23 +144,23 @@ class _Guard(Listener):
         self._needed = [path for path in (folder / name for name in _PREPARED) if path.is_file()]
         self._step = self._saved = 0
 
-    def begin(self, about: str, step: int, steps: int) -> None:
+    def on_begin(self, about: str, step: int, steps: int) -> None:
         self._step = self._saved = step
 
-    def report(self, report: Report) -> None:
+    def on_report(self, report: Report) -> None:
         self._step = report.step
         self._check()
 
-    def judge(self, judgement: ValidationResult) -> None:
+    def on_validation(self, judgement: ValidationResult) -> None:
         self._step = judgement.step
         self._check()
 
-    def saved(self, step: int, path: str | os.PathLike[str]) -> None:
+    def on_save(self, step: int, path: str | os.PathLike[str]) -> None:
         self._step = step
         self._check()
         self._saved = step
 
-    def end(self, text: str) -> None:
+    def on_end(self, text: str) -> None:
         self._check()
 
     def _check(self) -> None:
@@ -189,7 +189,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _train(folder: Path, listeners: Sequence[Listener], world: World) -> TrainingResult:
+def _train(folder: Path, callbacks: Sequence[Callback], world: World) -> TrainingResult:
     """Train on what is prepared, and choose what alignments are read from."""
     folder_config = read_config(folder)
     found, config = prepared(folder), TranslationConfig.from_dict(folder_config["settings"])
@@ -204,7 +204,7 @@ def _train(folder: Path, listeners: Sequence[Listener], world: World) -> Trainin
         held,
         links=links,
         # first: no listener may report as saved what is not
-        listeners=[_Guard(folder), *listeners, *logs],
+        callbacks=[_Guard(folder), *callbacks, *logs],
         world=world,
         anew=_lengthened(folder_config),
     ).run()
@@ -220,7 +220,7 @@ def _prepare(
     dev: Iterable[Pair] | None,
     config: TranslationConfig | None,
     resume: bool,
-    listeners: Listener,
+    callbacks: Callback,
     origin: Mapping[str, Any],
 ) -> None:
     """A folder with all that a training reads, unless it is there."""
@@ -236,7 +236,7 @@ def _prepare(
         )  # of a training that was killed; not before the folder is known to be one
         if is_prepared(folder):
             if config is not None:
-                _lengthen(folder, config, listeners)
+                _lengthen(folder, config, callbacks)
             return
         if not _only_begun(folder):
             raise ArgumentError(
@@ -249,10 +249,10 @@ def _prepare(
         )
     config = config or TranslationConfig.preset("small")
     write_config(folder, config, **({ORIGIN: dict(origin)} if origin else {}))
-    prepare(folder, config, pairs, dev, listeners.say)
+    prepare(folder, config, pairs, dev, callbacks.say)
 
 
-def _lengthen(folder: Path, config: TranslationConfig, listeners: Listener) -> None:
+def _lengthen(folder: Path, config: TranslationConfig, callbacks: Callback) -> None:
     """Make the config of a folder this one, if it is the same but for a later end."""
     folder_config = read_config(folder)
     begun = TranslationConfig.from_dict(folder_config.pop("settings"))
@@ -272,7 +272,7 @@ def _lengthen(folder: Path, config: TranslationConfig, listeners: Listener) -> N
         )
     if config.training.patience:
         told += "; its patience begins anew"
-    listeners.say(told)
+    callbacks.on_message(told)
 
 
 def _lengthened(folder_config: Mapping[str, Any]) -> list[int]:
@@ -297,7 +297,7 @@ def _choose(folder: Path, config: TranslationConfig, found: Prepared, world: Wor
     write_config(folder, config, **kept | {ALIGNMENT: choice.to_dict()})
 
 
-def choice_of(folder: str | os.PathLike[str]) -> AlignmentHead | None:
+def load_alignment_head(folder: str | os.PathLike[str]) -> AlignmentHead | None:
     """Which layer and heads show word alignments best: what the training chose, or would choose by now.
 
     None if the model does not attend to the source, or if its training is not at its end and there are no

@@ -14,19 +14,19 @@ from regard.translation.alignment.cross_attention import (
     has_cross_attention,
 )
 from regard.translation.config import Metric
-from regard.translation.data.batches import Batch, Batches, InMemory, by_length
+from regard.translation.data.batches import Batch, Batches, InMemoryPairs, by_length
 from regard.translation.data.pairs import Pair
 from regard.translation.evaluation import evaluate
 from regard.translation.sentence_splitter import max_translation_tokens
 from regard.translation.tokens import END, START, TokenizerPair
-from regard.translation.training.progress import Example, ValidationResult, worth
+from regard.translation.training.progress import SampleTranslation, ValidationResult, selection_score
 
 _TOKENS = 4096  # of a batch
 _SENTENCES = 100  # that are translated together
 _TRANSLATED = 1000  # at most, of the dev data
 
 
-class Dev(NamedTuple):
+class DevSet(NamedTuple):
     """Dev data, ready to be looked at many times: batches with all pairs, and sources in order."""
 
     pairs: Sequence[Pair]
@@ -34,11 +34,11 @@ class Dev(NamedTuple):
     sources: list[list[int]]
 
     @classmethod
-    def of(cls, pairs: Sequence[Pair], tokens: TokenizerPair) -> "Dev":
+    def from_pairs(cls, pairs: Sequence[Pair], tokens: TokenizerPair) -> "DevSet":
         """Pairs of sentences, cut into pieces."""
-        sources = tokens.source.encode_all([pair.source for pair in pairs])
-        targets = tokens.target.encode_all([pair.target for pair in pairs])
-        batches = Batches(InMemory(list(zip(sources, targets, strict=True))), _TOKENS)
+        sources = tokens.source.encode_batch([pair.source for pair in pairs])
+        targets = tokens.target.encode_batch([pair.target for pair in pairs])
+        batches = Batches(InMemoryPairs(list(zip(sources, targets, strict=True))), _TOKENS)
         return cls(pairs, [batches.get(some, 0) for some in batches.epoch(0)], sources[:_TRANSLATED])
 
 
@@ -49,14 +49,14 @@ class DevScores(NamedTuple):
     loss: float
     bleu: float
     exact: float
-    sample: Example
+    sample: SampleTranslation
 
     def judgement(self, step: int, best: bool) -> ValidationResult:
         """For those who listen."""
         return ValidationResult(step, self.loss, self.bleu, self.exact, self.sample, best)
 
 
-def judge(model: Seq2Seq, tokens: TokenizerPair, dev: Dev, criterion: Metric) -> DevScores:
+def validate(model: Seq2Seq, tokens: TokenizerPair, dev: DevSet, criterion: Metric) -> DevScores:
     """Look at the dev data: the loss of every token, and translations by the likeliest token each time."""
     loss = dev_loss(model, dev.batches)
     written = translations(model, tokens, dev.sources)
@@ -65,8 +65,8 @@ def judge(model: Seq2Seq, tokens: TokenizerPair, dev: Dev, criterion: Metric) ->
     # the longest of the first ones: there is something to see in it
     shown = max(range(min(8, len(written))), key=lambda i: len(dev.pairs[i].source))
     pair, text = dev.pairs[shown], written[shown]
-    sample = Example(pair.source, text, pair.target, _aligned(model, tokens, pair.source, text))
-    value = -loss if criterion == "loss" else worth(scores.bleu, loss)
+    sample = SampleTranslation(pair.source, text, pair.target, _aligned(model, tokens, pair.source, text))
+    value = -loss if criterion == "loss" else selection_score(scores.bleu, loss)
     return DevScores(value, loss, scores.bleu, scores.exact, sample)
 
 

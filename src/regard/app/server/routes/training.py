@@ -1,4 +1,4 @@
-"""How trainings go: what `regard train` has logged so far."""
+"""Logs of training runs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,40 +6,39 @@ from typing import Any
 
 import msgspec
 
-from regard.app.server.schema import Row, Sample, State, Training, TrainingRows
+from regard.app.server.schema import LogRow, Sample, State, TrainingInfo, TrainingResponse
 from regard.errors import ArgumentError
 from regard.translation.config import TranslationConfig
 from regard.translation.training.checkpoint import Checkpoint, is_training, read_config
 from regard.translation.training.logs import LOG, SAMPLES, read_log
-from regard.translation.training.logs import Row as LogRow
+from regard.translation.training.logs import LogRow as CsvRow
 
-_MOST = 20_000_000  # bytes of samples that are read
+_MAX_SAMPLE_BYTES = 20_000_000
 
 
-def training(name: str, folder: Path) -> Training:
-    """How far a training has come."""
-    running = is_training(folder)  # before the log is read, which may end meanwhile
+def training_info(name: str, folder: Path) -> TrainingInfo:
+    """Return the progress of a training run."""
+    running = is_training(folder)  # before reading the log: the run may end in between
     rows = read_log(folder / LOG)
-    return Training(name=name, steps=_steps(rows), state=_state(folder, rows, running))
+    return TrainingInfo(name=name, steps=_last_step(rows), state=_state(folder, rows, running))
 
 
-def rows_after(folder: Path, after: int) -> TrainingRows:
-    """What was logged after a step."""
+def rows_after(folder: Path, after: int) -> TrainingResponse:
+    """Return everything logged after a step."""
     running = is_training(folder)
-    logged = read_log(folder / LOG)
+    log = read_log(folder / LOG)
     rows = [
-        Row(**{field: getattr(row, field) for field in Row.__struct_fields__})
-        for row in logged
+        LogRow(**{field: getattr(row, field) for field in LogRow.__struct_fields__})
+        for row in log
         if row.step > after
     ]
-    samples = [one for one in _samples(folder) if one.step > after]
-    return TrainingRows(
-        steps=_steps(logged), state=_state(folder, logged, running), rows=rows, samples=samples
-    )
+    samples = [sample for sample in _read_samples(folder) if sample.step > after]
+    state = _state(folder, log, running)
+    return TrainingResponse(steps=_last_step(log), state=state, rows=rows, samples=samples)
 
 
 def state_of(folder: Path) -> State:
-    """Whether a training is at work in a folder, and if not, whether it came to the end of its config."""
+    """Return the state of the training run in a folder."""
     running = is_training(folder)
     try:
         rows = read_log(folder / LOG)
@@ -48,46 +47,48 @@ def state_of(folder: Path) -> State:
     return _state(folder, rows, running)
 
 
-def _steps(rows: list[LogRow]) -> int:
+def _last_step(rows: list[CsvRow]) -> int:
     return rows[-1].step if rows else 0
 
 
-def _state(folder: Path, rows: list[LogRow], running: bool) -> State:
+def _state(folder: Path, rows: list[CsvRow], running: bool) -> State:
     if running:
         return "running"
     try:
-        folder_config: dict[str, Any] = read_config(folder)
-        config = TranslationConfig.from_dict(folder_config["settings"]).training
+        config: dict[str, Any] = read_config(folder)
+        settings = TranslationConfig.from_dict(config["settings"]).training
     except (ValueError, OSError):
         return "stopped"
-    if config.updates:
-        reached = _steps(rows) >= config.updates
+    if settings.updates:
+        complete = _last_step(rows) >= settings.updates
     else:
-        reached = max((row.epoch or 0.0 for row in rows), default=0.0) >= config.epochs
-    return "finished" if reached or (config.patience and _gave_up(folder, config.patience, folder_config)) else "stopped"
+        complete = max((row.epoch or 0.0 for row in rows), default=0.0) >= settings.epochs
+    if complete or (settings.patience and _stopped_early(folder, settings.patience, config)):
+        return "finished"
+    return "stopped"
 
 
-def _gave_up(folder: Path, patience: int, folder_config: dict[str, Any]) -> bool:
-    """Whether it ended early, as it no longer improved; one that was lengthened since then has not."""
-    saved, lengthened = Checkpoint.all(folder), folder_config.get("extended")
-    if not saved or (isinstance(lengthened, list) and saved[-1].step in lengthened):
+def _stopped_early(folder: Path, patience: int, config: dict[str, Any]) -> bool:
+    """Return whether early stopping ended the run, and it was not extended since."""
+    checkpoints, extended = Checkpoint.all(folder), config.get("extended")
+    if not checkpoints or (isinstance(extended, list) and checkpoints[-1].step in extended):
         return False
     try:
-        waited = saved[-1].state().get("without_improvement")
+        waited = checkpoints[-1].state().get("without_improvement")
     except ArgumentError:  # damaged
         return False
     return isinstance(waited, int) and waited >= patience
 
 
-def _samples(folder: Path) -> Iterator[Sample]:
-    """What the dev sample was translated to; a last line that was not finished is left out."""
+def _read_samples(folder: Path) -> Iterator[Sample]:
+    """Yield the sample translations; an incomplete last line is skipped."""
     try:
         with open(folder / SAMPLES, "rb") as file:
-            lines = file.read(_MOST).split(b"\n")[:-1]
+            lines = file.read(_MAX_SAMPLE_BYTES).split(b"\n")[:-1]
     except OSError:
         return
     for line in lines:
         try:
             yield msgspec.json.decode(line, type=Sample)
-        except (ValueError, RecursionError):  # no sample, and none of the reader's mistakes
+        except (ValueError, RecursionError):  # not a sample
             continue

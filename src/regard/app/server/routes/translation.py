@@ -1,110 +1,96 @@
-"""Translations and alignments as answers; what waits together is translated together."""
+"""Translation and alignment; waiting requests are translated as one batch."""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 
-from regard.app.server.requests import Align, Translate
-from regard.app.server.routes.views import too_much
-from regard.app.server.schema import Aligned, Alignments, Alternative, Translation, Translations
+from regard.app.server.requests import AlignRequest, TranslateRequest
+from regard.app.server.routes.views import check_length
+from regard.app.server.schema import Alignment, AlignResponse, Alternative, TranslateResponse
+from regard.app.server.schema import Translation as TranslationInfo
 from regard.app.server.state import AppState
 from regard.app.view_model import look_at_translations
 from regard.errors import ArgumentError
-from regard.translation.alignment.alignment import Alignment
 from regard.translation.decoding.search import Beam
-from regard.translation.translator import Translation as Found
-from regard.translation.translator import Translator
+from regard.translation.translator import Translation, Translator
 
-_ALIGNED = 100_000  # pieces of a request
-
-
-async def translate(house: AppState, asked: Translate) -> bytes:
-    """Wait for the thread of the models, with others who ask the same of the same model."""
-    house.collection.translator(asked.model)
-    kind = ("translate", asked.model, asked.beam, asked.best, asked.alignment or asked.look)
-    return await house.worker.together(kind, partial(together, house), asked, len(asked.sentences))
+_MAX_ALIGNED = 100_000  # tokens per request
+_NO_ATTENTION = "This model has no attention, so there is no alignment to show."
 
 
-async def align(house: AppState, asked: Align) -> bytes:
-    """Wait for the thread of the models."""
-    translator = house.collection.translator(asked.model)
-    return await house.by_model(lambda: _align(translator, asked))
+async def translate(state: AppState, request: TranslateRequest) -> bytes:
+    """Translate in the model thread, in one batch with waiting requests of the same kind."""
+    state.registry.translator(request.model)
+    key = ("translate", request.model, request.beam, request.n_best, request.alignment or request.view)
+    return await state.worker.run_batched(
+        key, partial(translate_batch, state), request, len(request.sentences)
+    )
 
 
-def together(house: AppState, all_asked: list[Translate]) -> list[bytes | Exception]:
-    """Several requests for the same in one call: for each its answer, or what is wrong with it."""
-    first = all_asked[0]
-    entry, translator = house.collection.entry(first.model), house.collection.translator(first.model)
-    how = Beam(first.beam, n_best=first.best)
-    checked = (too_much(translator, asked.sentences, asked.beam) for asked in all_asked)
-    wrong = {place: no for place, no in enumerate(checked) if no}
-    fine = [asked for place, asked in enumerate(all_asked) if place not in wrong]
-    found = iter(
+async def align(state: AppState, request: AlignRequest) -> bytes:
+    """Align sentence pairs in the model thread."""
+    translator = state.registry.translator(request.model)
+    return await state.run_model(lambda: _align(translator, request))
+
+
+def translate_batch(state: AppState, requests: list[TranslateRequest]) -> list[bytes | Exception]:
+    """Translate several requests in one call; return a response or an exception for each."""
+    first = requests[0]
+    entry, translator = state.registry.entry(first.model), state.registry.translator(first.model)
+    errors = [check_length(translator, request.sentences, request.beam) for request in requests]
+    valid = (request for request, error in zip(requests, errors, strict=True) if error is None)
+    translations = iter(
         translator.translate(
-            [sentence for asked in fine for sentence in asked.sentences],
-            strategy=how,
-            alignment=entry.attends and (first.alignment or first.look),
+            [sentence for request in valid for sentence in request.sentences],
+            strategy=Beam(first.beam, n_best=first.n_best),
+            alignment=entry.attends and (first.alignment or first.view),
         )
     )
-    answers: list[bytes | Exception] = []
-    for place, asked in enumerate(all_asked):
-        if place in wrong:
-            answers.append(wrong[place])
-            continue
-        answers.append(_answer(house, translator, asked, [next(found) for _ in asked.sentences]))
-    return answers
+    return [
+        error or _response(state, translator, request, [next(translations) for _ in request.sentences])
+        for request, error in zip(requests, errors, strict=True)
+    ]
 
 
-def _answer(house: AppState, translator: Translator, asked: Translate, found: Sequence[Found]) -> bytes:
-    attends = house.collection.entry(asked.model).attends
-    reason = "" if attends or not asked.alignment else _REASON
-    shown = None
-    if asked.look and attends:
-        shown = house.exhibits.keep(look_at_translations(translator, found, title=asked.model))
-    translations = [_translation(one, asked.alignment and attends, reason) for one in found]
-    return msgspec.json.encode(Translations(translations=translations, exhibit=shown))
+def _response(
+    state: AppState, translator: Translator, request: TranslateRequest, translations: Sequence[Translation]
+) -> bytes:
+    attends = state.registry.entry(request.model).attends
+    reason = "" if attends or not request.alignment else _NO_ATTENTION
+    view = None
+    if request.view and attends:
+        view = state.views.add(look_at_translations(translator, translations, title=request.model))
+    infos = [_info(translation, request.alignment and attends, reason) for translation in translations]
+    return msgspec.json.encode(TranslateResponse(translations=infos, view=view))
 
 
-_REASON = "this model has no attention, so that it cannot say which word came from which."
-
-
-def _translation(one: Found, aligned: bool, reason: str) -> Translation:
-    return Translation(
-        source=one.source,
-        text=one.text,
-        score=one.score,
-        tokens=one.tokens,
-        note=one.note,
-        alternatives=[Alternative(text=other.text, score=other.score) for other in one.alternatives],
-        alignment=_aligned(one.alignment) if aligned else None,
+def _info(translation: Translation, aligned: bool, reason: str) -> TranslationInfo:
+    return TranslationInfo(
+        source=translation.source,
+        text=translation.text,
+        score=translation.score,
+        tokens=translation.tokens,
+        note=translation.note,
+        alternatives=[Alternative(text=other.text, score=other.score) for other in translation.alternatives],
+        alignment=Alignment(**translation.alignment.to_dict()) if aligned else None,
         reason=reason,
     )
 
 
-def _aligned(alignment: Alignment) -> Aligned:
-    known: dict[str, Any] = alignment.to_dict()
-    return Aligned(**known)
-
-
-def _align(translator: Translator, asked: Align) -> Alignments:
-    pieces = sum(
-        len(side.cut(text).ids)
-        for pair in asked.pairs
-        for side, text in zip(translator.tokens, pair, strict=True)
-    )
-    if pieces > _ALIGNED:
-        raise ArgumentError(
-            f"the pairs have {pieces:,} pieces; at most {_ALIGNED:,} are aligned at once: send fewer pairs."
-        )
-    for number, pair in enumerate(asked.pairs):
-        for side, text in zip(translator.tokens, pair, strict=True):
-            if len(side.cut(text).ids) > translator.longest:
-                raise ArgumentError(
-                    f"pair {number} has a side of {len(side.cut(text).ids):,} pieces and the model reads "
-                    f"{translator.longest} at once; send it in parts."
-                )
-    return Alignments(
-        alignments=[_aligned(one) for one in translator.align([(pair[0], pair[1]) for pair in asked.pairs])]
-    )
+def _align(translator: Translator, request: AlignRequest) -> AlignResponse:
+    lengths = [
+        [len(side.segment(text).ids) for side, text in zip(translator.tokens, pair, strict=True)]
+        for pair in request.pairs
+    ]
+    total = sum(map(sum, lengths))
+    if total > _MAX_ALIGNED:
+        raise ArgumentError(f"The pairs have {total:,} tokens; the limit is {_MAX_ALIGNED:,}. Send fewer pairs.")
+    for number, length in enumerate(map(max, lengths)):
+        if length > translator.longest:
+            raise ArgumentError(
+                f"Pair {number} is too long: {length:,} tokens; the model reads at most {translator.longest}. "
+                "Split it."
+            )
+    alignments = translator.align([(pair[0], pair[1]) for pair in request.pairs])
+    return AlignResponse(alignments=[Alignment(**alignment.to_dict()) for alignment in alignments])

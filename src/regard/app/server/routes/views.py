@@ -1,4 +1,4 @@
-"""What there is to see in a model at work: exhibits of texts, of their translations, and of long texts."""
+"""Views of texts, translations and long texts."""
 
 import math
 from collections.abc import Sequence
@@ -19,81 +19,76 @@ from regard.models.encoders.words import split_words
 from regard.translation.decoding.search import Beam
 from regard.translation.translator import Translator
 
-PIECES = 40_000  # of a request: pieces of its sentences × the beam
-WORDS = 40_000  # of a long text
-_WIDTH, _HEADS = 64, 8  # of the words of a long text
+MAX_TOKENS = 40_000  # tokens × beam size of a translation request
+MAX_WORDS = 40_000  # of a long text
+_WIDTH, _HEADS = 64, 8  # of the word vectors of a long text
 
 
-def too_much(translator: Translator, sentences: Sequence[str], beam: int) -> ArgumentError | None:
-    """What to say to sentences that would keep all others waiting."""
-    pieces = sum(len(translator.tokens.source.cut(sentence).ids) for sentence in sentences)
-    if pieces * beam <= PIECES:
+def check_length(translator: Translator, sentences: Sequence[str], beam: int) -> ArgumentError | None:
+    """Return an error if the sentences would block the model thread for too long."""
+    tokens = sum(len(translator.tokens.source.segment(sentence).ids) for sentence in sentences)
+    if tokens * beam <= MAX_TOKENS:
         return None
     return ArgumentError(
-        f"the sentences have {pieces:,} pieces and the beam is {beam}, together {pieces * beam:,}; at most "
-        f"{PIECES:,} are translated at once: send fewer sentences, or a smaller beam."
+        f"Request too long: {tokens:,} tokens × beam {beam} = {tokens * beam:,}; the limit is "
+        f"{MAX_TOKENS:,}. Send fewer sentences or reduce the beam."
     )
 
 
-def of_texts(entry: Entry, texts: Sequence[str]) -> ViewModel:
-    """Texts as an encoder reads them, or as a translator reads them and its translations."""
+def view_texts(entry: Entry, texts: Sequence[str]) -> ViewModel:
+    """Return a view of an encoder reading texts, or of a translator translating them."""
     if not entry.attends:
-        raise ArgumentError(
-            f"there is no attention in {entry.name!r}, and nothing to look at; name another model."
-        )
+        raise ArgumentError(f"{entry.name!r} has no attention to show. Choose another model.")
     if isinstance(entry.model, Translator):
-        if wrong := too_much(entry.model, texts, Beam().size):
-            raise wrong
+        if error := check_length(entry.model, texts, Beam().size):
+            raise error
         return look_at_translation(entry.model, texts, title=entry.name)
     return look_at_text(entry.model, texts, title=entry.name)
 
 
-def of_long(entry: Entry, text: str) -> ViewModel:
-    """One text through a model, as long as the model takes it at once."""
+def view_long_text(entry: Entry, text: str) -> ViewModel:
+    """Return a view of a model reading one text."""
     if isinstance(entry.model, Translator):
-        pieces = len(entry.model.tokens.source.cut(text).ids)
-        if pieces > entry.model.longest:
+        tokens = len(entry.model.tokens.source.segment(text).ids)
+        if tokens > entry.model.longest:
             raise ArgumentError(
-                f"the text has {pieces:,} pieces and {entry.name!r} reads {entry.model.longest} at once; "
-                'shorten it, or look at it with the model "words", which takes any length.'
+                f"Too long: {tokens:,} tokens; {entry.name!r} reads at most {entry.model.longest}. Shorten "
+                'the text, or use the model "words", which has no limit.'
             )
-    return of_texts(entry, [text])
+    return view_texts(entry, [text])
 
 
-def of_words(text: str) -> ViewModel:
-    """Self-attention without parameters over a text's words, with vectors that are learned from it alone.
+def view_words(text: str) -> ViewModel:
+    """Return a view of parameter-free self-attention over word vectors learned from the text itself.
 
-    >>> from regard.app.server.routes.views import of_words
-    >>> exhibit = of_words("the dog barks and the dog sleeps and the cat sleeps")
-    >>> [(layer["label"], layer["heads"]) for layer in exhibit.describe()["inputs"][0]["layers"]]
-    [('whole words', 1), ('words in 8 parts', 8)]
+    >>> from regard.app.server.routes.views import view_words
+    >>> view = view_words("the dog barks and the dog sleeps and the cat sleeps")
+    >>> [(layer["label"], layer["heads"]) for layer in view.describe()["inputs"][0]["layers"]]
+    [('whole vectors', 1), ('8 heads', 8)]
     """
     words = [word.text for word in split_words(text)]
-    if not 2 <= len(words) <= WORDS:
-        raise ArgumentError(f"the text has {len(words):,} words and marks; give 2 to {WORDS:,} of them.")
-    vectors = _vectors(text)
-    parts = vectors.unflatten(1, (_HEADS, -1)).transpose(0, 1)  # n (h d) -> h n d
-    sharp = 2 * math.log(len(words))  # the longer the text, the more words share the weight
+    if not 2 <= len(words) <= MAX_WORDS:
+        raise ArgumentError(f"The text has {len(words):,} words; it needs 2 to {MAX_WORDS:,}.")
+    vectors = _word_vectors(text)
+    heads = vectors.unflatten(1, (_HEADS, -1)).transpose(0, 1)  # n (h d) -> h n d
+    scale = 2 * math.log(len(words))  # keeps the weights concentrated in longer texts
     layers = [
-        LayerView("whole", "whole words", "self", _lazy(vectors[None], sharp)),
-        LayerView("parts", f"words in {_HEADS} parts", "self", _lazy(parts, sharp)),
+        LayerView("whole", "whole vectors", "self", _lazy_weights(vectors[None], scale)),
+        LayerView("heads", f"{_HEADS} heads", "self", _lazy_weights(heads, scale)),
     ]
-    note = f"{len(words):,} words; each attends to words that occur beside the same words as it does."
+    note = f"{len(words):,} words. Each attends to words that occur in similar contexts."
     return ViewModel("words", [InputView(shorten(text), [TextView(tuple(words))], layers, note)])
 
 
-def _vectors(text: str) -> Tensor:
-    """A vector for each word of a text (n, m), learned by counting which words stand beside which."""
+def _word_vectors(text: str) -> Tensor:
+    """Return a vector for each word of a text (n, m), learned from its co-occurrence counts."""
     encoder = StaticEncoder.learn([text], width=_WIDTH)
     (tokens,) = encoder.token_vectors([text])
     return tokens.vectors[0].detach()
 
 
-def _lazy(x: Tensor, scale: float) -> Weights:
-    """scale · cosine of each pair, normalized: of the attention itself only τ is computed, row by row.
-
-    With it, what is looked at costs no more than its own pairs.
-    """
+def _lazy_weights(x: Tensor, scale: float) -> Weights:
+    """Return the softmax of scale · cosine, lazily; only τ is computed here, row by row."""
     directions = F.normalize(x, dim=-1).contiguous()
     weights = CapturedCall(directions, directions, scale=scale).weights()
     weights._settle()
