@@ -13,7 +13,7 @@ from regard.cli.shared import console, padded
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
-    pass
+    from regard.translation.training.logs import LogRow
 
 LOG = "log.csv"
 
