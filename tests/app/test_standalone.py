@@ -49,7 +49,7 @@ def translated(source, target, weights: torch.Tensor | None = None, **others) ->
         weights = torch.eye(len(source)).repeat(len(target), 1)[: len(target)]
     alignment = Alignment(tuple(source), tuple(target), weights)
     given = {"source": " ".join(source), "text": " ".join(target), "score": -0.5, "tokens": [], **others}
-    return Translation(**given, _read=lambda: alignment)
+    return Translation(**given, _align=lambda: alignment)
 
 
 def lazy(heads=2, queries=5, keys=5, **options) -> regard.Weights:
@@ -182,7 +182,7 @@ def test_a_model_without_attention_is_shown_without_lines():
     def refuse():
         raise ArgumentError("this Recurrent does not attend")
 
-    (one,) = Page(written(Translation("ein Hund", "a dog", -1.0, [], _read=refuse))).inputs
+    (one,) = Page(written(Translation("ein Hund", "a dog", -1.0, [], _align=refuse))).inputs
     assert one["layers"] == []
     assert one["note"] == "this Recurrent does not attend"
 

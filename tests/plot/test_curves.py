@@ -9,7 +9,7 @@ from regard.errors import ArgumentError
 from regard.models.encoders.base import Comparison
 from regard.plot import curves
 from regard.plot.curves import draw_by_distance, draw_by_length, draw_comparison, draw_curves
-from regard.translation.evaluation import LengthBucket, Lengths
+from regard.translation.evaluation import LengthBucket, LengthRange
 from regard.translation.training.logs import CsvLog, LogRow
 from regard.translation.training.progress import Report, ValidationResult
 
@@ -103,7 +103,7 @@ def test_the_same_curves_make_the_same_file(tmp_path):
     assert first == second
 
 
-LENGTHS = [Lengths(1, 5), Lengths(6, 10), Lengths(11, None)]
+LENGTHS = [LengthRange(1, 5), LengthRange(6, 10), LengthRange(11, None)]
 
 
 def test_by_length_has_a_curve_for_each_model(tmp_path, figures):

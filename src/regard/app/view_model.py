@@ -1,20 +1,20 @@
-"""An exhibit: something to be looked at; a notebook, a page and a file all ask it the same questions.
+"""View models: the data behind the interactive view, queried by notebook, page and file alike.
 
-Exhibit → inputs, what a model read → texts, their tokens; layers, the weights between them
+A ViewModel has inputs (what a model read); an input has texts (tokens) and layers (attention weights).
 
 >>> import torch, regard
 >>> from regard.app.view_model import ViewModel
 >>> x = torch.eye(3).expand(2, 3, 3)
->>> exhibit = ViewModel.of(regard.attend(x, x, x)[1], queries=["dogs", "bark", "loudly"])
->>> exhibit.describe()["inputs"][0]["layers"][0]["heads"]
+>>> view = ViewModel.of(regard.attend(x, x, x)[1], queries=["dogs", "bark", "loudly"])
+>>> view.describe()["inputs"][0]["layers"][0]["heads"]
 2
->>> exhibit.ask("tile", {"rows": [0, 2], "heads": [1]}).arrays[0].shape
+>>> view.ask("tile", {"rows": [0, 2], "heads": [1]}).arrays[0].shape
 (1, 2, 3)
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import Alignment
 from regard.translation.alignment.cross_attention import watch_forced_decoding
 from regard.translation.decoding.search import Beam, Strategy
-from regard.translation.tokens import Segmentation
+from regard.translation.tokens import Cut
 from regard.translation.translator import Translation, Translator
 
 __all__ = [
@@ -42,23 +42,28 @@ __all__ = [
     "LayerView",
     "TextView",
     "ViewModel",
-    "exhibit_of_translations",
     "look_at_text",
     "look_at_translation",
     "look_at_translations",
+    "view_alignments",
 ]
 
 START_MARK, END_MARK = "[START]", "[END]"
-Sides = tuple[
-    Sequence[str], Sequence[str], bool
-]  # the tokens of rows and columns; whether they are two texts
-_MOST_INPUTS = 64  # of a batch
-_MOST_PAIRS = 2**24  # words × words of an alignment
+_MAX_INPUTS = 64  # of a batch
+_MAX_ALIGNMENT = 2**24  # source words × target words
+
+
+class _Axes(NamedTuple):
+    """Tokens of the rows and columns of a layer. cross: they belong to different texts."""
+
+    queries: Sequence[str]
+    keys: Sequence[str]
+    cross: bool
 
 
 @dataclass(frozen=True, eq=False)
 class ViewModel:
-    """Something to be looked at: inputs, each with texts and the weights between them; and a title.
+    """A title and inputs, each with texts and the attention weights between them.
 
     >>> import torch
     >>> from regard.app.view_model import ViewModel
@@ -77,84 +82,84 @@ class ViewModel:
         keys: Sequence[str] | None = None,
         title: str = "",
     ) -> "ViewModel":
-        """An exhibit of weights, of what `regard.watch` saw, of a mapping from names to weights, …
+        """Create a view of attention weights.
 
-        x: `Weights` or a tensor, (…, queries, keys), each of a batch as an input of its own; a `Seen`; a
-        mapping; an `Alignment`; translations; or an exhibit, which is answered as it is.
-        queries, keys: the tokens of both sides. Without keys, the queries read each other; without either,
-        tokens are numbered.
+        x: `Weights` or a tensor (…, queries, keys), where each batch entry becomes an input; a `Seen`; a
+        mapping from names to weights; an `Alignment`; translations; or a ViewModel, which is returned as is.
+        queries, keys: tokens of the rows and columns. Default: keys = queries; without both, numbers.
         """
         if isinstance(x, ViewModel):
             return x
         if isinstance(queries, str) or isinstance(keys, str):
-            raise DTypeError("queries and keys are lists of tokens, and got a string; split the text.")
+            raise DTypeError("queries and keys must be lists of tokens, not strings; split the text.")
         if isinstance(x, Translation):
-            return exhibit_of_translations([x], title=title)
+            return view_alignments([x], title=title)
         if isinstance(x, Alignment):
-            return cls(title, [_words(x)])
-        if isinstance(x, Sequence) and x and all(isinstance(one, Translation) for one in x):
-            return exhibit_of_translations(x, title=title)
+            return cls(title, [_alignment_input(x)])
+        if isinstance(x, Sequence) and x and all(isinstance(item, Translation) for item in x):
+            return view_alignments(x, title=title)
         if isinstance(x, Weights | Tensor):
             x = {"": x}
         named = dict(_calls(x)) if isinstance(x, Seen) else x
         if not isinstance(named, Mapping):
             raise DTypeError(
-                f"an exhibit got a {type(x).__name__}; it is made of weights, a tensor, a Seen, or a mapping "
+                f"Cannot view a {type(x).__name__}. Pass weights, a tensor, a Seen, translations, or a mapping "
                 "from names to weights."
             )
         if not named:
-            raise ArgumentError("there are no weights to be shown; call the model inside the with block.")
+            raise ArgumentError("There are no weights to show. Call the model inside the with block.")
         if isinstance(x, Seen) and queries is None and keys is None:
-            return cls(title, list(_inputs(named, lambda name, size, row: _seen_sides(x, name, size, row))))
-        return cls(title, list(_inputs(named, lambda name, size, _: _sides(name, size, queries, keys))))
+            return cls(title, list(_inputs(named, lambda name, size, row: _seen_axes(x, name, size, row))))
+        return cls(title, list(_inputs(named, lambda name, size, _: _axes(name, size, queries, keys))))
 
     def describe(self) -> dict[str, Any]:
-        """What JSON can hold: titles, tokens and layers, without the weights."""
-        return {"title": utf8_text(self.title), "inputs": [one.describe() for one in self.inputs]}
+        """Return title, tokens and layers, without the weights, as JSON-serializable values."""
+        inputs = [model_input.describe() for model_input in self.inputs]
+        return {"title": utf8_text(self.title), "inputs": inputs}
 
     def ask(self, question: str, arguments: Mapping[str, Any] | None = None) -> Answer:
-        """Answer a question about a layer: tile, top, received, heads or numbers.
+        """Answer a question about a layer: tile, topk, received, heads or numbers.
 
-        arguments: "input" and "layer", both 0 unless given, and those of the question. Whatever is wrong with
-        them is said by an ArgumentError.
+        arguments: "input" and "layer", default 0, and those of the question. Invalid ones raise
+        ArgumentError.
         """
-        layer, given = self._layer(arguments)
-        return protocol.ask(layer, question, given)
+        layer, rest = self._layer(arguments)
+        return protocol.ask(layer, question, rest)
 
-    def pairs(self, question: str, arguments: Mapping[str, Any] | None = None) -> int:
-        """How many weights an answer would read, queries × keys × heads, found without reading any."""
-        layer, given = self._layer(arguments)
-        return protocol.pairs(layer, question, given)
+    def cost(self, question: str, arguments: Mapping[str, Any] | None = None) -> int:
+        """Return the number of weights an answer reads, queries × keys × heads."""
+        layer, rest = self._layer(arguments)
+        return protocol.cost(layer, question, rest)
 
-    def unread(self, arguments: Mapping[str, Any] | None = None) -> int:
-        """How many weights have to be read before the first answer about a layer, where τ is unknown."""
-        return protocol.unread(self._layer(arguments)[0])
+    def tau_cost(self, arguments: Mapping[str, Any] | None = None) -> int:
+        """Return the number of weights to read before the first answer about a layer: 0 if τ is known."""
+        return protocol.tau_cost(self._layer(arguments)[0])
 
     def _layer(self, arguments: Mapping[str, Any] | None) -> tuple[LayerView, dict[str, Any]]:
-        """The layer that is asked about, and the other arguments."""
+        """Return the selected layer and the other arguments."""
         if not isinstance(arguments, Mapping | None):
-            raise ArgumentError(f"the arguments are a {type(arguments).__name__}; give a mapping of names.")
-        given = dict(arguments or {})
-        chosen = _choose("input", given.pop("input", 0), self.inputs)
-        return _choose("layer", given.pop("layer", 0), chosen.layers), given
+            raise ArgumentError(f"arguments is a {type(arguments).__name__}; it must be a mapping.")
+        rest = dict(arguments or {})
+        model_input = _select("input", rest.pop("input", 0), self.inputs)
+        return _select("layer", rest.pop("layer", 0), model_input.layers), rest
 
     def __repr__(self) -> str:
-        layers = sum(len(one.layers) for one in self.inputs)
+        layers = sum(len(model_input.layers) for model_input in self.inputs)
         return f"ViewModel({self.title!r}: {pluralize(len(self.inputs), 'input')}, {pluralize(layers, 'layer')})"
 
 
-def _choose(what: str, number: Any, among: Sequence[Any]) -> Any:
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(among):
-        cure = f"give 0 to {len(among) - 1}." if among else "there is none."
-        raise ArgumentError(f"{what} is {number!r:.80}; {cure}")
-    return among[number]
+def _select(name: str, index: Any, items: Sequence[Any]) -> Any:
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(items):
+        bounds = f"it must be 0 to {len(items) - 1}." if items else "there is none."
+        raise ArgumentError(f"{name} is {index!r:.80}; {bounds}")
+    return items[index]
 
 
-# Of weights
+# Weights
 
 
 def _calls(seen: Seen) -> Iterator[tuple[str, Weights | Tensor]]:
-    """What each module did: once, several times, or step by step, which is joined."""
+    """Yield the weights of each module call; the steps of a decoder are joined."""
     for name in (name for name in seen if "@" not in name):
         calls = seen.calls(name)
         if len(calls) > 1 and all(weights.shape[-2] == 1 for weights in calls):
@@ -164,40 +169,38 @@ def _calls(seen: Seen) -> Iterator[tuple[str, Weights | Tensor]]:
             yield from ((f"{name}@{number}", weights) for number, weights in enumerate(calls[1:], 2))
 
 
-def _inputs(named: Mapping[str, Any], sides: Callable[[str, tuple[int, int], int], Sides]) -> Iterator[InputView]:
-    """An input of each entry of a batch; `sides` knows the tokens of a layer of that size in an entry."""
+def _inputs(
+    named: Mapping[str, Any], axes: Callable[[str, tuple[int, int], int], _Axes]
+) -> Iterator[InputView]:
+    """Yield an input for each batch entry. axes(name, size, entry): tokens of a layer."""
     split = {}
     for name, weights in named.items():
         if not isinstance(weights, Weights | Tensor) or weights.dim() < 2:
             raise DTypeError(
-                f"{name or 'the weights'!r} is a {type(weights).__name__}; a layer is regard.Weights or a "
-                "torch.Tensor of (…, queries, keys)."
+                f"{name or 'weights'!r} is a {type(weights).__name__}; it must be regard.Weights or a "
+                "torch.Tensor of shape (…, queries, keys)."
             )
         split[name] = split_batch(weights)
-    most = max(map(len, split.values()))
-    if most > _MOST_INPUTS:
+    batch = max(map(len, split.values()))
+    if batch > _MAX_INPUTS:
         raise ArgumentError(
-            f"the weights are of a batch of {most}; at most {_MOST_INPUTS} are shown side by side, so choose "
-            "some: weights of x[:8]."
+            f"The weights have a batch of {batch}; at most {_MAX_INPUTS} inputs can be shown. Select some: "
+            "weights of x[:8]."
         )
-    for number in range(most):
-        some = {name: parts[number] for name, parts in split.items() if number < len(parts)}
-        found = {name: sides(name, _size(weights), number) for name, weights in some.items()}
-        yield _input(str(number + 1) if most > 1 else "", some, found)
+    for entry in range(batch):
+        layers = {name: parts[entry] for name, parts in split.items() if entry < len(parts)}
+        tokens = {name: axes(name, _size(weights), entry) for name, weights in layers.items()}
+        yield _input(str(entry + 1) if batch > 1 else "", layers, tokens)
 
 
 def _size(weights: Weights | Tensor) -> tuple[int, int]:
     return int(weights.shape[-2]), int(weights.shape[-1])
 
 
-def _input(
-    title: str,
-    named: Mapping[str, Weights | Tensor],
-    sides: Mapping[str, Sides],
-) -> InputView:
+def _input(title: str, named: Mapping[str, Weights | Tensor], axes: Mapping[str, _Axes]) -> InputView:
     texts: list[TextView] = []
 
-    def number(tokens: Sequence[str]) -> int:
+    def index_of(tokens: Sequence[str]) -> int:
         text = TextView(tuple(tokens))
         if text not in texts:
             texts.append(text)
@@ -205,81 +208,78 @@ def _input(
 
     layers = []
     for name, weights in named.items():
-        rows, columns, across = sides[name]
-        first, second = number(rows), number(columns)
-        kind: Kind = "cross" if first != second or across else "self"
-        layers.append(LayerView(name, layer_label(name), kind, weights, first, second))
+        queries, keys = index_of(axes[name].queries), index_of(axes[name].keys)
+        kind: Kind = "cross" if queries != keys or axes[name].cross else "self"
+        layers.append(LayerView(name, layer_label(name), kind, weights, queries, keys))
     return InputView(title, texts, layers)
 
 
-def _sides(
+def _axes(
     name: str, size: tuple[int, int], queries: Sequence[str] | None, keys: Sequence[str] | None
-) -> Sides:
-    """The tokens of rows and columns: in a model with two texts, each layer has those that fit."""
-    given = [tokens for tokens in (queries, keys) if tokens is not None]
-    if not given:
-        return TextView.numbered(size[0]).tokens, TextView.numbered(size[1]).tokens, is_cross_attention(name)
-    one, other = given[0], given[-1]
-    if name and not is_cross_attention(name) and len(set(size)) == 1 and len(given) == 2:
-        own = other if "encoder" in name.split(".") else one  # keys are the source's
-        own = own if len(own) == size[0] else (one if own is other else other)
-        return own, own, False
-    return one, other, is_cross_attention(name)
+) -> _Axes:
+    """Choose the tokens of a layer; with two texts, self-attention layers get the one that fits."""
+    cross = is_cross_attention(name)
+    first, second = (queries if queries is not None else keys), (keys if keys is not None else queries)
+    if first is None or second is None:
+        return _Axes(TextView.numbered(size[0]).tokens, TextView.numbered(size[1]).tokens, cross)
+    both = queries is not None and keys is not None
+    if name and not cross and size[0] == size[1] and both:
+        # keys are the source
+        text, other = (second, first) if "encoder" in name.split(".") else (first, second)
+        tokens = text if len(text) == size[0] else other
+        return _Axes(tokens, tokens, False)
+    return _Axes(first, second, cross)
 
 
-def _seen_sides(seen: Seen, name: str, size: tuple[int, int], row: int) -> Sides:
-    """The tokens that a recording knows, and numbers where it does not."""
-    known = seen.texts(name, row)
-    found = [
+def _seen_axes(seen: Seen, name: str, size: tuple[int, int], row: int) -> _Axes:
+    """Return the recorded tokens of a layer, or numbers if they are unknown."""
+    queries, keys = (
         tokens if tokens is not None and len(tokens) == n else TextView.numbered(n).tokens
-        for tokens, n in zip(known, size, strict=True)
-    ]
-    return found[0], found[1], seen.kind(name) == "cross"
+        for tokens, n in zip(seen.texts(name, row), size, strict=True)
+    )
+    return _Axes(queries, keys, seen.kind(name) == "cross")
 
 
-# Of translations
+# Translations
 
 
-def exhibit_of_translations(translations: Sequence[Translation], *, title: str = "") -> ViewModel:
-    """Translations and which word came from which: an input of each, with the alignment of its words.
+def view_alignments(translations: Sequence[Translation], *, title: str = "") -> ViewModel:
+    """Create a view of the word alignments of translations, one input each.
 
-    translations: what `Translator.translate` made.
-    title: what stands on top.
-
-    A translation by a model without attention has no layers, and a note that says why.
+    Translations by a model without attention have no layers, and a note with the reason.
 
     >>> import torch
     >>> from regard.translation import Alignment, Translation
-    >>> from regard.app.view_model import exhibit_of_translations
-    >>> read = Alignment(("ein", "Hund"), ("a", "dog"), torch.eye(2))
-    >>> translation = Translation("ein Hund", "a dog", -0.1, ["a", "dog"], _align=lambda: read)
-    >>> exhibit_of_translations([translation]).describe()["inputs"][0]["layers"][0]["kind"]
+    >>> from regard.app.view_model import view_alignments
+    >>> alignment = Alignment(("ein", "Hund"), ("a", "dog"), torch.eye(2))
+    >>> translation = Translation("ein Hund", "a dog", -0.1, ["a", "dog"], _align=lambda: alignment)
+    >>> view_alignments([translation]).describe()["inputs"][0]["layers"][0]["kind"]
     'words'
     """
-    return ViewModel(title, [_translated(one) for one in translations])
+    return ViewModel(title, [_translation_input(translation) for translation in translations])
 
 
-def _translated(translation: Translation) -> InputView:
-    words = translation.source.split(), translation.text.split()
+def _translation_input(translation: Translation) -> InputView:
+    title = f"{translation.source} → {translation.text}"
+    source, target = translation.source.split(), translation.text.split()
     reason = ""
-    if len(words[0]) * len(words[1]) > _MOST_PAIRS:
-        sizes = [f"{len(side):,}" for side in words]
-        reason = f"{sizes[0]} source words and {sizes[1]} target words are too many to be aligned."
-    elif all(words):
+    if len(source) * len(target) > _MAX_ALIGNMENT:
+        reason = f"Too long to align: {len(source):,} source words and {len(target):,} target words."
+    elif source and target:
         try:
-            return _words(translation.alignment, _title(translation), translation.note)
-        except ArgumentError as error:  # the model does not attend
+            return _alignment_input(translation.alignment, title, translation.note)
+        except ArgumentError as error:  # no attention
             reason = str(error)
-    note = "; ".join(filter(None, (translation.note, reason)))
-    return InputView(_title(translation), [TextView(tuple(side)) for side in words], [], note)
+    texts = [TextView(tuple(source)), TextView(tuple(target))]
+    return InputView(title, texts, [], join_notes(translation.note, reason))
 
 
-def _title(translation: Translation) -> str:
-    return f"{translation.source} → {translation.text}"
+def join_notes(*notes: str) -> str:
+    """Join the notes that are not empty."""
+    return " · ".join(filter(None, notes))
 
 
-def _words(alignment: Alignment, title: str = "", note: str = "") -> InputView:
-    """An alignment of words, as an input of its own."""
+def _alignment_input(alignment: Alignment, title: str = "", note: str = "") -> InputView:
     weights = alignment.weights.detach().float().nan_to_num(0, 0, 0).clamp(0, 1)
     texts = [TextView(alignment.source_words), TextView(alignment.target_words)]
     return InputView(title, texts, [LayerView("alignment", "words", "words", weights, 1, 0)], note)
@@ -289,80 +289,83 @@ def look_at_translation(
     translator: Translator,
     sentences: str | Sequence[str],
     *,
-    how: Strategy = Beam(),  # noqa: B008 (a frozen value)
+    strategy: Strategy = Beam(),  # noqa: B008 (a frozen value)
     title: str = "",
 ) -> ViewModel:
-    """Translate sentences, and show every attention of the model while it reads them and its translations.
+    """Translate sentences and view all attention layers of the model.
 
-    translator, sentences: who translates what.
-    how: how translations are found: `Beam`, `Greedy` or `Sample`.
-    title: what stands on top.
+    strategy: `Beam`, `Greedy` or `Sample`.
 
     >>> from regard.models import TransformerConfig, Transformer
-    >>> from regard.translation import Tokenizer, Translator, TokenizerPair
+    >>> from regard.translation import Tokens, Translator, TokenizerPair
     >>> from regard.app.view_model import look_at_translation
-    >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
+    >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
-    >>> found = look_at_translation(Translator(model, TokenizerPair(tokens, tokens)), ["ein Hund"])
-    >>> [layer["label"] for layer in found.describe()["inputs"][0]["layers"]][-3:]  # after that of words
+    >>> view = look_at_translation(Translator(model, TokenizerPair(tokens, tokens)), ["ein Hund"])
+    >>> [layer["label"] for layer in view.describe()["inputs"][0]["layers"]][-3:]  # the first is "words"
     ['encoder 0', 'decoder 0', 'decoder 0 to source']
     """
-    return look_at_translations(translator, translator.translate(sentences, strategy=how), title=title)
+    return look_at_translations(translator, translator.translate(sentences, strategy=strategy), title=title)
 
 
 def look_at_translations(
     translator: Translator, translations: Sequence[Translation], *, title: str = ""
 ) -> ViewModel:
-    """Every attention of a model while it reads sentences and their translations, which it made before.
+    """View all attention layers of a model for translations it made.
 
-    The first layer of each input is the alignment of its words; the others have the pieces as tokens, the
-    source with its end mark and the target with its start mark, which are special.
-
-    translator, translations: who made which.
-    title: what stands on top.
+    The first layer of each input is the word alignment. The others have subword tokens; the end mark of the
+    source and the start mark of the target are special tokens.
 
     >>> from regard.models import TransformerConfig, Transformer
-    >>> from regard.translation import Tokenizer, Translator, TokenizerPair
+    >>> from regard.translation import Tokens, Translator, TokenizerPair
     >>> from regard.app.view_model import look_at_translations
-    >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
+    >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
     >>> translator = Translator(model, TokenizerPair(tokens, tokens))
     >>> look_at_translations(translator, translator.translate(["ein Hund", "bellt"]), title="Dogs")
     ViewModel('Dogs': 2 inputs, ...)
     """
-    return ViewModel(title, [_read(translator, one) for one in translations])
+    return ViewModel(title, [_translator_input(translator, translation) for translation in translations])
 
 
-def _read(translator: Translator, translation: Translation) -> InputView:
-    """A translation with its alignment, and what the model looks at while it reads both."""
-    words = _translated(translation)
-    source = translator.tokens.source.segment(translation.source)
-    target = _written(translator, translation)
-    most = max(len(source.ids), len(target.ids))
-    if not source.ids or most > translator.max_tokens:
-        why = f"its {most} pieces are more than the {translator.max_tokens} that the model reads at once"
-        notes = (words.note, f"only the words are shown, as {why}" if most > translator.max_tokens else "")
-        return InputView(words.title, words.texts, words.layers, "; ".join(filter(None, notes)))
-    texts = [*words.texts, *_pieces(source, target)]
-    layers = list(_attentions(translator.model, source.ids, target.ids, len(words.texts)))
+def _translator_input(translator: Translator, translation: Translation) -> InputView:
+    """Return a translation with its alignment and all attention layers."""
+    words = _translation_input(translation)
+    source = translator.tokens.source.cut(translation.source)
+    target = _target_tokens(translator, translation)
+    length = max(len(source.ids), len(target.ids))
+    if not source.ids or length > translator.max_tokens:
+        reason = ""
+        if length > translator.max_tokens:
+            reason = (
+                f"Only the words are shown: the model reads at most {translator.max_tokens} tokens, and these "
+                f"are {length}."
+            )
+        return InputView(words.title, words.texts, words.layers, join_notes(words.note, reason))
+    texts = [*words.texts, *_token_texts(source, target)]
+    layers = list(_attention_layers(translator.model, source.ids, target.ids, len(words.texts)))
     return InputView(words.title, texts, [*words.layers, *layers], words.note)
 
 
-def _written(translator: Translator, translation: Translation) -> Segmentation:
-    """The pieces that the model wrote; its text, cut again, may give others. One made by hand has no ids."""
-    if len(translation._ids) != len(translation.tokens) or not translation._ids:
-        return translator.tokens.target.segment(translation.text)
-    return Segmentation([], translation._ids, translation.tokens, [], {})
+def _target_tokens(translator: Translator, translation: Translation) -> Cut:
+    """Return the tokens the model generated; retokenizing its text may give others."""
+    if len(translation._ids) != len(translation.tokens) or not translation._ids:  # not from a model
+        return translator.tokens.target.cut(translation.text)
+    return Cut([], translation._ids, translation.tokens, [], {})
 
 
-def _pieces(source: Segmentation, target: Segmentation) -> tuple[TextView, TextView]:
-    """What a model reads of both sides, with its marks."""
-    before, after = (*source.pieces, END_MARK), (START_MARK, *target.pieces)
-    return TextView(before, special=(len(source.pieces),)), TextView(after, special=(0,))
+def _token_texts(source: Cut, target: Cut) -> tuple[TextView, TextView]:
+    """Return the tokens of both sides as the model reads them."""
+    return (
+        TextView((*source.pieces, END_MARK), special=(len(source.pieces),)),
+        TextView((START_MARK, *target.pieces), special=(0,)),
+    )
 
 
-def _attentions(model: Seq2Seq, source: Sequence[int], target: Sequence[int], first: int) -> Iterator[LayerView]:
-    """A layer of each attention, its texts numbered from `first`: source, then target."""
+def _attention_layers(
+    model: Seq2Seq, source: Sequence[int], target: Sequence[int], source_text: int
+) -> Iterator[LayerView]:
+    """Yield every attention layer. source_text: index of the source text; the target is the next."""
     modules = ((name.replace("_orig_mod.", ""), module) for name, module in model.named_modules())
     names = [name for name, module in modules if isinstance(module, Attends)]
     if not names:
@@ -371,44 +374,42 @@ def _attentions(model: Seq2Seq, source: Sequence[int], target: Sequence[int], fi
     for name, calls in seen.items():
         if not calls:
             continue
-        weights = calls[0] if len(calls) == 1 else torch.cat([one.dense() for one in calls], -2)
-        encoder = "encoder" in name.split(".")
+        weights = calls[0] if len(calls) == 1 else torch.cat([call.dense() for call in calls], -2)
         kind: Kind = "cross" if is_cross_attention(name) else "self"
-        queries = first if encoder else first + 1
-        keys = first if kind == "cross" else queries
+        queries = source_text if "encoder" in name.split(".") else source_text + 1
+        keys = source_text if kind == "cross" else queries
         yield LayerView(name, layer_label(name), kind, weights, queries, keys)
 
 
-# Of encoders
+# Encoders
 
 
 def look_at_text(encoder: WordEncoder, texts: str | Sequence[str], *, title: str = "") -> ViewModel:
-    """Every attention of an encoder while it reads texts, an input of each; its marks are special.
-
-    title: what stands on top.
+    """View all attention layers of an encoder for texts, one input each.
 
     >>> import regard
     >>> from regard.app.view_model import look_at_text
-    >>> found = look_at_text(regard.load_encoder("minilm"), "Dogs bark.").describe()["inputs"][0]
-    >>> found["texts"]
+    >>> view = look_at_text(regard.load_encoder("minilm"), "Dogs bark.").describe()["inputs"][0]
+    >>> view["texts"]
     [{'tokens': ['[CLS]', 'dogs', 'bark', '.', '[SEP]'], 'special': [0, 4]}]
-    >>> found["layers"][0]["label"], len(found["layers"])
+    >>> view["layers"][0]["label"], len(view["layers"])
     ('layer 0', 6)
     """
-    return ViewModel(title, [_read_text(encoder, text) for text in check_sentences(texts)])
+    return ViewModel(title, [_encoder_input(encoder, text) for text in check_sentences(texts)])
 
 
-def _read_text(encoder: WordEncoder, sentence: str) -> InputView:
+def _encoder_input(encoder: WordEncoder, sentence: str) -> InputView:
     seen: list[tuple[str, Weights]] = []
     with watch_layers(encoder, lambda name, weights: seen.append((name, weights))):
         (tokens,) = encoder._tokens([sentence])
     if not seen:
         raise ArgumentError(
-            f"{type(encoder).__name__} does not attend, so that there is nothing to look at; take an encoder "
-            "with attention, such as BERT."
+            f"{type(encoder).__name__} has no attention to show. Use an encoder with attention, such as BERT."
         )
     spans = tokens.spans
     names = tokens.names or [sentence[slice(*span)] if span else "(mark)" for span in spans]
-    text = TextView(tuple(names), tuple(place for place, span in enumerate(spans) if span is None))
-    layers = [LayerView(name, f"layer {number}", "self", weights) for number, (name, weights) in enumerate(seen)]
+    text = TextView(tuple(names), tuple(index for index, span in enumerate(spans) if span is None))
+    layers = [
+        LayerView(name, f"layer {number}", "self", weights) for number, (name, weights) in enumerate(seen)
+    ]
     return InputView(shorten(sentence), [text], layers)

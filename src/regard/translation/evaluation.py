@@ -1,4 +1,4 @@
-"""How good translations are: BLEU and chrF by sacreBLEU with their signatures, exact match; by length too."""
+"""Evaluate translations: sacreBLEU's BLEU and chrF with signatures, exact match, and scores by length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from regard.models.encoders.words import is_word, split_words
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
 
-# those of sacreBLEU that download nothing
+# sacreBLEU's tokenizers that need no download
 TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
-BINS = 8  # at most, by length
-LEAST = 30  # sentences of a bin, if there are so many: BLEU of fewer says little
+MAX_BINS = 8
+MIN_SENTENCES = 30  # per bin, if available: BLEU of fewer is unreliable
 
 
-class Lengths(NamedTuple):
-    """Lengths in words, from the first to the last; without a last, all that are longer.
+class LengthRange(NamedTuple):
+    """A range of sentence lengths in words, `first` to `last`; without `last`, unbounded.
 
-    >>> from regard.translation.evaluation import Lengths
-    >>> print(Lengths(5, 8), Lengths(3, 3), Lengths(21, None))
+    >>> from regard.translation.evaluation import LengthRange
+    >>> print(LengthRange(5, 8), LengthRange(3, 3), LengthRange(21, None))
     5–8 3 21+
     """
 
@@ -35,9 +35,9 @@ class Lengths(NamedTuple):
 
 
 class LengthBucket(NamedTuple):
-    """How well the sentences of some lengths are translated: BLEU, and the share of exact matches, 0 to 1."""
+    """Scores of the sentences in a range of lengths: BLEU, their number, and the exact match rate, 0 to 1."""
 
-    lengths: Lengths
+    lengths: LengthRange
     bleu: float
     sentences: int
     exact: float
@@ -45,13 +45,13 @@ class LengthBucket(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """What `evaluate` finds; printed, a line for each score with its signature.
+    """Result of `evaluate`; prints one line per score, with its signature.
 
-    sentences: how many there were.
+    sentences: number of sentences.
     bleu, chrf, lowercase_bleu: 0 to 100.
-    bleu_signature, chrf_signature, lowercase_signature: how sacreBLEU computed each.
-    exact: the share of sentences translated exactly, 0 to 1.
-    by_length: where sources were given, the same for short sentences up to long ones.
+    bleu_signature, chrf_signature, lowercase_signature: sacreBLEU's signatures.
+    exact: fraction of translations that equal the reference, 0 to 1.
+    by_length: scores by source length, if sources were passed.
 
     >>> from regard.translation import evaluate
     >>> scores = evaluate(["Dogs bark at the moon.", "a cat"], ["Dogs bark at the moon.", "A cat"])
@@ -81,8 +81,8 @@ class Scores:
         if self.by_length:
             lines += ["", f"{'source words':>12}  {'sentences':>9}  {'BLEU':>6}  {'exact':>8}"]
         lines += [
-            f"{one.lengths!s:>12}  {one.sentences:9,}  {one.bleu:6.2f}  {100 * one.exact:6.2f} %"
-            for one in self.by_length
+            f"{bucket.lengths!s:>12}  {bucket.sentences:9,}  {bucket.bleu:6.2f}  {100 * bucket.exact:6.2f} %"
+            for bucket in self.by_length
         ]
         return "\n".join(lines)
 
@@ -95,12 +95,11 @@ def evaluate(
     tokenize: str = "13a",
     lowercase: bool = False,
 ) -> Scores:
-    """Compare translations with references, line by line.
+    """Score translations against references, sentence by sentence.
 
-    sources: to tell short sentences from long ones, see `by_length`.
-    tokenize: how sacreBLEU cuts words: "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char" or "none".
-    lowercase: whether upper and lower case are the same. BLEU in lower case is always found too, as older
-        papers print it.
+    sources: source sentences, for scores by length; see `by_length`.
+    tokenize: sacreBLEU tokenizer: "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char" or "none".
+    lowercase: ignore case. Lowercase BLEU, common in older papers, is always computed as well.
 
     >>> from regard.translation.evaluation import evaluate
     >>> print(evaluate(["Dogs bark at the moon.", "a cat"], ["Dogs bark at the moon.", "A cat"]))
@@ -117,27 +116,27 @@ def evaluate(
         _bleu(tokenize, lowercase=True),
         CHRF(lowercase=lowercase),
     ]
-    found = [metric.corpus_score(translations, [references]).score for metric in metrics]
+    scores = [metric.corpus_score(translations, [references]).score for metric in metrics]
     signatures = [str(metric.get_signature()) for metric in metrics]
-    lengths: list[LengthBucket] = []
+    buckets: list[LengthBucket] = []
     if sources is not None:
         options = {"tokenize": tokenize, "lowercase": lowercase}
-        lengths = by_length(translations, references, sources, **options)  # type: ignore[arg-type]
+        buckets = by_length(translations, references, sources, **options)  # type: ignore[arg-type]
     return Scores(
         sentences=len(references),
-        bleu=found[0],
+        bleu=scores[0],
         bleu_signature=signatures[0],
-        chrf=found[2],
+        chrf=scores[2],
         chrf_signature=signatures[2],
         exact=exact_match(translations, references, lowercase=lowercase),
-        lowercase_bleu=found[1],
+        lowercase_bleu=scores[1],
         lowercase_signature=signatures[1],
-        by_length=tuple(lengths),
+        by_length=tuple(buckets),
     )
 
 
 def exact_match(translations: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> float:
-    """The share of translations that equal their references, however their words are spaced.
+    """Return the fraction of translations that equal their references, ignoring white space.
 
     >>> from regard.translation.evaluation import exact_match
     >>> exact_match(["Dogs bark", "cats"], ["Dogs  bark ", "Cats"])
@@ -158,40 +157,41 @@ def by_length(
     tokenize: str = "13a",
     lowercase: bool = False,
 ) -> list[LengthBucket]:
-    """BLEU and exact match of short sources up to long ones, by their length in words.
+    """Compute BLEU and exact match by source length in words.
 
     translations, references, sources: sentence by sentence.
     tokenize, lowercase: as in `evaluate`.
-    bins: the longest length of each bin; what is longer than the last is one more. By default `length_bins`.
+    bins: the largest length of each bin; longer sentences form another bin. Default: `length_bins`.
 
-    BLEU counts words in a row, up to four; where no sentence of a bin has so many, it does with fewer.
+    BLEU uses effective order: n-grams longer than all sentences of a bin are not counted.
 
     >>> from regard.translation.evaluation import by_length
     >>> sources, references = ["Hund", "Eine Katze schläft"], ["dog", "A cat is sleeping"]
-    >>> for one in by_length(["dog", "A cat"], references, sources, bins=[2, 4]):
-    ...     print(one.lengths, one.sentences, round(one.bleu))
+    >>> for bucket in by_length(["dog", "A cat"], references, sources, bins=[2, 4]):
+    ...     print(bucket.lengths, bucket.sentences, round(bucket.bleu))
     1–2 1 100
     3–4 1 37
     """
     _check("by_length", translations=translations, references=references, sources=sources)
     lengths = [count_words(source) for source in sources]
-    edges = _edges(lengths) if bins is None else _checked(bins)
+    edges = _edges(lengths) if bins is None else _check_bins(bins)
     bleu = _bleu(tokenize, lowercase, effective_order=True)
-    found = []
-    for span in _spans(edges, lengths):
+    buckets = []
+    for span in _ranges(edges, lengths):
         inside = [
             i for i, n in enumerate(lengths) if span.first <= n and (span.last is None or n <= span.last)
         ]
         if not inside:
             continue
-        ours, theirs = [translations[i] for i in inside], [references[i] for i in inside]
-        score = bleu.corpus_score(ours, [theirs]).score
-        found.append(LengthBucket(span, score, len(inside), exact_match(ours, theirs, lowercase=lowercase)))
-    return found
+        candidates, targets = [translations[i] for i in inside], [references[i] for i in inside]
+        score = bleu.corpus_score(candidates, [targets]).score
+        exact = exact_match(candidates, targets, lowercase=lowercase)
+        buckets.append(LengthBucket(span, score, len(inside), exact))
+    return buckets
 
 
 def count_words(sentence: str) -> int:
-    """How many words a sentence has, punctuation not counted; each Han character is one.
+    """Count the words of a sentence, without punctuation; each Han character is one word.
 
     >>> from regard.translation.evaluation import count_words
     >>> count_words("Dogs don't bark, they say."), count_words("我愛狗。")
@@ -200,55 +200,57 @@ def count_words(sentence: str) -> int:
     return sum(is_word(word.text) for word in split_words(sentence))
 
 
-def length_bins(sources: Sequence[str], *, most: int = BINS, least: int = LEAST) -> list[int]:
-    """Bins for `by_length`: of one width, at most so many, and none with fewer sentences than `least`.
+def length_bins(
+    sources: Sequence[str], *, max_bins: int = MAX_BINS, min_sentences: int = MIN_SENTENCES
+) -> list[int]:
+    """Return bins for `by_length`: at most `max_bins` of equal width, merged to hold `min_sentences` each.
 
     >>> from regard.translation.evaluation import length_bins
     >>> length_bins(["a", "a b", "a b c"] * 40 + ["a b c d e f"])
     [1, 2, 6]
     """
-    check_int("length_bins got most", most, min=1)
-    check_int("length_bins got least", least, min=1)
-    return _edges([count_words(source) for source in sources], most, least)
+    check_int("length_bins got max_bins", max_bins, min=1)
+    check_int("length_bins got min_sentences", min_sentences, min=1)
+    return _edges([count_words(source) for source in sources], max_bins, min_sentences)
 
 
-def _edges(lengths: Sequence[int], most: int = BINS, least: int = LEAST) -> list[int]:
-    """The longest length of each bin."""
+def _edges(lengths: Sequence[int], max_bins: int = MAX_BINS, min_sentences: int = MIN_SENTENCES) -> list[int]:
+    """Return the largest length of each bin."""
     if not lengths:
         return []
     shortest, longest = min(lengths), max(lengths)
-    width = -(-(longest - shortest + 1) // most)
+    width = -(-(longest - shortest + 1) // max_bins)
     edges: list[int] = []
-    waiting = 0
+    sentences = 0
     for edge in range(shortest + width - 1, longest + width, width):
-        waiting += sum(edge - width < n <= edge for n in lengths)
-        if waiting >= least:
+        sentences += sum(edge - width < n <= edge for n in lengths)
+        if sentences >= min_sentences:
             edges.append(min(edge, longest))
-            waiting = 0
-    # what is left over is too little for a bin of its own
+            sentences = 0
+    # the remaining sentences are too few for a bin: extend the last one
     return [*edges[:-1], longest]
 
 
-def _checked(bins: Sequence[int]) -> list[int]:
+def _check_bins(bins: Sequence[int]) -> list[int]:
     for edge in bins:
         check_int("by_length got a bin up to", edge)
     if not bins or list(bins) != sorted(set(bins)):
-        raise ArgumentError(f"by_length got bins={list(bins)}; give growing lengths: [5, 10, 20].")
+        raise ArgumentError(f"by_length got bins={list(bins)}; they must increase: [5, 10, 20].")
     return list(bins)
 
 
-def _spans(edges: Sequence[int], lengths: Sequence[int]) -> list[Lengths]:
+def _ranges(edges: Sequence[int], lengths: Sequence[int]) -> list[LengthRange]:
     firsts = [min(min(lengths), edges[0]), *(edge + 1 for edge in edges)]
-    return [Lengths(first, last) for first, last in zip(firsts, [*edges, None], strict=True)]
+    return [LengthRange(first, last) for first, last in zip(firsts, [*edges, None], strict=True)]
 
 
 def check_tokenizer(tokenize: str) -> None:
-    """Whether `evaluate` can cut words so; to ask before minutes of translating.
+    """Raise unless `evaluate` supports the tokenizer; to check before a long translation.
 
     >>> from regard.translation.evaluation import check_tokenizer
     >>> check_tokenizer("13b")
     Traceback (most recent call last):
-    regard.errors.ArgumentError: tokenize='13b' (--tokenize); it can be '13a', 'intl', ...
+    regard.errors.ArgumentError: tokenize='13b' is not supported; use '13a', 'intl', ...
     """
     _bleu(tokenize, lowercase=False)
 
@@ -258,36 +260,35 @@ def _bleu(tokenize: str, lowercase: bool, *, effective_order: bool = False) -> "
 
     if tokenize not in TOKENIZERS:
         raise ArgumentError(
-            f"tokenize={tokenize!r} (--tokenize); it can be {', '.join(map(repr, TOKENIZERS))}."
+            f"tokenize={tokenize!r} is not supported; use {', '.join(map(repr, TOKENIZERS))}."
         )
     try:
-        # force: no warning about text that looks as if it were cut into words already
+        # force: no warning about text that looks tokenized
         return BLEU(tokenize=tokenize, lowercase=lowercase, effective_order=effective_order, force=True)
     except RuntimeError:  # a package is missing
         raise ArgumentError(
-            f"tokenize={tokenize!r} needs one more package: pip install 'sacrebleu[{tokenize[:2]}]'"
+            f"tokenize={tokenize!r} needs another package: pip install 'sacrebleu[{tokenize[:2]}]'"
         ) from None
 
 
-def _check(who: str, **given: Sequence[str]) -> None:
-    """As many sentences everywhere, and at least one."""
-    for name, sentences in given.items():
+def _check(function: str, **arguments: Sequence[str]) -> None:
+    """Raise unless all arguments are lists of equally many sentences, at least one."""
+    for name, sentences in arguments.items():
         if isinstance(sentences, str):
-            raise DTypeError(f"{who} got one string as {name}; give a list of sentences.")
+            raise DTypeError(f"{function} got one string as {name}; pass a list of sentences.")
         if not isinstance(sentences, Sequence):
             raise DTypeError(
-                f"{who} got a {type(sentences).__name__} as {name}; give a list of sentences: list({name})."
+                f"{function} got a {type(sentences).__name__} as {name}; pass a list: list({name})."
             )
-        for number, sentence in enumerate(sentences):
+        for i, sentence in enumerate(sentences):
             if not isinstance(sentence, str):
-                raise DTypeError(
-                    f"{who} got a {type(sentence).__name__} as number {number} of {name}; give strings."
-                )
-    (first, one), *others = given.items()
+                raise DTypeError(f"{function} got a {type(sentence).__name__} as {name}[{i}]; pass strings.")
+    (first_name, first), *others = arguments.items()
     for name, other in others:
-        if len(one) != len(other):
+        if len(first) != len(other):
             raise ArgumentError(
-                f"{who} got {len(one):,} {first} and {len(other):,} {name}; each sentence needs its own."
+                f"{function} got {len(first):,} {first_name} and {len(other):,} {name}; their numbers must "
+                "be equal."
             )
-    if not one:
-        raise ArgumentError(f"{who} got no sentences; give at least one.")
+    if not first:
+        raise ArgumentError(f"{function} got no sentences; pass at least one.")

@@ -14,7 +14,7 @@ class Part(NamedTuple):
     """A tokenized part of a line; `first_word` is the index of its first word in the line."""
 
     first_word: int
-    cut: Segmentation
+    segmentation: Segmentation
 
 
 class Line(NamedTuple):
@@ -25,60 +25,69 @@ class Line(NamedTuple):
     parts: list[Part]
 
     @classmethod
-    def of(cls, text: str, cut: Segmentation, max_tokens: int) -> "Line":
-        """Split a line into parts of up to `max_tokens` tokens: whole sentences if possible, else whole words.
+    def of(cls, text: str, segmentation: Segmentation, max_tokens: int) -> "Line":
+        """Split a line into parts of up to `max_tokens` tokens: whole sentences, else whole words.
 
         >>> from regard.translation.sentence_splitter import Line
         >>> from regard.translation.tokens import Segmentation
         >>> words = "One two. Three four, five six seven.".split()
-        >>> cut = Segmentation(words, list(range(7)), words, list(range(7)), {})
-        >>> [part.cut.text for part in Line.of(" ".join(words), cut, max_tokens=3).parts]
+        >>> segmentation = Segmentation(words, list(range(7)), words, list(range(7)), {})
+        >>> [part.segmentation.text for part in Line.of(" ".join(words), segmentation, max_tokens=3).parts]
         ['One two.', 'Three four,', 'five six seven.']
         """
-        return cls(text, cut.words, [_part(cut, first, stop) for first, stop in _spans(cut, max_tokens)])
+        return cls(
+            text,
+            segmentation.words,
+            [_part(segmentation, first, stop) for first, stop in _spans(segmentation, max_tokens)],
+        )
 
 
-def _spans(cut: Segmentation, max_tokens: int) -> Iterator[tuple[int, int]]:
+def _spans(segmentation: Segmentation, max_tokens: int) -> Iterator[tuple[int, int]]:
     """Yield the token range [first, stop) of each part."""
     first = 0
-    while len(cut.ids) - first > max_tokens:
-        stop = _split_point(cut, first, first + max_tokens)
+    while len(segmentation.ids) - first > max_tokens:
+        stop = _split_point(segmentation, first, first + max_tokens)
         yield first, stop
         first = stop
-    if first < len(cut.ids):
-        yield first, len(cut.ids)
+    if first < len(segmentation.ids):
+        yield first, len(segmentation.ids)
 
 
-def _split_point(cut: Segmentation, first: int, last: int) -> int:
+def _split_point(segmentation: Segmentation, first: int, last: int) -> int:
     """Return the best token index after `first`, up to `last`, to split a line at."""
-    word_of = cut.word_of
+    word_of = segmentation.word_of
     boundaries = [
         at for at in range(last, first, -1) if word_of[at] != word_of[at - 1]
     ]  # of words, last first
     for marks in (_SENTENCE_ENDS, _PAUSES):
         for at in boundaries:
-            if cut.words[word_of[at - 1]].rstrip(_CLOSING).endswith(marks):
+            if segmentation.words[word_of[at - 1]].rstrip(_CLOSING).endswith(marks):
                 return at
     return boundaries[0] if boundaries else last
 
 
-def _part(cut: Segmentation, first: int, stop: int) -> Part:
+def _part(segmentation: Segmentation, first: int, stop: int) -> Part:
     """Return tokens [first, stop) with their words; a split word keeps only its characters in this part."""
-    if (first, stop) == (0, len(cut.ids)):
-        return Part(0, cut)
-    word_of, pieces = cut.word_of[first:stop], cut.pieces[first:stop]
-    words = cut.words[word_of[0] : word_of[-1] + 1]
-    for word, is_split in ((word_of[0], _splits_word(cut, first)), (word_of[-1], _splits_word(cut, stop))):
+    if (first, stop) == (0, len(segmentation.ids)):
+        return Part(0, segmentation)
+    word_of, pieces = segmentation.word_of[first:stop], segmentation.pieces[first:stop]
+    words = segmentation.words[word_of[0] : word_of[-1] + 1]
+    for word, is_split in (
+        (word_of[0], _splits_word(segmentation, first)),
+        (word_of[-1], _splits_word(segmentation, stop)),
+    ):
         if is_split:
             own = (piece for piece, number in zip(pieces, word_of, strict=True) if number == word)
             words[word - word_of[0]] = "".join(own).replace(SPACE, "")
-    unknown = {at - first: cut.unknown[at] for at in range(first, stop) if at in cut.unknown}
+    unknown = {
+        at - first: segmentation.unknown[at] for at in range(first, stop) if at in segmentation.unknown
+    }
     numbers = [word - word_of[0] for word in word_of]
-    return Part(word_of[0], Segmentation(words, cut.ids[first:stop], pieces, numbers, unknown))
+    return Part(word_of[0], Segmentation(words, segmentation.ids[first:stop], pieces, numbers, unknown))
 
 
-def _splits_word(cut: Segmentation, at: int) -> bool:
-    return 0 < at < len(cut.ids) and cut.word_of[at] == cut.word_of[at - 1]
+def _splits_word(segmentation: Segmentation, at: int) -> bool:
+    return 0 < at < len(segmentation.ids) and segmentation.word_of[at] == segmentation.word_of[at - 1]
 
 
 def max_translation_tokens(source_tokens: int) -> int:

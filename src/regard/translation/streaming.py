@@ -1,4 +1,4 @@
-"""Lines that arrive one by one, in groups as large as they come without anybody waiting for an answer."""
+"""Batch lines from a stream without delaying any of them."""
 
 import io
 import os
@@ -11,59 +11,59 @@ from typing import BinaryIO
 
 from regard.errors import ArgumentError
 
-PAUSE = 0.05  # seconds without a line, after which those that came are not kept waiting
-_LOOK = 0.2  # seconds after which the reader looks whether it is still needed
+TIMEOUT = 0.05  # seconds to wait for another line before yielding a partial batch
+_POLL_INTERVAL = 0.2  # seconds between the reader thread's checks for cancellation
 
 
-class _End:
-    """Nothing more comes; `error` is why, if something went wrong."""
+class _EndOfStream:
+    """Marks the end of the queue; `error` is the exception that ended reading, if any."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
 
 
-def batch_lines(lines: Iterable[str], most: int, pause: float = PAUSE) -> Iterator[list[str]]:
-    """Groups of at most so many lines; a group ends where the next line lets wait for itself.
+def batch_lines(lines: Iterable[str], max_size: int, timeout: float = TIMEOUT) -> Iterator[list[str]]:
+    """Yield lists of up to `max_size` lines; a partial list if no line arrives within `timeout` seconds.
 
-    A thread reads ahead, by no more than a group. What goes wrong while reading is raised after the lines
-    before it. `sys.stdin` is read as UTF-8, whatever the terminal says, as files are.
+    A background thread reads at most one batch ahead. If reading fails, the lines before the failure are
+    yielded first, then the exception is raised. `sys.stdin` is decoded as UTF-8, whatever the locale.
 
     >>> from regard.translation.streaming import batch_lines
-    >>> list(batch_lines(iter("abcde"), most=2))
+    >>> list(batch_lines(iter("abcde"), max_size=2))
     [['a', 'b'], ['c', 'd'], ['e']]
     """
     lines = read_stdin() if lines is sys.stdin else lines
-    queue: Queue[str | _End] = Queue(most)
-    unneeded = threading.Event()
-    threading.Thread(target=_read, args=(lines, queue, unneeded), daemon=True).start()
+    queue: Queue[str | _EndOfStream] = Queue(max_size)
+    cancelled = threading.Event()
+    threading.Thread(target=_fill_queue, args=(lines, queue, cancelled), daemon=True).start()
     try:
         end = None
         while end is None:
-            group: list[str] = []
-            while end is None and len(group) < most:
+            batch: list[str] = []
+            while end is None and len(batch) < max_size:
                 try:
-                    line = queue.get(timeout=pause if group else None)
+                    line = queue.get(timeout=timeout if batch else None)
                 except Empty:
                     break
-                if isinstance(line, _End):
+                if isinstance(line, _EndOfStream):
                     end = line
                 else:
-                    group.append(line)
-            if group:
-                yield group
+                    batch.append(line)
+            if batch:
+                yield batch
         if end.error is not None:
             raise end.error
     finally:
-        unneeded.set()
+        cancelled.set()
 
 
-def _read(lines: Iterable[str], queue: "Queue[str | _End]", unneeded: threading.Event) -> None:
-    """Put lines into the queue until there are no more, or nobody wants them."""
+def _fill_queue(lines: Iterable[str], queue: "Queue[str | _EndOfStream]", cancelled: threading.Event) -> None:
+    """Put lines into the queue until the input ends or the consumer stops."""
 
-    def put(line: str | _End) -> bool:
-        while not unneeded.is_set():
+    def put(line: str | _EndOfStream) -> bool:
+        while not cancelled.is_set():
             try:
-                queue.put(line, timeout=_LOOK)
+                queue.put(line, timeout=_POLL_INTERVAL)
                 return True
             except Full:
                 continue
@@ -73,26 +73,26 @@ def _read(lines: Iterable[str], queue: "Queue[str | _End]", unneeded: threading.
         for line in lines:
             if not put(line):
                 return
-        put(_End())
-    except BaseException as error:  # to be raised where the lines are wanted
-        put(_End(error))
+        put(_EndOfStream())
+    except BaseException as error:  # re-raised in the consumer
+        put(_EndOfStream(error))
 
 
 def read_stdin() -> Iterator[str]:
-    """The lines of standard input, which must be UTF-8, without their ends."""
-    with _own_reader() as file:
+    """Yield the lines of standard input, decoded as UTF-8, without line ends."""
+    with _duplicate_stdin() as file:
         for number, line in enumerate(file, start=1):
             try:
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError:
                 raise ArgumentError(
-                    f"line {number:,} of standard input is no UTF-8 text; convert it first: iconv -t utf-8."
+                    f"Line {number:,} of standard input is not UTF-8. Convert it first: iconv -t utf-8."
                 ) from None
 
 
-def _own_reader() -> AbstractContextManager[BinaryIO]:
-    """A reader of our own: Python locks its own one at the end, and a thread may still be waiting with it."""
+def _duplicate_stdin() -> AbstractContextManager[BinaryIO]:
+    """Open a duplicate: at exit Python locks sys.stdin, which the reader thread may still hold."""
     try:
         return open(os.dup(sys.stdin.fileno()), "rb")
-    except io.UnsupportedOperation:  # no real file
+    except io.UnsupportedOperation:  # replaced by an object without a file descriptor
         return nullcontext(sys.stdin.buffer)

@@ -134,7 +134,8 @@ class Translator:
         if alignment:
             cross_attention_layers(self.model)  # raises for a model without attention, before decoding
         lines = [
-            Line.of(text, self.tokens.source.segment(text), self.max_tokens) for text in check_sentences(texts)
+            Line.of(text, self.tokens.source.segment(text), self.max_tokens)
+            for text in check_sentences(texts)
         ]
         candidates = self._search(lines, strategy, batch_size)
         parts = [part for ranked in candidates for candidate in ranked for part in candidate]
@@ -188,7 +189,7 @@ class Translator:
     def _search(self, lines: Sequence[Line], strategy: Strategy, batch_size: int) -> list[list["_Candidate"]]:
         """Decode each line; return its candidates, best first. Parts of similar lengths share a batch."""
         parts = [part for line in lines for part in line.parts]
-        sources = [part.cut.ids for part in parts]
+        sources = [part.segmentation.ids for part in parts]
         decoded: dict[int, list[Hypothesis]] = {}
         for indices, packed in by_length(sources, batch_size, self.model.output_weight.device):
             limits = [min(max_translation_tokens(len(sources[i])), self._max_positions) for i in indices]
@@ -216,10 +217,10 @@ class Translator:
             line.text,
             " ".join(word.text for word in words),
             _score(candidate),
-            [piece for text in texts for piece in text.cut.pieces],
+            [piece for text in texts for piece in text.segmentation.pieces],
             "; ".join(_notes(candidate, words)),
             _align=partial(self._align, line, texts),
-            _ids=[token for text in texts for token in text.cut.ids],
+            _ids=[token for text in texts for token in text.segmentation.ids],
         )
         if alignment:
             translation.alignment = translation._align()
@@ -228,10 +229,12 @@ class Translator:
     def _detokenize(self, part: "_DecodedPart", weights: Tensor | None) -> "_PartText":
         source, ids = part.source, part.hypothesis.tokens
         replacements = replace_unknown(ids, source, weights, self.tokens.target.kind)
-        cut = self.tokens.target.join(ids, replacements.texts)
+        segmentation = self.tokens.target.join(ids, replacements.texts)
         missing = untranslated_words(source, replacements.copied)
-        word_weights = merge(source, cut, weights) if missing and weights is not None else None
-        return _PartText(part, cut, insert_words(cut.words, source, missing, word_weights), weights)
+        word_weights = merge(source, segmentation, weights) if missing and weights is not None else None
+        return _PartText(
+            part, segmentation, insert_words(segmentation.words, source, missing, word_weights), weights
+        )
 
     def _align(self, line: Line, texts: Sequence["_PartText"]) -> Alignment:
         """Align a finished translation: word weights, and weight 1 for each copied word."""
@@ -270,14 +273,14 @@ class _PartText(NamedTuple):
     """A decoded part as text: the generated tokens, the words including copies, and the token weights."""
 
     part: _DecodedPart
-    cut: Segmentation
+    segmentation: Segmentation
     words: list[TargetWord]
     weights: Tensor | None
 
     def word_weights(self, weights: Tensor) -> Tensor:
         """Convert token weights to (target words, source words)."""
         source = self.part.source
-        generated = merge(source, self.cut, weights)
+        generated = merge(source, self.segmentation, weights)
         result = torch.zeros(len(self.words), len(source.words))
         for row, word in enumerate(self.words):
             if word.own is not None:
@@ -291,7 +294,7 @@ def _candidates(line: Line, hypotheses: Sequence[Sequence[Hypothesis]]) -> list[
     """Join the best hypotheses of all parts, the second best, …; an empty line has one empty candidate."""
 
     def decoded(part: Part, hypothesis: Hypothesis) -> _DecodedPart:
-        return _DecodedPart(part.cut, part.first_word, hypothesis)
+        return _DecodedPart(part.segmentation, part.first_word, hypothesis)
 
     return [list(map(decoded, line.parts, ranked)) for ranked in zip(*hypotheses, strict=False)] or [[]]
 

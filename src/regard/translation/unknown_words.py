@@ -31,7 +31,9 @@ class TargetWord(NamedTuple):
     copied: int | None = None
 
 
-def replace_unknown(ids: Sequence[int], source: Segmentation, weights: Tensor | None, kind: Kind) -> Replacements:
+def replace_unknown(
+    ids: Sequence[int], source: Segmentation, weights: Tensor | None, kind: Kind
+) -> Replacements:
     """Find the text for each unknown token in `ids`; weights: (target tokens, source tokens).
 
     Each unknown source token is copied once, to the unknown target token that attends to it most; without

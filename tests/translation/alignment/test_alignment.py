@@ -249,9 +249,9 @@ def test_links() -> None:
     alignment = Alignment(("a", "b", "c"), ("x", "y", "z"), weights)
     assert alignment.argmax() == [1, None, 2]
     assert alignment.links() == {(1, 0), (2, 2)}
-    assert alignment.pharaoh() == "1-0 2-2"
+    assert alignment.to_pharaoh() == "1-0 2-2"
     assert alignment.links(0.3) == {(1, 0), (2, 0), (2, 2)}
-    assert alignment.pharaoh(0.9) == ""
+    assert alignment.to_pharaoh(0.9) == ""
     assert repr(alignment) == "Alignment(3 source × 3 target words: 1-0 2-2)"
     assert str(alignment).splitlines() == ["     a    b    c", "x   10   50   30", "y", "z   20   20   60"]
     for threshold in (0.0, 1.00000001, 1.5, -1.0):
@@ -269,13 +269,13 @@ def test_an_alignment_as_json(dtype: torch.dtype) -> None:
     expected = [[0, round(odd[0, 1].item(), 4), 0], [0, 1, round(odd[1, 2].item(), 4)]]
     assert described["weights"] == expected
     one = Alignment(("a", "b"), ("x", "y"), torch.tensor([[0.1, 0.9], [0.8, 0.2]]))
-    assert one.to_dict()["links"] == one.pharaoh()
+    assert one.to_dict()["links"] == one.to_pharaoh()
 
 
 def test_empty_alignments() -> None:
     assert Alignment((), ("a",), torch.zeros(1, 0)).argmax() == [None]
     nothing = Alignment((), (), torch.zeros(0, 0))
-    assert (nothing.pharaoh(), str(nothing)) == ("", "")
+    assert (nothing.to_pharaoh(), str(nothing)) == ("", "")
     assert "no links" in repr(nothing)
     with pytest.raises(ShapeError, match=r"\(1, 2\); 2 target words × 1 source words"):
         Alignment(("a",), ("b", "c"), torch.zeros(1, 2))

@@ -27,7 +27,7 @@ def shuffled(n: int, words: int = 30, seed: int = 0) -> tuple[list[tuple[str, st
 
 def probabilities(pairs: list[tuple[str, str]]) -> list[np.ndarray]:
     """Of each link (target words × source words): the mean of both directions."""
-    forward, backward = LexicalAligner.learn(pairs)._soft(pairs)
+    forward, backward = LexicalAligner.learn(pairs)._posteriors(pairs)
     return [(first + second) / 2 for first, second in zip(forward, backward, strict=True)]
 
 
@@ -94,7 +94,7 @@ def test_forward_and_backward_equal_all_paths(n: int, length: int) -> None:
 def test_batches_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs, _ = shuffled(40)
     whole = probabilities(pairs)
-    monkeypatch.setattr(lexical_aligner, "_CELLS", 50)
+    monkeypatch.setattr(lexical_aligner, "_BATCH_CELLS", 50)
     for some, all_at_once in zip(probabilities(pairs), whole, strict=True):
         np.testing.assert_allclose(some, all_at_once, rtol=1e-6, atol=1e-12)
 
@@ -135,7 +135,7 @@ def test_empty_sides_and_unknown_words() -> None:
     assert (0, 1) in links[4]
     assert (1, 0) in links[5]  # a word of accents alone is still a word
     long = "1a " * 100, "1b " * 120
-    assert learned._soft([long])[0][0].shape == (120, 100)  # longer than all that it learned from
+    assert learned._posteriors([long])[0][0].shape == (120, 100)  # longer than all that it learned from
     assert learned.links([]) == []
 
 

@@ -44,7 +44,7 @@ class Alignment:
     >>> import torch
     >>> from regard.translation.alignment.alignment import Alignment
     >>> alignment = Alignment(("ein", "Hund"), ("a", "dog"), torch.tensor([[0.9, 0.1], [0.2, 0.7]]))
-    >>> alignment.pharaoh()
+    >>> alignment.to_pharaoh()
     '0-0 1-1'
     >>> print(alignment)
          ein  Hund
@@ -87,7 +87,7 @@ class Alignment:
         values, indices = self.weights.max(-1)
         return [i if value > 0 else None for value, i in zip(values.tolist(), indices.tolist(), strict=True)]
 
-    def pharaoh(self, threshold: float | None = None) -> str:
+    def to_pharaoh(self, threshold: float | None = None) -> str:
         """Return the links in Pharaoh format, source-target: "0-0 1-2"."""
         return to_pharaoh(self.links(threshold))
 
@@ -103,13 +103,13 @@ class Alignment:
         return {
             "source_words": list(self.source_words),
             "target_words": list(self.target_words),
-            "links": self.pharaoh(),
+            "links": self.to_pharaoh(),
             "weights": [[round(weight, DECIMALS) for weight in row] for row in weights.tolist()],
         }
 
     def __repr__(self) -> str:
         sizes = f"{len(self.source_words)} source × {len(self.target_words)} target words"
-        return f"Alignment({sizes}: {self.pharaoh() or 'no links'})"
+        return f"Alignment({sizes}: {self.to_pharaoh() or 'no links'})"
 
     def __str__(self) -> str:
         """Format a table with one column per source word: weights in percent, blank below 1."""
@@ -162,23 +162,23 @@ def align(
     >>> align(model, TokenizerPair(tokens, tokens), [("ein Hund bellt", "a dog")])[0].weights.shape
     torch.Size([2, 3])
     """
-    cuts = cut_pairs(tokens, pairs)
-    sources, targets = [source.ids for source, _ in cuts], [target.ids for _, target in cuts]
+    segmented = segment_pairs(tokens, pairs)
+    sources, targets = [source.ids for source, _ in segmented], [target.ids for _, target in segmented]
     weights = cross_weights(model, sources, targets, alignment_head)
-    return [Alignment.of(*cut, matrix) for cut, matrix in zip(cuts, weights, strict=True)]
+    return [Alignment.of(*pair, matrix) for pair, matrix in zip(segmented, weights, strict=True)]
 
 
-def cut_pairs(
+def segment_pairs(
     tokens: TokenizerPair, pairs: Sequence[tuple[str, str]]
 ) -> list[tuple[Segmentation, Segmentation]]:
     """Tokenize both sides of each pair."""
-    cuts = []
+    segmented = []
     for i, pair in enumerate(listed(pairs)):
-        source, target = check_pair(pair, i)
-        cut = tokens.source.segment(source), tokens.target.segment(target)
-        check_size(f"pair {i}", "tokens", len(cut[0].ids), len(cut[1].ids))
-        cuts.append(cut)
-    return cuts
+        source_text, target_text = check_pair(pair, i)
+        source, target = tokens.source.segment(source_text), tokens.target.segment(target_text)
+        check_size(f"pair {i}", "tokens", len(source.ids), len(target.ids))
+        segmented.append((source, target))
+    return segmented
 
 
 def check_size(name: str, unit: str, source: int, target: int) -> None:
@@ -241,13 +241,13 @@ def rate_alignment_heads(
     >>> len(rates)  # 2 layers × (2 heads + their mean) × 2 shifts
     12
     """
-    cuts = cut_pairs(tokens, pairs)
+    segmented = segment_pairs(tokens, pairs)
     reference = [GoldAlignment.of(links) for links in (_lexical_links(pairs) if gold is None else gold)]
     _check_gold(pairs, reference)
     layers = list(cross_attention_layers(model))
     shifts: tuple[Shift, ...] = ("input", "output")
     counts: dict[tuple[int, Shift], Tensor] = {}  # (heads + 1) × (links, hits, possible hits)
-    sources, targets = [source.ids for source, _ in cuts], [target.ids for _, target in cuts]
+    sources, targets = [source.ids for source, _ in segmented], [target.ids for _, target in segmented]
     for batch, recorded in watch_forced_decoding(model, sources, targets, layers):
         for layer, name in enumerate(layers):
             weights = torch.cat([call.dense() for call in recorded[name]], -2).float().cpu()  # b h t s
@@ -256,7 +256,7 @@ def rate_alignment_heads(
             for i, heads in zip(batch, weights, strict=True):
                 for shift in shifts:
                     token_weights = drop_special_tokens(heads, len(targets[i]), len(sources[i]), shift)
-                    hits = _count_hits(merge(*cuts[i], token_weights), reference[i])
+                    hits = _count_hits(merge(*segmented[i], token_weights), reference[i])
                     counts[layer, shift] = counts.get((layer, shift), 0) + hits
     sure = sum(len(links.sure) for links in reference)
     return {
@@ -269,7 +269,7 @@ def rate_alignment_heads(
 
 
 def _count_hits(weights: Tensor, gold: GoldAlignment) -> Tensor:
-    """Count the links of each head, and the sure and possible ones among them: (h, target, source) → (h, 3)."""
+    """Count the links of each head, the sure and the possible ones: (h, target, source) → (h, 3)."""
     h, t, s = weights.shape
     if not t * s:
         return torch.zeros(h, 3, dtype=torch.long)
@@ -305,11 +305,11 @@ def _check_gold(pairs: Sequence[tuple[str, str]], gold: Sequence[GoldAlignment])
             if not (0 <= link[0] < lengths[0] and 0 <= link[1] < lengths[1]):
                 raise ArgumentError(
                     f"Gold link {link[0]}-{link[1]} of pair {number} is out of range: the pair has "
-                    f"{lengths[0]} source and {lengths[1]} target words, separated by white space, counted from "
-                    "0. If the file counts from 1, read it with index_base=1 (--index-base 1)."
+                    f"{lengths[0]} source and {lengths[1]} target words, separated by white space, counted "
+                    "from 0. If the file counts from 1, read it with index_base=1 (--index-base 1)."
                 )
 
 
-def _membership(cut: Segmentation) -> Tensor:
+def _membership(text: Segmentation) -> Tensor:
     """Return which tokens belong to which word: (words, tokens)."""
-    return torch.arange(len(cut.words))[:, None] == torch.tensor(cut.word_of, dtype=torch.long)
+    return torch.arange(len(text.words))[:, None] == torch.tensor(text.word_of, dtype=torch.long)

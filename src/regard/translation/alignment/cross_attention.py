@@ -1,9 +1,7 @@
-"""What the tokens of a target look at in the source while a model reads both: its cross-attention.
+"""Cross-attention weights of known sentence pairs (forced decoding).
 
 source [END]  ┐
-[START] target┴ model → weights (heads, 1 + target, source + 1) → tokens alone, of the heads that were chosen
-
-The target is known, whoever wrote it ("forced decoding").
+[START] target┴ model → weights (heads, 1 + target, source + 1) → selected heads, without special tokens
 """
 
 import re
@@ -25,18 +23,17 @@ from regard.translation.tokens import END, START
 Shift = Literal["input", "output"]
 
 _CROSS = re.compile(r"(^|\.)decoder\.(blocks\.\d+\.cross|attention)$")
-_TOKENS = 8192  # of both sides in a batch, with padding
+_BATCH_TOKENS = 8192  # of both sides, with padding
 
 
 @dataclass(frozen=True)
 class AlignmentHead:
-    """Which of a model's attentions says where words came from.
+    """The attention heads from which word alignments are read.
 
-    layer: of the decoder, from 0; −1 is the last, −2 the one before it.
-    heads: the mean of these; None is the mean of all.
-    shift: "output", at the step that wrote a token, when it was not yet known; or "input", at the step that
-        reads it. The latter aligns better in a Transformer (Chen et al. 2020); Bahdanau's attention looks
-        before it reads, so that "output" suits it.
+    layer: decoder layer, from 0; −1 is the last. heads: average these heads; None: all of the layer.
+    shift: the decoding step whose weights align a token. "output": the step that predicts it; "input": the
+        next step, which reads it. "input" aligns better in a Transformer (Chen et al. 2020). Bahdanau
+        attention is computed before the token is read, so "output" fits it.
 
     >>> from regard.translation.alignment.cross_attention import AlignmentHead
     >>> AlignmentHead(layer=1, heads=(0, 2)).to_dict()
@@ -50,37 +47,36 @@ class AlignmentHead:
     shift: Shift = "input"
 
     def __post_init__(self) -> None:
-        if type(self.layer) is not int:  # True is one, too
-            raise ArgumentError(
-                f"AlignmentHead got layer={self.layer!r}; a layer is a whole number, −1 is the last."
-            )
+        if type(self.layer) is not int:  # not bool, either
+            raise ArgumentError(f"AlignmentHead got layer={self.layer!r}; pass an integer, −1 for the last.")
         if self.heads is not None and not (
             isinstance(self.heads, tuple)
             and self.heads
-            and all(type(h) is int and h >= 0 for h in self.heads)
+            and all(type(head) is int and head >= 0 for head in self.heads)
         ):
             raise ArgumentError(
-                f"AlignmentHead got heads={self.heads!r}; give the numbers of heads from 0, (0, 2), or None for all."
+                f"AlignmentHead got heads={self.heads!r}; pass a tuple of heads from 0, such as (0, 2), or "
+                "None for all."
             )
         if self.shift not in get_args(Shift):
             raise ArgumentError(
-                f"AlignmentHead got shift={self.shift!r}; there are {', '.join(get_args(Shift))}."
+                f"AlignmentHead got shift={self.shift!r}; it must be {' or '.join(get_args(Shift))}."
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """As numbers and lists, for a JSON file."""
+        """Return JSON-serializable values."""
         heads = None if self.heads is None else list(self.heads)
         return {"layer": self.layer, "heads": heads, "shift": self.shift}
 
     @classmethod
-    def from_dict(cls, choice: Mapping[str, Any]) -> "AlignmentHead":
-        """What `to_dict` gave."""
-        if not isinstance(choice, Mapping) or not choice.keys() <= {"layer", "heads", "shift"}:
+    def from_dict(cls, values: Mapping[str, Any]) -> "AlignmentHead":
+        """Restore the result of `to_dict`."""
+        if not isinstance(values, Mapping) or not values.keys() <= {"layer", "heads", "shift"}:
             raise ArgumentError(
-                f"{choice!r} is no choice of attention; it has layer, heads and shift: {AlignmentHead().to_dict()}."
+                f"{values!r} is not an alignment head; pass layer, heads and shift: {cls().to_dict()}."
             )
-        heads = choice.get("heads")
-        return cls(**{**choice, "heads": tuple(heads) if isinstance(heads, list) else heads})
+        heads = values.get("heads")
+        return cls(**{**values, "heads": tuple(heads) if isinstance(heads, list) else heads})
 
 
 @torch.no_grad()
@@ -88,12 +84,12 @@ def cross_weights(
     model: Seq2Seq,
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
-    choice: AlignmentHead = AlignmentHead(),  # noqa: B008 (a frozen value)
+    alignment_head: AlignmentHead = AlignmentHead(),  # noqa: B008 (a frozen value)
 ) -> list[Tensor]:
-    """What each target token looked at, (target tokens × source tokens), while the model read the pair.
+    """Compute the cross-attention weights (target tokens, source tokens) of each sentence pair.
 
-    Tokens are given and answered without marks. What went to the source's end mark is left out, and the rest
-    is not scaled up, so that rows sum to at most 1.
+    sources, targets: token ids without special tokens. The weight of the source's end token is dropped
+    without renormalization, so rows sum to at most 1.
 
     >>> from regard.models import TransformerConfig, Transformer
     >>> from regard.translation.alignment.cross_attention import cross_weights
@@ -101,19 +97,19 @@ def cross_weights(
     >>> [tuple(weights.shape) for weights in cross_weights(model, [[5, 6, 7], [8]], [[5, 6], [7, 8]])]
     [(2, 3), (2, 1)]
     """
-    name = layer_name(model, choice)
-    found: dict[int, Tensor] = {}
-    for some, seen in watch_forced_decoding(model, sources, targets, [name]):
-        weights = torch.cat([_mean(one, choice.heads) for one in seen[name]], -2)
-        for i, part in zip(some, weights, strict=True):
-            found[i] = drop_special_tokens(part, len(targets[i]), len(sources[i]), choice.shift).clone()
-    return [found[i] for i in range(len(sources))]
+    name, shift = layer_name(model, alignment_head), alignment_head.shift
+    results: dict[int, Tensor] = {}
+    for batch, recorded in watch_forced_decoding(model, sources, targets, [name]):
+        weights = torch.cat([_mean(call, alignment_head.heads) for call in recorded[name]], -2)
+        for i, matrix in zip(batch, weights, strict=True):
+            results[i] = drop_special_tokens(matrix, len(targets[i]), len(sources[i]), shift).clone()
+    return [results[i] for i in range(len(sources))]
 
 
 def drop_special_tokens(weights: Tensor, target: int, source: int, shift: Shift) -> Tensor:
-    """The rows and columns of tokens, of weights (…, 1 + target, source + 1) that also have those of marks.
+    """Reduce weights (…, 1 + target, source + 1) to the rows and columns of tokens: (…, target, source).
 
-    Row i is that of the step which reads token i − 1 (the start mark first) and writes token i.
+    Row i belongs to the step that reads token i − 1 (first the start token) and predicts token i.
     """
     first = 1 if shift == "input" else 0
     return weights[..., first : first + target, :source]
@@ -122,18 +118,18 @@ def drop_special_tokens(weights: Tensor, target: int, source: int, shift: Shift)
 def watch_forced_decoding(
     model: Seq2Seq, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], names: Sequence[str]
 ) -> Iterator[tuple[list[int], dict[str, list[Weights]]]]:
-    """Batch after batch: which pairs, and the weights of the attentions of these names, of each call.
+    """Yield, batch by batch, the indices of the pairs and the weights of the layers `names`, call by call.
 
-    Each has the shape (b, heads, steps, longest source + 1); the calls of a recurrent model may be one for
-    each step. All steps together are 1 + the longest target.
+    Each call has shape (b, heads, steps, longest source + 1); a recurrent model may make one call per step.
+    All calls together have 1 + longest target steps.
     """
     if len(sources) != len(targets):
         raise ArgumentError(
-            f"there are {len(sources)} source sentences and {len(targets)} target sentences; each target "
-            "belongs to one source."
+            f"There are {len(sources)} source sentences and {len(targets)} target sentences; their numbers "
+            "must be equal."
         )
-    for some in _batches(sources, targets):
-        yield some, _watch([sources[i] for i in some], [targets[i] for i in some], model, names)
+    for batch in _batches(sources, targets):
+        yield batch, _watch([sources[i] for i in batch], [targets[i] for i in batch], model, names)
 
 
 @torch.no_grad()
@@ -143,47 +139,48 @@ def _watch(
     device = model.output_weight.device
     source, source_lengths = as_padded(Packed.of([[*tokens, END] for tokens in sources], device))
     target, target_lengths = as_padded(Packed.of([[START, *tokens] for tokens in targets], device))
-    seen: dict[str, list[Weights]] = {name: [] for name in names}
+    recorded: dict[str, list[Weights]] = {name: [] for name in names}
 
-    def report(name: str, weights: Weights) -> None:
-        if name in seen:
-            seen[name].append(weights)
+    def record(name: str, weights: Weights) -> None:
+        if name in recorded:
+            recorded[name].append(weights)
 
-    with eval_mode(model), watch_layers(model, report):
+    with eval_mode(model), watch_layers(model, record):
         # padded, not packed: a recurrent model pads anyway, and the weights of a batch are one dense tensor
         model.hidden(source, target, source_lengths=source_lengths, target_lengths=target_lengths)
-    return seen
+    return recorded
 
 
 def cross_attention_layers(model: Seq2Seq) -> dict[str, int]:
-    """The names of a model's attentions to the source, the first layer first, and their numbers of heads.
+    """Return the names of the model's cross-attention layers, first layer first, with their head counts.
 
     >>> from regard.models import TransformerConfig, Transformer
     >>> from regard.translation.alignment.cross_attention import cross_attention_layers
     >>> cross_attention_layers(Transformer(100, TransformerConfig(width=16, heads=2, layers=2)))
     {'decoder.blocks.0.cross': 2, 'decoder.blocks.1.cross': 2}
     """
-    found = _crossing(model)
-    if not found:
+    layers = _find_layers(model)
+    if not layers:
         raise ArgumentError(
-            f"this {type(model).__name__} does not attend to the source, so that it cannot say which word "
-            "came from which; train one with attention: a transformer, or recurrent."
+            f"This {type(model).__name__} has no cross-attention, so it cannot align words. Train a model "
+            "with attention: transformer or recurrent."
         )
-    return found
+    return layers
 
 
 def has_cross_attention(model: Seq2Seq) -> bool:
-    """Whether a model attends to the source at all; a plain one does not.
+    """Return whether a model attends to the source.
 
     >>> from regard.models import RecurrentConfig, RecurrentSeq2Seq
     >>> from regard.translation.alignment.cross_attention import has_cross_attention
-    >>> [has_cross_attention(RecurrentSeq2Seq(9, RecurrentConfig(8, attention=kind))) for kind in ("none", "additive")]
+    >>> models = [RecurrentSeq2Seq(9, RecurrentConfig(8, attention=kind)) for kind in ("none", "additive")]
+    >>> [has_cross_attention(model) for model in models]
     [False, True]
     """
-    return bool(_crossing(model))
+    return bool(_find_layers(model))
 
 
-def _crossing(model: Seq2Seq) -> dict[str, int]:
+def _find_layers(model: Seq2Seq) -> dict[str, int]:
     return {
         name: int(getattr(module, "heads", 1))
         for name, module in ((n.replace("_orig_mod.", ""), m) for n, m in model.named_modules())
@@ -191,18 +188,19 @@ def _crossing(model: Seq2Seq) -> dict[str, int]:
     }
 
 
-def layer_name(model: Seq2Seq, choice: AlignmentHead) -> str:
-    """The name of the attention that was chosen, if the model has it."""
+def layer_name(model: Seq2Seq, alignment_head: AlignmentHead) -> str:
+    """Return the name of the layer of an alignment head; raise if the model does not have it."""
     layers = cross_attention_layers(model)
-    if not -len(layers) <= choice.layer < len(layers):
+    layer, heads = alignment_head.layer, alignment_head.heads
+    if not -len(layers) <= layer < len(layers):
         raise ArgumentError(
-            f"the choice is layer {choice.layer}, and the model attends to the source in {len(layers)}; give "
-            f"0 to {len(layers) - 1}, or −1 for the last."
+            f"Layer {layer} is out of range: the model has {len(layers)} cross-attention layers. Use 0 to "
+            f"{len(layers) - 1}, or −1 for the last."
         )
-    name = list(layers)[choice.layer]
-    if choice.heads is not None and max(choice.heads) >= layers[name]:
+    name = list(layers)[layer]
+    if heads is not None and max(heads) >= layers[name]:
         raise ArgumentError(
-            f"the choice is head {max(choice.heads)}, and the attention has {layers[name]}; give 0 to "
+            f"Head {max(heads)} is out of range: the layer has {layers[name]} heads. Use 0 to "
             f"{layers[name] - 1}, or None (--heads all) for the mean of all."
         )
     return name
@@ -210,18 +208,18 @@ def layer_name(model: Seq2Seq, choice: AlignmentHead) -> str:
 
 def _mean(weights: Weights, heads: tuple[int, ...] | None) -> Tensor:
     """b h t s → b t s, on the CPU."""
-    some = weights if heads is None else weights.heads(list(heads))
-    return some.mean("heads").dense().float().cpu()
+    selected = weights if heads is None else weights.heads(list(heads))
+    return selected.mean("heads").dense().float().cpu()
 
 
 def _batches(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Pairs of similar lengths, so that little is padded."""
+    """Group pairs of similar lengths, to minimize padding."""
     lengths = [(len(target) + 1, len(source) + 1) for source, target in zip(sources, targets, strict=True)]
     batch: list[int] = []
     longest = (0, 0)
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         padded = max(longest[0], lengths[i][0]), max(longest[1], lengths[i][1])
-        if batch and sum(padded) * (len(batch) + 1) > _TOKENS:
+        if batch and sum(padded) * (len(batch) + 1) > _BATCH_TOKENS:
             yield batch
             batch, padded = [], lengths[i]
         batch.append(i)
