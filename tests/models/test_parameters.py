@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from regard.models.parameters import check_numbers, check_shapes, read_parameters
+from regard.models.parameters import check_values, check_shapes, read_parameters
 
 
 def model(device: str = "cpu") -> nn.Module:
@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, changed: dict[str, Tensor 
 def test_types_that_hardly_are_numbers_are_refused() -> None:
     tensors = {"weight": torch.ones(3).to(torch.float8_e4m3fn)}
     with pytest.raises(ValueError, match=r"weight is of torch\.float8_e4m3fn"):
-        check_numbers(tensors)
+        check_values(tensors)
 
 
 @pytest.mark.parametrize("size", [0, 7, 100])

@@ -265,7 +265,7 @@ def test_weights_are_seen(config: RecurrentConfig) -> None:
         logits = model(source, target)
     close(logits, model(source, target))
     calls = [weights.dense() for weights in seen.calls("decoder.attention")]
-    assert len(calls) == (1 if config.at_once else 5)
+    assert len(calls) == (1 if config.parallel else 5)
     weights = torch.cat(calls, -2)
     assert weights.shape == (5, 1, 5, 7)
     close(weights.sum(-1), torch.ones(5, 1, 5, dtype=torch.float64))

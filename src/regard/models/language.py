@@ -1,7 +1,6 @@
-"""Transformers of one side: decoder-only, which goes on with a text, and encoder-only, which fills its gaps.
+"""Decoder-only and encoder-only Transformers: causal and masked language models.
 
-Both take sentences packed one after the other (`Packed`), or a padded batch (b, l) with its lengths; the
-numbers are the same.
+Batches are `Packed` (no padding) or padded token ids (b, l) with lengths; both give the same numbers.
 """
 
 from collections.abc import Sequence
@@ -23,14 +22,12 @@ from regard.models.packed import ModelInput, Packed, as_packed, check_batch, tok
 
 
 class LanguageModel(nn.Module):
-    """A decoder-only Transformer that foretells each token from those before it (Radford et al. 2018).
+    """Decoder-only Transformer (Radford et al. 2018).
 
-    vocabulary: how many tokens there are.
-    config: width, heads, layers and all else.
+    vocab_size: number of tokens. config: the architecture.
 
-    Tokens are `Packed`, or a padded batch (b, l) with its `lengths`, (b). With `caches` a call goes on after
-    earlier ones; a `mask` narrows what may be looked at; a `generator` is what is drawn from, torch's own by
-    default; `label_smoothing` is that of labels.
+    Tokens are `Packed`, or padded (b, l) with `lengths` (b).
+    mask: restricts attention further, e.g. `Window(4)`. caches: keys and values of previous calls.
 
     >>> import torch, regard
     >>> model = regard.models.LanguageModel(100, regard.models.TransformerConfig(width=16, heads=2, layers=2))
@@ -41,17 +38,17 @@ class LanguageModel(nn.Module):
     [5, 6, ...]
     """
 
-    def __init__(self, vocabulary: int, config: TransformerConfig = TransformerConfig()) -> None:  # noqa: B008 (a frozen value)
+    def __init__(self, vocab_size: int, config: TransformerConfig = TransformerConfig()) -> None:  # noqa: B008 (a frozen value)
         super().__init__()
         check_type(
             f"{type(self).__name__} got a config", config, TransformerConfig, "TransformerConfig(width=256)"
         )
-        self.embedding = Embedding(vocabulary, config.width)
+        self.embedding = Embedding(vocab_size, config.width)
         self.decoder = Stack(config, causal=True)
 
     @property
     def output_weight(self) -> Tensor:
-        """The vocabulary matrix (V, m): that of the embedding (Press and Wolf 2017)."""
+        """Output embedding matrix (V, m), tied to the input embedding (Press and Wolf 2017)."""
         return self.embedding.weight
 
     def hidden(
@@ -62,19 +59,16 @@ class LanguageModel(nn.Module):
         mask: Mask | None = None,
         caches: Caches | None = None,
     ) -> Tensor:
-        """The vectors that are compared with the vocabulary's: the tokens' shape and m.
-
-        mask: what may be looked at of what came before, a `Window` for example.
-        """
+        """Outputs before the vocabulary projection: (…, m) for tokens of shape (…)."""
         if caches is not None and (lengths is not None or isinstance(tokens, Packed)):
             raise ArgumentError(
-                "caches go on with a batch whose sentences are all of one length, and this batch is "
-                f"{'Packed' if lengths is None else 'padded'}; give tokens (b, l) alone."
+                f"caches require sentences of equal length, and this batch is "
+                f"{'Packed' if lengths is None else 'padded'}; pass tokens (b, l) without lengths."
             )
-        laid = ModelInput.of(tokens, lengths, causal=True, start=caches[0].length if caches else 0)
-        assert laid.mask is not None  # it is causal
-        both = laid.mask if mask is None else laid.mask & mask
-        return self.decoder(self.embedding(laid.tokens), mask=both, positions=laid.positions, caches=caches)
+        inputs = ModelInput.of(tokens, lengths, causal=True, start=caches[0].length if caches else 0)
+        assert inputs.mask is not None  # causal
+        both = inputs.mask if mask is None else inputs.mask & mask
+        return self.decoder(self.embedding(inputs.tokens), mask=both, positions=inputs.positions, caches=caches)
 
     def forward(
         self,
@@ -84,7 +78,7 @@ class LanguageModel(nn.Module):
         mask: Mask | None = None,
         caches: Caches | None = None,
     ) -> Tensor:
-        """Logits of the next token, at each place; with caches, after those of earlier calls."""
+        """Next-token logits (…, V); with caches, positions continue after the previous calls."""
         return F.linear(self.hidden(tokens, lengths, mask=mask, caches=caches), self.output_weight)
 
     def loss(
@@ -95,21 +89,21 @@ class LanguageModel(nn.Module):
         mask: Mask | None = None,
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """The mean cross entropy of each token but the first, given those before it.
+        """Mean cross-entropy of the tokens after the first.
 
-        mask: as in `hidden`; it is one of the tokens that are read, each sentence without its last.
+        mask: for the inputs, i.e. each sentence without its last token.
         """
-        if isinstance(tokens, Tensor) and not concrete(tokens):  # how many are real cannot be told
+        if isinstance(tokens, Tensor) and not concrete(tokens):  # lengths have no values
             check_batch(tokens, lengths)
             return self._padded_loss(tokens, lengths, mask, label_smoothing)
         packed = as_packed(tokens, lengths)
         inputs, labels = packed.inputs(), packed.labels().tokens
         if not len(labels):
             raise ArgumentError(
-                f"the batch has {len(packed)} sentences and {len(packed.tokens)} tokens, so that no token "
-                "has another before it; a loss needs a sentence of two tokens at least."
+                f"The batch has {len(packed)} sentences and {len(packed.tokens)} tokens; the loss needs a sentence "
+                "of at least two tokens."
             )
-        if isinstance(tokens, Tensor) and mask is not None:  # it was made for rows of a padded batch
+        if isinstance(tokens, Tensor) and mask is not None:  # the mask is for padded rows
             return self._padded_loss(tokens, lengths, mask, label_smoothing)
         x = self.hidden(inputs, mask=mask)
         return vocabulary_loss(x, self.output_weight, None, labels, label_smoothing=label_smoothing)
@@ -135,24 +129,24 @@ class LanguageModel(nn.Module):
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> list[int]:
-        """Go on with a prompt: at max_new_tokens `max_new_tokens` tokens, the likeliest each time, or drawn at a temperature.
+        """Generate up to `max_new_tokens` tokens after a prompt; return prompt and continuation.
 
-        The prompt is given back as well, and the end mark where it was written.
-        mask: as in `hidden`; a rule such as `Window(4)`, as the text grows.
+        end: token that ends the text, kept in the result. mask: a rule such as `Window(4)`.
+        temperature: 0 for the most probable token, otherwise sample. generator: default: torch's own.
         """
         check_int("generate got max_new_tokens", max_new_tokens)
         check_number("generate got temperature", temperature, min=0)
         if end is not None:
             check_int("generate got end", end)
         tokens, caches = _prompt(prompt), self.decoder.caches()
-        new, longest = list(tokens), len(tokens) + max_new_tokens
+        new, max_length = list(tokens), len(tokens) + max_new_tokens
         with eval_mode(self):
-            while len(tokens) < longest and (end is None or tokens[-1] != end):
+            while len(tokens) < max_length and (end is None or tokens[-1] != end):
                 step = torch.tensor([new], device=self.output_weight.device)
                 logits = self(step, mask=mask, caches=caches)[0, -1]
                 if temperature:
-                    chances = torch.softmax((logits - logits.max()) / temperature, -1)
-                    new = [int(torch.multinomial(chances, 1, generator=generator))]
+                    probabilities = torch.softmax((logits - logits.max()) / temperature, -1)
+                    new = [int(torch.multinomial(probabilities, 1, generator=generator))]
                 else:
                     new = [int(logits.argmax())]
                 tokens += new
@@ -160,26 +154,25 @@ class LanguageModel(nn.Module):
 
 
 def _prompt(prompt: Sequence[int]) -> list[int]:
-    """A prompt as a list of token numbers."""
+    """Convert a prompt to a list of token ids."""
     try:
         tokens = [int(token) for token in prompt]
     except (TypeError, ValueError, RuntimeError):
         raise DTypeError(
-            f"generate got a prompt that is a {type(prompt).__name__}; it goes on with one sentence at a "
-            "time, a list of token numbers: generate([5, 6], max_new_tokens=10)."
+            f"generate got a prompt of type {type(prompt).__name__}; pass one list of token ids: "
+            "generate([5, 6], max_new_tokens=10)."
         ) from None
     if not tokens:
-        raise ArgumentError("generate got an empty prompt; it needs one token at least, a start mark.")
+        raise ArgumentError("generate got an empty prompt; pass at least a start token.")
     return tokens
 
 
 class MaskedLanguageModel(nn.Module):
-    """An encoder-only Transformer that fills gaps from both sides: Devlin et al. 2019.
+    """Encoder-only Transformer with a masked language modeling head: Devlin et al. 2019.
 
-    vocabulary: how many tokens there are.
-    config: width, heads, layers and all else.
+    vocab_size: number of tokens. config: the architecture.
 
-    Tokens are `Packed`, or a padded batch (b, l) with its `lengths`, (b).
+    Tokens are `Packed`, or padded (b, l) with `lengths` (b).
 
     >>> import torch, regard
     >>> model = regard.models.MaskedLanguageModel(
@@ -192,41 +185,41 @@ class MaskedLanguageModel(nn.Module):
     torch.Size([5, 100])
     """
 
-    def __init__(self, vocabulary: int, config: TransformerConfig = TransformerConfig()) -> None:  # noqa: B008
+    def __init__(self, vocab_size: int, config: TransformerConfig = TransformerConfig()) -> None:  # noqa: B008
         super().__init__()
         check_type(
             f"{type(self).__name__} got a config", config, TransformerConfig, "TransformerConfig(width=256)"
         )
-        self.embedding = Embedding(vocabulary, config.width)
+        self.embedding = Embedding(vocab_size, config.width)
         self.encoder = Stack(config)
         self.head = nn.Sequential(nn.Linear(config.width, config.width), nn.GELU(), config.make_norm())
-        self.output_bias = nn.Parameter(torch.zeros(vocabulary))
+        self.output_bias = nn.Parameter(torch.zeros(vocab_size))
 
     @property
     def output_weight(self) -> Tensor:
-        """The vocabulary matrix (V, m): that of the embedding."""
+        """Output embedding matrix (V, m), tied to the input embedding."""
         return self.embedding.weight
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> list[Tensor]:
-        """The vectors of each token, from the embedding up: the tokens' shape and m."""
-        laid = ModelInput.of(tokens, lengths)
-        return self.encoder.states(self.embedding(laid.tokens), mask=laid.mask, positions=laid.positions)
+        """The embeddings and the output of every block: (…, m) each for tokens of shape (…)."""
+        inputs = ModelInput.of(tokens, lengths)
+        return self.encoder.states(self.embedding(inputs.tokens), mask=inputs.mask, positions=inputs.positions)
 
     def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
-        """Logits of the token that belongs at each place."""
+        """Logits (…, V) of the original token at each position."""
         return F.linear(self.head(self.states(tokens, lengths)[-1]), self.output_weight, self.output_bias)
 
     def loss(self, tokens: Tensor | Packed, labels: Tensor, *, lengths: Tensor | None = None) -> Tensor:
-        """The mean cross entropy of the labels, of the tokens' shape, that are not −100."""
+        """Mean cross-entropy. labels: of the tokens' shape; −100 is ignored."""
         check_batch(tokens, lengths)
         shape = tuple((tokens.tokens if isinstance(tokens, Packed) else tokens).shape)
         if tuple(labels.shape) != shape:
             raise ShapeError(
-                f"the tokens have the shape {shape} and the labels {tuple(labels.shape)}; each token has a "
-                "label, which is −100 where there is nothing to fill in."
+                f"tokens have shape {shape} and labels {tuple(labels.shape)}; pass one label per token, −100 to "
+                "ignore it."
             )
         x = self.states(tokens, lengths)[-1]
-        if concrete(labels):  # the vocabulary is looked through for these alone
+        if concrete(labels):  # project only these to the vocabulary
             x, labels = x[labels != IGNORE], labels[labels != IGNORE]
         return vocabulary_loss(self.head(x), self.output_weight, self.output_bias, labels)
 
@@ -240,15 +233,15 @@ def mask_tokens(
     special_ids: Sequence[int] = (),
     generator: torch.Generator | None = None,
 ) -> tuple[Packed, Tensor]:
-    """Make gaps in sentences, and the labels to fill them with: Devlin et al. 2019, section 3.1.
+    """Mask tokens for masked language modeling: Devlin et al. 2019, section 3.1.
 
-    batch: the sentences.
-    mask, vocabulary: the token that stands for a gap, and how many tokens there are.
-    share: of the tokens that are chosen. 80 % of them become `mask`, 10 % any token, and 10 % stay.
-    spared: tokens that are never chosen, start and end marks for example.
-    generator: what the choice is drawn from; torch's own by default.
+    batch: the sentences. mask_id: id of the mask token. vocab_size: number of tokens.
+    probability: fraction of tokens to predict. Of these, 80 % become `mask_id`, 10 % a random token, and 10 %
+        are left unchanged.
+    special_ids: tokens that are never masked, e.g. start and end.
+    generator: default: torch's own.
 
-    The labels of what was not chosen are −100.
+    Returns the masked batch and its labels, −100 for tokens that were not selected.
 
     >>> import torch, regard
     >>> batch = regard.models.Packed.of([[5, 6, 7], [8, 9]])
@@ -258,8 +251,7 @@ def mask_tokens(
     """
     if not isinstance(batch, Packed):
         raise DTypeError(
-            f"mask_tokens got a {type(batch).__name__}; give a Packed. A padded batch is one as "
-            "pack(tokens, lengths)."
+            f"mask_tokens got a {type(batch).__name__}; pass a Packed, e.g. pack(tokens, lengths)."
         )
     check_number("mask_tokens got probability", probability, above=0, below=1 + 1e-9)
     check_int("mask_tokens got vocab_size", vocab_size, min=1)
@@ -267,13 +259,14 @@ def mask_tokens(
     if mask_id >= vocab_size:
         raise ArgumentError(out_of_range(torch.tensor([mask_id]), vocab_size))
     tokens = batch.tokens
-    drawn = torch.rand(2, len(tokens), generator=generator).to(tokens.device)
-    free = ~torch.isin(tokens, torch.tensor([*special_ids], dtype=tokens.dtype, device=tokens.device))
-    chances = torch.where(free, drawn[0], 2.0)
-    chosen = chances < probability
-    if bool(free.any()) and not bool(chosen.any()):
-        chosen[chances.argmin()] = True  # something to learn from, in small batches too
-    anything = torch.randint(vocab_size, (len(tokens),), generator=generator).to(tokens.device)
-    seen = torch.where(chosen & (drawn[1] < 0.8), mask_id, tokens)
-    seen = torch.where(chosen & (drawn[1] >= 0.9), anything, seen)
-    return Packed(seen, batch.lengths), torch.where(chosen, tokens, IGNORE)
+    draws = torch.rand(2, len(tokens), generator=generator).to(tokens.device)
+    special = torch.tensor([*special_ids], dtype=tokens.dtype, device=tokens.device)
+    maskable = ~torch.isin(tokens, special)
+    priority = torch.where(maskable, draws[0], 2.0)
+    selected = priority < probability
+    if bool(maskable.any()) and not bool(selected.any()):
+        selected[priority.argmin()] = True  # at least one label, even in small batches
+    random = torch.randint(vocab_size, (len(tokens),), generator=generator).to(tokens.device)
+    masked = torch.where(selected & (draws[1] < 0.8), mask_id, tokens)
+    masked = torch.where(selected & (draws[1] >= 0.9), random, masked)
+    return Packed(masked, batch.lengths), torch.where(selected, tokens, IGNORE)

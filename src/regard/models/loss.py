@@ -1,11 +1,11 @@
-"""Cross entropy over a vocabulary in little memory: a few rows of logits at a time, never n × V of them.
+"""Cross-entropy over a vocabulary in linear memory: the logits are computed a few rows at a time.
 
-With z = x Wᵀ + b, p = softmax(z), and y the label's one-hot vector mixed with a uniform one (label label_smoothing,
-Szegedy et al. 2016, section 7), the loss of a row is −y · log p and its gradients are
+With z = x Wᵀ + b, p = softmax(z), and y the smoothed one-hot label (Szegedy et al. 2016, section 7), the loss of
+a row is −y · log p and its gradients are
 
     d = p − y        dx = d W        dW = dᵀ x        db = d
 
-so that they can be had while a row's logits are there, and the backward pass has only to scale them.
+They are computed in the forward pass, while the logits exist; the backward pass only scales them.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from regard._util.checks import check_int, check_number
 from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 
-IGNORE = -100  # the label of what is not to be foretold; torch's own
-# Of the logits held at once: enough rows for fast products, few enough to stay in the cache.
+IGNORE = -100  # torch's default ignore_index
+# size of a block of logits: enough rows for fast matrix products, small enough for the cache
 _BYTES = 4 * 2**20
 _LOW = (torch.bfloat16, torch.float16)
 
@@ -32,21 +32,21 @@ def vocabulary_loss(
     label_smoothing: float = 0.0,
     ignore_index: int = IGNORE,
 ) -> Tensor:
-    """The mean cross entropy of softmax(x weightᵀ + bias) against the labels, never holding all the logits.
+    """Mean cross-entropy of softmax(x weightᵀ + bias), without storing all logits.
 
-    x is (…, m), weight (V, m), bias (V) or None, labels (…); those that equal `ignore_index` do not count. Equals
-    `F.cross_entropy(F.linear(x, weight, bias), labels, label_smoothing=label_smoothing, ignore_index=ignore_index)`,
-    but for its memory, and that no labels at all give 0. For bfloat16 and float16 the sums are taken, and the
-    loss is given, in float32. There are no second derivatives.
+    x: (…, m). weight: (V, m). bias: (V) or None. labels: (…); those equal to `ignore_index` are ignored.
+    Equals F.cross_entropy(F.linear(x, weight, bias), labels, label_smoothing=label_smoothing,
+    ignore_index=ignore_index), except that it returns 0 if all labels are ignored. For bfloat16 and float16
+    inputs, sums and the result are float32. There are no second derivatives.
 
     >>> import torch
     >>> from regard.models.loss import vocabulary_loss
     >>> x, weight = torch.zeros(5, 4), torch.randn(100, 4)
-    >>> vocabulary_loss(x, weight, None, torch.arange(5))  # all words are equally likely: log 100
+    >>> vocabulary_loss(x, weight, None, torch.arange(5))  # uniform: log 100
     tensor(4.6052)
     >>> vocabulary_loss(x, weight, None, torch.tensor([1, 2, 3, 100, -100]))
     Traceback (most recent call last):
-    regard.errors.ArgumentError: a label is 100 and the vocabulary has 100 words, 0 to 99; ...
+    regard.errors.ArgumentError: Label 100 is out of range for a vocabulary of 100. ...
     """
     _check(x, weight, bias, labels)
     check_number("vocabulary_loss got label_smoothing", label_smoothing, min=0, below=1)
@@ -58,8 +58,7 @@ def vocabulary_loss(
         return _plain(rows, weight, bias, labels.reshape(-1).long(), label_smoothing, ignore_index)
     grad = torch.is_grad_enabled()
     needs = [grad and t is not None and t.requires_grad for t in (rows, weight, bias)]
-    found = _loss(rows, weight, bias, labels.reshape(-1).long(), float(label_smoothing), ignore_index, needs)
-    return found[0]
+    return _loss(rows, weight, bias, labels.reshape(-1).long(), float(label_smoothing), ignore_index, needs)[0]
 
 
 @torch.library.custom_op("regard::vocabulary_loss", mutates_args=())
@@ -72,23 +71,23 @@ def _loss(
     ignore_index: int,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The mean loss, how many labels there were, and the gradients of the summed loss that are needed."""
+    """Mean loss, number of labels, and the needed gradients of the summed loss (empty if not needed)."""
     kept = labels != ignore_index
     n = int(kept.sum())
     _check_labels(labels[kept] if n < len(labels) else labels, len(weight))
-    gradients = _blank(x, weight, needs)
+    gradients = _empty_gradients(x, weight, needs)
     if n == 0:
         total = x.new_zeros((), dtype=_wide(x.dtype))
         for gradient in gradients:
             gradient.zero_()
     elif n == len(labels):
         total = _sum(x, weight, bias, labels, label_smoothing, gradients)
-    else:  # padding costs nothing: its rows are left out
-        places = kept.nonzero().squeeze(1)
-        few = (gradients[0].new_empty(n if needs[0] else 0, x.shape[1]), *gradients[1:])
-        total = _sum(x[places], weight, bias, labels[places], label_smoothing, few)
+    else:  # skip ignored rows
+        index = kept.nonzero().squeeze(1)
+        partial = (gradients[0].new_empty(n if needs[0] else 0, x.shape[1]), *gradients[1:])
+        total = _sum(x[index], weight, bias, labels[index], label_smoothing, partial)
         if needs[0]:
-            gradients[0].zero_()[places] = few[0]
+            gradients[0].zero_()[index] = partial[0]
     return total / max(n, 1), labels.new_full((), n), *gradients
 
 
@@ -100,7 +99,7 @@ def _sum(
     label_smoothing: float,
     gradients: tuple[Tensor, ...],
 ) -> Tensor:
-    """The summed loss of labels that all count, and its gradients written into those that are not empty."""
+    """Return the summed loss; write its gradients into the non-empty tensors of `gradients`."""
     n, size, wide = len(x), len(weight), _wide(x.dtype)
     step = max(1, min(n, _BYTES // (size * wide.itemsize)))
     buffer = x.new_empty(step, size, dtype=wide)
@@ -110,9 +109,9 @@ def _sum(
     with torch.autocast(x.device.type, enabled=False):
         for start in range(0, n, step):
             rows = slice(start, min(start + step, n))
-            some, right = x[rows], labels[rows, None]
-            logs = _log_softmax(some, weight, bias, buffer[: len(some)])
-            total -= (1 - label_smoothing) * logs.gather(1, right).sum()
+            block, target = x[rows], labels[rows, None]
+            logs = _log_softmax(block, weight, bias, buffer[: len(block)])
+            total -= (1 - label_smoothing) * logs.gather(1, target).sum()
             if label_smoothing:
                 total -= label_smoothing / size * logs.sum()
             if not any(map(torch.numel, gradients)):
@@ -120,14 +119,14 @@ def _sum(
             d = logs.exp_()
             if label_smoothing:
                 d.sub_(label_smoothing / size)
-            d.scatter_add_(1, right, d.new_full((), label_smoothing - 1).expand_as(right))
+            d.scatter_add_(1, target, d.new_full((), label_smoothing - 1).expand_as(target))
             if dbias.numel():
                 dbias += d.sum(0)
             d = d.to(x.dtype)
             if gradients[0].numel():
                 torch.mm(d, weight, out=gradients[0][rows])
             if dweight.numel():
-                _add_product(dweight, d, some, fresh=start == 0)
+                _add_product(dweight, d, block, first=start == 0)
     for gradient, accumulated in ((gradients[1], dweight), (gradients[2], dbias)):
         if gradient is not accumulated:
             gradient.copy_(accumulated)
@@ -135,7 +134,7 @@ def _sum(
 
 
 def _log_softmax(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-    """log softmax(x weightᵀ + bias), all in this buffer."""
+    """log softmax(x weightᵀ + bias), computed in `out`."""
     if x.dtype != out.dtype:
         out.copy_(torch.mm(x, weight.T))
         if bias is not None:
@@ -147,24 +146,24 @@ def _log_softmax(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) ->
     return torch._log_softmax(out, 1, False, out=out)
 
 
-def _add_product(total: Tensor, d: Tensor, x: Tensor, fresh: bool) -> None:
-    """total += dᵀ x; when fresh, whatever the total held is forgotten."""
+def _add_product(total: Tensor, d: Tensor, x: Tensor, first: bool) -> None:
+    """total += dᵀ x, or total = dᵀ x for the first block."""
     if total.dtype == d.dtype:
-        total.addmm_(d.T, x, beta=0 if fresh else 1)
-    elif fresh:
+        total.addmm_(d.T, x, beta=0 if first else 1)
+    elif first:
         total.copy_(torch.mm(d.T, x))
     else:
         total.add_(torch.mm(d.T, x))
 
 
 def _accumulator(gradient: Tensor, wide: torch.dtype) -> Tensor:
-    """Where a gradient is summed over the chunks: in place, or in float32 where the gradient is not."""
+    """The tensor in which a gradient is summed: itself, or a float32 one for a 16-bit gradient."""
     summed = gradient if gradient.dtype == wide else torch.empty_like(gradient, dtype=wide)
     return summed.zero_() if summed.dim() == 1 else summed
 
 
-def _blank(x: Tensor, weight: Tensor, needs: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for the gradients that are needed; the others are empty."""
+def _empty_gradients(x: Tensor, weight: Tensor, needs: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    """Uninitialized tensors for the needed gradients; empty ones for the others."""
     (n, m), size = x.shape, len(weight)
     return (
         x.new_empty(n if needs[0] else 0, m),
@@ -183,42 +182,42 @@ def _(
     ignore_index: int,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return x.new_empty((), dtype=_wide(x.dtype)), labels.new_empty(()), *_blank(x, weight, needs)
+    return x.new_empty((), dtype=_wide(x.dtype)), labels.new_empty(()), *_empty_gradients(x, weight, needs)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.needs = inputs[-1]
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output[1:])
 
 
-def _scale(ctx: Any, grad: Tensor | None, _: None, *second: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The gradients of the mean: those of the sum, scaled."""
+def _backward(ctx: Any, grad: Tensor | None, _: None, *second: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Scale the gradients of the sum to those of the mean."""
     if any(gradient is not None for gradient in second):
         raise ArgumentError(
-            "vocabulary_loss has no second derivatives; for these, take the loss of all logits: "
+            "vocabulary_loss has no second derivatives; use "
             "F.cross_entropy(F.linear(x, weight, bias), labels)."
         )
     n, *gradients = ctx.saved_tensors
     if grad is None:
         return (None,) * 7
-    share = grad / n.clamp(min=1)
-    found = [
-        gradient * share if needed else None for gradient, needed in zip(gradients, ctx.needs, strict=True)
+    scale = grad / n.clamp(min=1)
+    scaled = [
+        gradient * scale if needed else None for gradient, needed in zip(gradients, ctx.needs, strict=True)
     ]
-    return *found, None, None, None, None
+    return *scaled, None, None, None, None
 
 
-_loss.register_autograd(_scale, setup_context=_keep)
+_loss.register_autograd(_backward, setup_context=_setup_context)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums over a vocabulary are taken in."""
+    """The dtype of sums over the vocabulary."""
     return torch.float32 if dtype in _LOW else dtype
 
 
 def _autocast(x: Tensor) -> torch.dtype | None:
-    """What autocast, if it is on, multiplies in; like torch's own it leaves float64 alone."""
+    """The autocast dtype if autocast is on; None for float64, as in torch."""
     kind = x.device.type
     if x.dtype is torch.float64 or kind == "meta" or not torch.is_autocast_enabled(kind):
         return None
@@ -228,7 +227,7 @@ def _autocast(x: Tensor) -> torch.dtype | None:
 def _plain(
     rows: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, label_smoothing: float, ignore_index: int
 ) -> Tensor:
-    """All logits at once, for transformations that know torch's own functions alone."""
+    """The same with all logits, for functorch transforms."""
     logits = F.linear(rows, weight, bias)
     total = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing, ignore_index=ignore_index)
     return total / (labels != ignore_index).sum().clamp(min=1)
@@ -237,29 +236,28 @@ def _plain(
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> None:
     if x.dim() < 1 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ShapeError(
-            f"x has the shape {tuple(x.shape)} and weight {tuple(weight.shape)}; they must be (…, m) and "
-            "(V, m) with the same m: one row of weight for each word."
+            f"x has shape {tuple(x.shape)} and weight {tuple(weight.shape)}; they must be (…, m) and (V, m)."
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ShapeError(
-            f"bias has the shape {tuple(bias.shape)} and weight {tuple(weight.shape)}; a bias is one number "
-            f"for each word: ({weight.shape[0]},)."
+            f"bias has shape {tuple(bias.shape)} and weight {tuple(weight.shape)}; bias must be "
+            f"({weight.shape[0]},)."
         )
     if labels.shape != x.shape[:-1]:
         raise ShapeError(
-            f"labels have the shape {tuple(labels.shape)} and x {tuple(x.shape)}; there must be one label "
-            f"for each vector: {tuple(x.shape[:-1])}."
+            f"labels have shape {tuple(labels.shape)} and x {tuple(x.shape)}; labels must be "
+            f"{tuple(x.shape[:-1])}."
         )
     if labels.is_floating_point() or labels.dtype is torch.bool or labels.is_complex():
-        raise DTypeError(f"labels are of {labels.dtype}; they are numbers of words: labels.long().")
+        raise DTypeError(f"labels have dtype {labels.dtype}; pass integers: labels.long().")
     for name, tensor in (("weight", weight), ("bias", bias), ("labels", labels)):
         if tensor is not None and tensor.device != x.device:
-            raise DeviceError(f"x is on {x.device} and {name} on {tensor.device}; bring them together.")
+            raise DeviceError(f"x is on {x.device} and {name} on {tensor.device}; move it: {name}.to({str(x.device)!r}).")
     mixed = [t for t in (weight, bias) if t is not None and t.dtype != x.dtype]
     if not x.is_floating_point() or (mixed and _autocast(x) is None):
         others = ", ".join(str(t.dtype) for t in (weight, bias) if t is not None)
         raise DTypeError(
-            f"x is of {x.dtype} and the parameters of {others}; they must be of one floating-point type: "
+            f"x has dtype {x.dtype} and the parameters {others}; they need one floating-point dtype: "
             "x.to(weight.dtype)."
         )
 
@@ -269,7 +267,8 @@ def _check_labels(labels: Tensor, size: int) -> None:
         return
     low, high = (int(bound) for bound in labels.aminmax())
     if low < 0 or high >= size:
+        label = low if low < 0 else high
         raise ArgumentError(
-            f"a label is {low if low < 0 else high} and the vocabulary has {size} words, 0 to {size - 1}; "
-            "give the number that labels to be left out carry as ignore_index=."
+            f"Label {label} is out of range for a vocabulary of {size}. To skip such labels, pass "
+            f"ignore_index={label}."
         )

@@ -1,4 +1,4 @@
-"""Parameters from a safetensors file that anybody may have written: nothing in it is taken for granted."""
+"""Read parameters from an untrusted safetensors file."""
 
 import os
 from collections.abc import Mapping
@@ -9,40 +9,37 @@ from torch import Tensor, nn
 
 from regard._util.files import check_loadable
 
-_REAL = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # that models compute in
+_FLOAT = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # dtypes of parameters
 
 
 def read_parameters(path: str | os.PathLike[str], model: nn.Module) -> dict[str, Tensor]:
-    """All tensors of a file, if they are those of the model, which may be on the meta device; or ValueError.
+    """Read the tensors of a file for a model, which may be on the meta device.
 
-    They must have its names and shapes, be of one real type and finite.
+    Raise ValueError unless names and shapes match and all values are finite and of one floating-point dtype.
     """
     check_loadable(path)
     with safe_open(path, "pt") as file:
         check_shapes(model, {name: file.get_slice(name).get_shape() for name in file.keys()})  # noqa: SIM118
-        # no longer tied to the file
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    check_numbers(tensors)
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (clone: not mapped)
+    check_values(tensors)
     return tensors
 
 
 def check_shapes(model: nn.Module, shapes: Mapping[str, list[int]]) -> None:
-    """Exactly the model's tensors, by name and shape."""
-    wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    if set(shapes) != set(wanted):
-        raise ValueError(f"tensors are missing or too many: {sorted(set(shapes) ^ set(wanted))[:3]}")
-    for name, shape in wanted.items():
+    """Raise ValueError unless names and shapes are exactly those of the model."""
+    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    if set(shapes) != set(expected):
+        raise ValueError(f"missing or unexpected tensors: {sorted(set(shapes) ^ set(expected))[:3]}")
+    for name, shape in expected.items():
         if shapes[name] != shape:
-            raise ValueError(f"its {name} has the shape {shapes[name]} and the options need {shape}")
+            raise ValueError(f"{name} has shape {shapes[name]}; the settings require {shape}")
 
 
-def check_numbers(tensors: Mapping[str, Tensor]) -> None:
-    """All of one real type, and finite."""
-    dtypes = {tensor.dtype for tensor in tensors.values()} & _REAL
+def check_values(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless all values are finite and of one floating-point dtype."""
+    dtypes = {tensor.dtype for tensor in tensors.values()} & _FLOAT
     for name, tensor in tensors.items():
-        if tensor.dtype not in _REAL or len(dtypes) > 1:
-            raise ValueError(
-                f"its {name} is of {tensor.dtype}, and the parameters should be of one real type"
-            )
+        if tensor.dtype not in _FLOAT or len(dtypes) > 1:
+            raise ValueError(f"{name} has dtype {tensor.dtype}; all parameters need one floating-point dtype")
         if not bool(tensor.isfinite().all()):
-            raise ValueError(f"its {name} has numbers that are not finite")
+            raise ValueError(f"{name} has NaN or infinite values")

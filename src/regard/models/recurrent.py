@@ -1,10 +1,10 @@
-"""Recurrent sequence-to-sequence models. s_t: the decoder's state; a_t: what it attended to; y_t: a word.
+"""Recurrent sequence-to-sequence models. s_t: decoder state; a_t: attended vector; y_t: word.
 
 none:                   s_t = f(s_{t−1}, y_{t−1})                                    Sutskever et al. 2014
-additive:               s_t = f(s_{t−1}, [y_{t−1}; a_t]), where s_{t−1} attends      Bahdanau et al. 2015
-dot, general, concat:   s_t = f(s_{t−1}, y_{t−1}), where s_t attends; tanh(W [a_t; s_t])   Luong et al. 2015
+additive:               s_t = f(s_{t−1}, [y_{t−1}; a_t]), query s_{t−1}              Bahdanau et al. 2015
+dot, general, concat:   s_t = f(s_{t−1}, y_{t−1}), query s_t; tanh(W [a_t; s_t])     Luong et al. 2015
 
-Where no step needs what an earlier one attended to, the whole target is computed at once.
+If no step depends on an earlier attended vector, all target positions are computed in parallel.
 """
 
 from dataclasses import dataclass
@@ -30,34 +30,34 @@ from regard.models.recurrent_cells import (
 from regard.models.seq2seq import Seq2Seq, State, check_state, vocab_sizes
 
 Cell = Literal["lstm", "gru"]
-Kind = Literal["none", "additive", "dot", "general", "concat"]
+AttentionKind = Literal["none", "additive", "dot", "general", "concat"]
 
 
 @dataclass(frozen=True)
 class RecurrentConfig:
-    """What a recurrent sequence-to-sequence model is made of.
+    """Architecture of a recurrent encoder-decoder.
 
-    width: of the vector of each token and of each state; each direction of an encoder of two has half of it.
-    layers, cell: how many on top of each other, in the encoder and in the decoder; of "lstm" or "gru" cells.
+    width: dimension of embeddings and states; a bidirectional encoder has half of it per direction.
+    layers: layers of the encoder and of the decoder. cell: "lstm" or "gru".
     attention: "none" (Sutskever et al. 2014); "additive" (Bahdanau et al. 2015); "dot", "general" or "concat"
         (Luong et al. 2015, eq. 8).
-    bidirectional: the encoder also reads from the end to the beginning (Schuster and Paliwal 1997).
-    reverse: the source is read from its end (Sutskever et al. 2014, section 3.3).
-    feeding: what was attended to goes into the next step (Luong et al. 2015, section 3.3).
-    dropout: of embeddings, between layers, and of what is compared with the vocabulary.
+    bidirectional: use a bidirectional encoder (Schuster and Paliwal 1997).
+    reverse: reverse the source (Sutskever et al. 2014, section 3.3).
+    input_feeding: feed the attended vector into the next step (Luong et al. 2015, section 3.3).
+    dropout: dropout probability for embeddings, between layers and before the vocabulary projection.
 
     >>> from regard.models.recurrent import RecurrentConfig
-    >>> RecurrentConfig(cell="gru", attention="additive").at_once  # each step waits for the one before it
+    >>> RecurrentConfig(cell="gru", attention="additive").parallel
     False
     >>> RecurrentConfig(attention="additive", input_feeding=True)
     Traceback (most recent call last):
-    regard.errors.ArgumentError: RecurrentConfig got feeding=True and attention='additive'; ...
+    regard.errors.ArgumentError: RecurrentConfig got input_feeding=True and attention='additive'; ...
     """
 
     width: int = 256
     layers: int = 1
     cell: Cell = "lstm"
-    attention: Kind = "general"
+    attention: AttentionKind = "general"
     bidirectional: bool = True
     reverse: bool = False
     input_feeding: bool = False
@@ -67,33 +67,32 @@ class RecurrentConfig:
         check_int("RecurrentConfig got width", self.width, min=1)
         check_int("RecurrentConfig got layers", self.layers, min=1)
         check_number("RecurrentConfig got dropout", self.dropout, min=0, below=1)
-        for name, kinds in (("cell", get_args(Cell)), ("attention", get_args(Kind))):
+        for name, kinds in (("cell", get_args(Cell)), ("attention", get_args(AttentionKind))):
             if getattr(self, name) not in kinds:
                 raise ArgumentError(
-                    f"RecurrentConfig got {name}={getattr(self, name)!r}; there are {', '.join(kinds)}."
+                    f"RecurrentConfig got {name}={getattr(self, name)!r}; choose one of {', '.join(kinds)}."
                 )
         for name in ("bidirectional", "reverse", "input_feeding"):
             if not isinstance(getattr(self, name), bool):
-                raise DTypeError(f"RecurrentConfig got {name}={getattr(self, name)!r}; it is True or False.")
+                raise DTypeError(f"RecurrentConfig got {name}={getattr(self, name)!r}; it must be True or False.")
         if self.bidirectional and self.width % 2:
             raise ArgumentError(
-                f"RecurrentConfig got width={self.width} and bidirectional=True; each direction has half of "
-                f"the width, so give an even one: {self.width + 1}."
+                f"RecurrentConfig got width={self.width} and bidirectional=True; each direction has half the "
+                f"width, so it must be even: {self.width + 1}."
             )
         if self.input_feeding and self.attention in ("none", "additive"):
-            why = "there is nothing to feed" if self.attention == "none" else "its steps are fed already"
             raise ArgumentError(
-                f"RecurrentConfig got feeding=True and attention={self.attention!r}; {why}. Feeding is for "
-                "dot, general and concat."
+                f"RecurrentConfig got input_feeding=True and attention={self.attention!r}; input feeding needs dot, "
+                "general or concat attention."
             )
 
     @property
-    def at_once(self) -> bool:
-        """Whether a known target is computed at once, not step by step."""
+    def parallel(self) -> bool:
+        """Whether all target positions are computed in parallel in training."""
         return self.attention != "additive" and not self.input_feeding
 
     def make_decoder(self) -> PlainDecoder:
-        """The decoder of this kind of attention."""
+        """Create the decoder."""
         sizes = self.cell, self.width, self.layers, self.dropout
         if self.attention == "none":
             return PlainDecoder(*sizes)
@@ -108,10 +107,10 @@ class RecurrentConfig:
 
 
 class RecurrentSeq2Seq(Seq2Seq):
-    """A recurrent encoder and decoder, with the attention that the config says.
+    """Recurrent encoder-decoder with or without attention.
 
-    vocabulary: its size, or a pair, that of the source and that of the target.
-    share: one matrix for source, target and output (Press and Wolf 2017); needs one vocabulary for both.
+    vocab_size: one size, or a pair (source, target). config: the architecture.
+    share: one matrix for source, target and output embeddings (Press and Wolf 2017); requires one vocabulary.
 
     >>> import torch, regard
     >>> from regard.models import Packed
@@ -129,14 +128,14 @@ class RecurrentSeq2Seq(Seq2Seq):
 
     def __init__(
         self,
-        vocabulary: int | tuple[int, int],
+        vocab_size: int | tuple[int, int],
         config: RecurrentConfig = RecurrentConfig(),  # noqa: B008 (a frozen value)
         *,
         share: bool = False,
     ) -> None:
         super().__init__()
         check_type("RecurrentSeq2Seq got a config", config, RecurrentConfig, "RecurrentConfig(width=256)")
-        source, target = vocab_sizes("RecurrentSeq2Seq", vocabulary, share)
+        source, target = vocab_sizes("RecurrentSeq2Seq", vocab_size, share)
         self.config = config
         self.source_embedding = None if share else Embedding(source, config.width)
         self.embedding = Embedding(target, config.width)
@@ -150,12 +149,10 @@ class RecurrentSeq2Seq(Seq2Seq):
 
     @property
     def output_weight(self) -> Tensor:
-        """The vocabulary matrix (V, m)."""
         return self.embedding.weight if self.matrix is None else self.matrix
 
     @property
     def output_bias(self) -> Tensor:
-        """Added to the product with it, (V)."""
         return self.bias
 
     def hidden(
@@ -166,33 +163,30 @@ class RecurrentSeq2Seq(Seq2Seq):
         source_lengths: Tensor | None = None,
         target_lengths: Tensor | None = None,
     ) -> Tensor:
-        """The vectors that are compared with the vocabulary's: the target's shape and m."""
-        read = Sentences.of("source", source, source_lengths)
-        known = Sentences.of("target", target, target_lengths)
-        if len(read.tokens) != len(known.tokens):
+        source_batch = PaddedBatch.of("source", source, source_lengths)
+        target_batch = PaddedBatch.of("target", target, target_lengths)
+        if len(source_batch.tokens) != len(target_batch.tokens):
             raise ShapeError(
-                f"the source has {len(read.tokens)} sentences and the target {len(known.tokens)}; each "
-                "target sentence belongs to one of the source."
+                f"source has {len(source_batch.tokens)} sentences and target has {len(target_batch.tokens)}; they "
+                "must be paired."
             )
-        # padding stands at the end, where it comes after all that is real
-        return known.like(self._decode(known.tokens, self._read(read)))
+        # padded positions come last, so they affect nothing
+        return target_batch.restore(self._decode(target_batch.tokens, self._encode(source_batch)))
 
     def start(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> RecurrentState:
-        """Read the source: what `step` needs to write the target, one token after the other."""
-        return self._read(Sentences.of("source", source, source_lengths))
+        return self._encode(PaddedBatch.of("source", source, source_lengths))
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
-        """One more target token each, (b): the logits (b, V) of the next; the state moves on."""
         state = check_state(tokens, state, RecurrentState)
         x = self._decode(tokens[:, None], state)[:, 0]
         return self._logits(x)
 
-    def _read(self, source: "Sentences") -> RecurrentState:
+    def _encode(self, source: "PaddedBatch") -> RecurrentState:
         embedding = self.embedding if self.source_embedding is None else self.source_embedding
         order = reversed_order(source.tokens, source.lengths) if self.config.reverse else None
         tokens = source.tokens if order is None else source.tokens.gather(1, order)
         x, last = self.encoder(self.dropout(embedding(tokens)), source.lengths)
-        if order is not None:  # back again, so that weights show the source in its own order
+        if order is not None:  # undo it, so weights refer to the original order
             x = reorder(x, order)
         mask = None if source.lengths is None else Padding(source.lengths)
         return self.decoder.start(x, last, mask)
@@ -202,16 +196,16 @@ class RecurrentSeq2Seq(Seq2Seq):
 
 
 @dataclass(frozen=True)
-class Sentences:
-    """A padded batch (b, l), checked, with zeros for padding, and the form in which it was given.
+class PaddedBatch:
+    """A validated padded batch (b, l), zero at padding. packed: the original batch, if it was packed.
 
     >>> import torch, regard.models
-    >>> from regard.models.recurrent import Sentences
-    >>> batch = Sentences.of("source", regard.models.Packed.of([[5, 6, 7], [8]]), None)
+    >>> from regard.models.recurrent import PaddedBatch
+    >>> batch = PaddedBatch.of("source", regard.models.Packed.of([[5, 6, 7], [8]]), None)
     >>> batch.tokens
     tensor([[5, 6, 7],
             [8, 0, 0]])
-    >>> batch.like(batch.tokens)
+    >>> batch.restore(batch.tokens)
     tensor([5, 6, 7, 8])
     """
 
@@ -220,15 +214,15 @@ class Sentences:
     packed: Packed | None = None
 
     @classmethod
-    def of(cls, name: str, tokens: Tensor | Packed, lengths: Tensor | None) -> "Sentences":
-        """What was given as `name`, Packed or padded."""
+    def of(cls, name: str, tokens: Tensor | Packed, lengths: Tensor | None) -> "PaddedBatch":
+        """From Packed or padded tokens. name: the caller's argument."""
         check_batch(tokens, lengths, name)
         if isinstance(tokens, Packed):
             return cls._of_packed(name, tokens)
         if 0 in tokens.shape:
             raise ShapeError(
-                f"the {name} has the shape {tuple(tokens.shape)}; a recurrent model reads (b, l) with one "
-                "sentence and one token at least."
+                f"{name} has shape {tuple(tokens.shape)}; a recurrent model needs at least one sentence of at least "
+                "one token."
             )
         if lengths is None:
             return cls(tokens, None)
@@ -237,26 +231,25 @@ class Sentences:
         return cls(torch.where(token_mask(tokens, lengths), tokens, 0), lengths)
 
     @classmethod
-    def _of_packed(cls, name: str, packed: Packed) -> "Sentences":
+    def _of_packed(cls, name: str, packed: Packed) -> "PaddedBatch":
         if not len(packed):
-            raise ShapeError(f"the {name} has no sentences; give one at least.")
+            raise ShapeError(f"{name} has no sentences; pass at least one.")
         if packed.lengths.is_meta:
             raise ArgumentError(
-                f"the {name} is Packed on the meta device, where its lengths have no values; give a "
-                "padded batch (b, l)."
+                f"{name} is Packed on the meta device, where lengths have no values; pass a padded batch (b, l)."
             )
         _check_empty(name, packed.lengths)
         return cls(packed.pad(packed.tokens), packed.lengths, packed)
 
-    def like(self, x: Tensor) -> Tensor:
-        """Of each place of the padded batch, in the form that was given: b l … -> n … if it was packed."""
+    def restore(self, x: Tensor) -> Tensor:
+        """Convert values of the padded batch to the original format: b l … -> n … if it was packed."""
         return x if self.packed is None else x[self.packed.sentences, self.packed.positions]
 
 
 def _check_empty(name: str, lengths: Tensor) -> None:
     if concrete(lengths) and int(lengths.min()) < 1:
-        which = int(lengths.argmin())
+        shortest = int(lengths.argmin())
         raise ArgumentError(
-            f"{name} sentence {which} has the length {int(lengths[which])}; every sentence needs one token "
-            "at least. Leave it out, or give it an end mark."
+            f"{name.capitalize()} sentence {shortest} has length {int(lengths[shortest])}; every sentence needs at "
+            "least one token. Remove it, or append an end token."
         )

@@ -1,4 +1,4 @@
-"""Parts of recurrent sequence-to-sequence models: encoder, attention to the source, three decoders."""
+"""Encoder, attention and decoders of recurrent sequence-to-sequence models."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +15,12 @@ from regard.models.layers.attention import Attends
 from regard.models.layers.kv_cache import KeyValues, RowMap
 from regard.models.seq2seq import State
 
-Cells = tuple[Tensor, ...]  # the states of all layers, (layers, b, m): one tensor for GRU, two for LSTM
+Cells = tuple[Tensor, ...]  # states of all layers, (layers, b, m): one tensor for a GRU, two for an LSTM
 
 
 @dataclass
 class RecurrentState(State):
-    """Where a recurrent decoder stands: its cells, what it reads of the source, and what it fed itself.
+    """Decoder state: cells, projected source and its mask, and the vector fed into the next step.
 
     >>> import torch, regard
     >>> from regard.models.recurrent import RecurrentSeq2Seq
@@ -31,28 +31,28 @@ class RecurrentState(State):
     """
 
     cells: Cells
-    memory: KeyValues | None = None
+    source: KeyValues | None = None
     mask: Padding | None = None
-    fed: Tensor | None = None  # b 1 m
+    feed: Tensor | None = None  # b 1 m; with input_feeding
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order; the source is held once, however many read it."""
-        if self.memory is not None:
-            readers = RowMap(len(self)) if self.memory.readers is None else self.memory.readers
-            readers, kept = readers.select(rows)
+        """Keep these batch rows, in this order; all rows of a sentence share its source."""
+        if self.source is not None:
+            row_map = RowMap(len(self)) if self.source.row_map is None else self.source.row_map
+            row_map, kept = row_map.select(rows)
             if kept is not None:
-                self.memory = self.memory.select(kept)
+                self.source = self.source.select(kept)
                 self.mask = None if self.mask is None else Padding(self.mask.lengths[kept])
-            self.memory = self.memory._replace(readers=readers)
+            self.source = self.source._replace(row_map=row_map)
         self.cells = tuple(cell[:, rows] for cell in self.cells)
-        self.fed = None if self.fed is None else self.fed[rows]
+        self.feed = None if self.feed is None else self.feed[rows]
 
     def __len__(self) -> int:
         return self.cells[0].shape[1]
 
 
 class RecurrentEncoder(nn.Module):
-    """Vectors of the source's words in their sentence, from both sides: Bahdanau et al. 2015, section 3.2.
+    """Recurrent encoder, bidirectional by default: Bahdanau et al. 2015, section 3.2.
 
     >>> import torch
     >>> from regard.models.recurrent_cells import RecurrentEncoder
@@ -69,29 +69,29 @@ class RecurrentEncoder(nn.Module):
         self.rnn = _rnn(cell, width, width // self.directions, layers, dropout, bidirectional)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Cells]:
-        """(b, s, m) → (b, s, m), zero at padding, and the last states, both directions in one."""
+        """(b, s, m) → (b, s, m), zero at padding, and the last states, with both directions concatenated."""
         if lengths is None or lengths.is_meta or _full(x, lengths):
             x, last = run_rnn(self.rnn, x)
-        else:  # so that the way back starts at the last word, not in the padding
+        else:  # the backward direction must start at the last word, not in the padding
             packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
             packed, last = run_rnn(self.rnn, packed)
             x, _ = pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])
-        return x, tuple(self._beside(cell) for cell in (last if isinstance(last, tuple) else (last,)))
+        return x, tuple(self._concatenate(cell) for cell in (last if isinstance(last, tuple) else (last,)))
 
-    def _beside(self, cell: Tensor) -> Tensor:
+    def _concatenate(self, cell: Tensor) -> Tensor:
         return torch.cat(cell.unflatten(0, (-1, self.directions)).unbind(1), -1)  # (l 2) b m/2 -> l b m
 
 
 class SourceAttention(Attends):
-    """Attention of a decoder's states to the source: Luong et al. 2015, eq. 7 and 8; one head.
+    """Single-head attention of decoder states to the source: Luong et al. 2015, eq. 7 and 8.
 
     score: Dot, General or Additive; the last, vᵀ tanh(W [query; key]), is called "concat" by Luong et al.
 
     >>> import torch, regard
     >>> from regard.models.recurrent_cells import SourceAttention
     >>> attention = SourceAttention(16, regard.Additive(16, 16))
-    >>> memory = attention.project_source(torch.randn(3, 7, 16))
-    >>> attention(torch.randn(3, 1, 16), memory, regard.Padding([7, 2, 5])).shape
+    >>> source = attention.project_source(torch.randn(3, 7, 16))
+    >>> attention(torch.randn(3, 1, 16), source, regard.Padding([7, 2, 5])).shape
     torch.Size([3, 1, 16])
     """
 
@@ -101,22 +101,22 @@ class SourceAttention(Attends):
         self.score = score
 
     def project_source(self, source: Tensor) -> KeyValues:
-        """Keys and values (b, 1, s, ·) of a source (b, s, m); what the score makes of keys is made once."""
+        """Keys and values (b, 1, s, ·) of a source (b, s, m); an additive score's key map is applied here, once."""
         value = source.unsqueeze(-3)
         key = F.linear(value, self.score.key_map) if isinstance(self.score, Additive) else value
         return KeyValues(key, value)
 
-    def forward(self, query: Tensor, memory: KeyValues, mask: Padding | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: KeyValues, mask: Padding | None = None) -> Tensor:
         """(b, t, m) → (b, t, m)."""
-        score = _KeysMapped(self.score) if isinstance(self.score, Additive) else self.score
-        queries = memory.gather(query.unsqueeze(-3))
-        output = self.attention(queries, memory.key, memory.value, score=score, mask=mask)
-        return memory.spread(output).squeeze(-3)
+        score = _MappedKeys(self.score) if isinstance(self.score, Additive) else self.score
+        queries = source.group(query.unsqueeze(-3))
+        output = self.attention(queries, source.key, source.value, score=score, mask=mask)
+        return source.ungroup(output).squeeze(-3)
 
 
 @dataclass(frozen=True)
-class _KeysMapped(Score):
-    """vᵀ tanh(W query + key), where `key` is U key already: many steps read the same keys."""
+class _MappedKeys(Score):
+    """vᵀ tanh(W query + key), for keys that are already mapped by U."""
 
     additive: Additive
 
@@ -129,9 +129,9 @@ class _KeysMapped(Score):
 
 
 class PlainDecoder(nn.Module):
-    """s_t = f(s_{t−1}, y_{t−1}), which starts where the encoder ended: Sutskever et al. 2014.
+    """s_t = f(s_{t−1}, y_{t−1}), initialized with the last encoder state: Sutskever et al. 2014.
 
-    Decoders take any number of steps at once, `decoder(x, state)` with x (b, t, m), and move the state on.
+    decoder(x, state) takes any number of steps, x (b, t, m), and updates the state.
 
     >>> import torch
     >>> from regard.models.recurrent_cells import PlainDecoder, RecurrentState
@@ -147,7 +147,7 @@ class PlainDecoder(nn.Module):
         self.rnn = _rnn(cell, width if inputs is None else inputs, width, layers, dropout)
 
     def start(self, source: Tensor, last: Cells, mask: Padding | None) -> RecurrentState:
-        """The state before the first step; `source` and `last` are the encoder's vectors and last states."""
+        """Initial state. source, last: encoder outputs and last encoder states."""
         return RecurrentState(last)
 
     def forward(self, x: Tensor, state: RecurrentState) -> Tensor:
@@ -155,16 +155,16 @@ class PlainDecoder(nn.Module):
         return self.run(x, state)
 
     def run(self, x: Tensor, state: RecurrentState) -> Tensor:
-        """The states of the last layer, (b, t, m)."""
+        """Run the RNN: (b, t, m) → states of the last layer, (b, t, m)."""
         x, cells = run_rnn(self.rnn, x, state.cells if isinstance(self.rnn, nn.LSTM) else state.cells[0])
         state.cells = cells if isinstance(cells, tuple) else (cells,)
         return x
 
 
 class LuongDecoder(PlainDecoder):
-    """tanh(W [a_t; s_t]), where a_t is what s_t attends to: Luong et al. 2015, eq. 5, "global attention".
+    """tanh(W [a_t; s_t]), where a_t is the attended vector for query s_t: Luong et al. 2015, eq. 5, "global attention".
 
-    With `input_feeding` this is also read by the next step, beside its word (section 3.3).
+    With `input_feeding`, the next step reads it together with its word (section 3.3).
 
     >>> import torch, regard
     >>> from regard.models.recurrent_cells import LuongDecoder
@@ -190,33 +190,32 @@ class LuongDecoder(PlainDecoder):
         self.combine = nn.Linear(2 * width, width, bias=False)
 
     def start(self, source: Tensor, last: Cells, mask: Padding | None) -> RecurrentState:
-        """The state before the first step."""
-        fed = torch.zeros_like(source[:, :1]) if self.input_feeding else None
-        return RecurrentState(last, self.attention.project_source(source), mask, fed)
+        """Initial state."""
+        feed = torch.zeros_like(source[:, :1]) if self.input_feeding else None
+        return RecurrentState(last, self.attention.project_source(source), mask, feed)
 
     def forward(self, x: Tensor, state: RecurrentState) -> Tensor:
-        """(b, t, m) → (b, t, m): one attention for all steps, unless each feeds the next."""
+        """(b, t, m) → (b, t, m), in one attention call unless input_feeding."""
         if not self.input_feeding:
-            return self._look(self.run(x, state), state)
+            return self._attend(self.run(x, state), state)
         steps = []
         for word in x.split(1, 1):
-            assert state.fed is not None
-            state.fed = self._look(self.run(torch.cat([word, state.fed], -1), state), state)
-            steps.append(state.fed)
+            assert state.feed is not None
+            state.feed = self._attend(self.run(torch.cat([word, state.feed], -1), state), state)
+            steps.append(state.feed)
         return torch.cat(steps, 1)
 
-    def _look(self, s: Tensor, state: RecurrentState) -> Tensor:
-        assert state.memory is not None
-        attended = self.attention(s, state.memory, state.mask)
+    def _attend(self, s: Tensor, state: RecurrentState) -> Tensor:
+        assert state.source is not None
+        attended = self.attention(s, state.source, state.mask)
         return torch.tanh(self.combine(torch.cat([attended, s], -1)))
 
 
 class BahdanauDecoder(PlainDecoder):
-    """s_t = f(s_{t−1}, [y_{t−1}; a_t]), where a_t is what s_{t−1} attends to: Bahdanau et al. 2015, sec. 3.1.
+    """s_t = f(s_{t−1}, [y_{t−1}; a_t]), a_t attended with query s_{t−1}: Bahdanau et al. 2015, section 3.1.
 
-    a_t is their c_i, eq. 5. The first state is tanh(W ←h_1), made of the encoder's backward state at the
-    first word. The output is a maxout layer of s_t, y_{t−1} and a_t (appendix A.2.2, with s_t for s_{t−1} as
-    in eq. 4).
+    a_t is their c_i, eq. 5. The initial state is tanh(W ←h_1), from the encoder's backward state at the first
+    word. The output is a maxout layer of s_t, y_{t−1} and a_t (appendix A.2.2, with s_t for s_{t−1} as in eq. 4).
 
     >>> import torch, regard
     >>> from regard.models.recurrent_cells import BahdanauDecoder
@@ -236,7 +235,7 @@ class BahdanauDecoder(PlainDecoder):
         self.readout = nn.Linear(3 * width, 2 * width)
 
     def start(self, source: Tensor, last: Cells, mask: Padding | None) -> RecurrentState:
-        """The state before the first step; an LSTM's memory is empty."""
+        """Initial state; an LSTM's cell state is zero."""
         backward = last[0][-1][:, -self.start_width :]
         first = torch.tanh(self.first(backward)).unflatten(-1, (self.layers, -1)).transpose(0, 1).contiguous()
         cells = (first, *(torch.zeros_like(first) for _ in last[1:]))
@@ -244,18 +243,18 @@ class BahdanauDecoder(PlainDecoder):
 
     def forward(self, x: Tensor, state: RecurrentState) -> Tensor:
         """(b, t, m) → (b, t, m), step by step."""
-        assert state.memory is not None
-        states, looks = [], []
+        assert state.source is not None
+        states, attended = [], []
         for word in x.split(1, 1):
             query = state.cells[0][-1][:, None]  # s_{t−1}
-            looks.append(self.attention(query, state.memory, state.mask))
-            states.append(self.run(torch.cat([word, looks[-1]], -1), state))
-        read = self.readout(torch.cat([torch.cat(states, 1), x, torch.cat(looks, 1)], -1))
-        return read.unflatten(-1, (-1, 2)).amax(-1)
+            attended.append(self.attention(query, state.source, state.mask))
+            states.append(self.run(torch.cat([word, attended[-1]], -1), state))
+        output = self.readout(torch.cat([torch.cat(states, 1), x, torch.cat(attended, 1)], -1))
+        return output.unflatten(-1, (-1, 2)).amax(-1)
 
 
 def run_rnn(rnn: Any, x: Any, state: Any = None) -> tuple[Any, Any]:
-    """rnn(x, state), in the parameters' dtype where autocast asks for one that this processor's LSTM lacks.
+    """rnn(x, state); in the parameters' dtype if this CPU has no LSTM for the autocast dtype.
 
     >>> import torch
     >>> from regard.models.recurrent_cells import run_rnn
@@ -271,7 +270,7 @@ def run_rnn(rnn: Any, x: Any, state: Any = None) -> tuple[Any, Any]:
 
 
 def _lstm_runs_under_autocast() -> bool:
-    """Whether autocast is off on the CPU, or oneDNN has an LSTM for its dtype: not on AVX2 alone."""
+    """Whether CPU autocast is off, or oneDNN has an LSTM for its dtype (not on AVX2)."""
     if not torch.is_autocast_enabled("cpu"):
         return True
     short = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(torch.get_autocast_dtype("cpu"))
@@ -288,5 +287,5 @@ def _rnn(
 
 
 def _full(x: Tensor, lengths: Tensor) -> bool:
-    """Whether no sentence is shorter than the batch is long."""
+    """Whether the batch has no padding."""
     return concrete(lengths) and int(lengths.min()) == x.shape[1]

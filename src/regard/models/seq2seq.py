@@ -1,4 +1,4 @@
-"""What all sequence-to-sequence models share: teacher forcing, the loss, and decoding step by step.
+"""The interface of sequence-to-sequence models: teacher forcing, loss, step-by-step decoding.
 
 training:   source, target → hidden → logits = hidden · output_weightᵀ + output_bias
 decoding:   state = start(source); logits = step(tokens, state); logits = step(tokens, state); …
@@ -17,11 +17,11 @@ from regard.models.layers.dropout import eval_mode
 from regard.models.loss import IGNORE, vocabulary_loss
 from regard.models.packed import Packed, check_batch, token_mask
 
-Kind = TypeVar("Kind", bound="State")
+StateType = TypeVar("StateType", bound="State")
 
 
 class State:
-    """All that decoding goes on with; `step` advances it in place. Each model has a kind of its own.
+    """Decoder state, updated in place by `step`. Each model has its own subclass.
 
     >>> import torch, regard
     >>> from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
@@ -33,20 +33,20 @@ class State:
     """
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order, as often as they are named: what beam search does."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method select(rows)")
+        """Keep these batch rows, in this order; rows may repeat (beam search)."""
+        raise NotImplementedError(f"{type(self).__name__} must implement select(rows)")
 
     def __len__(self) -> int:
-        """How many rows there are."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method __len__()")
+        """Number of batch rows."""
+        raise NotImplementedError(f"{type(self).__name__} must implement __len__()")
 
 
 class Seq2Seq(nn.Module):
-    """Base of the models that write a target sentence while they look at a source sentence.
+    """Base class of encoder-decoder models.
 
-    Sentences are `Packed`, or a padded batch (b, l) with its lengths: `source_lengths` and `target_lengths`,
-    (b). `tokens` are numbers of the vocabulary. A target begins with a start mark; for
-    `loss` it also ends with an end mark. Subclasses give `hidden`, `output_weight`, `start` and `step`.
+    Sentences are `Packed`, or padded token ids (b, l) with `source_lengths` and `target_lengths` (b). A target
+    begins with a start token; for `loss` it also ends with an end token. Subclasses implement `hidden`,
+    `output_weight`, `start` and `step`.
 
     >>> import torch, regard
     >>> from regard.models import Packed
@@ -60,12 +60,12 @@ class Seq2Seq(nn.Module):
 
     @property
     def output_weight(self) -> Tensor:
-        """The vocabulary matrix (V, m): `forward` gives its product with `hidden`."""
-        raise NotImplementedError(f"{type(self).__name__} needs a property output_weight")
+        """Output embedding matrix (V, m)."""
+        raise NotImplementedError(f"{type(self).__name__} must implement output_weight")
 
     @property
     def output_bias(self) -> Tensor | None:
-        """Added to that product, (V); not all models have one."""
+        """Output bias (V), or None."""
         return None
 
     def hidden(
@@ -76,8 +76,8 @@ class Seq2Seq(nn.Module):
         source_lengths: Tensor | None = None,
         target_lengths: Tensor | None = None,
     ) -> Tensor:
-        """The vectors that are compared with the vocabulary's: the target's shape and m."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method hidden(source, target)")
+        """Decoder outputs before the vocabulary projection: (…, m) for a target of shape (…)."""
+        raise NotImplementedError(f"{type(self).__name__} must implement hidden(source, target)")
 
     def forward(
         self,
@@ -87,7 +87,7 @@ class Seq2Seq(nn.Module):
         source_lengths: Tensor | None = None,
         target_lengths: Tensor | None = None,
     ) -> Tensor:
-        """Logits of the next token at each place of the target, which is all known: its shape and V."""
+        """Next-token logits at each target position (teacher forcing): (…, V)."""
         x = self.hidden(source, target, source_lengths=source_lengths, target_lengths=target_lengths)
         return self._logits(x)
 
@@ -100,7 +100,7 @@ class Seq2Seq(nn.Module):
         target_lengths: Tensor | None = None,
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """The mean cross entropy of each target token but the first, given the source and those before it."""
+        """Mean cross-entropy of the target tokens after the first."""
         _check_target(target, target_lengths)
         inputs: Tensor | Packed
         if isinstance(target, Packed):
@@ -114,15 +114,15 @@ class Seq2Seq(nn.Module):
         return vocabulary_loss(x, self.output_weight, self.output_bias, labels, label_smoothing=label_smoothing)
 
     def start(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> State:
-        """Read the source: what `step` needs to write the target, one token after the other."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method start(source, source_lengths)")
+        """Encode the source and return the initial decoder state."""
+        raise NotImplementedError(f"{type(self).__name__} must implement start(source, source_lengths)")
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
-        """One more target token each, (b): the logits (b, V) of the next; the state moves on."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method step(tokens, state)")
+        """Feed one target token per row, (b); return next-token logits (b, V) and update the state."""
+        raise NotImplementedError(f"{type(self).__name__} must implement step(tokens, state)")
 
     def _logits(self, x: Tensor) -> Tensor:
-        """Hidden vectors (…, m) times the vocabulary matrix: (…, V)."""
+        """(…, m) → (…, V)."""
         return F.linear(x, self.output_weight, self.output_bias)
 
     @torch.no_grad()
@@ -135,73 +135,72 @@ class Seq2Seq(nn.Module):
         max_new_tokens: int,
         source_lengths: Tensor | None = None,
     ) -> list[list[int]]:
-        """The likeliest token each time, until the end mark or for `max_new_tokens` tokens; without the two marks."""
+        """Greedy decoding, up to `end` or `max_new_tokens`. The results contain neither `start` nor `end`."""
         for name, value in (("start", start), ("end", end), ("max_new_tokens", max_new_tokens)):
             check_int(f"greedy got {name}", value)
         with eval_mode(self):
-            state, found = self.start(source, source_lengths), [list[int]() for _ in range(len(source))]
-            running = list(range(len(found)))  # the sentence of each row that has not ended
-            tokens = torch.full((len(found),), start, device=self.output_weight.device)
+            state, outputs = self.start(source, source_lengths), [list[int]() for _ in range(len(source))]
+            active = list(range(len(outputs)))  # the sentence of each unfinished row
+            tokens = torch.full((len(outputs),), start, device=self.output_weight.device)
             for _ in range(max_new_tokens):
                 tokens = self.step(tokens, state).argmax(-1)
-                going = (tokens != end).nonzero().squeeze(1)
-                if len(going) < len(running):
-                    if not len(going):
+                unfinished = (tokens != end).nonzero().squeeze(1)
+                if len(unfinished) < len(active):
+                    if not len(unfinished):
                         break
-                    tokens, running = tokens[going], [running[i] for i in going.tolist()]
-                    state.select(going)
-                for sentence, token in zip(running, tokens.tolist(), strict=True):
-                    found[sentence].append(token)
-        return found
+                    tokens, active = tokens[unfinished], [active[i] for i in unfinished.tolist()]
+                    state.select(unfinished)
+                for sentence, token in zip(active, tokens.tolist(), strict=True):
+                    outputs[sentence].append(token)
+        return outputs
 
 
 def _check_target(target: Tensor | Packed, lengths: Tensor | None) -> None:
-    """Something to read and something to answer in each sentence."""
+    """Raise unless each target has at least two tokens: an input and a label."""
     check_batch(target, lengths, "target")
     if isinstance(target, Packed):
         lengths = target.lengths
     elif lengths is None and target.shape[1] < 2:
         raise ShapeError(
-            f"the target has the shape {tuple(target.shape)}; a loss needs (b, l) with a start mark and one "
-            "more token at least in each sentence."
+            f"target has shape {tuple(target.shape)}; the loss needs at least two tokens per sentence: start and "
+            "end."
         )
     if lengths is not None and concrete(lengths) and lengths.numel() and int(lengths.min()) < 2:
-        which = int(lengths.argmin())
+        shortest = int(lengths.argmin())
         raise ArgumentError(
-            f"target sentence {which} has the length {int(lengths[which])}; a loss needs a start mark "
-            "and one more token at least: an end mark."
+            f"Target sentence {shortest} has length {int(lengths[shortest])}; the loss needs at least two tokens: "
+            "start and end."
         )
 
 
-def vocab_sizes(model: str, vocabulary: int | tuple[int, int], share: bool) -> tuple[int, int]:
-    """The sizes of the source's and of the target's vocabulary, which a shared matrix needs to be one."""
-    sizes = vocabulary if isinstance(vocabulary, tuple) else (vocabulary, vocabulary)
+def vocab_sizes(model: str, vocab_size: int | tuple[int, int], share: bool) -> tuple[int, int]:
+    """Sizes of the source and target vocabularies; equal if the embeddings are shared."""
+    sizes = vocab_size if isinstance(vocab_size, tuple) else (vocab_size, vocab_size)
     if len(sizes) != 2:
         raise ArgumentError(
-            f"{model} got {len(sizes)} sizes of vocabularies, {sizes}; give one, or a pair: that of the "
-            "source and that of the target."
+            f"{model} got {len(sizes)} vocabulary sizes, {sizes}; pass one, or a pair (source, target)."
         )
     source, target = sizes
     if share and source != target:
         raise ArgumentError(
-            f"{model} got vocabularies of {source} and {target} tokens and share=True; a shared matrix needs "
-            "one vocabulary for both."
+            f"{model} got vocabularies of {source} and {target} tokens and share=True; shared embeddings need "
+            "one vocabulary."
         )
     return source, target
 
 
-def check_state(tokens: Tensor, state: State, kind: type[Kind]) -> Kind:
-    """What `step` got: a state of the model's own kind, and one token for each of its rows."""
+def check_state(tokens: Tensor, state: State, kind: type[StateType]) -> StateType:
+    """Return `state` if it is a `kind` with one row per token."""
     if not isinstance(state, kind):
         raise DTypeError(
-            f"step got a state of {type(state).__name__}; give what this model's start returned, a "
-            f"{kind.__name__}."
+            f"step got a state of type {type(state).__name__}; pass the {kind.__name__} returned by this model's "
+            "start()."
         )
     if not isinstance(tokens, Tensor):
-        raise DTypeError(f"step got tokens that are a {type(tokens).__name__}; give a tensor (b).")
+        raise DTypeError(f"step got tokens of type {type(tokens).__name__}; pass a tensor (b).")
     if tokens.shape != (len(state),):
         raise ShapeError(
-            f"step got tokens of shape {tuple(tokens.shape)} and a state of {len(state)} sentences; give "
-            f"one token for each, ({len(state)},)."
+            f"step got tokens of shape {tuple(tokens.shape)} and a state of {len(state)} rows; pass one token per "
+            f"row, ({len(state)},)."
         )
     return state

@@ -1,7 +1,6 @@
-"""The Transformer, encoder and decoder: Vaswani et al. 2017.
+"""The encoder-decoder Transformer: Vaswani et al. 2017.
 
-It takes sentences packed one after the other (`Packed`), without a single padded place, or a padded batch
-(b, l) with its lengths; the numbers are the same.
+Batches are `Packed` (no padding) or padded token ids (b, l) with lengths; both give the same numbers.
 """
 
 import torch
@@ -20,35 +19,30 @@ from regard.models.seq2seq import Seq2Seq, State, check_state, vocab_sizes
 
 
 class TransformerState(State):
-    """What decoding goes on with: the source's keys and values, and a cache, for each block.
+    """Keys and values of the source, and a cache, for each block. All rows of a sentence share its source."""
 
-    The source is held once, however many rows read it.
-    """
-
-    def __init__(self, memories: list[KeyValues], lengths: Tensor, caches: list[KVCache]) -> None:
-        self.memories, self.mask, self.caches = memories, Padding(lengths), caches
-        self.readers = RowMap(len(lengths))
+    def __init__(self, sources: list[KeyValues], lengths: Tensor, caches: list[KVCache]) -> None:
+        self.sources, self.mask, self.caches = sources, Padding(lengths), caches
+        self.row_map = RowMap(len(lengths))
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order."""
-        self.readers, kept = self.readers.select(rows)
+        self.row_map, kept = self.row_map.select(rows)
         if kept is not None:
-            self.memories = [memory.select(kept) for memory in self.memories]
+            self.sources = [source.select(kept) for source in self.sources]
             self.mask = Padding(self.mask.lengths[kept])
-        self.memories = [memory._replace(readers=self.readers) for memory in self.memories]
+        self.sources = [source._replace(row_map=self.row_map) for source in self.sources]
         for cache in self.caches:
             cache.select(rows)
 
     def __len__(self) -> int:
-        return len(self.readers)
+        return len(self.row_map)
 
 
 class Transformer(Seq2Seq):
-    """Encoder and decoder: Vaswani et al. 2017.
+    """Encoder-decoder Transformer: Vaswani et al. 2017.
 
-    vocabulary: its size, or a pair, that of the source and that of the target.
-    config: width, heads, layers of each side and all else.
-    share: one matrix for source, target and output (section 3.4); needs one vocabulary for both.
+    vocab_size: one size, or a pair (source, target). config: the architecture.
+    share: one matrix for source, target and output embeddings (section 3.4); requires one vocabulary.
 
     >>> import torch, regard
     >>> from regard.models import Packed, TransformerConfig, Transformer
@@ -61,14 +55,14 @@ class Transformer(Seq2Seq):
 
     def __init__(
         self,
-        vocabulary: int | tuple[int, int],
+        vocab_size: int | tuple[int, int],
         config: TransformerConfig = TransformerConfig(),  # noqa: B008
         *,
         share: bool = False,
     ) -> None:
         super().__init__()
         check_type("Transformer got a config", config, TransformerConfig, "TransformerConfig(width=256)")
-        source, target = vocab_sizes("Transformer", vocabulary, share)
+        source, target = vocab_sizes("Transformer", vocab_size, share)
         self.source_embedding = None if share else Embedding(source, config.width)
         self.embedding = Embedding(target, config.width)
         self.encoder = Stack(config)
@@ -77,14 +71,13 @@ class Transformer(Seq2Seq):
 
     @property
     def output_weight(self) -> Tensor:
-        """The vocabulary matrix (V, m)."""
         return self.embedding.weight if self.matrix is None else self.matrix
 
     def encode(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> Tensor:
-        """The source's vectors: its shape and m."""
-        laid = ModelInput.of(source, source_lengths, name="source")
-        x = (self.source_embedding or self.embedding)(laid.tokens)
-        return self.encoder(x, mask=laid.mask, positions=laid.positions)
+        """Encoder outputs: (…, m) for a source of shape (…)."""
+        inputs = ModelInput.of(source, source_lengths, name="source")
+        x = (self.source_embedding or self.embedding)(inputs.tokens)
+        return self.encoder(x, mask=inputs.mask, positions=inputs.positions)
 
     def hidden(
         self,
@@ -95,13 +88,12 @@ class Transformer(Seq2Seq):
         target_lengths: Tensor | None = None,
     ) -> Tensor:
         check_batch(source, source_lengths, "source")
-        laid = ModelInput.of(target, target_lengths, causal=True, name="target")
+        inputs = ModelInput.of(target, target_lengths, causal=True, name="target")
         if len(source) != len(target):
             raise ShapeError(
-                f"the source has {len(source)} sentences and the target {len(target)}; each target sentence "
-                "belongs to one of the source."
+                f"source has {len(source)} sentences and target has {len(target)}; they must be paired."
             )
-        # both in the form of the target
+        # convert the source to the target's format
         if isinstance(target, Packed) and not isinstance(source, Packed):
             source, source_lengths = as_packed(source, source_lengths), None
         elif isinstance(source, Packed) and not isinstance(target, Packed):
@@ -113,11 +105,11 @@ class Transformer(Seq2Seq):
         else:
             source_mask = None if source_lengths is None else Padding(source_lengths)
         return self.decoder(
-            self.embedding(laid.tokens),
+            self.embedding(inputs.tokens),
             x,
-            mask=laid.mask,
+            mask=inputs.mask,
             source_mask=source_mask,
-            positions=laid.positions,
+            positions=inputs.positions,
         )
 
     def start(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> TransformerState:
@@ -133,7 +125,7 @@ class Transformer(Seq2Seq):
         position = torch.tensor([state.caches[0].length], device=tokens.device)
         x = self.decoder(
             self.embedding(tokens)[:, None],
-            state.memories,
+            state.sources,
             source_mask=state.mask,
             positions=position,
             caches=state.caches,

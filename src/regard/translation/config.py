@@ -22,7 +22,7 @@ from regard.errors import ArgumentError, RegardError
 from regard.mechanism.normalizers import Entmax15, Normalizer, Softmax, Softmax1, Sparsemax
 from regard.models.layers.blocks import Activation, Norm, Positions, TransformerConfig
 from regard.models.recurrent import Cell, RecurrentConfig, RecurrentSeq2Seq
-from regard.models.recurrent import Kind as Attention
+from regard.models.recurrent import AttentionKind as Attention
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 from regard.translation import tokens as vocabulary

@@ -136,7 +136,7 @@ def charsmap() -> str:
     return base64.b64encode(model.normalizer_spec.precompiled_charsmap).decode()
 
 
-def token_mask() -> dict[str, Tokenizer]:
+def real() -> dict[str, Tokenizer]:
     """Tokenizers as those of usual models are made."""
     vocabulary = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "<s>": 3, "</s>": 4, "▁": 5, "a": 6, "##a": 7, "▁a": 8}
     marks = processors.TemplateProcessing(
@@ -191,7 +191,7 @@ def token_mask() -> dict[str, Tokenizer]:
 
 
 def test_real_tokenizers_are_taken_and_give_the_same_tokens(tmp_path):
-    for name, tokenizer in token_mask().items():
+    for name, tokenizer in real().items():
         tokenizer.save(str(tmp_path / "tokenizer.json"))
         found = read_tokenizer(tmp_path, _Layout)
         for text in ("a", "Ein Hund  bellt ﷺ", "a a\ta"):
