@@ -1,7 +1,7 @@
-"""What a model is, in one line: parameters, layers, heads, cost per token.
+"""Parameters, layers, heads and cost per token of a model, in one line.
 
-A cost is counted in floating-point operations, two for each multiplication with its addition: those of all
-matrix products that one token passes on its way. Looking up an embedding, norms and activations are free.
+The cost is the number of floating-point operations in the matrix products for one token, two per
+multiply-add. Embedding lookups, norms and activations are not counted.
 """
 
 from contextlib import suppress
@@ -18,24 +18,24 @@ from regard.models.layers.attention import Attends, MultiHeadAttention
 from regard.models.layers.blocks import DecoderBlock, EncoderBlock
 
 _BLOCKS = (EncoderBlock, DecoderBlock, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-_CROSS = ("cross", "multihead_attn")  # the attention to the source in DecoderBlock and in torch's decoder
-_COMPILED = "_orig_mod"  # what torch.compile calls the module that it wraps
+_CROSS = ("cross", "multihead_attn")  # cross-attention in DecoderBlock and nn.TransformerDecoderLayer
+_COMPILED = "_orig_mod"  # the module inside torch.compile's wrapper
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What `summary` finds; printed, it is one line.
+    """The result of `summary`; prints as one line.
 
-    parameters, bytes: how many numbers are learned, and the memory that they take.
-    layers: how many; two numbers for an encoder and a decoder, none for a model that has no layers to count.
-    heads: the pairs (heads, key heads) that occur, smallest first.
-    cost: operations per token, or per source token and per target token, where each looks at `length` tokens.
+    parameters, bytes: number of parameters and their memory.
+    layers: number of layers; two numbers for an encoder and a decoder, none if there are no layers to count.
+    heads: the pairs (heads, key heads) that occur, in ascending order.
+    cost: operations per token, or per source token and per target token, for sequences of `length` tokens.
 
     >>> import torch
     >>> from regard.models import summary
-    >>> found = summary(torch.nn.Linear(3, 5))
-    >>> found.parameters, found.layers, found.cost
+    >>> info = summary(torch.nn.Linear(3, 5))
+    >>> info.parameters, info.layers, info.cost
     (20, (), (30,))
     """
 
@@ -48,7 +48,7 @@ class Summary:
     length: int
 
     def __str__(self) -> str:
-        parts = [f"{_number(self.parameters).strip()} parameters ({format_bytes(self.bytes)})"]
+        parts = [f"{_si(self.parameters).strip()} parameters ({format_bytes(self.bytes)})"]
         if self.layers:
             parts.append(f"{' + '.join(map(str, self.layers))} layer{_s(sum(self.layers))}")
         if self.heads:
@@ -56,7 +56,7 @@ class Summary:
             over = "" if heads == key_heads else f" over {key_heads}"
             parts.append(f"{heads} head{_s(self.heads[-1][0])}{over}")
         kinds = ("token",) if len(self.cost) == 1 else ("source token", "target token")
-        costs = [f"{_number(cost)}FLOP per {kind}" for cost, kind in zip(self.cost, kinds, strict=True)]
+        costs = [f"{_si(cost)}FLOP per {kind}" for cost, kind in zip(self.cost, kinds, strict=True)]
         at = f" at {self.length} token{_s(self.length)}" if self.heads else ""
         return f"{self.model}: {', '.join(parts)}, {' and '.join(costs)}{at}"
 
@@ -64,13 +64,13 @@ class Summary:
 
 
 def summary(model: nn.Module, *, length: int = 128) -> Summary:
-    """A model in one line: its parameters (shared ones once), layers, heads, and what a token costs.
+    """Summarize a model: parameters (shared ones counted once), layers, heads, and operations per token.
 
-    length: how many tokens each attention looks at, in the source and in the target.
+    length: sequence length of source and target, for the cost of attention.
 
-    Matrix products are those of Linear, recurrent and convolution layers, of the attentions that derive from
-    `Attends` or are torch's own, and of the `output_weight` that a model shares with its embedding. With an
-    `encoder` and a `decoder`, s source and t target tokens cost s × the first number + t × the second.
+    Counts the matrix products of Linear, recurrent and convolution layers, of attention layers (`Attends` and
+    torch's own), and of an `output_weight` shared with the embedding. For a model with `encoder` and `decoder`,
+    s source and t target tokens cost s × the first number + t × the second.
 
     >>> import torch, regard
     >>> from regard.models import summary
@@ -81,24 +81,24 @@ def summary(model: nn.Module, *, length: int = 128) -> Summary:
     368.6 kFLOP per source token and 393.2 kFLOP per target token at 32 tokens
     """
     _check(model, length)
-    model = _plain(model)
-    two = all(isinstance(getattr(model, part, None), nn.Module) for part in ("encoder", "decoder"))
-    sides = 2 if two else 1
-    cost, stacked, attending, heads = [0] * sides, [0] * sides, [0] * sides, set[tuple[int, int]]()
-    for path, module in model.named_modules(remove_duplicate=False):  # a layer used twice is paid twice
+    model = _uncompiled(model)
+    is_seq2seq = all(isinstance(getattr(model, part, None), nn.Module) for part in ("encoder", "decoder"))
+    sides = 2 if is_seq2seq else 1
+    cost, blocks, attentions, heads = [0] * sides, [0] * sides, [0] * sides, set[tuple[int, int]]()
+    for path, module in model.named_modules(remove_duplicate=False):  # a layer used twice costs twice
         name = ".".join(part for part in path.split(".") if part != _COMPILED)
         side = 0 if f"{name}.".startswith("encoder.") else -1
-        cost[side] += 2 * _matrix(module)
-        stacked[side] += _layers(module)
+        cost[side] += 2 * _matrix_products(module)
+        blocks[side] += _layers(module)
         if isinstance(module, Attends | nn.MultiheadAttention):
-            attending[side] += 1
+            attentions[side] += 1
             heads.add(_heads(module))
-            cost[side] += 2 * _scoring(module, length)
-            if _reads_source(name, module):  # whose keys and values are made once for each source token
-                cost[side] -= 2 * _keys(module)
-                cost[0] += 2 * _keys(module)
-    cost[-1] += 2 * _tied(model)
-    layers = tuple(blocks or alone for blocks, alone in zip(stacked, attending, strict=True))
+            cost[side] += 2 * _attention_products(module, length)
+            if _is_cross(name, module):  # keys and values are projected once per source token
+                cost[side] -= 2 * _key_value_products(module)
+                cost[0] += 2 * _key_value_products(module)
+    cost[-1] += 2 * _tied_weights(model)
+    layers = tuple(n or alone for n, alone in zip(blocks, attentions, strict=True))
     parameters = list(model.parameters())
     return Summary(
         type(model).__name__,
@@ -113,27 +113,26 @@ def summary(model: nn.Module, *, length: int = 128) -> Summary:
 
 def _check(model: nn.Module, length: int) -> None:
     if not isinstance(model, nn.Module):
-        raise DTypeError(f"summary got {model!r:.60}; it sums up a torch.nn.Module.")
+        raise DTypeError(f"summary got {model!r:.60}; pass a torch.nn.Module.")
     check_int("summary got length", length, min=1)
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise ArgumentError(
-                f"summary got a {type(model).__name__} whose {name} has no shape yet; call the model once."
+                f"summary got a {type(model).__name__} whose {name} is uninitialized; call the model once."
             )
 
 
-def _plain(model: nn.Module) -> nn.Module:
-    """The model that torch.compile wrapped."""
+def _uncompiled(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile's wrapper."""
     inner = model._modules.get(_COMPILED)
-    return model if inner is None else _plain(inner)
+    return model if inner is None else _uncompiled(inner)
 
 
-def _matrix(module: nn.Module) -> int:
-    """The multiplications of one token with the module's own matrices."""
+def _matrix_products(module: nn.Module) -> int:
+    """Multiplications of one token with the module's own matrices."""
     if isinstance(module, nn.RNNBase | nn.RNNCellBase | nn.MultiheadAttention):
-        own = module.parameters(recurse=False)
-        return sum(parameter.numel() for parameter in own if parameter.dim() == 2)
-    # Hugging Face's GPT-2 calls its Linear a Conv1D
+        return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() == 2)
+    # the Linear of Hugging Face's GPT-2
     if isinstance(module, (nn.Linear, *_CONVOLUTIONS)) or type(module).__name__ == "Conv1D":
         weight = module.weight
         assert isinstance(weight, Tensor)
@@ -142,7 +141,7 @@ def _matrix(module: nn.Module) -> int:
 
 
 def _layers(module: nn.Module) -> int:
-    """How many layers of a stack this module is."""
+    """Number of layers in this module itself."""
     if isinstance(module, nn.RNNBase):
         return module.num_layers
     return int(isinstance(module, (*_BLOCKS, nn.RNNCellBase)))
@@ -154,8 +153,8 @@ def _heads(layer: Attends | nn.MultiheadAttention) -> tuple[int, int]:
     return heads, getattr(layer, "key_heads", heads)
 
 
-def _scoring(layer: Attends | nn.MultiheadAttention, length: int) -> int:
-    """The multiplications with keys, values and matrices of the score, but without the projections."""
+def _attention_products(layer: Attends | nn.MultiheadAttention, length: int) -> int:
+    """Multiplications with keys, values and the matrices of the score, without the projections."""
     heads, _ = _heads(layer)
     if isinstance(layer, nn.MultiheadAttention):
         return 2 * heads * layer.head_dim * length
@@ -168,8 +167,8 @@ def _scoring(layer: Attends | nn.MultiheadAttention, length: int) -> int:
     return matrices + heads * (width + getattr(layer, "head_value_width", 0)) * length
 
 
-def _keys(layer: Attends | nn.MultiheadAttention) -> int:
-    """The multiplications that make one token's keys and values."""
+def _key_value_products(layer: Attends | nn.MultiheadAttention) -> int:
+    """Multiplications to project one token's key and value."""
     if isinstance(layer, MultiHeadAttention):
         return layer.projection(1)[0].numel() + layer.projection(2)[0].numel() + _key_map(layer)
     if isinstance(layer, Attends):
@@ -184,38 +183,38 @@ def _key_map(layer: Attends) -> int:
     return _heads(layer)[1] * score.key_map.numel() if isinstance(score, Additive | Concat) else 0
 
 
-def _reads_source(name: str, layer: Attends | nn.MultiheadAttention) -> bool:
-    """An attention to the source: by its name in a block; a recurrent decoder has no other."""
+def _is_cross(name: str, layer: Attends | nn.MultiheadAttention) -> bool:
+    """Whether this is cross-attention: by its name in a block; always in a recurrent decoder."""
     last = name.rpartition(".")[2]
     alone = not isinstance(layer, MultiHeadAttention | nn.MultiheadAttention)
     return name.startswith("decoder.") and (alone or last in _CROSS)
 
 
-def _tied(model: nn.Module) -> int:
-    """The size of vocabulary matrices that belong to no Linear."""
-    found: dict[int, Tensor] = {}
-    for module in map(_plain, model.modules()):
+def _tied_weights(model: nn.Module) -> int:
+    """Size of the output embeddings that are not in a Linear layer."""
+    weights: dict[int, Tensor] = {}
+    for module in map(_uncompiled, model.modules()):
         with suppress(NotImplementedError):
             weight = getattr(module, "output_weight", None)
             if isinstance(weight, Tensor):
-                found[id(weight)] = weight
+                weights[id(weight)] = weight
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            found.pop(id(module.weight), None)
-    return sum(weight.numel() for weight in found.values())
+            weights.pop(id(module.weight), None)
+    return sum(weight.numel() for weight in weights.values())
 
 
-def _number(number: int) -> str:
-    """1.5 M: what a unit follows."""
-    for unit, sign in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
+def _si(number: int) -> str:
+    """Format with an SI prefix: "1.5 M"."""
+    for unit, prefix in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
         if number >= unit:
-            return f"{number / unit:.1f} {sign}"
+            return f"{number / unit:.1f} {prefix}"
     return f"{number} "
 
 
 def _range(numbers: tuple[int, ...]) -> str:
-    least, most = min(numbers), max(numbers)
-    return str(least) if least == most else f"{least}-{most}"
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low}-{high}"
 
 
 def _s(number: int) -> str:

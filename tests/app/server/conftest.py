@@ -8,7 +8,7 @@ import torch
 from regard.app.server.registry import Registry
 from regard.app.server.state import AppState
 from regard.models import BertEncoder, StaticEncoder, Vocabulary
-from tests.app.server.asking import Client
+from tests.app.server.client import Client
 from tests.translation.folders import write
 
 WORDS = ["dogs", "may", "bark", "at", "strangers", "trees", "shed", "in", "winter", "."]
@@ -21,25 +21,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def collection(folder: Path) -> Registry:
+def registry(folder: Path) -> Registry:
     """Translators with and without attention, a contextual encoder and a static one."""
     plain = write(folder.parent / "plain", "plain")
     recurrent = write(folder.parent / "recurrent", "recurrent")
     found = Registry.load(map(os.fspath, (folder, plain, recurrent)))
     torch.manual_seed(0)
-    bert = BertEncoder(Vocabulary(WORDS, marks=("<unk>", "<s>", "</s>", "<mask>")), 16, 2, heads=2, max_positions=40)
+    bert = BertEncoder(Vocabulary(WORDS, special_tokens=("<unk>", "<s>", "</s>", "<mask>")), 16, 2, heads=2, max_positions=40)
     static = StaticEncoder(WORDS, torch.randn(len(WORDS), 4))
     found.entries.update(Registry({"bert": bert.eval(), "static": static}).entries)
     return found
 
 
 @pytest.fixture
-def house(collection: Registry, one_thread: None) -> Iterator[AppState]:
-    found = AppState(collection)
+def state(registry: Registry, one_thread: None) -> Iterator[AppState]:
+    found = AppState(registry)
     yield found
     found.close()
 
 
 @pytest.fixture
-def client(house: AppState) -> Client:
-    return Client(house)
+def client(state: AppState) -> Client:
+    return Client(state)

@@ -58,14 +58,14 @@ def prepare(shared: Path) -> None:
     for folder in names:
         if not folder.is_dir():
             write(folder, folder.name)
-    collection = Registry.load(map(os.fspath, names))
+    registry = Registry.load(map(os.fspath, names))
     torch.manual_seed(0)
-    marks = ("<unk>", "<s>", "</s>", "<mask>")
-    bert = BertEncoder(Vocabulary(WORDS, marks=marks), 16, 2, heads=2, max_positions=40).eval()
+    special_tokens = ("<unk>", "<s>", "</s>", "<mask>")
+    bert = BertEncoder(Vocabulary(WORDS, special_tokens=marks), 16, 2, heads=2, max_positions=40).eval()
     static = StaticEncoder(WORDS, torch.randn(len(WORDS), 4))
-    collection.entries.update(Registry({"bert": bert, "static": static}).entries)
-    house = AppState(collection)
-    _state.update(house=house, app=make_app(house))
+    registry.entries.update(Registry({"bert": bert, "static": static}).entries)
+    state = AppState(registry)
+    _state.update(app_state=state, app=make_app(state))
 
 
 def run(case: Case) -> None:
@@ -95,7 +95,7 @@ def _long(case: Case, ids: list[str]) -> None:
     for name, size in (("tile", {"height": 2048, "width": 2048, "mean": True}), ("heads", {"size": 512})):
         body = json.dumps(size).encode()
         if ids:
-            _answer(case, ids, "POST", f"/api/exhibits/{ids[0]}/{name}", _headers(body), body)
+            _answer(case, ids, "POST", f"/api/views/{ids[0]}/{name}", _headers(body), body)
 
 
 def _check(method: str, path: str, answer: Answer) -> None:
@@ -115,7 +115,7 @@ def _remember(body: bytes, ids: list[str]) -> None:
     def search(content: Any) -> None:
         if isinstance(content, dict):
             for key, value in content.items():
-                if key in ("id", "exhibit") and isinstance(value, str):
+                if key == "id" and isinstance(value, str):
                     ids.append(value)
                 search(value)
         elif isinstance(content, list):
@@ -175,7 +175,7 @@ def _request(case: Case, ids: list[str]) -> tuple[str, str, Headers, bytes]:
     paths = _DOCUMENT["paths"]
     path = case.random.choice(list(paths))
     if ids and case.chance(0.7):
-        path = case.random.choice([one for one in paths if "exhibits" in one])
+        path = case.random.choice([one for one in paths if "views" in one])
     method, operation = case.random.choice(list(paths[path].items()))
     for parameter in operation.get("parameters", ()):
         if parameter["in"] == "path":
@@ -246,7 +246,7 @@ def _value(case: Case, schema: dict[str, Any]) -> Any:
 
 
 def _name(case: Case) -> str:
-    return case.random.choice([*_state["house"].collection.entries, "words", "words", "nothing"])
+    return case.random.choice([*_state["app_state"].registry.entries, "words", "words", "nothing"])
 
 
 def _text(case: Case) -> str:
@@ -256,7 +256,7 @@ def _text(case: Case) -> str:
 # Requests that nobody describes
 
 PARTS = (
-    *("static", "static", "page", "attention", "api", "exhibits", "training", "main.js", "index.html", "etc"),
+    *("static", "static", "page", "attention", "api", "views", "training", "main.js", "index.html", "etc"),
     *(
         "..",
         "%2e%2e",

@@ -95,7 +95,7 @@ def test_words_stand_where_they_say_in_order_and_hold_all_letters(sentence):
 def test_a_vocabulary_knows_the_words_it_was_made_of_in_any_case(sentences):
     vocabulary = Vocabulary.of(sentences)
     words = [word.text for sentence in sentences for word in split_words(sentence)]
-    numbers = vocabulary.numbers(words)
+    numbers = vocabulary.ids(words)
     assert 0 not in numbers
     assert [vocabulary[number] for number in numbers] == [fold(word) for word in words]
     assert Vocabulary.of(sentences[::-1]) == vocabulary
@@ -103,7 +103,7 @@ def test_a_vocabulary_knows_the_words_it_was_made_of_in_any_case(sentences):
 
 
 def test_a_vocabulary_prefers_the_same_spelling_and_the_most_frequent_words():
-    assert Vocabulary(["Paris", "paris"]).numbers(["paris", "Paris", "PARIS"]) == [2, 1, 1]
+    assert Vocabulary(["Paris", "paris"]).ids(["paris", "Paris", "PARIS"]) == [2, 1, 1]
     assert list(Vocabulary.of(["a b b c c c"], max_size=2)) == ["<unk>", "c", "b"]
     assert list(Vocabulary.of(["a b b c c c"], min_count=3)) == ["<unk>", "c"]
     with pytest.raises(ArgumentError, match="'a' as word 1 and again as word 2"):

@@ -11,12 +11,12 @@ from regard.models.encoders.words import Vocabulary
 from tests.models.encoders.test_elmo import TEXT, about, options, senses, tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-MARKS = len(BertEncoder.marks)
+MARKS = len(BertEncoder.special_tokens)
 
 
 def make(dropout: float = 0.0) -> BertEncoder:
     torch.manual_seed(0)
-    vocabulary = Vocabulary.of(TEXT, marks=BertEncoder.marks)
+    vocabulary = Vocabulary.of(TEXT, special_tokens=BertEncoder.special_tokens)
     return BertEncoder(vocabulary, width=12, layers=2, heads=3, dropout=dropout, max_positions=19)
 
 

@@ -20,14 +20,14 @@ from regard.models.packed import Packed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-MARKS = ElmoEncoder.marks
+MARKS = ElmoEncoder.special_tokens
 WORDS = ["the", "dogs", "bark", "at", "old", "cats"]
 TEXT = ["the dogs bark at cats", "the bark of old trees", "dogs", "cats of the old"]
 
 
 def make(width: int = 5, layers: int = 2, dropout: float = 0.0) -> ElmoEncoder:
     torch.manual_seed(0)
-    return ElmoEncoder(Vocabulary.of(TEXT, marks=MARKS), width, layers, dropout=dropout)
+    return ElmoEncoder(Vocabulary.of(TEXT, special_tokens=MARKS), width, layers, dropout=dropout)
 
 
 def senses() -> tuple[list[str], list[str]]:
@@ -207,7 +207,7 @@ def test_it_compiles_and_has_shapes_without_numbers():
     ("call", "message"),
     [
         (lambda: ElmoEncoder(Vocabulary(["a"])), "with its own marks"),
-        (lambda: ElmoEncoder(Vocabulary([], marks=MARKS)), "with its own marks"),
+        (lambda: ElmoEncoder(Vocabulary([], special_tokens=MARKS)), "with its own marks"),
         (lambda: ElmoEncoder(["a"]), "with its own marks"),
         (lambda: make(width=0), "width=0"),
         (lambda: make(layers=0), "layers=0"),

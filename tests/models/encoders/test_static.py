@@ -117,7 +117,7 @@ def test_vectors_factor_the_matrix_of_ppmi():
     size = len(vocabulary) - 1
     table = torch.zeros(size, size, dtype=torch.double)
     for sentence in corpus():  # one pair after the other
-        numbers = [n - 1 for n in vocabulary.numbers(sentence.split())]
+        numbers = [n - 1 for n in vocabulary.ids(sentence.split())]
         for i, first in enumerate(numbers):
             for j, second in enumerate(numbers):
                 if 0 < abs(i - j) <= 2:

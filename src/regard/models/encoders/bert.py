@@ -16,13 +16,13 @@ from regard.models.packed import Packed, as_packed
 class BertEncoder(LearnedEncoder):
     """A masked language model whose layers are vectors of words in context.
 
-    vocabulary: of words, with the marks of the class: `Vocabulary.of(text, marks=BertEncoder.marks)`.
+    vocabulary: of words, with the marks of the class: `Vocabulary.of(text, special_tokens=BertEncoder.special_tokens)`.
     width, heads, dropout: of the blocks.
     layers: of blocks; the vectors have one more, as the words and their places are layer 0.
     max_positions: how many tokens a sentence may have, its two marks included.
 
     >>> from regard.models import BertEncoder, Vocabulary
-    >>> vocabulary = Vocabulary.of(["dogs bark", "the bark of trees"], marks=BertEncoder.marks)
+    >>> vocabulary = Vocabulary.of(["dogs bark", "the bark of trees"], special_tokens=BertEncoder.special_tokens)
     >>> encoder = BertEncoder(vocabulary, width=8, layers=2, heads=2)
     >>> encoder.embed("Trees have no bark")[0]
     WordVectors('Trees have no bark': 4 words × 3 layers × 8)
@@ -33,7 +33,7 @@ class BertEncoder(LearnedEncoder):
     """
 
     format = "bert 1"
-    marks = ("<unk>", "<s>", "</s>", "<mask>")
+    special_tokens = ("<unk>", "<s>", "</s>", "<mask>")
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class BertEncoder(LearnedEncoder):
     def loss(self, tokens: Tensor | Packed | str | Sequence[str], lengths: Tensor | None = None) -> Tensor:
         """The mean cross entropy of words that are hidden from the model, other ones in each call."""
         batch = as_packed(tokens, lengths) if isinstance(tokens, Tensor | Packed) else self.pack(tokens)
-        mask, around = self.marks.index("<mask>"), [self.marks.index(mark) for mark in ("<s>", "</s>")]
+        mask, around = self.special_tokens.index("<mask>"), [self.special_tokens.index(mark) for mark in ("<s>", "</s>")]
         hidden, labels = mask_tokens(batch, mask_id=mask, vocab_size=len(self.vocabulary), special_ids=around)
         return self.model.loss(hidden, labels)
 

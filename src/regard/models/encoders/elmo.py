@@ -75,7 +75,7 @@ class Direction(nn.Module):
 class ElmoEncoder(LearnedEncoder):
     """A forward and a backward LSTM language model whose states are vectors of words in context.
 
-    vocabulary: of words, with the marks of the class: `Vocabulary.of(text, marks=ElmoEncoder.marks)`.
+    vocabulary: of words, with the marks of the class: `Vocabulary.of(text, special_tokens=ElmoEncoder.special_tokens)`.
     width: of each direction; the vectors are twice as wide.
     layers: of LSTMs; the vectors have one more, as the words themselves are layer 0.
     dropout: of what goes into the LSTMs, and comes out of each.
@@ -83,7 +83,7 @@ class ElmoEncoder(LearnedEncoder):
     Embedding and output are shared by the directions. `mix` is learned by the task that uses `forward`.
 
     >>> from regard.models import ElmoEncoder, Vocabulary
-    >>> vocabulary = Vocabulary.of(["dogs bark", "the bark of trees"], marks=ElmoEncoder.marks)
+    >>> vocabulary = Vocabulary.of(["dogs bark", "the bark of trees"], special_tokens=ElmoEncoder.special_tokens)
     >>> encoder = ElmoEncoder(vocabulary, width=8, layers=2)
     >>> encoder.embed("Trees have no bark")[0]
     WordVectors('Trees have no bark': 4 words × 3 layers × 16)

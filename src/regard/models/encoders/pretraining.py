@@ -40,19 +40,19 @@ class LearnedEncoder(WordEncoder):
     """
 
     format: ClassVar[str]  # of its files
-    marks: ClassVar[tuple[str, ...]] = ("<unk>", "<s>", "</s>")
+    special_tokens: ClassVar[tuple[str, ...]] = ("<unk>", "<s>", "</s>")
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__()
         if (
             not isinstance(vocabulary, Vocabulary)
-            or vocabulary.marks != self.marks
-            or len(vocabulary) == len(self.marks)
+            or vocabulary.special_tokens != self.special_tokens
+            or len(vocabulary) == len(self.special_tokens)
         ):
             name = type(self).__name__
             raise ArgumentError(
                 f"{name} got {shorten(repr(vocabulary))}; it needs a vocabulary of words with its own "
-                f"marks: Vocabulary.of(sentences, marks={name}.marks)."
+                f"marks: Vocabulary.of(sentences, special_tokens={name}.special_tokens)."
             )
         self.vocabulary = vocabulary
 
@@ -76,12 +76,12 @@ class LearnedEncoder(WordEncoder):
     def pack(self, sentences: str | Sequence[str]) -> Packed:
         """Sentences as numbers, each between the marks <s> and </s>."""
         device = next(self.parameters()).device
-        return Packed.of([self.numbers(sentence) for sentence in check_sentences(sentences)], device)
+        return Packed.of([self.encode(sentence) for sentence in check_sentences(sentences)], device)
 
-    def numbers(self, sentence: str) -> list[int]:
+    def encode(self, sentence: str) -> list[int]:
         """The numbers of a sentence's words, between the marks."""
-        start, end = self.marks.index("<s>"), self.marks.index("</s>")
-        return [start, *self.vocabulary.numbers(word.text for word in split_words(sentence)), end]
+        start, end = self.special_tokens.index("<s>"), self.special_tokens.index("</s>")
+        return [start, *self.vocabulary.ids(word.text for word in split_words(sentence)), end]
 
     def token_vectors(self, sentences: Sequence[str]) -> list[TokenVectors]:
         splits = [split_words(sentence) for sentence in sentences]
@@ -98,7 +98,7 @@ class LearnedEncoder(WordEncoder):
         return [found[i] for i in range(len(sentences))]
 
     def _unknown(self, word: str) -> ArgumentError:
-        return unknown_word_error(type(self).__name__, word, self.vocabulary[len(self.marks) :])
+        return unknown_word_error(type(self).__name__, word, self.vocabulary[len(self.special_tokens) :])
 
     @classmethod
     def learn(
@@ -131,8 +131,8 @@ class LearnedEncoder(WordEncoder):
         """
         schedule = _Schedule(cls.__name__, epochs, max_seconds, batch_size, learning_rate)
         given = [sentence for sentence in check_sentences(sentences) if split_words(sentence)]
-        vocabulary = Vocabulary.of(given, max_size=max_vocab_size, min_count=min_count, marks=cls.marks)
-        if len(vocabulary) == len(cls.marks):
+        vocabulary = Vocabulary.of(given, max_size=max_vocab_size, min_count=min_count, special_tokens=cls.special_tokens)
+        if len(vocabulary) == len(cls.special_tokens):
             raise ArgumentError(
                 f"{cls.__name__}.learn got {len(given)} sentences with words, in which none occurs {min_count} "
                 "times; give more text, or lower min_count."
@@ -140,13 +140,13 @@ class LearnedEncoder(WordEncoder):
         with torch.random.fork_rng(devices=[]):  # what the caller draws next does not depend on us
             torch.manual_seed(seed)
             encoder = cls(vocabulary, **options)
-            schedule.run(encoder, [encoder.numbers(sentence) for sentence in given], report)
+            schedule.run(encoder, [encoder.encode(sentence) for sentence in given], report)
         return encoder.eval()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the encoder to one file, encoder.safetensors: its parameters, options and words."""
         about = {"format": self.format, "best_layer": self.best_layer, "options": self.options}
-        words = json.dumps(self.vocabulary[len(self.marks) :], ensure_ascii=False)
+        words = json.dumps(self.vocabulary[len(self.special_tokens) :], ensure_ascii=False)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         return write_atomic(path, save_tensors(tensors, {"about": json.dumps(about), "words": words}))
 
@@ -186,7 +186,7 @@ def _understand(cls: type[Encoder], path: Path) -> Encoder:
         if layers > len(names):  # before a model of that many is made
             raise ValueError(f"its options say {layers} layers and there are {len(names)} tensors")
         with torch.device("meta"):  # sizes alone, until they are known to be right
-            encoder = cls(Vocabulary(words, marks=cls.marks), **options)
+            encoder = cls(Vocabulary(words, special_tokens=cls.special_tokens), **options)
         check_int("the file got best_layer", best, min=-encoder.layers)
         if best >= encoder.layers:
             raise ValueError(f"it says best_layer {best} of {encoder.layers} layers")

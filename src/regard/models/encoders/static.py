@@ -89,7 +89,7 @@ class StaticEncoder(WordEncoder):
     def token_vectors(self, sentences: Sequence[str]) -> Iterator[TokenVectors]:
         for sentence in sentences:
             words = split_words(sentence)
-            numbers = self.vocabulary.numbers([word.text for word in words])
+            numbers = self.vocabulary.ids([word.text for word in words])
             vectors = self(torch.tensor(numbers, dtype=torch.long, device=self.vectors.device))
             spans = [(word.start, word.stop) for word in words]
             yield TokenVectors(vectors[None], spans, known=[number > 0 for number in numbers])
@@ -228,7 +228,7 @@ def _cooccurrences(
     sentences: Sequence[str], vocabulary: Vocabulary, window: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Pairs of words (2, n) that stand near each other, and how often; the nearer, the more a pair counts."""
-    numbers = [[n - 1 for n in vocabulary.numbers(word.text for word in split_words(s)) if n] for s in sentences]
+    numbers = [[n - 1 for n in vocabulary.ids(word.text for word in split_words(s)) if n] for s in sentences]
     tokens = np.array([number for line in numbers for number in line], dtype=np.int64)
     owner = np.repeat(np.arange(len(numbers)), [len(line) for line in numbers])
     size = len(vocabulary) - 1

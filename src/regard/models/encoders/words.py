@@ -1,4 +1,4 @@
-"""Text as words: where they stand in a sentence, and a vocabulary of them."""
+"""Word splitting, word lookup and vocabularies."""
 
 import re
 import unicodedata
@@ -13,11 +13,11 @@ from regard._util.text import shorten
 from regard.errors import ArgumentError, DTypeError
 
 Span = tuple[int, int]  # characters [start, stop) of a sentence
-WordQuery = str | tuple[str, int]  # a word, or a word and which of its occurrences, counted from 0
+WordQuery = str | tuple[str, int]  # a word, or (word, n) for its n-th occurrence, from 0
 
 
 class Word(NamedTuple):
-    """A word and where it stands: sentence[start:stop] == text.
+    """A word and its characters: sentence[start:stop] == text.
 
     >>> from regard.models.encoders.words import split_words
     >>> split_words("Dogs bark")
@@ -29,43 +29,43 @@ class Word(NamedTuple):
     stop: int
 
 
-class _Kinds(dict[int, str]):
-    """The kind of each character, by its number, as one letter; filled as characters are met.
+class _CharacterClasses(dict[int, str]):
+    """Maps code points to one-letter classes, filled on demand.
 
-    w word, d digit, h a Han character (a word by itself, as in BERT), m mark on the character before it,
-    a apostrophe, hyphen or underscore, s separator within numbers, j joiner of no width, p any other, blank.
+    w letter, d digit, h Han character (a word by itself, as in BERT), m combining mark, a apostrophe, hyphen or
+    underscore, s separator within numbers, j zero-width joiner, p other; blank for whitespace.
     """
 
-    def __missing__(self, number: int) -> str:
-        self[number] = kind = _kind(chr(number))
-        return kind
+    def __missing__(self, code: int) -> str:
+        self[code] = name = _character_class(chr(code))
+        return name
 
 
-def _kind(character: str) -> str:
+def _character_class(character: str) -> str:
     category = unicodedata.category(character)
-    for kind, characters in _KINDS:
+    for name, characters in _CLASSES:
         if character in characters:
-            return kind
+            return name
     if category[0] == "L":
         return "h" if unicodedata.name(character, "").startswith("CJK ") else "w"
     return {"N": "d", "M": "m", "Z": " ", "C": "p" if category in ("Cn", "Co") else " "}.get(category[0], "p")
 
 
-_KINDS = (
+_CLASSES = (
     ("a", "'’ʼ-‐‑_"),
     ("s", ".,"),
     ("j", "\u00ad\u200c\u200d\u2060"),  # soft hyphen, non-joiner, joiner, word joiner
 )
-_kinds = _Kinds()
+_character_classes = _CharacterClasses()
 _PART = "[wd](?:[wdm]|j+(?=[wdm]))*"
 _WORD = re.compile(f"{_PART}(?:a{_PART}|(?<=d)s(?=d){_PART})*|hm*|[pas]m*(?:j+pm*)*")
 
 
 def split_words(sentence: str) -> list[Word]:
-    """The words of a sentence, with their characters' places; each punctuation mark is a word too.
+    """Split a sentence into words. Each punctuation mark is a word.
 
-    An apostrophe or a hyphen between letters, and a point or comma between digits, stay inside their word.
-    Each Han character is a word.
+    Apostrophes and hyphens between letters, and points and commas between digits, stay inside their word. Each
+    Han character is a word.
 
     >>> from regard.models.encoders.words import split_words
     >>> [word.text for word in split_words("Dogs don't bark, well-fed ones (1,000 of them).")]
@@ -73,12 +73,12 @@ def split_words(sentence: str) -> list[Word]:
     >>> split_words("A dog")[1]
     Word(text='dog', start=2, stop=5)
     """
-    kinds = sentence.translate(_kinds)  # one letter for each character, so that places stay
-    return [Word(sentence[m.start() : m.end()], m.start(), m.end()) for m in _WORD.finditer(kinds)]
+    classes = sentence.translate(_character_classes)  # one letter per character keeps the offsets
+    return [Word(sentence[m.start() : m.end()], m.start(), m.end()) for m in _WORD.finditer(classes)]
 
 
 def is_word(text: str) -> bool:
-    """Whether it has a letter or a digit, and is not punctuation alone.
+    """Whether the text contains a letter or a digit.
 
     >>> from regard.models.encoders.words import is_word
     >>> is_word("bark"), is_word("?")
@@ -88,67 +88,68 @@ def is_word(text: str) -> bool:
 
 
 def fold(word: str) -> str:
-    """What is the same in words that differ in case, apostrophes, blanks, or in how accents are stored.
+    """Normalize case, apostrophes, spaces and accents for comparison.
 
     >>> from regard.models.encoders.words import fold
     >>> fold("Don’t")
     "don't"
     """
     folded = unicodedata.normalize("NFKC", word).casefold().replace("’", "'").replace("\u00ad", "")
-    return "".join(folded.split())  # NFKC makes a blank and a mark of ´
+    return "".join(folded.split())  # NFKC turns ´ into a space and a combining mark
 
 
-def close_words(word: str, words: Iterable[str], most: int = 5) -> list[str]:
-    """The words that are spelled most like this one.
+def close_words(word: str, words: Iterable[str], n: int = 5) -> list[str]:
+    """The words with the most similar spelling.
 
     >>> from regard.models.encoders.words import close_words
     >>> close_words("brak", ["bark", "tree", "bank"])
     ['bark', 'bank']
     """
     folded = fold(word)[:100]
-    alike: dict[str, str] = {}
+    candidates: dict[str, str] = {}
     for other in words:
         if abs(len(other) - len(word)) <= 2:
-            alike.setdefault(fold(other), other)
-    if len(alike) > 20_000:  # a large vocabulary: comparing with all of it takes seconds
-        alike = {key: other for key, other in alike.items() if key[:1] == folded[:1]}
-    return [alike[key] for key in get_close_matches(folded, list(alike)[:20_000], n=most, cutoff=0.5)]
+            candidates.setdefault(fold(other), other)
+    if len(candidates) > 20_000:  # comparing with a large vocabulary takes seconds
+        candidates = {key: other for key, other in candidates.items() if key[:1] == folded[:1]}
+    matches = get_close_matches(folded, list(candidates)[:20_000], n=n, cutoff=0.5)
+    return [candidates[key] for key in matches]
 
 
-def unknown_word_error(who: str, word: str, words: Iterable[str]) -> ArgumentError:
-    """The error about a word that an encoder does not know."""
-    alike = close_words(word, words, most=3)
-    hint = f"did you mean {' or '.join(map(repr, alike))}?" if alike else "nor any word like it."
+def unknown_word_error(encoder: str, word: str, words: Iterable[str]) -> ArgumentError:
+    """The error for a word outside an encoder's vocabulary."""
     return ArgumentError(
-        f"{who} does not know the word {word!r}; {hint} It knows the words of its vocabulary."
+        f"{encoder} does not know the word {word!r}{_suggestion(word, words)}; choose a word of its vocabulary."
     )
 
 
+def _suggestion(word: str, words: Iterable[str]) -> str:
+    close = close_words(word, words, n=3)
+    return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
+
+
 class Vocabulary(Sequence[str]):
-    """Numbered words, marks first: number 0 stands for every word that is not in it.
+    """Maps words to ids. Special tokens come first; id 0 stands for unknown words.
 
     >>> from regard.models.encoders.words import Vocabulary
     >>> vocabulary = Vocabulary.of(["The dogs bark.", "The bark of trees"], min_count=2)
     >>> list(vocabulary)
     ['<unk>', 'bark', 'the']
-    >>> vocabulary.numbers(["The", "dogs", "bark"])
+    >>> vocabulary.ids(["The", "dogs", "bark"])
     [2, 0, 1]
     """
 
-    def __init__(self, words: Iterable[str], *, marks: Sequence[str] = ("<unk>",)) -> None:
-        self.marks = tuple(marks)
-        if not self.marks:
-            raise ArgumentError("Vocabulary got no marks; the first one stands for unknown words.")
-        self._words = (*self.marks, *words)
-        self._numbers: dict[str, int] = {}
-        for number, word in enumerate(self._words):
+    def __init__(self, words: Iterable[str], *, special_tokens: Sequence[str] = ("<unk>",)) -> None:
+        self.special_tokens = tuple(special_tokens)
+        if not self.special_tokens:
+            raise ArgumentError("Vocabulary got no special_tokens; pass at least the one for unknown words.")
+        self._words = (*self.special_tokens, *words)
+        self._ids: dict[str, int] = {}
+        for i, word in enumerate(self._words):
             if not isinstance(word, str) or not word:
-                raise DTypeError(f"Vocabulary got {word!r} as word {number}; a word is a string, not empty.")
-            if self._numbers.setdefault(word, number) != number:
-                raise ArgumentError(
-                    f"Vocabulary got {word!r} as word {self._numbers[word]} and again as word {number}; "
-                    "give each word once."
-                )
+                raise DTypeError(f"Vocabulary got {word!r} as word {i}; pass non-empty strings.")
+            if self._ids.setdefault(word, i) != i:
+                raise ArgumentError(f"Vocabulary got {word!r} twice, as word {self._ids[word]} and word {i}.")
 
     @classmethod
     def of(
@@ -157,40 +158,40 @@ class Vocabulary(Sequence[str]):
         *,
         max_size: int | None = None,
         min_count: int = 1,
-        marks: Sequence[str] = ("<unk>",),
+        special_tokens: Sequence[str] = ("<unk>",),
     ) -> "Vocabulary":
-        """The words of a text in lower case, the most frequent first.
+        """Build from the words of a text, lower-cased, by descending frequency.
 
         max_size: maximum number of words. min_count: minimum number of occurrences.
         """
         if isinstance(sentences, str):
-            raise DTypeError("Vocabulary.of got one string; give a list of sentences.")
+            raise DTypeError("Vocabulary.of got one string; pass a list of sentences.")
         if max_size is not None:
             check_int("Vocabulary.of got max_size", max_size, min=1)
         check_int("Vocabulary.of got min_count", min_count, min=1)
-        seen = Counter(fold(word.text) for sentence in sentences for word in split_words(sentence))
-        # by the alphabet where they are equally frequent, so that the order of the sentences does not matter
-        ranked = sorted(seen.items(), key=lambda item: (-item[1], item[0]))
-        return cls([word for word, often in ranked if often >= min_count][:max_size], marks=marks)
+        counts = Counter(fold(word.text) for sentence in sentences for word in split_words(sentence))
+        # ties are sorted alphabetically: the order of the sentences does not matter
+        ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        return cls([word for word, n in ranked if n >= min_count][:max_size], special_tokens=special_tokens)
 
     def find(self, word: str) -> int | None:
-        """The number of a word: as it is spelled, or else in any other case; None if there is none."""
-        exact = self._numbers.get(word)
+        """The id of a word, ignoring case if there is no exact match; None if unknown."""
+        exact = self._ids.get(word)
         return self._folded.get(fold(word)) if exact is None else exact
 
-    def numbers(self, words: Iterable[str]) -> list[int]:
-        """The numbers of words, 0 for unknown ones."""
+    def ids(self, words: Iterable[str]) -> list[int]:
+        """The ids of words, 0 for unknown ones."""
         return [self.find(word) or 0 for word in words]
 
     @cached_property
     def _folded(self) -> dict[str, int]:
         folded: dict[str, int] = {}
-        for number, word in enumerate(self._words[len(self.marks) :], len(self.marks)):
-            folded.setdefault(fold(word), number)
+        for i, word in enumerate(self._words[len(self.special_tokens) :], len(self.special_tokens)):
+            folded.setdefault(fold(word), i)
         return folded
 
-    def __getitem__(self, number):  # type: ignore[no-untyped-def]  # int or slice, as of a tuple
-        return self._words[number]
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # int or slice
+        return self._words[index]
 
     def __len__(self) -> int:
         return len(self._words)
@@ -202,7 +203,7 @@ class Vocabulary(Sequence[str]):
         return isinstance(word, str) and self.find(word) is not None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Vocabulary) and (self._words, self.marks) == (other._words, other.marks)
+        return isinstance(other, Vocabulary) and (self._words, self.special_tokens) == (other._words, other.special_tokens)
 
     def __hash__(self) -> int:
         return hash(self._words)
@@ -212,24 +213,24 @@ class Vocabulary(Sequence[str]):
 
 
 def check_sentences(sentences: str | Sequence[str]) -> list[str]:
-    """Sentences that are strings of characters that can be stored."""
+    """Return sentences as a list of strings that can be encoded as UTF-8."""
     if not isinstance(sentences, str | Sequence):
         raise DTypeError(
-            f"the sentences are a {type(sentences).__name__}; give a string or a list of strings."
+            f"sentences are a {type(sentences).__name__}; pass a string or a list of strings."
         )
-    given = [sentences] if isinstance(sentences, str) else list(sentences)
-    for number, sentence in enumerate(given):
+    checked = [sentences] if isinstance(sentences, str) else list(sentences)
+    for i, sentence in enumerate(checked):
         if not isinstance(sentence, str):
-            raise DTypeError(f"sentence {number} is a {type(sentence).__name__}; give strings.")
+            raise DTypeError(f"Sentence {i} is a {type(sentence).__name__}; pass strings.")
         if not sentence.isascii():
             try:
                 sentence.encode()
             except UnicodeEncodeError as error:
                 raise ArgumentError(
-                    f"sentence {number} has {sentence[error.start]!r} at character {error.start}, half of a "
-                    "surrogate pair, which is no character; decode the text anew."
+                    f"Sentence {i} has the lone surrogate {sentence[error.start]!r} at character {error.start}; "
+                    "decode the text again."
                 ) from None
-    return given
+    return checked
 
 
 def tokens_of_words(
@@ -237,54 +238,50 @@ def tokens_of_words(
 ) -> tuple[list[Word], list[list[int]]]:
     """The words that have tokens, and the tokens of each: those that share a character with it."""
     owner = [-1] * len(sentence)
-    for number, word in enumerate(words):
-        owner[word.start : word.stop] = [number] * (word.stop - word.start)
+    for i, word in enumerate(words):
+        owner[word.start : word.stop] = [i] * (word.stop - word.start)
     parts: list[list[int]] = [[] for _ in words]
     for token, span in enumerate(spans):
-        for number in sorted({*owner[span[0] : span[1]]} - {-1}) if span is not None else ():
-            parts[number].append(token)
-    kept = [number for number, part in enumerate(parts) if part]
-    return [words[number] for number in kept], [parts[number] for number in kept]
+        for i in sorted({*owner[span[0] : span[1]]} - {-1}) if span is not None else ():
+            parts[i].append(token)
+    kept = [i for i, part in enumerate(parts) if part]
+    return [words[i] for i in kept], [parts[i] for i in kept]
 
 
-def find_word(word: WordQuery, words: Sequence[str], sentence: str) -> int:
-    """The place of a word among those of a sentence: as it is spelled, or else in any other case."""
-    text, number = parse_word(word)
-    places = [place for place, one in enumerate(words) if one == text]
-    places = places or [place for place, one in enumerate(words) if fold(one) == fold(text)]
-    if not places:
-        alike = close_words(text, words, most=3)
-        hint = f"did you mean {' or '.join(map(repr, alike))}? Its" if alike else "its"
+def find_word(query: WordQuery, words: Sequence[str], sentence: str) -> int:
+    """The index of a word in `words`, ignoring case if there is no exact match."""
+    text, n = parse_word(query)
+    matches = [i for i, word in enumerate(words) if word == text]
+    matches = matches or [i for i, word in enumerate(words) if fold(word) == fold(text)]
+    if not matches:
         listed = " ".join(words[:30]) + (" …" if len(words) > 30 else "")
-        raise ArgumentError(f"{text!r} is not in {shorten(sentence)!r}; {hint} words are: {listed}")
-    if not -len(places) <= number < len(places):
         raise ArgumentError(
-            f"{shorten(sentence)!r} has {text!r} {len(places)} times and occurrence {number} was asked "
-            f"for; they count from 0, so give 0 to {len(places) - 1}."
+            f"{text!r} is not in {shorten(sentence)!r}{_suggestion(text, words)}; its words are: {listed}"
         )
-    return places[number]
+    if not -len(matches) <= n < len(matches):
+        raise ArgumentError(
+            f"Occurrence {n} of {text!r} is out of range: {shorten(sentence)!r} has {len(matches)}, counted from 0."
+        )
+    return matches[n]
 
 
-def parse_word(word: WordQuery) -> tuple[str, int]:
-    """A word that was asked for, and which of its occurrences: the first, unless said."""
-    match word:
+def parse_word(query: WordQuery) -> tuple[str, int]:
+    """Split a query into the word and the occurrence, 0 by default."""
+    match query:
         case str():
-            return word, 0
-        case (str() as text, int() as number) if not isinstance(number, bool):
-            return text, number
+            return query, 0
+        case (str() as text, int() as n) if not isinstance(n, bool):
+            return text, n
     raise DTypeError(
-        f"a word was asked for as {word!r}; give a string, or a pair such as ('bark', 1), which is its "
-        "second occurrence in the sentence."
+        f"The word is {query!r}; pass a string, or a pair such as ('bark', 1) for the second occurrence."
     )
 
 
-def parse_word_pair(word: WordQuery | tuple[WordQuery, WordQuery]) -> tuple[WordQuery, WordQuery]:
-    """One word for each of two sentences."""
-    match word:
+def parse_word_pair(query: WordQuery | tuple[WordQuery, WordQuery]) -> tuple[WordQuery, WordQuery]:
+    """A query for each of two sentences."""
+    match query:
         case str() | (str(), int()):
-            return word, word
+            return query, query
         case (str() | (str(), int()), str() | (str(), int())):
-            return word
-    raise DTypeError(
-        f"compare got word={word!r}; give a string for both sentences, or a pair of strings, one for each."
-    )
+            return query
+    raise DTypeError(f"compare got word={query!r}; pass a string, or a pair of strings, one per sentence.")
