@@ -1,29 +1,30 @@
 """The view as one text: in order, nothing twice, and a text that JavaScript accepts."""
 
+import posixpath
 import re
 import shutil
 import subprocess
-from importlib.resources import files
 
 import pytest
 
 from regard.app import bundle as module
-from regard.app.bundle import bundle, join, style, top_level
+from regard.app.bundle import bundle, join, static, style, top_level
 from regard.errors import ArgumentError
 
 NODE = shutil.which("node")
-ENTRIES = ["export.js", "widget.js"]
+ENTRIES = ["attention/export.js", "attention/widget.js"]
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_each_module_stands_below_those_that_it_needs(entry):
-    order = re.findall(r"^// ([\w-]+\.js)$", bundle(entry), re.M)
+    order = re.findall(r"^// ([\w/-]+\.js)$", bundle(entry), re.M)
     assert len(order) == len(set(order)) > 5
     assert order[-1] == entry
-    folder = files("regard.app") / "static" / "attention"
     for place, name in enumerate(order):
-        needed = re.findall(r'from "\./([\w-]+\.js)"', (folder / name).read_text("utf-8"))
-        assert set(needed) <= set(order[:place])
+        imports = re.findall(r'from "([\w./-]+\.js)"', static(name))
+        assert {posixpath.normpath(f"{posixpath.dirname(name)}/{path}") for path in imports} <= set(
+            order[:place]
+        )
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -31,7 +32,7 @@ def test_nothing_is_imported_and_only_the_widget_exports(entry):
     text = bundle(entry)
     assert not re.search(r"^\s*import\b|\bimport\(", text, re.M)
     assert re.findall(r"^export .*", text, re.M) == (
-        ["export default { render: renderWidget };"] if entry == "widget.js" else []
+        ["export default { render: renderWidget };"] if entry == "attention/widget.js" else []
     )
 
 
@@ -80,8 +81,10 @@ def test_only_the_entry_has_a_default():
 def test_a_circle_is_refused(monkeypatch):
     texts = {"attention/a.js": 'import { b } from "./b.js";', "attention/b.js": 'import { a } from "./a.js";'}
     monkeypatch.setattr(module, "static", texts.__getitem__)
-    with pytest.raises(ArgumentError, match=r"a\.js imports b\.js imports a\.js"):
-        module._joined.__wrapped__("a.js")
+    with pytest.raises(
+        ArgumentError, match=r"a\.js imports attention/b\.js imports attention/a\.js"
+    ):
+        module.bundle.__wrapped__("attention/a.js")
 
 
 def test_names_at_the_top_level():

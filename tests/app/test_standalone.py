@@ -84,7 +84,7 @@ class Page(HTMLParser):
 
     @property
     def inputs(self) -> list[dict]:
-        return self.data["exhibit"]["inputs"]
+        return self.data["view"]["inputs"]
 
     def layer(self, input_: int = 0, layer: int = 0) -> dict:
         return self.data["inputs"][input_]["layers"][layer]
@@ -153,14 +153,14 @@ def test_many_weights_become_means_of_blocks_and_the_page_says_so():
 
 
 def test_many_layers_become_smaller_so_that_a_browser_opens_them(monkeypatch):
-    monkeypatch.setattr(embedded, "_WEIGHTS", 3 * 2 * 100 * 100)
+    monkeypatch.setattr(embedded, "_MAX_WEIGHTS", 3 * 2 * 100 * 100)
     page = Page(make_page({f"blocks.{n}": lazy(2, 120, 120) for n in range(3)}))
     shapes = [layer["weights"]["shape"] for layer in page.data["inputs"][0]["layers"]]
     assert shapes == [[2, 96, 96]] * 3
 
 
 def test_vectors_that_would_fill_the_file_are_left_out(monkeypatch):
-    monkeypatch.setattr(embedded, "_VECTORS", 10)
+    monkeypatch.setattr(embedded, "_MAX_VECTOR_NUMBERS", 10)
     page = Page(make_page(lazy()))
     assert page.layer()["query"] is None
     assert page.inputs[0]["layers"][0]["vectors"] is False
@@ -259,7 +259,7 @@ def test_the_script_finds_every_element_it_names():
     page = Page(written())
     ids = {dict(attributes).get("id") for _, *attributes in page.elements}
     named = set(re.findall(r'getElementById\("([\w-]+)"\)', page.texts["script"]))
-    assert {"exhibit", "exhibit-view"} <= named <= ids
+    assert {"view-data", "view"} <= named <= ids
 
 
 # Writing and showing it
@@ -295,7 +295,7 @@ def test_weights_and_what_was_seen_write_themselves(tmp_path):
     with regard.watch(layer) as seen:
         layer(torch.eye(3))
     page = Page(seen.to_html(tmp_path / "s.html", title="Seen").read_text("utf-8"))
-    assert page.data["exhibit"]["title"] == "Seen"
+    assert page.data["view"]["title"] == "Seen"
 
 
 def test_outside_a_notebook_a_page_opens_in_the_browser(tmp_path, monkeypatch):

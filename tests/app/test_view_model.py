@@ -16,10 +16,10 @@ from regard.app.view_model import (
     LayerView,
     TextView,
     ViewModel,
-    exhibit_of_translations,
     look_at_text,
     look_at_translation,
     look_at_translations,
+    view_alignments,
 )
 from regard.errors import ArgumentError
 from regard.models import RecurrentConfig, RecurrentSeq2Seq, Transformer, TransformerConfig
@@ -51,8 +51,8 @@ def of(ours: Translator, source: str, target: str) -> Translation:
 
 
 def test_tokens_of_both_sides_are_described():
-    exhibit = ViewModel.of(lazy(), queries=list("abcde"), keys=list("ABCDEFG"), title="Letters")
-    described = json.loads(json.dumps(exhibit.describe()))
+    view = ViewModel.of(lazy(), queries=list("abcde"), keys=list("ABCDEFG"), title="Letters")
+    described = json.loads(json.dumps(view.describe()))
     (one,) = described["inputs"]
     assert described["title"] == "Letters"
     assert [text["tokens"] for text in one["texts"]] == [list("abcde"), list("ABCDEFG")]
@@ -77,11 +77,11 @@ def test_each_of_a_batch_is_an_input(lead):
     x = torch.randn(*lead, Q, D, generator=torch.Generator().manual_seed(1))
     weights = regard.attend(x, x, x)[1]
     for given_ in (weights, weights.dense()):
-        exhibit = ViewModel.of(given_)
-        assert len(exhibit.inputs) == math.prod(lead[:-1])
+        view = ViewModel.of(given_)
+        assert len(view.inputs) == math.prod(lead[:-1])
         dense = weights.dense().reshape(-1, lead[-1] if lead else 1, Q, Q)
         for number, matrix in enumerate(dense):
-            (found,) = exhibit.ask("tile", {"input": number}).arrays
+            (found,) = view.ask("tile", {"input": number}).arrays
             np.testing.assert_allclose(found, matrix, atol=1e-6)
 
 
@@ -94,8 +94,8 @@ def test_what_was_watched_has_labels_and_tokens():
     model = Transformer(50, TransformerConfig(width=16, heads=2, layers=2))
     with regard.watch(model) as seen:
         model(torch.tensor([[5, 6, 7]]), torch.tensor([[5, 6]]))
-    exhibit = ViewModel.of(seen, queries=["t", "u"], keys=["a", "b", "c"])
-    layers = exhibit.describe()["inputs"][0]["layers"]
+    view = ViewModel.of(seen, queries=["t", "u"], keys=["a", "b", "c"])
+    layers = view.describe()["inputs"][0]["layers"]
     assert [layer["label"] for layer in layers] == [
         "encoder 0",
         "encoder 1",
@@ -104,10 +104,10 @@ def test_what_was_watched_has_labels_and_tokens():
         "decoder 1",
         "decoder 1 to source",
     ]
-    texts = exhibit.inputs[0].texts
+    texts = view.inputs[0].texts
     of = {
         layer.label: (texts[layer.queries].tokens, texts[layer.keys].tokens)
-        for layer in exhibit.inputs[0].layers
+        for layer in view.inputs[0].layers
     }
     assert of["encoder 0"] == (("a", "b", "c"), ("a", "b", "c"))
     assert of["decoder 0 to source"] == (("t", "u"), ("a", "b", "c"))
@@ -155,14 +155,14 @@ def test_hostile_tokens_are_text_that_json_holds():
 def test_a_tile_is_the_mean_of_its_blocks(dense, mask, normalize):
     weights = lazy(mask=mask, normalize=normalize)
     whole = weights.dense()
-    exhibit = ViewModel.of(whole if dense else weights)
-    (found,) = exhibit.ask(
+    view = ViewModel.of(whole if dense else weights)
+    (found,) = view.ask(
         "tile", {"heads": [2, 0], "rows": [1, 5], "columns": [1, 7], "height": 2, "width": 3}
     ).arrays
     expected = whole[[2, 0], 1:5, 1:7].reshape(2, 2, 2, 3, 2).mean((2, 4))
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert found.dtype == np.float32
-    (mean,) = exhibit.ask("tile", {"heads": [2, 0], "mean": True}).arrays
+    (mean,) = view.ask("tile", {"heads": [2, 0], "mean": True}).arrays
     np.testing.assert_allclose(mean, whole[[2, 0]].mean(0, keepdim=True), atol=1e-6)
 
 
@@ -170,32 +170,32 @@ def test_a_tile_is_the_mean_of_its_blocks(dense, mask, normalize):
 def test_top_of_a_query_and_of_a_key(dense):
     weights = lazy()
     whole = weights.dense().mean(0)
-    exhibit = ViewModel.of(weights.dense() if dense else weights)
+    view = ViewModel.of(weights.dense() if dense else weights)
     for side, line, place in (("query", whole[3], 3), ("key", whole[:, 6], 6)):
-        facts = exhibit.ask("top", {"side": side, "place": place, "most": 4}).facts
+        facts = view.ask("topk", {"side": side, "position": place, "k": 4}).facts
         expected = line.topk(4)
-        assert facts["places"] == expected.indices.tolist()
+        assert facts["positions"] == expected.indices.tolist()
         np.testing.assert_allclose(facts["weights"], expected.values, atol=1e-6)
 
 
 def test_top_leaves_out_what_is_not_seen():
     facts = (
         ViewModel.of(lazy(keys=Q, mask=regard.Causal()))
-        .ask("top", {"side": "query", "place": 1, "most": 9})
+        .ask("topk", {"side": "query", "position": 1, "k": 9})
         .facts
     )
-    assert sorted(facts["places"]) == [0, 1]
+    assert sorted(facts["positions"]) == [0, 1]
 
 
 @pytest.mark.parametrize("dense", [False, True])
 def test_received_is_the_sum_over_queries(dense):
     weights = lazy()
-    exhibit = ViewModel.of(weights.dense() if dense else weights)
-    facts, (bins,) = exhibit.ask("received", {"heads": [1], "most": 2, "bins": 99})
+    view = ViewModel.of(weights.dense() if dense else weights)
+    facts, (bins,) = view.ask("received", {"heads": [1], "k": 2, "bins": 99})
     expected = weights.dense()[1].sum(0)
     np.testing.assert_allclose(bins, expected, atol=1e-5)
-    assert facts["places"] == expected.topk(2).indices.tolist()
-    _, (bins,) = exhibit.ask("received", {"heads": [1], "bins": 2})
+    assert facts["positions"] == expected.topk(2).indices.tolist()
+    _, (bins,) = view.ask("received", {"heads": [1], "bins": 2})
     np.testing.assert_allclose(bins, [expected[:3].mean(), expected[3:].mean()], atol=1e-5)
 
 
@@ -220,9 +220,9 @@ def test_heads_have_labels_and_thumbnails():
 )
 def test_numbers_add_up_to_the_weight(options, formula):
     weights = lazy(**options)
-    exhibit = ViewModel.of(weights)
+    view = ViewModel.of(weights)
     for query, key in ((1, 0), (4, 3), (0, 6)):
-        facts = exhibit.ask("numbers", {"head": 1, "query": query, "key": key}).facts
+        facts = view.ask("numbers", {"head": 1, "query": query, "key": key}).facts
         product = np.dot(facts["query"], facts["key"]) * facts["scale"] + facts["bias"]
         assert facts["score"] == pytest.approx(product, abs=1e-5)
         assert facts["weight"] == pytest.approx(float(weights[1, query, key]), abs=1e-6)
@@ -234,17 +234,17 @@ def test_numbers_add_up_to_the_weight(options, formula):
 
 
 def test_numbers_need_vectors():
-    exhibit = ViewModel.of(lazy().dense())
-    assert exhibit.describe()["inputs"][0]["layers"][0]["vectors"] is False
+    view = ViewModel.of(lazy().dense())
+    assert view.describe()["inputs"][0]["layers"][0]["vectors"] is False
     with pytest.raises(regard.ArgumentError, match="vectors"):
-        exhibit.ask("numbers", {})
+        view.ask("numbers", {})
 
 
 def test_shared_key_heads_have_their_own_numbers():
     generator = torch.Generator().manual_seed(2)
     query, key = torch.randn(4, Q, D, generator=generator), torch.randn(2, K, D, generator=generator)
-    exhibit = ViewModel.of(regard.attend(query, key, key)[1])
-    facts = exhibit.ask("numbers", {"head": 3, "query": 2, "key": 5}).facts
+    view = ViewModel.of(regard.attend(query, key, key)[1])
+    facts = view.ask("numbers", {"head": 3, "query": 2, "key": 5}).facts
     np.testing.assert_allclose(facts["query"], query[3, 2], atol=1e-6)
     np.testing.assert_allclose(facts["key"], key[1, 5], atol=1e-6)
 
@@ -281,9 +281,9 @@ NAMES = [
 )
 @settings(max_examples=300)
 def test_whatever_is_asked_is_answered_or_refused_in_words(question, arguments):
-    exhibit = ViewModel.of(TINY)
+    view = ViewModel.of(TINY)
     try:
-        facts, arrays = exhibit.ask(question, arguments)
+        facts, arrays = view.ask(question, arguments)
     except regard.ArgumentError:
         return
     json.dumps(facts, allow_nan=False)
@@ -295,21 +295,21 @@ TINY = lazy(2, 3, 4)
 
 @pytest.mark.parametrize("arguments", [None, [], "x", {"input": 1}, {"layer": -1}, {"layer": True}])
 def test_only_what_is_there_is_looked_at(arguments):
-    exhibit = ViewModel.of(TINY)
+    view = ViewModel.of(TINY)
     if arguments is None:
-        assert exhibit.ask("tile", arguments).arrays[0].shape == (2, 3, 4)
+        assert view.ask("tile", arguments).arrays[0].shape == (2, 3, 4)
     else:
         with pytest.raises(regard.ArgumentError):
-            exhibit.ask("tile", arguments)
+            view.ask("tile", arguments)
 
 
 def test_weights_that_are_no_numbers_are_shown_as_nothing():
     query = torch.full((1, 3, 4), math.nan)
     for weights in (regard.attend(query, query, query)[1], torch.full((1, 3, 3), math.nan)):
-        exhibit = ViewModel.of(weights)
-        assert not exhibit.ask("tile", {}).arrays[0].any()
+        view = ViewModel.of(weights)
+        assert not view.ask("tile", {}).arrays[0].any()
         for question in ("top", "received", "heads"):
-            facts, arrays = exhibit.ask(question, {})
+            facts, arrays = view.ask(question, {})
             json.dumps(facts, allow_nan=False)
             assert all(np.isfinite(array).all() for array in arrays)
     facts = ViewModel.of(regard.attend(query, query, query)[1]).ask("numbers", {}).facts
@@ -320,15 +320,15 @@ def test_weights_that_are_no_numbers_are_shown_as_nothing():
 @pytest.mark.parametrize("dense", [False, True])
 def test_nothing_and_almost_nothing(queries, keys, dense):
     weights = lazy(2, queries, keys)
-    exhibit = ViewModel.of(weights.dense() if dense else weights)
-    assert exhibit.ask("tile", {}).arrays[0].shape == (2, queries, keys)
-    assert exhibit.ask("heads", {}).arrays[0].shape == (2, queries, keys)
-    assert exhibit.ask("received", {}).arrays[0].shape == (keys,)
+    view = ViewModel.of(weights.dense() if dense else weights)
+    assert view.ask("tile", {}).arrays[0].shape == (2, queries, keys)
+    assert view.ask("heads", {}).arrays[0].shape == (2, queries, keys)
+    assert view.ask("received", {}).arrays[0].shape == (keys,)
     if queries and keys:
-        assert len(exhibit.ask("top", {}).facts["places"]) == keys
+        assert len(view.ask("topk", {}).facts["positions"]) == keys
     else:
         with pytest.raises(regard.ArgumentError, match="there are none"):
-            exhibit.ask(
+            view.ask(
                 "numbers" if not dense else "top",
                 {"key": 0} if not dense else {"side": "query" if not queries else "key"},
             )
@@ -339,13 +339,13 @@ def test_a_long_input_is_answered_in_linear_memory():
     n = 32_768
     x = torch.randn(1, n, 8, generator=torch.Generator().manual_seed(0))
     weights = regard.attend(x[:, :64], x, x)[1]
-    exhibit = ViewModel.of(weights)
-    (found,) = exhibit.ask("tile", {"rows": [8, 24], "columns": [30_000, 30_256]}).arrays
+    view = ViewModel.of(weights)
+    (found,) = view.ask("tile", {"rows": [8, 24], "columns": [30_000, 30_256]}).arrays
     expected = (x[0, 8:24].double() @ x[0].double().T / math.sqrt(8)).softmax(-1)[:, 30_000:30_256]
     np.testing.assert_allclose(found[0], expected, rtol=1e-4)
-    facts = exhibit.ask("top", {"side": "key", "place": 7, "most": 1}).facts
+    facts = view.ask("topk", {"side": "key", "position": 7, "k": 1}).facts
     column = (x[0, :64].double() @ x[0].double().T / math.sqrt(8)).softmax(-1)[:, 7]
-    assert facts["places"] == [int(column.argmax())]
+    assert facts["positions"] == [int(column.argmax())]
 
 
 # Translations and texts
@@ -354,23 +354,19 @@ def test_a_long_input_is_answered_in_linear_memory():
 def test_translations_show_which_word_came_from_which():
     weights = torch.tensor([[0.9, 0.1], [math.nan, 2.0]])
     read = Alignment(("ein", "Hund"), ("a", "dog"), weights)
-    exhibit = exhibit_of_translations(
-        [Translation("ein Hund", "a dog", -1, [], "copied", _align=lambda: read)]
-    )
-    (one,) = exhibit.describe()["inputs"]
+    view = view_alignments([Translation("ein Hund", "a dog", -1, [], "copied", _align=lambda: read)])
+    (one,) = view.describe()["inputs"]
     assert (one["title"], one["note"]) == ("ein Hund → a dog", "copied")
     assert [text["tokens"] for text in one["texts"]] == [["ein", "Hund"], ["a", "dog"]]
     assert (one["layers"][0]["kind"], one["layers"][0]["queries"]) == ("words", 1)
-    np.testing.assert_allclose(exhibit.ask("tile", {}).arrays[0][0], [[0.9, 0.1], [0, 1]])
+    np.testing.assert_allclose(view.ask("tile", {}).arrays[0][0], [[0.9, 0.1], [0, 1]])
 
 
 def test_a_translation_without_attention_says_why():
     def refuse():
         raise regard.ArgumentError("this Recurrent does not attend")
 
-    (one,) = exhibit_of_translations([Translation("ein Hund", "a dog", -1, [], _align=refuse)]).describe()[
-        "inputs"
-    ]
+    (one,) = view_alignments([Translation("ein Hund", "a dog", -1, [], _align=refuse)]).describe()["inputs"]
     assert one["layers"] == []
     assert one["note"] == "this Recurrent does not attend"
     assert [text["tokens"] for text in one["texts"]] == [["ein", "Hund"], ["a", "dog"]]
@@ -380,14 +376,14 @@ def test_an_alignment_too_large_to_show_is_not_read():
     def fail():
         raise AssertionError("read")
 
-    (one,) = exhibit_of_translations([Translation("a " * 5000, "b " * 5000, -1, [], _align=fail)]).inputs
+    (one,) = view_alignments([Translation("a " * 5000, "b " * 5000, -1, [], _align=fail)]).inputs
     assert "5,000 source words" in one.note
 
 
 def test_all_attentions_of_a_translator():
-    exhibit = look_at_translations(ours := translator(), [of(ours, "ein Hund", "a dog"), of(ours, "ein", "")])
-    assert [len(one.layers) for one in exhibit.inputs] == [7, 6]  # of no words, no alignment
-    for one in exhibit.inputs:
+    view = look_at_translations(ours := translator(), [of(ours, "ein Hund", "a dog"), of(ours, "ein", "")])
+    assert [len(one.layers) for one in view.inputs] == [7, 6]  # of no words, no alignment
+    for one in view.inputs:
         labels = [layer.label for layer in one.layers if layer.kind != "words"]
         assert labels == [
             "encoder 0",
@@ -401,12 +397,12 @@ def test_all_attentions_of_a_translator():
         source, target = one.texts[cross.keys], one.texts[cross.queries]
         assert (source.tokens[-1], source.special) == ("[END]", (len(source.tokens) - 1,))
         assert (target.tokens[0], target.special) == ("[START]", (0,))
-    numbers = [layer.label for layer in exhibit.inputs[0].layers].index("decoder 0")
-    (found,) = exhibit.ask("tile", {"layer": numbers}).arrays
+    numbers = [layer.label for layer in view.inputs[0].layers].index("decoder 0")
+    (found,) = view.ask("tile", {"layer": numbers}).arrays
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
     assert not np.triu(found[0], 1).any()  # a decoder does not look ahead
-    cross = exhibit.ask("tile", {"layer": numbers + 1, "mean": True}).arrays[0][0]
-    words = exhibit.ask("tile", {}).arrays[0][0]
+    cross = view.ask("tile", {"layer": numbers + 1, "mean": True}).arrays[0][0]
+    words = view.ask("tile", {}).arrays[0][0]
     assert words.shape == (2, 2)
     assert cross.shape == (1 + len("▁a▁dog"), len("▁ein▁Hund") + 1)
 
@@ -429,18 +425,18 @@ def test_the_pieces_of_a_translation_are_those_that_the_model_wrote():
 
 @pytest.mark.parametrize("weights", [lazy(8), lazy(8).dense()])
 def test_some_heads_are_described_as_among_all(weights):
-    exhibit = ViewModel.of(weights)
-    facts, (pictures,) = exhibit.ask("heads", {"size": 4})
-    some, (fewer,) = exhibit.ask("heads", {"size": 4, "heads": [5, 2]})
+    view = ViewModel.of(weights)
+    facts, (pictures,) = view.ask("heads", {"size": 4})
+    some, (fewer,) = view.ask("heads", {"size": 4, "heads": [5, 2]})
     assert [one["head"] for one in some["heads"]] == [5, 2]
     assert some["heads"] == [facts["heads"][5], facts["heads"][2]]
     np.testing.assert_allclose(fewer, pictures[[5, 2]], atol=1e-6)
 
 
 def test_pictures_of_many_heads_have_a_size():
-    exhibit = ViewModel.of(torch.rand(20, 512, 512).softmax(-1))
+    view = ViewModel.of(torch.rand(20, 512, 512).softmax(-1))
     with pytest.raises(ArgumentError, match=r"20 heads at size 512 have 5,242,880 cells"):
-        exhibit.ask("heads", {"size": 512})
+        view.ask("heads", {"size": 512})
 
 
 @pytest.mark.parametrize(
@@ -448,15 +444,15 @@ def test_pictures_of_many_heads_have_a_size():
     [
         ("tile", {}, H * Q * K),
         ("tile", {"heads": [1], "rows": [1, 3], "columns": [0, 4]}, 8),
-        ("top", {"side": "query", "place": 0}, H * K),
-        ("top", {"side": "key", "place": 0, "heads": [0]}, Q),
+        ("top", {"side": "query", "position": 0}, H * K),
+        ("top", {"side": "key", "position": 0, "heads": [0]}, Q),
         ("received", {"heads": [0, 1]}, 2 * Q * K),
         ("heads", {}, 4 * H * Q * K),
         ("numbers", {"query": 0, "key": 0}, K),
     ],
 )
 def test_what_a_question_costs(question, arguments, expected):
-    assert ViewModel.of(lazy()).pairs(question, arguments) == expected
+    assert ViewModel.of(lazy()).cost(question, arguments) == expected
 
 
 class Enough(Exception):
@@ -493,22 +489,22 @@ def test_long_answers_are_interrupted_between_parts(question, asked, monkeypatch
 
 def test_an_unknown_tau_is_found_in_parts_that_can_be_interrupted(monkeypatch):
     weights = lazy(2, 200, 50)
-    problem = weights._problem
+    problem = weights.problem
     unknown = problem.with_tensors({**problem.tensors, "tau": torch.full_like(problem["tau"], math.nan)})
-    exhibit = ViewModel.of(regard.Weights(unknown, None, (2,)))
-    assert exhibit.unread() == 2 * 200 * 50
+    view = ViewModel.of(regard.Weights(unknown, None, (2,)))
+    assert view.tau_cost() == 2 * 200 * 50
     monkeypatch.setattr("regard._util.interrupt._PAIRS", 2000)
-    (found,) = exhibit.ask("tile", {"height": 200}).arrays
+    (found,) = view.ask("tile", {"height": 200}).arrays
     np.testing.assert_allclose(found, weights.dense().numpy(), atol=1e-6)
-    assert exhibit.unread() == 0
+    assert view.tau_cost() == 0
 
 
 def test_a_recurrent_translator_looks_step_by_step():
     torch.manual_seed(0)
     tokens = Tokenizer.learn(["ein Hund bellt laut", "a dog barks"] * 10, kind="characters", size=40)
     model = RecurrentSeq2Seq(len(tokens), RecurrentConfig(width=16, layers=1, attention="additive"))
-    exhibit = look_at_translation(Translator(model, TokenizerPair(tokens, tokens)), ["ein Hund"])
-    layer = exhibit.inputs[0].layers[-1]
+    view = look_at_translation(Translator(model, TokenizerPair(tokens, tokens)), ["ein Hund"])
+    layer = view.inputs[0].layers[-1]
     assert (layer.label, layer.kind) == ("decoder to source", "cross")
 
 
@@ -516,7 +512,7 @@ def test_a_sentence_too_long_for_the_model_is_shown_in_words():
     short = translator(settings={"settings": {"corpus": {"max_tokens": 5}}})
     (one,) = look_at_translation(short, ["ein Hund bellt"]).inputs
     assert {layer.kind for layer in one.layers} <= {"words"}
-    assert "at once" in one.note
+    assert "at most 5" in one.note
 
 
 def test_an_empty_sentence_has_nothing_to_show():
@@ -525,18 +521,18 @@ def test_an_empty_sentence_has_nothing_to_show():
 
 
 def test_an_encoder_shows_all_layers_and_its_marks(encoder):
-    exhibit = look_at_text(encoder, ["Dogs bark.", "Unbelievably, they do not."])
-    first, second = exhibit.inputs
+    view = look_at_text(encoder, ["Dogs bark.", "Unbelievably, they do not."])
+    first, second = view.inputs
     assert list(first.texts[0].tokens) == ["[CLS]", "dogs", "bark", ".", "[SEP]"]
     assert list(second.texts[0].special) == [0, len(second.texts[0].tokens) - 1]
     assert [layer.label for layer in first.layers] == [f"layer {n}" for n in range(6)]
-    (found,) = exhibit.ask("tile", {"input": 1, "layer": 5}).arrays
+    (found,) = view.ask("tile", {"input": 1, "layer": 5}).arrays
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
 
 
 def test_an_encoder_that_does_not_attend_is_refused():
     static = regard.models.StaticEncoder.learn(["dogs bark", "cats do not"], width=2, window=1)
-    with pytest.raises(regard.ArgumentError, match="does not attend"):
+    with pytest.raises(regard.ArgumentError, match="has no attention"):
         look_at_text(static, "dogs bark")
 
 
@@ -558,8 +554,8 @@ def test_weights_of_another_kernel_are_pooled_like_our_own():
         model()
     expected = regard.attend(query, key, key, mask=regard.Causal(align="start"))[1]
     assert torch.allclose(seen[0].pool(5, 5), expected.pool(5, 5), atol=1e-6)
-    exhibit = ViewModel.of(seen)
+    view = ViewModel.of(seen)
     for heads in (None, [1]):
-        (tile,) = exhibit.ask("tile", {"rows": [10, 50], "columns": [0, 20], "heads": heads}).arrays
+        (tile,) = view.ask("tile", {"rows": [10, 50], "columns": [0, 20], "heads": heads}).arrays
         chosen = [0, 1, 2] if heads is None else heads
         assert np.allclose(tile, expected[0, chosen, 10:50, :20].numpy(), atol=1e-6)

@@ -36,7 +36,7 @@ def talk(weights, monkeypatch):
 def test_the_view_gets_what_is_there(weights):
     widget = AttentionWidget(weights, queries=list("abcde"), title="Letters", view="matrix")
     state = widget.get_state()
-    assert state["exhibit"] == ViewModel.of(weights, queries=list("abcde"), title="Letters").describe()
+    assert state["view"] == ViewModel.of(weights, queries=list("abcde"), title="Letters").describe()
     assert state["options"] == {"view": "matrix"}
     assert "render" in state["_esm"]
     assert ".regard-attention" in state["_css"]
@@ -94,5 +94,5 @@ def test_weights_that_have_changed_are_told_of(monkeypatch):
 def test_hostile_tokens_travel_as_text():
     tokens = ["</script><img src=x onerror=alert(1)>", "\udc80", "\u2028", "", "x" * 10_000]
     state = show(torch.rand(5, 5), tokens).get_state()
-    text = json.dumps(state["exhibit"]).encode()
+    text = json.dumps(state["view"]).encode()
     assert json.loads(text)["inputs"][0]["texts"][0]["tokens"] == [*tokens[:1], "?", *tokens[2:]]

@@ -17,7 +17,7 @@ import torch
 pytest.importorskip("typer")
 
 import regard
-import regard.cli.demo_steps
+import regard.cli.demo_pipeline
 from regard.app.server.run import listen
 from regard.cli import look as command
 from tests.cli.running import run
@@ -51,7 +51,7 @@ def test_a_port_in_use_is_one_line(folder, capsys):
 
 def test_without_a_port_another_one_serves(monkeypatch):
     with listen("127.0.0.1", 0) as taken:
-        monkeypatch.setattr("regard.app.server.run.FIRST", taken.getsockname()[1])
+        monkeypatch.setattr("regard.app.server.run.DEFAULT_PORT", taken.getsockname()[1])
         with listen("127.0.0.1") as other:
             assert other.getsockname()[1] != taken.getsockname()[1]
 
@@ -71,9 +71,9 @@ def served(monkeypatch):
     """What would be served, instead of serving it."""
     found = {}
 
-    def serve(house, listening, ready, host, origin):
-        found.update(house=house, ready=ready)
-        house.close()
+    def serve(state, listening, ready, host, origin):
+        found.update(state=state, ready=ready)
+        state.close()
 
     monkeypatch.setattr("regard.app.server.run.serve", serve)
     return found
@@ -95,18 +95,18 @@ def test_rooms_are_open_before_the_demo_is_trained(fresh, monkeypatch, capsys):
     """The page is served at once, and the translator comes when it is there."""
     seen = []
 
-    def serve(house, listening, ready, host, origin):
-        collection = house.collection
-        seen.append((list(collection.entries), collection.pending))
+    def serve(state, listening, ready, host, origin):
+        registry = state.registry
+        seen.append((list(registry.entries), registry.pending))
         ready()
         end = time.monotonic() + 30
-        while not collection.grows:
+        while not registry.can_refresh:
             assert time.monotonic() < end
             time.sleep(0.01)
-        collection.refresh()
-        (entry,) = collection.entries.values()
-        seen.append((entry.name, entry.languages, collection.pending))
-        house.close()
+        registry.refresh()
+        (entry,) = registry.entries.values()
+        seen.append((entry.name, entry.languages, registry.pending))
+        state.close()
 
     monkeypatch.setattr("regard.app.server.run.serve", serve)
     run("look", "--port", "0", "--no-browser")
@@ -120,16 +120,16 @@ def test_a_demo_that_is_there_is_not_trained_again(fresh, served, folder, monkey
     (fresh / ".demo").write_text("de-en")
     monkeypatch.setattr("regard.app.server.routes.training.state_of", lambda _: "finished")
     run("look", "--port", "0", "--no-browser")
-    (entry,) = served["house"].collection.entries.values()
+    (entry,) = served["state"].registry.entries.values()
     assert (entry.name, entry.languages) == ("transformer", "de-en, dates, times and numbers in words only")
     assert "trained" not in capsys.readouterr().out
 
 
 def test_a_demo_that_was_cut_off_is_trained_again(fresh, folder):
     shutil.copytree(folder, fresh)
-    assert regard.cli.demo_steps.is_trained(fresh)  # somebody else's
+    assert regard.cli.demo_pipeline.is_trained(fresh)  # somebody else's
     (fresh / ".demo").write_text("en-de")
-    assert not regard.cli.demo_steps.is_trained(fresh)  # without a log that comes to its end
+    assert not regard.cli.demo_pipeline.is_trained(fresh)  # without a log that comes to its end
 
 
 def test_the_training_of_the_demo_ends_with_the_page(fresh, monkeypatch):
@@ -143,9 +143,9 @@ def test_the_training_of_the_demo_ends_with_the_page(fresh, monkeypatch):
 
     monkeypatch.setattr(command.subprocess, "Popen", spy)
 
-    def serve(house, listening, ready, host, origin):
+    def serve(state, listening, ready, host, origin):
         ready()
-        house.close()
+        state.close()
 
     monkeypatch.setattr("regard.app.server.run.serve", serve)
     run("look", "--port", "0", "--no-browser")
@@ -157,14 +157,14 @@ def test_a_demo_that_cannot_be_trained_is_told_and_not_waited_for(fresh, monkeyp
     monkeypatch.setattr(command, "_TRAIN", "import sys; sys.exit('regard: no room on the disk')")
     pending = []
 
-    def serve(house, listening, ready, host, origin):
+    def serve(state, listening, ready, host, origin):
         ready()
         end = time.monotonic() + 60
-        while house.collection.pending:
+        while state.registry.pending:
             assert time.monotonic() < end
             time.sleep(0.05)
-        pending.append(house.collection.pending)
-        house.close()
+        pending.append(state.registry.pending)
+        state.close()
 
     monkeypatch.setattr("regard.app.server.run.serve", serve)
     run("look", "--port", "0", "--no-browser")
@@ -194,11 +194,11 @@ def recording(tmp_path) -> Path:
 
 def test_a_recording_is_looked_at_without_its_model(served, recording, capsys):
     run("look", "--recording", recording, "--port", "0", "--no-browser")
-    house = served["house"]
-    assert not house.collection.entries
-    (number, exhibit) = house.recordings["recording"]
-    assert house.exhibits.find(number) is exhibit
-    assert exhibit.describe()["inputs"][0]["texts"][0]["tokens"] == ["dogs", "bark", "loudly"]
+    state = served["state"]
+    assert not state.registry.entries
+    (number, view) = state.recordings["recording"]
+    assert state.views.find(number) is view
+    assert view.describe()["inputs"][0]["texts"][0]["tokens"] == ["dogs", "bark", "loudly"]
     served["ready"]()
     assert "/#heads" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""The interactive view: in a notebook, as a standalone page, and served by `regard look`."""
+"""The interactive view: notebook widget, standalone page, and the server of `regard look`."""
 
 from regard._util.lazy import attach
 

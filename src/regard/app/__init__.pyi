@@ -2,8 +2,8 @@ from regard.app.standalone import make_page as make_page
 from regard.app.standalone import show as show
 from regard.app.standalone import write_page as write_page
 from regard.app.view_model import ViewModel as ViewModel
-from regard.app.view_model import exhibit_of_translations as exhibit_of_translations
 from regard.app.view_model import look_at_text as look_at_text
 from regard.app.view_model import look_at_translation as look_at_translation
 from regard.app.view_model import look_at_translations as look_at_translations
+from regard.app.view_model import view_alignments as view_alignments
 from regard.app.widget import AttentionWidget as AttentionWidget

@@ -1,9 +1,10 @@
-"""The interactive view as one text: its ES modules, one below the other, each after those that it needs.
+"""Bundle the ES modules of the view into one script, each module after those it imports.
 
-A module imports others relatively and by their names, exports at the beginning of a line, and shares no
-top-level name with another. So nothing needs to be parsed: imports and the word `export` are left out.
+Modules import by name from "./x.js" or "../folder/x.js" on one line, export at the start of a line, and
+share no top-level names. Bundling therefore needs no parser: imports and the word `export` are removed.
 """
 
+import posixpath
 import re
 from functools import lru_cache
 from importlib.resources import files
@@ -11,30 +12,33 @@ from importlib.resources import files
 from regard.errors import ArgumentError
 
 _IMPORT = re.compile(
-    r"^import \{ *(?P<names>[\w$, ]+?),? *\} from \"\./(?P<module>[\w-]+\.js)\";[ \t]*$", re.M
+    r"^import \{ *(?P<names>[\w$, ]+?),? *\} from \"(?P<path>(?:\./|\.\./[\w-]+/)[\w-]+\.js)\";[ \t]*$", re.M
 )
-_NEARLY = re.compile(r"^[ \t]*import\b|^[ \t]*export\s+(?:\*|\{)|\bimport\s*\(|^[ \t]+export\b", re.M)
+_UNSUPPORTED = re.compile(r"^[ \t]*import\b|^[ \t]*export\s+(?:\*|\{)|\bimport\s*\(|^[ \t]+export\b", re.M)
 _EXPORT = re.compile(r"^export (?=(?:async function|function|const|let|class)\b)", re.M)
-_DEFAULT = re.compile(r"^export default\b", re.M)
-_NAMES = re.compile(
+_DEFAULT_EXPORT = re.compile(r"^export default\b", re.M)
+_DECLARATION = re.compile(
     r"^(?:export )?(?:async function|function|const|let|var|class)\*? (\{[^}]*\}|\[[^\]]*\]|[\w$]+)", re.M
 )
 
 
+@lru_cache(maxsize=8)
 def bundle(entry: str) -> str:
-    """A module of the view with all that it needs, as one text.
+    """Return a module and its dependencies as one script.
 
-    entry: "export.js", the script of a page, or "widget.js", a module with a default export.
+    entry: "attention/export.js", the script of a page, or "attention/widget.js", which has a default export.
 
     >>> from regard.app.bundle import bundle
-    >>> "import {" in bundle("export.js")
+    >>> "import {" in bundle("attention/export.js")
     False
     """
-    return _joined(entry)
+    modules: dict[str, str] = {}
+    _collect(entry, modules, ())
+    return join(modules, entry)
 
 
 def style() -> str:
-    """The view's style sheet.
+    """Return the style sheet of the view.
 
     >>> from regard.app.bundle import style
     >>> ".regard-attention" in style()
@@ -44,7 +48,7 @@ def style() -> str:
 
 
 def static(name: str) -> str:
-    """A file of the front end, as text.
+    """Return a static file as text.
 
     >>> from regard.app.bundle import static
     >>> static("export.html").splitlines()[0]
@@ -53,83 +57,78 @@ def static(name: str) -> str:
     return files("regard.app").joinpath("static", *name.split("/")).read_text("utf-8")
 
 
-@lru_cache(maxsize=8)
-def _joined(entry: str) -> str:
-    texts: dict[str, str] = {}
-    _collect(entry, texts, ())
-    return join(texts, entry)
-
-
-def _collect(name: str, texts: dict[str, str], above: tuple[str, ...]) -> None:
-    """Modules by their names, each after those that it imports."""
-    if name in above:
-        raise ArgumentError(f"{' imports '.join((*above, name))}; modules of a bundle stand in one order.")
-    if name in texts:
+def _collect(name: str, modules: dict[str, str], parents: tuple[str, ...]) -> None:
+    """Add a module to `modules`, after those it imports."""
+    if name in parents:
+        raise ArgumentError(f"Circular import: {' imports '.join((*parents, name))}.")
+    if name in modules:
         return
-    text = static(f"attention/{name}")
-    for needed in _IMPORT.finditer(text):
-        _collect(needed["module"], texts, (*above, name))
-    texts[name] = text
+    text = static(name)
+    for statement in _IMPORT.finditer(text):
+        _collect(_resolve(name, statement["path"]), modules, (*parents, name))
+    modules[name] = text
 
 
-def join(texts: dict[str, str], entry: str) -> str:
-    """Modules, in an order in which each has what it needs above it, as one.
+def _resolve(name: str, path: str) -> str:
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), path))
+
+
+def join(modules: dict[str, str], entry: str) -> str:
+    """Join modules that are sorted by dependency.
 
     >>> from regard.app.bundle import join
-    >>> parts = {"a.js": "export const one = 1;", "b.js": 'import { one } from "./a.js";\\none + 1;'}
-    >>> print(join(parts, "b.js"))
+    >>> modules = {"a.js": "export const one = 1;", "b.js": 'import { one } from "./a.js";\\none + 1;'}
+    >>> print(join(modules, "b.js"))
     // a.js
     const one = 1;
     // b.js
     one + 1;
     """
     owners: dict[str, str] = {}
-    exported: dict[str, set[str]] = {}
+    exports: dict[str, set[str]] = {}
     parts = []
-    for name, text in texts.items():
-        _check_imports(name, text, exported)
+    for name, text in modules.items():
+        _check_imports(name, text, exports)
         for declared in top_level(text):
             if declared in owners:
                 raise ArgumentError(
-                    f"{name} and {owners[declared]} both declare {declared!r} at their top level; the "
-                    "modules of a bundle share one scope, so give one of them another name."
+                    f"{name} and {owners[declared]} both declare {declared!r}. The modules of a bundle share "
+                    "one scope; rename one of them."
                 )
             owners[declared] = name
-        exported[name] = {one for line in text.splitlines() if _EXPORT.match(line) for one in top_level(line)}
+        exported = (line for line in text.splitlines() if _EXPORT.match(line))
+        exports[name] = {declared for line in exported for declared in top_level(line)}
         body = _EXPORT.sub("", _IMPORT.sub("", text)).strip("\n")
-        if _DEFAULT.search(body) and name != entry:
-            raise ArgumentError(
-                f"{name} has a default export; only the entry of a bundle, {entry}, can have one."
-            )
+        if _DEFAULT_EXPORT.search(body) and name != entry:
+            raise ArgumentError(f"{name} has a default export; only the entry of the bundle, {entry}, may.")
         parts.append(f"// {name}\n{body}")
     return "\n".join(parts)
 
 
-def _check_imports(name: str, text: str, exported: dict[str, set[str]]) -> None:
-    """Only imports that can be left out: of names that were exported above, as they are called there."""
-    found = _NEARLY.search(_IMPORT.sub("", text))
-    if found:
-        line = _IMPORT.sub("", text)[found.start() :].strip().splitlines()[0]
+def _check_imports(name: str, text: str, exports: dict[str, set[str]]) -> None:
+    """Raise if a module has unsupported imports or imports a name that is not exported above."""
+    rest = _IMPORT.sub("", text)
+    if unsupported := _UNSUPPORTED.search(rest):
+        line = rest[unsupported.start() :].strip().splitlines()[0]
         raise ArgumentError(
-            f"{name} has the line {line[:80]!r}; a bundle takes imports on one line, "
-            'import { name } from "./module.js"; and exports as declarations at the beginning of a line.'
+            f'{name}: cannot bundle {line[:80]!r}. Use import {{ name }} from "./module.js"; on one line '
+            "and export declarations at the start of a line."
         )
-    for imported in _IMPORT.finditer(text):
-        for one in filter(None, (part.strip() for part in imported["names"].split(","))):
-            if one not in exported.get(imported["module"], set()):
-                raise ArgumentError(
-                    f"{name} imports {one!r} from {imported['module']}, which does not export it."
-                )
+    for statement in _IMPORT.finditer(text):
+        module = _resolve(name, statement["path"])
+        for imported in filter(None, (part.strip() for part in statement["names"].split(","))):
+            if imported not in exports.get(module, set()):
+                raise ArgumentError(f"{name} imports {imported!r} from {module}, which does not export it.")
 
 
 def top_level(text: str) -> list[str]:
-    """The names that a module declares at the beginning of a line.
+    """Return the names that a module declares at the start of a line.
 
     >>> from regard.app.bundle import top_level
     >>> top_level("const [a, b] = f();\\nexport class C {\\n  const d = 1;\\n}\\nasync function e() {}")
     ['a', 'b', 'C', 'e']
     """
-    found = []
-    for declared in _NAMES.finditer(text):
-        found += re.findall(r"[\w$]+", re.sub(r"[\w$]+ *:", "", declared[1]))
-    return found
+    names = []
+    for declaration in _DECLARATION.finditer(text):
+        names += re.findall(r"[\w$]+", re.sub(r"[\w$]+ *:", "", declaration[1]))
+    return names

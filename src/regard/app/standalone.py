@@ -1,4 +1,4 @@
-"""An exhibit as a page: one file, to be opened in any browser, that needs nothing from anywhere."""
+"""A view as a single HTML file that works offline."""
 
 import json
 import os
@@ -19,21 +19,20 @@ from regard.app.embedded import embedded
 from regard.app.view_model import ViewModel
 from regard.errors import ArgumentError, DTypeError
 
-ENDINGS = (".html", ".htm")
+EXTENSIONS = (".html", ".htm")
 
 
 def write_page(path: str | os.PathLike[str], x: Any, *, title: str = "", about: str = "") -> Path:
-    """Write a page that shows attention: lines between tokens, the matrix, all heads, and the numbers behind.
+    """Write an interactive view of attention as one HTML file.
 
-    It is one file with everything in it, to be opened in a browser. Where there are too many weights for a
-    file, it holds means of blocks of them, and says so.
+    Large weight matrices are reduced to block means; the page says so.
 
-    x: an exhibit, or what `ViewModel.of` makes one of: weights, what `regard.watch` saw, translations. Those by
-    a model without attention are shown without lines, with the reason. Alignments are read one by one, unless
-    `translate(…, alignment=True)` has already read them together.
-    path: of the .html file.
-    title: what stands on top.
-    about: a sentence below it.
+    path: an .html file.
+    x: a ViewModel, or anything `ViewModel.of` accepts: weights, a `Seen`, translations. Translations by a
+    model without attention are shown without lines. Alignments are computed one by one, unless they were
+    requested with `translate(…, alignment=True)`.
+    title: heading of the page.
+    about: a sentence below the heading.
 
     >>> import tempfile
     >>> from regard.models import TransformerConfig, Transformer
@@ -41,84 +40,86 @@ def write_page(path: str | os.PathLike[str], x: Any, *, title: str = "", about: 
     >>> from regard.app.standalone import write_page
     >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1))
-    >>> found = Translator(model, TokenizerPair(tokens, tokens)).translate(["ein Hund"], alignment=True)
-    >>> write_page(tempfile.mkdtemp() + "/dogs.html", found, title="Dogs").name
+    >>> translator = Translator(model, TokenizerPair(tokens, tokens))
+    >>> translations = translator.translate(["ein Hund"], alignment=True)
+    >>> write_page(tempfile.mkdtemp() + "/dogs.html", translations, title="Dogs").name
     'dogs.html'
     """
     for name, text in (("title", title), ("about", about)):
         if not isinstance(text, str):
-            raise DTypeError(f"write_page got {name}={text!r:.40}, a {type(text).__name__}; give a string.")
-    if Path(path).suffix.lower() not in ENDINGS:
-        raise ArgumentError(f"the page {os.fspath(path)!r} can end in {', '.join(ENDINGS)}.")
+            raise DTypeError(
+                f"write_page: {name} is {text!r:.40}, a {type(text).__name__}; it must be a string."
+            )
+    if Path(path).suffix.lower() not in EXTENSIONS:
+        raise ArgumentError(f"Cannot write a page to {os.fspath(path)!r}. Use the extension {EXTENSIONS[0]}.")
     return write_atomic(path, make_page(x, title=title, about=about).encode())
 
 
 def make_page(x: Any, *, title: str = "", about: str = "") -> str:
-    """The page that `write_page` writes, as text; x, title and about are its own.
+    """Return the page that `write_page` writes, as text.
 
     >>> from regard.app.standalone import make_page
     >>> "<title>Dogs &amp; cats</title>" in make_page([], title="Dogs & cats")
     True
     """
-    nothing = isinstance(x, Sequence) and not x
-    exhibit = ViewModel(title, []) if nothing else ViewModel.of(x, title=title)
-    sheet, script = static("export.css") + style(), bundle("export.js")
+    empty = isinstance(x, Sequence) and not x
+    view = ViewModel(title, []) if empty else ViewModel.of(x, title=title)
+    css, script = static("export.css") + style(), bundle("attention/export.js")
     page = Template(static("export.html")).substitute(
-        policy=escape(_policy(sheet, script)),
-        title=escape(title or exhibit.title),
+        policy=escape(_content_security_policy(css, script)),
+        title=escape(title or view.title),
         about=escape(about),
-        style=sheet,
+        style=css,
         script=script,
-        data=_as_json(embedded(exhibit)),
+        data=_to_json(embedded(view)),
     )
-    return page.encode("utf-8", "replace").decode()  # half a surrogate pair is no letter
+    return page.encode("utf-8", "replace").decode()  # replaces lone surrogates
 
 
 def show(
     x: Any, *, queries: Sequence[str] | None = None, keys: Sequence[str] | None = None, title: str = ""
 ) -> Any:
-    """Look at something: as a widget in a notebook, and elsewhere as a page in the browser.
+    """Show a view: in a notebook as a widget, elsewhere as a page in the browser.
 
-    x, queries, keys, title: as of `ViewModel.of`.
+    In a notebook, return the widget, which is displayed as the last line of a cell. Elsewhere, write a
+    temporary page, open it and return its path.
 
-    In a notebook the widget is returned, which shows where it stands as
-    the last line of a cell. Elsewhere a page is written among the temporary files and opened, and its path is
-    returned.
+    x, queries, keys, title: as in `ViewModel.of`.
 
     >>> import regard
     >>> from regard.app.standalone import show
     >>> def look(weights: regard.Weights) -> None:
-    ...     print("to be found at", show(weights, title="Dogs"))
+    ...     print("saved as", show(weights, title="Dogs"))
     """
-    exhibit = ViewModel.of(x, queries, keys, title)
+    view = ViewModel.of(x, queries, keys, title)
     if _in_notebook():
         from regard.app import widget
 
-        return widget.show(exhibit)
-    path = write_page(Path(tempfile.mkdtemp(prefix="regard-")) / "attention.html", exhibit, title=title)
+        return widget.show(view)
+    path = write_page(Path(tempfile.mkdtemp(prefix="regard-")) / "attention.html", view, title=title)
     webbrowser.open(path.resolve().as_uri())
     return path
 
 
 def _in_notebook() -> bool:
-    """Whether somebody looks at cells: a Jupyter kernel, also that of Colab and VS Code; or marimo."""
+    """Return whether this is a Jupyter kernel (also Colab and VS Code) or marimo."""
     marimo = sys.modules.get("marimo")
     if marimo is not None and getattr(marimo, "running_in_notebook", bool)():
         return True
-    python = sys.modules.get("IPython")
-    shell = None if python is None else python.get_ipython()
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
 
 
-def _policy(sheet: str, script: str) -> str:
-    """Our own style and script, known by their hashes, and nothing else: no address, no other script."""
-    allowed = {"style-src": sheet, "script-src": script}
+def _content_security_policy(css: str, script: str) -> str:
+    """Allow our own style and script by their hashes, and nothing else."""
+    allowed = {"style-src": css, "script-src": script}
     hashes = {name: b64encode(sha256(text.encode()).digest()).decode() for name, text in allowed.items()}
-    ours = [f"{name} 'sha256-{value}'" for name, value in hashes.items()]
-    return "; ".join(["default-src 'none'", *ours, "base-uri 'none'", "form-action 'none'"])
+    rules = [f"{name} 'sha256-{value}'" for name, value in hashes.items()]
+    return "; ".join(["default-src 'none'", *rules, "base-uri 'none'", "form-action 'none'"])
 
 
-def _as_json(data: Any) -> str:
-    """JSON without any letter that HTML could take for markup, or a script for the end of a line."""
+def _to_json(data: Any) -> str:
+    """Return JSON without characters that are special in HTML or that end a line in JavaScript."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.translate({ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"})
+    return text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})

@@ -33,7 +33,7 @@ from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.alignment import Alignment
 from regard.translation.alignment.cross_attention import watch_forced_decoding
 from regard.translation.decoding.search import Beam, Strategy
-from regard.translation.tokens import Cut
+from regard.translation.tokens import Segmentation
 from regard.translation.translator import Translation, Translator
 
 __all__ = [
@@ -54,7 +54,7 @@ _MAX_ALIGNMENT = 2**24  # source words × target words
 
 
 class _Axes(NamedTuple):
-    """Tokens of the rows and columns of a layer. cross: they belong to different texts."""
+    """Tokenizer of the rows and columns of a layer. cross: they belong to different texts."""
 
     queries: Sequence[str]
     keys: Sequence[str]
@@ -103,8 +103,8 @@ class ViewModel:
         named = dict(_calls(x)) if isinstance(x, Seen) else x
         if not isinstance(named, Mapping):
             raise DTypeError(
-                f"Cannot view a {type(x).__name__}. Pass weights, a tensor, a Seen, translations, or a mapping "
-                "from names to weights."
+                f"Cannot view a {type(x).__name__}. Pass weights, a tensor, a Seen, translations, or a "
+                "mapping from names to weights."
             )
         if not named:
             raise ArgumentError("There are no weights to show. Call the model inside the with block.")
@@ -145,7 +145,9 @@ class ViewModel:
 
     def __repr__(self) -> str:
         layers = sum(len(model_input.layers) for model_input in self.inputs)
-        return f"ViewModel({self.title!r}: {pluralize(len(self.inputs), 'input')}, {pluralize(layers, 'layer')})"
+        return (
+            f"ViewModel({self.title!r}: {pluralize(len(self.inputs), 'input')}, {pluralize(layers, 'layer')})"
+        )
 
 
 def _select(name: str, index: Any, items: Sequence[Any]) -> Any:
@@ -297,9 +299,9 @@ def look_at_translation(
     strategy: `Beam`, `Greedy` or `Sample`.
 
     >>> from regard.models import TransformerConfig, Transformer
-    >>> from regard.translation import Tokens, Translator, TokenizerPair
+    >>> from regard.translation import Tokenizer, Translator, TokenizerPair
     >>> from regard.app.view_model import look_at_translation
-    >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
+    >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
     >>> view = look_at_translation(Translator(model, TokenizerPair(tokens, tokens)), ["ein Hund"])
     >>> [layer["label"] for layer in view.describe()["inputs"][0]["layers"]][-3:]  # the first is "words"
@@ -317,9 +319,9 @@ def look_at_translations(
     source and the start mark of the target are special tokens.
 
     >>> from regard.models import TransformerConfig, Transformer
-    >>> from regard.translation import Tokens, Translator, TokenizerPair
+    >>> from regard.translation import Tokenizer, Translator, TokenizerPair
     >>> from regard.app.view_model import look_at_translations
-    >>> tokens = Tokens.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
+    >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 10, kind="words")
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=1), share=True)
     >>> translator = Translator(model, TokenizerPair(tokens, tokens))
     >>> look_at_translations(translator, translator.translate(["ein Hund", "bellt"]), title="Dogs")
@@ -331,15 +333,14 @@ def look_at_translations(
 def _translator_input(translator: Translator, translation: Translation) -> InputView:
     """Return a translation with its alignment and all attention layers."""
     words = _translation_input(translation)
-    source = translator.tokens.source.cut(translation.source)
+    source = translator.tokens.source.segment(translation.source)
     target = _target_tokens(translator, translation)
     length = max(len(source.ids), len(target.ids))
     if not source.ids or length > translator.max_tokens:
         reason = ""
         if length > translator.max_tokens:
             reason = (
-                f"Only the words are shown: the model reads at most {translator.max_tokens} tokens, and these "
-                f"are {length}."
+                f"Only the words are shown: {length} tokens; the model reads at most {translator.max_tokens}."
             )
         return InputView(words.title, words.texts, words.layers, join_notes(words.note, reason))
     texts = [*words.texts, *_token_texts(source, target)]
@@ -347,14 +348,14 @@ def _translator_input(translator: Translator, translation: Translation) -> Input
     return InputView(words.title, texts, [*words.layers, *layers], words.note)
 
 
-def _target_tokens(translator: Translator, translation: Translation) -> Cut:
+def _target_tokens(translator: Translator, translation: Translation) -> Segmentation:
     """Return the tokens the model generated; retokenizing its text may give others."""
     if len(translation._ids) != len(translation.tokens) or not translation._ids:  # not from a model
-        return translator.tokens.target.cut(translation.text)
-    return Cut([], translation._ids, translation.tokens, [], {})
+        return translator.tokens.target.segment(translation.text)
+    return Segmentation([], translation._ids, translation.tokens, [], {})
 
 
-def _token_texts(source: Cut, target: Cut) -> tuple[TextView, TextView]:
+def _token_texts(source: Segmentation, target: Segmentation) -> tuple[TextView, TextView]:
     """Return the tokens of both sides as the model reads them."""
     return (
         TextView((*source.pieces, END_MARK), special=(len(source.pieces),)),

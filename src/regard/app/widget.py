@@ -1,7 +1,7 @@
-"""A widget for notebooks: Jupyter, VS Code, Colab and marimo, through anywidget.
+"""A notebook widget for Jupyter, VS Code, Colab and marimo (anywidget).
 
-The kernel holds the weights and answers what the view asks, so that long inputs are looked at part by part.
-Nothing is loaded from anywhere: script and style travel with the widget.
+The kernel holds the weights and answers the questions of the view, so long inputs are sent part by part.
+Script and style are part of the widget; nothing is downloaded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,20 +17,21 @@ from regard.errors import RegardError
 
 
 class AttentionWidget(anywidget.AnyWidget):
-    """The interactive view of an exhibit, or of what `ViewModel.of` makes one of, in a notebook.
+    """The interactive view in a notebook.
 
-    x, queries, keys, title: as of `ViewModel.of`.
-    options: how it begins: view="matrix" (or "lines", "heads", "numbers"), layer=2, heads=[0], compact=True.
+    x, queries, keys, title: as in `ViewModel.of`.
+    options: initial state: view="matrix" (or "lines", "heads", "numbers"), layer=2, heads=[0], compact=True.
 
     >>> import torch
     >>> from regard.app.widget import AttentionWidget
-    >>> AttentionWidget(torch.eye(2), queries=["dogs", "bark"], view="matrix").exhibit["inputs"][0]["texts"]
+    >>> widget = AttentionWidget(torch.eye(2), queries=["dogs", "bark"], view="matrix")
+    >>> widget.view["inputs"][0]["texts"]
     [{'tokens': ['dogs', 'bark'], 'special': []}]
     """
 
-    _esm = bundle("widget.js")
+    _esm = bundle("attention/widget.js")
     _css = style()
-    exhibit = traitlets.Dict().tag(sync=True)
+    view = traitlets.Dict().tag(sync=True)
     options = traitlets.Dict().tag(sync=True)
 
     def __init__(
@@ -41,25 +42,25 @@ class AttentionWidget(anywidget.AnyWidget):
         title: str = "",
         **options: Any,
     ) -> None:
-        self._asked = ViewModel.of(x, queries, keys, title)
-        super().__init__(exhibit=self._asked.describe(), options=options)
+        self._view_model = ViewModel.of(x, queries, keys, title)
+        super().__init__(view=self._view_model.describe(), options=options)
         self.on_msg(self._receive)
 
     def _receive(self, _: Any, message: Any, buffers: Any) -> None:
-        """Answer a question; what is wrong with it becomes a message, as an exception would go nowhere."""
-        given = message if isinstance(message, Mapping) else {}
-        number = given.get("id")
-        number = number if isinstance(number, int | str) else None
+        """Answer a question; errors are sent as messages, because exceptions would be lost."""
+        message = message if isinstance(message, Mapping) else {}
+        message_id = message.get("id")
+        message_id = message_id if isinstance(message_id, int | str) else None
         try:
-            facts, arrays = self._asked.ask(given.get("question", ""), given.get("arguments"))
+            facts, arrays = self._view_model.ask(message.get("question", ""), message.get("arguments"))
         except RegardError as error:
-            self.send({"id": number, "error": str(error)})
+            self.send({"id": message_id, "error": str(error)})
         except Exception as error:
-            self.send({"id": number, "error": f"{type(error).__name__}: {error}"})
+            self.send({"id": message_id, "error": f"{type(error).__name__}: {error}"})
         else:
             shapes = [list(array.shape) for array in arrays]
-            sent = [np.ascontiguousarray(array, "<f4").tobytes() for array in arrays]
-            self.send({"id": number, "facts": facts, "shapes": shapes}, sent)
+            content = [np.ascontiguousarray(array, "<f4").tobytes() for array in arrays]
+            self.send({"id": message_id, "facts": facts, "shapes": shapes}, content)
 
 
 def show(
@@ -69,7 +70,7 @@ def show(
     title: str = "",
     **options: Any,
 ) -> AttentionWidget:
-    """The interactive view of anything that can be looked at, as a widget.
+    """Return a widget; the arguments are those of `AttentionWidget`.
 
     >>> import torch
     >>> from regard.app.widget import show

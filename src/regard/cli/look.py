@@ -23,12 +23,12 @@ _ABOUT = "dates, times and numbers in words only"
 # the page comes first, where there are few cores
 _TRAIN = """
 import os, pathlib, sys
-import regard.cli.demo_steps
+import regard.cli.demo_pipeline
 from regard.errors import RegardError
 if hasattr(os, "nice"):
     os.nice(10)
 try:
-    regard.cli.demo_steps.trained(pathlib.Path(sys.argv[1]))
+    regard.cli.demo_pipeline.trained(pathlib.Path(sys.argv[1]))
 except RegardError as error:
     sys.exit(f"regard: the demo's translator could not be trained: {error}")
 """
@@ -102,9 +102,9 @@ def look(
         "127.0.0.1" if host == "localhost" else host, port
     )  # before models, which take a while
     demo = _Demo() if not folders and not recordings else None
-    house = None
+    state = None
     try:
-        collection = _load(folders, recordings, demo)
+        registry = _load(folders, recordings, demo)
         from regard.app.server.run import serve
         from regard.app.server.state import AppState
 
@@ -123,14 +123,14 @@ def look(
             if browser:
                 _open(address)
 
-        house = AppState(collection, version=__version__)
-        serve(house, listening, ready, host, origin)
+        state = AppState(registry, version=__version__)
+        serve(state, listening, ready, host, origin)
     finally:
         listening.close()
         if demo is not None:
             demo.stop()
         ended = sys.exc_info()[0]
-        if house is not None and not house.close(1) and ended in (None, KeyboardInterrupt):
+        if state is not None and not state.close(1) and ended in (None, KeyboardInterrupt):
             _leave(0 if ended is None else INTERRUPTED)
 
 
@@ -148,7 +148,7 @@ class _Demo:
     """The model of `regard demo`, which a process of its own trains if it is not there yet."""
 
     def __init__(self) -> None:
-        from regard.cli.demo_steps import LANGUAGES, is_trained, trained
+        from regard.cli.demo_pipeline import LANGUAGES, is_trained, trained
         from regard.translation.training.checkpoint import is_training
 
         self._process: subprocess.Popen[bytes] | None = None
@@ -171,7 +171,7 @@ class _Demo:
 
     def is_ready(self) -> bool | None:
         """Whether the model is trained to the end; None if it will not be."""
-        from regard.cli.demo_steps import is_trained
+        from regard.cli.demo_pipeline import is_trained
 
         if self._process is None:
             return not self._needed and is_trained(_DEMO)
@@ -199,18 +199,18 @@ def _load(folders: list[str] | None, recordings: list[str], demo: "_Demo | None"
     if given or recordings:
         screen.print(f"Loading {', '.join(map(printable, [*given, *recordings]))} …", style="dim")
         sys.stdout.flush()
-    collection = Registry.load(given)
+    registry = Registry.load(given)
     if demo is not None:
-        collection.expect(_DEMO.name, _DEMO, demo.languages, demo.is_ready)
-        collection.refresh()
-    collection.add_recordings(recordings)
-    for entry in collection.entries.values():
+        registry.expect(_DEMO.name, _DEMO, demo.languages, demo.is_ready)
+        registry.refresh()
+    registry.add_recordings(recordings)
+    for entry in registry.entries.values():
         screen.print(f"  {printable(entry.name)}: {entry.kind}, {printable(entry.about)}")
-    for name in collection.recordings:
+    for name in registry.recordings:
         screen.print(f"  {printable(name)}: a recording")
-    for name in collection.folders.keys() - collection.entries.keys() - ({_DEMO.name} if demo else set()):
+    for name in registry.folders.keys() - registry.entries.keys() - ({_DEMO.name} if demo else set()):
         screen.print(f"  {printable(name)}: in training, without parameters yet")
-    return collection
+    return registry
 
 
 def _has_minilm() -> bool:

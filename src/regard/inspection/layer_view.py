@@ -1,8 +1,7 @@
-"""What an exhibit is made of: texts, and layers of weights between them, of which any part can be told."""
+"""What the interactive view shows: texts, and layers with the weights between them."""
 
 import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -11,23 +10,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard._util import interrupt
 from regard.errors import ArgumentError, DTypeError, ShapeError
+from regard.inspection.statistics import HeadStatistics, head_statistics
 from regard.mechanism.weights.matrix import Weights
 
 Kind = Literal["self", "cross", "words"]
 Floats = NDArray[np.float32]
-_CHOSEN = 64  # choices of heads that a layer remembers
+_MAX_SELECTIONS = 64  # head selections that a layer caches
 
 
 class Answer(NamedTuple):
-    """What an exhibit answers: facts, which JSON can hold, and arrays of float32.
+    """The answer to a question about a layer: JSON-serializable facts, and float32 arrays.
 
     >>> import regard, torch
     >>> from regard.app.view_model import ViewModel
-    >>> facts, arrays = ViewModel.of(torch.eye(3)).ask("top", {"side": "query", "place": 1, "most": 1})
+    >>> facts, arrays = ViewModel.of(torch.eye(3)).ask("topk", {"side": "query", "position": 1, "k": 1})
     >>> facts
-    {'places': [1], 'weights': [1.0]}
+    {'positions': [1], 'weights': [1.0]}
     """
 
     facts: dict[str, Any]
@@ -36,7 +35,9 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class TextView:
-    """The tokens of one side, and the places of those that are special: [CLS], an end mark.
+    """The tokens of a text.
+
+    special: positions of the special tokens, [CLS] or an end mark.
 
     >>> from regard.app.view_model import TextView
     >>> TextView(("[CLS]", "dogs", "bark"), special=(0,)).describe()
@@ -48,30 +49,32 @@ class TextView:
 
     def __post_init__(self) -> None:
         if isinstance(self.tokens, str) or not all(isinstance(token, str) for token in self.tokens):
-            raise DTypeError("tokens are a sequence of strings, one for each row or column; split the text.")
-        wrong = [place for place in self.special if not 0 <= place < len(self.tokens)]
+            raise DTypeError("tokens must be a list of strings, one per row or column; split the text.")
+        wrong = [position for position in self.special if not 0 <= position < len(self.tokens)]
         if wrong:
             raise ArgumentError(
-                f"place {wrong[0]} of a special token is not among {len(self.tokens)} tokens; they count "
-                "from 0."
+                f"Position {wrong[0]} of a special token is out of range for {len(self.tokens)} tokens; "
+                "positions start at 0."
             )
 
     @classmethod
     def numbered(cls, size: int) -> "TextView":
-        """Tokens that nobody named: their places, from 1, as the view counts them."""
+        """Return unnamed tokens: "1", "2", …, as the view counts them."""
         return cls(tuple(map(str, range(1, size + 1))))
 
     def describe(self) -> dict[str, Any]:
-        """What JSON can hold."""
-        return {"tokens": [plain(token) for token in self.tokens], "special": list(self.special)}
+        """Return JSON-serializable values."""
+        return {"tokens": [utf8_text(token) for token in self.tokens], "special": list(self.special)}
 
 
 @dataclass(frozen=True, eq=False)
 class LayerView:
-    """Weights between two texts: (h, q, k), or (q, k) of one head; lazy `Weights`, or a dense tensor.
+    """The weights between two texts.
 
-    name: of the module that attended. label: what people read. kind: "self", "cross", or "words", an
-    alignment of words. queries, keys: numbers of texts of the input that the layer belongs to.
+    name: name of the module. label: its name in the view. kind: "self", "cross" or "words" (an alignment).
+    weights: (h, q, k), or (q, k) for one head; lazy `Weights` or a dense tensor.
+    queries, keys: indices of their texts in the input.
+    cache: results that are expensive to compute.
 
     >>> import torch
     >>> from regard.app.view_model import LayerView
@@ -85,47 +88,49 @@ class LayerView:
     weights: Weights | Tensor
     queries: int = 0
     keys: int = 0
-    kept: dict[Any, Any] = field(default_factory=dict, repr=False)  # what was expensive to find
-    _chosen: dict[Any, Weights] = field(default_factory=dict, repr=False)  # some heads, which keep their τ
+    cache: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _selections: dict[Any, Weights] = field(default_factory=dict, repr=False)  # with their τ
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
-            raise ArgumentError(f"a layer got kind={self.kind!r}; there are {', '.join(get_args(Kind))}.")
+            raise ArgumentError(f"LayerView(kind={self.kind!r}): use one of {', '.join(get_args(Kind))}.")
         if isinstance(self.weights, Tensor) and self.weights.is_complex():
-            raise DTypeError("a layer got complex numbers as weights; give real ones, such as weights.abs().")
+            raise DTypeError(
+                f"LayerView(weights=…) got {self.weights.dtype}; pass real weights, such as weights.abs()."
+            )
         if not isinstance(self.weights, Weights | Tensor):
             raise DTypeError(
-                f"a layer got a {type(self.weights).__name__} as weights; give regard.Weights or a Tensor."
+                f"LayerView(weights=…) got a {type(self.weights).__name__}; pass regard.Weights or a Tensor."
             )
         if self.weights.dim() < 2 or any(n != 1 for n in _batch(self.weights)):
             raise ShapeError(
-                f"a layer got weights of shape {tuple(self.weights.shape)}; it shows (heads, queries, keys), "
-                "so choose one of a batch. Exhibit.of(weights) makes an input of each."
+                f"LayerView(weights=…) got shape {tuple(self.weights.shape)}; it needs (heads, queries, keys). "
+                "ViewModel.of(weights) splits a batch."
             )
 
     @property
     def heads(self) -> int:
-        """How many there are; weights without an axis of heads have one."""
+        """The number of heads; 1 without an axis of heads."""
         return int(self.weights.shape[-3]) if _has_heads(self.weights) else 1
 
     @property
     def size(self) -> tuple[int, int]:
-        """How many queries and keys there are."""
+        """The number of queries and of keys."""
         return int(self.weights.shape[-2]), int(self.weights.shape[-1])
 
     @property
     def has_vectors(self) -> bool:
-        """Whether each weight comes from the product of a query and a key that are at hand."""
-        if not isinstance(self.weights, Weights) or self.weights._heads == "mean":
+        """Whether the query and key vectors behind each weight are available."""
+        if not isinstance(self.weights, Weights) or self.weights.is_head_mean:
             return False
-        problem = self.weights._problem
-        return problem.rules.family == "dot" and problem["query"].shape[-1] > 0
+        problem = self.weights.problem
+        return problem.config.family == "dot" and problem["query"].shape[-1] > 0
 
     def describe(self) -> dict[str, Any]:
-        """What JSON can hold: all but the weights."""
+        """Return JSON-serializable values: everything but the weights."""
         return {
-            "name": plain(self.name),
-            "label": plain(self.label),
+            "name": utf8_text(self.name),
+            "label": utf8_text(self.label),
             "kind": self.kind,
             "heads": self.heads,
             "queries": self.queries,
@@ -134,18 +139,21 @@ class LayerView:
         }
 
     def select_heads(self, heads: Sequence[int] | None = None) -> Weights | Tensor:
-        """The weights of some heads, still lazy if they are: (…, n, q, k)."""
-        every = heads is None or list(heads) == list(range(self.heads))
-        if every or heads is None or not _has_heads(self.weights):
+        """Return the weights of some heads, (…, n, q, k); lazy weights stay lazy."""
+        if heads is None or not _has_heads(self.weights) or list(heads) == list(range(self.heads)):
             return self.weights
         if isinstance(self.weights, Tensor):
             return self.weights[..., list(heads), :, :]
-        found = self._chosen.get(tuple(heads))
-        if found is None:
-            if len(self._chosen) >= _CHOSEN:
-                self._chosen.clear()
-            self._chosen[tuple(heads)] = found = self.weights.heads(list(heads))
-        return found
+        selection = self._selections.get(tuple(heads))
+        if selection is None:
+            if len(self._selections) >= _MAX_SELECTIONS:
+                self._selections.clear()
+            self._selections[tuple(heads)] = selection = self.weights.heads(list(heads))
+        return selection
+
+    def head_statistics(self, heads: Sequence[int] | None = None) -> list[HeadStatistics]:
+        """Return label and measures of each head."""
+        return head_statistics(self.select_heads(heads), cross=self.kind != "self")
 
     @torch.no_grad()
     def tile(
@@ -158,14 +166,14 @@ class LayerView:
         heads: Sequence[int] | None = None,
         mean: bool = False,
     ) -> Floats:
-        """Exact means of at most height × width blocks of a part of the matrix: (heads or 1, ·, ·)."""
+        """Return the means of at most height × width blocks of a part of the matrix: (heads or 1, ·, ·)."""
         weights = self.select_heads(heads)
         if isinstance(weights, Tensor):
             count = int(weights.shape[-3]) if _has_heads(weights) else 1
             dense = weights.reshape(count, *self.size)[:, rows, columns]
-            pooled = _pooled(dense.float().mean(0, keepdim=True) if mean else dense, height, width)
+            pooled = pool_dense(dense.float().mean(0, keepdim=True) if mean else dense, height, width)
         else:
-            weights._settle()
+            weights.compute_tau()
             if mean and weights.has_heads:
                 weights = weights.mean("heads")
             pooled = weights.pool(max(height, 1), max(width, 1), within=(rows, columns))
@@ -175,7 +183,7 @@ class LayerView:
 
 @dataclass(frozen=True, eq=False)
 class InputView:
-    """One thing that a model read, and what it looked at: texts, and layers between them.
+    """One input of a model: its texts, and the layers between them.
 
     >>> import torch
     >>> from regard.app.view_model import InputView, LayerView, TextView
@@ -195,27 +203,25 @@ class InputView:
             for side, number, size in sides:
                 if not 0 <= number < len(self.texts):
                     raise ArgumentError(
-                        f"layer {layer.label!r} says that its {side} are text {number}, and there are "
-                        f"{len(self.texts)}; texts count from 0."
+                        f"Layer {layer.label!r} has {side}={number}, out of range for {len(self.texts)} texts; "
+                        "texts are counted from 0."
                     )
-                found = len(self.texts[number].tokens)
-                if found != size:
-                    raise ShapeError(
-                        f"there are {found} tokens for {size} {side} of {layer.label!r}; each needs its own."
-                    )
+                tokens = len(self.texts[number].tokens)
+                if tokens != size:
+                    raise ShapeError(f"Got {tokens} tokens for {size} {side} of layer {layer.label!r}.")
 
     def describe(self) -> dict[str, Any]:
-        """What JSON can hold: all but the weights."""
+        """Return JSON-serializable values: everything but the weights."""
         return {
-            "title": plain(self.title),
-            "note": plain(self.note),
+            "title": utf8_text(self.title),
+            "note": utf8_text(self.note),
             "texts": [text.describe() for text in self.texts],
             "layers": [layer.describe() for layer in self.layers],
         }
 
 
 def as_floats(x: Tensor) -> Floats:
-    """Numbers for people to look at: float32, on the CPU; what is no number is 0.
+    """Convert to a float32 array; NaN and infinity become 0.
 
     >>> import torch
     >>> from regard.inspection.layer_view import as_floats
@@ -225,81 +231,54 @@ def as_floats(x: Tensor) -> Floats:
     return x.detach().to("cpu", torch.float32).nan_to_num(0, 0, 0).contiguous().numpy()
 
 
-def plain(text: str) -> str:
-    """A text that can be written as UTF-8: half of a surrogate pair is no letter.
+def utf8_text(text: str) -> str:
+    """Replace what UTF-8 cannot encode: lone surrogates.
 
-    >>> from regard.inspection.layer_view import plain
-    >>> plain("dog\\udc80")
+    >>> from regard.inspection.layer_view import utf8_text
+    >>> utf8_text("dog\\udc80")
     'dog?'
     """
     return text.encode("utf-8", "replace").decode()
 
 
-def layer_label(name: str) -> str:
-    """What people call an attention, from its module's name: layers are counted from 0, as modules are.
-
-    >>> from regard.inspection.layer_view import layer_label
-    >>> [layer_label(name) for name in ("encoder.blocks.0.attention", "decoder.blocks.1.cross", "blocks.2")]
-    ['encoder 0', 'decoder 1 to source', 'layer 2']
-    >>> layer_label("decoder.attention")
-    'decoder to source'
-    """
-    path, _, call = name.partition("@")
-    again = f", call {call}" if call else ""
-    parts = path.split(".")
-    number = next((int(part) for part in reversed(parts) if re.fullmatch(r"[0-9]{1,9}", part)), None)
-    side = next((part for part in parts if part in ("encoder", "decoder")), "layer")
-    across = " to source" if is_cross_attention(path) else ""
-    if number is not None:
-        return f"{side} {number}{across}{again}"
-    return (f"{side}{across}" if across else path.replace(".", " ") or "attention") + again
-
-
-def is_cross_attention(name: str) -> bool:
-    """Whether an attention of this name reads another text than its own.
-
-    >>> from regard.inspection.layer_view import is_cross_attention
-    >>> is_cross_attention("decoder.blocks.0.cross"), is_cross_attention("decoder.blocks.0.attention")
-    (True, False)
-    """
-    parts = name.partition("@")[0].split(".")
-    return "cross" in parts[-1] or parts[-2:] == ["decoder", "attention"]
-
-
 def split_batch(weights: Weights | Tensor) -> list[Weights | Tensor]:
-    """Each of a batch on its own, (…, h, q, k) or (…, q, k), lazy if it was.
+    """Return the weights of each batch entry, (…, h, q, k) or (…, q, k); lazy weights stay lazy.
 
     >>> import torch
     >>> from regard.inspection.layer_view import split_batch
-    >>> [tuple(one.shape) for one in split_batch(torch.zeros(2, 8, 5, 5))]
+    >>> [tuple(entry.shape) for entry in split_batch(torch.zeros(2, 8, 5, 5))]
     [(8, 5, 5), (8, 5, 5)]
     """
-    lead = _batch(weights)
+    batch = _batch(weights)
     if isinstance(weights, Tensor):
-        own = weights.shape[len(lead) :]
-        return [weights.reshape(-1, *own)[i] for i in range(int(np.prod(lead)))] if lead else [weights]
-    if all(n == 1 for n in lead):
+        return list(weights.reshape(math.prod(batch), *weights.shape[len(batch) :])) if batch else [weights]
+    if all(n == 1 for n in batch):
         return [weights]
     every = [slice(None)] if weights.has_heads else []
     return [
-        weights._part([*(slice(int(i), int(i) + 1) for i in index), *every], slice(None))
-        for index in np.ndindex(*lead)
+        weights.select([*(slice(int(i), int(i) + 1) for i in index), *every])
+        for index in np.ndindex(*batch)
     ]
 
 
-def in_bands(weights: Weights) -> Iterator[Weights]:
-    """Bands of query rows, still lazy: a long computation can be interrupted between them.
+def pool_dense(weights: Tensor, height: int, width: int) -> Tensor:
+    """Return the means of at most height × width blocks of a dense tensor (…, q, k).
 
-    >>> import torch, regard
-    >>> from regard.inspection.layer_view import in_bands
-    >>> x = torch.eye(3)
-    >>> [tuple(band.shape) for band in in_bands(regard.attend(x, x, x)[1])]
-    [(3, 3)]
+    >>> import torch
+    >>> from regard.inspection.layer_view import pool_dense
+    >>> pool_dense(torch.eye(4), 2, 2).tolist()
+    [[0.5, 0.0], [0.0, 0.5]]
     """
-    *lead, queries, keys = weights.shape
-    for rows in interrupt.bands(queries, math.prod(lead) * keys):
-        every = rows == slice(0, queries)
-        yield weights if every else weights._part([slice(None)] * len(lead), rows)
+    if not weights.numel():
+        rows, columns = weights.shape[-2:]
+        return weights.new_zeros(*weights.shape[:-2], min(height, rows), min(width, columns))
+    for axis, blocks in ((-2, height), (-1, width)):
+        size = weights.shape[axis]
+        if blocks < size:
+            edges = np.arange(blocks + 1) * size // blocks
+            parts = weights.split(np.diff(edges).tolist(), axis)
+            weights = torch.stack([part.double().mean(axis) for part in parts], axis)
+    return weights
 
 
 def _batch(weights: Weights | Tensor) -> tuple[int, ...]:
@@ -308,16 +287,3 @@ def _batch(weights: Weights | Tensor) -> tuple[int, ...]:
 
 def _has_heads(weights: Weights | Tensor) -> bool:
     return weights.has_heads if isinstance(weights, Weights) else weights.dim() > 2
-
-
-def _pooled(weights: Tensor, height: int, width: int) -> Tensor:
-    """Means of blocks of a dense tensor (n, q, k)."""
-    if not weights.numel():
-        return weights.new_zeros(len(weights), min(height, weights.shape[1]), min(width, weights.shape[2]))
-    for axis, most in ((-2, height), (-1, width)):
-        size = weights.shape[axis]
-        if most < size:
-            edges = np.arange(most + 1) * size // most
-            parts = weights.split(np.diff(edges).tolist(), axis)
-            weights = torch.stack([part.double().mean(axis) for part in parts], axis)
-    return weights

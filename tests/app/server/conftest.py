@@ -27,7 +27,9 @@ def registry(folder: Path) -> Registry:
     recurrent = write(folder.parent / "recurrent", "recurrent")
     found = Registry.load(map(os.fspath, (folder, plain, recurrent)))
     torch.manual_seed(0)
-    bert = BertEncoder(Vocabulary(WORDS, special_tokens=("<unk>", "<s>", "</s>", "<mask>")), 16, 2, heads=2, max_positions=40)
+    bert = BertEncoder(
+        Vocabulary(WORDS, special_tokens=("<unk>", "<s>", "</s>", "<mask>")), 16, 2, heads=2, max_positions=40
+    )
     static = StaticEncoder(WORDS, torch.randn(len(WORDS), 4))
     found.entries.update(Registry({"bert": bert.eval(), "static": static}).entries)
     return found

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from regard.app.server import connections
-from regard.app.server.connections import Complaints, Connections, most_connections
+from regard.app.server.connections import Connections, ExceptionHandler, max_connections
 from regard.app.server.registry import Registry
 from regard.app.server.run import Server, listen
 from regard.app.server.state import AppState
@@ -27,15 +27,15 @@ HALF = b"GET /api/health HTTP/1.1\r\nHost: 127.0.0.1"
 
 
 @contextmanager
-def serving(most: int | None = None, house: AppState | None = None) -> Iterator[Server]:
+def serving(most: int | None = None, state: AppState | None = None) -> Iterator[Server]:
     """A server in a thread, which answers at `server.port`."""
     listening, ready = listen("127.0.0.1", 0), threading.Event()
-    house = house or AppState(Registry())
-    server = Server(house, listening, ready.set)
+    state = state or AppState(Registry())
+    server = Server(state, listening, ready.set)
     if most is not None:
-        server.open_connections.most = most
+        server.open_connections.limit = most
     server.port = listening.getsockname()[1]  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_until_told, daemon=True)
+    thread = threading.Thread(target=server.run_until_signal, daemon=True)
     thread.start()
     assert ready.wait(20)
     try:
@@ -43,7 +43,7 @@ def serving(most: int | None = None, house: AppState | None = None) -> Iterator[
     finally:
         server.should_exit = True
         thread.join(20)
-        assert house.close()
+        assert state.close()
         assert not thread.is_alive()
 
 
@@ -89,14 +89,14 @@ def until(holds) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET", HALF, b"POST /api/lookup HTTP/1.1\r\nX: " + b"y" * 1000])
 def test_headers_have_a_time_limit(sent, monkeypatch):
-    monkeypatch.setattr(connections, "HEADERS", 0.3)
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.3)
     with serving() as server, connect(server, sent) as slow:
         assert is_closed(slow)
         until(lambda: server.open_connections.open == 0)
 
 
 def test_headers_that_trickle_are_not_waited_for(monkeypatch):
-    monkeypatch.setattr(connections, "HEADERS", 0.3)
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.3)
     with serving() as server, connect(server, HALF) as slow, pytest.raises(ConnectionError):
         trickle(slow)
 
@@ -104,7 +104,7 @@ def test_headers_that_trickle_are_not_waited_for(monkeypatch):
 def test_the_next_request_of_a_connection_has_the_same_limit(monkeypatch):
     with serving() as server, connect(server, whole(server)) as slow:
         assert slow.recv(65536).startswith(b"HTTP/1.1 200")
-        monkeypatch.setattr(connections, "HEADERS", 0.3)
+        monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.3)
         slow.sendall(HALF)
         assert is_closed(slow)
 
@@ -118,7 +118,7 @@ def test_requests_may_follow_each_other_on_a_connection():
 
 
 def test_a_body_that_nobody_reads_does_not_keep_the_connection(monkeypatch):
-    monkeypatch.setattr(connections, "HEADERS", 0.3)
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.3)
     with serving() as server:
         begun = whole(server, "/api/nothing", "POST", "Content-Length: 100000\r\n")
         with connect(server, begun) as slow, pytest.raises(ConnectionError):
@@ -126,13 +126,13 @@ def test_a_body_that_nobody_reads_does_not_keep_the_connection(monkeypatch):
 
 
 def test_an_answer_that_is_not_read_does_not_keep_the_connection(monkeypatch):
-    monkeypatch.setattr(connections, "STALLED", 0.3)
-    house = AppState(Registry())
-    name = house.exhibits.keep(ViewModel.of(torch.rand(2048, 2048))).id
+    monkeypatch.setattr(connections, "WRITE_TIMEOUT", 0.3)
+    state = AppState(Registry())
+    name = state.views.add(ViewModel.of(torch.rand(2048, 2048))).id
     body = b'{"height":2048,"width":2048}'
     more = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    with serving(house=house) as server:
-        with connect(server, whole(server, f"/api/exhibits/{name}/tile", "POST", more) + body) as deaf:
+    with serving(state=state) as server:
+        with connect(server, whole(server, f"/api/views/{name}/tile", "POST", more) + body) as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             until(lambda: server.open_connections.open == 1)
             until(lambda: server.open_connections.open == 0)
@@ -159,10 +159,10 @@ def test_half_a_body_makes_room_too():
 
 
 def test_who_is_being_answered_stays_and_the_new_one_goes():
-    opened, house = threading.Event(), AppState(Registry())
-    house.quick.end()  # replaced by one that is held up
-    house.quick = held = type(house.quick)(threads=1)
-    with serving(most=2, house=house) as server, ExitStack() as stack:
+    opened, state = threading.Event(), AppState(Registry())
+    state.quick.cancel()  # replaced by one that is held up
+    state.quick = held = type(state.quick)(threads=1)
+    with serving(most=2, state=state) as server, ExitStack() as stack:
         thread = threading.Thread(target=_occupy, args=(held, opened))
         thread.start()
         waiting = [stack.enter_context(connect(server, whole(server, "/api/positions"))) for _ in range(2)]
@@ -177,19 +177,19 @@ def test_who_is_being_answered_stays_and_the_new_one_goes():
 def _occupy(worker, opened: threading.Event) -> None:
     import asyncio
 
-    asyncio.run(worker.alone(lambda: opened.wait(20)))
+    asyncio.run(worker.run(lambda: opened.wait(20)))
 
 
 def test_there_are_fewer_connections_than_files(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 4096))
-    assert most_connections() == 50
+    assert max_connections() == 50
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, 4096))
-    assert most_connections() == connections.MOST
-    assert Connections(7).most == 7
+    assert max_connections() == connections.MAX_CONNECTIONS
+    assert Connections(7).limit == 7
 
 
 def test_failed_accepts_are_reported_once_in_a_while(caplog):
-    complaints, reported = Complaints(), []
+    complaints, reported = ExceptionHandler(), []
     loop = type("Loop", (), {"default_exception_handler": lambda _, context: reported.append(context)})()
     for _ in range(100):
         complaints(

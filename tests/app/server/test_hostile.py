@@ -22,8 +22,8 @@ PATHS = [
     "/api/training/" + "%2e%2e/" * 50,
     "/api/training/%00",
     "/api/training/%ed%a0%80?after=1",
-    "/api/exhibits/%00/tile",
-    "/api/exhibits/" + "x" * 5000,
+    "/api/views/%00/tile",
+    "/api/views/" + "x" * 5000,
     "/api/positions?length=" + "9" * 5000,
     "/api/positions?length=NaN",
     "/api/positions?length=1e999",
@@ -75,8 +75,8 @@ HEADERS = [
 
 
 @pytest.fixture(scope="module")
-def address(collection) -> Iterator[str]:
-    with serving(AppState(collection)) as found:
+def address(registry) -> Iterator[str]:
+    with serving(AppState(registry)) as found:
         yield found
 
 
@@ -114,7 +114,7 @@ def test_numbers_at_the_edge_of_what_is_allowed(address):
             for name in ("input", "layer", "heads", "rows", "place", "most", "size", "height", "query"):
                 for number, value in enumerate(extremes):
                     given = (value, [value], [value, value])[number % 3]
-                    found = client.post(f"/api/exhibits/{shown['id']}/{question}", json={name: given})
+                    found = client.post(f"/api/views/{shown['id']}/{question}", json={name: given})
                     assert fine(found.status_code), (question, name, given, found.text)
 
 

@@ -40,12 +40,12 @@ WORDS = [
 
 
 @contextmanager
-def serving(house: AppState, host: str | None = None) -> Iterator[str]:
+def serving(state: AppState, host: str | None = None) -> Iterator[str]:
     """The address of a server in a thread of this process."""
     listening, ready = listen("127.0.0.1", 0), threading.Event()
     address = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server = Server(house, listening, ready.set, host)
-    thread = threading.Thread(target=server.serve_until_told, daemon=True)
+    server = Server(state, listening, ready.set, host)
+    thread = threading.Thread(target=server.run_until_signal, daemon=True)
     thread.start()
     assert ready.wait(20)
     try:
@@ -53,7 +53,7 @@ def serving(house: AppState, host: str | None = None) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(20)
-        house.close()
+        state.close()
         assert not thread.is_alive()
 
 
@@ -65,11 +65,11 @@ def sentence(number: int) -> str:
     )
 
 
-def test_two_hundred_clients_get_their_own_answers(collection: Registry, one_thread: None):
+def test_two_hundred_clients_get_their_own_answers(registry: Registry, one_thread: None):
     asked = [sentence(number) for number in range(CLIENTS)]
-    translator = collection.translator("small")
+    translator = registry.translator("small")
     expected = {one.source: one.text for one in translator.translate(asked)}
-    house = AppState(collection)
+    state = AppState(registry)
 
     async def all_at_once(address: str) -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -81,7 +81,7 @@ def test_two_hundred_clients_get_their_own_answers(collection: Registry, one_thr
                 )
             )
 
-    with serving(house) as address:
+    with serving(state) as address:
         responses = asyncio.run(all_at_once(address))
         assert httpx.get(f"{address}/api/health").json()["waiting"] == 0
     assert {response.status_code for response in responses} == {200}
@@ -92,11 +92,11 @@ def test_two_hundred_clients_get_their_own_answers(collection: Registry, one_thr
 
 
 class Held:
-    """A house whose models are busy until it is opened."""
+    """A state whose models are busy until it is opened."""
 
-    def __init__(self, collection: Registry, most: int) -> None:
+    def __init__(self, registry: Registry, most: int) -> None:
         self.opened, self.begun = threading.Event(), threading.Event()
-        self.house = AppState(collection, worker=Worker(most=most))
+        self.state = AppState(registry, worker=Worker(max_waiting=most))
 
     def hold(self) -> None:
         self.begun.set()
@@ -104,14 +104,14 @@ class Held:
 
     def occupy(self) -> threading.Thread:
         """Keep the models busy."""
-        thread = threading.Thread(target=lambda: asyncio.run(self.house.worker.alone(self.hold)), daemon=True)
+        thread = threading.Thread(target=lambda: asyncio.run(self.state.worker.run(self.hold)), daemon=True)
         thread.start()
         assert self.begun.wait(10)
         return thread
 
 
-def test_a_full_queue_is_503_with_retry_after_and_the_rest_goes_on(collection, one_thread):
-    held = Held(collection, most=3)
+def test_a_full_queue_is_503_with_retry_after_and_the_rest_goes_on(registry, one_thread):
+    held = Held(registry, most=3)
     asked = {"model": "small", "sentences": ["ein Hund"]}
 
     async def several(address: str) -> list[httpx.Response]:
@@ -127,20 +127,20 @@ def test_a_full_queue_is_503_with_retry_after_and_the_rest_goes_on(collection, o
             held.opened.set()
             return await asyncio.gather(*waiting)
 
-    with serving(held.house) as address:
+    with serving(held.state) as address:
         busy = held.occupy()
         responses = asyncio.run(several(address))
         busy.join(10)
     assert sorted(response.status_code for response in responses) == [200] * 3 + [503] * 3
     refused = [response for response in responses if response.status_code == 503]
     assert all(response.headers["retry-after"] == "1" for response in refused)
-    assert "waiting already" in refused[0].json()["error"]
+    assert "3 requests are waiting" in refused[0].json()["error"]
 
 
-def test_clients_that_leave_make_room(collection, one_thread):
-    held = Held(collection, most=2)
+def test_clients_that_leave_make_room(registry, one_thread):
+    held = Held(registry, most=2)
     body = b'{"model":"small","sentences":["ein Hund"]}'
-    with serving(held.house) as address:
+    with serving(held.state) as address:
         busy = held.occupy()
         port = int(address.rpartition(":")[2])
         request = (
@@ -150,8 +150,8 @@ def test_clients_that_leave_make_room(collection, one_thread):
         for _ in range(10):  # far more than may wait
             with socket.create_connection(("127.0.0.1", port)) as gone:
                 gone.sendall(request + body)
-                _until(lambda: held.house.worker.waiting == 1)
-            _until(lambda: held.house.worker.waiting == 0)
+                _until(lambda: held.state.worker.waiting == 1)
+            _until(lambda: held.state.worker.waiting == 0)
         held.opened.set()
         busy.join(10)
         assert httpx.post(f"{address}/api/translate", json={"model": "small", "sentences": ["a"]}).is_success
@@ -164,8 +164,8 @@ def _until(holds) -> None:
         time.sleep(0.005)
 
 
-def test_half_a_request_harms_nobody(collection, one_thread):
-    with serving(AppState(collection)) as address:
+def test_half_a_request_harms_nobody(registry, one_thread):
+    with serving(AppState(registry)) as address:
         port = int(address.rpartition(":")[2])
         for junk in (
             b"POST /api/translate HTTP/1.1\r\nHost: x",
@@ -178,8 +178,8 @@ def test_half_a_request_harms_nobody(collection, one_thread):
 
 
 @pytest.mark.parametrize(("host", "status"), [("My-Machine", 200), (None, 403)])
-def test_a_name_to_listen_at_may_be_asked(host: str | None, status: int, collection: Registry):
-    with serving(AppState(collection), host) as address:
+def test_a_name_to_listen_at_may_be_asked(host: str | None, status: int, registry: Registry):
+    with serving(AppState(registry), host) as address:
         named = "my-machine:" + address.rpartition(":")[2]
         assert httpx.get(f"{address}/api/health", headers={"Host": named}).status_code == status
         assert httpx.get(f"{address}/api/health").status_code == 200
@@ -193,14 +193,14 @@ from regard.app.server.registry import Registry
 from regard.app.server.state import AppState
 from regard.app.server.run import listen, serve
 from regard.app.server.routes import translation
-fast = translation.together
-def slow(house, asked):
+fast = translation.translate_batch
+def slow(state, asked):
     print("under way", flush=True)
     time.sleep(1.0)
-    return fast(house, asked)
-translation.together = slow
+    return fast(state, asked)
+translation.translate_batch = slow
 listening = listen("127.0.0.1", 0)
-serve(AppState(Collection.load(sys.argv[1:])), listening, lambda: print(listening.getsockname()[1], flush=True))
+serve(AppState(Registry.load(sys.argv[1:])), listening, lambda: print(listening.getsockname()[1], flush=True))
 print("ended", flush=True)
 """
 
@@ -244,11 +244,11 @@ STUCK = """
 import sys, time
 from regard.app.server import run
 from regard.app.server.routes import translation
-run.GRACE, run.LEAVING = 1, 0.1
-def stuck(house, asked):
+run.SHUTDOWN_TIMEOUT, run.THREAD_TIMEOUT = 1, 0.1
+def stuck(state, asked):
     print("under way", flush=True)
     time.sleep(1000)  # a kernel that nobody can interrupt
-translation.together = stuck
+translation.translate_batch = stuck
 from regard.cli import main
 main(["look", *sys.argv[1:], "--port", "0", "--no-browser"])
 """
@@ -285,7 +285,7 @@ def test_work_that_never_ends_does_not_keep_the_server(signals, status, folder):
         assert "Traceback" not in errors
         thread.join(60)
         assert found[0].status_code == 503
-        assert "stopping" in found[0].json()["error"]
+        assert "shutting down" in found[0].json()["error"]
     finally:
         process.kill()
         process.communicate()

@@ -19,8 +19,8 @@ from schemathesis.specs.openapi.checks import (
 from regard.app.server.app import make_app
 from regard.app.server.endpoints import ENDPOINTS
 from regard.app.server.openapi import document
-from regard.app.server.routes.views import of_words
-from regard.app.server.security import Guard
+from regard.app.server.routes.views import view_words
+from regard.app.server.security import SecurityMiddleware
 from regard.app.server.state import AppState
 
 CHECKS = [
@@ -31,14 +31,14 @@ CHECKS = [
 ]
 OPERATIONS = [found.ok() for found in schemathesis.openapi.from_dict(document()).get_all_operations()]
 # without anything that could be wrong
-NOTHING_WRONG = {"GET /api/health", "GET /api/models", "GET /api/training", "GET /api/exhibits/{id}"}
+NOTHING_WRONG = {"GET /api/health", "GET /api/models", "GET /api/training", "GET /api/views/{id}"}
 EXAMPLES = 10
 
 
 class AsHost:
     """An application that is asked under its own name, whatever the client calls it."""
 
-    def __init__(self, app: Guard) -> None:
+    def __init__(self, app: SecurityMiddleware) -> None:
         self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -49,46 +49,46 @@ class AsHost:
 
 
 @pytest.fixture(scope="module")
-def here(collection):
-    """A house, and its application."""
-    house = AppState(collection)
-    yield house, AsHost(make_app(house))
-    house.close()
+def here(registry):
+    """A state, and its application."""
+    state = AppState(registry)
+    yield state, AsHost(make_app(state))
+    state.close()
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fit", "misfit"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.label)
 def test_whatever_is_asked_is_answered_as_described(operation, mode, here):
-    house, app = here
+    state, app = here
     if mode is GenerationMode.NEGATIVE and operation.label in NOTHING_WRONG:
         return
 
     @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(case=operation.as_strategy(mode))
     def ask(case):
-        named(case, house)
+        named(case, state)
         response = case.call(base_url="http://127.0.0.1:8000", app=app)
         case.validate_response(response, checks=CHECKS)
 
     ask()
 
 
-def named(case: schemathesis.Case, house: AppState) -> None:
+def named(case: schemathesis.Case, state: AppState) -> None:
     """Names that there are, as random ones would only ever be refused."""
-    body, names = case.body, list(house.collection.entries)
+    body, names = case.body, list(state.registry.entries)
     if isinstance(body, dict):
         if isinstance(body.get("model"), str) and body["model"]:
             body["model"] = names[len(body["model"]) % len(names)]
         if isinstance(body.get("models"), list) and body["models"]:
             body["models"] = ["bert"]
     if case.path_parameters and "id" in case.path_parameters:
-        case.path_parameters["id"] = _exhibit(house)
+        case.path_parameters["id"] = _view_id(state)
 
 
-def _exhibit(house: AppState) -> str:
-    if not len(house.exhibits):
-        house.exhibits.keep(of_words("a dog and a cat and a dog"))
-    return next(iter(house.exhibits._kept))
+def _view_id(state: AppState) -> str:
+    if not len(state.views):
+        state.views.add(view_words("a dog and a cat and a dog"))
+    return next(iter(state.views._views))
 
 
 def test_every_endpoint_is_described():
@@ -108,12 +108,12 @@ def test_every_reference_leads_somewhere():
     text = msgspec.json.encode(found).decode()
     names = {part.partition('"')[0] for part in text.split("#/components/schemas/")[1:]}
     assert names == names & set(found["components"]["schemas"])
-    assert "Translations" in names
+    assert "TranslateResponse" in names
 
 
 def test_collecting_garbage_among_the_decoders_is_safe():
     """Some unions of bounded types crash it in msgspec 0.22, at any time later."""
-    decoders = [msgspec.json.Decoder(one.takes) for one in ENDPOINTS]
+    decoders = [msgspec.json.Decoder(one.request) for one in ENDPOINTS]
     gc.collect()
     decoders.clear()
     gc.collect()

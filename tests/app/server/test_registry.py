@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from regard.app.server.registry import Entry, Registry, names_of
-from regard.app.server.security import Refused
+from regard.app.server.security import RequestError
 from regard.app.server.state import AppState
 from regard.errors import ArgumentError
 from regard.models.encoders.static import StaticEncoder
@@ -18,7 +18,7 @@ from regard.translation.training.checkpoint import is_training, lock_folder
 from regard.translation.training.logs import CsvLog
 from regard.translation.training.progress import Callback, Report, ValidationResult
 from regard.translation.training.train import train
-from tests.app.server.asking import Client, error
+from tests.app.server.client import Client, error
 from tests.translation.small import PAIRS, small_config
 
 QUICK = ("training.updates=4", "training.validate_every=2", "training.accumulate=1")
@@ -39,15 +39,15 @@ def training(folder: Path) -> Path:
 
 @pytest.fixture
 def asking():
-    houses = []
+    states = []
 
     def make(*paths) -> Client:
-        houses.append(AppState(Registry.load(map(str, paths))))
-        return Client(houses[-1])
+        states.append(AppState(Registry.load(map(str, paths))))
+        return Client(states[-1])
 
     yield make
-    for house in houses:
-        house.close()
+    for state in states:
+        state.close()
 
 
 def test_names_are_as_short_as_can_be():
@@ -56,9 +56,9 @@ def test_names_are_as_short_as_can_be():
         names_of(["a", "a"])
 
 
-def test_only_what_was_named_is_reachable(folder, collection):
-    with pytest.raises(Refused, match="there is no model"):
-        collection.entry(str(folder))
+def test_only_what_was_named_is_reachable(folder, registry):
+    with pytest.raises(RequestError, match="Unknown model"):
+        registry.entry(str(folder))
     with pytest.raises(ArgumentError, match="does not exist"):
         Registry.load(["no/such/folder"])
 
@@ -145,7 +145,9 @@ def test_the_state_of_a_training_is_that_of_its_folder(kind, tmp_path, asking):
 
 def test_a_training_that_ended_early_is_finished_until_it_is_lengthened(tmp_path, asking):
     path = tmp_path / "run"
-    config = small_config("plain", "training.updates=40", "training.validate_every=1", "training.save_every=1")
+    config = small_config(
+        "plain", "training.updates=40", "training.validate_every=1", "training.save_every=1"
+    )
     config = config.override(["training.patience=1", "training.learning_rate=1e-9", "training.metric=bleu"])
     outcome = train(path, PAIRS, config=config)
     assert outcome.finished
@@ -196,10 +198,10 @@ def test_lookers_do_not_take_each_other_for_a_training(tmp_path):
     assert not any(found)
 
 
-def test_models_that_come_while_others_read_the_list(collection):
+def test_models_that_come_while_others_read_the_list(registry):
     """The worker adds models; whoever goes through them meanwhile sees those before or after."""
     ours, stop, errors = Registry({}), threading.Event(), []
-    model = collection.entry("static").model
+    model = registry.entry("static").model
 
     def read():
         try:
@@ -217,7 +219,7 @@ def test_models_that_come_while_others_read_the_list(collection):
         for reader in readers:
             reader.start()
         for number in range(300):
-            ours._enter(Entry.of(f"model {number}", model))
+            ours._add_entry(Entry.of(f"model {number}", model))
             ours.expect(f"folder {number}", Path("none"), "", lambda: False)
     finally:
         stop.set()
@@ -232,20 +234,20 @@ def test_an_expected_model_is_loaded_when_it_is_ready(folder, tmp_path):
     ready = [False]
     ours = Registry()
     ours.expect("demo", tmp_path / "demo", "de-en", lambda: ready[0])
-    assert (ours.pending, ours.grows, ours.trainings()) == (["demo"], False, {})
+    assert (ours.pending, ours.can_refresh, ours.trainings()) == (["demo"], False, {})
     shutil.copytree(folder, tmp_path / "demo")
-    assert not ours.grows  # its training goes on
+    assert not ours.can_refresh  # its training goes on
     ready[0] = True
-    assert ours.grows
+    assert ours.can_refresh
     ours.refresh()
     assert ours.entry("demo").languages == "de-en"
-    assert (ours.pending, ours.grows) == ([], False)
+    assert (ours.pending, ours.can_refresh) == ([], False)
 
 
 def test_an_expected_model_that_will_not_come_is_not_waited_for(tmp_path):
     ours = Registry()
     ours.expect("demo", tmp_path / "demo", "de-en", lambda: None)
-    assert (ours.pending, ours.grows) == ([], False)
+    assert (ours.pending, ours.can_refresh) == ([], False)
 
 
 def test_rows_and_samples_of_a_training(tmp_path, asking):

@@ -6,8 +6,8 @@ import json
 import pytest
 from starlette.datastructures import Headers
 
-from regard.app.server.security import POLICY, Guard, Refused, read_json
-from tests.app.server.asking import error
+from regard.app.server.security import CONTENT_SECURITY_POLICY, RequestError, SecurityMiddleware, read_json
+from tests.app.server.client import error
 
 LOOKUP = {"query": [[1]], "key": [[1]], "value": [[1]]}
 
@@ -29,16 +29,16 @@ def test_other_names_are_refused(host, client):
 
 
 def test_a_wildcard_is_asked_by_number_and_not_by_any_name():
-    guard = Guard(None, "0.0.0.0", 8000)
-    assert guard._is_here("192.168.1.7:8000")
-    assert guard._is_here("[fe80::1]:8000")
-    assert not guard._is_here("192.168.1.7:8001")
-    assert not guard._is_here("evil.example:8000")
-    assert not Guard(None, "127.0.0.1", 8000)._is_here("192.168.1.7:8000")
+    guard = SecurityMiddleware(None, "0.0.0.0", 8000)
+    assert guard._is_own_host("192.168.1.7:8000")
+    assert guard._is_own_host("[fe80::1]:8000")
+    assert not guard._is_own_host("192.168.1.7:8001")
+    assert not guard._is_own_host("evil.example:8000")
+    assert not SecurityMiddleware(None, "127.0.0.1", 8000)._is_own_host("192.168.1.7:8000")
 
 
 def test_behind_a_proxy_its_page_may_ask_and_no_other():
-    guard = Guard(None, "127.0.0.1", 8000, "https://regard.example.org")
+    guard = SecurityMiddleware(None, "127.0.0.1", 8000, "https://regard.example.org")
 
     def ask(host: str, origin: str) -> None:
         guard._check("POST", "/api/translate", Headers({"host": host, "origin": origin}))
@@ -50,7 +50,7 @@ def test_behind_a_proxy_its_page_may_ask_and_no_other():
         ("elsewhere.example", "https://regard.example.org"),
         ("regard.example.org", "https://regard.example.org.elsewhere.example"),
     ]:
-        with pytest.raises(Refused):
+        with pytest.raises(RequestError):
             ask(host, origin)
 
 
@@ -66,11 +66,11 @@ def test_behind_a_proxy_its_page_may_ask_and_no_other():
     ],
 )
 def test_browsers_leave_the_usual_port_away(offered, sent):
-    guard = Guard(None, "127.0.0.1", 8000, offered)
+    guard = SecurityMiddleware(None, "127.0.0.1", 8000, offered)
     for host in {sent.partition("://")[2], offered.partition("://")[2]}:
         guard._check("POST", "/api/translate", Headers({"host": host, "origin": sent}))
     for host, origin in [("x.org:1", sent), ("x.org.evil.example", sent), ("x.org", "https://x.org:1")]:
-        with pytest.raises(Refused):
+        with pytest.raises(RequestError):
             guard._check("POST", "/api/translate", Headers({"host": host, "origin": origin}))
 
 
@@ -115,9 +115,9 @@ def test_a_link_from_elsewhere_can_open_the_page(client):
 def test_every_answer_has_the_headers_of_safety(method, path, status, client):
     response = client.send(method, path)
     assert response.status_code == status
-    assert response.headers["content-security-policy"] == POLICY
-    assert "frame-ancestors 'none'" in POLICY
-    assert "default-src 'none'" in POLICY
+    assert response.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+    assert "frame-ancestors 'none'" in CONTENT_SECURITY_POLICY
+    assert "default-src 'none'" in CONTENT_SECURITY_POLICY
     assert response.headers["x-content-type-options"] == "nosniff"
     assert response.headers["referrer-policy"] == "no-referrer"
     assert not [name for name in response.headers if name.startswith("access-control")]
@@ -177,8 +177,8 @@ class Trickling:
 
 def test_a_body_that_trickles_is_cut_off():
     async def ask():
-        with pytest.raises(Refused) as refused:
-            await read_json(Trickling(), 1000, seconds=0.05)  # type: ignore[arg-type]
+        with pytest.raises(RequestError) as refused:
+            await read_json(Trickling(), 1000, timeout=0.05)  # type: ignore[arg-type]
         return refused.value
 
     refused = asyncio.run(ask())

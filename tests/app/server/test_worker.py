@@ -13,7 +13,7 @@ import pytest
 
 from regard._util import interrupt
 from regard.app.server import memory
-from regard.app.server.security import Refused
+from regard.app.server.security import RequestError
 from regard.app.server.worker import Worker
 from regard.errors import ArgumentError
 
@@ -32,7 +32,7 @@ class Gate:
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    found = Worker(most=5, together=4)
+    found = Worker(max_waiting=5, batch_size=4)
     yield found
     found.stop()
 
@@ -42,7 +42,7 @@ def behind_a_gate(worker: Worker, ask: Callable[[], Any]) -> Any:
     gate = Gate()
 
     async def run() -> Any:
-        first = asyncio.ensure_future(worker.alone(gate))
+        first = asyncio.ensure_future(worker.run(gate))
         while not gate.begun.is_set():
             await asyncio.sleep(0.001)
         asked = asyncio.ensure_future(ask())
@@ -62,7 +62,7 @@ def test_what_waits_together_is_one_call(worker):
         return [2 * number for number in numbers]
 
     async def ask():
-        return await asyncio.gather(*(worker.together("double", double, n) for n in range(3)))
+        return await asyncio.gather(*(worker.run_batched("double", double, n) for n in range(3)))
 
     assert behind_a_gate(worker, ask) == [0, 2, 4]
     assert calls == [[0, 1, 2]]
@@ -81,7 +81,7 @@ def test_a_call_has_an_end_and_kinds_are_not_mixed(worker):
     async def ask():
         kinds = ["a", "b", "a", "a", "b"]
         return await asyncio.gather(
-            *(worker.together(kind, told(kind), n, parts=2) for n, kind in enumerate(kinds))
+            *(worker.run_batched(kind, told(kind), n, size=2) for n, kind in enumerate(kinds))
         )
 
     assert behind_a_gate(worker, ask) == [0, 1, 2, 3, 4]
@@ -95,7 +95,7 @@ def test_one_mistake_is_nobody_elses(worker):
         return [1 / number for number in numbers]
 
     async def ask():
-        jobs = (worker.together("halves", halves, n) for n in (1, 0, 2))
+        jobs = (worker.run_batched("halves", halves, n) for n in (1, 0, 2))
         return await asyncio.gather(*jobs, return_exceptions=True)
 
     first, wrong, last = behind_a_gate(worker, ask)
@@ -106,8 +106,8 @@ def test_one_mistake_is_nobody_elses(worker):
 def test_an_answer_may_be_an_exception(worker):
     async def ask():
         return await asyncio.gather(
-            worker.together("a", lambda all_: [ArgumentError("no"), 7], 1),
-            worker.together("a", lambda all_: [ArgumentError("no"), 7], 2),
+            worker.run_batched("a", lambda all_: [ArgumentError("no"), 7], 1),
+            worker.run_batched("a", lambda all_: [ArgumentError("no"), 7], 2),
             return_exceptions=True,
         )
 
@@ -118,13 +118,13 @@ def test_an_answer_may_be_an_exception(worker):
 
 def test_a_full_queue_refuses_and_says_when_to_come_back(worker):
     async def ask():
-        jobs = (worker.alone(lambda: 1) for _ in range(7))
+        jobs = (worker.run(lambda: 1) for _ in range(7))
         return await asyncio.gather(*jobs, return_exceptions=True)
 
     found = behind_a_gate(worker, ask)
     assert found[:5] == [1] * 5
     for refused in found[5:]:
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, RequestError)
         assert refused.status == 503
         assert refused.headers == {"retry-after": "1"}
     assert worker.waiting == 0
@@ -134,13 +134,13 @@ def test_who_has_gone_costs_nothing(worker):
     done = []
 
     async def ask():
-        task = asyncio.ensure_future(worker.alone(lambda: done.append("in vain")))
+        task = asyncio.ensure_future(worker.run(lambda: done.append("in vain")))
         await asyncio.sleep(0.01)
         assert worker.waiting == 1
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert worker.waiting == 0  # at once, so that there is room for others
-        return await worker.alone(lambda: "next")
+        return await worker.run(lambda: "next")
 
     assert behind_a_gate(worker, ask) == "next"
     assert not done
@@ -149,8 +149,8 @@ def test_who_has_gone_costs_nothing(worker):
 def test_a_mistake_does_not_end_the_worker(worker):
     async def ask():
         with pytest.raises(ZeroDivisionError):
-            await worker.alone(lambda: 1 // 0)
-        return await worker.alone(lambda: "alive")
+            await worker.run(lambda: 1 // 0)
+        return await worker.run(lambda: "alive")
 
     assert asyncio.run(ask()) == "alive"
 
@@ -158,7 +158,7 @@ def test_a_mistake_does_not_end_the_worker(worker):
 def test_the_loop_goes_on_meanwhile(worker):
     async def ask():
         ticks = 0
-        task = asyncio.ensure_future(worker.alone(lambda: time.sleep(0.2)))
+        task = asyncio.ensure_future(worker.run(lambda: time.sleep(0.2)))
         while not task.done():
             await asyncio.sleep(0.01)
             ticks += 1
@@ -168,14 +168,14 @@ def test_the_loop_goes_on_meanwhile(worker):
 
 
 def test_several_threads_work_at_once_behind_one_bounded_queue():
-    worker, gates = Worker(most=1, threads=2), [Gate(), Gate()]
+    worker, gates = Worker(max_waiting=1, threads=2), [Gate(), Gate()]
 
     async def ask():
-        jobs = [asyncio.ensure_future(worker.alone(gates[0]))]
+        jobs = [asyncio.ensure_future(worker.run(gates[0]))]
         await begun(gates[0])
-        jobs.append(asyncio.ensure_future(worker.alone(gates[1])))
+        jobs.append(asyncio.ensure_future(worker.run(gates[1])))
         await begun(gates[1])  # although the first is not done
-        jobs += [asyncio.ensure_future(worker.alone(lambda: "waited")) for _ in range(2)]
+        jobs += [asyncio.ensure_future(worker.run(lambda: "waited")) for _ in range(2)]
         await asyncio.sleep(0.02)
         for gate in gates:
             gate.opened.set()
@@ -215,10 +215,10 @@ def test_work_whose_client_has_gone_is_interrupted(worker):
     tiles = Tiles()
 
     async def ask():
-        task = asyncio.ensure_future(worker.alone(tiles))
+        task = asyncio.ensure_future(worker.run(tiles))
         await begun(tiles)
         task.cancel()
-        return await worker.alone(lambda: "next")
+        return await worker.run(lambda: "next")
 
     assert asyncio.run(asyncio.wait_for(ask(), 10)) == "next"
     assert tiles.ended.is_set()
@@ -236,7 +236,7 @@ def test_common_work_goes_on_while_one_of_its_clients_is_there(worker):
         return numbers
 
     async def ask():
-        gone, stays = (asyncio.ensure_future(worker.together("a", together, n)) for n in (6, 7))
+        gone, stays = (asyncio.ensure_future(worker.run_batched("a", together, n)) for n in (6, 7))
         await begun(tiles)
         gone.cancel()
         return await stays
@@ -248,11 +248,11 @@ def test_the_end_interrupts_what_is_under_way_and_answers_what_waits():
     worker, tiles = Worker(), Tiles()
 
     async def ask():
-        jobs = [asyncio.ensure_future(worker.alone(tiles))]
+        jobs = [asyncio.ensure_future(worker.run(tiles))]
         await begun(tiles)
-        jobs.append(asyncio.ensure_future(worker.alone(lambda: "in vain")))
+        jobs.append(asyncio.ensure_future(worker.run(lambda: "in vain")))
         await asyncio.sleep(0.01)
-        worker.end()
+        worker.cancel()
         return await asyncio.gather(*jobs, return_exceptions=True)
 
     found = asyncio.run(asyncio.wait_for(ask(), 10))
@@ -264,7 +264,7 @@ def test_threads_that_cannot_be_interrupted_are_told_of():
     worker, gate = Worker(), Gate()
 
     async def ask():
-        task = asyncio.ensure_future(worker.alone(gate))
+        task = asyncio.ensure_future(worker.run(gate))
         await begun(gate)
         assert not worker.stop(seconds=0.01)
         gate.opened.set()
@@ -278,14 +278,14 @@ def test_work_is_refused_where_a_limit_leaves_too_little_memory(worker, monkeypa
     """Before it begins: OpenMP and Rust would end the process."""
 
     async def ask():
-        return await worker.alone(lambda: "done")
+        return await worker.run(lambda: "done")
 
-    monkeypatch.setattr(memory, "left", lambda: memory.RESERVE - 1)
-    with pytest.raises(Refused, match=r"needs 268\.4 MB to be safe") as no:
+    monkeypatch.setattr(memory, "available", lambda: memory.RESERVE - 1)
+    with pytest.raises(RequestError, match=r"268\.4 MB required") as no:
         asyncio.run(ask())
     assert no.value.status == 503
     for enough in (memory.RESERVE, None):
-        monkeypatch.setattr(memory, "left", lambda enough=enough: enough)
+        monkeypatch.setattr(memory, "available", lambda enough=enough: enough)
         assert asyncio.run(ask()) == "done"
 
 
@@ -298,7 +298,7 @@ from regard.app.server.registry import Registry
 from regard.app.server.state import AppState
 from regard.app.server.run import listen, serve
 listening = listen("127.0.0.1", 0)
-house = AppState(Registry())
+state = AppState(Registry())
 
 def ready():
     size = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
@@ -306,7 +306,7 @@ def ready():
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     print(listening.getsockname()[1], flush=True)
 
-serve(house, listening, ready)
+serve(state, listening, ready)
 """
 
 
@@ -323,7 +323,7 @@ def test_a_server_with_little_memory_refuses_and_lives(megabytes):
                 statuses = {found.status_code, client.get("/api/positions").status_code}
                 statuses.add(client.get("/").status_code)
                 if found.is_success:
-                    address = f"/api/exhibits/{found.json()['id']}/tile"
+                    address = f"/api/views/{found.json()['id']}/tile"
                     asked = {"layer": 1, "mean": True, "height": 2048, "width": 2048}
                     statuses.add(client.post(address, json=asked).status_code)
                 assert statuses <= {200, 503}

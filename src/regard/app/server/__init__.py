@@ -1,12 +1,12 @@
-"""The server behind the page of `regard look`: a small JSON API on localhost, and the page's own files.
+"""The server of `regard look`: the page, and a JSON API on localhost.
 
-requests.py, schema.py    what is asked and answered, as msgspec Structs
-endpoints.py, openapi.py  the table of endpoints, and the document that describes it
+requests.py, schema.py    request and response bodies, as msgspec Structs
+endpoints.py, openapi.py  the table of endpoints, and its OpenAPI document
 app.py                    the ASGI application
 security.py               origin checks, limits and response headers
-worker.py                 one thread for the models, with a queue; a small pool for quick work
-registry.py               the models given at the start, and their trainings
-view_store.py             open views, kept for a while
-routes/                   what the endpoints answer
+worker.py                 bounded queues with worker threads
+registry.py               models and training runs given at startup
+view_store.py             open views
+routes/                   the answers
 run.py                    socket, server and shutdown
 """

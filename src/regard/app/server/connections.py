@@ -1,7 +1,7 @@
-"""Connections: a bounded number, none that waits forever for a slow or silent client.
+"""Limit the number of connections and disconnect slow or silent clients.
 
-uvicorn's own `limit_concurrency` counts requests whose headers have arrived; a client that never finishes its
-headers, or never reads its answer, would keep its connection, and 1,000 of them every file descriptor.
+uvicorn's `limit_concurrency` only counts requests whose headers have arrived. Clients that never finish
+their headers or never read the response could otherwise use up all file descriptors.
 """
 
 import asyncio
@@ -12,158 +12,158 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MOST = 512  # connections, if the limit of open files allows
-HEADERS = 10.0  # seconds for the headers of a request to arrive
-STALLED = 20.0  # seconds in which a client must read some of its answer
-ACCEPTED = 16  # connections accepted at once, before the oldest idle ones are dropped
-QUIET = 10.0  # seconds between two complaints about failed accepts
+MAX_CONNECTIONS = 512  # if the limit of open files allows
+HEADER_TIMEOUT = 10.0  # seconds
+WRITE_TIMEOUT = 20.0  # seconds in which a client must read some of its response
+ACCEPT_BATCH = 16  # connections accepted at once, before the oldest idle ones are dropped
+REPORT_INTERVAL = 10.0  # seconds between two log messages about failed accepts
 
 log = logging.getLogger("regard.look")
 
 
-def most_connections(most: int = MOST) -> int:
-    """How many connections may be open: at most half of the files that the process may open.
+def max_connections(limit: int = MAX_CONNECTIONS) -> int:
+    """Return `limit`, or half of the files the process may open if that is less.
 
-    >>> from regard.app.server.connections import most_connections
-    >>> most_connections(100) <= 100
+    >>> from regard.app.server.connections import max_connections
+    >>> max_connections(100) <= 100
     True
     """
     try:
         import resource
-    except ImportError:  # Windows, where sockets are no files
-        return most
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return most if allowed == resource.RLIM_INFINITY else max(min(most, allowed // 2), 1)
+    except ImportError:  # Windows: sockets are not file descriptors
+        return limit
+    max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit if max_files == resource.RLIM_INFINITY else max(min(limit, max_files // 2), 1)
 
 
 class Connections:
-    """The open connections of a server: which of them wait for a whole request, oldest first.
+    """The open connections of a server, and which of them wait for a complete request.
 
-    When there are too many, the oldest of those is closed: a client that sends its request at once never
-    waits for one that does not. If all are being answered, the new one is closed.
+    Beyond the limit, the oldest waiting connection is closed, so slow clients never block a client that
+    sends its request at once. If all connections are being answered, the new one is closed.
     """
 
-    def __init__(self, most: int | None = None) -> None:
-        self.most = most_connections() if most is None else most
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = max_connections() if limit is None else limit
         self.open = 0
-        self._arriving: OrderedDict[Connection, None] = OrderedDict()
+        self._receiving: OrderedDict[Connection, None] = OrderedDict()
 
-    def protocol(self, **given: Any) -> "Connection":
-        """A protocol for a new connection, as uvicorn asks for one."""
-        return Connection(self, **given)
+    def protocol(self, **options: Any) -> "Connection":
+        """Create a protocol; uvicorn calls this for each connection."""
+        return Connection(self, **options)
 
-    def add(self, one: "Connection") -> None:
-        """A new connection."""
+    def add(self, connection: "Connection") -> None:
+        """Register a new connection."""
         self.open += 1
-        self._arriving[one] = None
-        if self.open > self.most:
-            oldest, _ = self._arriving.popitem(last=False)
+        self._receiving[connection] = None
+        if self.open > self.limit:
+            oldest, _ = self._receiving.popitem(last=False)
             oldest.transport.abort()
 
-    def discard(self, one: "Connection") -> None:
-        """One that is closed."""
+    def discard(self, connection: "Connection") -> None:
+        """Remove a closed connection."""
         self.open -= 1
-        self._arriving.pop(one, None)
+        self._receiving.pop(connection, None)
 
-    def set_arriving(self, one: "Connection", arriving: bool) -> None:
-        """Whether a connection waits for (the rest of) a request."""
-        if arriving:
-            self._arriving.setdefault(one)
+    def set_receiving(self, connection: "Connection", receiving: bool) -> None:
+        """Record whether a connection waits for the rest of a request."""
+        if receiving:
+            self._receiving.setdefault(connection)
         else:
-            self._arriving.pop(one, None)
+            self._receiving.pop(connection, None)
 
 
 class Connection(H11Protocol):
-    """uvicorn's protocol with limits in time: for headers to arrive, and for answers to be read.
+    """uvicorn's protocol with timeouts for request headers and for reading responses.
 
-    Bodies have their own limit, where they are read.
+    `read_json` limits the time for bodies.
     """
 
-    def __init__(self, connections: Connections, **given: Any) -> None:
-        super().__init__(**given)
-        self._all = connections
-        self._headers: asyncio.TimerHandle | None = None
-        self._writing: asyncio.TimerHandle | None = None
+    def __init__(self, connections: Connections, **options: Any) -> None:
+        super().__init__(**options)
+        self._connections = connections
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The first request has to arrive in time."""
+        """Start the timeout of the first request."""
         super().connection_made(transport)
-        self._headers = self.loop.call_later(HEADERS, self._drop)
-        self._all.add(self)
+        self._header_timer = self.loop.call_later(HEADER_TIMEOUT, self._abort)
+        self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """No limit applies any more."""
-        self._all.discard(self)
-        for timer in (self._headers, self._writing, self.timeout_keep_alive_task):
+        """Cancel all timeouts."""
+        self._connections.discard(self)
+        for timer in (self._header_timer, self._write_timer, self.timeout_keep_alive_task):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Part of a request, or all of it."""
+        """Handle part of a request."""
         super().data_received(data)
-        self._limit(begun=True)
+        self._update_timer(started=True)
 
     def on_response_complete(self) -> None:
-        """The next request may follow, and may even have begun to arrive."""
+        """Start the timeout of the next request if part of it has already arrived."""
         super().on_response_complete()
-        self._limit(begun=bool(self.conn.trailing_data[0]))
+        self._update_timer(started=bool(self.conn.trailing_data[0]))
 
-    def _limit(self, begun: bool) -> None:
-        """Limit the time for headers, if some of them have arrived and others not."""
+    def _update_timer(self, started: bool) -> None:
+        """Run the header timeout while the headers are incomplete."""
         answering = self.cycle is not None and not self.cycle.response_complete
-        self._all.set_arriving(self, not answering or self.cycle.more_body)
+        self._connections.set_receiving(self, not answering or self.cycle.more_body)
         if answering or self.transport.is_closing():
-            if self._headers is not None:
-                self._headers.cancel()
-                self._headers = None
-        elif begun and self._headers is None:
-            self._headers = self.loop.call_later(HEADERS, self._drop)
+            if self._header_timer is not None:
+                self._header_timer.cancel()
+                self._header_timer = None
+        elif started and self._header_timer is None:
+            self._header_timer = self.loop.call_later(HEADER_TIMEOUT, self._abort)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, also if the client has not read all of its last answer."""
+        """Close an idle connection, even if the client has not read its whole last response."""
         super().timeout_keep_alive_handler()
-        if self._writing is None and self.transport.get_write_buffer_size():
-            self._writing = self.loop.call_later(STALLED, self._drop)
+        if self._write_timer is None and self.transport.get_write_buffer_size():
+            self._write_timer = self.loop.call_later(WRITE_TIMEOUT, self._abort)
 
-    def _drop(self) -> None:
+    def _abort(self) -> None:
         self.transport.abort()
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is answered: it has to read something in time."""
+        """Start the write timeout: the client reads slower than the server writes."""
         super().pause_writing()
-        self._stall(self.transport.get_write_buffer_size() + 1)
+        self._check_progress(self.transport.get_write_buffer_size() + 1)
 
     def resume_writing(self) -> None:
-        """It has read nearly all."""
+        """Cancel the write timeout."""
         super().resume_writing()
-        if self._writing is not None:
-            self._writing.cancel()
-            self._writing = None
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
-    def _stall(self, before: int) -> None:
-        left = self.transport.get_write_buffer_size()
-        if left >= before:
-            self._drop()
+    def _check_progress(self, previous_size: int) -> None:
+        size = self.transport.get_write_buffer_size()
+        if size >= previous_size:
+            self._abort()
         else:
-            self._writing = self.loop.call_later(STALLED, self._stall, left)
+            self._write_timer = self.loop.call_later(WRITE_TIMEOUT, self._check_progress, size)
 
 
-class Complaints:
-    """An exception handler of an event loop that reports failed accepts once in a while instead of each.
+class ExceptionHandler:
+    """Event loop exception handler that limits how often failed accepts are logged.
 
-    asyncio tries again after a second, and reports every attempt with a traceback.
+    asyncio retries every second and would log each attempt with a traceback.
     """
 
     def __init__(self) -> None:
-        self._next = 0.0
+        self._next_report = 0.0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Report what went wrong in the loop."""
+        """Log an exception of the event loop."""
         if "accept" not in str(context.get("message", "")):
             loop.default_exception_handler(context)
             return
         now = time.monotonic()
-        if now >= self._next:
-            self._next = now + QUIET
+        if now >= self._next_report:
+            self._next_report = now + REPORT_INTERVAL
             log.error("a connection could not be accepted: %s", context.get("exception"))

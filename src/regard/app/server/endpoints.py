@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from regard._util.text import pluralize
 from regard.app.server import requests, schema
 from regard.app.server.routes import lessons, text, training, translation, views
 from regard.app.server.security import RequestError
 from regard.app.server.state import AppState
 from regard.app.view_model import ViewModel
-from regard._util.text import pluralize
 
 MAX_BODY = 1_000_000  # bytes of a request
 MAX_LONG_BODY = 4_000_000
@@ -56,7 +56,7 @@ async def _models(state: AppState, request: requests.EmptyRequest, path: Path) -
             attends=entry.attends,
             layers=entry.layers,
             heads=entry.heads,
-            longest=entry.longest,
+            max_tokens=entry.max_tokens,
             languages=entry.languages,
             examples=list(entry.examples),
         )
@@ -68,9 +68,7 @@ async def _models(state: AppState, request: requests.EmptyRequest, path: Path) -
     ]
     folders = list(registry.trainings())
     return msgspec.json.encode(
-        schema.ModelsResponse(
-            models=models, pending=registry.pending, folders=folders, recordings=recordings
-        )
+        schema.ModelsResponse(models=models, pending=registry.pending, folders=folders, recordings=recordings)
     )
 
 
@@ -95,7 +93,9 @@ async def _long(state: AppState, request: requests.LongTextRequest, path: Path) 
 async def _trainings(state: AppState, request: requests.EmptyRequest, path: Path) -> bytes:
     folders = state.registry.trainings()
     return await state.run_quick(
-        lambda: schema.TrainingsResponse(trainings=[training.training_info(*item) for item in folders.items()])
+        lambda: schema.TrainingsResponse(
+            trainings=[training.training_info(*item) for item in folders.items()]
+        )
     )
 
 
@@ -182,9 +182,7 @@ ENDPOINTS = (
         schema.AttentionResponse,
         _without_path(text.word_attention),
     ),
-    Endpoint(
-        "POST", "/api/look", "View texts in a model.", requests.LookRequest, schema.ViewResponse, _look
-    ),
+    Endpoint("POST", "/api/look", "View texts in a model.", requests.LookRequest, schema.ViewResponse, _look),
     Endpoint(
         "POST",
         "/api/long",

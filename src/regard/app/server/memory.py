@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 import torch
 
-from regard._util.files import readable
+from regard._util.text import format_bytes
 from regard.app.server.security import RequestError
 from regard.mechanism.operator import attention
 
@@ -42,8 +42,8 @@ def check(required: int) -> None:
     if free is not None and free < required:
         raise RequestError(
             HTTPStatus.SERVICE_UNAVAILABLE,
-            f"Not enough memory: {readable(free)} available, {readable(required)} required. Retry later, or "
-            "start the server with a higher limit (ulimit -v).",
+            f"Not enough memory: {format_bytes(free)} available, {format_bytes(required)} required. Retry "
+            "later, or start the server with a higher limit (ulimit -v).",
         )
 
 

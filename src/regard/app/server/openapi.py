@@ -1,70 +1,72 @@
-"""The document that describes the API, made of the very Structs that requests are read with."""
+"""The OpenAPI document, generated from the Structs of requests and responses."""
 
 from typing import Any
 
 import msgspec
 
 from regard.app.server.endpoints import ENDPOINTS, Endpoint
-from regard.app.server.schema import Problem
+from regard.app.server.schema import ErrorResponse
 
 _REFERENCE = "#/components/schemas/{name}"
-_REFUSALS = {
-    "400": "The body is no JSON.",
+_ERRORS = {
+    "400": "The body is not valid JSON.",
     "403": "The request comes from another site, or names another host.",
-    "404": "There is no such model, training or exhibit.",
+    "404": "Unknown model, training or view.",
     "408": "The body arrived too slowly.",
     "413": "The body is too large.",
-    "415": "The body does not say that it is JSON.",
-    "422": "A value is missing, wrong or out of bounds.",
-    "500": "A mistake of regard's own.",
-    "503": "Too many requests wait; Retry-After says when to ask again.",
+    "415": "The content type is not application/json.",
+    "422": "A value is missing, invalid or out of bounds.",
+    "500": "Internal error.",
+    "503": "The queue is full; Retry-After gives the seconds to wait.",
 }
-_OF_BODIES = {"400", "408", "413", "415"}
+_BODY_ERRORS = {"400", "408", "413", "415"}
 
 
 def document(version: str = "") -> dict[str, Any]:
-    """OpenAPI 3.1.
+    """Return the API description as OpenAPI 3.1.
 
     >>> from regard.app.server.openapi import document
-    >>> found = document()
-    >>> found["openapi"], "post" in found["paths"]["/api/translate"]
+    >>> api = document()
+    >>> api["openapi"], "post" in api["paths"]["/api/translate"]
     ('3.1.0', True)
     """
-    kinds = {kind.__name__: kind for one in ENDPOINTS for kind in (one.takes, one.gives)}
-    kinds["Problem"] = Problem
-    _, components = msgspec.json.schema_components(kinds.values(), ref_template=_REFERENCE)
+    types = {kind.__name__: kind for endpoint in ENDPOINTS for kind in (endpoint.request, endpoint.response)}
+    types["ErrorResponse"] = ErrorResponse
+    _, components = msgspec.json.schema_components(types.values(), ref_template=_REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
-    for one in ENDPOINTS:
-        paths.setdefault(one.path.replace(":path", ""), {})[one.method.lower()] = _operation(one, components)
+    for endpoint in ENDPOINTS:
+        methods = paths.setdefault(endpoint.path.replace(":path", ""), {})
+        methods[endpoint.method.lower()] = _operation(endpoint, components)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "regard",
             "version": version,
-            "description": "What the page of `regard look` asks: models, translations, attention.",
+            "description": "API of `regard look`: models, translations, attention.",
         },
         "paths": paths,
         "components": {"schemas": components},
     }
 
 
-def _operation(one: Endpoint, components: dict[str, Any]) -> dict[str, Any]:
-    posts = one.method == "POST"
+def _operation(endpoint: Endpoint, components: dict[str, Any]) -> dict[str, Any]:
+    is_post = endpoint.method == "POST"
+    query = [] if is_post else _query_parameters(components[endpoint.request.__name__])
     operation: dict[str, Any] = {
-        "operationId": one.name,
-        "summary": one.about,
-        "parameters": [*_in_path(one), *([] if posts else _in_query(components[one.takes.__name__]))],
+        "operationId": endpoint.name,
+        "summary": endpoint.summary,
+        "parameters": [*_path_parameters(endpoint), *query],
         "responses": {
-            "200": {"description": "The answer.", "content": _json(one.gives)},
+            "200": {"description": "Success.", "content": _json(endpoint.response)},
             **{
-                status: {"description": what, "content": _json(Problem)}
-                for status, what in _REFUSALS.items()
-                if posts or status not in _OF_BODIES
+                status: {"description": description, "content": _json(ErrorResponse)}
+                for status, description in _ERRORS.items()
+                if is_post or status not in _BODY_ERRORS
             },
         },
     }
-    if posts:
-        operation["requestBody"] = {"required": True, "content": _json(one.takes)}
+    if is_post:
+        operation["requestBody"] = {"required": True, "content": _json(endpoint.request)}
     return operation
 
 
@@ -72,14 +74,14 @@ def _json(kind: type) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": _REFERENCE.format(name=kind.__name__)}}}
 
 
-def _in_path(one: Endpoint) -> list[dict[str, Any]]:
-    names = [part.strip("{}").removesuffix(":path") for part in one.path.split("/") if part.startswith("{")]
+def _path_parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
+    parts = (part for part in endpoint.path.split("/") if part.startswith("{"))
+    names = [part.strip("{}").removesuffix(":path") for part in parts]
     schema = {"type": "string", "minLength": 1}
     return [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
 
 
-def _in_query(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """The fields of a Struct, one by one."""
+def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {"name": name, "in": "query", "required": name in schema.get("required", ()), "schema": field}
         for name, field in schema.get("properties", {}).items()

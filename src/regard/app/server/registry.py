@@ -48,7 +48,7 @@ class Entry:
     about: str
     layers: int
     heads: int
-    longest: int | None
+    max_tokens: int | None
     languages: str = ""
     examples: tuple[str, ...] = _EXAMPLES
 
@@ -64,7 +64,9 @@ class Entry:
                 name, model, "translator", about, layers, heads, model.max_tokens, languages, tuple(examples)
             )
         layers, heads = _count_attention(model)
-        about = f"{pluralize(layers, 'layer')}, {pluralize(heads, 'head')}" if layers else "words without context"
+        about = (
+            f"{pluralize(layers, 'layer')}, {pluralize(heads, 'head')}" if layers else "words without context"
+        )
         if isinstance(model, StaticEncoder):
             about = f"one vector for each of {len(model.vocabulary) - 1:,} words"
         return cls(name, model, "encoder", about, layers, heads, getattr(model, "longest", None))

@@ -1,4 +1,4 @@
-"""A socket, a server on it, and its end: what is under way is finished, and then it goes."""
+"""Open the socket, run the server and shut it down gracefully."""
 
 import asyncio
 import errno
@@ -11,133 +11,130 @@ from contextlib import suppress
 import uvicorn
 
 from regard.app.server.app import make_app
-from regard.app.server.connections import ACCEPTED, Complaints, Connections
+from regard.app.server.connections import ACCEPT_BATCH, Connections, ExceptionHandler
 from regard.app.server.state import AppState
 from regard.errors import ArgumentError
 
-FIRST = 8000  # the port that is tried first
-GRACE = 50  # seconds for what is under way at the end; with what follows, less than a minute
-LEAVING = 4.0  # seconds for threads to notice that what they do is given up
-BACKLOG = 2048  # connections that wait to be accepted
-IDLE = 20  # seconds that a connection may stay without a request
+DEFAULT_PORT = 8000
+SHUTDOWN_TIMEOUT = 50  # seconds for running requests; with THREAD_TIMEOUT, less than a minute
+THREAD_TIMEOUT = 4.0  # seconds for worker threads to notice an interrupt
+BACKLOG = 2048  # connections waiting to be accepted
+KEEP_ALIVE = 20  # seconds
 
 
 def listen(host: str, port: int | None = None) -> socket.socket:
-    """A socket that listens; without a port, at the usual one, or at any other if that is taken.
+    """Return a listening socket. Without a port: 8000, or a free port if that is in use.
 
     >>> from regard.app.server.run import listen
-    >>> taken = listen("127.0.0.1", 0)
-    >>> listen("127.0.0.1", taken.getsockname()[1])
+    >>> sock = listen("127.0.0.1", 0)
+    >>> listen("127.0.0.1", sock.getsockname()[1])
     Traceback (most recent call last):
-    regard.errors.ArgumentError: port ... of 127.0.0.1 is in use; ...
-    >>> taken.close()
+    regard.errors.ArgumentError: Port ... on 127.0.0.1 is in use. ...
+    >>> sock.close()
     """
-    tried = [FIRST, 0] if port is None else [port]
-    for number in tried:
-        try:
-            return _bound(host, number)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE and number != tried[-1]:
-                continue
-            raise _explained(host, number, error) from None
-    raise AssertionError("no port was tried")
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    if port is not None:
+        return _bind(host, port)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-        found.listen(BACKLOG)
-    except BaseException:
-        found.close()
+        return _bind(host, DEFAULT_PORT)
+    except ArgumentError as error:
+        if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
+            raise
+        return _bind(host, 0)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, OSError):
+            raise ArgumentError(_bind_message(host, port, error)) from error
         raise
-    return found
+    return sock
 
 
-def _explained(host: str, port: int, error: OSError) -> ArgumentError:
+def _bind_message(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return ArgumentError(f"port {port} of {host} is in use; give another: --port 0 chooses a free one.")
+        return f"Port {port} on {host} is in use. Choose another; --port 0 picks a free one."
     if error.errno in (errno.EACCES, errno.EPERM):
-        return ArgumentError(f"port {port} may not be used by you; give one above 1023: --port {FIRST}.")
-    return ArgumentError(
-        f"{host!r} cannot be listened at ({error.strerror or error}); give an address of this machine: "
+        return f"No permission to use port {port}. Choose one above 1023: --port {DEFAULT_PORT}."
+    return (
+        f"Cannot listen on {host!r} ({error.strerror or error}). Use an address of this machine: "
         "--host 127.0.0.1."
     )
 
 
 class Server(uvicorn.Server):
-    """Uvicorn, which says when it is ready.
+    """uvicorn server with connection limits that calls `ready` when it accepts requests.
 
-    host: the name by which it may be asked, beside those of this machine; by default the socket's address.
-    origin: where a proxy offers it, "https://regard.example.org" for example.
+    host: accepted Host header, in addition to the names of this machine; default: the socket's address.
+    origin: public address of a proxy, such as "https://regard.example.org".
     """
 
     def __init__(
         self,
-        house: AppState,
-        listening: socket.socket,
+        state: AppState,
+        sock: socket.socket,
         ready: Callable[[], None],
         host: str | None = None,
         origin: str | None = None,
     ) -> None:
-        address, port = listening.getsockname()[:2]
+        address, port = sock.getsockname()[:2]
         self.open_connections = Connections()
         config = uvicorn.Config(
-            make_app(house, host or address, port, origin),
-            http=self.open_connections.protocol,  # type: ignore[arg-type]  # makes one, as a class does
+            make_app(state, host or address, port, origin),
+            http=self.open_connections.protocol,  # type: ignore[arg-type]  # a factory instead of a class
             ws="none",
             loop="asyncio",
-            backlog=ACCEPTED,
+            backlog=ACCEPT_BATCH,
             lifespan="off",
-            log_level="error",  # warnings are about what clients send
+            log_level="error",  # warnings are about invalid requests
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # nobody stands between, and anybody could write them
-            timeout_keep_alive=IDLE,
-            timeout_graceful_shutdown=GRACE,
+            proxy_headers=False,  # clients could forge them
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
         )
         super().__init__(config)
-        self._listening, self._ready = listening, ready
+        self._socket, self._ready = sock, ready
 
-    def serve_until_told(self) -> None:
-        """Serve until SIGTERM or Ctrl-C; the former ends quietly, the latter as KeyboardInterrupt."""
-        before = None
+    def run_until_signal(self) -> None:
+        """Serve until SIGTERM, which returns, or Ctrl-C, which raises KeyboardInterrupt."""
+        previous = None
         if threading.current_thread() is threading.main_thread():
-            before = signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn passes on what it got
+            previous = signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn re-raises captured signals
         try:
-            self.run(sockets=[self._listening])
+            self.run(sockets=[self._socket])
         finally:
-            if before is not None:
-                signal.signal(signal.SIGTERM, before)
+            if previous is not None:
+                signal.signal(signal.SIGTERM, previous)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to serve, and say so."""
-        asyncio.get_running_loop().set_exception_handler(Complaints())
+        """Start serving and call `ready`."""
+        asyncio.get_running_loop().set_exception_handler(ExceptionHandler())
         await super().startup(sockets)
-        self._listening.listen(BACKLOG)  # asyncio made it as short as what it accepts at once
+        self._socket.listen(BACKLOG)  # asyncio set the backlog to ACCEPT_BATCH
         self._ready()
 
 
 def serve(
-    house: AppState,
-    listening: socket.socket,
+    state: AppState,
+    sock: socket.socket,
     ready: Callable[[], None] = lambda: None,
     host: str | None = None,
     origin: str | None = None,
 ) -> None:
-    """Serve a house at a socket until told to end; `ready` is called when requests are answered.
+    """Serve until SIGTERM or Ctrl-C; call `ready` when requests are accepted.
 
-    host, origin: the name by which it may be asked, if that is not the socket's address, and where a proxy
-        offers it.
-
-    What is under way has `GRACE` seconds to finish, and is then interrupted. A second Ctrl-C interrupts it
-    at once.
+    host, origin: as in `Server`. On shutdown, running requests have `SHUTDOWN_TIMEOUT` seconds to finish and
+    are then interrupted; a second Ctrl-C interrupts them immediately.
     """
     try:
-        Server(house, listening, ready, host, origin).serve_until_told()
+        Server(state, sock, ready, host, origin).run_until_signal()
     finally:
         with suppress(OSError):
-            listening.close()
-        house.close(LEAVING)
+            sock.close()
+        state.close(THREAD_TIMEOUT)

@@ -38,7 +38,7 @@ class ModelInfo(Response, kw_only=True):
     attends: bool
     layers: int
     heads: int
-    longest: int | None
+    max_tokens: int | None
     languages: str
     examples: list[str]
 

@@ -17,8 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from regard._util.files import readable
-from regard._util.text import shorten
+from regard._util.text import format_bytes, shorten
 from regard.app.server.schema import ErrorResponse
 
 BODY_TIMEOUT = 20.0  # seconds
@@ -96,7 +95,8 @@ class SecurityMiddleware:
         if len(hosts) != 1 or not self._is_own_host(hosts[0].lower()):
             host = shorten(hosts[0] if hosts else "", 100)
             raise RequestError(
-                HTTPStatus.FORBIDDEN, f"Unknown host {host!r}: this server is {self.address}. Open that address."
+                HTTPStatus.FORBIDDEN,
+                f"Unknown host {host!r}: this server is {self.address}. Open that address.",
             )
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
         is_read = method in ("GET", "HEAD")
@@ -197,6 +197,6 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
 def _too_large(max_bytes: int) -> RequestError:
     return RequestError(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"The body is larger than {readable(max_bytes)}. Send less at once.",
+        f"The body is larger than {format_bytes(max_bytes)}. Send less at once.",
         connection="close",
     )

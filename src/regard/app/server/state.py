@@ -1,4 +1,4 @@
-"""What the answers are made with: the models, what is looked at, and those who work."""
+"""Application state: models, open views and worker threads."""
 
 import time
 from collections.abc import Callable
@@ -6,68 +6,66 @@ from functools import partial
 
 import msgspec
 
-from regard.app.server.memory import LITTLE
+from regard.app.server.memory import QUICK_RESERVE
 from regard.app.server.registry import Registry
-from regard.app.server.schema import Answer
+from regard.app.server.schema import Response
 from regard.app.server.view_store import ViewStore
 from regard.app.server.worker import Worker
 
-THREADS = 2  # for what is quick, and for questions about many weights
-QUICK_WAITING = 128  # requests for each of them
-COSTLY = 2**20  # weights of a question that is not quick
+THREADS = 2  # of each pool
+MAX_WAITING = 128  # requests per pool
+EXPENSIVE = 2**20  # weights from which a question runs in the pool for long queries
 
 
 class AppState:
-    """All that lives as long as the server; version: that of regard, which those who ask may want to know.
+    """Everything that lives as long as the server. version: of regard, reported by /api/health.
 
     >>> from regard.app.server.registry import Registry
     >>> from regard.app.server.state import AppState
-    >>> house = AppState(Registry())
-    >>> house.worker.waiting
+    >>> state = AppState(Registry())
+    >>> state.worker.waiting
     0
-    >>> house.close()
+    >>> state.close()
     True
     """
 
     def __init__(
         self,
-        collection: Registry,
+        registry: Registry,
         *,
         worker: Worker | None = None,
-        exhibits: ViewStore | None = None,
+        views: ViewStore | None = None,
         version: str = "",
     ) -> None:
-        self.collection, self.version = collection, version
-        self.exhibits = exhibits or ViewStore()
-        self.recordings = {
-            name: (self.exhibits.pin(exhibit), exhibit) for name, exhibit in collection.recordings.items()
-        }
+        self.registry, self.version = registry, version
+        self.views = views or ViewStore()
+        self.recordings = {name: (self.views.pin(view), view) for name, view in registry.recordings.items()}
         self.worker = worker or Worker()
-        self.quick = Worker(QUICK_WAITING, threads=THREADS, name="quick", reserve=LITTLE)
-        self.looking = Worker(QUICK_WAITING, threads=THREADS, name="looking")
+        self.quick = Worker(MAX_WAITING, threads=THREADS, name="quick", reserve=QUICK_RESERVE)
+        self.queries = Worker(MAX_WAITING, threads=THREADS, name="queries")
 
-    async def quickly(self, answer: Callable[[], Answer]) -> bytes:
-        """An answer as JSON, made in a thread that nothing long keeps busy."""
-        return await self.quick.alone(partial(encoded, answer))
+    async def run_quick(self, answer: Callable[[], Response]) -> bytes:
+        """Compute a response in the pool for short work; return it as JSON."""
+        return await self.quick.run(partial(_encode, answer))
 
-    async def by_looking(self, answer: Callable[[], Answer], pairs: int) -> bytes:
-        """An answer as JSON that reads so many weights; many of them have threads of their own."""
-        worker = self.quick if pairs < COSTLY else self.looking
-        return await worker.alone(partial(encoded, answer))
+    async def run_query(self, answer: Callable[[], Response], cost: int) -> bytes:
+        """Compute a response that reads `cost` weights; long queries have their own pool."""
+        worker = self.quick if cost < EXPENSIVE else self.queries
+        return await worker.run(partial(_encode, answer))
 
-    async def by_model(self, answer: Callable[[], Answer]) -> bytes:
-        """An answer as JSON, made in the thread of the models, when it is free."""
-        return await self.worker.alone(partial(encoded, answer))
+    async def run_model(self, answer: Callable[[], Response]) -> bytes:
+        """Compute a response in the model thread."""
+        return await self.worker.run(partial(_encode, answer))
 
     def close(self, seconds: float = 10.0) -> bool:
-        """Interrupt what is under way, and say whether all threads have ended within some seconds."""
-        workers = (self.worker, self.quick, self.looking)
+        """Interrupt all work; return whether all threads ended in time."""
+        workers = (self.worker, self.quick, self.queries)
         for worker in workers:
-            worker.end()
+            worker.cancel()
         end = time.monotonic() + seconds
         return all(worker.stop(max(end - time.monotonic(), 0)) for worker in workers)
 
 
-def encoded(answer: Callable[[], Answer]) -> bytes:
-    """JSON; NaN and infinities are null."""
+def _encode(answer: Callable[[], Response]) -> bytes:
+    """Return JSON; NaN and infinity become null."""
     return msgspec.json.encode(answer())

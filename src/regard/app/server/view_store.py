@@ -128,9 +128,9 @@ def view_bytes(view: ViewModel) -> int:
             for tensor in _tensors(layer.weights):
                 storage = tensor.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()
-            size += sum(getattr(answer, "nbytes", 0) for answer in list(layer.kept.values()))
+            size += sum(getattr(answer, "nbytes", 0) for answer in list(layer.cache.values()))
     return size + sum(storages.values())
 
 
 def _tensors(weights: Any) -> list[Tensor]:
-    return [weights] if isinstance(weights, Tensor) else list(weights._problem.tensors.values())
+    return [weights] if isinstance(weights, Tensor) else list(weights.problem.tensors.values())

@@ -1,7 +1,7 @@
-"""Threads behind bounded queues; requests of one kind that wait together are one call.
+"""Worker threads behind bounded queues. Waiting jobs with the same key run as one batch.
 
-The threads are daemonic, and what they compute is interrupted between tiles once its client has gone, so that
-neither a client that has gone nor the end of the server waits for long work.
+Threads are daemons, and a job is interrupted between tiles when its clients have disconnected, so neither
+abandoned work nor shutdown blocks for long.
 """
 
 import asyncio
@@ -20,55 +20,58 @@ import torch
 from regard._util import interrupt
 from regard._util.interrupt import Interrupted
 from regard.app.server import memory
-from regard.app.server.security import Refused
+from regard.app.server.security import RequestError
 from regard.errors import RegardError
 
-WAITING = 256  # requests for the models
-TOGETHER = 64  # sentences of one call
+MAX_WAITING = 256  # requests in the queue of the models
+BATCH_SIZE = 64  # sentences
 
 log = logging.getLogger("regard.look")
 
 T = TypeVar("T")
-Together = Callable[[list[Any]], Sequence[Any]]
+BatchFunction = Callable[[list[Any]], Sequence[Any]]
 
 
-class _Needed:
-    """How much memory the work under way may need, in all threads together."""
+class _ReservedMemory:
+    """Bytes reserved by the running jobs of all threads."""
 
     def __init__(self) -> None:
-        self.bytes, self._changing = 0, threading.Lock()
+        self.bytes, self._lock = 0, threading.Lock()
 
     @contextmanager
-    def more(self, size: int) -> Iterator[None]:
-        """While a piece of work is done."""
-        with self._changing:
+    def reserve(self, size: int) -> Iterator[None]:
+        """Reserve `size` bytes while the block runs."""
+        with self._lock:
             self.bytes += size
         try:
             yield
         finally:
-            with self._changing:
+            with self._lock:
                 self.bytes -= size
 
 
-_NEEDED = _Needed()
+_RESERVED = _ReservedMemory()
 
 
 class _Job(NamedTuple):
-    """What waits: jobs of the same kind are run together, as long as they have few parts in all."""
+    """A queued request. size: its share of a batch."""
 
-    kind: Hashable
-    run: Together
-    asked: Any
-    parts: int
+    key: Hashable
+    run: BatchFunction
+    request: Any
+    size: int
     future: "asyncio.Future[Any]"
     loop: asyncio.AbstractEventLoop
 
-    def answer(self, result: Any) -> None:
-        self.loop.call_soon_threadsafe(_settle, self.future, result)
+    def finish(self, result: Any) -> None:
+        try:
+            self.loop.call_soon_threadsafe(_set_result, self.future, result)
+        except RuntimeError:  # the event loop is closed
+            log.debug("an answer came too late")
 
 
-def _settle(future: "asyncio.Future[Any]", result: Any) -> None:
-    if future.done():  # cancelled, as who asked has gone
+def _set_result(future: "asyncio.Future[Any]", result: Any) -> None:
+    if future.done():  # cancelled: the client has disconnected
         return
     if isinstance(result, BaseException):
         future.set_exception(result)
@@ -77,37 +80,37 @@ def _settle(future: "asyncio.Future[Any]", result: Any) -> None:
 
 
 class Worker:
-    """A thread, or several, and a bounded queue of work for them.
+    """Threads with a bounded job queue.
 
-    most: how many requests may wait. together: the parts of requests of one kind that become one call.
-    reserve: bytes that each piece of work may need, where the process has a limit.
+    max_waiting: queue size. batch_size: maximum total size of jobs that run as one call.
+    reserve: bytes each job may need; checked if the process has a memory limit.
 
     >>> import asyncio
     >>> from regard.app.server.worker import Worker
-    >>> async def ask():
+    >>> async def main():
     ...     worker = Worker()
     ...     try:
-    ...         return await asyncio.gather(*(worker.together("sum", _double, n) for n in range(3)))
+    ...         return await asyncio.gather(*(worker.run_batched("double", _double, n) for n in range(3)))
     ...     finally:
     ...         worker.stop()
     >>> def _double(numbers):
     ...     return [2 * number for number in numbers]
-    >>> asyncio.run(ask())
+    >>> asyncio.run(main())
     [0, 2, 4]
     """
 
     def __init__(
         self,
-        most: int = WAITING,
-        together: int = TOGETHER,
+        max_waiting: int = MAX_WAITING,
+        batch_size: int = BATCH_SIZE,
         threads: int = 1,
         name: str = "models",
         reserve: int = memory.RESERVE,
     ) -> None:
-        self._most, self._together, self._reserve = most, together, reserve
+        self._max_waiting, self._batch_size, self._reserve = max_waiting, batch_size, reserve
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
-        self._ending = False
+        self._cancelled = False
         self._threads = [
             threading.Thread(target=self._work, name=f"regard {name} {number}", daemon=True)
             for number in range(threads)
@@ -117,125 +120,118 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
+        """Number of queued jobs."""
         return len(self._jobs)
 
-    async def alone(self, run: Callable[[], T]) -> T:
-        """What a function returns that runs when all that was there before is done."""
-        return await self.together(object(), lambda _: [run()], None)
+    async def run(self, function: Callable[[], T]) -> T:
+        """Call a function in a worker thread."""
+        return await self.run_batched(object(), lambda _: [function()], None)
 
-    async def together(self, kind: Hashable, run: Together, asked: Any, parts: int = 1) -> Any:
-        """What `run` makes of `asked`: it is called with all that wait of this kind, and answers each.
+    async def run_batched(self, key: Hashable, run: BatchFunction, request: Any, size: int = 1) -> Any:
+        """Call `run` with the requests of all waiting jobs that have this key; return this one's result.
 
-        An answer that is an exception is raised where it was asked for. If `run` itself raises one and got
-        several, it is called with each of them alone.
+        A result that is an exception is raised here. If `run` itself raises, it is called again for each
+        request alone.
         """
         loop = asyncio.get_running_loop()
-        job = _Job(kind, run, asked, parts, loop.create_future(), loop)
+        job = _Job(key, run, request, size, loop.create_future(), loop)
         with self._changed:
-            if len(self._jobs) >= self._most:
-                raise busy(len(self._jobs))
+            if len(self._jobs) >= self._max_waiting:
+                raise queue_full(len(self._jobs))
             self._jobs.append(job)
             self._changed.notify()
         try:
             return await job.future
         finally:
-            self._drop(job)
+            self._discard(job)
 
-    def end(self) -> None:
-        """Give up what waits, and interrupt what is under way; `stop` waits until that is done."""
+    def cancel(self) -> None:
+        """Refuse all queued jobs and interrupt the running ones, without waiting for them."""
         with self._changed:
-            self._ending = True
+            self._cancelled = True
             for job in self._jobs:
-                _answer(job, stopping())
+                job.finish(shutting_down())
             self._jobs.clear()
             self._changed.notify_all()
 
     def stop(self, seconds: float = 10.0) -> bool:
-        """End, and say whether all threads did so within some seconds."""
-        self.end()
+        """Cancel all jobs; return whether all threads ended in time."""
+        self.cancel()
         end = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(end - time.monotonic(), 0))
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _drop(self, job: _Job) -> None:
-        """One that nobody waits for any more."""
+    def _discard(self, job: _Job) -> None:
+        """Remove a job from the queue if its client has disconnected."""
         with self._changed:
-            for place, other in enumerate(self._jobs):
+            for index, other in enumerate(self._jobs):
                 if other is job:
-                    del self._jobs[place]
+                    del self._jobs[index]
                     return
 
     def _work(self) -> None:
         memory.prepare_thread()
         with torch.no_grad():
-            while jobs := self._next():
-                with interrupt.checked_by(partial(self._check, jobs)), _NEEDED.more(self._reserve):
+            while jobs := self._next_batch():
+                with interrupt.checked_by(partial(self._check, jobs)), _RESERVED.reserve(self._reserve):
                     results = _run(jobs)
                 for job, result in zip(jobs, results, strict=True):
-                    _answer(job, result)
+                    job.finish(result)
                 del jobs, results
 
     def _check(self, jobs: list[_Job]) -> None:
-        """Interrupt work whose client has gone."""
-        if self._ending or all(job.future.cancelled() for job in jobs):
+        """Raise Interrupted if all clients have disconnected or the server stops."""
+        if self._cancelled or all(job.future.cancelled() for job in jobs):
             raise Interrupted
 
-    def _next(self) -> list[_Job]:
-        """The one that has waited longest, and others of its kind; nothing at the end."""
+    def _next_batch(self) -> list[_Job]:
+        """Return the oldest job and others with its key; an empty list on shutdown."""
         with self._changed:
-            while not self._jobs and not self._ending:
+            while not self._jobs and not self._cancelled:
                 self._changed.wait()
-            if self._ending:
+            if self._cancelled:
                 return []
             first = self._jobs.popleft()
-            chosen, left, room = [first], [], self._together - first.parts
+            batch, rest, free = [first], [], self._batch_size - first.size
             for job in self._jobs:
-                if job.kind == first.kind and job.parts <= room:
-                    chosen.append(job)
-                    room -= job.parts
+                if job.key == first.key and job.size <= free:
+                    batch.append(job)
+                    free -= job.size
                 else:
-                    left.append(job)
-            if len(chosen) > 1:
-                self._jobs = deque(left)
-            return chosen
-
-
-def _answer(job: _Job, result: Any) -> None:
-    try:
-        job.answer(result)
-    except RuntimeError:  # the loop has ended
-        log.debug("an answer came too late")
+                    rest.append(job)
+            if len(batch) > 1:
+                self._jobs = deque(rest)
+            return batch
 
 
 def _run(jobs: list[_Job]) -> list[Any]:
-    """A result for each, or the exception that it ended with."""
+    """Return the result or the exception of each job."""
     try:
         interrupt.check()
-        memory.check(_NEEDED.bytes)
-        found = list(jobs[0].run([job.asked for job in jobs]))
-        assert len(found) == len(jobs), f"{len(found)} answers to {len(jobs)} requests"
-        return found
+        memory.check(_RESERVED.bytes)
+        results = list(jobs[0].run([job.request for job in jobs]))
+        assert len(results) == len(jobs), f"{len(results)} results for {len(jobs)} requests"
+        return results
     except Interrupted:
-        return [stopping() for _ in jobs]
+        return [shutting_down() for _ in jobs]
     except Exception as error:
         if len(jobs) == 1:
             return [error]
         if not isinstance(error, RegardError):
-            log.debug("a common call failed, and each is tried alone", exc_info=True)
+            log.debug("a batch failed; running its requests one by one", exc_info=True)
     return [result for job in jobs for result in _run([job])]
 
 
-def busy(waiting: int) -> Refused:
-    """What is told when no more can wait."""
-    return Refused(
+def queue_full(waiting: int) -> RequestError:
+    """Return the error for a full queue."""
+    return RequestError(
         HTTPStatus.SERVICE_UNAVAILABLE,
-        f"{waiting} requests are waiting already; ask again in a moment.",
+        f"The queue is full: {waiting} requests are waiting. Retry in a moment.",
         retry_after="1",
     )
 
 
-def stopping() -> Refused:
-    """The answer to what was under way when the server had to end."""
-    return Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the server is stopping; ask again when it is back.")
+def shutting_down() -> RequestError:
+    """Return the error for jobs cancelled by shutdown."""
+    return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "The server is shutting down. Retry when it is back.")

@@ -1,4 +1,4 @@
-"""Lookup, order and positions: the laws that the page shows."""
+"""LookupRequest, order and positions: the laws that the page shows."""
 
 import math
 from typing import get_args
@@ -6,7 +6,14 @@ from typing import get_args
 import pytest
 import torch
 
-from regard.app.server.requests import Lookup, Masking, Normalize, Order, PositionsAsked, Score
+from regard.app.server.requests import (
+    LookupRequest,
+    MaskName,
+    Normalize,
+    OrderRequest,
+    PositionsRequest,
+    Score,
+)
 from regard.app.server.routes.lessons import lookup, order, positions
 from regard.errors import ArgumentError, ShapeError
 from regard.models.layers.positions import SinusoidalPositions
@@ -38,18 +45,18 @@ SCORES = {
 
 @pytest.mark.parametrize("score", get_args(Score))
 def test_scores_follow_their_formula(score):
-    found = lookup(Lookup(query=QUERY, key=KEY, value=VALUE, score=score))
+    found = lookup(LookupRequest(query=QUERY, key=KEY, value=VALUE, score=score))
     query, key = torch.tensor(QUERY, dtype=torch.float64), torch.tensor(KEY, dtype=torch.float64)
     expected = [[float(SCORES[score](q, k)) for k in key] for q in query]
     assert torch.allclose(torch.tensor(found.scores), torch.tensor(expected), atol=1e-9)
 
 
 @pytest.mark.parametrize("normalize", get_args(Normalize))
-@pytest.mark.parametrize("mask", get_args(Masking))
+@pytest.mark.parametrize("mask", get_args(MaskName))
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 def test_weights_and_output_follow_from_the_scores(normalize, mask, temperature):
     """What the page prints as a formula gives the numbers that it shows beside it."""
-    asked = Lookup(
+    asked = LookupRequest(
         query=QUERY, key=KEY, value=VALUE, normalize=normalize, mask=mask, window=1, temperature=temperature
     )
     found = lookup(asked)
@@ -65,28 +72,28 @@ def test_weights_and_output_follow_from_the_scores(normalize, mask, temperature)
 
 
 def test_masks_hide_what_they_say():
-    causal = lookup(Lookup(query=QUERY, key=KEY, value=VALUE, mask="causal"))
+    causal = lookup(LookupRequest(query=QUERY, key=KEY, value=VALUE, mask="causal"))
     assert causal.masked == [[False] * 4 + [True], [False] * 5]  # the last query sees the last key
-    window = lookup(Lookup(query=KEY, key=KEY, value=VALUE, mask="window", window=1))
+    window = lookup(LookupRequest(query=KEY, key=KEY, value=VALUE, mask="window", window=1))
     assert window.masked[2] == [True, False, False, False, True]
 
 
 def test_colder_is_harder():
-    cold = lookup(Lookup(query=QUERY, key=KEY, value=VALUE, temperature=0.001))
-    hard = lookup(Lookup(query=QUERY, key=KEY, value=VALUE, normalize="hard"))
+    cold = lookup(LookupRequest(query=QUERY, key=KEY, value=VALUE, temperature=0.001))
+    hard = lookup(LookupRequest(query=QUERY, key=KEY, value=VALUE, normalize="hard"))
     assert torch.allclose(torch.tensor(cold.weights), torch.tensor(hard.weights), atol=1e-6)
     assert "0.001" in cold.formula.normalize
 
 
 def test_tables_that_do_not_fit_are_refused():
-    with pytest.raises(ShapeError, match="row 0 of key has 2 numbers and row 1 has 1"):
-        lookup(Lookup(query=[[1, 2]], key=[[1, 2], [1]], value=[[1], [1]]))
+    with pytest.raises(ShapeError, match="key: row 0 has 2 numbers and row 1 has 1"):
+        lookup(LookupRequest(query=[[1, 2]], key=[[1, 2], [1]], value=[[1], [1]]))
     with pytest.raises(ShapeError):
-        lookup(Lookup(query=[[1, 2]], key=[[1]], value=[[1]]))
+        lookup(LookupRequest(query=[[1, 2]], key=[[1]], value=[[1]]))
     with pytest.raises(ShapeError):
-        lookup(Lookup(query=[[1, 2]], key=[[1]], value=[[1]], score="additive"))
+        lookup(LookupRequest(query=[[1, 2]], key=[[1]], value=[[1]], score="additive"))
     with pytest.raises(ShapeError):
-        lookup(Lookup(query=[[1]], key=[[1], [2]], value=[[1]]))
+        lookup(LookupRequest(query=[[1]], key=[[1], [2]], value=[[1]]))
 
 
 SENTENCE, SHUFFLED = "the dog bites the old man", [5, 3, 4, 2, 0, 1]
@@ -94,7 +101,7 @@ SENTENCE, SHUFFLED = "the dog bites the old man", [5, 3, 4, 2, 0, 1]
 
 def test_without_positions_words_only_move():
     """Attention treats its keys as a set: in another order each word's vector is the same."""
-    found = order(Order(sentence=SENTENCE, order=SHUFFLED))
+    found = order(OrderRequest(sentence=SENTENCE, order=SHUFFLED))
     assert max(found.change) < 1e-12
     assert found.shuffled == ["man", "the", "old", "bites", "the", "dog"]
     before, after = torch.tensor(found.before), torch.tensor(found.after)
@@ -106,26 +113,26 @@ def test_without_positions_words_only_move():
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned", "rotary", "alibi", "t5"])
 def test_with_positions_the_order_counts(kind):
-    found = order(Order(sentence=SENTENCE, order=SHUFFLED, positions=kind))
+    found = order(OrderRequest(sentence=SENTENCE, order=SHUFFLED, positions=kind))
     assert max(found.change) > 1e-3
-    same = order(Order(sentence=SENTENCE, order=list(range(6)), positions=kind))
+    same = order(OrderRequest(sentence=SENTENCE, order=list(range(6)), positions=kind))
     assert max(same.change) == 0
     assert not torch.allclose(torch.tensor(same.before)[0], torch.tensor(same.before)[3])
 
 
 def test_a_seed_says_all():
-    asked = Order(sentence=SENTENCE, order=SHUFFLED, positions="t5", seed=7)
+    asked = OrderRequest(sentence=SENTENCE, order=SHUFFLED, positions="t5", seed=7)
     torch.manual_seed(1)
     first = order(asked)
     torch.manual_seed(2)
     assert order(asked) == first
-    assert order(Order(sentence=SENTENCE, order=SHUFFLED, positions="t5", seed=8)) != first
+    assert order(OrderRequest(sentence=SENTENCE, order=SHUFFLED, positions="t5", seed=8)) != first
 
 
 @pytest.mark.parametrize("wrong", [[0, 1], [0, 0, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6]])
 def test_an_order_has_each_word_once(wrong):
     with pytest.raises(ArgumentError, match="0 to 5 once"):
-        order(Order(sentence=SENTENCE, order=wrong))
+        order(OrderRequest(sentence=SENTENCE, order=wrong))
 
 
 @pytest.mark.parametrize(
@@ -139,14 +146,14 @@ def test_an_order_has_each_word_once(wrong):
     ],
 )
 def test_encodings_have_their_sizes(kind, shape, rows):
-    found = positions(PositionsAsked(kind=kind, length=11, width=6))
+    found = positions(PositionsRequest(kind=kind, length=11, width=6))
     assert torch.tensor(found.values).shape == shape
     assert found.rows == rows
     assert found.start == (-10 if rows == "head" else 0)
 
 
 def test_encodings_are_those_of_the_models():
-    found = positions(PositionsAsked(length=5, width=4))
+    found = positions(PositionsRequest(length=5, width=4))
     assert torch.allclose(torch.tensor(found.values), SinusoidalPositions(4)(torch.arange(5)), atol=1e-5)
-    alibi = torch.tensor(positions(PositionsAsked(kind="alibi", length=5, width=2)).values)
+    alibi = torch.tensor(positions(PositionsRequest(kind="alibi", length=5, width=2)).values)
     assert alibi[0].tolist() == [-0.25, -0.1875, -0.125, -0.0625, 0, -0.0625, -0.125, -0.1875, -0.25]

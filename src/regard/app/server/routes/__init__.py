@@ -1,1 +1,1 @@
-"""What the endpoints answer, one module per page."""
+"""Handlers of the endpoints, by topic."""

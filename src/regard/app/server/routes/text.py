@@ -1,98 +1,100 @@
-"""Words in context as answers: vectors, comparisons, and what a word attends to."""
+"""Words in context: vectors, comparisons and attention weights."""
 
 from regard._util import interrupt
-from regard.app.server.requests import Attended, Compare, Embed
+from regard.app.server.requests import AttentionRequest, CompareRequest, EmbedRequest
 from regard.app.server.schema import (
-    AttendedWord,
-    AttendedWords,
+    AttentionResponse,
+    CompareResponse,
     Comparison,
-    Comparisons,
-    Embedded,
-    Words,
+    EmbedResponse,
+    SentenceVectors,
+    WordWeight,
 )
 from regard.app.server.state import AppState
 from regard.errors import ArgumentError, RegardError
-from regard.models.encoders.base import WordVectors
-from regard.models.encoders.base import WordEncoder
+from regard.models.encoders.base import WordEncoder, WordVectors
 
-NUMBERS = 2_000_000  # of one answer
-_TOGETHER = 8  # sentences that are embedded at once
-
-
-async def embed(house: AppState, asked: Embed) -> bytes:
-    """Wait for the thread of the models."""
-    encoder = house.collection.encoder(asked.model)
-    return await house.by_model(lambda: _embed(encoder, asked))
+MAX_NUMBERS = 2_000_000  # in one response
+_BATCH_SIZE = 8  # sentences
 
 
-async def compare(house: AppState, asked: Compare) -> bytes:
-    """Wait for the thread of the models."""
-    names = asked.models or house.collection.encoders()
+async def embed(state: AppState, request: EmbedRequest) -> bytes:
+    """Return contextual word vectors."""
+    encoder = state.registry.encoder(request.model)
+    return await state.run_model(lambda: _embed(encoder, request))
+
+
+async def compare(state: AppState, request: CompareRequest) -> bytes:
+    """Compare a word in two sentences."""
+    names = request.models or state.registry.encoders()
     if not names:
-        raise ArgumentError(
-            "no encoder was named when the server started; start it with one: regard look minilm."
-        )
-    encoders = {name: house.collection.encoder(name) for name in names}
-    return await house.by_model(lambda: _compare(encoders, asked))
+        raise ArgumentError("No encoder is loaded. Start the server with one: regard look minilm.")
+    encoders = {name: state.registry.encoder(name) for name in names}
+    return await state.run_model(lambda: _compare(encoders, request))
 
 
-async def attended(house: AppState, asked: Attended) -> bytes:
-    """Wait for the thread of the models."""
-    encoder = house.collection.encoder(asked.model)
-    return await house.by_model(lambda: _attended(encoder, asked))
+async def word_attention(state: AppState, request: AttentionRequest) -> bytes:
+    """Return the attention weights of a word."""
+    encoder = state.registry.encoder(request.model)
+    return await state.run_model(lambda: _word_attention(encoder, request))
 
 
-def _embed(encoder: WordEncoder, asked: Embed) -> Embedded:
-    layer = encoder.best_layer if asked.layer is None else asked.layer
+def _embed(encoder: WordEncoder, request: EmbedRequest) -> EmbedResponse:
+    layer = encoder.best_layer if request.layer is None else request.layer
     if not -encoder.layers <= layer < encoder.layers:
         raise ArgumentError(
-            f"layer is {layer} and {asked.model!r} has layers 0 to {encoder.layers - 1}; −1 is the last."
+            f"Layer {layer} is out of range: {request.model!r} has layers 0 to {encoder.layers - 1}, or −1 "
+            "for the last."
         )
-    found = _embedded(encoder, asked.sentences)
-    numbers = sum(len(one) for one in found) * found[0].vectors.shape[-1]
-    if numbers > NUMBERS:
+    embedded = _embed_batches(encoder, request.sentences)
+    numbers = sum(map(len, embedded)) * embedded[0].vectors.shape[-1]
+    if numbers > MAX_NUMBERS:
         raise ArgumentError(
-            f"the vectors of these words have {numbers:,} numbers; at most {NUMBERS:,} are sent at once: "
-            "send fewer sentences."
+            f"The vectors have {numbers:,} numbers; the limit is {MAX_NUMBERS:,}. Send fewer sentences."
         )
-    return Embedded(
+    return EmbedResponse(
         layer=layer % encoder.layers,
-        sentences=[Words(words=list(one.words), vectors=one.vectors[layer].tolist()) for one in found],
+        sentences=[
+            SentenceVectors(words=list(sentence.words), vectors=sentence.vectors[layer].tolist())
+            for sentence in embedded
+        ],
     )
 
 
-def _embedded(encoder: WordEncoder, sentences: list[str]) -> list[WordVectors]:
-    """A few sentences at once, which bounds the memory they take."""
-    found = []
+def _embed_batches(encoder: WordEncoder, sentences: list[str]) -> list[WordVectors]:
+    """Embed a few sentences at a time to bound memory."""
+    embedded = []
     try:
-        for start in range(0, len(sentences), _TOGETHER):
+        for start in range(0, len(sentences), _BATCH_SIZE):
             interrupt.check()
-            found += encoder.embed(sentences[start : start + _TOGETHER])
+            embedded += encoder.embed(sentences[start : start + _BATCH_SIZE])
     except ArgumentError:
-        return encoder.embed(sentences)  # raises it with the sentence's number among all
-    return found
+        return encoder.embed(sentences)  # raises with the sentence's number in the whole request
+    return embedded
 
 
-def _compare(encoders: dict[str, WordEncoder], asked: Compare) -> Comparisons:
-    """One model may not know a word that others know; if none knows it, that is told."""
-    found, errors = [], []
+def _compare(encoders: dict[str, WordEncoder], request: CompareRequest) -> CompareResponse:
+    """Compare with every encoder; raise only if none of them knows the word."""
+    comparisons, errors = [], []
     for name, encoder in encoders.items():
         similarities, best, reason = [], encoder.best_layer % encoder.layers, ""
-        words = [asked.word, asked.word] if isinstance(asked.word, str) else asked.word
+        words = [request.word, request.word] if isinstance(request.word, str) else request.word
         try:
-            one = encoder.compare(asked.first, asked.second, word=(words[0], words[1]))
-            similarities, words = one.similarities.tolist(), list(one.words)
+            comparison = encoder.compare(request.first, request.second, word=(words[0], words[1]))
+            similarities, words = comparison.similarities.tolist(), list(comparison.words)
         except RegardError as error:
             errors.append(error)
             reason = str(error)
-        found.append(
+        comparisons.append(
             Comparison(model=name, words=words, similarities=similarities, best_layer=best, reason=reason)
         )
     if len(errors) == len(encoders):
         raise errors[0]
-    return Comparisons(comparisons=found)
+    return CompareResponse(comparisons=comparisons)
 
 
-def _attended(encoder: WordEncoder, asked: Attended) -> AttendedWords:
-    found = encoder.attended_words(asked.sentence, asked.word, layer=asked.layer, head=asked.head)
-    return AttendedWords(attended=[AttendedWord(word=one.word, weight=one.weight) for one in found])
+def _word_attention(encoder: WordEncoder, request: AttentionRequest) -> AttentionResponse:
+    attended = encoder.attended_words(request.sentence, request.word, layer=request.layer, head=request.head)
+    return AttentionResponse(
+        attention=[WordWeight(word=other.word, weight=other.weight) for other in attended]
+    )

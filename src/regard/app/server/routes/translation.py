@@ -85,12 +85,14 @@ def _align(translator: Translator, request: AlignRequest) -> AlignResponse:
     ]
     total = sum(map(sum, lengths))
     if total > _MAX_ALIGNED:
-        raise ArgumentError(f"The pairs have {total:,} tokens; the limit is {_MAX_ALIGNED:,}. Send fewer pairs.")
+        raise ArgumentError(
+            f"The pairs have {total:,} tokens; the limit is {_MAX_ALIGNED:,}. Send fewer pairs."
+        )
     for number, length in enumerate(map(max, lengths)):
-        if length > translator.longest:
+        if length > translator.max_tokens:
             raise ArgumentError(
-                f"Pair {number} is too long: {length:,} tokens; the model reads at most {translator.longest}. "
-                "Split it."
+                f"Pair {number} is too long: {length:,} tokens; the model reads at most "
+                f"{translator.max_tokens}. Split it."
             )
     alignments = translator.align([(pair[0], pair[1]) for pair in request.pairs])
     return AlignResponse(alignments=[Alignment(**alignment.to_dict()) for alignment in alignments])

@@ -50,10 +50,10 @@ def view_long_text(entry: Entry, text: str) -> ViewModel:
     """Return a view of a model reading one text."""
     if isinstance(entry.model, Translator):
         tokens = len(entry.model.tokens.source.segment(text).ids)
-        if tokens > entry.model.longest:
+        if tokens > entry.model.max_tokens:
             raise ArgumentError(
-                f"Too long: {tokens:,} tokens; {entry.name!r} reads at most {entry.model.longest}. Shorten "
-                'the text, or use the model "words", which has no limit.'
+                f"Too long: {tokens:,} tokens; {entry.name!r} reads at most {entry.model.max_tokens}. "
+                'Shorten the text, or use the model "words", which has no limit.'
             )
     return view_texts(entry, [text])
 
@@ -91,8 +91,6 @@ def _lazy_weights(x: Tensor, scale: float) -> Weights:
     """Return the softmax of scale · cosine, lazily; only τ is computed here, row by row."""
     directions = F.normalize(x, dim=-1).contiguous()
     weights = CapturedCall(directions, directions, scale=scale).weights()
-    weights._settle()
-    problem, _, fitted = weights._now()
-    if not fitted:  # without kernels
+    if not weights.compute_tau():  # without kernels
         return attend(directions, directions, directions[..., :1], score=ScaledDot(scale))[1]
-    return Weights(problem, None, x.shape[:-2], fitted=True)
+    return Weights(weights.problem, None, x.shape[:-2], tau_from_kernels=True)

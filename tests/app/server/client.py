@@ -16,8 +16,8 @@ ADDRESS = "http://127.0.0.1:8000"
 class Client:
     """Asks one thing after the other; each answer is checked against what its endpoint promises."""
 
-    def __init__(self, house: AppState) -> None:
-        self.house, self.app = house, make_app(house)
+    def __init__(self, state: AppState) -> None:
+        self.state, self.app = state, make_app(state)
 
     def send(self, method: str, path: str, **more: Any) -> httpx.Response:
         """Any request."""
@@ -68,8 +68,8 @@ def check(method: str, path: str, content: bytes) -> None:
             a == b or a.startswith("{") for a, b in zip(pattern, given, strict=True)
         )
         if one.method == method and fits:
-            msgspec.json.decode(content, type=one.gives)
+            msgspec.json.decode(content, type=one.response)
             known = msgspec.json.decode(content)
-            assert set(known) == set(one.gives.__struct_fields__)
+            assert set(known) == set(one.response.__struct_fields__)
             return
     assert path == "/api/openapi.json", path
