@@ -408,7 +408,7 @@ def _encoder_input(encoder: WordEncoder, sentence: str) -> InputView:
             f"{type(encoder).__name__} has no attention to show. Use an encoder with attention, such as BERT."
         )
     spans = tokens.spans
-    names = tokens.names or [sentence[slice(*span)] if span else "(mark)" for span in spans]
+    names = tokens.tokens or [sentence[slice(*span)] if span else "(special)" for span in spans]
     text = TextView(tuple(names), tuple(index for index, span in enumerate(spans) if span is None))
     layers = [
         LayerView(name, f"layer {number}", "self", weights) for number, (name, weights) in enumerate(seen)
