@@ -1,8 +1,7 @@
-"""Words in context: one interface to every encoder that gives each word of a sentence a vector per layer.
+"""Contextual word vectors: one interface for all encoders.
 
-An encoder sees tokens, which may be parts of words, and marks of its own; people ask for words. So a subclass
-of `WordEncoder` gives the vectors of its tokens and the characters that each stands for, and the base merges
-them into words.
+An encoder produces vectors for tokens, which may be parts of words or special tokens. A subclass of
+`WordEncoder` returns the token vectors and the characters of each token; the base class merges them into words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,47 +31,49 @@ from regard.models.encoders.words import (
 from regard.models.layers.attention import watch_layers
 from regard.models.layers.dropout import eval_mode
 
+_SPECIAL = "(special)"  # shown for special tokens without a name
+
 
 @dataclass(frozen=True, eq=False)
 class TokenVectors:
-    """What an encoder makes of one sentence: a vector per token and layer, and where each token stands.
+    """Token vectors of one sentence.
 
     vectors: (layers, n, m).
-    spans: the characters [start, stop) of each token; None for a mark of the encoder's own, such as [CLS].
-    names: of the tokens; those of the marks are shown.
-    known: whether the encoder knows each token; if None, it does.
+    spans: the characters [start, stop) of each token; None for a special token such as [CLS].
+    tokens: the tokens as strings; those of special tokens are displayed.
+    known: whether each token is in the vocabulary; None if all are.
 
     >>> import regard
-    >>> (tokens,) = regard.load_encoder("minilm").token_vectors(["Dogs barked."])
-    >>> tokens.names, tokens.spans[1:-1]
+    >>> (sentence,) = regard.load_encoder("minilm").token_vectors(["Dogs barked."])
+    >>> sentence.tokens, sentence.spans[1:-1]
     (['[CLS]', 'dogs', 'barked', '.', '[SEP]'], [(0, 4), (5, 11), (11, 12)])
     """
 
     vectors: Tensor
     spans: Sequence[Span | None]
-    names: Sequence[str] | None = None
+    tokens: Sequence[str] | None = None
     known: Sequence[bool] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """A sentence whose words have vectors: (layers, words, m).
+    """Word vectors (layers, words, m) of one sentence.
 
-    `embedded["bark"]` is the first "bark" of the sentence, in any case if there is none in this one, and
-    `embedded["bark", 1]` the second: its vector at each layer (layers, m).
+    `vectors["bark"]` is the vector of the first "bark" at each layer, (layers, m), ignoring case if there is no
+    exact match; `vectors["bark", 1]` that of the second.
 
-    words, spans: the words, and the characters [start, stop) of each. A word of which the encoder sees
-    nothing, because its tokenizer drops such characters, is left out.
-    known: whether the encoder knows all of the word.
+    words, spans: the words and their characters [start, stop). Words without tokens, because the tokenizer drops
+    their characters, are omitted.
+    known: whether each word is fully in the encoder's vocabulary.
 
     >>> import torch
     >>> from regard.models.encoders.base import WordVectors
-    >>> embedded = WordVectors("Dogs bark", ("Dogs", "bark"), ((0, 4), (5, 9)), torch.randn(3, 2, 16))
-    >>> embedded["bark"].shape
+    >>> vectors = WordVectors("Dogs bark", ("Dogs", "bark"), ((0, 4), (5, 9)), torch.randn(3, 2, 16))
+    >>> vectors["bark"].shape
     torch.Size([3, 16])
-    >>> embedded["barks"]
+    >>> vectors["barks"]
     Traceback (most recent call last):
-    regard.errors.ArgumentError: 'barks' is not in 'Dogs bark'; did you mean 'bark'? Its words are: Dogs bark
+    regard.errors.ArgumentError: 'barks' is not in 'Dogs bark' (did you mean 'bark'?); its words are: Dogs bark
     """
 
     sentence: str
@@ -88,7 +89,7 @@ class WordVectors:
         return self.vectors[:, self.index(word)]
 
     def index(self, word: WordQuery) -> int:
-        """The place of a word in `words`."""
+        """The index of a word in `words`."""
         return find_word(word, self.words, self.sentence)
 
     def __len__(self) -> int:
@@ -101,10 +102,10 @@ class WordVectors:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """How alike two words in their sentences are: the cosine of their vectors at each layer.
+    """Similarity of two words in their sentences.
 
-    words, sentences: the two of each.
-    similarities: a cosine for each layer; `similarity` is that of `best_layer`.
+    words, sentences: a pair each.
+    similarities: cosine similarity of the vectors at each layer; `similarity` is the one at `best_layer`.
 
     >>> import torch
     >>> from regard.models.encoders.base import Comparison
@@ -123,7 +124,7 @@ class Comparison:
 
     @property
     def similarity(self) -> float:
-        """The cosine at the layer where the encoder tells meanings apart best."""
+        """Cosine similarity at `best_layer`."""
         return float(self.similarities[self.best_layer])
 
     def __repr__(self) -> str:
@@ -137,14 +138,14 @@ class Comparison:
 
 
 class Neighbor(NamedTuple):
-    """A word that is near another; its sentence, if it stands in one; the cosine, `similarity`.
+    """A similar word, its sentence (None if it comes from a vocabulary), and the cosine similarity.
 
     >>> from regard.models import StaticEncoder
     >>> text = ["dogs chase cats", "cats chase mice", "dogs fear cats", "cats fear mice"]
-    >>> (near,) = StaticEncoder.learn(text, width=3, window=1).nearest(
+    >>> (neighbor,) = StaticEncoder.learn(text, width=3, window=1).nearest(
     ...     "chase", among=["who fears mice"], k=1
     ... )
-    >>> near.word, near.sentence
+    >>> neighbor.word, neighbor.sentence
     ('mice', 'who fears mice')
     """
 
@@ -154,11 +155,11 @@ class Neighbor(NamedTuple):
 
 
 class AttendedWord(NamedTuple):
-    """A word, or a mark of the encoder's own, and how much weight it gets.
+    """A word or special token, and its attention weight.
 
     >>> import regard
-    >>> found = regard.load_encoder("minilm").attended_words("Dogs may bark.", "bark")
-    >>> [one.word for one in found], sum(one.weight for one in found)
+    >>> attended = regard.load_encoder("minilm").attended_words("Dogs may bark.", "bark")
+    >>> [word for word, _ in attended], sum(weight for _, weight in attended)
     (['[CLS]', 'Dogs', 'may', 'bark', '.', '[SEP]'], 1.0)
     """
 
@@ -167,10 +168,10 @@ class AttendedWord(NamedTuple):
 
 
 class WordEncoder(nn.Module):
-    """Gives each word of a sentence a vector per layer, and answers questions about them.
+    """Base class of encoders that give each word of a sentence a vector per layer.
 
-    A subclass sets `layers`, the number of vector layers, of which layer 0 is that without context, and
-    implements `token_vectors`. `best_layer` is where it tells meanings apart best: the last, unless set.
+    A subclass sets `layers`, the number of vector layers, and implements `token_vectors`. Layer 0 holds the
+    vectors without context. `best_layer` is the layer that best separates word senses; default: the last.
 
     >>> import torch
     >>> from regard.models.encoders.base import TokenVectors, WordEncoder
@@ -193,34 +194,31 @@ class WordEncoder(nn.Module):
     best_layer: int = -1
 
     def token_vectors(self, sentences: Sequence[str]) -> Iterator[TokenVectors] | list[TokenVectors]:
-        """The tokens of each sentence, in order. Called without gradients and in evaluation mode."""
-        raise NotImplementedError(f"{type(self).__name__} must say what its token_vectors are.")
+        """The token vectors of each sentence, in order. Called without gradients and in evaluation mode."""
+        raise NotImplementedError(f"{type(self).__name__} must implement token_vectors(sentences)")
 
     def embed(self, sentences: str | Sequence[str]) -> list[WordVectors]:
-        """A vector for each word at each layer: the mean over its tokens. One string is one sentence."""
-        given = check_sentences(sentences)
-        splits = [split_words(sentence) for sentence in given]
-        for number, (sentence, words) in enumerate(zip(given, splits, strict=True)):
+        """Compute word vectors at each layer: means over the tokens of a word. A string is one sentence."""
+        texts = check_sentences(sentences)
+        splits = [split_words(text) for text in texts]
+        for i, (text, words) in enumerate(zip(texts, splits, strict=True)):
             if not words:
-                raise ArgumentError(
-                    f"sentence {number} is {shorten(sentence)!r}, which has no words; give at least one, or "
-                    "leave the sentence out."
-                )
-        return [_merge(*each) for each in zip(given, splits, self._tokens(given), strict=True)]
+                raise ArgumentError(f"Sentence {i}, {shorten(text)!r}, has no words; remove it.")
+        return [_merge(*sentence) for sentence in zip(texts, splits, self._tokens(texts), strict=True)]
 
     def compare(self, first: str, second: str, *, word: WordQuery | tuple[WordQuery, WordQuery]) -> Comparison:
-        """How alike a word is in two sentences: the cosine of its vectors at each layer.
+        """Compare a word in two sentences: cosine similarity of its vectors at each layer.
 
-        word: that of both sentences, or a pair, one for each. Instead of a word, (word, n) is its n-th
-        occurrence, counted from 0. A word is found as it is spelled, or else in any other case; an inflected
-        one is another.
+        word: the word in both sentences, or a pair. (word, n) stands for the n-th occurrence, from 0. Case is
+        ignored if there is no exact match; inflected forms are different words.
         """
-        asked = parse_word_pair(word)
+        queries = parse_word_pair(word)
         both = self.embed([first, second])
-        places = [self._place(each, one) for each, one in zip(both, asked, strict=True)]
-        vectors = [each.vectors[:, place] for each, place in zip(both, places, strict=True)]
-        words = [each.words[place] for each, place in zip(both, places, strict=True)]
-        return Comparison((words[0], words[1]), (first, second), _cosine(*vectors), self.best_layer)
+        indices = [self._index(vectors, query) for vectors, query in zip(both, queries, strict=True)]
+        pairs = list(zip(both, indices, strict=True))
+        similarities = _cosine(*(vectors.vectors[:, i] for vectors, i in pairs))
+        words = [vectors.words[i] for vectors, i in pairs]
+        return Comparison((words[0], words[1]), (first, second), similarities, self.best_layer)
 
     def nearest(
         self,
@@ -231,102 +229,95 @@ class WordEncoder(nn.Module):
         k: int = 5,
         layer: int | None = None,
     ) -> list[Neighbor]:
-        """The words of other sentences whose vectors are most alike to those of a word in its sentence.
+        """Find the words with the most similar vectors.
 
-        sentence: where the word stands; without it, the word is the whole sentence.
-        among: sentences to look in; a word is not compared with itself there.
-        layer: whose vectors; `best_layer` by default.
+        sentence: the sentence that contains the word; default: the word alone.
+        among: sentences to search; the word itself is skipped. k: number of results.
+        layer: vector layer; default: `best_layer`.
         """
         check_int("nearest got k", k, min=1)
         if among is None:
             raise ArgumentError(
-                f"{type(self).__name__} has vectors only for words in sentences; give some to look in: "
+                f"{type(self).__name__} has vectors only for words in sentences; pass sentences to search: "
                 "nearest(word, among=[…])."
             )
         (query,) = self.embed([parse_word(word)[0] if sentence is None else sentence])
-        place, layer = self._place(query, word), self._layer(layer)
-        others = [
-            (candidate, number)
-            for candidate in self.embed(among)
-            for number, (text, known) in enumerate(zip(candidate.words, candidate.known, strict=True))
-            if known and is_word(text) and (candidate.sentence, number) != (query.sentence, place)
+        index, layer = self._index(query, word), self._layer(layer)
+        candidates = [
+            (vectors, i)
+            for vectors in self.embed(among)
+            for i, (text, known) in enumerate(zip(vectors.words, vectors.known, strict=True))
+            if known and is_word(text) and (vectors.sentence, i) != (query.sentence, index)
         ]
-        if not others:
+        if not candidates:
             return []
-        vectors = torch.stack([each.vectors[layer, number] for each, number in others])
-        similarities = _cosine(query.vectors[layer, place], vectors)
-        best = similarities.topk(min(k, len(others))).indices.tolist()
-        return [
-            Neighbor(others[i][0].words[others[i][1]], others[i][0].sentence, float(similarities[i]))
-            for i in best
-        ]
+        matrix = torch.stack([vectors.vectors[layer, i] for vectors, i in candidates])
+        best = _cosine(query.vectors[layer, index], matrix).topk(min(k, len(candidates)))
+        results = zip(best.values.tolist(), (candidates[i] for i in best.indices.tolist()), strict=True)
+        return [Neighbor(vectors.words[i], vectors.sentence, value) for value, (vectors, i) in results]
 
     def attended_words(
         self, sentence: str, word: WordQuery, *, layer: int | None = None, head: int | None = None
     ) -> list[AttendedWord]:
-        """What a word attends to: the words of the sentence and the encoder's own marks, with their weights.
+        """Attention weights of a word: on the words of its sentence and on special tokens.
 
-        The weights of a word's tokens are added where they are attended to, and averaged where they attend.
-        layer, head: counted from 0, −1 is the last; by default the mean of all. Attention of layer i reads
-        the vectors of layer i and makes those of layer i + 1: of vectors, layer 0 is before any attention.
+        Weights are summed over the tokens of a key word and averaged over the tokens of the query word.
+        layer, head: from 0, or −1 for the last; default: the mean over all. Attention layer i reads vector layer
+        i and computes vector layer i + 1.
         """
-        (given,) = check_sentences([sentence])
+        (text,) = check_sentences([sentence])
         seen: list[Weights] = []
         with watch_layers(self, lambda _, weights: seen.append(weights)):
-            (tokens,) = self._tokens([given])
+            (tokens,) = self._tokens([text])
         if not seen:
-            raise ArgumentError(
-                f"{type(self).__name__} does not attend, so that no word attends to another; ask an encoder "
-                "with attention, such as BERT."
-            )
-        words, parts = tokens_of_words(given, split_words(given), tokens.spans)
-        place = find_word(word, [one.text for one in words], given)
-        rows = torch.stack([_rows(weights, parts[place], head) for weights in _chosen(seen, layer)]).mean(0)
-        return _columns(rows, tokens, words, parts)
+            raise ArgumentError(f"{type(self).__name__} has no attention; use an encoder such as BERT.")
+        words, parts = tokens_of_words(text, split_words(text), tokens.spans)
+        index = find_word(word, [word.text for word in words], text)
+        rows = [_row(weights, parts[index], head) for weights in _select_layer(seen, layer)]
+        return _merge_keys(torch.stack(rows).mean(0), tokens, words, parts)
 
     def tokens(self, sentence: str) -> list[str]:
-        """The tokens that the encoder makes of a sentence, its marks included: what its attentions see.
+        """The tokens of a sentence, including special tokens.
 
         >>> import regard
         >>> regard.load_encoder("minilm").tokens("Unbelievably, dogs bark.")
         ['[CLS]', 'un', '##bel', '##ie', '##va', '##bly', ',', 'dogs', 'bark', '.', '[SEP]']
         """
         (tokens,) = self._tokens(check_sentences([sentence]))
-        return list(tokens.names or [sentence[slice(*span)] if span else "(mark)" for span in tokens.spans])
+        return list(tokens.tokens or [sentence[slice(*span)] if span else _SPECIAL for span in tokens.spans])
 
     def _tokens(self, sentences: Sequence[str]) -> list[TokenVectors]:
         with torch.no_grad(), eval_mode(self):
             tokens = list(self.token_vectors(sentences))
         assert len(tokens) == len(sentences), f"{len(tokens)} results for {len(sentences)} sentences"
-        assert all(each.vectors.shape[:2] == (self.layers, len(each.spans)) for each in tokens)
+        assert all(sentence.vectors.shape[:2] == (self.layers, len(sentence.spans)) for sentence in tokens)
         return tokens
 
-    def _place(self, embedded: WordVectors, word: WordQuery) -> int:
-        """Where an asked word stands; one that the encoder does not know has no meaning to ask about."""
-        place = embedded.index(word)
-        if not embedded.known[place]:
-            raise self._unknown(embedded.words[place])
-        return place
+    def _index(self, vectors: WordVectors, word: WordQuery) -> int:
+        """The index of a word; raise if the encoder does not know it."""
+        index = vectors.index(word)
+        if not vectors.known[index]:
+            raise self._unknown(vectors.words[index])
+        return index
 
     def _unknown(self, word: str) -> ArgumentError:
-        return ArgumentError(f"{type(self).__name__} does not know the word {word!r}; ask about another one.")
+        return ArgumentError(f"{type(self).__name__} does not know the word {word!r}; choose another one.")
 
     def _layer(self, layer: int | None) -> int:
         layer = self.best_layer if layer is None else layer
         if isinstance(layer, bool) or not isinstance(layer, int) or not -self.layers <= layer < self.layers:
             raise ArgumentError(
-                f"layer is {layer!r} and {type(self).__name__} has layers 0 to {self.layers - 1}."
+                f"layer={layer!r} is out of range; {type(self).__name__} has layers 0 to {self.layers - 1}."
             )
         return layer
 
 
 def _merge(sentence: str, words: Sequence[Word], tokens: TokenVectors) -> WordVectors:
-    """Tokens into words: the mean of the vectors."""
+    """Average the vectors of each word's tokens."""
     words, parts = tokens_of_words(sentence, words, tokens.spans)
     if not words:
         raise ArgumentError(
-            f"the encoder sees no words in {shorten(sentence)!r}: its tokenizer drops all of these "
-            "characters; give other words, or leave the sentence out."
+            f"The tokenizer drops all characters of {shorten(sentence)!r}; remove the sentence."
         )
     device = tokens.vectors.device
     sizes = torch.tensor([len(part) for part in parts], device=device)
@@ -347,44 +338,44 @@ def _merge(sentence: str, words: Sequence[Word], tokens: TokenVectors) -> WordVe
 
 
 def _cosine(x: Tensor, y: Tensor) -> Tensor:
-    """In float64, so that what is equal has a cosine of exactly 1 in float32."""
+    """Cosine similarity, computed in float64 so that equal vectors give exactly 1 in float32."""
     return F.cosine_similarity(x.double(), y.double(), dim=-1).clamp(-1, 1).to(x.dtype)
 
 
-def _chosen(seen: list[Weights], layer: int | None) -> list[Weights]:
-    """The attention of one layer, counted from 0, or all of them."""
+def _select_layer(seen: list[Weights], layer: int | None) -> list[Weights]:
     if layer is None:
         return seen
-    whole = isinstance(layer, int) and not isinstance(layer, bool)
-    if not whole or not -len(seen) <= layer < len(seen):
+    if isinstance(layer, bool) or not isinstance(layer, int) or not -len(seen) <= layer < len(seen):
         raise ArgumentError(
-            f"attended_words got layer={layer!r} and there are {len(seen)} layers that attend; they count from 0. "
-            f"Give 0 to {len(seen) - 1}, or −1, the last."
+            f"attended_words got layer={layer!r}; there are {len(seen)} attention layers, 0 to {len(seen) - 1}, and "
+            "−1 for the last."
         )
     return [seen[layer]]
 
 
-def _rows(weights: Weights, part: Sequence[int], head: int | None) -> Tensor:
-    """The weights of one word's tokens, averaged over them and over the heads: (k)."""
+def _row(weights: Weights, part: Sequence[int], head: int | None) -> Tensor:
+    """The weights of one word, averaged over its tokens and the heads: (k)."""
     rows = weights[..., list(part), :].flatten(0, -3).mean(-2)  # … h q k -> h k
     if head is None:
         return rows.mean(0)
     if isinstance(head, bool) or not isinstance(head, int) or not -len(rows) <= head < len(rows):
-        raise ArgumentError(f"attended_words got head={head!r} and there are {len(rows)} heads; they count from 0.")
+        raise ArgumentError(f"attended_words got head={head!r}; there are heads 0 to {len(rows) - 1}.")
     return rows[head]
 
 
-def _columns(row: Tensor, tokens: TokenVectors, words: Sequence[Word], parts: list[list[int]]) -> list[AttendedWord]:
-    """Weights of tokens into weights of words and marks, in the order of the sentence."""
-    shares = [sum(token in part for part in parts) for token in range(len(tokens.spans))]
-    found = [
-        (part[0], AttendedWord(word.text, float(sum(row[token] / shares[token] for token in part))))
+def _merge_keys(
+    row: Tensor, tokens: TokenVectors, words: Sequence[Word], parts: list[list[int]]
+) -> list[AttendedWord]:
+    """Sum token weights to weights of words and special tokens, in sentence order."""
+    owners = [sum(token in part for part in parts) for token in range(len(tokens.spans))]
+    attended = [
+        (part[0], AttendedWord(word.text, float(sum(row[token] / owners[token] for token in part))))
         for word, part in zip(words, parts, strict=True)
     ]
-    names = tokens.names or ["(mark)"] * len(tokens.spans)
-    found += [
+    names = tokens.tokens or [_SPECIAL] * len(tokens.spans)
+    attended += [
         (token, AttendedWord(names[token], float(row[token])))
         for token, span in enumerate(tokens.spans)
         if span is None
     ]
-    return [attended_words for _, attended_words in sorted(found, key=lambda item: item[0])]
+    return [word for _, word in sorted(attended, key=lambda item: item[0])]

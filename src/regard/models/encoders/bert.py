@@ -1,4 +1,4 @@
-"""Words in context from a Transformer that fills gaps from both sides: Devlin et al. 2019 (BERT)."""
+"""Contextual word vectors from a masked language model: Devlin et al. 2019 (BERT)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,25 +14,24 @@ from regard.models.packed import Packed, as_packed
 
 
 class BertEncoder(LearnedEncoder):
-    """A masked language model whose layers are vectors of words in context.
+    """Word vectors from the layers of a masked language model.
 
-    vocabulary: of words, with the marks of the class: `Vocabulary.of(text, special_tokens=BertEncoder.special_tokens)`.
-    width, heads, dropout: of the blocks.
-    layers: of blocks; the vectors have one more, as the words and their places are layer 0.
-    max_positions: how many tokens a sentence may have, its two marks included.
+    vocabulary: `Vocabulary.of(text, special_tokens=BertEncoder.special_tokens)`.
+    width: model dimension. layers: blocks; there is one more vector layer, the embeddings. heads: attention heads.
+    dropout: dropout probability. max_positions: maximum number of tokens, including start and end.
 
     >>> from regard.models import BertEncoder, Vocabulary
     >>> vocabulary = Vocabulary.of(["dogs bark", "the bark of trees"], special_tokens=BertEncoder.special_tokens)
     >>> encoder = BertEncoder(vocabulary, width=8, layers=2, heads=2)
     >>> encoder.embed("Trees have no bark")[0]
     WordVectors('Trees have no bark': 4 words × 3 layers × 8)
-    >>> [one.word for one in encoder.attended("dogs bark", "bark")]
+    >>> [word for word, _ in encoder.attended_words("dogs bark", "bark")]
     ['<s>', 'dogs', 'bark', '</s>']
     >>> encoder.loss(["dogs bark", "trees"]).shape
     torch.Size([])
     """
 
-    format = "bert 1"
+    format = "bert 2"
     special_tokens = ("<unk>", "<s>", "</s>", "<mask>")
 
     def __init__(
@@ -60,25 +59,24 @@ class BertEncoder(LearnedEncoder):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it was made with, beside the vocabulary."""
         return {
             name: getattr(self.config, name) for name in ("width", "layers", "heads", "dropout", "max_positions")
         }
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
-        """All layers: tokens (b, l) or packed (n) → (layers, b, l, m) or (layers, n, m)."""
+        """All vector layers: (layers, …, m) for tokens (b, l) or packed (n)."""
         return torch.stack(self.model.states(tokens, lengths))
 
     def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
-        """The last layer: tokens (b, l) or packed (n) → (b, l, m) or (n, m)."""
+        """The last layer: (…, m) for tokens (b, l) or packed (n)."""
         return self.model.states(tokens, lengths)[-1]
 
     def loss(self, tokens: Tensor | Packed | str | Sequence[str], lengths: Tensor | None = None) -> Tensor:
-        """The mean cross entropy of words that are hidden from the model, other ones in each call."""
+        """Mean cross-entropy of the masked tokens; each call masks different ones."""
         batch = as_packed(tokens, lengths) if isinstance(tokens, Tensor | Packed) else self.pack(tokens)
-        mask, around = self.special_tokens.index("<mask>"), [self.special_tokens.index(mark) for mark in ("<s>", "</s>")]
-        hidden, labels = mask_tokens(batch, mask_id=mask, vocab_size=len(self.vocabulary), special_ids=around)
-        return self.model.loss(hidden, labels)
+        start, end, mask = (self.special_tokens.index(token) for token in ("<s>", "</s>", "<mask>"))
+        size = len(self.vocabulary)
+        return self.model.loss(*mask_tokens(batch, mask_id=mask, vocab_size=size, special_ids=(start, end)))
 
     def extra_repr(self) -> str:
         return f"{len(self.vocabulary)} words"

@@ -1,8 +1,8 @@
-"""Words in context from two language models, one reading forward and one backward: Peters et al. 2018 (ELMo).
+"""Contextual word vectors from a forward and a backward language model: Peters et al. 2018 (ELMo).
 
-log p(w_k | w_1 … w_{k−1}) + log p(w_k | w_{k+1} … w_n)      maximized over a text, section 3.1
-h_0 = [x; x],  h_j = [forward_j; backward_j]                 the layers of each word
-γ Σ_j softmax(s)_j h_j                                       their mix, learned by a task, eq. 1
+log p(w_k | w_1 … w_{k−1}) + log p(w_k | w_{k+1} … w_n)      maximized, section 3.1
+h_0 = [x; x],  h_j = [forward_j; backward_j]                 layers
+γ Σ_j softmax(s)_j h_j                                       task-specific mix, eq. 1
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from regard.models.recurrent_cells import run_rnn
 
 
 class ScalarMix(nn.Module):
-    """γ Σ_j softmax(s)_j h_j: Peters et al. 2018, eq. 1. It starts as the mean of the layers.
+    """γ Σ_j softmax(s)_j h_j: Peters et al. 2018, eq. 1. Initialized to the mean of the layers.
 
     >>> import torch
     >>> from regard.models.encoders.elmo import ScalarMix
@@ -39,8 +39,8 @@ class ScalarMix(nn.Module):
         """(layers, …) → (…)."""
         if len(vectors) != len(self.scores):
             raise ShapeError(
-                f"ScalarMix was made for {len(self.scores)} layers and got {len(vectors)}; make a "
-                f"ScalarMix({len(vectors)}), or give it all {len(self.scores)}."
+                f"ScalarMix({len(self.scores)}) got {len(vectors)} layers; pass {len(self.scores)}, or use "
+                f"ScalarMix({len(vectors)})."
             )
         return self.gamma * torch.tensordot(self.scores.softmax(0), vectors, 1)
 
@@ -48,12 +48,12 @@ class ScalarMix(nn.Module):
         return f"{len(self.scores)}"
 
 
-class Direction(nn.Module):
-    """A stack of LSTMs that reads one way; from the second on with a residual.
+class LSTMStack(nn.Module):
+    """LSTM layers with residual connections from the second layer on.
 
     >>> import torch
-    >>> from regard.models.encoders.elmo import Direction
-    >>> Direction(8, layers=2)(torch.randn(3, 5, 8)).shape
+    >>> from regard.models.encoders.elmo import LSTMStack
+    >>> LSTMStack(8, layers=2)(torch.randn(3, 5, 8)).shape
     torch.Size([2, 3, 5, 8])
     """
 
@@ -73,14 +73,14 @@ class Direction(nn.Module):
 
 
 class ElmoEncoder(LearnedEncoder):
-    """A forward and a backward LSTM language model whose states are vectors of words in context.
+    """Word vectors from the states of a forward and a backward LSTM language model.
 
-    vocabulary: of words, with the marks of the class: `Vocabulary.of(text, special_tokens=ElmoEncoder.special_tokens)`.
-    width: of each direction; the vectors are twice as wide.
-    layers: of LSTMs; the vectors have one more, as the words themselves are layer 0.
-    dropout: of what goes into the LSTMs, and comes out of each.
+    vocabulary: `Vocabulary.of(text, special_tokens=ElmoEncoder.special_tokens)`.
+    width: dimension of each direction; the vectors have twice as much.
+    layers: LSTM layers; there is one more vector layer, the embeddings.
+    dropout: dropout probability of the inputs and outputs of the LSTMs.
 
-    Embedding and output are shared by the directions. `mix` is learned by the task that uses `forward`.
+    Both directions share the embedding and the output layer. `mix` is trained by the task that uses `forward`.
 
     >>> from regard.models import ElmoEncoder, Vocabulary
     >>> vocabulary = Vocabulary.of(["dogs bark", "the bark of trees"], special_tokens=ElmoEncoder.special_tokens)
@@ -91,7 +91,7 @@ class ElmoEncoder(LearnedEncoder):
     torch.Size([])
     """
 
-    format = "elmo 1"
+    format = "elmo 2"
 
     def __init__(
         self, vocabulary: Vocabulary, width: int = 128, layers: int = 2, *, dropout: float = 0.1
@@ -103,48 +103,47 @@ class ElmoEncoder(LearnedEncoder):
         self.width, self.layers = width, layers + 1
         self.embedding = nn.Embedding(len(vocabulary), width)
         self.dropout = nn.Dropout(dropout)
-        self.ahead, self.back = Direction(width, layers, dropout), Direction(width, layers, dropout)
+        self.forward_lm, self.backward_lm = LSTMStack(width, layers, dropout), LSTMStack(width, layers, dropout)
         self.output = nn.Linear(width, len(vocabulary))
         self.mix = ScalarMix(layers + 1)
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it was made with, beside the vocabulary."""
         return {"width": self.width, "layers": self.layers - 1, "dropout": self.dropout.p}
 
-    def learning(self) -> Iterator[nn.Parameter]:
-        """All but the mix, which a task learns."""
+    def trained_parameters(self) -> Iterator[nn.Parameter]:
+        """All parameters except the mix."""
         return (parameter for name, parameter in self.named_parameters() if not name.startswith("mix."))
 
     def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
-        """The mix of all layers: tokens (b, l) or packed (n), with marks → (b, l, 2m) or (n, 2m)."""
+        """The mix of all layers: (…, 2m) for tokens (b, l) or packed (n), including special tokens."""
         return self.mix(self.states(tokens, lengths))
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
-        """All layers: tokens (b, l) or packed (n) → (layers, b, l, 2m) or (layers, n, 2m)."""
+        """All vector layers: (layers, …, 2m) for tokens (b, l) or packed (n)."""
         padded, sizes = _padded(tokens, lengths)
-        x, ahead, back = self._read(padded, sizes)
-        both = torch.cat([torch.cat([x, x], -1)[None], torch.cat([ahead, back], -1)])
+        x, forward, backward = self._encode(padded, sizes)
+        both = torch.cat([torch.cat([x, x], -1)[None], torch.cat([forward, backward], -1)])
         return both[:, token_mask(padded, sizes)] if isinstance(tokens, Packed) else both
 
-    def _read(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The embedding (b, l, m), and the layers of both directions (layers, b, l, m)."""
+    def _encode(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The embeddings (b, l, m), and the layers of each direction (layers, b, l, m)."""
         x = self.embedding(tokens)
-        read = self.dropout(x)
+        inputs = self.dropout(x)
         order = reversed_order(tokens, lengths)
-        back = self.back(reorder(read, order))
-        return x, self.ahead(read), reorder(back, order.expand(len(back), -1, -1))
+        backward = self.backward_lm(reorder(inputs, order))
+        return x, self.forward_lm(inputs), reorder(backward, order.expand(len(backward), -1, -1))
 
     def loss(self, tokens: Tensor | Packed | str | Sequence[str], lengths: Tensor | None = None) -> Tensor:
-        """The mean cross entropy of both directions: each word from those before it, and after it."""
+        """Mean cross-entropy of both directions."""
         if not isinstance(tokens, Tensor | Packed):
             tokens = self.pack(tokens)
         padded, sizes = _padded(tokens, lengths)
-        _, ahead, back = self._read(padded, sizes)
-        # padding is ignored and not cut out, so that the sizes are those of the batch
+        _, forward, backward = self._encode(padded, sizes)
+        # padding is ignored rather than removed, so shapes depend on the batch only
         labels = padded.masked_fill(~token_mask(padded, sizes), IGNORE)
         previous = labels[:, :-1].masked_fill(labels[:, 1:] == IGNORE, IGNORE)
-        states = torch.stack([ahead[-1][:, :-1], back[-1][:, 1:]])
+        states = torch.stack([forward[-1][:, :-1], backward[-1][:, 1:]])
         labels = torch.stack([labels[:, 1:], previous])
         return vocabulary_loss(states, self.output.weight, self.output.bias, labels)
 
@@ -153,11 +152,11 @@ class ElmoEncoder(LearnedEncoder):
 
 
 def _padded(tokens: Tensor | Packed, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Either kind of batch as a padded one (b, l) and its lengths; LSTMs need something to read."""
+    """Convert a batch to padded tokens (b, l) and lengths; raise if it is empty."""
     padded, sizes = as_padded(tokens, lengths)
     if 0 in padded.shape:
         raise ShapeError(
-            f"the batch has {padded.shape[0]} sentences of up to {padded.shape[1]} tokens; ElmoEncoder reads "
-            "one sentence and one token at least."
+            f"The batch has {padded.shape[0]} sentences of up to {padded.shape[1]} tokens; ElmoEncoder needs at least "
+            "one sentence and one token."
         )
     return padded, sizes

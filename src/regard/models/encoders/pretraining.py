@@ -1,4 +1,4 @@
-"""Word encoders that learn from a text of one's own: their words, their training, and their files."""
+"""Base class of encoders trained on the user's text: vocabulary, training and files."""
 
 import inspect
 import json
@@ -23,15 +23,15 @@ from regard.models.encoders.words import Vocabulary, check_sentences, split_word
 from regard.models.packed import Packed
 from regard.models.parameters import read_parameters
 
-_WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RuntimeError)
-_BATCH = 64  # sentences embedded at once
+_INVALID = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, RuntimeError)
+_EMBED_BATCH = 64  # sentences per batch in `embed`
 
 
 class LearnedEncoder(WordEncoder):
-    """Base of the encoders with a vocabulary of words, which `learn` from sentences.
+    """Base class of encoders with a word vocabulary that `learn` from sentences.
 
-    A subclass is made of a vocabulary and a few options that JSON can hold, `options`; it gives `states`, the
-    vectors of each layer, and `loss`, what it learns by.
+    The constructor takes a vocabulary and JSON-serializable `options`. Subclasses implement `options`, `states`
+    (the vectors of each layer) and `loss`.
 
     >>> from regard.models import BertEncoder, ElmoEncoder
     >>> from regard.models.encoders.pretraining import LearnedEncoder
@@ -39,7 +39,7 @@ class LearnedEncoder(WordEncoder):
     True
     """
 
-    format: ClassVar[str]  # of its files
+    format: ClassVar[str]  # file format and version
     special_tokens: ClassVar[tuple[str, ...]] = ("<unk>", "<s>", "</s>")
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -51,51 +51,51 @@ class LearnedEncoder(WordEncoder):
         ):
             name = type(self).__name__
             raise ArgumentError(
-                f"{name} got {shorten(repr(vocabulary))}; it needs a vocabulary of words with its own "
-                f"marks: Vocabulary.of(sentences, special_tokens={name}.special_tokens)."
+                f"{name} got {shorten(repr(vocabulary))}; pass a vocabulary of words with its special tokens: "
+                f"Vocabulary.of(sentences, special_tokens={name}.special_tokens)."
             )
         self.vocabulary = vocabulary
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it was made with, beside the vocabulary, by name."""
-        raise NotImplementedError(f"{type(self).__name__} needs a property options")
+        """Constructor arguments other than the vocabulary."""
+        raise NotImplementedError(f"{type(self).__name__} must implement options")
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
-        """All layers: tokens (b, l) or packed (n) → (layers, b, l, m) or (layers, n, m)."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method states(tokens, lengths)")
+        """All vector layers: (layers, …, m) for tokens (b, l) or packed (n)."""
+        raise NotImplementedError(f"{type(self).__name__} must implement states(tokens, lengths)")
 
     def loss(self, tokens: Tensor | Packed | str | Sequence[str], lengths: Tensor | None = None) -> Tensor:
-        """What is made small by learning: a mean over the tokens."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method loss(tokens, lengths)")
+        """Training loss, averaged over the tokens."""
+        raise NotImplementedError(f"{type(self).__name__} must implement loss(tokens, lengths)")
 
-    def learning(self) -> Iterator[nn.Parameter]:
-        """The parameters that the loss reaches."""
+    def trained_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that `learn` optimizes."""
         return self.parameters()
 
     def pack(self, sentences: str | Sequence[str]) -> Packed:
-        """Sentences as numbers, each between the marks <s> and </s>."""
+        """Convert sentences to token ids, each between <s> and </s>."""
         device = next(self.parameters()).device
         return Packed.of([self.encode(sentence) for sentence in check_sentences(sentences)], device)
 
     def encode(self, sentence: str) -> list[int]:
-        """The numbers of a sentence's words, between the marks."""
+        """Token ids of a sentence, between <s> and </s>."""
         start, end = self.special_tokens.index("<s>"), self.special_tokens.index("</s>")
         return [start, *self.vocabulary.ids(word.text for word in split_words(sentence)), end]
 
     def token_vectors(self, sentences: Sequence[str]) -> list[TokenVectors]:
         splits = [split_words(sentence) for sentence in sentences]
-        order = sorted(range(len(sentences)), key=lambda i: len(splits[i]))  # alike lengths: little padding
-        found: dict[int, TokenVectors] = {}
-        for start in range(0, len(order), _BATCH):
-            chosen = order[start : start + _BATCH]
-            packed = self.pack([sentences[i] for i in chosen])
+        order = sorted(range(len(sentences)), key=lambda i: len(splits[i]))  # similar lengths need little padding
+        vectors: dict[int, TokenVectors] = {}
+        for start in range(0, len(order), _EMBED_BATCH):
+            batch = order[start : start + _EMBED_BATCH]
+            packed = self.pack([sentences[i] for i in batch])
             states = self.states(packed).split(packed.lengths.tolist(), 1)
-            for i, each, numbers in zip(chosen, states, packed.split(packed.tokens), strict=True):
+            for i, state, ids in zip(batch, states, packed.split(packed.tokens), strict=True):
                 spans = [None, *((word.start, word.stop) for word in splits[i]), None]
-                names = ["<s>", *(word.text for word in splits[i]), "</s>"]
-                found[i] = TokenVectors(each, spans, names, (numbers > 0).tolist())
-        return [found[i] for i in range(len(sentences))]
+                tokens = ["<s>", *(word.text for word in splits[i]), "</s>"]
+                vectors[i] = TokenVectors(state, spans, tokens, (ids > 0).tolist())
+        return [vectors[i] for i in range(len(sentences))]
 
     def _unknown(self, word: str) -> ArgumentError:
         return unknown_word_error(type(self).__name__, word, self.vocabulary[len(self.special_tokens) :])
@@ -115,13 +115,14 @@ class LearnedEncoder(WordEncoder):
         report: Callable[[int, float], None] | None = None,
         **options: Any,
     ) -> Self:
-        """Train on a text with Adam, for so many epochs, or less when the seconds are over.
+        """Train on sentences with Adam, for `epochs`, or until `max_seconds` have passed.
 
-        least: how often a word must occur, most: how many words at most; the others are <unk>.
-        batch: sentences in a step. rate: of learning, at first; it falls to a tenth.
-        report: called after each epoch with its number and the mean loss.
-        options: of the encoder itself, width and layers among them.
-        The same seed gives the same encoder, unless the seconds end it.
+        min_count: minimum number of occurrences of a word. max_vocab_size: maximum number of words. Other words
+            become <unk>.
+        batch_size: sentences per update. learning_rate: initial learning rate; decays to a tenth.
+        seed: the same seed gives the same encoder, unless max_seconds ends the training.
+        report: called after each epoch with its index and mean loss.
+        options: passed to the constructor, e.g. width and layers.
 
         >>> from regard.models import ElmoEncoder
         >>> text = ["dogs bark at cats", "the bark of trees is hard"] * 20
@@ -129,22 +130,22 @@ class LearnedEncoder(WordEncoder):
         >>> encoder.compare("dogs bark", "bark of trees", word="bark").similarities[0]
         tensor(1.)
         """
-        schedule = _Schedule(cls.__name__, epochs, max_seconds, batch_size, learning_rate)
-        given = [sentence for sentence in check_sentences(sentences) if split_words(sentence)]
-        vocabulary = Vocabulary.of(given, max_size=max_vocab_size, min_count=min_count, special_tokens=cls.special_tokens)
+        training = _Training(cls.__name__, epochs, max_seconds, batch_size, learning_rate)
+        texts = [sentence for sentence in check_sentences(sentences) if split_words(sentence)]
+        vocabulary = Vocabulary.of(texts, max_size=max_vocab_size, min_count=min_count, special_tokens=cls.special_tokens)
         if len(vocabulary) == len(cls.special_tokens):
             raise ArgumentError(
-                f"{cls.__name__}.learn got {len(given)} sentences with words, in which none occurs {min_count} "
-                "times; give more text, or lower min_count."
+                f"{cls.__name__}.learn got {len(texts)} sentences with words, but no word occurs {min_count} times; pass "
+                "more text, or lower min_count."
             )
-        with torch.random.fork_rng(devices=[]):  # what the caller draws next does not depend on us
+        with torch.random.fork_rng(devices=[]):  # leave the caller's random state unchanged
             torch.manual_seed(seed)
             encoder = cls(vocabulary, **options)
-            schedule.run(encoder, [encoder.encode(sentence) for sentence in given], report)
+            training.run(encoder, [encoder.encode(text) for text in texts], report)
         return encoder.eval()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the encoder to one file, encoder.safetensors: its parameters, options and words."""
+        """Save parameters, options and vocabulary to one safetensors file."""
         about = {"format": self.format, "best_layer": self.best_layer, "options": self.options}
         words = json.dumps(self.vocabulary[len(self.special_tokens) :], ensure_ascii=False)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
@@ -152,53 +153,69 @@ class LearnedEncoder(WordEncoder):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what `save` wrote, or say why the file holds no such encoder. No code in it is ever run."""
+        """Load a file written by `save`. No code in it is executed."""
         if not Path(path).is_file():
-            raise ArgumentError(
-                f"there is no file {os.fspath(path)!r}; give one that {cls.__name__}.save wrote."
-            )
+            raise ArgumentError(f"There is no file {os.fspath(path)!r}; pass one written by {cls.__name__}.save.")
         try:
-            return _understand(cls, Path(path))
-        except (*_WRONG, SafetensorError, OSError, MemoryError) as error:
+            return _load(cls, Path(path))
+        except _OldFormatError as error:
             raise ArgumentError(
-                f"{os.fspath(path)!r} holds no {cls.__name__} that can be read ({str(error)[:300]}); such a "
-                f"file is written by {cls.__name__}.save."
+                f"{os.fspath(path)!r} was written by an earlier version of regard ({error}; this one reads "
+                f"{cls.format!r}). Train the encoder again."
             ) from None
+        except (*_INVALID, SafetensorError, OSError, MemoryError) as error:
+            raise ArgumentError(
+                f"{os.fspath(path)!r} is not a valid {cls.__name__} file ({str(error)[:300]}); pass one written by "
+                f"{cls.__name__}.save."
+            ) from None
+
+
+class _OldFormatError(Exception):
+    """The file has an earlier format version."""
 
 
 Encoder = TypeVar("Encoder", bound=LearnedEncoder)
 
 
-def _understand(cls: type[Encoder], path: Path) -> Encoder:
-    """A file's content, which anybody may have written: nothing in it is taken for granted."""
+def _load(cls: type[Encoder], path: Path) -> Encoder:
+    """Load an untrusted file: everything in it is validated."""
     with safe_open(path, "pt") as file:
         metadata, names = file.metadata() or {}, set(file.keys())
         about, words = (json.loads(metadata.get(part, "null")) for part in ("about", "words"))
-        if not isinstance(about, dict) or about.get("format") != cls.format or not isinstance(words, list):
-            raise ValueError(f"it does not say {cls.format!r}, or its words are no list")
+        if not isinstance(about, dict) or not isinstance(words, list):
+            raise ValueError("its metadata or its word list is missing")
+        if about.get("format") in _earlier(cls.format):
+            raise _OldFormatError(repr(about["format"]))
+        if about.get("format") != cls.format:
+            raise ValueError(f"its format is {str(about.get('format'))[:80]!r}, not {cls.format!r}")
         options: Any = about.get("options")
         best: Any = about.get("best_layer")
-        needed = set(inspect.signature(cls).parameters) - {"vocabulary"}
-        if not isinstance(options, dict) or set(options) != needed:
-            raise ValueError(f"its options are {options} and should be {sorted(needed)}")
+        expected = set(inspect.signature(cls).parameters) - {"vocabulary"}
+        if not isinstance(options, dict) or set(options) != expected:
+            raise ValueError(f"its options are {options} and should be {sorted(expected)}")
         layers = options["layers"]
         check_int("its options got layers", layers, min=1)
-        if layers > len(names):  # before a model of that many is made
-            raise ValueError(f"its options say {layers} layers and there are {len(names)} tensors")
-        with torch.device("meta"):  # sizes alone, until they are known to be right
+        if layers > len(names):  # before a model of this size is created
+            raise ValueError(f"its options have {layers} layers and there are {len(names)} tensors")
+        with torch.device("meta"):  # shapes only, until the file is validated
             encoder = cls(Vocabulary(words, special_tokens=cls.special_tokens), **options)
         check_int("the file got best_layer", best, min=-encoder.layers)
         if best >= encoder.layers:
-            raise ValueError(f"it says best_layer {best} of {encoder.layers} layers")
-    tensors = read_parameters(path, encoder)
-    encoder.load_state_dict(tensors, assign=True)
+            raise ValueError(f"best_layer is {best} and there are {encoder.layers} layers")
+    encoder.load_state_dict(read_parameters(path, encoder), assign=True)
     encoder.best_layer = best
     return encoder.eval()
 
 
+def _earlier(format: str) -> list[str]:
+    """All earlier versions of a format: "bert 1" for "bert 2"."""
+    name, _, version = format.partition(" ")
+    return [f"{name} {n}" for n in range(1, int(version))]
+
+
 @dataclass(frozen=True)
-class _Schedule:
-    """How long and how fast an encoder learns."""
+class _Training:
+    """Training settings of `LearnedEncoder.learn`."""
 
     name: str
     epochs: int
@@ -219,19 +236,19 @@ class _Schedule:
         sentences: list[list[int]],
         report: Callable[[int, float], None] | None,
     ) -> None:
-        """All epochs, as long as there is time."""
-        optimizer = torch.optim.Adam(encoder.learning(), lr=self.learning_rate)
-        began = time.monotonic()
+        """Train for all epochs, or until the time is up."""
+        optimizer = torch.optim.Adam(encoder.trained_parameters(), lr=self.learning_rate)
+        start = time.monotonic()
         for epoch in range(self.epochs):
             losses: list[float] = []
-            for chosen in self.batches(sentences):
-                share = (epoch + len(losses) * self.batch_size / len(sentences)) / self.epochs
+            for batch in self.batches(sentences):
+                progress = (epoch + len(losses) * self.batch_size / len(sentences)) / self.epochs
                 if self.max_seconds is not None:
-                    share = max(share, (time.monotonic() - began) / self.max_seconds)
-                    if share >= 1:
+                    progress = max(progress, (time.monotonic() - start) / self.max_seconds)
+                    if progress >= 1:
                         return
-                optimizer.param_groups[0]["lr"] = self.learning_rate * (1 - 0.9 * share)
-                loss = encoder.loss(Packed.of(chosen))
+                optimizer.param_groups[0]["lr"] = self.learning_rate * (1 - 0.9 * progress)
+                loss = encoder.loss(Packed.of(batch))
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(encoder.parameters(), 1.0)
@@ -241,12 +258,12 @@ class _Schedule:
                 report(epoch, sum(losses) / len(losses))
 
     def batches(self, sentences: list[list[int]]) -> Iterator[list[list[int]]]:
-        """All sentences once, in random batches of alike lengths."""
+        """All sentences once, in random batches of similar lengths."""
         order = torch.randperm(len(sentences)).tolist()
         pool = 50 * self.batch_size
         batches: list[list[int]] = []
         for start in range(0, len(order), pool):
-            near = sorted(order[start : start + pool], key=lambda i: len(sentences[i]))
-            batches += [near[i : i + self.batch_size] for i in range(0, len(near), self.batch_size)]
+            by_length = sorted(order[start : start + pool], key=lambda i: len(sentences[i]))
+            batches += [by_length[i : i + self.batch_size] for i in range(0, len(by_length), self.batch_size)]
         for i in torch.randperm(len(batches)).tolist():
             yield [sentences[j] for j in batches[i]]
