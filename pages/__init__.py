@@ -1,1 +1,1 @@
-"""The guide's pages: run, checked and kept up to date, and built into a site."""
+"""Tools for the guide: run and check its pages, update their outputs, and build the site."""

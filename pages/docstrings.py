@@ -1,7 +1,7 @@
-"""How docstrings become pages: an extension of griffe, which mkdocstrings reads the sources with.
+"""A griffe extension that converts docstrings to Markdown for mkdocstrings.
 
-Docstrings here are prose that `help` shows well. Three things are told apart for the page: examples (`>>>`)
-become code, lines that explain a parameter ("mask: who may look") a list, and names in backquotes links.
+Examples (`>>>`) become code blocks, lines that describe a parameter ("mask: allowed keys") become a list, and
+names in backquotes become links.
 """
 
 import html
@@ -11,13 +11,13 @@ from typing import Any
 
 import griffe
 
-# "queries, keys: the tokens" at the start of a line; lines up to the next or an empty one belong to it
-EXPLAINED = re.compile(r"(?P<names>`?[a-z]\w*`?(?:, `?[a-z]\w*`?)*): (?P<text>\S.*)")
+# "queries, keys: the tokens" at the start of a line; the following lines continue the description
+PARAMETER = re.compile(r"(?P<names>`?[a-z]\w*`?(?:, `?[a-z]\w*`?)*): (?P<text>\S.*)")
 NAME = re.compile(r"(?<!`)`(?P<name>(?:regard\.)?[A-Za-z_][\w.]*)(?P<call>\(\))?`(?!`)")
 
 
-class Prose(griffe.Extension):
-    """Rewrites every docstring as Markdown."""
+class MarkdownDocstrings(griffe.Extension):
+    """Converts every docstring to Markdown."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
@@ -25,24 +25,24 @@ class Prose(griffe.Extension):
 
 
 def markdown(text: str, obj: griffe.Object) -> str:
-    """A docstring as Markdown: its examples as code, its parameters as a list, its names as links."""
-    known = names(obj)
+    """Convert a docstring to Markdown, with code blocks, a parameter list and links."""
+    known = parameter_names(obj)
     return "\n\n".join(_block(block, obj, known) for block in _blocks(text))
 
 
-def names(obj: griffe.Object) -> set[str]:
-    """The names that a docstring can explain in a line of their own: parameters, fields and properties."""
-    found = set()
+def parameter_names(obj: griffe.Object) -> set[str]:
+    """Return the names a docstring may describe: parameters, fields and properties."""
+    names = set()
     if isinstance(obj, griffe.Function):
-        found |= {parameter.name for parameter in obj.parameters}
+        names |= {parameter.name for parameter in obj.parameters}
     if isinstance(obj, griffe.Class):
-        found |= {name for name in obj.all_members if not name.startswith("_")}
-        found |= {parameter.name for parameter in obj.parameters}
-    return found
+        names |= {name for name in obj.all_members if not name.startswith("_")}
+        names |= {parameter.name for parameter in obj.parameters}
+    return names
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """Paragraphs; an example is one of its own, with the empty lines inside it."""
+    """Split a docstring into paragraphs and examples."""
     lines: list[str] = []
     example = False
     for line in text.strip().splitlines():
@@ -62,44 +62,44 @@ def _block(block: str, obj: griffe.Object, known: set[str]) -> str:
     if block.startswith(">>> "):
         return f"```pycon\n{block}\n```"
     if all(line.startswith("    ") for line in block.splitlines()):
-        return block  # indented: to be shown as it is
+        return block  # indented: already a code block
     prose: list[str] = []
     items: list[str] = []
-    # several may stand on a line: "size: how many are followed. best: how many are given back"
-    several = re.compile(rf"(?<=[.;]) (?=(?:{'|'.join(sorted(known) or ['(?!)'])})(?:, \w+)*: )")
-    for line in several.sub("\n", block).splitlines():
-        explained = EXPLAINED.fullmatch(line)
-        if explained and any(name.strip("` ") in known for name in explained["names"].split(",")):
-            which = ", ".join(f"**`{name.strip('` ')}`**" for name in explained["names"].split(","))
-            items.append(f"- {which}: {_linked(explained['text'].removesuffix(';'), obj)}")
+    # one line may describe several: "size: beam size. n_best: hypotheses to return"
+    separator = re.compile(rf"(?<=[.;]) (?=(?:{'|'.join(sorted(known) or ['(?!)'])})(?:, \w+)*: )")
+    for line in separator.sub("\n", block).splitlines():
+        match = PARAMETER.fullmatch(line)
+        if match and any(name.strip("` ") in known for name in match["names"].split(",")):
+            names = ", ".join(f"**`{name.strip('` ')}`**" for name in match["names"].split(","))
+            items.append(f"- {names}: {_add_links(match['text'].removesuffix(';'), obj)}")
         elif items:
-            items[-1] += "\n  " + _linked(line.strip(), obj)
+            items[-1] += "\n  " + _add_links(line.strip(), obj)
         else:
-            prose.append(_linked(line, obj))
+            prose.append(_add_links(line, obj))
     return "\n\n".join("\n".join(part) for part in (prose, items) if part)
 
 
-def _linked(line: str, obj: griffe.Object) -> str:
-    """The names in backquotes as links, where the reference has them."""
-    return NAME.sub(lambda found: _link(found, obj), line)
+def _add_links(line: str, obj: griffe.Object) -> str:
+    """Link the names in backquotes that are in the reference."""
+    return NAME.sub(lambda match: _link(match, obj), line)
 
 
-def _link(found: re.Match[str], obj: griffe.Object) -> str:
-    path = resolved(found["name"], obj)
+def _link(match: re.Match[str], obj: griffe.Object) -> str:
+    path = resolve(match["name"], obj)
     if path is None:
-        return found[0]
-    shown = html.escape(found["name"] + (found["call"] or ""))
-    return f'<autoref identifier="{path}" optional><code>{shown}</code></autoref>'
+        return match[0]
+    label = html.escape(match["name"] + (match["call"] or ""))
+    return f'<autoref identifier="{path}" optional><code>{label}</code></autoref>'
 
 
-def resolved(name: str, obj: griffe.Object) -> str | None:
-    """The full path of what a docstring calls by this name; None for parameters and what is not regard's."""
+def resolve(name: str, obj: griffe.Object) -> str | None:
+    """Return the full path of a name in a docstring; None for parameters and names outside regard."""
     first = name.split(".")[0]
-    if first in names(obj) and not (isinstance(obj, griffe.Class) and first in obj.members):
+    if first in parameter_names(obj) and not (isinstance(obj, griffe.Class) and first in obj.members):
         return None
     package = obj.package
-    rooms = [package.members.get(room) for room in ("models", "translation")]
-    for scope in (obj, obj.parent, obj.module, package, *rooms):
+    subpackages = [package.members.get(name) for name in ("models", "translation")]
+    for scope in (obj, obj.parent, obj.module, package, *subpackages):
         member: Any = scope
         if member is None:
             continue

@@ -1,4 +1,4 @@
-"""What the site's build does beyond Markdown: formulas that need no script, and tables that fit phones."""
+"""MkDocs hooks: formulas as MathML, and tables that fit on phones."""
 
 import re
 from html import unescape
@@ -11,24 +11,24 @@ from markdown.extensions import Extension
 from markdown.treeprocessors import Treeprocessor
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
-SHORT = 24  # characters of code that stay on one line
+MAX_NOWRAP = 24  # inline code of up to this many characters is not wrapped
 
 
 def on_config(config: Any, **_: Any) -> Any:
-    """Add what follows to Markdown."""
-    config.markdown_extensions.append(Fitting())
+    """Register the Markdown extension."""
+    config.markdown_extensions.append(ResponsiveMarkup())
     return config
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """A page that stands alone needs no list of its neighbours."""
+    """Hide the navigation on pages outside any section."""
     if page.parent is None:
         page.meta.setdefault("hide", ["navigation"])
     return markdown
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Replace the formulas that Markdown has marked by MathML."""
+    """Convert formulas to MathML."""
     return FORMULA.sub(_mathml, html)
 
 
@@ -37,15 +37,15 @@ def _mathml(formula: re.Match[str]) -> str:
     return convert(unescape(formula[3]).strip(), display=display)
 
 
-class Fitting(Extension):
-    """Marks tables and code so that the style sheet can lay them out on any screen."""
+class ResponsiveMarkup(Extension):
+    """Marks tables and inline code for the style sheet, which adapts them to small screens."""
 
     def extendMarkdown(self, md: Markdown) -> None:
-        """As Markdown asks for."""
-        md.treeprocessors.register(_Fit(md), "fitting", 0)  # after all others
+        """Register the tree processor."""
+        md.treeprocessors.register(_ResponsiveTree(md), "responsive", 0)  # after all others
 
 
-class _Fit(Treeprocessor):
+class _ResponsiveTree(Treeprocessor):
     def run(self, root: Element) -> None:
         for table in root.iter("table"):
             _label(table)
@@ -54,12 +54,12 @@ class _Fit(Treeprocessor):
         for code in {*root.iter("code")} - in_blocks:
             if code in in_tables:
                 _breakable(code)
-            elif len("".join(code.itertext())) <= SHORT:
+            elif len("".join(code.itertext())) <= MAX_NOWRAP:
                 code.set("class", f"{code.get('class', '')} short".strip())
 
 
 def _label(table: Element) -> None:
-    """Each cell knows the heading of its column, which stands before it where a row becomes a list."""
+    """Store each column heading in its cells; on phones, where a row becomes a list, it precedes the cell."""
     headings = ["".join(heading.itertext()) for heading in table.iter("th")]
     for row in table.iter("tr"):
         for cell, heading in zip(row.findall("td"), headings, strict=False):
@@ -68,7 +68,7 @@ def _label(table: Element) -> None:
 
 
 def _breakable(code: Element) -> None:
-    """A long name may be broken after a slash, a dot, a bar or an underscore, and nowhere else."""
+    """Allow line breaks after a slash, dot, bar or underscore only."""
     if not code.text or len(code):
         return
     first, *others = re.split(r"(?<=[/._|])(?=\w)", code.text)

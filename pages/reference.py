@@ -1,7 +1,7 @@
-"""The reference's pages. `python -m pages.reference` writes them; reference.toml says what stands where.
+"""Generate the reference pages: `python -m pages.reference`. reference.toml lists their contents.
 
-A page has a heading for each group, a sentence, and a directive for each name, which mkdocstrings fills in
-from the docstrings; on top stands a table of all of them. The command line's page is made from its functions.
+A page has a table of all its names, then for each group a heading, a sentence and one mkdocstrings directive
+per name. The page of the command line is generated from the commands.
 """
 
 import html
@@ -17,22 +17,22 @@ from typing import Any, NamedTuple
 
 import griffe
 
-from regard.cli.helping import EXAMPLES, value
+from regard.cli.help import EXAMPLES, value
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 
 
 class Group(NamedTuple):
-    """A heading, a sentence about what stands below it, and the names: dotted, as a user writes them."""
+    """A heading, an introductory sentence, and dotted names as a user writes them."""
 
     heading: str
     about: str
     names: str
-    options: str = ""  # of mkdocstrings, as YAML, for all of the group
+    options: str = ""  # mkdocstrings options for the group, as YAML
 
 
 class Page(NamedTuple):
-    """A page of the reference."""
+    """A reference page."""
 
     title: str
     about: str
@@ -44,42 +44,42 @@ PAGES = {
     name: Page(page["title"], page["about"], tuple(Group(**group) for group in page["groups"]))
     for name, page in _CONTENTS["pages"].items()
 }
-MADE: list[str] = _CONTENTS["made"]
+WITHOUT_CONSTRUCTOR: list[str] = _CONTENTS["without_constructor"]
 
 
 def names(page: str) -> list[str]:
-    """The names on a page, as a user writes them."""
+    """Return the names on a page, as a user writes them."""
     return [name for group in PAGES[page].groups for name in group.names.split()]
 
 
 @cache
 def sources() -> griffe.Object:
-    """All of regard as its sources say: an alias such as `Links` has its docstring there."""
+    """Load regard with griffe, which also reads the docstrings of aliases such as `Links`."""
     loaded = griffe.load("regard", search_paths=[FOLDER.parents[1] / "src"])
     assert isinstance(loaded, griffe.Object)
     return loaded
 
 
 def docstring(name: str) -> str:
-    """The docstring of a dotted name, or nothing."""
-    written = sources()[name.removeprefix("regard.")].docstring
-    return written.value if written else ""
+    """Return the docstring of a dotted name, or an empty string."""
+    text = sources()[name.removeprefix("regard.")].docstring
+    return text.value if text else ""
 
 
 def summary(name: str) -> str:
-    """The first paragraph of a docstring, on one line."""
+    """Return the first paragraph of a docstring on one line."""
     return " ".join(docstring(name).strip().split("\n\n")[0].split())
 
 
 def page(name: str) -> str:
-    """A page of names: a table of all, then a directive for each."""
+    """Render a page: a table of all names, then one directive per name."""
     title, about, groups = PAGES[name]
     rows = [
-        f"| [`{one.removeprefix('regard.')}`](#{one}) | {_cell(summary(one))} |"
+        f"| [`{name.removeprefix('regard.')}`](#{name}) | {_cell(summary(name))} |"
         for group in groups
-        for one in group.names.split()
+        for name in group.names.split()
     ]
-    parts = [f"# {title}\n\n{about}\n\n| name | what it is |\n|---|---|\n" + "\n".join(rows)]
+    parts = [f"# {title}\n\n{about}\n\n| name | description |\n|---|---|\n" + "\n".join(rows)]
     parts += [f"## {group.heading}\n\n{group.about}\n\n{_directives(group)}" for group in groups]
     return "\n\n".join(parts) + "\n"
 
@@ -89,21 +89,25 @@ def _directives(group: Group) -> str:
 
 
 def _directive(name: str, options: list[str]) -> str:
-    if name in MADE:
+    if name in WITHOUT_CONSTRUCTOR:
         options = [*options, "merge_init_into_class: false"]
-    lines = [f"::: {name}", *(["    options:"] if options else []), *(f"        {one}" for one in options)]
+    lines = [
+        f"::: {name}",
+        *(["    options:"] if options else []),
+        *(f"        {option}" for option in options),
+    ]
     return "\n".join(lines)
 
 
 def command_line() -> str:
-    """The page of the command line: of each command what it does, its arguments and options, examples."""
+    """Render the page of the command line: description, arguments, options and examples of each command."""
     from regard.cli import COMMANDS
 
     parts = [
         "# Command line\n\n"
-        "`regard COMMAND --help` says the same in a terminal. What is refused is one line on stderr and\n"
-        "exit status 2; Ctrl-C is status 130. A file named - is stdin.\n\n"
-        "| command | what it does |\n|---|---|\n"
+        "`regard COMMAND --help` prints the same text. Invalid arguments print one line to stderr and exit\n"
+        "with status 2; Ctrl-C exits with status 130. A file named - is stdin.\n\n"
+        "| command | description |\n|---|---|\n"
         + "\n".join(
             f"| [`regard {name}`](#regard-{name}) | {_cell(_paragraphs(command)[0])} |"
             for name, command in _commands()
@@ -125,19 +129,21 @@ def _commands() -> Iterator[tuple[str, Callable[..., None]]]:
 
 def _command(name: str, command: Callable[..., None]) -> str:
     first, *others = _paragraphs(command)
-    arguments = [one for one in parameters(name) if not one.option]
-    options = [one for one in parameters(name) if one.option]
-    usage = " ".join(["regard", name, "[OPTIONS]", *(one.usage for one in arguments)])
+    arguments = [parameter for parameter in parameters(name) if not parameter.option]
+    options = [parameter for parameter in parameters(name) if parameter.option]
+    usage = " ".join(["regard", name, "[OPTIONS]", *(argument.usage for argument in arguments)])
     parts = [f"### regard {name}", first, f"```console\n{usage}\n```", *others]
     if arguments:
-        parts.append("| argument | meaning |\n|---|---|\n" + "\n".join(_row(one) for one in arguments))
+        parts.append(
+            "| argument | meaning |\n|---|---|\n" + "\n".join(_row(argument) for argument in arguments)
+        )
     if options:
         parts.append(
             "| option | meaning | default |\n|---|---|---|\n"
-            + "\n".join(f"{_row(one)} {_cell(one.default)} |" for one in options)
+            + "\n".join(f"{_row(option)} {_cell(option.default)} |" for option in options)
         )
     examples = "\n".join(f"{line}    # {note}" if note else line for line, note in EXAMPLES[name])
-    parts.append(f"For example:\n\n```console\n{examples}\n```")
+    parts.append(f"Examples:\n\n```console\n{examples}\n```")
     return "\n\n".join(parts)
 
 
@@ -152,32 +158,32 @@ class Parameter(NamedTuple):
 
 
 def parameters(name: str) -> list[Parameter]:
-    """What a command takes, as its help says."""
+    """Return the arguments and options of a command."""
     from typer.main import get_command
 
     from regard.cli import app
 
-    typed = get_command(app).commands[name].params  # type: ignore[attr-defined]
-    return [_parameter(one, option=one.param_type_name == "option") for one in typed]
+    params = get_command(app).commands[name].params  # type: ignore[attr-defined]
+    return [_parameter(param, option=param.param_type_name == "option") for param in params]
 
 
-def _parameter(typed: Any, *, option: bool) -> Parameter:
-    given = value(typed) if option else typed.metavar
-    spellings = ", ".join([*typed.opts, *typed.secondary_opts]) if option else ""
-    usage = f"{given} …" if typed.nargs == -1 else given
+def _parameter(param: Any, *, option: bool) -> Parameter:
+    metavar = value(param) if option else param.metavar
+    flags = ", ".join([*param.opts, *param.secondary_opts]) if option else ""
+    usage = f"{metavar} …" if param.nargs == -1 else metavar
     return Parameter(
-        f"`{' '.join(part for part in (spellings, given) if part)}`",
-        typed.help or "",
-        "required" if typed.required else _default(typed.default),
+        f"`{' '.join(part for part in (flags, metavar) if part)}`",
+        param.help or "",
+        "required" if param.required else _default(param.default),
         option,
-        usage if typed.required else f"[{usage}]",
+        usage if param.required else f"[{usage}]",
     )
 
 
-def _default(given: Any) -> str:
-    if given is None or given is False:
+def _default(default: Any) -> str:
+    if default is None or default is False:
         return ""
-    return "yes" if given is True else f"`{given}`"
+    return "yes" if default is True else f"`{default}`"
 
 
 def _row(parameter: Parameter) -> str:
@@ -186,24 +192,26 @@ def _row(parameter: Parameter) -> str:
 
 def _paragraphs(command: Callable[..., None]) -> list[str]:
     paragraphs = (inspect.getdoc(command) or "").split("\n\n")
-    return [textwrap.fill(" ".join(one.split()), 120, break_on_hyphens=False) for one in paragraphs]
+    return [textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False) for text in paragraphs]
 
 
 def _cell(text: str) -> str:
-    """Text inside a table, where a bar would end the cell."""
-    # inside backquotes GitHub wants it escaped, and the site shows the escape: HTML is read alike by both
+    """Escape text for a table cell, where a bar would end the cell."""
+    # a backslash escape inside backquotes works on GitHub but not on the site: use HTML, which works on both
     coded = re.sub(r"`([^`]*\|[^`]*)`", lambda code: f"<code>{html.escape(code[1])}</code>", text)
     return " ".join(coded.replace("|", "&#124;").split())
 
 
-def everything() -> dict[Path, str]:
-    """The pages that are made here, and what they should say."""
-    made = {FOLDER / f"{name}.md": page(name) for name in PAGES}
-    return {**made, FOLDER / "command-line.md": command_line()}
+def generated_pages() -> dict[Path, str]:
+    """Return the path and text of all generated pages."""
+    return {
+        **{FOLDER / f"{name}.md": page(name) for name in PAGES},
+        FOLDER / "command-line.md": command_line(),
+    }
 
 
 if __name__ == "__main__":
-    for path, text in everything().items():
+    for path, text in generated_pages().items():
         if not path.exists() or path.read_text("utf-8") != text:
             path.write_text(text, "utf-8")
             print(f"wrote {path}")

@@ -1,5 +1,4 @@
-// Search works on pages that were opened from the file system, too: browsers start no workers there, so what would be
-// one runs in a hidden frame.
+// Makes search work on file:// pages: browsers do not start workers there, so the worker script runs in a hidden frame.
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(url) {

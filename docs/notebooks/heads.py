@@ -22,8 +22,8 @@ def _(mo):
     mo.md("""
     # Heads
 
-    minilm is a BERT of 6 layers and 12 heads. Type a sentence, choose a head, and see what each token looks
-    at. What the pictures tell, and what they do not, stands in the chapter *Looking inside* of the guide.
+    minilm is a BERT with 6 layers of 12 heads. Type a sentence, choose a head, and see what each token
+    attends to. The chapter *Looking inside* of the guide explains what these pictures show and what not.
     """)
     return
 
@@ -46,7 +46,7 @@ def _(encoder, mo, regard, sentence, torch):
         words = encoder.tokens(sentence.value)
         with torch.no_grad(), regard.watch(encoder, tokens=words) as seen:
             encoder.embed(sentence.value)
-    except regard.ArgumentError as _error:  # no words, or too many
+    except regard.ArgumentError as _error:  # no words or too many
         mo.stop(True, mo.callout(f"Type another sentence above: {_error}", kind="warn"))
     return seen, words
 
@@ -57,24 +57,23 @@ def _(head, layer, mo, plt, regard, seen, words):
     side = min(max(3.0, 0.3 * len(words)), 7.0)
     figure, axes = plt.subplots(figsize=(side + 0.6, side), layout="constrained")
     regard.heatmap(axes, weights, queries=words, keys=words, title=f"layer {layer.value}, head {head.value}")
-    plt.close(figure)  # it is shown as a value
+    plt.close(figure)  # shown as the cell's value
     best = weights.topk(1)
     strongest = sorted(
         zip(best.values[:, 0].tolist(), words, best.indices[:, 0].tolist(), strict=True), reverse=True
     )
     lines = "\n".join(f"- **{word}** → **{words[key]}** {value:.0%}" for value, word, key in strongest[:8])
-    told = mo.vstack([mo.md("The strongest looks of this head:"), mo.md(lines)])
-    mo.hstack([figure, told], justify="start", widths=[2, 1], gap=2)
+    links = mo.vstack([mo.md("Strongest links:"), mo.md(lines)])
+    mo.hstack([figure, links], justify="start", widths=[2, 1], gap=2)
     return
 
 
 @app.cell(hide_code=True)
 def _(mo):
     mo.md("""
-    ## All of it
+    ## Interactive view
 
-    The same view as on regard's page: lines, matrix, all heads, and how a weight comes about, product by
-    product.
+    The same view as on regard's page: lines, matrix, all heads, and the computation of a single weight.
     """)
     return
 
@@ -90,9 +89,9 @@ def _(mo):
     mo.md("""
     ## A table of heads
 
-    *entropy*: how spread its rows are, in nats. *distance*: how far it looks, in tokens. *first* and
-    *previous*: the weight on the first token, and on the one before. Sort by a column, then choose above what
-    you found.
+    *entropy*: mean entropy of the rows, in nats. *distance*: mean distance between query and key, in tokens.
+    *first* and *previous*: weight on the first and on the previous token. Sort by a column, then select a
+    head above.
     """)
     return
 

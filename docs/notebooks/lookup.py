@@ -13,7 +13,7 @@ def _():
     import regard
 
     _style = mo.notebook_dir().parent / "assets" / "guide.mplstyle"
-    if _style.exists():  # not if the notebook travels alone
+    if _style.exists():  # absent if the notebook was copied elsewhere
         plt.style.use(_style)
     return mo, plt, regard, torch
 
@@ -24,10 +24,10 @@ def _(mo):
     # From a dictionary to attention
 
     A dictionary answers a query that equals one of its keys. Attention answers any query: it compares the
-    query with all keys, makes weights of the scores, and mixes the values by them.
+    query with all keys, turns the scores into weights, and returns the weighted mean of the values.
 
-    Here the keys are five vehicles, each a vector in the plane: left is land and right is water, up is fast.
-    The values are their speeds. **Move the query.** The longer its arrow, and the lower the temperature, the
+    Here the keys are five vehicles, each a vector in the plane: left is land, right is water, up is fast. The
+    values are their speeds. **Move the query.** The longer its arrow and the lower the temperature, the
     harder the choice.
     """)
     return
@@ -76,8 +76,8 @@ def _(keys, mo, output, plt, query, speeds, weights):
         )
     plane.set(xlim=(-2.4, 2.4), ylim=(-2.4, 2.4), xlabel="land ↔ water", ylabel="slow ↔ fast")
     bars.barh(list(speeds), row)
-    for _place, _weight in enumerate(row):
-        bars.annotate(f"{_weight:.2f}", (_weight, _place), (4, -3), textcoords="offset points", fontsize=9)
+    for _position, _weight in enumerate(row):
+        bars.annotate(f"{_weight:.2f}", (_weight, _position), (4, -3), textcoords="offset points", fontsize=9)
     bars.set(xlim=(0, 1.12), xlabel="weight")
     bars.invert_yaxis()
     bars.grid(axis="y", visible=False)
@@ -91,22 +91,22 @@ def _(keys, mo, output, plt, query, speeds, weights):
 @app.cell(hide_code=True)
 def _(mo):
     mo.md(r"""
-    ## With words for queries
+    ## Words as queries
 
-    Nobody places words in a plane by hand. minilm makes 384 numbers of every word, and similar words get
-    similar numbers. **Type some words** that are not in the dictionary, with blanks between them.
+    minilm maps every word to a vector of 384 numbers, and similar words get similar vectors. **Type some
+    words** that are not in the dictionary, separated by spaces.
     """)
     return
 
 
 @app.cell(hide_code=True)
 def _(mo):
-    asked = mo.ui.text("bike boat truck airliner tram banana", label="ask for", full_width=True)
+    word_queries = mo.ui.text("bike boat truck airliner tram banana", label="queries", full_width=True)
     sharpness = mo.ui.slider(
         steps=[0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 10], value=0.1, label="temperature", show_value=True
     )
-    mo.hstack([asked, sharpness], widths=[2, 1], gap=2)
-    return asked, sharpness
+    mo.hstack([word_queries, sharpness], widths=[2, 1], gap=2)
+    return word_queries, sharpness
 
 
 @app.cell(hide_code=True)
@@ -114,7 +114,7 @@ def _(regard, speeds, torch):
     encoder = regard.load_encoder("minilm")
 
     def vectors(words):
-        """The last layer's vector of each word, alone."""
+        """Vectors of single words from the last layer."""
         return torch.stack([embedded.vectors[-1].mean(0) for embedded in encoder.embed(list(words))])
 
     word_keys = vectors(speeds)
@@ -123,26 +123,26 @@ def _(regard, speeds, torch):
 
 
 @app.cell
-def _(asked, mo, regard, sharpness, vectors, word_keys, word_values):
-    asked_words = asked.value.split()[:12]
-    mo.stop(not asked_words, mo.md("*Type a word.*"))
+def _(word_queries, mo, regard, sharpness, vectors, word_keys, word_values):
+    query_words = word_queries.value.split()[:12]
+    mo.stop(not query_words, mo.md("*Type a word.*"))
 
     answers, word_weights = regard.attend(
-        vectors(asked_words),
+        vectors(query_words),
         word_keys,
         word_values,
         score=regard.Cosine(),
         normalize=regard.Softmax(temperature=sharpness.value),
     )
-    return answers, asked_words, word_weights
+    return answers, query_words, word_weights
 
 
 @app.cell(hide_code=True)
-def _(answers, asked_words, mo, plt, regard, speeds, word_weights):
-    drawn, _axes = plt.subplots(figsize=(7, 0.8 + 0.36 * len(asked_words)))
-    _pairs = zip(asked_words, answers[:, 0].tolist(), strict=True)
-    told = [f"{word} → {speed:.0f} km/h" for word, speed in _pairs]
-    regard.heatmap(_axes, word_weights, queries=told, keys=list(speeds))
+def _(answers, query_words, mo, plt, regard, speeds, word_weights):
+    drawn, _axes = plt.subplots(figsize=(7, 0.8 + 0.36 * len(query_words)))
+    _pairs = zip(query_words, answers[:, 0].tolist(), strict=True)
+    labels = [f"{word} → {speed:.0f} km/h" for word, speed in _pairs]
+    regard.heatmap(_axes, word_weights, queries=labels, keys=list(speeds))
     plt.close(drawn)
     mo.as_html(drawn)
     return
@@ -152,9 +152,9 @@ def _(answers, asked_words, mo, plt, regard, speeds, word_weights):
 def _(mo):
     mo.md(r"""
     Find the temperature at which every answer is the speed of one key, and the one at which all answers are
-    the mean, 252 km/h. And what would you answer to *banana*?
+    the mean, 252 km/h. What would you answer for *banana*?
 
-    The chapter is `docs/path/from-a-dictionary-to-attention.md`.
+    Chapter: `docs/path/from-a-dictionary-to-attention.md`.
     """)
     return
 

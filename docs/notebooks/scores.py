@@ -13,7 +13,7 @@ def _():
     import regard
 
     _style = mo.notebook_dir().parent / "assets" / "guide.mplstyle"
-    if _style.exists():  # not if the notebook travels alone
+    if _style.exists():  # absent if the notebook was copied elsewhere
         plt.style.use(_style)
     encoder = regard.load_encoder("minilm")
     return encoder, mo, plt, regard, torch
@@ -24,13 +24,13 @@ def _(mo):
     mo.md(r"""
     # Scores and normalizers
 
-    One sentence, read by minilm: a vector for each word. A **score** compares the vectors of two words, a
-    **normalizer** makes weights of a row of scores. Choose both, and see where a word looks.
+    minilm gives every word of a sentence a vector. A **score** compares the vectors of two words; a
+    **normalizer** turns a row of scores into weights. Choose both, and see what a word attends to.
 
-    - The dot product grows with the width d: widen it from 4 to 384, and the softmax ends up looking at one
-      word. Divided by √d, it does not.
+    - The dot product grows with the width d: increase it from 4 to 384, and the softmax puts all its weight
+      on one word. Divided by √d, it does not.
     - Sparsemax and entmax give weights of exactly zero; softmax never does.
-    - Softmax1 may keep something back, and sigmoid may give away more than one: look at the sum.
+    - The weights of softmax1 may sum to less than one, those of sigmoid to more: see the sum.
     """)
     return
 
@@ -66,36 +66,36 @@ def _(mo, regard):
 def _(encoder, mo, regard, sentence):
     try:
         (embedded,) = encoder.embed(sentence.value)
-    except regard.ArgumentError as _error:  # no words, or too many
+    except regard.ArgumentError as _error:  # no words or too many
         mo.stop(True, mo.callout(f"Type another sentence above: {_error}", kind="warn"))
     words = list(embedded.words)[:20]
-    places = {f"{place}: {word}": place for place, word in enumerate(words)}
-    first = list(places)[words.index("it") if "it" in words else 0]
-    asking = mo.ui.dropdown(places, value=first, label="query")
-    return asking, embedded, words
+    positions = {f"{position}: {word}": position for position, word in enumerate(words)}
+    first = list(positions)[words.index("it") if "it" in words else 0]
+    query_choice = mo.ui.dropdown(positions, value=first, label="query")
+    return query_choice, embedded, words
 
 
 @app.cell(hide_code=True)
-def _(asking, mo, normalize, score, width):
-    mo.hstack([asking, score, normalize, width], justify="start", gap=1.5, wrap=True)
+def _(query_choice, mo, normalize, score, width):
+    mo.hstack([query_choice, score, normalize, width], justify="start", gap=1.5, wrap=True)
     return
 
 
 @app.cell
-def _(asking, embedded, normalize, regard, score, width, words):
+def _(query_choice, embedded, normalize, regard, score, width, words):
     x = embedded.vectors[-1, : len(words), : width.value]  # the last layer, its first d features
     _, weights = regard.attend(x, x, x, score=score.value, normalize=normalize.value)
-    row, tau = weights[asking.value], weights.tau[asking.value].item()
+    row, tau = weights[query_choice.value], weights.tau[query_choice.value].item()
     return row, tau, weights, x
 
 
 @app.cell(hide_code=True)
-def _(asking, mo, plt, regard, row, tau, weights, words):
+def _(query_choice, mo, plt, regard, row, tau, weights, words):
     figure, (_bars, _map) = plt.subplots(1, 2, figsize=(10, 4.2), width_ratios=[1, 1.3])
-    _colours = ["#D55E00" if place == asking.value else "#0072B2" for place in range(len(words))]
+    _colours = ["#D55E00" if position == query_choice.value else "#0072B2" for position in range(len(words))]
     _bars.barh(range(len(words)), row.tolist(), color=_colours)
     _bars.set_yticks(range(len(words)), words)
-    _bars.set_xlabel(f"weight for “{words[asking.value]}”")
+    _bars.set_xlabel(f"weight for “{words[query_choice.value]}”")
     _bars.set_xlim(min(0, row.min().item()), max(1, row.max().item()))
     _bars.invert_yaxis()
     _bars.grid(axis="y", visible=False)
@@ -108,7 +108,7 @@ def _(asking, mo, plt, regard, row, tau, weights, words):
                 [
                     mo.stat(f"{row.max():.2f}", label="largest weight"),
                     mo.stat(f"{row.sum():.2f}", label="sum of the row"),
-                    mo.stat(str(int((row == 0).sum())), label="weights of zero"),
+                    mo.stat(str(int((row == 0).sum())), label="zero weights"),
                     mo.stat(f"{tau:.2f}", label="τ"),
                 ],
                 justify="start",
@@ -123,14 +123,14 @@ def _(mo):
     mo.md(r"""
     ## The same row under every normalizer
 
-    Score, width and query are those chosen above. The chapter is `docs/path/scores-and-normalizers.md`.
+    Uses the score, width and query chosen above. Chapter: `docs/path/scores-and-normalizers.md`.
     """)
     return
 
 
 @app.cell(hide_code=True)
-def _(asking, mo, normalizers, plt, regard, score, torch, words, x):
-    query, kinds = x[[asking.value]], normalizers.values()
+def _(query_choice, mo, normalizers, plt, regard, score, torch, words, x):
+    query, kinds = x[[query_choice.value]], normalizers.values()
     rows = [regard.attend(query, x, x, score=score.value, normalize=kind)[1][0] for kind in kinds]
     drawn, _axes = plt.subplots(figsize=(10, 3.2))
     regard.heatmap(_axes, torch.stack(rows), queries=list(normalizers), keys=words)

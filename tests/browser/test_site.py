@@ -5,7 +5,7 @@ import os
 import pytest
 
 from pages.__main__ import ROOT
-from pages.running import blocks
+from pages.runner import code_blocks
 from tests.browser.visiting import SHOTS
 
 DOCS = ROOT / "docs"
@@ -54,7 +54,7 @@ def test_code_is_copied_as_it_stands(site, page):
             return code.innerText.trim();
         })"""
     )
-    written = [block.code.strip() for block in blocks((DOCS / "path/order.md").read_text("utf-8"))]
+    written = [block.code.strip() for block in code_blocks((DOCS / "path/order.md").read_text("utf-8"))]
     assert copied == written
 
 

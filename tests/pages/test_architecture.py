@@ -1,4 +1,4 @@
-"""The architecture page names the files that exist."""
+"""The architecture page lists exactly the existing files."""
 
 import re
 
@@ -12,14 +12,14 @@ PACKAGES = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py") if p
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_file_of_a_package_is_named_and_no_other(package):
+def test_page_lists_exactly_the_files_of_a_package(package):
     section = re.search(rf"^## src/regard/{package}\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
-    named = re.findall(r"`([\w/]+\.py)`", section[1])
+    listed = re.findall(r"`([\w/]+\.py)`", section[1])
     folder = SOURCE / package
-    there = [str(path.relative_to(folder)) for path in folder.rglob("*.py") if path.name != "__init__.py"]
-    assert sorted(named) == sorted(there)
+    existing = [str(path.relative_to(folder)) for path in folder.rglob("*.py") if path.name != "__init__.py"]
+    assert sorted(listed) == sorted(existing)
 
 
-def test_no_folder_is_crowded():
+def test_folders_have_at_most_18_modules():
     for folder in {path.parent for path in SOURCE.rglob("*.py")}:
         assert len([*folder.glob("*.py")]) <= 18, folder

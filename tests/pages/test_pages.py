@@ -1,51 +1,59 @@
-"""The pages of the guide run as they stand, print what they say, and draw what they show."""
+"""The guide's pages run, and their outputs and pictures match."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from pages.__main__ import ROOT, everything, renew
-from pages.running import agree, blocks, differences, drawn, pictures, prepared, run
+from pages.__main__ import ROOT, all_pages, update
+from pages.runner import (
+    code_blocks,
+    differences,
+    drawn_pictures,
+    outputs_match,
+    page_environment,
+    picture_paths,
+    run,
+)
 
-# Pictures that take minutes: each is made by a command that its page gives.
-MADE_BY = {
+# Pictures that take minutes: the page gives the command that draws them.
+COMMANDS = {
     "docs/pictures/demo.png": "make demo",
     "docs/pictures/lengths.png": "python -m benchmarks.lengths",
     "docs/pictures/page.png": "regard look",
 }
 
 
-def unmade(page: Path, folder: Path) -> list[str]:
-    """The pictures of a page that neither its code has made, in this folder, nor a command that it gives."""
-    text, made = page.read_text("utf-8"), drawn(page, folder)
+def undrawn(page: Path, folder: Path) -> list[str]:
+    """Pictures of a page drawn neither by its code, in this folder, nor by a command on the page."""
+    text, drawn = page.read_text("utf-8"), drawn_pictures(page, folder)
     missing = []
-    for picture in pictures(page):
-        known = (page.parent / picture).resolve()
-        command = MADE_BY.get(known.relative_to(ROOT).as_posix()) if known.is_relative_to(ROOT) else None
-        if picture not in made and not (command and command in text and known.is_file()):
+    for picture in picture_paths(page):
+        path = (page.parent / picture).resolve()
+        command = COMMANDS.get(path.relative_to(ROOT).as_posix()) if path.is_relative_to(ROOT) else None
+        if picture not in drawn and not (command and command in text and path.is_file()):
             missing.append(picture)
     return missing
 
 
-@pytest.mark.parametrize("page", everything(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_page_runs_and_says_what_its_code_does(page, tmp_path):
-    with prepared(tmp_path):
-        ran = run(page)
-    assert not differences(page, ran)
-    assert not unmade(page, tmp_path)
-    for picture in pictures(page):
-        assert (page.parent / picture).is_file(), f"{picture} is not there: run python -m pages"
+@pytest.mark.parametrize("page", all_pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_runs_and_its_outputs_match(page, tmp_path):
+    with page_environment(tmp_path):
+        result = run(page)
+    assert not differences(page, result)
+    assert not undrawn(page, tmp_path)
+    for picture in picture_paths(page):
+        assert (page.parent / picture).is_file(), f"{picture} is missing: run python -m pages"
 
 
-def written(folder: Path, text: str) -> Path:
+def write_page(folder: Path, text: str) -> Path:
     page = folder / "page.md"
     page.write_text(text)
     return page
 
 
-def test_blocks_of_a_page_share_their_names(tmp_path):
-    page = written(
+def test_blocks_of_a_page_share_a_namespace(tmp_path):
+    page = write_page(
         tmp_path,
         "```python\nx = 1\n```\n\n```text\nno\n```\n\n- item\n\n  ```python\n  assert x == 1\n  ```\n",
     )
@@ -62,74 +70,74 @@ def test_blocks_of_a_page_share_their_names(tmp_path):
         ("```python\nraise SystemExit(0)\n```\n", "page.md:2: SystemExit"),
     ],
 )
-def test_a_failing_block_is_named_by_page_and_line(text, message, tmp_path):
+def test_failing_block_is_reported_with_page_and_line(text, message, tmp_path):
     with pytest.raises(AssertionError, match=re.escape(message)):
-        run(written(tmp_path, text))
+        run(write_page(tmp_path, text))
 
 
 @pytest.mark.parametrize(
     ("expected", "printed", "same"),
     [
-        ("0.123 of 12,345\n", "0.124 of 12,345\n", True),  # a last digit
+        ("0.123 of 12,345\n", "0.124 of 12,345\n", True),  # last digit
         ("0.123\n", "0.126\n", False),
         ("1e-07 or −3.5\n", "2e-07 or −3.5\n", True),
         ("−0.5\n", "0.5\n", False),
-        ("torch.Size([2, 8])\n", "torch.Size([2, 7])\n", False),  # whole numbers are equal
+        ("torch.Size([2, 8])\n", "torch.Size([2, 7])\n", False),  # integers must be equal
         ("[1,2]\n", "[12]\n", False),
         ("3 heads\n", "3 rows\n", False),
-        ("one\n\ntwo\n", "one\n\n  two\n", True),  # spaces do not count
+        ("one\n\ntwo\n", "one\n\n  two\n", True),  # white space is ignored
         ("one\n", "one\ntwo\n", False),
     ],
 )
-def test_an_output_agrees_up_to_the_last_digit(expected, printed, same):
-    assert agree(expected, printed) == same
+def test_outputs_match_up_to_the_last_digit(expected, printed, same):
+    assert outputs_match(expected, printed) == same
 
 
-def test_an_output_that_varies_agrees_in_its_words():
-    assert agree("loss 2.31\n", "loss 7.05\n", varies=True)
-    assert not agree("loss 2.31\n", "BLEU 2.31\n", varies=True)
+def test_varying_outputs_match_in_their_words():
+    assert outputs_match("loss 2.31\n", "loss 7.05\n", varies=True)
+    assert not outputs_match("loss 2.31\n", "BLEU 2.31\n", varies=True)
 
 
-def test_a_page_that_says_something_else_is_told_and_renewed(tmp_path):
-    page = written(tmp_path, "- ```python\n  print(6 * 7)\n  ```\n\n  ```output\n  17\n  ```\n\nText.\n")
+def test_outdated_output_is_reported_and_updated(tmp_path):
+    page = write_page(tmp_path, "- ```python\n  print(6 * 7)\n  ```\n\n  ```output\n  17\n  ```\n\nText.\n")
     page.write_text(page.read_text().replace("- ```", "  ```"))
-    assert "says\n17\n" in differences(page, run(page))[0]
-    renew(page)
+    assert "shows\n17\n" in differences(page, run(page))[0]
+    update(page)
     assert "  ```output\n  42\n  ```\n\nText." in page.read_text()
     assert not differences(page, run(page))
 
 
-def test_a_page_that_is_edited_while_it_runs_is_left_alone(tmp_path):
+def test_page_edited_while_running_is_not_overwritten(tmp_path):
     page = tmp_path / "page.md"
     code = f"with open({str(page)!r}, 'a') as file:\n    file.write('more')\nprint(1)"
     page.write_text(f"```python\n{code}\n```\n\n```output\n```\n")
     with pytest.raises(AssertionError, match="was edited while it ran"):
-        renew(page)
+        update(page)
     assert page.read_text().endswith("```output\n```\nmore")
 
 
-@pytest.mark.parametrize("page", everything(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_code_and_no_output_of_a_page_escapes(page):
+@pytest.mark.parametrize("page", all_pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_code_block_and_output_is_parsed(page):
     text = page.read_text("utf-8")
-    found = list(blocks(text + "\n"))
-    assert len(found) == len(re.findall(r"^\s*(?:```|~~~)+\s*\{?\.?(?:python|py)\b", text, re.MULTILINE))
-    assert sum(one.expected is not None for one in found) == len(
+    blocks = list(code_blocks(text + "\n"))
+    assert len(blocks) == len(re.findall(r"^\s*(?:```|~~~)+\s*\{?\.?(?:python|py)\b", text, re.MULTILINE))
+    assert sum(block.expected is not None for block in blocks) == len(
         re.findall(r"^\s*```+\s*output", text, re.MULTILINE)
     )
 
 
-def test_an_output_belongs_to_the_code_right_above(tmp_path):
-    one = "```python\nprint(1)\n```\n\n<!-- varies -->\n```output\n2\n```\n\n"
-    other = "```python\n3\n```\n\nText.\n\n```output\n4\n```\n"
-    first, second = blocks(one + other)
+def test_output_belongs_to_the_code_directly_above():
+    adjacent = "```python\nprint(1)\n```\n\n<!-- varies -->\n```output\n2\n```\n\n"
+    separated = "```python\n3\n```\n\nText.\n\n```output\n4\n```\n"
+    first, second = code_blocks(adjacent + separated)
     assert (first.expected, first.varies, second.expected) == ("2\n", True, None)
 
 
-def test_a_picture_that_nothing_draws_is_told(tmp_path):
-    page = written(
+def test_undrawn_picture_is_reported(tmp_path):
+    page = write_page(
         tmp_path,
         "![1](pictures/1.png) ![2](pictures/2.png)\n\n```python\nopen('pictures/2.png', 'w').close()\n```\n",
     )
-    with prepared(tmp_path):
+    with page_environment(tmp_path):
         run(page)
-    assert unmade(page, tmp_path) == ["pictures/1.png"]
+    assert undrawn(page, tmp_path) == ["pictures/1.png"]

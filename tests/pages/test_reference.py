@@ -1,4 +1,4 @@
-"""The reference: every public name on one page, every page as it would be made, every paper's name there."""
+"""The reference lists every public name once and is up to date; papers.md names existing things."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-griffe = pytest.importorskip("griffe", reason="the guide's tools are not installed")
+griffe = pytest.importorskip("griffe", reason="griffe is not installed")
 
 from pages import docstrings, reference  # noqa: E402 (both import griffe)
 
@@ -20,8 +20,8 @@ PUBLIC = ("regard", "regard.models", "regard.translation")
 DIRECTIVE = re.compile(r"^::: (?P<name>[\w.]+)$", re.MULTILINE)
 
 
-def found(name: str) -> Any:
-    """The object that a dotted name means; of a function and a module of one name, the function."""
+def resolve(name: str) -> Any:
+    """Return the object with a dotted name; a function takes precedence over a module of the same name."""
     first, *parts = name.split(".")
     value, path = import_module(first), first
     for part in parts:
@@ -34,52 +34,52 @@ def found(name: str) -> Any:
     return value
 
 
-def shown() -> list[tuple[str, str]]:
-    """The names with a directive, and the pages they stand on."""
+def directives() -> list[tuple[str, str]]:
+    """The names with a directive, and their pages."""
     return [
-        (one["name"], page.name)
+        (match["name"], page.name)
         for page in sorted(reference.FOLDER.glob("*.md"))
-        for one in DIRECTIVE.finditer(page.read_text("utf-8"))
+        for match in DIRECTIVE.finditer(page.read_text("utf-8"))
     ]
 
 
-def missing_or_twice(names: list[str]) -> list[str]:
-    """The public names, by what they mean, that do not stand exactly once among these."""
-    counts = Counter(id(found(name)) for name in names)
+def missing_or_duplicate(names: list[str]) -> list[str]:
+    """The public objects that these names do not name exactly once."""
+    counts = Counter(id(resolve(name)) for name in names)
     public = {
         id(value): f"{module}.{name}"
         for module in PUBLIC
         for name in import_module(module).__all__
         for value in [getattr(import_module(module), name)]
     }
-    return sorted(name for one, name in public.items() if counts[one] != 1)
+    return sorted(name for key, name in public.items() if counts[key] != 1)
 
 
-def test_every_public_name_stands_on_one_page() -> None:
-    assert missing_or_twice([name for name, _ in shown()]) == []
+def test_every_public_name_is_on_one_page() -> None:
+    assert missing_or_duplicate([name for name, _ in directives()]) == []
 
 
-def test_a_name_that_is_left_out_or_stands_twice_is_told() -> None:
-    names = [name for name, _ in shown()]
+def test_missing_and_duplicate_names_are_reported() -> None:
+    names = [name for name, _ in directives()]
     without = [name for name in names if name != "regard.attend"]
-    assert missing_or_twice(without) == ["regard.attend"]
-    assert missing_or_twice([*names, "regard.mechanism.operator.attend"]) == ["regard.attend"]
+    assert missing_or_duplicate(without) == ["regard.attend"]
+    assert missing_or_duplicate([*names, "regard.mechanism.operator.attend"]) == ["regard.attend"]
 
 
-def test_what_is_shown_is_there_with_a_docstring_and_an_example() -> None:
-    for name, page in shown():
-        value, text = found(name), reference.docstring(name)
+def test_every_name_has_a_docstring_with_an_example() -> None:
+    for name, page in directives():
+        value, text = resolve(name), reference.docstring(name)
         assert text, f"{name} on {page} has no docstring"
-        plain = ismodule(value) or name == "regard.translation.Links"  # which is a type alias
-        assert plain or ">>> " in text, f"the docstring of {name} has no example"
+        exempt = ismodule(value) or name == "regard.translation.Links"  # a type alias
+        assert exempt or ">>> " in text, f"the docstring of {name} has no example"
 
 
-@pytest.mark.parametrize("path", reference.everything(), ids=lambda path: path.name)
-def test_the_pages_are_as_they_would_be_made(path: Path) -> None:
-    assert path.read_text("utf-8") == reference.everything()[path], "run python -m pages.reference"
+@pytest.mark.parametrize("path", reference.generated_pages(), ids=lambda path: path.name)
+def test_pages_are_up_to_date(path: Path) -> None:
+    assert path.read_text("utf-8") == reference.generated_pages()[path], "run python -m pages.reference"
 
 
-def test_a_command_that_changes_changes_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changing_a_command_changes_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     before = reference.command_line()
     monkeypatch.setitem(reference.EXAMPLES, "demo", [("regard demo --seed 1", "")])
     assert reference.command_line() != before
@@ -91,31 +91,31 @@ def test_a_command_that_changes_changes_its_page(monkeypatch: pytest.MonkeyPatch
 
 
 def docstring(text: str) -> str:
-    """A docstring of a function of regard's with two parameters, as it stands on a page."""
+    """The Markdown of a function's docstring; the function has two parameters."""
     module = griffe.Module("regard")
-    module["found"] = griffe.Class("found")
-    parameters = griffe.Parameters(griffe.Parameter("size"), griffe.Parameter("best"))
+    module["Beam"] = griffe.Class("Beam")
+    parameters = griffe.Parameters(griffe.Parameter("size"), griffe.Parameter("n_best"))
     module["search"] = griffe.Function("search", parameters=parameters)
     return docstrings.markdown(text, module["search"])
 
 
-def test_examples_become_code_with_their_empty_lines_outside() -> None:
+def test_examples_become_code_blocks() -> None:
     assert (
         docstring("Two.\n\n>>> 1 + 1\n2\n\nAnd more.") == "Two.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nAnd more."
     )
 
 
-def test_parameters_become_a_list_and_other_words_with_a_colon_do_not() -> None:
-    assert docstring("size: how many\n    there are. best: of them\nnote: nothing") == (
-        "- **`size`**: how many\n  there are.\n- **`best`**: of them\n  note: nothing"
+def test_only_parameters_become_a_list() -> None:
+    assert docstring("size: beam size,\n    at least 1. n_best: results\nnote: nothing") == (
+        "- **`size`**: beam size,\n  at least 1.\n- **`n_best`**: results\n  note: nothing"
     )
     assert docstring("note: nothing") == "note: nothing"
 
 
 def test_names_become_links_and_parameters_do_not() -> None:
-    link = '<autoref identifier="regard.found" optional><code>found</code></autoref>'
-    assert docstring("What `found` has, up to `size`, not `elsewhere`.") == (
-        f"What {link} has, up to `size`, not `elsewhere`."
+    link = '<autoref identifier="regard.Beam" optional><code>Beam</code></autoref>'
+    assert docstring("Uses `Beam` with `size`, not `unknown`.") == (
+        f"Uses {link} with `size`, not `unknown`."
     )
 
 
@@ -123,16 +123,16 @@ def test_names_become_links_and_parameters_do_not() -> None:
 
 
 def rows() -> list[list[str]]:
-    """The rows of papers.md: the paper, what it is called there, the names here, the files."""
+    """The rows of papers.md: the paper, its term, our names, our files."""
     lines = [line for line in PAPERS.read_text("utf-8").splitlines() if line.startswith("|")]
     return [
         [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split(" |")] for line in lines[2:]
     ]
 
 
-def unknown(here: str) -> list[str]:
-    """What is named in backquotes and cannot be found: a name and its arguments, a command, or a setting."""
-    return [code for code in re.findall(r"`([^`]+)`", here) if not _known(code)]
+def unknown(names: str) -> list[str]:
+    """The code in backquotes that names nothing: no object with these arguments, command or setting."""
+    return [code for code in re.findall(r"`([^`]+)`", names) if not _known(code)]
 
 
 def _known(code: str) -> bool:
@@ -149,7 +149,7 @@ def _known(code: str) -> bool:
     name, _, arguments = code.partition("(")
     for home in ("", "regard.", "regard.models.", "regard.translation."):
         try:
-            value = found(home + name)
+            value = resolve(home + name)
         except (ModuleNotFoundError, AttributeError):
             continue
         return set(re.findall(r"(\w+)=", arguments)) <= set(signature(value).parameters if arguments else ())
@@ -157,23 +157,23 @@ def _known(code: str) -> bool:
 
 
 def absent(files: str) -> list[str]:
-    """The files in backquotes that are not there."""
-    places = (ROOT / "src/regard", ROOT)
+    """The files in backquotes that do not exist."""
+    folders = (ROOT / "src/regard", ROOT)
     return [
         file
         for file in re.findall(r"`([^`]+)`", files)
-        if not any((place / file).exists() for place in places)
+        if not any((folder / file).exists() for folder in folders)
     ]
 
 
-def test_papers_name_what_is_there() -> None:
+def test_papers_name_existing_things() -> None:
     assert len(rows()) > 40
-    for paper, there, here, files in rows():
-        assert min(len(there), len(here)) > 0, paper
-        assert (unknown(here), absent(files)) == ([], []), paper
+    for paper, term, names, files in rows():
+        assert min(len(term), len(names)) > 0, paper
+        assert (unknown(names), absent(files)) == ([], []), paper
 
 
-def test_papers_are_sorted_by_year_and_stand_once() -> None:
+def test_papers_are_sorted_by_year_and_unique() -> None:
     papers = [paper for paper, *_ in rows()]
     years = [int(re.search(r"\b(?:19|20)\d\d", paper)[0]) for paper in papers]  # type: ignore[index]
     assert years == sorted(years)
@@ -183,27 +183,27 @@ def test_papers_are_sorted_by_year_and_stand_once() -> None:
 CITED = re.compile(r"\b([A-Z][\w-]+)(?: et al\.| (?:&|and) [A-Z][\w-]+)? ((?:19|20)\d\db?)\b")
 
 
-def uncited(text: str) -> list[str]:
-    """The papers that a page cites and that papers.md does not have."""
+def missing_papers(text: str) -> list[str]:
+    """The papers cited on a page that are missing in papers.md."""
     papers = [paper.partition("*")[0] for paper, *_ in rows()]
     return [
         f"{name} {year}"
         for name, year in CITED.findall(text)
-        if name not in MONTHS and not any(one.startswith(name) and f" {year}" in one for one in papers)
+        if name not in MONTHS and not any(paper.startswith(name) and f" {year}" in paper for paper in papers)
     ]
 
 
 MONTHS = {"November", "Nov"}
 
 
-def test_every_paper_that_a_page_cites_has_its_row() -> None:
+def test_every_cited_paper_is_listed() -> None:
     for page in sorted({*(ROOT / "docs").rglob("*.md")} - {PAPERS}):
         prose = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-        assert uncited(prose) == [], page.name
-    assert uncited("as Bahdanau et al. 2015 and Nobody & Somebody 1999 say") == ["Nobody 1999"]
+        assert missing_papers(prose) == [], page.name
+    assert missing_papers("see Bahdanau et al. 2015 and Smith & Jones 1999") == ["Smith 1999"]
 
 
-def test_a_name_or_file_that_is_gone_is_told() -> None:
+def test_missing_names_and_files_are_reported() -> None:
     assert unknown("`attend`, `Sotfmax`, `Beam(lenght=1.0)`, `regard lok`, `training.giude`") == [
         "Sotfmax",
         "Beam(lenght=1.0)",

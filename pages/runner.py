@@ -1,8 +1,8 @@
-"""Runs the python blocks of a page, and compares what they print with what the page says.
+"""Run the Python blocks of a page and compare their output with the page.
 
-A page runs from top to bottom in one namespace, in an empty folder with a folder `pictures`. An `output`
-fence below a python fence is what the code prints; after `<!-- varies -->` its numbers may differ, as those
-of a training do between machines.
+A page runs from top to bottom in one namespace, in an empty folder with a subfolder `pictures`. An `output`
+fence below a python fence contains the expected output. After `<!-- varies -->` numbers may differ, because
+training results differ between machines.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# A fence may be indented, in a list for example; one that is never closed runs to the end of the file.
+# A fence may be indented, e.g. in a list. An unclosed fence runs to the end of the file.
 CODE = re.compile(r"^(?P<indent> *)```python\b.*\n(?P<code>(?:.*\n)*?)(?:(?P=indent)```|\Z)", re.MULTILINE)
 OUTPUT = re.compile(
     r"\s*(?P<varies><!-- varies -->)?\s*^(?P<indent> *)```output\n(?P<text>(?:.*\n)*?)(?P=indent)```",
@@ -24,25 +24,25 @@ STYLE = Path(__file__).parents[1] / "docs/assets/guide.mplstyle"
 
 
 class Block(NamedTuple):
-    """A piece of code, the line above it, and what the page says it prints."""
+    """A code block, the number of lines above it, and its expected output."""
 
     code: str
     above: int
     expected: str | None
     varies: bool
-    span: tuple[int, int]  # of the output's text within the page
+    span: tuple[int, int]  # position of the expected output in the page
     indent: str
 
 
-class Ran(NamedTuple):
-    """A page as it was when it ran: its text, and each block with what it printed."""
+class PageRun(NamedTuple):
+    """The text of a page when it ran, and each block with its output."""
 
     text: str
     blocks: list[tuple[Block, str]]
 
 
-def blocks(text: str) -> Iterator[Block]:
-    """The python blocks of a page."""
+def code_blocks(text: str) -> Iterator[Block]:
+    """Yield the Python blocks of a page."""
     for code in CODE.finditer(text):
         above = text.count("\n", 0, code.start("code"))
         output = OUTPUT.match(text, code.end())
@@ -54,8 +54,8 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 @contextlib.contextmanager
-def prepared(folder: Path) -> Iterator[None]:
-    """The folder as a page finds it, and charts in the guide's style; afterwards all is as it was."""
+def page_environment(folder: Path) -> Iterator[None]:
+    """Enter a folder with a `pictures` subfolder and use the guide's plot style; restore both afterwards."""
     import torch
     from matplotlib import pyplot, style
 
@@ -70,39 +70,39 @@ def prepared(folder: Path) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def run(page: Path) -> Ran:
+def run(page: Path) -> PageRun:
     """Run every block of a page in the working directory.
 
-    An error is raised as an AssertionError that names the page and the line.
+    Errors are raised as AssertionError with the page and the line.
     """
     text = page.read_text("utf-8")
     namespace = {"__name__": "__main__"}
-    ran = []
-    for block in blocks(text + "\n"):
+    outputs = []
+    for block in code_blocks(text + "\n"):
         printed = io.StringIO()
         try:
-            # blank lines above the code give it the line numbers of its page
+            # prepend blank lines: line numbers in tracebacks are those of the page
             code = compile("\n" * block.above + block.code, page, "exec")
             with contextlib.redirect_stdout(printed):
                 exec(code, namespace)
         except (Exception, SystemExit) as error:
             line = _failing_line(error, page) or block.above + 1
             raise AssertionError(f"{page}:{line}: {type(error).__name__}: {error}") from error
-        ran.append((block, printed.getvalue()))
-    return Ran(text, ran)
+        outputs.append((block, printed.getvalue()))
+    return PageRun(text, outputs)
 
 
-def differences(page: Path, ran: Ran) -> list[str]:
-    """Where a page says something else than its code printed."""
+def differences(page: Path, result: PageRun) -> list[str]:
+    """List the blocks whose output differs from the page."""
     return [
-        f"{page}:{block.above}: the page says\n{block.expected}\nand the code prints\n{printed}"
-        for block, printed in ran.blocks
-        if block.expected is not None and not agree(block.expected, printed, varies=block.varies)
+        f"{page}:{block.above}: the page shows\n{block.expected}\nbut the code prints\n{printed}"
+        for block, printed in result.blocks
+        if block.expected is not None and not outputs_match(block.expected, printed, varies=block.varies)
     ]
 
 
-def agree(expected: str, printed: str, *, varies: bool = False) -> bool:
-    """Whether two outputs have the same words and whole numbers, and fractions within 1 % or a last digit."""
+def outputs_match(expected: str, printed: str, *, varies: bool = False) -> bool:
+    """Compare two outputs: equal words and integers, decimals within 1 % or one unit of the last digit."""
     if [NUMBER.sub("#", line).split() for line in expected.strip().splitlines()] != [
         NUMBER.sub("#", line).split() for line in printed.strip().splitlines()
     ]:
@@ -111,37 +111,37 @@ def agree(expected: str, printed: str, *, varies: bool = False) -> bool:
     return varies or all(_close(*pair) for pair in pairs)
 
 
-def renewed(ran: Ran) -> str:
-    """The page's text with what its code printed."""
-    text = ran.text
-    for block, printed in reversed(ran.blocks):
-        if block.expected is not None and not agree(block.expected, printed):
+def updated_text(result: PageRun) -> str:
+    """Return the page's text with the new outputs."""
+    text = result.text
+    for block, printed in reversed(result.blocks):
+        if block.expected is not None and not outputs_match(block.expected, printed):
             start, end = block.span
             lines = (f"{block.indent}{line}".rstrip() + "\n" for line in printed.splitlines())
             text = text[:start] + "".join(lines) + text[end:]
     return text
 
 
-def pictures(page: Path) -> list[str]:
-    """The local pictures that a page shows, relative to it."""
-    found = PICTURE.finditer(page.read_text("utf-8"))
-    return [one["path"] for one in found if "://" not in one["path"]]
+def picture_paths(page: Path) -> list[str]:
+    """Return the local pictures of a page, relative to it."""
+    paths = (match["path"] for match in PICTURE.finditer(page.read_text("utf-8")))
+    return [path for path in paths if "://" not in path]
 
 
-def drawn(page: Path, folder: Path) -> list[str]:
-    """Those of its pictures that its code has drawn in this folder, and not elsewhere."""
+def drawn_pictures(page: Path, folder: Path) -> list[str]:
+    """Return the pictures of a page that its code has drawn inside this folder."""
     return [
-        one
-        for one in pictures(page)
-        if (folder / one).is_file() and (folder / one).resolve().is_relative_to(folder.resolve())
+        path
+        for path in picture_paths(page)
+        if (folder / path).is_file() and (folder / path).resolve().is_relative_to(folder.resolve())
     ]
 
 
-def _close(one: str, other: str) -> bool:
-    a, b = (float(number.replace(",", "").replace("−", "-")) for number in (one, other))
-    if not re.search(r"[.e]", one + other):
+def _close(expected: str, printed: str) -> bool:
+    a, b = (float(number.replace(",", "").replace("−", "-")) for number in (expected, printed))
+    if not re.search(r"[.e]", expected + printed):
         return a == b
-    mantissa, _, exponent = one.partition("e")
+    mantissa, _, exponent = expected.partition("e")
     digits = len(mantissa.partition(".")[2])
     return abs(a - b) <= max(1.01 * 10.0 ** (int(exponent or 0) - digits), 0.01 * abs(b))
 
@@ -151,7 +151,7 @@ def _dedent(text: str, indent: str) -> str:
 
 
 def _failing_line(error: BaseException, page: Path) -> int | None:
-    """The last line of the page that the error passed through."""
+    """Return the last line of the page in the traceback."""
     if isinstance(error, SyntaxError):
         return error.lineno
     line, frame = None, error.__traceback__
