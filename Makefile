@@ -46,7 +46,7 @@ clean: ## remove the environment, build products and caches
 # newer ones the second.
 $(INSTALLED): export PIP_CONSTRAINT = constraints.txt
 $(INSTALLED): export PIP_BUILD_CONSTRAINT = constraints.txt
-$(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/*)
+$(INSTALLED): pyproject.toml constraints.txt CMakeLists.txt $(wildcard kernels/* kernels/isa/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -c constraints.txt torch numpy
 	$(BIN)/python -m pip install -c constraints.txt -e ".[test,dev,docs,notebooks]"

@@ -1,10 +1,10 @@
-// Scratch memory of one thread, aligned to cache lines: taken piece by piece, given back all at once.
+// Per-thread scratch memory, aligned to cache lines: allocated piece by piece, freed at once.
 #pragma once
 
 #include <cstdint>
 #include <cstdlib>
 
-#include "problem.h"
+#include "abi.h"
 
 namespace regard {
 namespace {
@@ -25,14 +25,14 @@ class Arena {
     return found;
   }
 
-  // After a block. Several pieces are joined: the next block of this size needs one allocation, or none.
+  // After a block. Merges several pieces, so the next block of this size needs at most one allocation.
   void rewind() {
     if (wanted_ < total_) wanted_ = total_;
     if (older_) release();
     used_ = total_ = 0;
   }
 
-  // After an item, when the thread may turn to another call.
+  // After an item: the thread may continue with another call.
   void finish() {
     rewind();
     if (wanted_ > KEEP) wanted_ = KEEP;
@@ -40,17 +40,17 @@ class Arena {
   }
 
  private:
-  static constexpr size_t KEEP = size_t(8) << 20;    // more than this is not held between items
-  static constexpr size_t LEAST = size_t(256) << 10;  // of one allocation
+  static constexpr size_t KEEP = size_t(8) << 20;  // kept between items, at most
+  static constexpr size_t MIN_PIECE = size_t(256) << 10;
   struct Header {
     char* older;
   };
 
   void grow(size_t bytes) {
-    // a first piece of what a whole block needed before; any other at least as large as the one before it
+    // the first piece is as large as an earlier block needed, later ones at least as large as the previous piece
     size_t size = base_ ? size_ : wanted_;
     if (size > KEEP && base_) size = KEEP;
-    if (size < LEAST) size = LEAST;
+    if (size < MIN_PIECE) size = MIN_PIECE;
     if (size < bytes) size = bytes;
     void* fresh = nullptr;
     if (posix_memalign(&fresh, 64, size + 64)) {
@@ -82,7 +82,7 @@ class Arena {
 
 thread_local Arena arena;
 
-// Give the scratch memory back at the end of a block or an item, also when it failed.
+// Free the scratch memory at the end of a block or an item, also if it throws.
 struct BlockScratch {
   ~BlockScratch() { arena.rewind(); }
 };

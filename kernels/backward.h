@@ -4,9 +4,9 @@
 //   the others             dS = g ∘ dP
 //   dQ = dS · key,  dK = dSᵀ · query,  dV = (w ∘ dropout)ᵀ · dO,  and dS itself for the biases.
 //
-// For softmax c = dO · output, so that one pass over the keys is enough. That loses a digit where the dS of a
-// row are added up, as biases do; then c is summed over the keys first. An item is a segment of the rows of one
-// unit; it alone writes to its dQ, and adds to its own copy of dK and dV, in a fixed order.
+// For softmax c = dO · output, so one pass over the keys suffices. This loses a digit if the dS of a row are summed,
+// as for biases; c is then summed over the keys first. An item is a segment of the rows of one unit. It alone writes
+// its part of dQ, and adds to its own copy of dK and dV in a fixed order.
 #pragma once
 
 #include "forward.h"
@@ -14,7 +14,7 @@
 namespace regard {
 namespace {
 
-// Where an item adds to a gradient that is the same for several rows.
+// Gradients shared by several rows, to which an item adds.
 struct Sums {
   float* at = nullptr;
   int64_t row = 0;
@@ -29,7 +29,7 @@ struct Gradients {
   const Problem& p;
   Sums key, value, vector;
   int64_t segment;
-  bool fresh;  // nothing has been added yet, and the next block will write to every key
+  bool fresh;  // nothing added yet: the next block writes every key
 
   Gradients(const Problem& p, const Unit& unit, int64_t segment)
       : p(p),
@@ -61,7 +61,7 @@ struct Gradients {
   }
 };
 
-// A block, and what backward needs of its rows beside the query: dO as rows and as columns, and c.
+// What backward needs of a block's rows besides the query: dO as rows and as columns, and c.
 struct Asking {
   const Block& b;
   int64_t width, room;       // of a value
@@ -93,7 +93,7 @@ struct Asking {
     read_tau(b, tau);
   }
 
-  // c = Σ w dP / Σ w, where a sink has a share in the sum of the weights.
+  // c = Σ w dP / Σ w. A sink is part of Σ w.
   void divide(const PerLane& weights, const PerLane& products) {
     const int64_t offset = b.p.sink ? b.p.offset_of(b.p.sink, b.unit) : 0;
     for (int i = 0; i < b.lanes; ++i) {
@@ -148,7 +148,7 @@ struct Asking {
   }
 };
 
-// The gradients of the biases: dS, or its sums over what they are the same for.
+// Gradients of the biases: dS, summed over the axes along which a bias is shared.
 inline void add_to_biases(const Block& b, const Gradients& g, int64_t from, int n, const float* ds) {
   const Problem& p = b.p;
   for (int k = 0; k < p.biases; ++k) {
@@ -187,7 +187,7 @@ inline void add_to_biases(const Block& b, const Gradients& g, int64_t from, int 
           base[b.head[i] * p.per_head(view) + (zero + j - b.number[i]) * view.column] += ds[j * b.lanes + i];
       continue;
     }
-    // each key's lanes are a stretch of the line, backwards: see add_line
+    // the lanes of each key are a reversed slice of the line: see add_line
     alignas(64) float stretch[KEYS + LANES] = {};
     for (int j = 0; j < n; ++j)
       for (int v = 0; v < b.lanes; v += W) {
@@ -199,7 +199,7 @@ inline void add_to_biases(const Block& b, const Gradients& g, int64_t from, int 
   }
 }
 
-// The additive family: h = act(query + key), and dS · (1 − h²) · vector for query and key, dS · h for vector.
+// Additive scores: h = act(query + key); dS · (1 − h²) · vector for query and key, dS · h for vector.
 template <class Slope>
 void add_to_added(const Asking& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds, Slope slope) {
   const Block& b = a.b;
@@ -229,7 +229,7 @@ void add_to_added(const Asking& a, const Gradients& g, Rows keys, int64_t from, 
   }
 }
 
-// From dS to the gradients of query and key (and of the additive family's vector).
+// From dS to the gradients of query and key, and of the additive score's vector.
 inline void add_to_inputs(const Asking& a, const Gradients& g, Rows keys, int64_t from, int n, const float* ds) {
   const Block& b = a.b;
   const Problem& p = b.p;
@@ -249,7 +249,7 @@ inline void add_to_inputs(const Asking& a, const Gradients& g, Rows keys, int64_
   }
 }
 
-// One tile after the other: scores, and dP if anything beside the values wants a gradient.
+// Tiles of scores, and of dP if anything other than the values needs a gradient.
 template <class Policy>
 struct Tiles {
   const Block& b;
@@ -283,12 +283,12 @@ struct Tiles {
 
   INLINE Statistic row(int v) const { return read_row(policy, a.tau, v); }
 
-  // Σ w and Σ w dP of the tile, added to what they are. `keep` says that the weights take the scores' place.
+  // Adds the tile's Σ w and Σ w dP. With `keep`, the weights replace the scores.
   void add_up(int64_t from, int n, bool keep, PerLane& weights, PerLane& products) const {
     for (int v = 0; v < b.lanes; v += W) {
       const Statistic tau = row(v);
       vec all{}, every{};
-      for (int j = 0; j < n;) {  // sums of short sums: the error of c is that of every dS of the row
+      for (int j = 0; j < n;) {  // sums of short sums: the error of c enters every dS of the row
         const int end = j + 8 < n ? j + 8 : n;
         vec total{}, product{};
         for (; j < end; ++j) {
@@ -306,7 +306,7 @@ struct Tiles {
     }
   }
 
-  // From scores to weights after dropout, and from dP to dS; or from weights that have been kept.
+  // From scores, or kept weights, to weights after dropout, and from dP to dS.
   template <bool kept_weights>
   void differentiate(int64_t from, int n) const {
     for (int v = 0; v < b.lanes; v += W) {
@@ -347,7 +347,7 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
   for (int64_t from = b.low; from < b.high; from += KEYS) {
     const int n = int(b.high - from < KEYS ? b.high - from : KEYS);
     if (b.hidden(from, from + n)) continue;
-    if (exact && one) {  // what has been filled and summed up above; softmax's slope needs the weight alone
+    if (exact && one) {  // the tile was filled and summed above; softmax's slope needs only the weight
       tiles.template differentiate<true>(from, n);
     } else {
       tiles.fill(from, n);
@@ -372,7 +372,7 @@ void backward_block(const Block& b, Gradients& g, Finite& finite) {
   g.fresh = false;
 }
 
-// Sparse rows: once τ has told which keys have weight in any row of the block, all others are left out.
+// Sparse rows: τ determines which keys have a weight in some row of the block; all others are skipped.
 template <class Policy>
 void backward_sparse(const Block& b, const Gradients& g, Finite& finite) {
   const Problem& p = b.p;
@@ -481,7 +481,7 @@ template <class Policy>
 void backward_item(void* context, int64_t index) {
   Job& job = *static_cast<Job*>(context);
   const Problem& p = job.p;
-  // the last segments first: a causal mask makes them the longest
+  // last segments first: with a causal mask they are the longest
   const int64_t unit = index % p.units(), segment = p.segments - 1 - index / p.units();
   const int64_t heads = p.heads();
   const bool per_head = p.queries >= 2 * LANES;

@@ -2,28 +2,28 @@
 //
 //   scores[key][lane] = match(query, key) (softcap) + biases, −inf where the mask hides the key.
 //
-// Rows are numbered over the query heads of a key head, head · queries + query, so that a block may hold
-// rows of several heads: one query of eight heads is a block of eight rows.
+// Rows are numbered head · queries + query over the query heads of a key head, so a block may hold rows of several
+// heads: one query of eight heads is a block of eight rows.
 #pragma once
 
 #include "arena.h"
 #include "dropout.h"
 #include "multiply.h"
-#include "problem.h"
-#include "rows.h"
+#include "abi.h"
+#include "pack.h"
 
 namespace regard {
 namespace {
 
-constexpr int LANES = MOST * W;      // rows of a block, at most
-constexpr int KEYS = 96;             // keys of a tile, at most
-constexpr int MANY = 3 * KEYS;       // keys of a tile of few rows, at most
-constexpr int FEW = W == 4 ? 1 : 3;  // rows for which a key is read along its width instead
+constexpr int LANES = MAX_VECTORS * W;  // rows of a block, at most
+constexpr int KEYS = 96;                // keys of a tile, at most
+constexpr int MANY = 3 * KEYS;          // keys of a tile of few rows, at most
+constexpr int FEW = W == 4 ? 1 : 3;     // with so few rows, vectorize over the width instead of over rows
 
 struct Term {
   bool dense;
-  int32_t first, last;  // no row sees a key before first, nor from last on
-  int32_t from, to;     // every row sees those between from and to, if it is not dense
+  int32_t first, last;  // no row sees a key before first or from last on
+  int32_t from, to;     // every row sees the keys from..to, unless dense
 };
 
 struct Block {
@@ -32,8 +32,8 @@ struct Block {
   int64_t first;  // its first row
   int count, vectors, lanes;
   int64_t low, high;  // the keys that any row sees
-  bool few;           // the unit has but a few rows
-  bool in_step;       // rows of one head that follow each other
+  bool few;           // at most FEW rows in the unit
+  bool in_step;       // consecutive rows of one head
   int64_t head[LANES], query[LANES], number[LANES];
   Term term[MAX_TERMS];
   alignas(64) int32_t start[MAX_TERMS][LANES], stop[MAX_TERMS][LANES];
@@ -42,14 +42,14 @@ struct Block {
   float *rows, *columns, *staged, *spare, *packed;
   float* vector = nullptr;  // of the additive family
   const float* row_at[LANES];
-  mutable bool overflowed = false;   // whether a row sees a key whose match is not finite
-  mutable float* sighted = nullptr;  // where `notice` looks which keys are in sight
+  mutable bool overflowed = false;   // a row sees a key whose score is not finite
+  mutable float* visible = nullptr;  // scratch of check_overflow
 
   // The next rows of a unit, up to `rows_left` of them.
   Block(const Problem& problem, int64_t which, int64_t first, int64_t rows_left)
       : p(problem), unit(problem.unit(which)), first(first) {
     const int64_t most = until_break(rows_left);
-    const int64_t wanted = (most + W - 1) / W, parts = (wanted + MOST - 1) / MOST;
+    const int64_t wanted = (most + W - 1) / W, parts = (wanted + MAX_VECTORS - 1) / MAX_VECTORS;
     vectors = int((wanted + parts - 1) / parts);
     lanes = vectors * W;
     count = int(most < lanes ? most : lanes);
@@ -84,7 +84,7 @@ struct Block {
   // Whether keys are read in whole vectors along their width.
   bool whole_keys() const { return few || p.family != Family::dot; }
 
-  // Rows up to the one from which on the keys are others altogether: the next of several packed documents.
+  // Number of rows before the next packed document, whose keys do not overlap.
   int64_t until_break(int64_t rows_left) const {
     if (p.terms != 1 || !p.start[0] || !p.stop[0] || !p.start[0].row || p.queries < 2) return rows_left;
     const int64_t start_at = p.offset_of(p.start[0], unit), stop_at = p.offset_of(p.stop[0], unit);
@@ -138,7 +138,7 @@ struct Block {
     }
   }
 
-  // The queries, times the scale: as columns, or as rows where they are few.
+  // The queries times the scale, as columns, or as rows if there are few.
   void set_query() {
     const int64_t width = padded(p.width);
     const bool in_place = p.query.type == Type::float32 && p.query.column == 1 && p.width % W == 0;
@@ -159,7 +159,7 @@ struct Block {
       for (int64_t i = 0; i < count * width; ++i) rows[i] *= p.scale;
     if (few || p.family != Family::dot) return;
     columns = arena.take(p.width * lanes);
-    // lanes without a row repeat the last one, so that they are never in the way
+    // unused lanes repeat the last row, so they are always finite
     to_columns(columns, lanes, lanes, p.width, p.scale,
                [&](int lane) { return row_at[lane < count ? lane : count - 1]; });
   }
@@ -171,7 +171,7 @@ struct Block {
     return p.terms > 0;
   }
 
-  // Whether scores are what `match` finds.
+  // Whether scores are plain products: no softcap, bias or mask.
   bool plain(int64_t from, int64_t to) const { return p.softcap == 0 && p.biases + p.lines == 0 && open(from, to); }
 
   // Whether every row sees all of these keys.
@@ -190,22 +190,20 @@ struct Block {
     if (few)
       for (int i = 0; i < n * lanes; i += W) store(s + i, vec{});
     match(keys_from(from, n, whole_keys()), n, s);
-    if (!all_finite(s, n * lanes)) notice(from, n, s);
+    if (!all_finite(s, n * lanes)) check_overflow(from, n, s);
     adjust(from, n, s, slopes);
   }
 
-  // A match that is infinite or NaN has no score: products of large numbers overflow to +inf, −inf or NaN,
-  // depending on the order of the additions. It counts only where the key is in sight. This is rare, so it may
-  // take its time.
-  void notice(int64_t from, int n, const float* s) const {
-    if (!sighted) sighted = arena.take(KEYS * lanes);
-    for (int i = 0; i < n * lanes; i += W) store(sighted + i, vec{});
-    for (int b = 0; b < p.biases; ++b) add_bias(p.bias[b], from, n, sighted);
-    for (int l = 0; l < p.lines; ++l) add_line(p.line[l], from, n, sighted);
-    if (!open(from, from + n)) hide(from, n, sighted);
+  // Products of large numbers overflow to +inf, −inf or NaN, depending on the order of the additions: such a score is
+  // undefined if its key is visible. This is rare and need not be fast.
+  void check_overflow(int64_t from, int n, const float* s) const {
+    if (!visible) visible = arena.take(KEYS * lanes);
+    for (int i = 0; i < n * lanes; i += W) store(visible + i, vec{});
+    for (int b = 0; b < p.biases; ++b) add_bias(p.bias[b], from, n, visible);
+    for (int l = 0; l < p.lines; ++l) add_line(p.line[l], from, n, visible);
+    if (!open(from, from + n)) hide(from, n, visible);
     for (int j = 0; j < n; ++j)
-      for (int i = 0; i < count; ++i)
-        overflowed |= !(s[j * lanes + i] * 0 == 0) && sighted[j * lanes + i] != -INF;
+      for (int i = 0; i < count; ++i) overflowed |= !(s[j * lanes + i] * 0 == 0) && visible[j * lanes + i] != -INF;
   }
 
   void match(Rows keys, int n, float* s) const {
@@ -221,15 +219,15 @@ struct Block {
     }
   }
 
-  // Few rows: the width stands in the lanes, and the sums of W keys are turned and added at once. The score of
-  // a key and a lane goes to s[key · key_step + lane · lane_step].
+  // Few rows: vectorize over the width, and reduce the sums of W keys together. The score of a key and a lane goes to
+  // s[key · key_step + lane · lane_step].
   void match_few(Rows keys, int n, float* s, ptrdiff_t key_step, ptrdiff_t lane_step) const {
     const int64_t width = padded(p.width);
     for (int j = 0; j < n; j += W)
       for (int i = 0; i < count; ++i) {
         const float* q = rows + i * width;
         vec sums[W];
-        // in the order of addresses, as memory is the limit
+        // in address order: memory bandwidth is the limit
         for (int k = 0; k < W; ++k) {
           const float* key = keys.at + (j + k) * keys.step;
           vec total{};
@@ -243,13 +241,13 @@ struct Block {
       }
   }
 
-  // The additive family, Σ_t vector[t] · act(query[t] + key[t]): the width stands in the lanes here too.
+  // Additive scores, Σ_t vector[t] · act(query[t] + key[t]), vectorized over the width.
   template <class Activation>
   void match_added(Rows keys, int n, float* s, Activation act) const {
     const int64_t width = padded(p.width);
     for (int i = 0; i < lanes; ++i) {
       const float* q = rows + (i < count ? i : count - 1) * width;
-      if (i >= count) {  // lanes without a row repeat the last one
+      if (i >= count) {  // unused lanes repeat the last row
         for (int j = 0; j < n; ++j) s[j * lanes + i] = s[j * lanes + count - 1];
         continue;
       }
@@ -267,7 +265,7 @@ struct Block {
     }
   }
 
-  // Add up each of W vectors, the sums of keys from j on, into the scores of a lane.
+  // Reduce W vectors, one per key from j on, to the scores of a lane.
   INLINE static void spread(vec* sums, int j, int n, float* s, ptrdiff_t step) {
     sum_each(sums);
     float found[W];
@@ -317,8 +315,8 @@ struct Block {
     }
   }
 
-  // Entry (i, j) is the line's at distance j − i: where the rows follow each other, the lanes of each key
-  // are a stretch of the line, backwards, that moves on by one from key to key.
+  // Entry (i, j) is the line's entry at distance j − i. For consecutive rows, the lanes of each key are a reversed
+  // slice of the line that shifts by one from key to key.
   void add_line(const View& view, int64_t from, int n, float* s) const {
     const int64_t offset = p.offset_of(view, unit), zero = p.first_key + from + p.all_queries - 1;
     if (!in_step) {
@@ -339,7 +337,7 @@ struct Block {
         store(s + j * lanes + v, load(s + j * lanes + v) + load(stretch + n - 1 - j + v));
   }
 
-  // −inf where no term of the mask lets a row look.
+  // −inf where no term of the mask allows the key.
   void hide(int64_t from, int n, float* s) const {
     if (p.terms == 1 && !term[0].dense) {
       for (int v = 0; v < lanes; v += W) {
@@ -367,7 +365,7 @@ struct Block {
     for (int i = 0; i < n * lanes; i += W) store(s + i, *reinterpret_cast<ivec*>(seen + i) ? load(s + i) : splat(-INF));
   }
 
-  // What dropout multiplies the weights of a key by.
+  // Dropout factors of a key's weights.
   vec keep(int64_t key, int v) const {
     const uvec row = load(hash + v), more = load(other + v);
     const uvec hashed = mix(mix((uvec{} + uint32_t(p.first_key + key)) ^ row) ^ more);

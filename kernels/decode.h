@@ -1,7 +1,6 @@
-// Few rows against many keys: the keys are split as well, so that all threads have something to read, and
-// what the parts have found is merged as one tile after the other would have been.
+// Few rows, many keys: the keys are split into parts so all threads can work, and the partial results are merged.
 //
-// How many parts there are follows from the sizes alone, never from the number of threads.
+// The number of parts depends on the sizes alone, never on the number of threads.
 #pragma once
 
 #include "forward.h"
@@ -9,7 +8,7 @@
 namespace regard {
 namespace {
 
-// What the parts have found, given back also when one of them failed.
+// Partial results, freed also if a part throws.
 struct Parts {
   float* at;
 

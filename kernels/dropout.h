@@ -1,9 +1,9 @@
-// Dropout of layers, without masks: which numbers are dropped is a hash of two seeds and their place, so that
-// backward finds the same ones again. With keep(y) = 0 or y / (1 − dropout):
+// Dropout of layers without stored masks: a hash of two seeds and the position decides what is dropped, in backward
+// again. With keep(y) = 0 or y / (1 − dropout):
 //
 //   add:       out = x + keep(y); its backward is out = keep(y), without an x
 //   relu:      out = keep(max(y, 0))
-//   relu_back: out = y / (1 − dropout) where x > 0, else 0; x is what relu gave, so that no hash is needed
+//   relu_back: out = y / (1 − dropout) where x > 0, else 0; x is the output of relu, so no hash is needed
 #pragma once
 
 #include "vector.h"

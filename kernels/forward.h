@@ -1,32 +1,32 @@
-// Forward: output = Σ_j weight_j · value_j and τ, for each row, tile after tile of keys.
+// Forward: output = Σ_j weight_j · value_j and τ of each row, one tile of keys at a time.
 //
 // online:   with the running maximum m and sum l, a tile turns its scores into p = exp(s − m), and
 //           output ← output · exp(m_before − m) + p · value;   at the end output / l,  τ = m + log l.
-// counted:  the weights follow from the score and the number of keys, and are summed as they come.
-// root:     τ from all scores; then only the keys that have weight in any row are read.
+// counted:  the weights depend only on the score and the number of keys, and are summed directly.
+// root:     τ from all scores; then only keys with a nonzero weight in some row are read.
 #pragma once
 
-#include "statistic.h"
+#include "tau.h"
 
 namespace regard {
 namespace {
 
-// How the rows are shared out: by sizes alone, so that results do not depend on the number of threads. Rows of
-// one unit that an item takes on:
+// How rows are divided into items: by sizes alone, never by the number of threads, so results do not depend on it.
+// Rows of one unit per item:
 struct Span {
   int64_t unit, first, last;
 };
 
 struct Plan {
   int64_t queries, rows, chunk, chunks;  // rows of a head; of a unit; of an item; items of a unit
-  bool per_head;                         // whether an item keeps to one head
+  bool per_head;                         // an item stays within one head
 
   explicit Plan(const Problem& p) {
     const int64_t heads = p.heads();
     queries = p.queries;
     rows = heads * queries;
     per_head = queries >= 2 * LANES;
-    if (!per_head) {  // small: as many rows as come, over the heads
+    if (!per_head) {  // few queries: an item spans several heads
       const bool many = p.units() * ((rows + LANES - 1) / LANES) >= 64;
       chunk = !many ? LANES : rows < 4 * LANES ? rows : (4 * LANES + p.queries - 1) / p.queries * p.queries;
     } else {
@@ -45,7 +45,7 @@ struct Plan {
   }
 };
 
-// Sums that become infinite or NaN say so: such a call is solved again, with care, elsewhere.
+// Records results that are infinite or NaN: `tiled` recomputes such a call with NaN-safe operations.
 struct Finite {
   vec zero{};
   INLINE void see(vec x) { zero += x * 0.0f; }
@@ -101,7 +101,7 @@ INLINE void drop(const Block& b, int64_t from, int n, float* weights) {
     }
 }
 
-// One tile of softmax: new maximum, the factor for what came before, and exp in place.
+// One tile of softmax: the new maximum, the factor for earlier tiles, and exp in place.
 template <int V>
 INLINE void soften_as(const Power power, int n, float* s, PerLane& top, PerLane& total, PerLane& factor) {
   vec now[V], known[V], sums[V];
@@ -134,11 +134,11 @@ INLINE void soften(const Block& b, const Softmax& policy, int n, float* s, PerLa
     case 1: return soften_as<1>(policy.power, n, s, top, total, factor);
     case 2: return soften_as<2>(policy.power, n, s, top, total, factor);
     case 3: return soften_as<3>(policy.power, n, s, top, total, factor);
-    default: return soften_as<MOST>(policy.power, n, s, top, total, factor);
+    default: return soften_as<MAX_VECTORS>(policy.power, n, s, top, total, factor);
   }
 }
 
-// What is known of softmax's rows after some of the keys.
+// Running maximum and sum of softmax.
 struct Running {
   PerLane top, total;
 
@@ -161,7 +161,7 @@ struct Running {
   }
 };
 
-// Where a tile of values is copied to, unless they can be read in place.
+// A buffer for a tile of values; none if they can be read in place.
 INLINE float* room_for_values(const Block& b) {
   const int64_t width = b.p.value_width;
   return stays(b.p.value, width, true) ? nullptr : arena.take(b.tile_keys() * padded(width));
@@ -171,12 +171,12 @@ INLINE Rows values_from(const Block& b, int64_t from, int n, float* room) {
   return stage(b.p.value, b.value_at, from, n, b.p.value_width, true, room);
 }
 
-// Whether a unit fits into the second cache many times, so that the next one may be asked for meanwhile.
+// Whether units are so small that the next one can be prefetched into the L2 cache.
 INLINE bool small(const Problem& p) {
   return p.heads() == 1 && p.keys * (p.width + p.value_width) + p.queries * p.width < (1 << 13);
 }
 
-// What a block asks for while it computes: the next unit, if units are small.
+// What a block prefetches while it computes: the next unit, if units are small.
 struct Ahead {
   const Problem& p;
   bool next = false;
@@ -203,7 +203,7 @@ struct Ahead {
   }
 };
 
-// Few rows leave most lanes empty: softmax goes along the keys instead, [lane][key].
+// With few rows most lanes would be empty: vectorize softmax over the keys instead, [lane][key].
 INLINE float soften_row(const Power power, int n, float* row, float& top, float& total) {
   for (int j = n; j < padded(n); ++j) row[j] = -INF;
   vec most = splat(top), sums{};
@@ -225,7 +225,7 @@ INLINE float soften_row(const Power power, int n, float* row, float& top, float&
 INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t high, Running& run, Output& output) {
   float *s = arena.take(KEYS * b.lanes), *room = room_for_values(b), *rows = arena.take(FEW * MANY);
   PerLane factor;
-  // longer tiles, where nothing has to be copied: memory likes to be read on and on
+  // longer tiles if nothing has to be copied: long sequential reads are faster
   const bool plain = b.plain(low, high);
   const bool stay = stays(b.p.key, b.p.width, true) && stays(b.p.value, b.p.value_width, true);
   const int most = plain && stay ? MANY : KEYS;
@@ -289,7 +289,7 @@ void sum_counted(const Block& b, const Policy& policy, Tau& tau, Output& output,
   if (!tally.agrees(b, tau.count)) finite.fail();
 }
 
-// The keys, counted from the block's lowest, whose score exceeds τ in any row.
+// Keys, relative to the block's lowest, whose score exceeds τ in some row.
 inline int64_t find_support(const Block& b, const float* scores, const Tau& tau, int64_t* support) {
   int64_t found = 0;
   for (int64_t j = 0; j < b.high - b.low; ++j) {
@@ -303,7 +303,7 @@ inline int64_t find_support(const Block& b, const float* scores, const Tau& tau,
 template <class Policy>
 void sum_sparsely(const Block& b, const Policy& policy, Tau& tau, Output& output) {
   const int64_t keys = b.high - b.low;
-  // first Newton's scores, then a tile of weights
+  // holds the scores for Newton's method, then a tile of weights
   float *scores = arena.take(keys * b.lanes), *s = arena.take(keys * W > KEYS * b.lanes ? keys * W : KEYS * b.lanes);
   float* room = arena.take(b.tile_keys() * output.room);
   int64_t* support = arena.take<int64_t>(keys);
@@ -326,7 +326,7 @@ void sum_sparsely(const Block& b, const Policy& policy, Tau& tau, Output& output
   }
 }
 
-// A row without defined weights, whose τ is not finite, is noticed here whatever the normalizer makes of it.
+// A row whose τ is not finite has no defined weights, whatever the normalizer.
 INLINE void see_tau(const Block& b, const Tau& tau, Finite& finite) {
   for (int v = 0; v < b.lanes; v += W) finite.see(tau.top.get(v)), finite.see(tau.rest.get(v));
 }
@@ -380,7 +380,7 @@ void forward_item(void* context, int64_t index) {
   job.report(finite);
 }
 
-// Work of a microsecond or two is done before another thread has woken up.
+// A call of a microsecond or two finishes before a second thread wakes up.
 INLINE int worth(const Problem& p, int threads) {
   const int64_t products = p.units() * p.heads() * p.queries * p.keys * (p.width + p.value_width);
   return products < (1 << 17) ? 1 : threads;

@@ -1,5 +1,5 @@
-// The Python side of the kernels. Tensors come as numbers (addresses, sizes, strides), so that nothing here
-// depends on torch; fused.py writes them down in the order in which they are read here.
+// The Python module. Tensors are passed as numbers (addresses, sizes, strides), so nothing here depends on torch;
+// fused.py writes them in the order in which they are read here.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "isas.h"
-#include "problem.h"
+#include "abi.h"
 
 namespace nb = nanobind;
 
@@ -26,8 +26,7 @@ FOR_EACH_ISA(DECLARE)
 namespace {
 
 #if defined(__x86_64__)
-// Not every compiler knows this one by name. What it does with vectors needs the system's support for AVX, which
-// the check for avx2 includes.
+// Not every compiler knows f16c by name. It needs the system's support for AVX, which the check for avx2 includes.
 [[maybe_unused]] bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
@@ -41,7 +40,7 @@ namespace {
 #define HAS_avx512vl __builtin_cpu_supports("avx512vl")
 #endif
 
-// What a build for an instruction set may use, by the compiler flags it was built with.
+// The processor features a build uses, from its compiler flags.
 std::vector<std::string> features(const std::string& name) {
 #define FEATURE(feature) #feature,
 #define LIST(isa) \
@@ -62,7 +61,7 @@ bool runs(const std::string& name) {
   return false;
 }
 
-// The instruction sets that were built, best first.
+// The instruction sets in this build, best first.
 const std::vector<const Kernels*>& built() {
 #define LIST(isa) &kernels_##isa,
   static const std::vector<const Kernels*> all = {FOR_EACH_ISA(LIST)};
@@ -88,7 +87,7 @@ void use(const std::string& name) {
   throw std::invalid_argument("no kernels for the instruction set " + name);
 }
 
-// The numbers that describe a call, one after the other; never one that is not there.
+// Reads the numbers that describe a call, with bounds checks.
 class Numbers {
  public:
   explicit Numbers(nb::handle list) : list_(PySequence_Fast(list.ptr(), "a call is described by a list of numbers")) {
@@ -105,12 +104,12 @@ class Numbers {
     if (x == -1 && PyErr_Occurred()) throw nb::python_error();
     return x;
   }
-  // One that must lie between two others.
-  int64_t next(int64_t least, int64_t most, const char* name) {
+  // The next number, which must lie within bounds.
+  int64_t next(int64_t min, int64_t max, const char* name) {
     const int64_t x = next();
-    if (x < least || x > most)
+    if (x < min || x > max)
       throw std::invalid_argument(std::string(name) + " is " + std::to_string(x) + "; the kernels take " +
-                                  std::to_string(least) + " to " + std::to_string(most));
+                                  std::to_string(min) + " to " + std::to_string(max));
     return x;
   }
   float factor() {
@@ -125,7 +124,7 @@ class Numbers {
   Py_ssize_t at_ = 0;
 };
 
-// A tensor that a call can have, and the types it may be of.
+// A tensor of a call, and the types it may have.
 struct Slot {
   View* view;
   unsigned types;
@@ -135,20 +134,41 @@ constexpr unsigned one_of(Type type) { return 1u << unsigned(type); }
 constexpr unsigned FLOAT = one_of(Type::float32), WHOLE = one_of(Type::int64), BOOLEAN = one_of(Type::boolean);
 constexpr unsigned REAL = FLOAT | one_of(Type::bfloat16) | one_of(Type::float16);
 
-// The lists of several tensors begin at hundreds.
+// The tensors of a call in the order of abi.h. Each list begins at a hundred.
 Slot slot(Problem& p, int64_t name) {
-  const Slot single[] = {{&p.query, REAL},  {&p.key, REAL},    {&p.value, REAL},   {&p.vector, REAL},
-                         {&p.sink, REAL},   {&p.seed, WHOLE},  {&p.row, WHOLE},    {&p.head, WHOLE},
-                         {&p.tau, FLOAT},   {&p.output, FLOAT}, {&p.grad, REAL},   {&p.found, FLOAT},
-                         {&p.found_keys, WHOLE}, {&p.d_query, FLOAT}, {&p.d_key, FLOAT}, {&p.d_value, FLOAT},
-                         {&p.d_vector, FLOAT}, {&p.d_sink, FLOAT}};
-  const Slot several[] = {{p.bias, REAL}, {p.line, REAL}, {p.start, WHOLE}, {p.stop, WHOLE},
-                          {p.allowed, BOOLEAN}, {p.d_bias, FLOAT}, {p.d_line, FLOAT}};
-  const int64_t room[] = {MAX_BIASES, MAX_LINES, MAX_TERMS, MAX_TERMS, MAX_TERMS, MAX_BIASES, MAX_LINES};
+#define SLOT(name, types) {&p.name, types},
+#define LIST(name, types, size) {p.name, types},
+#define SIZE(name, types, size) size,
+  const Slot single[] = {TENSORS(SLOT)}, lists[] = {TENSOR_LISTS(LIST)};
+  const int64_t sizes[] = {TENSOR_LISTS(SIZE)};
+#undef SLOT
+#undef LIST
+#undef SIZE
   if (name >= 0 && name < int64_t(sizeof single / sizeof *single)) return single[name];
   const int64_t list = name / 100 - 1, at = name % 100;
-  if (name < 0 || list < 0 || list >= 7 || at >= room[list]) throw std::out_of_range("too many tensors of a kind");
-  return {several[list].view + at, several[list].types};
+  if (name < 0 || list < 0 || list >= int64_t(sizeof lists / sizeof *lists) || at >= sizes[list])
+    throw std::out_of_range("too many tensors of a kind");
+  return {lists[list].view + at, lists[list].types};
+}
+
+// The tables of abi.h, for fused.py.
+nb::dict enumerate(const std::vector<std::string>& names) {
+  nb::dict numbers;
+  for (size_t i = 0; i < names.size(); ++i) numbers[names[i].c_str()] = i;
+  return numbers;
+}
+
+nb::dict slots() {
+#define NAME(name, ...) #name,
+  nb::dict numbers = enumerate({TENSORS(NAME)});
+#undef NAME
+  int first = 0;
+#define LIST(name, types, size) \
+  first += 100;                 \
+  for (int i = 0; i < size; ++i) numbers[(#name + std::to_string(i)).c_str()] = first + i;
+  TENSOR_LISTS(LIST)
+#undef LIST
+  return numbers;
 }
 
 Problem read(nb::handle described, nb::handle given) {
@@ -160,19 +180,21 @@ Problem read(nb::handle described, nb::handle given) {
   for (int64_t* size : {&p.queries, &p.keys, &p.width, &p.value_width, &p.all_queries})
     *size = numbers.next(0, LARGE, "a size");
   p.first_key = numbers.next(0, LARGE, "the first key");
-  p.family = Family(numbers.next(0, int64_t(Family::relu), "the family of the score"));
-  p.normalizer = Normalizer(numbers.next(0, int64_t(Normalizer::entmax15), "the normalizer"));
+#define ONE(...) +1
+  p.family = Family(numbers.next(0, SCORES(ONE) - 1, "the family of the score"));
+  p.normalizer = Normalizer(numbers.next(0, NORMALIZERS(ONE) - 1, "the normalizer"));
   p.counts = numbers.next() != 0;
   p.threshold = uint32_t(numbers.next(0, UINT32_MAX, "dropout's threshold"));
   p.segments = numbers.next(1, LARGE, "the number of segments");
-  p.most = numbers.next(0, LARGE, "how many keys are asked for");
+  p.k = numbers.next(0, LARGE, "how many keys are asked for");
   p.biases = int(numbers.next(0, MAX_BIASES, "the number of biases"));
   p.lines = int(numbers.next(0, MAX_LINES, "the number of relative biases"));
   p.terms = int(numbers.next(0, MAX_TERMS, "the number of the mask's terms"));
   for (float* factor : {&p.scale, &p.sharpness, &p.softcap, &p.offset, &p.kept}) *factor = factors.factor();
   if (!factors.done()) throw std::out_of_range("a call has five factors");
   while (!numbers.done()) {
-    const int64_t name = numbers.next(), type = numbers.next(1, int64_t(Type::boolean), "the type of a tensor");
+    const int64_t name = numbers.next(), type = numbers.next(1, TYPES(ONE) - 1, "the type of a tensor");
+#undef ONE
     const Slot at = slot(p, name);
     if (!(at.types & one_of(Type(type))))
       throw std::invalid_argument("tensor " + std::to_string(name) + " of a call cannot be of type " +
@@ -188,7 +210,7 @@ Problem read(nb::handle described, nb::handle given) {
       (i < p.axes ? view.lead[i] : i == p.axes ? view.row : view.column) = sizes[i] == 1 ? 0 : stride;
     }
   }
-  // a width of one has no stride worth telling, and rows of it can be read in place
+  // a width of 1 has no meaningful stride: read such rows in place
   if (p.width == 1) p.query.column = p.key.column = 1;
   if (p.value_width == 1) p.value.column = p.grad.column = 1;
   return p;
@@ -201,7 +223,7 @@ bool call(nb::handle numbers, nb::handle factors, int threads) {
   return (chosen->*kernel)(p, threads);
 }
 
-// Addresses (x may be 0), and how many numbers each; see dropout.h.
+// Addresses (x may be 0) and the number of elements: see dropout.h.
 void drop(int64_t kind, int64_t x, int64_t y, int64_t out, int64_t size, uint32_t seed, uint32_t other,
           uint32_t threshold, double kept, int threads) {
   const Drop d = {Drop::Kind(kind),
@@ -217,7 +239,7 @@ void drop(int64_t kind, int64_t x, int64_t y, int64_t out, int64_t size, uint32_
   chosen->dropout(d, threads);
 }
 
-// FLOP per second of multiplications and additions alone, on this many threads at once.
+// FLOP per second of multiplications and additions on this many threads.
 double peak(int threads) {
   struct Run {
     double flop = 0, seconds = 0;
@@ -256,6 +278,13 @@ NB_MODULE(_kernels, m) {
   m.def("weights", &call<&Kernels::weights>);
   m.def("entropy", &call<&Kernels::entropy>);
   m.def("dropout", &drop);
-  m.def("top", &call<&Kernels::top>);
+  m.def("topk", &call<&Kernels::topk>);
+  m.def("top", &call<&Kernels::topk>);
+#define NAME(name, ...) #name,
+  m.attr("NORMALIZERS") = enumerate({NORMALIZERS(NAME)});
+  m.attr("SCORES") = enumerate({SCORES(NAME)});
+  m.attr("TYPES") = enumerate({TYPES(NAME)});
+#undef NAME
+  m.attr("SLOTS") = slots();
   use(available().front());
 }

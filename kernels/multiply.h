@@ -1,8 +1,8 @@
-// The one matrix product that everything is made of:  C[r][v] (+)= Σ_t A(r, t) · B[t][v].
+// The matrix product used by all kernels:  C[r][v] (+)= Σ_t A(r, t) · B[t][v].
 //
-// B and C have their columns in the vectors' lanes. A is read a number at a time and spread over the lanes:
-// along its rows (Walk::along, A(r, t) = a[r·step + t]) or down its columns (Walk::down, a[t·step + r]), so
-// that neither A nor its transpose ever needs to be packed. A tile of C stays in registers for all t.
+// Columns of B and C are vector lanes. Elements of A are broadcast, read along rows (Walk::along,
+// A(r, t) = a[r·step + t]) or down columns (Walk::down, a[t·step + r]), so neither A nor its transpose needs packing. A
+// tile of C stays in registers for all t.
 #pragma once
 
 #include "vector.h"
@@ -11,13 +11,6 @@ namespace regard {
 namespace {
 
 enum class Walk { along, down };
-
-// Rows of C in a tile of V vectors: as many as the registers hold.
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int tall(int V) { return V == 1 ? 12 : V == 2 ? 12 : V == 3 ? 8 : 6; }
-#else
-constexpr int tall(int V) { return V == 1 ? 8 : V == 2 ? 6 : 4; }
-#endif
 
 template <int R, int V, Walk walk>
 INLINE void tile(const float* a, ptrdiff_t step, const float* b, ptrdiff_t b_step, float* c, ptrdiff_t c_step,
@@ -32,7 +25,8 @@ INLINE void tile(const float* a, ptrdiff_t step, const float* b, ptrdiff_t b_ste
     vec x[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-      if (R <= 4 && R < tall(V)) __builtin_prefetch(b + v * W + 16 * b_step);  // so few rows wait for memory
+      if (R <= 4 && R < tall(V))
+        __builtin_prefetch(b + v * W + 16 * b_step);  // tiles with few rows are bound by memory latency
       x[v] = load(b + v * W);
     }
 #pragma GCC unroll 16
@@ -65,7 +59,7 @@ struct Product {
 template <int R, int V, Walk walk>
 INLINE void rows_of(Product& p, int& rows, int depth, bool add) {
   for (; rows >= R; rows -= R) {
-    if (V == 1 && walk == Walk::along)  // little to do for each row of A: ask for the next ones
+    if (V == 1 && walk == Walk::along)  // little work per row of A: prefetch the next ones
       for (int r = 0; r < R; ++r)
         for (int t = 0; t < depth; t += 16) __builtin_prefetch(p.a + (2 * R + r) * p.a_step + t);
     tile<R, V, walk>(p.a, p.a_step, p.b, p.b_step, p.c, p.c_step, depth, add);
@@ -86,17 +80,17 @@ __attribute__((noinline)) void columns_of(Product p, int rows, int depth, bool a
 // C (+)= A · B with `vectors` vectors of columns.
 template <Walk walk>
 void multiply(Product p, int rows, int vectors, int depth, bool add) {
-  if (rows < 4 && vectors == 2 * MOST)  // few rows: B is read but once, whole rows at a time
-    return rows_of<1, 2 * MOST, walk>(p, rows, depth, add);
+  if (rows < 4 && vectors == 2 * MAX_VECTORS)  // few rows: read B once, whole rows at a time
+    return rows_of<1, 2 * MAX_VECTORS, walk>(p, rows, depth, add);
   while (vectors > 0) {
-    // as equal as can be: 5 vectors are 3 + 2, not 4 + 1
-    const int parts = (vectors + MOST - 1) / MOST, now = (vectors + parts - 1) / parts;
+    // split evenly: 5 vectors as 3 + 2, not 4 + 1
+    const int parts = (vectors + MAX_VECTORS - 1) / MAX_VECTORS, now = (vectors + parts - 1) / parts;
     switch (now) {
       case 1: columns_of<1, walk>(p, rows, depth, add); break;
       case 2: columns_of<2, walk>(p, rows, depth, add); break;
       case 3: columns_of<3, walk>(p, rows, depth, add); break;
       default:
-        if constexpr (MOST > 3) columns_of<4, walk>(p, rows, depth, add);
+        if constexpr (MAX_VECTORS > 3) columns_of<4, walk>(p, rows, depth, add);
     }
     p.b += now * W;
     p.c += now * W;

@@ -1,13 +1,13 @@
 // The normalizers:  weight = φ((score − top) − rest) · factor,  and its derivative by the score.
 //
-// A policy says how its row statistic τ = top + rest is found:
-//   online   along the way, while the output is summed up: the running maximum and the running sum
-//   counted  from the number of keys in sight alone
+// A policy declares how its row statistic τ = top + rest is computed:
+//   online   together with the output, from a running maximum and a running sum
+//   counted  from the number of visible keys
 //   root     from all scores of the row, as the solution of Σ φ = 1
-// and gives, for one vector of rows, `weight` and `slope`. A new normalizer is one more policy here.
+// and defines `weight` and `slope` for one vector of rows. A new normalizer is a policy here and a row in abi.h.
 #pragma once
 
-#include "problem.h"
+#include "abi.h"
 #include "vector.h"
 
 namespace regard {
@@ -15,7 +15,7 @@ namespace {
 
 enum class Fit { online, counted, root };
 
-// τ of one vector of rows, and what a policy makes of it.
+// τ of one vector of rows, and a factor derived from it.
 struct Statistic {
   vec top, rest, factor;
 };
@@ -65,7 +65,7 @@ struct Mean {
   INLINE vec slope(vec s, vec, const Statistic& tau) const { return s == -INF ? vec{} : tau.factor; }
 };
 
-// max(x, 0), x = score − τ. Newton's steps towards Σ max(x, 0) = 1 come from the left and end exactly.
+// max(x, 0), x = score − τ. Newton's method for Σ max(x, 0) = 1 approaches from the left and ends exactly.
 struct Sparsemax {
   static constexpr Fit fit = Fit::root;
   static constexpr bool sums_to_one = true;
@@ -80,10 +80,10 @@ struct Sparsemax {
     slopes += gap > 0.0f ? splat(1) : vec{};
   }
   INLINE static vec step(vec values, vec slopes) { return (values - 1.0f) / slopes; }
-  static float edge(float keys) { return -1 / keys; }  // all keys equal: τ is never above this
+  static float edge(float keys) { return -1 / keys; }  // upper bound of τ, reached if all keys are equal
 };
 
-// max(x / 2, 0)², x = score − τ. The norm of the halved gaps is convex in τ, so Newton does not pass its root.
+// max(x / 2, 0)², x = score − τ. The norm of the halved gaps is convex in τ, so Newton's method does not overshoot.
 struct Entmax15 {
   static constexpr Fit fit = Fit::root;
   static constexpr bool sums_to_one = true;

@@ -1,8 +1,7 @@
-// One query for each key head, by a plain dot product and softmax: what decoding asks for, step by step.
+// One query per key head, plain dot product and softmax: a decoding step.
 //
-// There is one row, so nothing has to be laid out in lanes: the scores of all its keys are found first, then their
-// softmax, then the sum of the values. While the keys are read the values are asked for, and while those are read
-// the next unit's keys, as the wait for memory is most of the time.
+// A single row needs no lanes: first the scores of all keys, then softmax, then the sum of the values. Memory latency
+// dominates, so values are prefetched while keys are read, and the next unit's keys while values are read.
 #pragma once
 
 #include "forward.h"
@@ -10,7 +9,7 @@
 namespace regard {
 namespace {
 
-constexpr int64_t SINGLE_KEYS = 2048;  // whose scores stay in the first cache
+constexpr int64_t SINGLE_KEYS = 2048;  // their scores fit into the L1 cache
 
 INLINE bool is_single(const Problem& p) {
   const int64_t vectors = p.width / W;
@@ -21,7 +20,7 @@ INLINE bool is_single(const Problem& p) {
          stays(p.query, p.width, true) && stays(p.key, p.width, true) && stays(p.value, p.width, true);
 }
 
-// Where a unit's row, keys and values are, and which keys it sees.
+// Addresses of a unit's row, keys and values, and the range of keys it sees.
 struct Single {
   const float *query, *key, *value;
   int64_t low, high;
@@ -43,7 +42,7 @@ INLINE void ask(const float* row) {
   for (int t = 0; t < T * W; t += 16) __builtin_prefetch(row + t, 0, 2);
 }
 
-// The scores of n keys, up to whole vectors, which −inf fills; and the largest of them.
+// Scores of n keys, padded with −inf to whole vectors; returns the largest.
 template <int T>
 INLINE float match_single(const Problem& p, const Single& at, int64_t n, float* s, Finite& finite) {
   vec q[T], most = splat(-INF);
@@ -71,7 +70,7 @@ INLINE float match_single(const Problem& p, const Single& at, int64_t n, float* 
   return top;
 }
 
-// Σ weight · value, asking for the next unit's keys on the way.
+// Σ weight · value, prefetching the next unit's keys.
 template <int T>
 INLINE void sum_single(const Problem& p, const Single& at, const Single& next, int64_t n, const float* s, vec* sums) {
   const float *value = at.value + at.low * p.value.row, *ahead = next.key + next.low * p.key.row;

@@ -1,5 +1,5 @@
-// The one place that has threads: OpenMP's, which are torch's own once torch is loaded. And the one that throws:
-// its code is for any processor, while what the others define may be for the newest alone.
+// The only file with threads (OpenMP's, shared with torch once it is loaded) and exceptions: it is compiled for any
+// processor, the kernels for specific ones.
 #include <pthread.h>
 
 #include <atomic>
@@ -8,7 +8,7 @@
 #include <exception>
 #include <new>
 
-#include "problem.h"
+#include "abi.h"
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -16,11 +16,11 @@
 namespace regard {
 namespace {
 
-// OpenMP's threads do not survive a fork, and waiting for them would never end.
+// OpenMP's threads do not survive a fork; waiting for them would deadlock.
 std::atomic<bool> forked{false};
 [[maybe_unused]] const int watching = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 
-// Holds its text itself: there may be no memory for a string.
+// Holds its text inline: there may be no memory for a string.
 class OutOfMemory : public std::bad_alloc {
  public:
   explicit OutOfMemory(size_t bytes) {
@@ -37,7 +37,7 @@ class OutOfMemory : public std::bad_alloc {
 };
 
 #ifdef _OPENMP
-// Items that run on several threads: an exception must not leave the thread that throws it.
+// Items on several threads: an exception must not leave the thread that throws it.
 struct Items {
   void (*work)(void*, int64_t);
   void* context;
@@ -54,16 +54,16 @@ struct Items {
   }
 };
 
-// Whether so many threads can be started beside this one. OpenMP ends the process where it cannot start them,
-// so they are started once by hand; the system keeps their stacks for OpenMP to use.
+// Whether `threads` more threads can be started. OpenMP aborts the process if it cannot start one, so they are started
+// once by hand; the system keeps their stacks for OpenMP.
 bool can_start(int threads) {
   static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-  constexpr size_t MARGIN = size_t(1) << 20;  // OpenMP's own notes of a team
+  constexpr size_t MARGIN = size_t(1) << 20;  // OpenMP's own bookkeeping
   auto* started = static_cast<pthread_t*>(malloc(size_t(threads) * sizeof(pthread_t)));
   void* margin = malloc(MARGIN);
   int count = 0;
   if (started && margin) {
-    pthread_mutex_lock(&gate);  // all of them exist at once
+    pthread_mutex_lock(&gate);  // all of them exist at the same time
     const auto wait = [](void* lock) -> void* {
       pthread_mutex_lock(static_cast<pthread_mutex_t*>(lock));
       pthread_mutex_unlock(static_cast<pthread_mutex_t*>(lock));
@@ -78,7 +78,7 @@ bool can_start(int threads) {
   return count == threads;
 }
 
-// Whether a team of so many threads can work for this one: as a rule it did before.
+// Whether a team of this size can be started; remembered per calling thread.
 bool has_team(int threads) {
   thread_local int known = 1;
   if (threads > known && can_start(threads - 1)) known = threads;

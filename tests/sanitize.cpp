@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "problem.h"
+#include "abi.h"
 
 #define TABLE_(isa) kernels_##isa
 #define TABLE(isa) TABLE_(isa)

@@ -1,4 +1,4 @@
-// Looking at the weights, given τ: all of them, the entropy of each row, its largest weights.
+// Weights from τ: all of them, the entropy of each row, or the k largest of each row.
 #pragma once
 
 #include "forward.h"
@@ -36,18 +36,18 @@ void each_tile(const Block& b, Finite& finite, See see) {
 }
 
 template <class Policy>
-void see_all(const Block& b, Finite& finite) {
-  const int64_t offset = b.p.offset_of(b.p.found, b.unit);
+void write_weights(const Block& b, Finite& finite) {
+  const int64_t offset = b.p.offset_of(b.p.result, b.unit);
   each_tile<Policy>(b, finite, [&](int64_t from, int n, const float*, const float* w) {
     to_rows(w, b.lanes, b.count, n, [&](int lane, int64_t j, vec x, int some) {
-      store_some(reinterpret_cast<float*>(b.p.found.data) + b.at(b.p.found, offset, lane) + from + j, x, some);
+      store_some(reinterpret_cast<float*>(b.p.result.data) + b.at(b.p.result, offset, lane) + from + j, x, some);
     });
   });
 }
 
 // −Σ w log w; −inf where a weight is negative.
 template <class Policy>
-void see_entropy(const Block& b, Finite& finite) {
+void write_entropy(const Block& b, Finite& finite) {
   PerLane found;
   for (int v = 0; v < b.lanes; v += W) found.set(v, vec{});
   each_tile<Policy>(b, finite, [&](int64_t, int n, const float*, const float* w) {
@@ -60,48 +60,49 @@ void see_entropy(const Block& b, Finite& finite) {
       found.set(v, found.get(v) - total);
     }
   });
-  const int64_t offset = b.p.offset_of(b.p.found, b.unit);
-  for (int i = 0; i < b.count; ++i) reinterpret_cast<float*>(b.p.found.data)[b.at(b.p.found, offset, i)] = found.at[i];
+  const int64_t offset = b.p.offset_of(b.p.result, b.unit);
+  for (int i = 0; i < b.count; ++i)
+    reinterpret_cast<float*>(b.p.result.data)[b.at(b.p.result, offset, i)] = found.at[i];
 }
 
-// The largest weights of each row and their keys: a list per row, and one vector of what it takes to get in.
+// The k largest weights of each row and their keys: a sorted list per row, and its smallest entry per lane.
 template <class Policy>
-void see_top(const Block& b, Finite& finite) {
-  const int64_t most = b.p.most;
-  float* values = arena.take(b.lanes * most);
-  int64_t* keys = arena.take<int64_t>(b.lanes * most);
-  for (int64_t i = 0; i < b.lanes * most; ++i) values[i] = -INF, keys[i] = -1;
-  PerLane least;
-  for (int v = 0; v < b.lanes; v += W) least.set(v, splat(-INF));
+void write_topk(const Block& b, Finite& finite) {
+  const int64_t k = b.p.k;
+  float* values = arena.take(b.lanes * k);
+  int64_t* keys = arena.take<int64_t>(b.lanes * k);
+  for (int64_t i = 0; i < b.lanes * k; ++i) values[i] = -INF, keys[i] = -1;
+  PerLane smallest;
+  for (int v = 0; v < b.lanes; v += W) smallest.set(v, splat(-INF));
   each_tile<Policy>(b, finite, [&](int64_t from, int n, const float* s, const float* w) {
     for (int v = 0; v < b.lanes; v += W)
       for (int j = 0; j < n; ++j) {
         const vec score = load(s + j * b.lanes + v), x = load(w + j * b.lanes + v);
-        const ivec better = (x > least.get(v)) & (score > -INF);
+        const ivec better = (x > smallest.get(v)) & (score > -INF);
         if (!any(better)) continue;
         for (int i = 0; i < W && v + i < b.count; ++i) {
           if (!better[i]) continue;
-          float* list = values + (v + i) * most;
-          int64_t* names = keys + (v + i) * most;
-          int64_t at = most - 1;
+          float* list = values + (v + i) * k;
+          int64_t* names = keys + (v + i) * k;
+          int64_t at = k - 1;
           for (; at > 0 && list[at - 1] < x[i]; --at) list[at] = list[at - 1], names[at] = names[at - 1];
           list[at] = x[i];
           names[at] = b.p.first_key + from + j;
-          least.at[v + i] = list[most - 1];
+          smallest.at[v + i] = list[k - 1];
         }
       }
   });
-  const int64_t offset = b.p.offset_of(b.p.found, b.unit), other = b.p.offset_of(b.p.found_keys, b.unit);
+  const int64_t offset = b.p.offset_of(b.p.result, b.unit), other = b.p.offset_of(b.p.indices, b.unit);
   for (int i = 0; i < b.count; ++i)
-    for (int64_t k = 0; k < most; ++k) {
-      const float x = values[i * most + k];
-      reinterpret_cast<float*>(b.p.found.data)[b.at(b.p.found, offset, i) + k] = x == -INF ? 0 : x;
-      reinterpret_cast<int64_t*>(b.p.found_keys.data)[b.at(b.p.found_keys, other, i) + k] = keys[i * most + k];
+    for (int64_t rank = 0; rank < k; ++rank) {
+      const float x = values[i * k + rank];
+      reinterpret_cast<float*>(b.p.result.data)[b.at(b.p.result, offset, i) + rank] = x == -INF ? 0 : x;
+      reinterpret_cast<int64_t*>(b.p.indices.data)[b.at(b.p.indices, other, i) + rank] = keys[i * k + rank];
     }
 }
 
 template <void see(const Block&, Finite&)>
-void look_item(void* context, int64_t index) {
+void inspect_item(void* context, int64_t index) {
   Job& job = *static_cast<Job*>(context);
   const Span span = job.plan.item(index);
   const ItemScratch item;
@@ -116,9 +117,9 @@ void look_item(void* context, int64_t index) {
 }
 
 template <void see(const Block&, Finite&)>
-bool look_all(const Problem& p, int threads) {
+bool inspect_all(const Problem& p, int threads) {
   Job job{p, Plan(p)};
-  parallel(p.units() * job.plan.chunks, threads, look_item<see>, &job);
+  parallel(p.units() * job.plan.chunks, threads, inspect_item<see>, &job);
   return job.finite;
 }
 

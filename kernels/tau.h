@@ -1,4 +1,4 @@
-// The row statistic τ of a block, where it does not come along with the output.
+// The row statistic τ of a block, for normalizers that need it before the output.
 #pragma once
 
 #include "block.h"
@@ -24,7 +24,7 @@ INLINE Statistic read_row(const Policy& policy, const Tau& tau, int v) {
   return policy.read(tau.top.get(v), tau.rest.get(v), Policy::fit == Fit::counted ? tau.count.get(v) : vec{});
 }
 
-// How many keys each row has in sight: those that neither mask nor a bias of −inf hides.
+// Number of keys each row can see: those hidden neither by the mask nor by a bias of −inf.
 inline void count_keys(const Block& b, float* room, PerLane& count) {
   for (int v = 0; v < b.lanes; v += W) count.set(v, vec{});
   const bool plain = b.p.biases == 0 && b.p.lines == 0;
@@ -58,8 +58,8 @@ inline void fit_counted(const Block& b, float* room, Tau& tau) {
   for (int i = 0; b.p.counts && i < b.lanes; ++i) tau.rest.at[i] = float(__builtin_log(tau.count.at[i]));
 }
 
-// Whether the scores are as the count expects them. A finite bias may have brought a score to −inf, which hides
-// its key; and a score of +inf or NaN leaves the row without defined weights.
+// Checks that the scores agree with the counted keys. A finite bias may have turned a score into −inf, which hides
+// its key, and a row with a score of +inf or NaN has no defined weights.
 struct Tally {
   PerLane seen;
   ivec broken{};
@@ -98,8 +98,8 @@ inline void all_scores(const Block& b, float* scores, float* slopes) {
   }
 }
 
-// The τ that solves Σ φ(score − τ) = 1, from all scores of the block: only those within reach of the
-// maximum can have weight, so these are put aside, and Newton's method goes over them.
+// Solves Σ φ(score − τ) = 1 by Newton's method. Only scores close to the maximum can have a weight; these are
+// collected first.
 template <class Policy>
 void fit_root(const Block& b, const float* scores, float* room, Tau& tau) {
   const int64_t keys = b.high - b.low;
@@ -117,19 +117,19 @@ void fit_root(const Block& b, const float* scores, float* room, Tau& tau) {
     bool climbs = true;
     for (int round = 0; round < 60; ++round) {
       vec values{}, slopes{};
-      for (int64_t j = 0; j < near;) {  // sums of sums, as thousands of equal numbers would round
+      for (int64_t j = 0; j < near;) {  // sums of sums: a single sum of thousands of equal numbers would round
         const int64_t end = j + 64 < near ? j + 64 : near;
         vec some{}, steep{};
         for (; j < end; ++j) Policy::gather(load(room + W * j) - root, some, steep);
         values += some;
         slopes += steep;
       }
-      const ivec goes = ~(slopes <= 0.0f) | (values != values);  // on with NaN, so that it is seen
+      const ivec goes = ~(slopes <= 0.0f) | (values != values);  // propagate NaN
       const vec ahead = root + Policy::step(values, slopes);
       const vec next = goes ? min(edge, climbs ? max(root, ahead) : ahead) : root;
       const bool moved = any(next != root);
       root = next;
-      if (climbs && !moved) {  // at the top: what rounding has climbed too far, two more steps take back
+      if (climbs && !moved) {  // converged from the left; two unconstrained Newton steps undo overshoot
         climbs = false;
         round = 57;
       }
@@ -139,7 +139,7 @@ void fit_root(const Block& b, const float* scores, float* room, Tau& tau) {
   }
 }
 
-// τ as it was found forward.
+// τ from the forward pass.
 inline void read_tau(const Block& b, Tau& tau) {
   const int64_t offset = b.p.offset_of(b.p.tau, b.unit);
   for (int i = 0; i < b.lanes; ++i) {
@@ -150,7 +150,7 @@ inline void read_tau(const Block& b, Tau& tau) {
 }
 
 inline void write_tau(const Block& b, const Tau& tau) {
-  if (!b.p.tau) return;  // nobody asks
+  if (!b.p.tau) return;
   const int64_t offset = b.p.offset_of(b.p.tau, b.unit);
   for (int i = 0; i < b.count; ++i) {
     float* at = reinterpret_cast<float*>(b.p.tau.data) + b.at(b.p.tau, offset, i);

@@ -1,8 +1,8 @@
-// From the user's memory, of any stride and type, to what the product can read: rows of float32, padded with
-// zeros to whole vectors; and such rows turned into columns, so that the queries stand in the lanes.
+// Packing: the caller's memory, of any stride and type, becomes rows of float32, zero-padded to whole vectors; rows
+// become columns, with one query per lane.
 #pragma once
 
-#include "problem.h"
+#include "abi.h"
 #include "vector.h"
 
 namespace regard {
@@ -63,25 +63,12 @@ INLINE void stage_row(float* to, const View& view, int64_t at, int64_t count, in
                [](uint16_t x) { return widen(x); });
       break;
     case Type::float16:
-#if defined(__AVX512F__)
       if (view.column == 1) {
         const auto* from = reinterpret_cast<const uint16_t*>(view.data) + at;
-        int64_t i = 0;
-        for (; i + W <= count; i += W)
-          _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
+        int64_t i = widen_halves(to, from, count);
         for (; i < count; ++i) to[i] = widen_half(from[i]);
         break;
       }
-#elif defined(__F16C__)
-      if (view.column == 1) {
-        const auto* from = reinterpret_cast<const uint16_t*>(view.data) + at;
-        int64_t i = 0;
-        for (; i + W <= count; i += W)
-          _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
-        for (; i < count; ++i) to[i] = widen_half(from[i]);
-        break;
-      }
-#endif
       copy_row(to, reinterpret_cast<const uint16_t*>(view.data) + at, view.column, count,
                [](uint16_t x) { return widen_half(x); });
       break;
@@ -94,7 +81,7 @@ INLINE void stage_row(float* to, const View& view, int64_t at, int64_t count, in
   for (int64_t i = count; i < room; ++i) to[i] = 0;
 }
 
-// Rows of numbers that the product can read: where they begin, and how far apart they are.
+// Rows that the matrix product can read: address and stride.
 struct Rows {
   const float* at;
   ptrdiff_t step;
@@ -104,7 +91,7 @@ INLINE int64_t bytes_of(Type type) {
   return type == Type::int64 ? 8 : type == Type::float32 ? 4 : type == Type::boolean ? 1 : 2;
 }
 
-// Ask for rows that will soon be read, so that the wait for them is over by then.
+// Prefetch rows.
 INLINE void fetch(const View& view, int64_t offset, int64_t first, int64_t count, int64_t width) {
   const int64_t size = bytes_of(view.type), row = view.row * size, wide = width * size;
   const char* at = view.data + (offset + first * view.row) * size;
@@ -116,12 +103,12 @@ INLINE void fetch(const View& view, int64_t offset, int64_t first, int64_t count
   }
 }
 
-// Whether rows can be read where they are; `whole` asks for whole vectors.
+// Whether rows can be read in place. `whole`: in whole vectors.
 INLINE bool stays(const View& view, int64_t width, bool whole) {
   return view.type == Type::float32 && view.column == 1 && !(whole && width % W);
 }
 
-// `count` rows from `first` on; in place if they can stay there. `whole` asks for whole vectors.
+// `count` rows from `first` on, in place if possible, else copied to `room`.
 INLINE Rows stage(const View& view, int64_t offset, int64_t first, int64_t count, int64_t width, bool whole,
                   float* room) {
   offset += first * view.row;
@@ -150,7 +137,7 @@ INLINE void to_columns(float* columns, int lanes, int count, int64_t width, floa
     }
 }
 
-// The way back: rows[lane][t] from columns[t][lane]; `put(lane, t, vector, how many of its numbers count)`.
+// The inverse: rows[lane][t] from columns[t][lane]. Calls put(lane, t, vector, number of valid elements).
 template <class Put>
 INLINE void to_rows(const float* columns, int lanes, int count, int64_t width, Put put) {
   for (int first = 0; first < count; first += W)

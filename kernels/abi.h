@@ -1,0 +1,148 @@
+// The interface of the kernels: a call as they see it, and the tables of what it can consist of.
+//
+// Tensors have the axes (batch…, g, r, row, column), with stride 0 where one is shared: see call/problem.py. The tables
+// feed the enums, the fields of `Problem`, the switches of kernels.cpp, and Python's constants (module.cpp).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// Never a function of its own: the linker might keep the copy for another instruction set.
+#define INLINE inline __attribute__((always_inline))
+
+namespace regard {
+
+constexpr int MAX_LEAD = 10, MAX_TERMS = 4, MAX_BIASES = 4, MAX_LINES = 2;
+
+// Name, policy in normalizers.h.
+#define NORMALIZERS(X)    \
+  X(softmax, Softmax)     \
+  X(sigmoid, Sigmoid)     \
+  X(relu, Relu)           \
+  X(mean, Mean)           \
+  X(sparsemax, Sparsemax) \
+  X(entmax15, Entmax15)
+
+// A dot product, or an additive score with this activation.
+#define SCORES(X) X(dot) X(tanh) X(relu)
+
+#define TYPES(X) X(none) X(float32) X(bfloat16) X(float16) X(int64) X(boolean)
+
+// Name, the types it may have (module.cpp). `row` and `head` number the rows and heads for biases and dropout;
+// `result` and `indices` receive what the inspecting kernels compute.
+#define TENSORS(X)                                                                                                    \
+  X(query, REAL)                                                                                                      \
+  X(key, REAL) X(value, REAL) X(vector, REAL) X(sink, REAL) X(seed, WHOLE) X(row, WHOLE) X(head, WHOLE) X(tau, FLOAT) \
+      X(output, FLOAT) X(grad, REAL) X(result, FLOAT) X(indices, WHOLE) X(d_query, FLOAT) X(d_key, FLOAT)             \
+          X(d_value, FLOAT) X(d_vector, FLOAT) X(d_sink, FLOAT)
+
+// Name, types, how many there may be. `line`: relative biases; `start`, `stop`, `allowed`: terms of the mask.
+#define TENSOR_LISTS(X)                                                                                        \
+  X(bias, REAL, MAX_BIASES)                                                                                    \
+  X(line, REAL, MAX_LINES) X(start, WHOLE, MAX_TERMS) X(stop, WHOLE, MAX_TERMS) X(allowed, BOOLEAN, MAX_TERMS) \
+      X(d_bias, FLOAT, MAX_BIASES) X(d_line, FLOAT, MAX_LINES)
+
+#define NAME(name, ...) name,
+enum class Type : int64_t { TYPES(NAME) };
+enum class Family : int64_t { SCORES(NAME) };
+enum class Normalizer : int64_t { NORMALIZERS(NAME) };
+#undef NAME
+
+struct View {
+  char* data = nullptr;
+  Type type = Type::none;
+  int64_t lead[MAX_LEAD] = {};  // strides, in elements
+  int64_t row = 0, column = 0;
+  int64_t segment = 0;  // stride between the copies of a gradient, one per segment
+
+  INLINE explicit operator bool() const { return data != nullptr; }
+};
+
+// Rows that share keys: an index along each batch axis, and a key head.
+struct Unit {
+  int64_t at[MAX_LEAD];
+};
+
+struct Problem {
+  int axes = 0;  // batch axes, key heads g, query heads r per key head
+  int64_t lead[MAX_LEAD] = {};
+  int64_t queries = 0, keys = 0, width = 0, value_width = 0;
+  int64_t all_queries = 0, first_key = 0;  // of the whole call, if this is only a part
+  Family family = Family::dot;
+  Normalizer normalizer = Normalizer::softmax;
+  float scale = 1, sharpness = 1, softcap = 0, offset = 0;  // softmax's 1 / temperature, sigmoid's bias
+  bool counts = false;                                      // sigmoid's offset is −log n instead
+  float kept = 1;                                           // 1 / (1 − dropout)
+  uint32_t threshold = 0;                                   // weights with a smaller hash are dropped
+  int64_t segments = 1;                                     // of the rows, backward
+  int64_t k = 0;                                            // of top-k
+
+  int biases = 0, lines = 0, terms = 0;
+#define FIELD(name, ...) View name;
+#define LIST(name, types, size) View name[size];
+  TENSORS(FIELD)
+  TENSOR_LISTS(LIST)
+#undef FIELD
+#undef LIST
+
+  INLINE int64_t heads() const { return lead[axes - 1]; }
+  INLINE int64_t units() const {
+    int64_t n = 1;
+    for (int i = 0; i < axes - 1; ++i) n *= lead[i];
+    return n;
+  }
+  INLINE Unit unit(int64_t number) const {
+    Unit found;
+    for (int i = axes - 2; i >= 0; --i) {
+      found.at[i] = number % lead[i];
+      number /= lead[i];
+    }
+    return found;
+  }
+  INLINE int64_t offset_of(const View& view, const Unit& unit) const {
+    int64_t offset = 0;
+    for (int i = 0; i < axes - 1; ++i) offset += unit.at[i] * view.lead[i];
+    return offset;
+  }
+  // Whether a requested gradient sums the gradients of scores.
+  INLINE bool adds_up() const {
+    bool found = bool(d_sink) || bool(d_vector);
+    for (const View& view : d_bias) found |= bool(view);
+    for (const View& view : d_line) found |= bool(view);
+    return found;
+  }
+  INLINE int64_t per_head(const View& view) const { return view.lead[axes - 1]; }
+};
+
+// Dropout of a layer: see dropout.h.
+struct Drop {
+  enum Kind : int64_t { add, relu, relu_back };
+  Kind kind;
+  const float *x, *y;
+  float* out;
+  int64_t size;
+  uint32_t seed, other, threshold;
+  float kept;
+};
+
+// The kernels of one instruction set. Each returns whether its results are finite.
+struct Kernels {
+  const char* name;
+  int lanes;
+  bool (*forward)(const Problem&, int threads);
+  bool (*backward)(const Problem&, int threads);
+  bool (*weights)(const Problem&, int threads);  // dense
+  bool (*entropy)(const Problem&, int threads);
+  bool (*topk)(const Problem&, int threads);
+  void (*dropout)(const Drop&, int threads);
+  double (*peak)();  // FLOP of a loop in registers that runs for about a millisecond
+};
+
+// Calls work(context, item) for each item, on up to `threads` threads, in any order. If an item throws, running items
+// finish, the others are skipped, and the first exception is rethrown.
+void parallel(int64_t items, int threads, void (*work)(void*, int64_t), void* context);
+
+// Throws a std::bad_alloc with the size. Defined once, outside the code of any instruction set.
+[[noreturn]] void out_of_memory(size_t bytes);
+
+}  // namespace regard

@@ -1,0 +1,39 @@
+// AVX2 with FMA and F16C: 8 floats per vector, 16 registers.
+#pragma once
+
+#include <immintrin.h>
+
+#include "../abi.h"
+
+namespace regard {
+namespace {
+
+constexpr int W = 8, MAX_VECTORS = 3;
+constexpr int tall(int V) { return V == 1 ? 8 : V == 2 ? 6 : 4; }
+
+typedef float vec __attribute__((vector_size(4 * W)));
+typedef int32_t ivec __attribute__((vector_size(4 * W)));
+typedef uint32_t uvec __attribute__((vector_size(4 * W)));
+
+INLINE vec max(vec a, vec b) { return (vec)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE vec min(vec a, vec b) { return (vec)_mm256_min_ps((__m256)a, (__m256)b); }
+INLINE bool any(ivec x) { return _mm256_movemask_ps((__m256)x) != 0; }
+INLINE vec square_root(vec x) { return (vec)_mm256_sqrt_ps((__m256)x); }
+INLINE vec reciprocal(vec x) { return 1.0f / x; }
+
+// fraction · 2^n where !(x < lowest), else 0. `shifted` is n + 1.5 · 2^23.
+INLINE vec scale_by_power(vec fraction, vec, vec shifted, vec x, float lowest) {
+  const vec power = (vec)(((uvec)shifted << 23) + 0x3f800000u);
+  return x < lowest - vec{} ? vec{} : fraction * power;
+}
+
+// Convert float16 to float, `count` numbers in whole vectors; returns how many were converted.
+INLINE int64_t widen_halves(float* to, const uint16_t* from, int64_t count) {
+  int64_t i = 0;
+  for (; i + W <= count; i += W)
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+  return i;
+}
+
+}  // namespace
+}  // namespace regard

@@ -1,0 +1,33 @@
+// Operations without intrinsics, for instruction sets whose compilers need none. Needs W, vec, ivec and uvec.
+#pragma once
+
+namespace regard {
+namespace {
+
+INLINE vec max(vec a, vec b) { return a > b ? a : b; }
+INLINE vec min(vec a, vec b) { return a < b ? a : b; }
+
+INLINE bool any(ivec x) {
+  int32_t bits = 0;
+  for (int i = 0; i < W; ++i) bits |= x[i];
+  return bits != 0;
+}
+
+INLINE vec square_root(vec x) {
+  for (int i = 0; i < W; ++i) x[i] = __builtin_sqrtf(x[i]);
+  return x;
+}
+
+INLINE vec reciprocal(vec x) { return 1.0f / x; }
+
+// fraction · 2^n where !(x < lowest), else 0. `shifted` is n + 1.5 · 2^23.
+INLINE vec scale_by_power(vec fraction, vec, vec shifted, vec x, float lowest) {
+  const vec power = (vec)(((uvec)shifted << 23) + 0x3f800000u);
+  return x < lowest - vec{} ? vec{} : fraction * power;
+}
+
+// Convert float16 to float, in whole vectors; returns how many were converted: none.
+INLINE int64_t widen_halves(float*, const uint16_t*, int64_t) { return 0; }
+
+}  // namespace
+}  // namespace regard
