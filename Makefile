@@ -1,41 +1,43 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# one process per core, each with one thread
+PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-slow check bench docs pages clean
 
-help: ## list what make can do
+help: ## list all targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(INSTALLED) ## train a translator, and see which word came from which
+demo: $(INSTALLED) ## train a translator and draw its word alignments
 	$(BIN)/regard demo
 
-test: $(INSTALLED) ## run the tests, the docstrings' examples and the documents' code
-	$(BIN)/python -m pytest
-	@# what the kernels compute, once more on the plainest of several instruction sets
+test: $(INSTALLED) ## run the tests, the docstring examples and the guide's code
+	$(PARALLEL) $(BIN)/python -m pytest -n auto --dist worksteal
+	@# run the kernel tests again with the most basic of several instruction sets
 	@isa=$$($(BIN)/python -c 'from regard.mechanism import fused; print(*(fused._KERNELS.available()[1:] if fused.available() else [])[-1:])'); \
-	    test -z "$$isa" || REGARD_ISA=$$isa $(BIN)/python -m pytest tests/mechanism/test_fused.py
+	    test -z "$$isa" || REGARD_ISA=$$isa $(PARALLEL) $(BIN)/python -m pytest -n auto --dist worksteal tests/mechanism/test_fused.py
 
 test-slow: $(INSTALLED) ## run the tests that take minutes
-	@# pytest's exit status 5 means that no test is marked slow
+	@# pytest exits with 5 if no test is marked slow
 	$(BIN)/python -m pytest -m slow --timeout 3600 -o faulthandler_timeout=0 || test $$? -eq 5
 
-check: $(INSTALLED) ## lint, formatting, types, and the direction of imports
+check: $(INSTALLED) ## check lint, formatting, types and import direction
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_imports.py
 
-bench: $(INSTALLED) ## measure regard beside its peers
+bench: $(INSTALLED) ## compare the speed with other libraries
 	$(BIN)/python -m benchmarks
 
 docs: $(INSTALLED) ## build the guide as a site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "The guide is built: open site/index.html"
 
-pages: $(INSTALLED) ## run the guide's pages, and write what they printed and drew into them
+pages: $(INSTALLED) ## run the guide's pages and update their outputs and pictures
 	$(BIN)/python -m pages
 
 clean: ## remove the environment, build products and caches

@@ -30,17 +30,39 @@ constexpr int MAX_LEAD = 10, MAX_TERMS = 4, MAX_BIASES = 4, MAX_LINES = 2;
 
 // Name, the types it may have (module.cpp). `row` and `head` number the rows and heads for biases and dropout;
 // `result` and `indices` receive what the inspecting kernels compute.
-#define TENSORS(X)                                                                                                    \
-  X(query, REAL)                                                                                                      \
-  X(key, REAL) X(value, REAL) X(vector, REAL) X(sink, REAL) X(seed, WHOLE) X(row, WHOLE) X(head, WHOLE) X(tau, FLOAT) \
-      X(output, FLOAT) X(grad, REAL) X(result, FLOAT) X(indices, WHOLE) X(d_query, FLOAT) X(d_key, FLOAT)             \
-          X(d_value, FLOAT) X(d_vector, FLOAT) X(d_sink, FLOAT)
+// clang-format off
+#define TENSORS(X) \
+  X(query, REAL) \
+  X(key, REAL) \
+  X(value, REAL) \
+  X(vector, REAL) \
+  X(sink, REAL) \
+  X(seed, WHOLE) \
+  X(row, WHOLE) \
+  X(head, WHOLE) \
+  X(tau, FLOAT) \
+  X(output, FLOAT) \
+  X(grad, REAL) \
+  X(result, FLOAT) \
+  X(indices, WHOLE) \
+  X(d_query, FLOAT) \
+  X(d_key, FLOAT) \
+  X(d_value, FLOAT) \
+  X(d_vector, FLOAT) \
+  X(d_sink, FLOAT)
+// clang-format on
 
 // Name, types, how many there may be. `line`: relative biases; `start`, `stop`, `allowed`: terms of the mask.
-#define TENSOR_LISTS(X)                                                                                        \
-  X(bias, REAL, MAX_BIASES)                                                                                    \
-  X(line, REAL, MAX_LINES) X(start, WHOLE, MAX_TERMS) X(stop, WHOLE, MAX_TERMS) X(allowed, BOOLEAN, MAX_TERMS) \
-      X(d_bias, FLOAT, MAX_BIASES) X(d_line, FLOAT, MAX_LINES)
+// clang-format off
+#define TENSOR_LISTS(X) \
+  X(bias, REAL, MAX_BIASES) \
+  X(line, REAL, MAX_LINES) \
+  X(start, WHOLE, MAX_TERMS) \
+  X(stop, WHOLE, MAX_TERMS) \
+  X(allowed, BOOLEAN, MAX_TERMS) \
+  X(d_bias, FLOAT, MAX_BIASES) \
+  X(d_line, FLOAT, MAX_LINES)
+// clang-format on
 
 #define NAME(name, ...) name,
 enum class Type : int64_t { TYPES(NAME) };
