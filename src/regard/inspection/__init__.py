@@ -1,4 +1,4 @@
-"""Look into models and change them: recordings, head statistics, interventions, Hugging Face."""
+"""Inspect and change models: recordings, head statistics, interventions, Hugging Face."""
 
 from regard._util.lazy import attach
 

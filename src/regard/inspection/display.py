@@ -1,4 +1,4 @@
-"""Show recordings: with `mechanism/weights/display.py` the only module that calls upward, into `app`."""
+"""Show recordings. Only this module and `mechanism/weights/display.py` import `app`."""
 
 import os
 from pathlib import Path

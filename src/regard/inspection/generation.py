@@ -1,11 +1,11 @@
-"""Generation, joined: one map per layer over prompt and generated tokens, of the steps that made them.
+"""Join the steps of `generate`: one map per layer over prompt and generated tokens.
 
-A step brings new queries and new keys; only these are kept. Beam search goes on with other rows after each
-step, so each row has ancestors, and a finished sequence is the row whose ancestors were fed its tokens.
+Each step brings new queries and keys; only these are stored. Beam search continues with other rows after each
+step, so every row has ancestors. A finished sequence is the row whose ancestors were fed its tokens.
 
-One map is right only if each step attends to the same keys as the steps before it, and to its own. Caches
-that quantize, prune or rotate what they hold break this, so keys are compared: one number of each key in
-every step, and all numbers with the keys of the last step. A layer whose keys change is refused.
+The joined map is correct only if each step attends to the keys of the steps before it, and to its own. Caches
+that quantize, prune or rotate keys violate this. So the keys are compared: one number of each key in every
+step, and all numbers with the keys of the last step. A layer whose keys change is not joined.
 """
 
 import weakref
@@ -16,354 +16,353 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.inspection.capture import CapturedCall, Rows
+from regard.inspection.capture import CapturedCall, RowMask
 
 
 class Step(NamedTuple):
-    """What one forward pass added to one layer."""
+    """The contribution of one forward pass to one layer."""
 
-    turn: int  # the number of the forward pass
+    forward_pass: int
     query: Tensor  # b h q d
-    key: Tensor  # b g q d, the new ones; all of them in cross-attention
-    rows: Rows | None
+    key: Tensor  # b g q d, the new keys; in cross-attention all keys
+    mask: RowMask | None
     biases: tuple[Tensor, ...]
-    offset: int  # where the first key of this step's mask stands among all
-    keys: int  # that this step saw
+    offset: int  # position of the mask's first key among all keys
+    keys: int  # keys that this step attends to
+
+
+class LastKeys(NamedTuple):
+    """The keys of a layer's last step."""
+
+    key: Tensor
+    offset: int  # position of the first one among all keys
+    valid: int  # number of valid keys
 
 
 @dataclass
-class Layer:
-    """The steps of one attention."""
+class LayerSteps:
+    """The steps of one layer."""
 
-    rules: CapturedCall  # of its first call, without its tensors
+    first_call: CapturedCall  # without its tensors
     steps: list[Step] = field(default_factory=list)
-    before: Tensor | None = None  # keys that were in the cache already
+    initial_keys: Tensor | None = None  # keys in the cache before the first step
     count: int = 0  # keys so far
-    marks: Tensor | None = None  # one number of each key so far, b g n and room for more
-    last: tuple[Tensor, int, int] | None = None  # the keys of the last step, the place of the first, how many
-    turn: int = 0  # of the last step
-    refusal: str | None = None  # why the steps cannot be joined
+    first_features: Tensor | None = None  # one number of each key so far, b g n, with spare capacity
+    last: LastKeys | None = None
+    last_pass: int = 0
+    error: str | None = None  # why the steps cannot be joined
 
-    def refuse(self, reason: str) -> None:
-        """Join nothing, and let go what was kept."""
-        self.refusal, self.before, self.marks, self.last = reason, None, None, None
+    def fail(self, reason: str) -> None:
+        """Record why the steps cannot be joined, and free their tensors."""
+        self.error, self.initial_keys, self.first_features, self.last = reason, None, None, None
         self.steps.clear()
 
 
 class Generation:
-    """All that `generate` does: forward passes, reorderings, and the calls of each attention."""
+    """The forward passes, reorderings and attention calls of one `generate`."""
 
     def __init__(self) -> None:
-        self.layers: dict[str, Layer] = {}
-        self.plain: list[tuple[str, CapturedCall]] = []  # what has nothing to do with steps: encoders
-        self.fed: list[Tensor | None] = []  # the tokens of each forward pass, b n
-        self.parents: list[Tensor | None] = []  # which row of the pass before each row goes on from
-        self.caches: weakref.WeakSet[Any] = weakref.WeakSet()  # that hold the keys of these steps
-        self._next: Tensor | None = None
+        self.layers: dict[str, LayerSteps] = {}
+        self.single_calls: list[tuple[str, CapturedCall]] = []  # not part of the steps: encoders
+        self.inputs: list[Tensor | None] = []  # new tokens of each forward pass, b n
+        self.parents: list[Tensor | None] = []  # for each row, its row in the previous forward pass
+        self.caches: weakref.WeakSet[Any] = weakref.WeakSet()  # caches that hold the keys of these steps
+        self._next_parents: Tensor | None = None
 
     # While it runs
 
-    def forward(self, tokens: Tensor | None) -> None:
+    def on_forward(self, tokens: Tensor | None) -> None:
         """A forward pass begins, with these new tokens."""
-        self.fed.append(None if tokens is None else tokens.detach().clone())
-        self.parents.append(self._next)
-        self._next = None
+        self.inputs.append(None if tokens is None else tokens.detach().clone())
+        self.parents.append(self._next_parents)
+        self._next_parents = None
 
-    def reordered(self, rows: Tensor) -> None:
-        """The next pass goes on with these rows."""
+    def on_reorder(self, rows: Tensor) -> None:
+        """The next forward pass continues these rows."""
         rows = rows.detach().clone()
-        self._next = rows if self._next is None else self._next[rows]
+        self._next_parents = rows if self._next_parents is None else self._next_parents[rows]
 
-    def cropped(self, tokens: int) -> None:
-        """The last tokens are taken back."""
+    def on_crop(self, tokens: int) -> None:
+        """The last tokens were dropped."""
         for layer in self.layers.values():
-            if layer.rules.kind == "self":
+            if layer.first_call.kind == "self":
                 layer.count -= tokens
-                _drop(layer.steps, tokens)
+                _drop_last(layer.steps, tokens)
 
-    def add(self, name: str, kept: CapturedCall) -> None:
-        """An attention was computed."""
-        stepwise = kept.cached or kept.kind == "cross" or kept.query.shape[-2] < kept.key.shape[-2]
-        if not self.fed or not stepwise:
-            self.plain = [(other, call) for other, call in self.plain if other != name or not self.fed]
-            self.plain.append((name, kept.owned()))
+    def add(self, name: str, call: CapturedCall) -> None:
+        """Add an attention call of a layer."""
+        queries, keys = call.query.shape[-2], call.key.shape[-2]
+        is_step = call.cached or call.kind == "cross" or queries < keys
+        if not self.inputs or not is_step:
+            if self.inputs:
+                self.single_calls = [entry for entry in self.single_calls if entry[0] != name]
+            self.single_calls.append((name, call.detached()))
             return
         if name not in self.layers:
-            self.layers[name] = self._begin(kept)
-        layer, (queries, keys) = self.layers[name], (kept.query.shape[-2], kept.key.shape[-2])
-        turn = len(self.fed) - 1
-        if layer.refusal is not None:
+            self.layers[name] = _first_step(call)
+        layer, number = self.layers[name], len(self.inputs)
+        if layer.error is not None:
             return
-        if layer.steps and layer.rules.kind != kept.kind:
-            return layer.refuse(
-                f"step {turn + 1} reads {_SEQUENCE[kept.kind]}, and the first {_SEQUENCE[layer.rules.kind]}"
-            )
-        if kept.kind == "cross":
+        first = layer.first_call.kind
+        if layer.steps and first != call.kind:
+            return layer.fail(f"step {number} is {call.kind}-attention and the first step {first}-attention")
+        if call.kind == "cross":
             if layer.steps and layer.steps[0].keys != keys:
-                return layer.refuse(
-                    f"step {turn + 1} attends to {keys} keys, and the first to {layer.steps[0].keys}"
+                return layer.fail(
+                    f"step {number} attends to {keys} keys and the first step to {layer.steps[0].keys}"
                 )
-            self._recognise(layer, turn, kept.key, 0, keys, kept.key if layer.marks is None else None)
-            if layer.refusal is not None:
-                return
-            key = kept.owned().key if not layer.steps else kept.key[..., :0, :]
-            layer.steps.append(Step(turn, kept.query, key, kept.rows, kept.biases, 0, keys))
+            new = call.key if layer.first_features is None else None
+            offset, end = 0, keys
+        else:
+            layer.count += queries
+            new, end, offset = call.new_keys, min(layer.count, keys), max(layer.count - keys, 0)
+            if new is None or new.shape[-2] != queries:
+                new = call.key[..., max(end - queries, 0) : end, :].clone()
+        self._compare(layer, call.key, offset, end, new)
+        if layer.error is not None:
             return
-        layer.count += queries
-        new, end = kept.new, min(layer.count, keys)
-        if new is None or new.shape[-2] != queries:
-            new = kept.key[..., max(end - queries, 0) : end, :].clone()
-        offset = max(layer.count - keys, 0)
-        self._recognise(layer, turn, kept.key, offset, end, new)
-        if layer.refusal is None:
-            layer.steps.append(Step(turn, kept.query, new, kept.rows, kept.biases, offset, keys))
+        if call.kind == "cross":
+            new = call.key[..., :0, :] if layer.steps else call.detached().key
+        assert new is not None
+        layer.steps.append(Step(number - 1, call.query, new, call.mask, call.biases, offset, keys))
 
-    def _begin(self, kept: CapturedCall) -> Layer:
-        """A layer, with the keys that its cache brought along."""
-        nothing = kept.query[..., :0, :0]
-        layer = Layer(replace(kept, query=nothing, key=nothing, new=None, rows=None, biases=()))
-        if kept.kind == "self":
-            seen = kept.key.shape[-2]
-            if kept.rows is not None:
-                seen = min(seen, _reach(kept.rows))
-            layer.count = max(seen - kept.query.shape[-2], 0)
-            if layer.count:
-                layer.before = kept.key[..., : layer.count, :].clone()
-        return layer
+    def _compare(self, layer: LayerSteps, key: Tensor, offset: int, end: int, new: Tensor | None) -> None:
+        """Compare one number of each earlier key with its value in the step before; store those of new keys.
 
-    def _recognise(
-        self, layer: Layer, turn: int, key: Tensor, offset: int, end: int, new: Tensor | None
-    ) -> None:
-        """Compare one number of each earlier key of a step with what it was, and note those of the new keys.
-
-        offset: position of the step's first key among all. end: number of its keys that count. new: the last
-            of them, if the step brings any.
+        offset: position of the step's first key among all keys. end: number of valid keys.
+        new: the last of them, if the step brings any.
         """
-        known, earlier = layer.marks, end if new is None else end - new.shape[-2]
+        current = len(self.inputs) - 1
+        known, earlier = layer.first_features, end if new is None else end - new.shape[-2]
         if known is None:
-            known, layer.turn = key[..., :earlier, 0].clone(), turn
-        for later in range(layer.turn + 1, turn + 1):
+            known, layer.last_pass = key[..., :earlier, 0].clone(), current
+        for later in range(layer.last_pass + 1, current + 1):
             parents = self.parents[later]
             if parents is not None:
-                known = layer.marks = known.index_select(0, parents.to(known.device))
-        at, head = offset + earlier, turn % key.shape[-3]
+                known = layer.first_features = known.index_select(0, parents.to(known.device))
+        at, head = offset + earlier, current % key.shape[-3]
         if known.shape[:-1] != key.shape[:-2] or at > known.shape[-1]:
-            return layer.refuse(f"step {turn + 1} has keys of another shape than the steps before it")
-        # one head in each step: in the end all of them are compared with the keys of the last step
-        if earlier and not _same(key[..., head, :earlier, 0], known[..., head, offset:at]):
-            return layer.refuse(f"the keys of earlier tokens changed before step {turn + 1}")
+            return layer.fail(f"the keys of step {current + 1} have another shape than those before")
+        # one head per step; in the end all heads are compared with the keys of the last step
+        if earlier and not _equal(key[..., head, :earlier, 0], known[..., head, offset:at]):
+            return layer.fail(f"the keys of earlier tokens changed before step {current + 1}")
         if new is not None:
             count = at + new.shape[-2]
             if known.shape[-1] < count:
-                room = known.new_empty(*known.shape[:-1], 2 * count)
-                room[..., :at] = known[..., :at]
-                known = layer.marks = room
+                grown = known.new_empty(*known.shape[:-1], 2 * count)
+                grown[..., :at] = known[..., :at]
+                known = layer.first_features = grown
             known[..., at:count] = new[..., 0]
-        layer.turn, layer.last = turn, (key, offset, end)
+        layer.last_pass, layer.last = current, LastKeys(key, offset, end)
 
     # When it has ended
 
-    def refusal(self, name: str, whole: CapturedCall) -> str | None:
-        """Why the steps of a layer are not one map, `whole`; None if they are."""
+    def error(self, name: str, joined: CapturedCall) -> str | None:
+        """Return why the joined map of a layer is wrong, or None."""
         layer = self.layers[name]
-        if layer.last is not None and not self._as_in_the_last_step(layer, whole):
-            layer.refuse("the keys of earlier tokens changed before the last step")
-        return layer.refusal
+        if layer.last is not None and not self._equals_last_keys(layer, joined):
+            layer.fail("the keys of earlier tokens changed before the last step")
+        return layer.error
 
-    def _as_in_the_last_step(self, layer: Layer, whole: CapturedCall) -> bool:
-        """Whether the keys of all steps equal those that the last step attended to."""
+    def _equals_last_keys(self, layer: LayerSteps, joined: CapturedCall) -> bool:
+        """Return whether the keys of all steps equal those that the last step attended to."""
         assert layer.last is not None
-        key, offset, end = layer.last
-        key = key[..., :end, :]
+        key, offset = layer.last.key[..., : layer.last.valid, :], layer.last.offset
         if all(parents is None for parents in self.parents):
-            return _within(whole.key, key, -offset)
-        turn, rows, at = layer.turn, None, layer.count
+            return _contains(key, joined.key, -offset)
+        current, rows, at = layer.last_pass, None, layer.count
         for step in reversed(layer.steps):
-            for later in range(turn, step.turn, -1):
+            for later in range(current, step.forward_pass, -1):
                 parents = self.parents[later]
                 if parents is not None:
                     rows = parents if rows is None else parents[rows.to(parents.device)]
-            turn = step.turn
-            at = 0 if layer.rules.kind == "cross" else at - step.key.shape[-2]
-            if not _within(_take(step.key, rows), key, at - offset):
+            current = step.forward_pass
+            at = 0 if layer.first_call.kind == "cross" else at - step.key.shape[-2]
+            if not _contains(key, _select_rows(step.key, rows), at - offset):
                 return False
-        return layer.before is None or _within(_take(layer.before, rows), key, -offset)
+        return layer.initial_keys is None or _contains(key, _select_rows(layer.initial_keys, rows), -offset)
 
     def paths(self, sequences: Tensor | None, inputs: int) -> Tensor | None:
-        """The row of each finished sequence in each forward pass, (passes, n); −1 after its end.
+        """Return the row of each finished sequence in each forward pass, (passes, n); −1 after its end.
 
-        inputs: how many prompts or sources there were, each of which has equally many rows and sequences.
-        None if nothing was ever reordered: each row is its own sequence.
+        inputs: number of prompts or sources; all have equally many rows and sequences.
+        None if nothing was reordered: each row is its own sequence.
         """
         if sequences is None or all(parents is None for parents in self.parents):
             return None
-        found = torch.full((len(self.fed), len(sequences)), -1)
+        paths = torch.full((len(self.inputs), len(sequences)), -1)
         for number, sequence in enumerate(sequences.cpu()):
-            turn, row = self._find(sequence, number * inputs // len(sequences), inputs)
-            while turn >= 0:
-                found[turn, number] = row
-                parents = self.parents[turn]
+            current, row = self._last_row(sequence, number * inputs // len(sequences), inputs)
+            while current >= 0:
+                paths[current, number] = row
+                parents = self.parents[current]
                 row = row if parents is None else int(parents[row])
-                turn -= 1
-        return found
+                current -= 1
+        return paths
 
-    def _find(self, sequence: Tensor, number: int, inputs: int) -> tuple[int, int]:
-        """The last pass, and its row, whose ancestors were fed the beginning of this sequence of an input."""
-        histories, best = torch.empty(0), (len(self.fed) - 1, 0)
-        for turn, fed in enumerate(self.fed):
-            if fed is None:
-                if turn or len(self.fed) < 2 or self.fed[1] is None:
-                    return best
-                histories = self.fed[1].cpu()[:, :0]  # the prompt was vectors, and is not in the sequence
+    def _last_row(self, sequence: Tensor, number: int, inputs: int) -> tuple[int, int]:
+        """Return the last forward pass and row whose ancestors were fed the beginning of a sequence."""
+        histories, last = torch.empty(0), (len(self.inputs) - 1, 0)
+        for current, tokens in enumerate(self.inputs):
+            if tokens is None:
+                if current or len(self.inputs) < 2 or self.inputs[1] is None:
+                    return last
+                histories = self.inputs[1].cpu()[:, :0]  # the prompt was vectors and is not in the sequence
                 continue
-            parents = self.parents[turn]
-            history = (
-                fed.cpu() if not turn else histories[parents.cpu()] if parents is not None else histories
-            )
-            histories = history if not turn else torch.cat([history, fed.cpu()], -1)
+            if current == 0:
+                histories = tokens.cpu()
+            else:
+                parents = self.parents[current]
+                histories = histories if parents is None else histories[parents.cpu()]
+                histories = torch.cat([histories, tokens.cpu()], -1)
             length = histories.shape[-1]
             if length < len(sequence):
                 rows = len(histories) // inputs
-                mine = histories[number * rows : (number + 1) * rows]
-                same = (mine == sequence[:length]).all(-1).nonzero().flatten()
-                if len(same):
-                    best = turn, number * rows + int(same[0])
-        return best
+                candidates = histories[number * rows : (number + 1) * rows]
+                equal = (candidates == sequence[:length]).all(-1).nonzero().flatten()
+                if len(equal):
+                    last = current, number * rows + int(equal[0])
+        return last
 
     def joined(self, name: str, paths: Tensor | None) -> CapturedCall:
-        """All steps of a layer as one call."""
+        """Return all steps of a layer as one call."""
         layer = self.layers[name]
         steps = layer.steps
-        chosen = [None if paths is None else paths[step.turn].to(step.query.device) for step in steps]
-        query = torch.cat([_take(step.query, rows) for step, rows in zip(steps, chosen, strict=True)], -2)
-        if layer.rules.kind == "cross":
-            key, keys = _take(steps[0].key, chosen[0]), steps[0].keys
+        paths_of_steps = [
+            None if paths is None else paths[step.forward_pass].to(step.query.device) for step in steps
+        ]
+        pairs = list(zip(steps, paths_of_steps, strict=True))
+        query = torch.cat([_select_rows(step.query, rows) for step, rows in pairs], -2)
+        if layer.first_call.kind == "cross":
+            key, keys = _select_rows(steps[0].key, paths_of_steps[0]), steps[0].keys
         else:
-            before = [] if layer.before is None else [_take(layer.before, chosen[0])]
-            new = [_take(step.key, rows) for step, rows in zip(steps, chosen, strict=True)]
+            initial = layer.initial_keys
+            before = [] if initial is None else [_select_rows(initial, paths_of_steps[0])]
+            new = [_select_rows(step.key, rows) for step, rows in pairs]
             key, keys = torch.cat([*before, *new], -2), layer.count
-        rows = _join_rows(steps, chosen, len(query), keys)
-        biases = _join_biases(steps, chosen, keys)
-        return replace(layer.rules, query=query, key=key, rows=rows, biases=biases, cached=False)
+        mask, biases = _join_masks(pairs, len(query), keys), _join_biases(pairs, keys)
+        return replace(layer.first_call, query=query, key=key, mask=mask, biases=biases, cached=False)
 
 
-_SEQUENCE = {"self": "its own sequence", "cross": "another one"}
+def _first_step(call: CapturedCall) -> LayerSteps:
+    """Start a layer, with the keys that are already in its cache."""
+    empty = call.query[..., :0, :0]
+    layer = LayerSteps(replace(call, query=empty, key=empty, new_keys=None, mask=None, biases=()))
+    if call.kind == "self":
+        keys = call.key.shape[-2] if call.mask is None else min(call.key.shape[-2], _last_visible(call.mask))
+        layer.count = max(keys - call.query.shape[-2], 0)
+        if layer.count:
+            layer.initial_keys = call.key[..., : layer.count, :].clone()
+    return layer
 
 
-def _same(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors are equal, where NaN equals itself."""
+def _equal(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors are equal; NaN equals NaN."""
     if first.dtype is not second.dtype or first.shape != second.shape:
         return False
     return torch.equal(first, second) or torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
-def _within(part: Tensor, whole: Tensor, at: int) -> bool:
-    """Whether `whole` has these keys from position `at` on; positions outside of it are not compared."""
-    first, last = max(at, 0), min(at + part.shape[-2], whole.shape[-2])
-    return first >= last or _same(part[..., first - at : last - at, :], whole[..., first:last, :])
+def _contains(key: Tensor, part: Tensor, at: int) -> bool:
+    """Return whether `key` equals `part` from position `at` on; positions outside of it are ignored."""
+    first, last = max(at, 0), min(at + part.shape[-2], key.shape[-2])
+    return first >= last or _equal(part[..., first - at : last - at, :], key[..., first:last, :])
 
 
-def _reach(rows: Rows) -> int:
-    """The last key that any row sees."""
-    stop = rows.stop if rows.dark is None else torch.where(rows.dark, 0, rows.stop)
-    if rows.allowed is None:
+def _last_visible(mask: RowMask) -> int:
+    """Return the number of keys up to the last one that any row attends to."""
+    stop = mask.stop if mask.uniform is None else torch.where(mask.uniform, 0, mask.stop)
+    if mask.allowed is None:
         return int(stop.max())
-    seen = rows.allowed if rows.dark is None else rows.allowed & ~rows.dark
-    return min(int(stop.max()), int(seen.flatten(0, -2).any(0).nonzero().max()) + 1)
+    visible = mask.allowed if mask.uniform is None else mask.allowed & ~mask.uniform
+    return min(int(stop.max()), int(visible.flatten(0, -2).any(0).nonzero().max()) + 1)
 
 
-def _take(x: Tensor, rows: Tensor | None) -> Tensor:
-    """These rows of the batch; zeros where there is none."""
+def _select_rows(x: Tensor, rows: Tensor | None) -> Tensor:
+    """Select rows of the batch; zeros where the row is −1."""
     if rows is None or len(x) == 1 == len(rows):
         return x
-    taken = x.index_select(0, rows.clamp(min=0)) if len(x) > 1 else x.expand(len(rows), *x.shape[1:])
-    return taken * (rows >= 0).reshape(-1, *[1] * (x.dim() - 1)).to(x.dtype)
+    selected = x.index_select(0, rows.clamp(min=0)) if len(x) > 1 else x.expand(len(rows), *x.shape[1:])
+    return selected * (rows >= 0).reshape(-1, *[1] * (x.dim() - 1)).to(x.dtype)
 
 
-def _drop(steps: list[Step], tokens: int) -> None:
-    """Take the last tokens of a layer back."""
+def _select_shared(x: Tensor, rows: Tensor | None) -> Tensor:
+    """Select rows of a mask or bias, with four axes; one that all rows share stays as it is."""
+    x = x[(None,) * (4 - x.dim())]
+    return _select_rows(x, rows if len(x) > 1 else None)
+
+
+def _drop_last(steps: list[Step], tokens: int) -> None:
+    """Drop the last tokens of a layer."""
     while tokens > 0 and steps:
         last = steps.pop()
         left = last.query.shape[-2] - tokens
         tokens -= last.query.shape[-2]
         if left > 0:
-            steps.append(_cut(last, left))
+            steps.append(_first_tokens(last, left))
 
 
-def _cut(step: Step, left: int) -> Step:
-    """The first tokens of a step."""
-
+def _first_tokens(step: Step, count: int) -> Step:
     def cut(x: Tensor) -> Tensor:
-        return x if x.shape[-2] == 1 else x[..., :left, :]
+        return x if x.shape[-2] == 1 else x[..., :count, :]
 
     return step._replace(
         query=cut(step.query),
         key=cut(step.key),
-        rows=None if step.rows is None else step.rows.each(cut),
+        mask=None if step.mask is None else step.mask.map(cut),
         biases=tuple(map(cut, step.biases)),
     )
 
 
-def _join_rows(steps: Sequence[Step], chosen: Sequence[Tensor | None], batch: int, keys: int) -> Rows:
-    """Intervals over all keys; where some step has more to say, also a dense mask."""
-    dense = any(step.rows is not None and step.rows.allowed is not None for step in steps)
-    starts, stops, allowed, dark = [], [], [], []
-    for step, rows in zip(steps, chosen, strict=True):
+Steps = Sequence[tuple[Step, Tensor | None]]  # steps and their rows of the batch
+
+
+def _join_masks(steps: Steps, batch: int, keys: int) -> RowMask:
+    """Join masks as intervals over all keys, with a dense mask if any step has one."""
+    dense = any(step.mask is not None and step.mask.allowed is not None for step, _ in steps)
+    starts, stops, allowed, uniform = [], [], [], []
+    for step, rows in steps:
         size = (batch, 1, step.query.shape[-2], 1)
-        here = step.rows
         zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=step.query.device)
-        start, stop = (zero, zero + step.keys) if here is None else (_four(here.start), _four(here.stop))
+        mask = step.mask or RowMask(zero, zero + step.keys)
+        # a stop beyond the step's own keys would reach into those of later steps
+        start, stop = (_select_shared(x, rows) for x in (mask.start, mask.stop.clamp(max=step.keys)))
         ended = zero.bool() if rows is None else (rows < 0)[:, None, None, None]
-        # what a step does not see of its own keys' place cannot lie beyond what there was
-        start = (_take(start, rows if len(start) > 1 else None) + step.offset).expand(size)
-        stop = (_take(stop.clamp(max=step.keys), rows if len(stop) > 1 else None) + step.offset).expand(size)
-        starts.append(start)
-        stops.append(torch.where(ended, 0, stop))
-        dark.append(
-            zero.bool().expand(size)
-            if here is None or here.dark is None
-            else _four_rows(here.dark, rows, size)
-        )
+        starts.append((start + step.offset).expand(size))
+        stops.append(torch.where(ended, 0, (stop + step.offset).expand(size)))
+        rows_uniform = zero if mask.uniform is None else _select_shared(mask.uniform, rows)
+        uniform.append(rows_uniform.expand(size).bool())
         if dense:
-            part = torch.ones(1, 1, 1, step.keys, dtype=torch.bool, device=step.query.device)
-            if here is not None and here.allowed is not None:
-                part = _four(here.allowed)
-            part = _take(part, rows if len(part) > 1 else None)
-            part = part.expand(batch, part.shape[1], size[2], part.shape[-1])[..., : keys - step.offset]
-            allowed.append(torch.nn.functional.pad(part, (step.offset, keys - step.offset - part.shape[-1])))
-    any_dark = torch.cat(dark, -2)
-    return Rows(
+            every = torch.ones(1, 1, 1, step.keys, dtype=torch.bool, device=step.query.device)
+            part = _select_shared(every if mask.allowed is None else mask.allowed, rows)
+            allowed.append(_pad_keys(part.expand(batch, -1, -1, -1), step, keys))
+    any_uniform = torch.cat(uniform, -2)
+    return RowMask(
         torch.cat(starts, -2),
         torch.cat(stops, -2),
         torch.cat(allowed, -2) if dense else None,
-        dark=any_dark if bool(any_dark.any()) else None,
+        uniform=any_uniform if bool(any_uniform.any()) else None,
     )
 
 
-def _four_rows(x: Tensor, rows: Tensor | None, size: tuple[int, ...]) -> Tensor:
-    x = _four(x)
-    return _take(x, rows if len(x) > 1 else None).expand(size).bool()
-
-
-def _four(x: Tensor) -> Tensor:
-    return x[(None,) * (4 - x.dim())]
-
-
-def _join_biases(steps: Sequence[Step], chosen: Sequence[Tensor | None], keys: int) -> tuple[Tensor, ...]:
-    """Dense biases, row below row."""
-    count = max(len(step.biases) for step in steps)
-    more = [step.rows.bias if step.rows is not None else None for step in steps]
-    found = []
-    for number in range(count + (1 if any(part is not None for part in more) else 0)):
+def _join_biases(steps: Steps, keys: int) -> tuple[Tensor, ...]:
+    """Concatenate the dense biases of all steps, with those of their masks."""
+    count = max(len(step.biases) for step, _ in steps)
+    mask_biases = [None if step.mask is None else step.mask.bias for step, _ in steps]
+    count += any(bias is not None for bias in mask_biases)
+    joined = []
+    for number in range(count):
         parts = []
-        for step, rows, extra in zip(steps, chosen, more, strict=True):
-            bias = step.biases[number] if number < len(step.biases) else extra
-            bias = step.query.new_zeros(1, 1, 1, step.keys) if bias is None else _four(bias)
-            bias = _take(bias, rows if len(bias) > 1 else None)
-            bias = bias.expand(*bias.shape[:2], step.query.shape[-2], bias.shape[-1])[
-                ..., : keys - step.offset
-            ]
-            parts.append(torch.nn.functional.pad(bias, (step.offset, keys - step.offset - bias.shape[-1])))
+        for (step, rows), mask_bias in zip(steps, mask_biases, strict=True):
+            bias = step.biases[number] if number < len(step.biases) else mask_bias
+            bias = step.query.new_zeros(1, 1, 1, step.keys) if bias is None else bias
+            parts.append(_pad_keys(_select_shared(bias, rows), step, keys))
         heads, batch = max(p.shape[1] for p in parts), max(p.shape[0] for p in parts)
-        found.append(torch.cat([p.expand(batch, heads, *p.shape[-2:]) for p in parts], -2))
-    return tuple(found)
+        joined.append(torch.cat([p.expand(batch, heads, *p.shape[-2:]) for p in parts], -2))
+    return tuple(joined)
+
+
+def _pad_keys(x: Tensor, step: Step, keys: int) -> Tensor:
+    """Place a step's (b, h, q, k) among all keys."""
+    x = x.expand(*x.shape[:2], step.query.shape[-2], x.shape[-1])[..., : keys - step.offset]
+    return torch.nn.functional.pad(x, (step.offset, keys - step.offset - x.shape[-1]))

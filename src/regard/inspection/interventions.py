@@ -1,4 +1,4 @@
-"""Heads switched off or changed while a model runs, and how much each of them matters."""
+"""Ablate or change heads while a model runs, and measure how much each of them matters."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, DTypeError
 from regard.inspection.hooks.interventions import Edit, editing
-from regard.inspection.layers import Layers, attends, clean, fits, named
+from regard.inspection.layers import Layers, attends, clean, matches, matching_names
 from regard.inspection.replacements import (
     AttentionCall,
-    MeanAblation,
     Intervention,
+    MeanAblation,
     ReplaceOutput,
     ReplaceWeights,
     UniformAttention,
@@ -22,26 +22,36 @@ from regard.inspection.replacements import (
     as_heads,
 )
 from regard.models.layers.attention import Attends
+from regard.models.layers.dropout import eval_mode
 
-__all__ = ["MeanAblation", "Intervention", "ReplaceOutput", "ReplaceWeights", "UniformAttention", "ZeroAblation", "edit", "importance"]
+__all__ = [
+    "Intervention",
+    "MeanAblation",
+    "ReplaceOutput",
+    "ReplaceWeights",
+    "UniformAttention",
+    "ZeroAblation",
+    "edit",
+    "importance",
+]
 
 Loss = Callable[[Any], Tensor]
 
 
 @contextmanager
 def edit(
-    model: nn.Module, layers: Layers | None, heads: int | Sequence[int] | None, change: Intervention
+    model: nn.Module, layers: Layers | None, heads: int | Sequence[int] | None, intervention: Intervention
 ) -> Iterator[nn.Module]:
-    """Change some heads of a model for as long as a block lasts; all else in it stays as it is.
+    """Change some heads of a model inside a `with` block.
 
-    For Hugging Face models that go through its attention interface, `nn.MultiheadAttention`, and regard's own
-    layers. Blocks nest; each acts on what the thread that opened it runs. The weights that a model returns
-    are those before the change.
+    It changes regard's layers, `nn.MultiheadAttention`, and Hugging Face models that use the attention
+    interface of transformers. Blocks nest, and act on the calls of their own thread. Weights that the model
+    returns are those before the intervention.
 
-    layers: a number, counted over the model's attentions in their order, a name or a pattern, several of
-        these, or None for all.
-    heads: a number, several, or None for all.
-    change: ZeroAblation(), MeanAblation(), UniformAttention(), ReplaceOutput(function) or ReplaceWeights(function).
+    layers: a layer by number, name or pattern, a list of them, or None for all.
+    heads: a head, a list of heads, or None for all.
+    intervention: ZeroAblation(), MeanAblation(), UniformAttention(), ReplaceOutput(function) or
+        ReplaceWeights(function).
 
     >>> import torch, regard
     >>> model = regard.models.LanguageModel(100, regard.models.TransformerConfig(width=16, heads=2, layers=2))
@@ -52,30 +62,29 @@ def edit(
     False
     """
     if not isinstance(model, nn.Module):
-        raise DTypeError(f"edit got a {type(model).__name__}; it changes a torch.nn.Module.")
-    if not isinstance(change, Intervention):
-        cure = f"{change.__name__}()" if isinstance(change, type) else "ZeroAblation()"
-        raise DTypeError(f"edit got the change {change!r}; give one of regard's, such as {cure}.")
-    chosen, one = _choose(model, layers), Edit(as_heads(heads), change)
-    for name, module in chosen.items():
-        _check_heads(name, module, one.heads)
-    with editing(dict.fromkeys(chosen.values(), one)):
+        raise DTypeError(f"edit() got a {type(model).__name__}; pass a torch.nn.Module.")
+    if not isinstance(intervention, Intervention):
+        fix = f"{intervention.__name__}()" if isinstance(intervention, type) else "regard.ZeroAblation()"
+        raise DTypeError(f"edit(intervention=…) got {intervention!r}; pass an intervention, such as {fix}.")
+    modules, head_edit = _select(model, layers), Edit(as_heads(heads), intervention)
+    for name, module in modules.items():
+        _check_heads(name, module, head_edit.heads)
+    with editing(dict.fromkeys(modules.values(), head_edit)):
         yield model
 
 
 def importance(
     model: nn.Module, batch: Any, loss: Loss | None = None, *, intervention: Intervention | None = None
 ) -> Any:
-    """How much each head matters: the change of the loss when it is zeroed, the most important one first.
+    """Measure the importance of each head: the change of the loss when it is ablated, largest first.
 
-    A pandas frame with the columns layer, number, head and change, where pandas is installed; otherwise a
-    list of dictionaries. The model runs once for each of its heads, in evaluation mode and without gradients.
+    Returns a pandas frame with the columns layer, number, head and change if pandas is installed, otherwise a
+    list of dictionaries. The model runs once per head, in evaluation mode and without gradients.
 
-    batch: what the model is called with: a dictionary of arguments, a tuple of them, or one tensor.
-    loss: a number from what the model returns. By default its own loss, if the batch has labels; otherwise
-        the Kullback-Leibler divergence from the logits as they are to those without the head, in nats
-        per token.
-    change: what is done to a head instead of ZeroAblation().
+    batch: the model's arguments: a dictionary, a tuple, or one tensor.
+    loss: computes a number from the model's output. Default: its own loss, if the batch has labels; otherwise
+        the KL divergence between the logits without and with the ablation, in nats per token.
+    intervention: what is done to each head; default: ZeroAblation().
 
     >>> import torch, regard
     >>> model = regard.models.LanguageModel(100, regard.models.TransformerConfig(width=16, heads=2, layers=2))
@@ -83,28 +92,25 @@ def importance(
     >>> len(table)
     4
     """
-    found = _choose(model, None)
-    counts = {name: heads_of(module) for name, module in found.items()}
-    with _evaluating(model), torch.no_grad():
-        heads: list[int] = []
-        for name, module in found.items():
-            heads.append(counts[name] or _count(model, batch, module))
-        before = _call(model, batch)
-        judge = _difference(model, before, batch) if loss is None else _by(loss, before)
-        rows = []
-        for number, (name, module) in enumerate(found.items()):
+    modules = _select(model, None)
+    rows = []
+    with eval_mode(model), torch.no_grad():
+        heads = [head_count(module) or _count_heads(model, batch, module) for module in modules.values()]
+        output = _call(model, batch)
+        change = _default_change(model, output, batch) if loss is None else _loss_change(loss, output)
+        for number, (name, module) in enumerate(modules.items()):
             for head in range(heads[number]):
                 with editing({module: Edit((head,), intervention or ZeroAblation())}):
-                    after = _call(model, batch)
-                rows.append({"layer": name, "number": number, "head": head, "change": judge(after)})
+                    ablated = _call(model, batch)
+                rows.append({"layer": name, "number": number, "head": head, "change": change(ablated)})
     return _table(sorted(rows, key=lambda row: -row["change"]))
 
 
-# Which attentions
+# Layers and heads
 
 
 def attentions(model: nn.Module) -> dict[str, nn.Module]:
-    """The attentions of a model that can be edited, by name, in their order.
+    """Return the attention modules that `edit` can change, by name, in order.
 
     >>> import torch
     >>> from regard.inspection.interventions import attentions
@@ -114,75 +120,65 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
     return {
         clean(name): module
         for name, module in model.named_modules()
-        if isinstance(module, Attends | nn.MultiheadAttention) or through_interface(module)
+        if isinstance(module, Attends | nn.MultiheadAttention) or uses_interface(module)
     }
 
 
-def through_interface(module: nn.Module) -> bool:
-    """Whether a module asks Hugging Face's interface for its attention."""
+def uses_interface(module: nn.Module) -> bool:
+    """Return whether a module uses the attention interface of transformers."""
     forward = inspect.unwrap(type(module).forward)
     code = getattr(forward, "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
-def _choose(model: nn.Module, layers: Layers | None) -> dict[str, nn.Module]:
-    known = attentions(model)
-    direct = {
+def _select(model: nn.Module, layers: Layers | None) -> dict[str, nn.Module]:
+    editable = attentions(model)
+    others = {
         clean(name): module
         for name, module in model.named_modules()
-        if attends(module) and clean(name) not in known
+        if attends(module) and clean(name) not in editable
     }
-    wanted = [layers] if isinstance(layers, int | str) else ["*"] if layers is None else list(layers)
-    meant = {name for one in wanted if isinstance(one, str) for name in direct if fits(name, one)}
-    if meant and not any(fits(name, one) for one in wanted if isinstance(one, str) for name in known):
-        kinds = ", ".join(sorted({type(direct[name]).__name__ for name in meant}))
+    layers = [layers] if isinstance(layers, int | str) else ["*"] if layers is None else list(layers)
+    patterns = [layer for layer in layers if isinstance(layer, str)]
+    not_editable = {name for pattern in patterns for name in others if matches(name, pattern)}
+    if not_editable and not any(matches(name, pattern) for pattern in patterns for name in editable):
+        classes = ", ".join(sorted({type(others[name]).__name__ for name in not_editable}))
         raise ArgumentError(
-            f"{kinds} calls torch's scaled_dot_product_attention itself. watch sees such calls, but edit "
-            "cannot change them: it changes regard's layers, nn.MultiheadAttention and what goes through the "
-            "attention interface of transformers. A forward hook on the module can change its output."
+            f"edit cannot change {classes}, which calls scaled_dot_product_attention itself. It changes "
+            "regard's layers, nn.MultiheadAttention, and layers that use the attention interface of "
+            "transformers. Change the module's output with a forward hook."
         )
-    if not known:
+    if not editable:
         raise ArgumentError(
-            f"there is nothing to edit in a {type(model).__name__}: no attention in it is regard's, torch's "
-            "nn.MultiheadAttention, or goes through the attention interface of transformers."
+            f"edit() got a {type(model).__name__} without attention layers that it can change: regard's "
+            "layers, nn.MultiheadAttention, or layers that use the attention interface of transformers."
         )
-    names = [name for one in wanted for name in named("edit", one, list(known))]
-    return {name: known[name] for name in names}
+    names = [name for layer in layers for name in matching_names("edit", layer, list(editable))]
+    return {name: editable[name] for name in names}
 
 
-def heads_of(module: nn.Module) -> int | None:
-    """The number of heads of an attention, if it can be told before it runs."""
+def head_count(module: nn.Module) -> int | None:
+    """Return the number of heads, if a module has it as an attribute."""
     for name in ("heads", "num_heads", "num_attention_heads", "n_heads"):
-        if isinstance(found := getattr(module, name, None), int):
-            return found
-    config = getattr(module, "config", None)
+        if isinstance(count := getattr(module, name, None), int):
+            return count
     if isinstance(groups := getattr(module, "num_key_value_groups", None), int):
-        keys = getattr(config, "num_key_value_heads", None)
-        return groups * keys if isinstance(keys, int) else None
+        key_heads = getattr(getattr(module, "config", None), "num_key_value_heads", None)
+        return groups * key_heads if isinstance(key_heads, int) else None
     return None
 
 
 def _check_heads(name: str, module: nn.Module, heads: tuple[int, ...] | None) -> None:
-    count = heads_of(module)
+    count = head_count(module)
     for head in heads or ():
         if count is not None and not -count <= head < count:
             raise ArgumentError(
-                f"edit got head {head}, and {name or 'the model'} has {count}; they count from 0."
+                f"edit(heads=…): head {head} is out of range; {name or 'the model'} has heads 0 to "
+                f"{count - 1}."
             )
 
 
-# How much they matter
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
+# Importance
 
 
 def _call(model: nn.Module, batch: Any) -> Any:
@@ -191,8 +187,8 @@ def _call(model: nn.Module, batch: Any) -> Any:
     return model(*batch) if isinstance(batch, tuple | list) else model(batch)
 
 
-class _Count(Intervention):
-    """Notes how many heads there are."""
+class _HeadCounter(Intervention):
+    """Counts the heads and changes nothing."""
 
     def __init__(self) -> None:
         self.heads = 0
@@ -202,45 +198,46 @@ class _Count(Intervention):
         return call.output
 
 
-def _count(model: nn.Module, batch: Any, module: nn.Module) -> int:
-    counter = _Count()
+def _count_heads(model: nn.Module, batch: Any, module: nn.Module) -> int:
+    counter = _HeadCounter()
     with editing({module: Edit(None, counter)}):
         _call(model, batch)
     return counter.heads
 
 
-def _by(loss: Loss, before: Any) -> Callable[[Any], float]:
-    first = float(loss(before))
-    return lambda after: float(loss(after)) - first
+def _loss_change(loss: Loss, output: Any) -> Callable[[Any], float]:
+    before = float(loss(output))
+    return lambda ablated: float(loss(ablated)) - before
 
 
-def _difference(model: nn.Module, before: Any, batch: Any) -> Callable[[Any], float]:
-    """The change of the model's own loss, or the divergence of its logits."""
-    if getattr(before, "loss", None) is not None:
-        return _by(lambda output: output.loss, before)
-    logits = _logits(model, before)
+def _default_change(model: nn.Module, output: Any, batch: Any) -> Callable[[Any], float]:
+    """Return the change of the model's own loss, or the divergence of its logits."""
+    if getattr(output, "loss", None) is not None:
+        return _loss_change(lambda output: output.loss, output)
+    logits = _logits(model, output)
     if logits is None:
         raise ArgumentError(
-            f"importance got a {type(model).__name__}, which returns neither a loss nor logits; "
-            "say what counts: loss=lambda output: ..., a number for what the model returns."
+            f"importance() got a {type(model).__name__}, which returns neither a loss nor logits. Pass a "
+            "loss: loss=lambda output: …, which computes a number from the model's output."
         )
-    first = logits.float().log_softmax(-1)
-    seen = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    real = seen.bool() if isinstance(seen, Tensor) and seen.shape == first.shape[:-1] else slice(None)
+    before = logits.float().log_softmax(-1)
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    tokens = mask.bool() if isinstance(mask, Tensor) and mask.shape == before.shape[:-1] else slice(None)
 
-    def divergence(after: Any) -> float:
-        last = _logits(model, after)
-        assert last is not None
-        apart = nn.functional.kl_div(last.float().log_softmax(-1), first, reduction="none", log_target=True)
-        return float(apart.sum(-1)[real].mean())
+    def divergence(ablated: Any) -> float:
+        logits = _logits(model, ablated)
+        assert logits is not None
+        after = logits.float().log_softmax(-1)
+        terms = nn.functional.kl_div(after, before, reduction="none", log_target=True)
+        return float(terms.sum(-1)[tokens].mean())
 
     return divergence
 
 
 def _logits(model: nn.Module, output: Any) -> Tensor | None:
-    if isinstance(found := getattr(output, "logits", None), Tensor):
-        return found
-    # regard's own language models return them as they are
+    if isinstance(logits := getattr(output, "logits", None), Tensor):
+        return logits
+    # regard's language models return their logits as a tensor
     return output if isinstance(output, Tensor) and hasattr(model, "output_weight") else None
 
 

@@ -104,8 +104,8 @@ class LayerView:
             )
         if self.weights.dim() < 2 or any(n != 1 for n in _batch(self.weights)):
             raise ShapeError(
-                f"LayerView(weights=…) got shape {tuple(self.weights.shape)}; it needs (heads, queries, keys). "
-                "ViewModel.of(weights) splits a batch."
+                f"LayerView(weights=…) got shape {tuple(self.weights.shape)}; it needs (heads, queries, "
+                "keys). ViewModel.of(weights) splits a batch."
             )
 
     @property
@@ -203,8 +203,8 @@ class InputView:
             for side, number, size in sides:
                 if not 0 <= number < len(self.texts):
                     raise ArgumentError(
-                        f"Layer {layer.label!r} has {side}={number}, out of range for {len(self.texts)} texts; "
-                        "texts are counted from 0."
+                        f"Layer {layer.label!r} has {side}={number}, out of range for {len(self.texts)} "
+                        "texts; they are counted from 0."
                     )
                 tokens = len(self.texts[number].tokens)
                 if tokens != size:
@@ -256,8 +256,7 @@ def split_batch(weights: Weights | Tensor) -> list[Weights | Tensor]:
         return [weights]
     every = [slice(None)] if weights.has_heads else []
     return [
-        weights.select([*(slice(int(i), int(i) + 1) for i in index), *every])
-        for index in np.ndindex(*batch)
+        weights.select([*(slice(int(i), int(i) + 1) for i in index), *every]) for index in np.ndindex(*batch)
     ]
 
 

@@ -1,6 +1,7 @@
-"""Which modules of a model attend, as far as its code tells, and which of them are meant."""
+"""Find the attention modules of a model from its code, and select, name and label them."""
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -13,11 +14,12 @@ from regard.errors import ArgumentError, DTypeError
 from regard.models.layers.attention import Attends
 
 Layers = int | str | Sequence[int | str]
-_TELLING = {"ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"}
+_ATTENTION_CALLS = {"ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"}
+_CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec", re.IGNORECASE)
 
 
 def attends(module: nn.Module) -> bool:
-    """Whether a module's code attends in a way that can be seen.
+    """Return whether `watch` can see the attention that a module computes.
 
     >>> import torch
     >>> from regard.inspection.layers import attends
@@ -28,13 +30,13 @@ def attends(module: nn.Module) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _calls_attention(kind: Hashable) -> bool:
-    assert isinstance(kind, type)
-    for home in kind.__mro__:
-        if home.__module__.startswith(("torch.nn.", "transformers.modeling_", "transformers.generation")):
-            continue  # what all models of transformers have in common speaks of attention only
-        functions = (inspect.unwrap(f) for f in vars(home).values() if inspect.isfunction(f))
-        if any(_TELLING & set(_names(function.__code__)) for function in functions):
+def _calls_attention(cls: Hashable) -> bool:
+    assert isinstance(cls, type)
+    for base in cls.__mro__:
+        if base.__module__.startswith(("torch.nn.", "transformers.modeling_", "transformers.generation")):
+            continue  # the common base classes of transformers mention attention but do not compute it
+        functions = (inspect.unwrap(f) for f in vars(base).values() if inspect.isfunction(f))
+        if any(_ATTENTION_CALLS & set(_names(function.__code__)) for function in functions):
             return True
     return False
 
@@ -46,18 +48,18 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def own_attention(model: nn.Module, known: Callable[[nn.Module], bool] = attends) -> list[str]:
-    """Classes that are called attentions, but in which nothing attends in a way that is known."""
-    kinds = {
+def own_attention(model: nn.Module, is_known: Callable[[nn.Module], bool] = attends) -> list[str]:
+    """Return the classes named attention that contain no known attention module."""
+    classes = {
         type(module).__name__
         for module in model.modules()
-        if "attention" in type(module).__name__.lower() and not any(map(known, module.modules()))
+        if "attention" in type(module).__name__.lower() and not any(map(is_known, module.modules()))
     }
-    return sorted(kinds)
+    return sorted(classes)
 
 
 def compiled(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of a model that torch.compile(module) or module.compile() have compiled, by name.
+    """Return the modules compiled by torch.compile(module) or module.compile(), by name.
 
     >>> import torch
     >>> from regard.inspection.layers import compiled
@@ -66,7 +68,7 @@ def compiled(model: nn.Module) -> dict[str, nn.Module]:
     >>> list(compiled(model))
     ['1']
     """
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # whoever has compiled anything has loaded it
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # loaded by the first compilation
     if dynamo is None:
         return {}
     return {
@@ -76,20 +78,20 @@ def compiled(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def plain(model: nn.Module) -> bool:
-    """Whether all that a model consists of are torch's own layers and regard's, none of which attends."""
-    ours = ("torch.nn.", "regard.")
-    return not any(attends(m) or not type(m).__module__.startswith(ours) for m in model.modules())
+def has_no_attention(model: nn.Module) -> bool:
+    """Return whether a model consists only of torch's and regard's layers, none of which attends."""
+    known = ("torch.nn.", "regard.")
+    return not any(attends(m) or not type(m).__module__.startswith(known) for m in model.modules())
 
 
 class LayerSelection:
-    """The layers that somebody wants to see: all, or by number, name or pattern.
+    """A predicate on layer names: all, or those given by number, name or pattern.
 
     >>> import torch
     >>> from regard.inspection.layers import LayerSelection
     >>> model = torch.nn.Transformer(8, 2, 1, 1, batch_first=True)
-    >>> choice = LayerSelection(model, "decoder.*")
-    >>> choice("decoder.layers.0.self_attn"), choice("encoder.layers.0.self_attn")
+    >>> selection = LayerSelection(model, "decoder.*")
+    >>> selection("decoder.layers.0.self_attn"), selection("encoder.layers.0.self_attn")
     (True, False)
     """
 
@@ -97,51 +99,91 @@ class LayerSelection:
         self.patterns: tuple[str, ...] | None = None
         if layers is None:
             return
-        wanted = [layers] if isinstance(layers, int | str) else list(layers)
         names = [clean(name) for name, module in model.named_modules() if attends(module)]
-        every = {clean(name) for name, _ in model.named_modules()}
-        self.patterns = tuple(self._pattern(one, names, every) for one in wanted)
+        modules = {clean(name) for name, _ in model.named_modules()}
+        layers = [layers] if isinstance(layers, int | str) else layers
+        self.patterns = tuple(self._pattern(layer, names, modules) for layer in layers)
 
-    def _pattern(self, one: int | str, names: list[str], every: set[str]) -> str:
-        if not names and isinstance(one, str) and any(fits(name, one) for name in every):
-            return one  # what attends there shows when it runs
-        found = named("watch", one, names)
-        return found[0] if isinstance(one, int) else one
+    def _pattern(self, layer: int | str, names: list[str], modules: set[str]) -> str:
+        if not names and isinstance(layer, str) and any(matches(name, layer) for name in modules):
+            return layer  # which modules attend is known only when they run
+        matching = matching_names("watch", layer, names)
+        return matching[0] if isinstance(layer, int) else layer
 
     def __call__(self, name: str) -> bool:
-        return self.patterns is None or any(fits(name, pattern) for pattern in self.patterns)
+        return self.patterns is None or any(matches(name, pattern) for pattern in self.patterns)
 
 
 def clean(name: str) -> str:
-    """A module's name, without what torch.compile puts into it."""
+    """Remove torch.compile's prefix from a module name."""
     return name.replace("_orig_mod.", "").removesuffix("_orig_mod")
 
 
-def named(who: str, one: int | str, names: Sequence[str]) -> list[str]:
-    """The names that a number, a name or a pattern stands for, or an error of who was asked.
+def matching_names(function: str, layer: int | str, names: Sequence[str]) -> list[str]:
+    """Return the names that a number, name or pattern selects; an error names the calling function.
 
-    >>> from regard.inspection.layers import named
-    >>> named("watch", -1, ["encoder.0", "encoder.1"]), named("edit", "encoder", ["encoder.0", "decoder.0"])
-    (['encoder.1'], ['encoder.0'])
+    >>> from regard.inspection.layers import matching_names
+    >>> matching_names("watch", -1, ["encoder.0", "encoder.1"])
+    ['encoder.1']
+    >>> matching_names("edit", "encoder", ["encoder.0", "decoder.0"])
+    ['encoder.0']
     """
-    if isinstance(one, bool) or not isinstance(one, int | str):
-        raise DTypeError(f"{who} got the layer {one!r}; a layer is a number, a name or a pattern of names.")
-    if isinstance(one, int):
-        if not -len(names) <= one < len(names):
-            raise ArgumentError(f"{who} got the layer {one}; there are {len(names)}: {_listed(names)}.")
-        return [names[one]]
-    found = [name for name in names if fits(name, one)]
-    if not found:
-        raise ArgumentError(f"{who} got the layer {one!r}, and no name fits it; there are {_listed(names)}.")
-    return found
+    if isinstance(layer, bool) or not isinstance(layer, int | str):
+        raise DTypeError(f"{function}(layers=…) got {layer!r}; a layer is a number, a name or a pattern.")
+    if isinstance(layer, int):
+        if not -len(names) <= layer < len(names):
+            raise ArgumentError(
+                f"{function}(layers={layer}): out of range for {len(names)} layers: {_listed(names)}."
+            )
+        return [names[layer]]
+    matching = [name for name in names if matches(name, layer)]
+    if not matching:
+        raise ArgumentError(
+            f"{function}(layers={layer!r}): no layer matches. The layers are {_listed(names)}."
+        )
+    return matching
 
 
-def fits(name: str, pattern: str) -> bool:
-    """Whether a module is meant by a name, by that of a module around it, or by a pattern."""
+def matches(name: str, pattern: str) -> bool:
+    """Return whether a pattern is a module's name, that of a parent module, or a glob that matches it."""
     return name == pattern or name.startswith(f"{pattern}.") or fnmatchcase(name, pattern)
 
 
 def _listed(names: Sequence[str]) -> str:
     if not names:
-        return "none that can be told beforehand; leave layers out"
+        return "unknown before the model runs; omit layers"
     return ", ".join(names) if len(names) <= 12 else f"{', '.join(names[:6])}, …, {', '.join(names[-3:])}"
+
+
+# Names
+
+
+def is_cross_attention(name: str) -> bool:
+    """Return whether a module or class of this name attends to another sequence than its own.
+
+    >>> from regard.inspection.layers import is_cross_attention
+    >>> is_cross_attention("decoder.blocks.0.cross"), is_cross_attention("decoder.blocks.0.attention")
+    (True, False)
+    """
+    parts = name.partition("@")[0].split(".")
+    return _CROSS.search(parts[-1]) is not None or parts[-2:] == ["decoder", "attention"]
+
+
+def layer_label(name: str) -> str:
+    """Return a readable label for a layer, from the name of its module.
+
+    >>> from regard.inspection.layers import layer_label
+    >>> [layer_label(name) for name in ("encoder.blocks.0.attention", "decoder.blocks.1.cross", "blocks.2")]
+    ['encoder 0', 'decoder 1 to source', 'layer 2']
+    >>> layer_label("decoder.attention")
+    'decoder to source'
+    """
+    path, _, call = name.partition("@")
+    suffix = f", call {call}" if call else ""
+    parts = path.split(".")
+    number = next((int(part) for part in reversed(parts) if re.fullmatch(r"[0-9]{1,9}", part)), None)
+    stack = next((part for part in parts if part in ("encoder", "decoder")), "layer")
+    to_source = " to source" if is_cross_attention(path) else ""
+    if number is not None:
+        return f"{stack} {number}{to_source}{suffix}"
+    return (f"{stack}{to_source}" if to_source else path.replace(".", " ") or "attention") + suffix

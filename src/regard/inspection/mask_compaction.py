@@ -1,30 +1,31 @@
-"""A dense mask in the cheapest form that says the same: nothing, fewer keys, lengths, an interval per row.
+"""Compact forms of dense masks: no mask, fewer keys, lengths, or one interval per row.
 
-Models hand over one dense mask, and all their layers share it. It is read once, and what was read is noted
-on the tensor itself, beside the version that was read.
+The layers of a model share one dense mask. It is read once; the result is stored on the tensor, with the
+version that was read.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.inspection.capture import Ranges
+from regard.inspection.capture import Intervals, additive_kind, key_intervals
 from regard.mechanism.mask_algebra import Mask, as_mask
 from regard.mechanism.masks import Padding
 from regard.mechanism.torch_state import concrete
 
-Integers = NDArray[np.int64]
-_NOTE = "_regard_reading"
-_SPARSE = 0.9  # the share of keys below which the interval around a mask's holes is worth knowing
+_ATTRIBUTE = "_regard_compact_mask"
+_SPARSE = 0.9  # intervals around masks with gaps are used if they hold less than this fraction of the keys
 
 
-class Reading(NamedTuple):
-    """What a mask (…, q, k) says: where `exact`, `mask` says it all; otherwise it only bounds it.
+class CompactMask(NamedTuple):
+    """A compact form of a mask (…, q, k).
 
-    span: the keys that everybody sees, if they are the same for all rows and follow one another.
+    mask: an equivalent mask if `exact`, otherwise an upper bound. None: all keys.
+    span: first key and stop, if all rows have the same interval of keys.
     """
 
     mask: Mask | None
@@ -32,8 +33,8 @@ class Reading(NamedTuple):
     span: tuple[int, int] | None = None
 
 
-def read(mask: Tensor) -> Reading:
-    """The reading of a boolean mask, True = may look; noted on the tensor for the next layer.
+def read(mask: Tensor) -> CompactMask:
+    """Compact a boolean mask, True = may attend; the result is cached on the tensor.
 
     >>> import torch
     >>> from regard.inspection.mask_compaction import read
@@ -43,90 +44,81 @@ def read(mask: Tensor) -> Reading:
     >>> read(rows[:, None, None].expand(2, 1, 3, 3)).mask
     Padding([1, 2])
     """
-    version = None if mask.is_inference() else mask._version  # None: nobody counts changes
-    noted = getattr(mask, _NOTE, None)
-    if noted is not None and version is not None and noted[0] == version:
-        return noted[1]
-    found = _read(mask)
-    setattr(mask, _NOTE, (version, found))
-    return found
+    return _cached(mask, _read)
 
 
 def readable(mask: Tensor) -> bool:
-    """Whether the values of a mask can be looked at, and without waiting for another device."""
+    """Return whether a mask's values can be read without synchronizing with another device."""
     return mask.device.type == "cpu" and mask.dim() >= 2 and mask.numel() > 0 and concrete(mask)
 
 
-def hides(mask: Tensor) -> Tensor | None:
-    """An additive mask as a boolean one, if it only hides keys; None if it says more.
+def as_boolean(mask: Tensor) -> Tensor | None:
+    """Convert an additive mask that only hides keys to a boolean one; None for others.
 
-    Where a row sees no key at all, numbers that are only very low make it look at all alike: that is more.
+    Rows that a finite mask hides entirely have uniform weights; a boolean mask would make them zero.
 
     >>> import torch
-    >>> from regard.inspection.mask_compaction import hides
-    >>> hides(torch.tensor([[0.0, torch.finfo(torch.float32).min]]))
+    >>> from regard.inspection.mask_compaction import as_boolean
+    >>> as_boolean(torch.tensor([[0.0, torch.finfo(torch.float32).min]]))
     tensor([[ True, False]])
-    >>> hides(torch.tensor([[0.0, -1.0]])) is None
+    >>> as_boolean(torch.tensor([[0.0, -1.0]])) is None
     True
     """
-    version = None if mask.is_inference() else mask._version
-    noted = getattr(mask, _NOTE, None)
-    if noted is not None and version is not None and noted[0] == version:
-        return noted[1]
-    small = _once(mask)
-    seen, low = small == 0, torch.finfo(mask.dtype).min / 2
-    plain = bool((seen | (small <= low)).all()) and bool(seen.any(-1).all())
-    found = seen.expand(mask.shape) if plain else None
-    setattr(mask, _NOTE, (version, found))
-    return found
+    return _cached(mask, _as_boolean)
 
 
-def _once(mask: Tensor) -> Tensor:
-    """Without repetition: axes along which it was expanded have size 1."""
-    steps = mask.stride()
-    return mask[tuple(slice(0, 1) if step == 0 else slice(None) for step in steps[:-1])]
-
-
-def _read(mask: Tensor) -> Reading:
-    small = _once(mask)
-    seen: NDArray[np.bool_] = small.detach().numpy()
-    keys = mask.shape[-1]
-    start, stop = _hull(seen)
-    widths, first, last = int((stop - start).sum()), int(start.min()), int(stop.max())
-    exact = widths == int(np.count_nonzero(seen))  # no row has a hole
-    if exact and widths == start.size * keys:
-        return Reading(None, span=(0, keys))
-    if exact and widths == start.size * (last - first) > 0:
-        return Reading(_ranges(start, stop), span=(first, last))
-    if exact and small.dim() == 4 and small.shape[1] == small.shape[2] == 1:
-        if first == 0 == int(start.max()):
-            return Reading(Padding(torch.from_numpy(stop.reshape(-1))))
-        # what sees nothing starts at the end
-        if int(stop.min()) in (0, keys) and bool(((stop == keys) | (stop == 0)).all()):
-            return Reading(Padding(torch.from_numpy((stop - start).reshape(-1)), side="left"))
-    if exact or widths < _SPARSE * seen.size:
-        return Reading(_ranges(start, stop), exact)
-    return Reading(None, exact=False)
-
-
-def _hull(seen: NDArray[np.bool_]) -> tuple[Integers, Integers]:
-    """The first key that each row sees, and the one after the last; 0 and 0 for a row that sees none."""
-    keys = seen.shape[-1]
-    start = seen.argmax(-1)
-    some = np.take_along_axis(seen, start[..., None], -1)[..., 0]
-    stop = np.where(some, keys - seen[..., ::-1].argmax(-1), 0)
-    return start, stop
-
-
-def _ranges(start: Integers, stop: Integers) -> Ranges:
-    return Ranges(torch.from_numpy(start)[..., None], torch.from_numpy(stop)[..., None])
-
-
-def cheapest(mask: Tensor) -> tuple[Mask | Tensor | None, tuple[int, int] | None]:
-    """A boolean mask as `attention` should get it, and the keys that all rows see, if only these matter."""
+def compact(mask: Tensor) -> tuple[Mask | Tensor | None, tuple[int, int] | None]:
+    """Return the cheapest mask for `attention`, and the span of keys if all rows have the same."""
     if not readable(mask):
         return mask, None
-    found = read(mask)
-    if found.exact:
-        return found.mask, found.span
-    return (mask if found.mask is None else found.mask & as_mask(mask)), None
+    compacted = read(mask)
+    if compacted.exact:
+        return compacted.mask, compacted.span
+    return (mask if compacted.mask is None else compacted.mask & as_mask(mask)), None
+
+
+def _cached(mask: Tensor, compute: Callable[[Tensor], Any]) -> Any:
+    version = None if mask.is_inference() else mask._version  # inference tensors have no version counter
+    cached = getattr(mask, _ATTRIBUTE, None)
+    if cached is not None and version is not None and cached[0] == version:
+        return cached[1]
+    result = compute(mask)
+    setattr(mask, _ATTRIBUTE, (version, result))
+    return result
+
+
+def _as_boolean(mask: Tensor) -> Tensor | None:
+    unexpanded = _unexpanded(mask)
+    allowed = unexpanded == 0
+    if additive_kind(unexpanded)[0] and bool(allowed.any(-1).all()):
+        return allowed.expand(mask.shape)
+    return None
+
+
+def _unexpanded(mask: Tensor) -> Tensor:
+    """Undo `expand`: axes with stride 0 get size 1."""
+    return mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride()[:-1])]
+
+
+def _read(mask: Tensor) -> CompactMask:
+    unexpanded = _unexpanded(mask)
+    allowed = unexpanded.detach().numpy()
+    keys = mask.shape[-1]
+    start, stop, exact = key_intervals(allowed)
+    total, first, last = int((stop - start).sum()), int(start.min()), int(stop.max())
+    if exact and total == start.size * keys:
+        return CompactMask(None, span=(0, keys))
+    if exact and total == start.size * (last - first) > 0:
+        return CompactMask(_intervals(start, stop), span=(first, last))
+    if exact and unexpanded.dim() == 4 and unexpanded.shape[1] == unexpanded.shape[2] == 1:
+        if first == 0 == int(start.max()):
+            return CompactMask(Padding(torch.from_numpy(stop.reshape(-1))))
+        if bool(((stop == keys) | (stop == 0)).all()):  # 0: a row without keys
+            return CompactMask(Padding(torch.from_numpy((stop - start).reshape(-1)), side="left"))
+    if exact or total < _SPARSE * allowed.size:
+        return CompactMask(_intervals(start, stop), exact)
+    return CompactMask(None, exact=False)
+
+
+def _intervals(start: NDArray[np.int64], stop: NDArray[np.int64]) -> Intervals:
+    return Intervals(torch.from_numpy(start)[..., None], torch.from_numpy(stop)[..., None])

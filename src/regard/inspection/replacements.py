@@ -1,8 +1,8 @@
-"""What can be done to the heads of an attention: changes, as values, and the call that they change."""
+"""Interventions on attention heads, as values, and the calls that they change."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,16 +12,16 @@ from regard.errors import ArgumentError, DTypeError, ShapeError
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of an attention: output (…, h, q, e), value (…, g, k, e), and what is made when needed."""
+    """One attention call: output (…, h, q, e), value (…, g, k, e), and functions for the rest."""
 
     output: Tensor
     value: Tensor
     weights: Callable[[], Tensor]  # dense, … h q k
-    uniform: Callable[[], Tensor]  # the output of equal weights, … h q e
+    uniform: Callable[[], Tensor]  # output with uniform weights, … h q e
 
 
 class Intervention(ABC):
-    """Base of what `edit` does to heads: their new output, from the call that they took part in.
+    """Base class of what `edit` does to heads: computes their new output.
 
     >>> import torch, regard
     >>> class Half(regard.inspection.replacements.Intervention):
@@ -34,12 +34,12 @@ class Intervention(ABC):
 
     @abstractmethod
     def __call__(self, call: AttentionCall, heads: list[int]) -> Tensor:
-        """The new output of these heads, (…, len(heads), q, e)."""
+        """Return the new output of these heads, (…, len(heads), q, e)."""
 
 
 @dataclass(frozen=True)
 class ZeroAblation(Intervention):
-    """The heads say nothing: an output of zero.
+    """Set the output of the heads to zero.
 
     >>> import torch, regard
     >>> layer = regard.models.SelfAttention()
@@ -55,7 +55,7 @@ class ZeroAblation(Intervention):
 
 @dataclass(frozen=True)
 class MeanAblation(Intervention):
-    """The heads say the same everywhere: their mean output over batch and positions, padding included.
+    """Replace the output of each head by its mean over batch and positions, including padding.
 
     >>> import torch, regard
     >>> layer = regard.models.SelfAttention()
@@ -73,7 +73,7 @@ class MeanAblation(Intervention):
 
 @dataclass(frozen=True)
 class UniformAttention(Intervention):
-    """The heads look at all that they may see alike.
+    """Make the weights of the heads uniform over the keys that the mask allows.
 
     >>> import torch, regard
     >>> layer = regard.models.SelfAttention()
@@ -89,7 +89,7 @@ class UniformAttention(Intervention):
 
 @dataclass(frozen=True)
 class ReplaceOutput(Intervention):
-    """The heads' output becomes what a function makes of it, (…, heads, q, e) → the same shape.
+    """Apply a function to the output of the heads, (…, heads, q, e) → the same shape.
 
     >>> import torch, regard
     >>> layer = regard.models.SelfAttention()
@@ -101,12 +101,12 @@ class ReplaceOutput(Intervention):
     function: Callable[[Tensor], Tensor]
 
     def __call__(self, call: AttentionCall, heads: list[int]) -> Tensor:
-        return _same_shape(self, self.function, call.output[..., heads, :, :])
+        return _apply(self, self.function, call.output[..., heads, :, :])
 
 
 @dataclass(frozen=True)
 class ReplaceWeights(Intervention):
-    """The heads' weights become what a function makes of them, dense, (…, heads, q, k) → the same shape.
+    """Apply a function to the dense weights of the heads, (…, heads, q, k) → the same shape.
 
     >>> import torch, regard
     >>> layer, first = regard.models.SelfAttention(), torch.tensor([1.0, 0.0])
@@ -119,43 +119,47 @@ class ReplaceWeights(Intervention):
     function: Callable[[Tensor], Tensor]
 
     def __call__(self, call: AttentionCall, heads: list[int]) -> Tensor:
-        weights = _same_shape(self, self.function, call.weights()[..., heads, :, :])
-        each = call.output.shape[-3] // call.value.shape[-3]  # heads that share a value
-        return weights.to(call.value.dtype) @ call.value[..., [head // each for head in heads], :, :]
+        weights = _apply(self, self.function, call.weights()[..., heads, :, :])
+        per_group = call.output.shape[-3] // call.value.shape[-3]  # heads that share a value
+        return weights.to(call.value.dtype) @ call.value[..., [head // per_group for head in heads], :, :]
 
 
-def _same_shape(change: Intervention, function: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
-    found = function(given)
-    if not isinstance(found, Tensor) or found.shape != given.shape:
-        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+def _apply(intervention: Intervention, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    result = function(x)
+    if not isinstance(result, Tensor) or result.shape != x.shape:
+        returned = tuple(result.shape) if isinstance(result, Tensor) else f"a {type(result).__name__}"
         raise ShapeError(
-            f"the function of {type(change).__name__} got {tuple(given.shape)} and returned {got}; "
-            "it must return a tensor of the shape that it got."
+            f"The function of {type(intervention).__name__} got shape {tuple(x.shape)} and returned "
+            f"{returned}; the shapes must be equal."
         )
-    return found
+    return result
 
 
-def changed(call: AttentionCall, heads: Sequence[int] | None, change: Intervention) -> AttentionCall:
-    """The call with other outputs of some heads; those of the others stay as they are."""
+def intervene(call: AttentionCall, heads: Sequence[int] | None, intervention: Intervention) -> AttentionCall:
+    """Replace the output of some heads; None for all."""
     count = call.output.shape[-3]
-    chosen = list(range(count)) if heads is None else [_head(head, count) for head in heads]
+    selected = list(range(count)) if heads is None else [_head_index(head, count) for head in heads]
     output = call.output.clone()
-    output[..., chosen, :, :] = change(call, chosen).to(output.dtype)
-    return AttentionCall(output, call.value, call.weights, call.uniform)
+    output[..., selected, :, :] = intervention(call, selected).to(output.dtype)
+    return replace(call, output=output)
 
 
-def _head(head: int, count: int) -> int:
+def _head_index(head: int, count: int) -> int:
     if not -count <= head < count:
-        raise ArgumentError(f"edit got head {head}, and the layer has {count} heads; they count from 0.")
+        raise ArgumentError(
+            f"edit(heads=…): head {head} is out of range; this layer has heads 0 to {count - 1}."
+        )
     return head % count
 
 
 def as_heads(heads: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """Numbers of heads; None for all of them."""
+    """Return head numbers as a tuple; None for all heads."""
     if heads is None:
         return None
-    found = (heads,) if isinstance(heads, int) else tuple(heads)
-    wrong = [head for head in found if isinstance(head, bool) or not isinstance(head, int)]
-    if wrong:
-        raise DTypeError(f"edit got the head {wrong[0]!r}; heads are numbers: 3, [0, 5], or None for all.")
-    return found
+    numbers = (heads,) if isinstance(heads, int) else tuple(heads)
+    for head in numbers:
+        if isinstance(head, bool) or not isinstance(head, int):
+            raise DTypeError(
+                f"edit(heads=…) got {head!r}; pass a number, a list of numbers, or None for all."
+            )
+    return numbers

@@ -1,4 +1,4 @@
-"""Lazy weights for code that expects tensors: what they cannot answer lazily, their dense matrix answers."""
+"""Lazy weights for code that expects tensors; they become dense where they have no lazy operation."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from regard.mechanism.weights.matrix import Weights
 
 
 class Attentions(Weights):
-    """`Weights` in the place of a tensor, as in `outputs.attentions` of a model that runs on regard.
+    """`Weights` that behave like a tensor, in `outputs.attentions` of a model that runs on regard.
 
-    All that tensors have and torch's functions do is there, on the dense matrix, made when it is asked for;
-    what `Weights` have of their own stays lazy.
+    Methods of `Weights` stay lazy. All other tensor methods and torch functions work on the dense matrix,
+    which is computed when needed.
 
     >>> import torch, regard
     >>> from regard.inspection.tensor_like import Attentions
@@ -26,7 +26,7 @@ class Attentions(Weights):
 
     @classmethod
     def of(cls, weights: Weights) -> "Attentions":
-        """The same weights, which also pass for a tensor."""
+        """Return the same weights as `Attentions`."""
         self = cls.__new__(cls)
         vars(self).update(vars(weights))
         return self
@@ -41,17 +41,17 @@ class Attentions(Weights):
         return getattr(self.dense(), name)
 
     def mean(self, over: Any = None, *args: Any, **options: Any) -> Any:
-        """`Weights.mean` for "heads", which stays lazy; a tensor's mean for anything else."""
+        """`Weights.mean` for "heads", which stays lazy; otherwise `Tensor.mean`."""
         if over == "heads":
             return super().mean(over)
-        if "axis" in options:  # numpy's
+        if "axis" in options:  # NumPy's spelling
             return self.numpy().mean(*args, **options)
         if over is not None:
             args = (over, *args)
         return self.dense().mean(*args, **options)
 
     def to(self, *args: Any, **options: Any) -> Any:
-        """Lazy weights on another device; a dense tensor for another dtype."""
+        """Return lazy weights on another device, or a dense tensor of another dtype."""
         if len(args) == 1 and not options and isinstance(args[0], str | torch.device | int):
             return super().to(args[0])  # type: ignore[arg-type]
         return self.dense().to(*args, **options)
@@ -59,27 +59,28 @@ class Attentions(Weights):
     def size(self, *axis: int, dim: int | None = None) -> Any:  # type: ignore[override]
         return super().size(dim if not axis else axis[0])
 
-    __hash__ = object.__hash__  # as a tensor's, although == is elementwise
+    __hash__ = object.__hash__  # == is elementwise, as for tensors
 
     def __matmul__(self, x: Any) -> Any:
         return super().__matmul__(_dense(x))
 
     def tolist(self) -> Any:
-        """All of it, as nested lists."""
+        """Return the dense matrix as nested lists."""
         return self.dense().tolist()
 
     def __iter__(self) -> Any:
         return (self[i] for i in range(len(self)))
 
 
-def _dense(given: Any) -> Any:
-    if isinstance(given, Attentions):
-        return given.dense()
-    if isinstance(given, list | tuple):
-        return type(given)(map(_dense, given)) if not hasattr(given, "_fields") else given
-    if isinstance(given, dict):
-        return {name: _dense(one) for name, one in given.items()}
-    return given
+def _dense(x: Any) -> Any:
+    """Replace `Attentions` in nested arguments by dense tensors."""
+    if isinstance(x, Attentions):
+        return x.dense()
+    if isinstance(x, list | tuple):
+        return type(x)(map(_dense, x)) if not hasattr(x, "_fields") else x
+    if isinstance(x, dict):
+        return {name: _dense(value) for name, value in x.items()}
+    return x
 
 
 def _operator(name: str) -> Any:
@@ -89,7 +90,7 @@ def _operator(name: str) -> Any:
     return apply
 
 
-# Python looks these up on the class, past __getattr__; __matmul__ is the weights' own
+# Python looks up operators on the class and ignores __getattr__; Weights defines __matmul__
 for _name in (
     *(
         f"__{side}{word}__"

@@ -1,4 +1,4 @@
-"""Look into a model while it runs: the weights of every attention inside, by the name of its module."""
+"""Watch a model while it runs: the weights of every attention layer, by the name of its module."""
 
 import os
 import warnings
@@ -13,30 +13,39 @@ from torch import Tensor, nn
 from regard.errors import ArgumentError, DTypeError
 from regard.inspection import display, recording
 from regard.inspection.capture import Kind
-from regard.inspection.layers import Layers, LayerSelection, attends, clean, compiled, own_attention, plain
-from regard.inspection.texts import Texts
+from regard.inspection.layers import (
+    Layers,
+    LayerSelection,
+    attends,
+    clean,
+    compiled,
+    has_no_attention,
+    is_cross_attention,
+    own_attention,
+)
+from regard.inspection.texts import RecordedTexts
 from regard.mechanism.rollout import rollout
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import watch_layers
 
 
-class Refused(NamedTuple):
-    """Takes the place of weights that would be wrong."""
+class WeightsError(NamedTuple):
+    """Why a call has no weights."""
 
     reason: str
 
 
-def _shown(weights: "Weights | Refused") -> Weights:
-    if isinstance(weights, Refused):
-        raise ArgumentError(weights.reason)
-    return weights
+def _weights(entry: "Weights | WeightsError") -> Weights:
+    if isinstance(entry, WeightsError):
+        raise ArgumentError(entry.reason)
+    return entry
 
 
 class Seen(Mapping[str, Weights]):
-    """What was seen, in order: a mapping from names to weights, which also counts: seen[0] is the first.
+    """The weights that `watch` recorded, in order, by the name of their module or by number: seen[0].
 
-    A module that attends several times has a name for each: "decoder.attention", "decoder.attention@2", …
-    What Hugging Face's `generate` computes in many steps is one map, over prompt and generated tokens.
+    If a module attends several times, its calls are "decoder.attention", "decoder.attention@2", ….
+    Hugging Face's `generate` is one map per layer, over prompt and generated tokens.
 
     >>> import torch, regard
     >>> layer = regard.models.MultiHeadAttention(16, 4)
@@ -48,38 +57,38 @@ class Seen(Mapping[str, Weights]):
     True
     """
 
-    def __init__(self, texts: Texts | None = None) -> None:
-        self._weights: dict[str, Weights | Refused] = {}
-        self._calls: dict[str, list[Weights | Refused]] = {}
+    def __init__(self, texts: RecordedTexts | None = None) -> None:
+        self._weights: dict[str, Weights | WeightsError] = {}
+        self._calls: dict[str, list[Weights | WeightsError]] = {}
         self._kinds: dict[str, Kind] = {}
-        self._about: dict[str, tuple[str, int]] = {}  # the module's name and the number of its call
-        self._nothing = "nothing yet: call the model inside the with block"
-        self._unseen = ""  # what ran and could not be seen
-        self._texts = Texts() if texts is None else texts
+        self._modules: dict[str, tuple[str, int]] = {}  # name of the module and number of the call
+        self._empty = "nothing yet: call the model inside the with block"
+        self._unseen = ""  # what ran but could not be recorded
+        self._texts = RecordedTexts() if texts is None else texts
 
     def add(self, name: str, weights: Weights, kind: Kind | None = None) -> None:
-        """Keep what the module of this name has just done."""
+        """Record a call of a module. Without `kind`, its name decides."""
         self._add(name, weights, kind)
 
-    def refuse(self, name: str, reason: str, kind: Kind) -> None:
-        """Note that what the module of this name did cannot be shown; looking at it raises the reason."""
-        self._add(name, Refused(reason), kind)
+    def add_error(self, name: str, reason: str, kind: Kind) -> None:
+        """Record a call whose weights are not available; reading them raises an ArgumentError."""
+        self._add(name, WeightsError(reason), kind)
 
-    def _add(self, name: str, weights: "Weights | Refused", kind: Kind | None) -> None:
+    def _add(self, name: str, weights: "Weights | WeightsError", kind: Kind | None) -> None:
         calls = self._calls.setdefault(name, [])
         calls.append(weights)
         entry = name if len(calls) == 1 else f"{name}@{len(calls)}"
         self._weights[entry] = weights
-        self._about[entry] = name, len(calls) - 1
-        self._kinds[entry] = kind or ("cross" if "cross" in name.rpartition(".")[2] else "self")
+        self._modules[entry] = name, len(calls) - 1
+        self._kinds[entry] = kind or ("cross" if is_cross_attention(name) else "self")
 
-    # One of them
+    # Single layers
 
     def __getitem__(self, name: str | int) -> Weights:
-        return _shown(self._weights[self.name(name)])
+        return _weights(self._weights[self.name(name)])
 
     def name(self, layer: str | int) -> str:
-        """The name of a layer, given by its name or number.
+        """Return the name of a layer, given by name or number.
 
         >>> import torch, regard
         >>> layer = regard.models.SelfAttention()
@@ -90,32 +99,34 @@ class Seen(Mapping[str, Weights]):
         """
         if isinstance(layer, int):
             if not self._weights:
-                raise IndexError(f"seen[{layer}] of 0 attentions: {self._nothing}.")
+                raise IndexError(f"seen[{layer}] is out of range for 0 layers: {self._empty}.")
             if not -len(self) <= layer < len(self):
-                raise IndexError(f"seen[{layer}] of {len(self)} attentions; they count from 0.")
+                raise IndexError(
+                    f"seen[{layer}] is out of range for {len(self)} layers, 0 to {len(self) - 1}."
+                )
             return list(self._weights)[layer]
         if layer not in self._weights:
             raise KeyError(self._missing(layer))
         return layer
 
     def calls(self, name: str) -> list[Weights]:
-        """All that the module of this name did, call by call."""
+        """Return the weights of every call of a module."""
         if name not in self._calls:
             raise KeyError(self._missing(name))
-        return [_shown(call) for call in self._calls[name]]
+        return [_weights(call) for call in self._calls[name]]
 
     def joined(self, name: str) -> Tensor:
-        """All that the module of this name did, one call below the other, dense: (…, q, k).
+        """Concatenate the weights of every call of a module along the queries, dense: (…, q, k).
 
-        That is how a decoder that goes step by step looked at its source. Steps with caches, which see more
-        keys each time, are filled up with zeros. What `generate` of Hugging Face did is joined already.
+        This joins a decoder that runs step by step. If steps have different numbers of keys, as with a cache,
+        the missing ones are zero. Hugging Face's `generate` is joined already.
         """
         calls = [weights.dense() for weights in self.calls(name)]
         keys = max(weights.shape[-1] for weights in calls)
         return torch.cat([nn.functional.pad(w, (0, keys - w.shape[-1])) for w in calls], -2)
 
     def kind(self, name: str | int) -> Kind:
-        """Whether an attention reads its own sequence, "self", or another one, "cross".
+        """Return "self" or "cross": whether a layer attends to its own sequence or to another one.
 
         >>> import torch, regard
         >>> model = torch.nn.TransformerDecoderLayer(8, 2)
@@ -127,18 +138,18 @@ class Seen(Mapping[str, Weights]):
         return self._kinds[self.name(name)]
 
     def causal(self, name: str | int) -> bool:
-        """Whether an attention reads its own sequence without looking ahead."""
-        return self.kind(name) == "self" and recording.causal(self[name])
+        """Return whether a layer is causal self-attention."""
+        return self.kind(name) == "self" and recording.is_causal(self[name])
 
-    # What stands where
+    # Tokens
 
     @property
     def tokens(self) -> list[str] | None:
         """The tokens of the first text that the model read, if there is a tokenizer."""
-        return self._texts.words(0, "source", 0)
+        return self._texts.tokens(0, "source", 0)
 
     def texts(self, name: str | int, row: int = 0) -> tuple[list[str] | None, list[str] | None]:
-        """The tokens that the queries and the keys of an attention stand for, of one row of the batch.
+        """Return the tokens of a layer's queries and keys, for one row of the batch.
 
         >>> import torch, regard
         >>> model = regard.models.LanguageModel(
@@ -150,36 +161,38 @@ class Seen(Mapping[str, Weights]):
         (['word 5', 'word 6'], ['word 5', 'word 6'])
         """
         name = self.name(name)
-        call = self._about[name][1]
-        found = []
+        call = self._modules[name][1]
+        texts = []
         for side, size in zip(self._sides(name), self[name].shape[-2:], strict=True):
-            words = self._texts.words(call, side, row)
-            found.append(words if words is not None and len(words) == size else None)
-        return found[0], found[1]
+            tokens = self._texts.tokens(call, side, row)
+            texts.append(tokens if tokens is not None and len(tokens) == size else None)
+        return texts[0], texts[1]
 
     def _sides(self, name: str) -> tuple[str, str]:
-        module, call = self._about[name]
-        written = "target" if self._texts.ids(call, "target") is not None else "source"
+        """Return "source" or "target" for the queries and for the keys."""
+        module, call = self._modules[name]
+        decoded = "target" if self._texts.ids(call, "target") is not None else "source"
         if self.kind(name) == "cross":
-            return written, "source"
-        side = written if "decoder" in module or "encoder" not in module else "source"
+            return decoded, "source"
+        side = decoded if "decoder" in module or "encoder" not in module else "source"
         return side, side
 
     def ids(self, name: str | int) -> Tensor | None:
-        """The token numbers (b, k) of the keys of an attention, if they are known."""
+        """Return the token ids of a layer's keys, (b, k), if known."""
         name = self.name(name)
-        found = self._texts.ids(self._about[name][1], self._sides(name)[1])
-        return found if found is not None and found.shape[-1] == self[name].shape[-1] else None
+        ids = self._texts.ids(self._modules[name][1], self._sides(name)[1])
+        return ids if ids is not None and ids.shape[-1] == self[name].shape[-1] else None
 
-    # Questions
+    # All layers
 
     def heads(self, *, frame: bool | None = None) -> Any:
-        """What every head does, a row each: a pandas frame where pandas is there, else a list of dicts.
+        """Return the statistics of every head, one row each: a pandas frame if installed, or a list of dicts.
 
-        layer, head; entropy: of its rows, in nats, on average; distance: how far it looks, in tokens; first:
-        the weight on the first key; previous: on the key before the query's own; induction: on what followed
-        earlier occurrences of the query's token, if any. NaN where there is nothing to say, as about the
-        distances in cross-attention.
+        layer, head: name of the layer and number of the head. entropy: mean row entropy in nats.
+        distance: mean distance in tokens; in cross-attention, from the diagonal.
+        first: mean weight on the first key. previous: mean weight on the previous token.
+        induction: mean weight on the tokens after earlier occurrences of the query's token.
+        Measures that do not apply are NaN.
 
         >>> import torch, regard
         >>> layer = regard.models.SelfAttention()
@@ -188,35 +201,29 @@ class Seen(Mapping[str, Weights]):
         >>> [round(seen.heads(frame=False)[0][column], 2) for column in ("entropy", "first", "previous")]
         [0.57, 0.54, 0.31]
         """
-        return recording.heads(self, frame)
+        return recording.head_table(self, frame)
 
     def rollout(
         self, queries: int | Sequence[int] | Tensor | None = None, *, residual: float = 0.5
     ) -> Tensor:
-        """How much each input token reaches positions of the last layer: `regard.rollout` of what was seen.
+        """Apply `regard.rollout`: how much each input token contributes to positions of the last layer.
 
-        Of an encoder and a decoder, or of several calls, the self-attentions of the last one count.
+        With an encoder and a decoder, or several calls, it uses the self-attention layers of the last one.
         """
-        return rollout(recording.stack(self), queries, residual=residual)
+        return rollout(recording.self_attention_stack(self), queries, residual=residual)
 
     def to(self, device: torch.device | str) -> "Seen":
-        """The same recording on another device."""
-        return self._with(
-            {
-                name: weights if isinstance(weights, Refused) else weights.to(device)
-                for name, weights in self._weights.items()
-            }
-        )
-
-    def _with(self, weights: "dict[str, Weights | Refused]") -> "Seen":
-        found = type(self)(self._texts)
-        for entry, (name, _) in self._about.items():
-            found._add(name, weights[entry], self._kinds[entry])
-        found._nothing, found._unseen = self._nothing, self._unseen
-        return found
+        """Return the recording on another device."""
+        moved = type(self)(self._texts)
+        for entry, (name, _) in self._modules.items():
+            weights = self._weights[entry]
+            weights = weights if isinstance(weights, WeightsError) else weights.to(device)
+            moved._add(name, weights, self._kinds[entry])
+        moved._empty, moved._unseen = self._empty, self._unseen
+        return moved
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the whole recording to a folder, safetensors and JSON: it can be looked at without the model.
+        """Write the recording to a folder, as safetensors and JSON. Reading it does not need the model.
 
         >>> import tempfile, torch, regard
         >>> layer = regard.models.SelfAttention()
@@ -231,13 +238,13 @@ class Seen(Mapping[str, Weights]):
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Seen":
-        """Read what `save` wrote."""
+        """Read a recording written by `save`."""
         return recording.load(cls, folder)
 
-    # Looking at it
+    # Display
 
     def show(self, *, title: str = "") -> Any:
-        """Look at all layers: a widget in a notebook; elsewhere a page in the browser, whose path it is.
+        """Show all layers: a widget in a notebook; elsewhere a page in the browser, whose path is returned.
 
         >>> import regard
         >>> def look(seen: regard.Seen) -> None:
@@ -246,7 +253,7 @@ class Seen(Mapping[str, Weights]):
         return display.show(self, title)
 
     def to_html(self, path: str | os.PathLike[str], *, title: str = "") -> Path:
-        """Write an interactive page of all layers, one file that opens in any browser.
+        """Write an interactive page of all layers: one file that opens in any browser.
 
         >>> import tempfile, torch, regard
         >>> layer = regard.models.SelfAttention()
@@ -257,11 +264,11 @@ class Seen(Mapping[str, Weights]):
         """
         return display.to_html(self, path, title)
 
-    # As a mapping
+    # Mapping
 
     def _missing(self, name: str) -> str:
-        unseen = f" Not seen: {self._unseen}." if self._unseen and self._weights else ""
-        return f"{name!r} was not seen; seen were {', '.join(self._weights) or self._nothing}.{unseen}"
+        unseen = f" Not recorded: {self._unseen}." if self._unseen and self._weights else ""
+        return f"{name!r} was not recorded. Recorded: {', '.join(self._weights) or self._empty}.{unseen}"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
@@ -270,17 +277,14 @@ class Seen(Mapping[str, Weights]):
         return len(self._weights)
 
     def __repr__(self) -> str:
-        lines = [
-            f"{name or '(the model)'}: "
-            + (
-                "refused"
-                if isinstance(weights, Refused)
-                else f"Weights({' × '.join(map(str, weights.shape))})"
-            )
-            for name, weights in self._weights.items()
-        ]
+        lines = []
+        for name, weights in self._weights.items():
+            text = "not available"
+            if isinstance(weights, Weights):
+                text = f"Weights({' × '.join(map(str, weights.shape))})"
+            lines.append(f"{name or '(the model)'}: {text}")
         if self._unseen:
-            lines.append(f"not seen: {self._unseen}")
+            lines.append(f"not recorded: {self._unseen}")
         return f"Seen({', '.join(lines)})" if len(lines) < 2 else "Seen(\n  " + ",\n  ".join(lines) + ",\n)"
 
 
@@ -293,18 +297,17 @@ def watch(
     tokenizer: Any = None,
     tokens: Sequence[Any] | None = None,
 ) -> Iterator[Seen]:
-    """Collect the lazy weights of each attention inside a model, for as long as the block lasts.
+    """Record the lazy weights of every attention layer of a model inside a `with` block.
 
-    Any model will do whose attentions are regard's, torch's `nn.MultiheadAttention` and Transformer layers,
-    calls of `torch.nn.functional.scaled_dot_product_attention`, or go through the attention interface of
-    Hugging Face transformers, whichever kernel computes them. What the model computes is not changed by a
-    bit; what is kept is linear in its length. Nothing is kept outside the block, or of other threads.
-    Weights are those before dropout.
+    It sees regard's layers, torch's `nn.MultiheadAttention` and Transformer layers, calls of
+    `torch.nn.functional.scaled_dot_product_attention`, and the attention interface of Hugging Face
+    transformers, with any kernel. The model's outputs do not change by a bit, and the memory is linear in the
+    length. Only calls in this block and this thread are recorded. The weights are those before dropout.
 
-    layers: only these, by number (0 is the first, −1 the last), name or pattern: [0, −1], "decoder.*".
-    heads: only these, of each layer.
-    tokenizer: makes words of the token numbers that the model is called with, for `Seen.texts` and the views.
-    tokens: the words themselves, if there are no token numbers.
+    layers: only these layers, by number (0 is the first, −1 the last), name or pattern: [0, −1], "decoder.*".
+    heads: only these heads of each layer.
+    tokenizer: converts token ids to tokens, for `Seen.texts` and the views.
+    tokens: the tokens, if the model is not called with ids.
 
     >>> import torch, regard
     >>> model = torch.nn.TransformerEncoder(
@@ -320,63 +323,58 @@ def watch(
     from regard.inspection.recorder import Recorder
 
     if not isinstance(model, nn.Module):
-        raise DTypeError(f"watch got a {type(model).__name__}; it looks into a torch.nn.Module.")
-    if plain(model):
+        raise DTypeError(f"watch() got a {type(model).__name__}; pass a torch.nn.Module.")
+    if has_no_attention(model):
         raise ArgumentError(
-            f"watch got a {type(model).__name__} in which no module attends; it sees regard's own layers, "
-            "torch's, calls of scaled_dot_product_attention, and what goes through transformers' interface."
+            f"watch() got a {type(model).__name__} without attention layers. It sees regard's and torch's "
+            "layers, calls of scaled_dot_product_attention, and the attention interface of transformers."
         )
-    choice, seen = LayerSelection(model, layers), Seen(Texts(tokenizer, tokens))
-    recorder = Recorder(model, seen, choice, heads)
-    with recorder.recording(), watch_layers(model, recorder.see_own):
+    selection, seen = LayerSelection(model, layers), Seen(RecordedTexts(tokenizer, tokens))
+    recorder = Recorder(model, seen, selection, heads)
+    with recorder.recording(), watch_layers(model, recorder.on_own_attention):
         yield seen
-    unseen = _compiled_away(model, choice, seen) if recorder.ran else []
+    unseen = _unseen_compiled(model, selection, seen) if recorder.ran else []
     if unseen:
         seen._unseen = _COMPILED.format(", ".join(unseen))
-        seen._nothing = f"nothing: {seen._unseen}"
+        seen._empty = f"nothing: {seen._unseen}"
     elif not seen and recorder.ran:
-        seen._nothing = _bypassed(model, layers)
+        seen._empty = _unseen_attention(model, layers)
     elif not seen and recorder.ran_elsewhere:
-        seen._nothing = _ELSEWHERE
+        seen._empty = _OTHER_THREAD
     if unseen or (not seen and (recorder.ran or recorder.ran_elsewhere)):
-        told = seen._nothing if not seen else seen._unseen
-        warnings.warn(f"{type(model).__name__}: {told}.", stacklevel=3)
+        message = seen._unseen if seen else seen._empty
+        warnings.warn(f"{type(model).__name__}: {message}.", stacklevel=3)
 
 
 _COMPILED = (
-    "the attention in {} ran as compiled code, which cannot be seen. Run it uncompiled: "
+    "the attention in {} ran as compiled code, which watch cannot see. Run it uncompiled: "
     'with torch.compiler.set_stance("force_eager"), regard.watch(model) as seen: …'
 )
-_ELSEWHERE = (
-    "nothing: the model was called in another thread, and watch sees only the thread that opened it. "
+_OTHER_THREAD = (
+    "nothing: the model was called in another thread, and watch sees only its own. "
     "Open the block in the thread that calls the model"
 )
 
 
-def _compiled_away(model: nn.Module, choice: LayerSelection, seen: Seen) -> list[str]:
-    """The compiled parts of a model in which something attends, and of which nothing was seen."""
+def _unseen_compiled(model: nn.Module, selection: LayerSelection, seen: Seen) -> list[str]:
+    """Return the outermost compiled modules with selected attention layers of which none was recorded."""
     names: list[str] = []
-    for name, part in compiled(model).items():
-        inside = (
-            clean(f"{name}.{below}".strip(".")) for below, module in part.named_modules() if attends(module)
-        )
-        wanted = [one for one in inside if choice(one)]
-        seen_there = any(one == name or one.startswith(f"{name}." if name else "") for one in seen)
-        if (
-            wanted
-            and not seen_there
-            and not any(name.startswith(f"{outer}.") or not outer for outer in names)
-        ):
+    for name, module in compiled(model).items():
+        inner = (clean(f"{name}.{n}".strip(".")) for n, child in module.named_modules() if attends(child))
+        selected = any(map(selection, inner))
+        recorded = any(entry == name or entry.startswith(f"{name}." if name else "") for entry in seen)
+        nested = any(name.startswith(f"{outer}.") or not outer for outer in names)
+        if selected and not recorded and not nested:
             names.append(name)
     return [name or type(getattr(model, "_orig_mod", model)).__name__ for name in names]
 
 
-def _bypassed(model: nn.Module, layers: Layers | None) -> str:
+def _unseen_attention(model: nn.Module, layers: Layers | None) -> str:
     own = own_attention(model)
     if layers is not None and not own:
-        return f"nothing, as the layers {layers!r} did not attend when it ran"
-    whose = f"{', '.join(own)} computes" if own else "it computes"
+        return f"nothing: no attention ran in the layers {layers!r}"
+    subject = f"{', '.join(own)} computes" if own else "it computes"
     return (
-        f"nothing, although it ran: {whose} attention without SDPA, nn.MultiheadAttention or transformers' "
-        "attention interface, so that its weights cannot be seen"
+        f"nothing, although it ran: {subject} attention without SDPA, nn.MultiheadAttention or the attention "
+        "interface of transformers, which watch cannot see"
     )

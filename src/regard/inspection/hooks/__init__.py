@@ -1,4 +1,4 @@
-"""Where attention calls of torch and transformers are intercepted."""
+"""Intercept the attention calls of torch and transformers."""
 
 from regard._util.lazy import attach
 

@@ -1,8 +1,8 @@
-"""Where attention is computed by others, and how its calls are seen: functions that stand in for theirs.
+"""Intercept attention calls of other libraries: wrappers replace their functions for a while.
 
-They are put in place while somebody watches, in any thread, and taken back with the last one. What they stand
-for always computes, with the arguments as they came. Who watches is known per thread, so that what one thread
-runs is nobody else's business. No module gets a hook: torch's encoder layers would leave their fast path.
+Wrappers are installed when the first thread starts watching and removed with the last one. They always call
+the original function with the arguments they got. Observers are per thread. Modules get no forward hooks,
+which would disable the fast path of torch's encoder layers.
 """
 
 import sys
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,154 +21,162 @@ Function = Callable[..., Any]
 
 
 class Observer(Protocol):
-    """Somebody who watches."""
+    """Receives the attention calls of its modules."""
 
-    names: dict[nn.Module, str]  # the modules, and what they are called
+    names: dict[nn.Module, str]  # the observed modules and their names
 
-    def see(self, module: nn.Module, kept: CapturedCall) -> None:
-        """An attention of one of the modules was computed."""
+    def on_attention(self, module: nn.Module, call: CapturedCall) -> None:
+        """One of the modules computed an attention."""
 
-    def generating(self, model: nn.Module, generate: Function, *args: Any, **kwargs: Any) -> Any:
-        """Call generate(model, …), which makes many calls that belong together."""
+    def on_generate(self, model: nn.Module, generate: Function, *args: Any, **kwargs: Any) -> Any:
+        """Call generate(model, …), whose attention calls belong together."""
 
-    def reordered(self, cache: Any, rows: Tensor) -> None:
-        """A cache goes on with these rows."""
+    def on_reorder(self, cache: Any, rows: Tensor) -> None:
+        """A cache was reordered to these rows."""
 
-    def cropped(self, cache: Any, tokens: int) -> None:
-        """A cache forgets its last tokens."""
+    def on_crop(self, cache: Any, tokens: int) -> None:
+        """A cache dropped its last tokens."""
+
+
+class CacheUpdate(NamedTuple):
+    """The last update of a key-value cache."""
+
+    keys: Tensor  # all keys, as returned
+    new_keys: Tensor
+    cache: Any
 
 
 class _Thread(threading.local):
-    """What one thread is doing."""
+    """State of one thread."""
 
     def __init__(self) -> None:
         self.observers: list[Observer] = []
-        self.inside = 0  # attentions that are being computed, whose parts are no attentions of their own
-        self.reader = MaskReader()
-        self.told: set[nn.Module] = set()  # modules of torch that were seen in this call
-        self.updated: tuple[Tensor, Tensor, Any] | None = None  # what a cache gave back, for which keys; it
-        self.reordering = 0
+        self.depth = 0  # attention calls under way; calls inside of them are not reported
+        self.mask_reader = MaskReader()
+        self.reported: set[nn.Module] = set()  # torch modules reported during the current encoder layer
+        self.cache_update: CacheUpdate | None = None
+        self.reorder_depth = 0
 
 
 THREAD = _Thread()
 
 
-def report(module: nn.Module, make: Callable[[], CapturedCall | None]) -> None:
-    """Tell those who watch this module what it did; made once, and only if somebody does."""
-    interested = [observer for observer in THREAD.observers if module in observer.names]
-    if not interested:
+def report(module: nn.Module, capture: Callable[[], CapturedCall | None]) -> None:
+    """Pass a captured call to the observers of a module; it is captured only if there are any."""
+    observers = [observer for observer in THREAD.observers if module in observer.names]
+    if not observers:
         return
     with torch.no_grad():
-        kept = make()
-    if kept is not None:
-        for observer in interested:
-            observer.see(module, kept)
+        call = capture()
+    if call is not None:
+        for observer in observers:
+            observer.on_attention(module, call)
 
 
 @contextmanager
-def within() -> Iterator[None]:
-    """While an attention is computed, the functions it is made of are not seen on their own."""
-    THREAD.inside += 1
+def inside_attention() -> Iterator[None]:
+    """Do not report the attention calls inside this block."""
+    THREAD.depth += 1
     try:
         yield
     finally:
-        THREAD.inside -= 1
+        THREAD.depth -= 1
 
 
-def watched() -> bool:
-    """Whether anybody watches what this thread computes now, and has not been told of it already."""
-    if not THREAD.observers or THREAD.inside or torch.compiler.is_compiling():
+def is_observed() -> bool:
+    """Return whether this thread's calls are to be reported now."""
+    if not THREAD.observers or THREAD.depth or torch.compiler.is_compiling():
         return False
-    return torch._C._current_graph_task_id() == -1  # what a backward pass computes again was seen before
+    return torch._C._current_graph_task_id() == -1  # checkpointing repeats the forward pass in backward
 
 
-def innermost() -> nn.Module | None:
-    """The module whose method is running: the nearest one up the stack that somebody watches."""
+def calling_module() -> nn.Module | None:
+    """Return the innermost observed module whose method is running."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_argcount and code.co_varnames[0] in ("self", "module"):
-            found = frame.f_locals.get(code.co_varnames[0])
-            if isinstance(found, nn.Module) and any(found in o.names for o in THREAD.observers):
-                return found
+            module = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(module, nn.Module) and any(module in o.names for o in THREAD.observers):
+                return module
         frame = frame.f_back  # type: ignore[assignment]
     return None
 
 
-REPLACES, EDITS, WATCHES = range(3)  # ranks
+REPLACE, EDIT, WATCH = range(3)  # ranks, innermost first
 
 
-class Place:
-    """An attribute of somebody's class or module that has a stand-in for a while.
+class Patch:
+    """A wrapper around an attribute of a class or module, until `restore`.
 
-    Several may stand in one place, and go in any order: those that are left are stacked anew upon the
-    original, first what replaces it, then what edits, and who watches on top.
+    Several patches of one attribute may be removed in any order. The remaining ones are stacked again on the
+    original by rank: replacements first, then edits, observers outermost.
     """
 
     def __init__(
-        self, owner: Any, name: str, stand_in: Callable[[Function], Function], *, rank: int = WATCHES
+        self, owner: Any, name: str, wrap: Callable[[Function], Function], *, rank: int = WATCH
     ) -> None:
-        self.stand_in, self.rank = stand_in, rank
-        with _STACKING:
+        self.wrap, self.rank = wrap, rank
+        with _STACK_LOCK:
             self._stack = _STACKS.setdefault((id(owner), name), _Stack(owner, name))
-            self._stack.change([*self._stack.places, self])
+            self._stack.update([*self._stack.patches, self])
 
     @property
     def owner(self) -> Any:
-        """Whose attribute it is."""
+        """The class or module whose attribute is patched."""
         return self._stack.owner
 
     def restore(self) -> None:
-        """Take the stand-in away; whoever has put something else there since keeps it."""
-        with _STACKING:
-            self._stack.change([place for place in self._stack.places if place is not self])
+        """Remove the wrapper. If the attribute was replaced by other code since, that replacement stays."""
+        with _STACK_LOCK:
+            self._stack.update([patch for patch in self._stack.patches if patch is not self])
 
 
 class _Stack:
-    """An attribute, what was there at first, and the stand-ins upon it."""
+    """An attribute, its original value, and the patches on it."""
 
     def __init__(self, owner: Any, name: str) -> None:
-        self.owner, self.name, self.places = owner, name, list[Place]()
+        self.owner, self.name, self.patches = owner, name, list[Patch]()
         self.inherited = name not in vars(owner)
         self.original: Function = getattr(owner, name) if self.inherited else vars(owner)[name]
         self.top = None if self.inherited else self.original
 
-    def change(self, places: list[Place]) -> None:
-        self.places = sorted(places, key=lambda place: place.rank)
-        if not places:
+    def update(self, patches: list[Patch]) -> None:
+        self.patches = sorted(patches, key=lambda patch: patch.rank)
+        if not patches:
             _STACKS.pop((id(self.owner), self.name), None)
         if vars(self.owner).get(self.name) is not self.top:
             return
-        found = self.original
-        for place in self.places:
-            made = place.stand_in(found)
-            found = made if place.rank == REPLACES else wraps(found)(made)
-        if self.inherited and not places:
+        function = self.original
+        for patch in self.patches:
+            wrapper = patch.wrap(function)
+            function = wrapper if patch.rank == REPLACE else wraps(function)(wrapper)
+        if self.inherited and not patches:
             delattr(self.owner, self.name)
         else:
-            setattr(self.owner, self.name, found)
-        self.top = found
+            setattr(self.owner, self.name, function)
+        self.top = function
 
 
-_STACKING = threading.RLock()
+_STACK_LOCK = threading.RLock()
 _STACKS: dict[tuple[int, str], _Stack] = {}
 
 
 def original(owner: Any, name: str) -> Function:
-    """What an attribute is when nothing stands in for it."""
+    """Return an attribute without its patches."""
     stack = _STACKS.get((id(owner), name))
     return getattr(owner, name) if stack is None else stack.original
 
 
 _LOCK = threading.Lock()
-_PLACES: list[Place] = []
-_count = 0
-_with_hub = False
+_PATCHES: list[Patch] = []
+_observer_count = 0
+_transformers_patched = False
 
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Tell an observer what this thread computes, for as long as the block lasts."""
+    """Report this thread's attention calls to an observer."""
     _install()
     THREAD.observers.append(observer)
     try:
@@ -176,31 +184,31 @@ def observing(observer: Observer) -> Iterator[None]:
     finally:
         THREAD.observers.remove(observer)
         if not THREAD.observers:
-            THREAD.reader, THREAD.updated = MaskReader(), None
-            THREAD.told.clear()
+            THREAD.mask_reader, THREAD.cache_update = MaskReader(), None
+            THREAD.reported.clear()
         _uninstall()
 
 
 def _install() -> None:
-    global _count, _with_hub
+    global _observer_count, _transformers_patched
     with _LOCK:
-        _count += 1
-        if _count == 1:
+        _observer_count += 1
+        if _observer_count == 1:
             from regard.inspection.hooks import torch
 
-            _PLACES.extend(torch.places())
-        if not _with_hub and "transformers.modeling_utils" in sys.modules:
+            _PATCHES.extend(torch.patches())
+        if not _transformers_patched and "transformers.modeling_utils" in sys.modules:
             from regard.inspection.hooks import transformers
 
-            _with_hub = True
-            _PLACES.extend(transformers.places())
+            _transformers_patched = True
+            _PATCHES.extend(transformers.patches())
 
 
 def _uninstall() -> None:
-    global _count, _with_hub
+    global _observer_count, _transformers_patched
     with _LOCK:
-        _count -= 1
-        if _count == 0:
-            while _PLACES:
-                _PLACES.pop().restore()
-            _with_hub = False
+        _observer_count -= 1
+        if _observer_count == 0:
+            while _PATCHES:
+                _PATCHES.pop().restore()
+            _transformers_patched = False

@@ -1,7 +1,7 @@
-"""Where the outputs of heads can be changed before they are merged: stand-ins for functions that others call.
+"""Change the outputs of heads before they are merged: wrappers around the functions that compute them.
 
-They are put in place while somebody edits, in any thread, and act only for the thread and the modules that
-are edited; all else passes through them as it came.
+Wrappers are installed when the first thread starts editing and removed with the last one. They act only in
+the threads and on the modules that are edited.
 """
 
 import inspect
@@ -17,69 +17,73 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.errors import ArgumentError
-from regard.inspection.hooks.interception import EDITS, Function, Place
-from regard.inspection.replacements import AttentionCall, Intervention, changed
+from regard.inspection.hooks.interception import EDIT, Function, Patch
+from regard.inspection.replacements import AttentionCall, Intervention, intervene
 from regard.mechanism.operator import attend, attention
-from regard.mechanism.scores import Dot
+from regard.mechanism.scores import Dot, ScaledDot
+from regard.mechanism.sdpa import split_mask
 from regard.models.layers.attention import Attends
 
 
 class Edit(NamedTuple):
-    """What is done to which heads; None for all."""
+    """An intervention and its heads; None for all heads."""
 
     heads: tuple[int, ...] | None
-    change: Intervention
+    intervention: Intervention
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.edits: list[Mapping[nn.Module, Edit]] = []
-        self.running: list[nn.Module] = []  # edited modules whose attention is a call of SDPA
-        self.slow = 0  # calls of torch's layers that must not take their fast path
+        self.sdpa_callers: list[nn.Module] = []  # edited modules whose attention is a call of SDPA
+        self.slow_path_depth = 0  # calls of torch's layers that must not take their fast path
 
 
 _THREAD = _Thread()
 _LOCK = threading.RLock()
-_PLACES: list[Place] = []
-_Place = partial(Place, rank=EDITS)
-_count = 0
+_PATCHES: list[Patch] = []
+_Patch = partial(Patch, rank=EDIT)
+_editor_count = 0
 
 
 @contextmanager
 def editing(edits: Mapping[nn.Module, Edit]) -> Iterator[None]:
-    """Edit what this thread computes with these modules, for as long as the block lasts."""
+    """Apply edits to what this thread computes with these modules."""
     _install()
     _THREAD.edits.append(edits)
     try:
         yield
     finally:
-        _THREAD.edits[:] = [one for one in _THREAD.edits if one is not edits]
+        _THREAD.edits[:] = [other for other in _THREAD.edits if other is not edits]
         _uninstall()
 
 
 def _install() -> None:
-    global _count
+    global _editor_count
     with _LOCK:
-        _count += 1
-        if _count == 1:
-            _PLACES.append(_Place(Attends, "attention", _own))
-            _PLACES.append(_Place(F, "scaled_dot_product_attention", _sdpa))
-            _PLACES.append(_Place(nn.MultiheadAttention, "forward", _multihead))
-            _PLACES.append(_Place(nn.TransformerEncoderLayer, "forward", _slowly))
-            _PLACES.append(_Place(nn.TransformerEncoder, "forward", _slowly))
-            _PLACES.append(_Place(torch.backends.mha, "get_fastpath_enabled", _fast_path))
-        # whoever has a model of theirs has loaded them
-        hub = sys.modules.get("transformers.modeling_utils")
-        if hub is not None and all(place.owner is not hub.AttentionInterface for place in _PLACES):
-            _PLACES.append(_Place(hub.AttentionInterface, "get_interface", _interface))
+        _editor_count += 1
+        if _editor_count == 1:
+            _PATCHES.append(_Patch(Attends, "attention", _own))
+            _PATCHES.append(_Patch(F, "scaled_dot_product_attention", _sdpa))
+            _PATCHES.append(_Patch(nn.MultiheadAttention, "forward", _multihead))
+            _PATCHES.append(_Patch(nn.TransformerEncoderLayer, "forward", _slow_path))
+            _PATCHES.append(_Patch(nn.TransformerEncoder, "forward", _slow_path))
+            _PATCHES.append(_Patch(torch.backends.mha, "get_fastpath_enabled", _fast_path_enabled))
+        transformers = sys.modules.get(
+            "transformers.modeling_utils"
+        )  # loaded if any model is of transformers
+        if transformers is not None:
+            interface = transformers.AttentionInterface
+            if all(patch.owner is not interface for patch in _PATCHES):
+                _PATCHES.append(_Patch(interface, "get_interface", _interface))
 
 
 def _uninstall() -> None:
-    global _count
+    global _editor_count
     with _LOCK:
-        _count -= 1
-        while not _count and _PLACES:
-            _PLACES.pop().restore()
+        _editor_count -= 1
+        while not _editor_count and _PATCHES:
+            _PATCHES.pop().restore()
 
 
 def _edits(module: nn.Module) -> list[Edit]:
@@ -87,12 +91,12 @@ def _edits(module: nn.Module) -> list[Edit]:
 
 
 def _apply(module: nn.Module, call: AttentionCall) -> Tensor:
-    for heads, change in _edits(module):  # the innermost block comes last
-        call = changed(call, heads, change)
+    for heads, intervention in _edits(module):  # the innermost block last
+        call = intervene(call, heads, intervention)
     return call.output
 
 
-# regard's own layers
+# regard's layers
 
 
 def _own(original: Function) -> Function:
@@ -100,16 +104,15 @@ def _own(original: Function) -> Function:
         output: Tensor = original(self, query, key, value, **options)
         if not _edits(self):
             return output
-        plain = {**options, "dropout": 0.0}
 
-        def equally() -> Tensor:
-            first, second = (x.new_zeros(*x.shape[:-1], 1) for x in (query, key))
-            return attention(first, second, value, score=Dot(), mask=options.get("mask"))
+        def weights() -> Tensor:
+            return attend(query, key, value, **{**options, "dropout": 0.0})[1].dense()
 
-        return _apply(
-            self,
-            AttentionCall(output, value, lambda: attend(query, key, value, **plain)[1].dense(), equally),
-        )
+        def uniform() -> Tensor:
+            zero_query, zero_key = (x.new_zeros(*x.shape[:-1], 1) for x in (query, key))
+            return attention(zero_query, zero_key, value, score=Dot(), mask=options.get("mask"))
+
+        return _apply(self, AttentionCall(output, value, weights, uniform))
 
     return attention_
 
@@ -119,10 +122,8 @@ def _own(original: Function) -> Function:
 
 def _interface(original: Function) -> Function:
     def get_interface(self: Any, attn_implementation: str, default: Function) -> Function:
-        found: Function = original(self, attn_implementation, default)
-        if not _THREAD.edits:
-            return found
-        return partial(_hosted, found, found is default)
+        function: Function = original(self, attn_implementation, default)
+        return partial(_hosted, function, function is default) if _THREAD.edits else function
 
     return get_interface
 
@@ -135,46 +136,43 @@ def _hosted(
     key: Tensor,
     value: Tensor,
     attention_mask: Any = None,
-    **more: Any,
+    **options: Any,
 ) -> tuple[Tensor, Any]:
-    output, weights = function(module, query, key, value, attention_mask, **more)
+    output, weights = function(module, query, key, value, attention_mask, **options)
     if not _edits(module):
         return output, weights
     from regard.inspection.huggingface import hosted_attention
 
     if eager and attention_mask is None:
-        more = {**more, "is_causal": False}  # eager looks back only where a mask says so
-    again = partial(hosted_attention, module, attention_mask=attention_mask)
-    options = {name: option for name, option in more.items() if name not in ("dropout", "cache")}
+        options["is_causal"] = False  # eager attention is causal only by its mask
+    options = {name: option for name, option in options.items() if name not in ("dropout", "cache")}
 
-    def weigh() -> Tensor:
-        _needs_tensor(attention_mask)
-        found = again(query, key, value, **{**options, "output_attentions": True})[1]
-        return found.dense()  # type: ignore[union-attr]
+    def recompute(query: Tensor, key: Tensor, **options: Any) -> tuple[Tensor, Any]:
+        _check_mask(attention_mask)
+        return hosted_attention(module, query, key, value, attention_mask, **options)
 
-    def equally() -> Tensor:
-        _needs_tensor(attention_mask)
-        first, second = (x.new_zeros(*x.shape[:-1], 1) for x in (query, key))
-        plain = {
-            name: option
-            for name, option in options.items()
-            if name not in ("position_bias", "s_aux", "softcap")
-        }
-        return again(first, second, value, **{**plain, "output_attentions": False})[0].transpose(1, 2)
+    def dense_weights() -> Tensor:
+        return recompute(query, key, **{**options, "output_attentions": True})[1].dense()
 
-    call = AttentionCall(output.transpose(1, 2), value, weigh, equally)  # b q h e -> b h q e
+    def uniform() -> Tensor:
+        zeros = (x.new_zeros(*x.shape[:-1], 1) for x in (query, key))
+        removed = ("position_bias", "s_aux", "softcap", "output_attentions")
+        plain = {name: option for name, option in options.items() if name not in removed}
+        return recompute(*zeros, **plain)[0].transpose(1, 2)
+
+    call = AttentionCall(output.transpose(1, 2), value, dense_weights, uniform)  # b q h e -> b h q e
     return _apply(module, call).transpose(1, 2).contiguous(), weights
 
 
-def _needs_tensor(mask: Any) -> None:
+def _check_mask(mask: Any) -> None:
     if mask is not None and (not isinstance(mask, Tensor) or mask.dim() < 3):
         raise ArgumentError(
-            "edit needs the weights, and this model's attention implementation has masks of its own kind; "
-            'choose another for the time: model.set_attn_implementation("sdpa").'
+            f"edit cannot recompute weights with a mask of type {type(mask).__name__}. Use another attention "
+            'implementation: model.set_attn_implementation("sdpa").'
         )
 
 
-# torch's own layers, and whatever calls its SDPA
+# torch's layers, through SDPA
 
 
 def _sdpa(original: Function) -> Function:
@@ -182,20 +180,19 @@ def _sdpa(original: Function) -> Function:
         query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any
     ) -> Tensor:
         output: Tensor = original(query, key, value, *args, **options)
-        if not _THREAD.running:
+        if not _THREAD.sdpa_callers:
             return output
-        module = _THREAD.running[-1]
-        weights = partial(_weights_of_sdpa, query, key, value, *args, **options)
+        weights = partial(_sdpa_weights, query, key, value, *args, **options)
 
-        def equally() -> Tensor:
+        def uniform() -> Tensor:
             return original(query * 0, key * 0, value, *args, **options)
 
-        return _apply(module, AttentionCall(output, value, weights, equally))
+        return _apply(_THREAD.sdpa_callers[-1], AttentionCall(output, value, weights, uniform))
 
     return scaled_dot_product_attention
 
 
-def _weights_of_sdpa(
+def _sdpa_weights(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -206,42 +203,33 @@ def _weights_of_sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    from regard.mechanism.scores import ScaledDot
-    from regard.mechanism.sdpa import _mask_and_bias
-
-    mask, bias = _mask_and_bias(attn_mask, is_causal)
+    mask, bias = split_mask(attn_mask, is_causal)
     return attend(query, key, value, score=ScaledDot(scale), mask=mask, bias=bias)[1].dense()
 
 
-@contextmanager
-def running(module: nn.Module) -> Iterator[None]:
-    """While a module runs, the calls of SDPA are its attention."""
-    _THREAD.running.append(module)
-    try:
-        yield
-    finally:
-        _THREAD.running.pop()
-
-
 def _multihead(original: Function) -> Function:
-    names = inspect.signature(original)
+    signature = inspect.signature(original)
 
     def forward(self: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Any:
         if not _edits(self):
             return original(self, *args, **kwargs)
-        given = names.bind(self, *args, **kwargs)
-        given.apply_defaults()
-        wanted = given.arguments["need_weights"]
-        given.arguments["need_weights"] = False  # which goes through SDPA
-        with running(self), _without_fast_path():
-            output, _ = original(*given.args, **given.kwargs)
-        return output, original(self, *args, **kwargs)[1] if wanted else None
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        need_weights = bound.arguments["need_weights"]
+        bound.arguments["need_weights"] = False  # so that it calls SDPA
+        _THREAD.sdpa_callers.append(self)
+        try:
+            with _without_fast_path():
+                output, _ = original(*bound.args, **bound.kwargs)
+        finally:
+            _THREAD.sdpa_callers.pop()
+        return output, original(self, *args, **kwargs)[1] if need_weights else None
 
     return forward
 
 
-def _slowly(original: Function) -> Function:
-    """torch's layers on the way that can be edited, if anything in them is."""
+def _slow_path(original: Function) -> Function:
+    """Disable the fast path of torch's layers, which cannot be edited, if they contain an edited module."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         edited = bool(_THREAD.edits) and any(_edits(module) for module in self.modules())
@@ -251,21 +239,21 @@ def _slowly(original: Function) -> Function:
     return forward
 
 
-def _fast_path(original: Function) -> Function:
-    """torch's switch, off for the edited modules of this thread alone: other threads keep their fast path."""
+def _fast_path_enabled(original: Function) -> Function:
+    """Report the fast path as disabled in this thread only."""
 
     def get_fastpath_enabled() -> bool:
         if torch.compiler.is_compiling():
             return bool(original())
-        return not _THREAD.slow and bool(original())
+        return not _THREAD.slow_path_depth and bool(original())
 
     return get_fastpath_enabled
 
 
 @contextmanager
 def _without_fast_path() -> Iterator[None]:
-    _THREAD.slow += 1
+    _THREAD.slow_path_depth += 1
     try:
         yield
     finally:
-        _THREAD.slow -= 1
+        _THREAD.slow_path_depth -= 1

@@ -1,37 +1,44 @@
-"""Attention in Hugging Face transformers: calls that go through its attention interface, and its caches.
+"""Capture attention in Hugging Face transformers: its attention interface, its caches and `generate`.
 
-A model asks the interface for a function by the name of its implementation, "sdpa", "flash_attention_2", …;
-what it gets while somebody watches is that function, which also tells. Nothing is switched.
+A model asks the interface for the function of its implementation, "sdpa", "flash_attention_2", …. While it is
+watched, it gets that function in a wrapper that also reports the call. The implementation does not change.
 """
 
-import re
 import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.inspection.capture import CapturedCall, Rows, causal_rows, meet
-from regard.inspection.hooks.interception import THREAD, Function, Place, report, watched, within
+from regard.inspection.capture import CapturedCall, RowMask, causal_mask, intersect
+from regard.inspection.hooks.interception import (
+    THREAD,
+    CacheUpdate,
+    Function,
+    Patch,
+    inside_attention,
+    is_observed,
+    report,
+)
+from regard.inspection.layers import is_cross_attention
 from regard.mechanism.mask_algebra import CallShape, Mask, union
 
-_CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec", re.IGNORECASE)
 _CROSS_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 
 
-def places() -> list[Place]:
-    """Where the stand-ins go."""
+def patches() -> list[Patch]:
+    """Patch the functions of transformers."""
     from transformers.cache_utils import Cache, EncoderDecoderCache
     from transformers.generation.utils import GenerationMixin
     from transformers.modeling_utils import AttentionInterface
 
     return [
-        Place(AttentionInterface, "get_interface", _get_interface),
-        Place(AttentionInterface, "__getitem__", _get_item),
-        Place(Cache, "update", _update),
-        *(Place(kind, "reorder_cache", _reorder) for kind in (Cache, EncoderDecoderCache)),
-        *(Place(kind, "crop", _crop) for kind in (Cache, EncoderDecoderCache)),
-        Place(GenerationMixin, "generate", _generate),
+        Patch(AttentionInterface, "get_interface", _get_interface),
+        Patch(AttentionInterface, "__getitem__", _get_item),
+        Patch(Cache, "update", _update),
+        *(Patch(cache, "reorder_cache", _reorder) for cache in (Cache, EncoderDecoderCache)),
+        *(Patch(cache, "crop", _crop) for cache in (Cache, EncoderDecoderCache)),
+        Patch(GenerationMixin, "generate", _generate),
     ]
 
 
@@ -40,50 +47,51 @@ def places() -> list[Place]:
 
 def _get_interface(original: Function) -> Function:
     def get_interface(self: Any, attn_implementation: str, default: Function) -> Function:
-        with within():  # the function itself is told once
-            found = original(self, attn_implementation, default)
-        return _telling(found, "eager" if found is default else attn_implementation) if watched() else found
+        with inside_attention():  # it calls __getitem__, which would wrap the function too
+            function: Function = original(self, attn_implementation, default)
+        if not is_observed():
+            return function
+        return _reporting(function, "eager" if function is default else attn_implementation)
 
     return get_interface
 
 
 def _get_item(original: Function) -> Function:
     def get_item(self: Any, key: str) -> Function:
-        found: Function = original(self, key)
-        return _telling(found, key) if watched() else found
+        function: Function = original(self, key)
+        return _reporting(function, key) if is_observed() else function
 
     return get_item
 
 
-def _telling(function: Function, name: str) -> Function:
-    """An attention function that also tells who watches."""
+def _reporting(function: Function, name: str) -> Function:
+    """Wrap an attention function to report its calls."""
 
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        if not watched():
+        if not is_observed():
             return function(module, query, key, value, *args, **kwargs)
-        frame = sys._getframe(1)
-        cross = is_cross(module, frame.f_locals)
-        with within():
+        cross = _is_cross_call(module, sys._getframe(1).f_locals)
+        with inside_attention():
             output = function(module, query, key, value, *args, **kwargs)
-        report(module, lambda: _kept(name, cross, module, query, key, *args, **kwargs))
-        THREAD.updated = None
+        report(module, lambda: _capture(name, cross, module, query, key, *args, **kwargs))
+        THREAD.cache_update = None
         return output
 
     return attention
 
 
-def is_cross(module: nn.Module, around: dict[str, Any]) -> bool:
-    """Whether a module reads another sequence, by its class, its names or what it was called with."""
-    if _CROSS.search(type(module).__name__):
+def _is_cross_call(module: nn.Module, caller_locals: dict[str, Any]) -> bool:
+    """Return whether a call is cross-attention, from the module's class and the caller's variables."""
+    if is_cross_attention(type(module).__name__):
         return True
-    if "is_cross_attention" in around:
-        return bool(around["is_cross_attention"])
-    return any(around.get(name) is not None for name in _CROSS_ARGUMENTS)
+    if "is_cross_attention" in caller_locals:
+        return bool(caller_locals["is_cross_attention"])
+    return any(caller_locals.get(name) is not None for name in _CROSS_ARGUMENTS)
 
 
-def _kept(
+def _capture(
     name: str,
     cross: bool,
     module: nn.Module,
@@ -101,135 +109,125 @@ def _kept(
 ) -> CapturedCall | None:
     if query.dim() != 4 or query.is_nested:
         return None
-    new, cached = _new_keys(key)
+    update = THREAD.cache_update
+    update = update if update is not None and update.keys is key else None
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if "flash" in name:
-        rows = _flash_rows(query, key, attention_mask, causal, sliding_window, others)
+        mask = _flash_mask(query, key, attention_mask, causal, sliding_window, others)
     else:
         causal = causal and name != "eager" and attention_mask is None and query.shape[-2] > 1
         if causal and key.shape[-2] > query.shape[-2]:  # a static cache that was empty
             key = key[..., : query.shape[-2], :]
             position_bias = None if position_bias is None else position_bias[..., : query.shape[-2]]
         if causal:
-            rows = causal_rows(query.shape[-2], key.shape[-2], query.device)
+            mask = causal_mask(query.shape[-2], key.shape[-2], query.device)
         else:
-            rows = _rows(query, key, attention_mask)
-    sinks = getattr(module, "sinks", None) if s_aux is None and name == "eager" else s_aux
+            mask = _mask(query, key, attention_mask)
+    sink = getattr(module, "sinks", None) if s_aux is None and name == "eager" else s_aux
     return CapturedCall(
         query.detach(),
         key.detach(),
         None if scaling is None else float(scaling),
         softcap,
-        sinks.detach() if isinstance(sinks, Tensor) else None,
-        rows,
+        sink.detach() if isinstance(sink, Tensor) else None,
+        mask,
         () if position_bias is None else (position_bias.detach(),),
         "cross" if cross else "self",
-        new,
-        cached,
+        None if update is None else update.new_keys.detach(),
+        cached=update is not None,
     )
 
 
-def _rows(query: Tensor, key: Tensor, mask: Any) -> Rows | None:
-    """The rows of a mask as the implementations get it: a tensor, regard's own, or one for flex."""
+def _mask(query: Tensor, key: Tensor, mask: Any) -> RowMask | None:
+    """Convert an implementation's mask: a tensor, a mask of regard, or a BlockMask of FlexAttention."""
     if mask is None:
         return None
     if isinstance(mask, Tensor):
-        return THREAD.reader.read(mask, key.shape[-2])
+        return THREAD.mask_reader.read(mask, key.shape[-2])
     size = (query.shape[-2], key.shape[-2])
     if isinstance(mask, Mask):
         terms = mask.terms(CallShape(tuple(query.shape[:-2]), *size, query.device))
         if len(terms) == 1 and terms[0].allowed is None:
             zero = torch.zeros(1, 1, dtype=torch.long, device=query.device)
             start, stop, _ = terms[0]
-            return Rows(zero if start is None else start, zero + size[1] if stop is None else stop)
+            return RowMask(zero if start is None else start, zero + size[1] if stop is None else stop)
         dense = union(terms, torch.arange(size[1], device=query.device))
-        return None if dense is None else THREAD.reader.read(dense)
+        return None if dense is None else THREAD.mask_reader.read(dense)
     if hasattr(mask, "mask_mod"):
         from torch.nn.attention.flex_attention import create_mask
 
         dense = create_mask(mask.mask_mod, query.shape[0], None, *size, device=str(query.device))
-        return THREAD.reader.read(dense)
+        return THREAD.mask_reader.read(dense)
     return None
 
 
-def _flash_rows(
-    query: Tensor, key: Tensor, mask: Any, causal: bool, window: int | None, others: dict[str, Any]
-) -> Rows | None:
-    """The rows of a flash kernel, which hides padding, the future and what is far away by itself.
+def _flash_mask(
+    query: Tensor, key: Tensor, mask: Any, causal: bool, window: int | None, options: dict[str, Any]
+) -> RowMask | None:
+    """Return the mask of a flash kernel, which gets padding, causality, window and packing as options.
 
-    Its causality counts from the end, and several sequences may stand one after the other.
+    Its causality is aligned to the end of the keys.
     """
     queries, keys = query.shape[-2], key.shape[-2]
-    rows = None
-    if causal:
-        rows = causal_rows(queries, keys, query.device, "end")
+    position = torch.arange(queries, device=query.device)
+    result = causal_mask(queries, keys, query.device, "end") if causal else None
     if window is not None:
-        place = torch.arange(queries, device=query.device)[:, None] + keys - queries
-        rows = meet(rows, Rows((place - window + 1).clamp(min=0), (place + window).clamp(max=keys)))
+        end = position[:, None] + keys - queries
+        result = intersect(result, RowMask((end - window + 1).clamp(min=0), (end + window).clamp(max=keys)))
     if isinstance(mask, Tensor) and mask.dim() == 2:
-        rows = meet(rows, THREAD.reader.read(mask[:, None, None, :] != 0))
-    ends = others.get("cu_seq_lens_k")
-    if isinstance(ends, Tensor) and queries == keys:
-        ends = ends.long().to(query.device)
-        place = torch.arange(queries, device=query.device)
-        document = torch.searchsorted(ends, place, right=True)
-        rows = meet(rows, Rows(ends[document - 1][:, None], ends[document][:, None]))
-    return rows
+        result = intersect(result, THREAD.mask_reader.read(mask[:, None, None, :] != 0))
+    boundaries = options.get("cu_seq_lens_k")  # of packed sequences
+    if isinstance(boundaries, Tensor) and queries == keys:
+        boundaries = boundaries.long().to(query.device)
+        sequence = torch.searchsorted(boundaries, position, right=True)
+        packed = RowMask(boundaries[sequence - 1][:, None], boundaries[sequence][:, None])
+        result = intersect(result, packed)
+    return result
 
 
 # Caches
 
 
-def _new_keys(key: Tensor) -> tuple[Tensor | None, bool]:
-    """The keys that a cache got in this call, if it has just given back these."""
-    if THREAD.updated is None or THREAD.updated[0] is not key:
-        return None, False
-    return THREAD.updated[1].detach(), True
-
-
 def _update(original: Function) -> Function:
     def update(self: Any, key_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        found = original(self, key_states, *args, **kwargs)
-        if watched():
-            THREAD.updated = (found[0], key_states, self)
-        return found
+        states = original(self, key_states, *args, **kwargs)
+        if is_observed():
+            THREAD.cache_update = CacheUpdate(states[0], key_states, self)
+        return states
 
     return update
 
 
 def _reorder(original: Function) -> Function:
     def reorder_cache(self: Any, beam_idx: Tensor) -> Any:
-        THREAD.reordering += 1  # a cache of caches reorders each of them
-        try:
-            found = original(self, beam_idx)
-        finally:
-            THREAD.reordering -= 1
-        if not THREAD.reordering:
-            for observer in THREAD.observers:
-                observer.reordered(self, beam_idx)
-        return found
+        return _outermost(original, "on_reorder", self, beam_idx, beam_idx)
 
     return reorder_cache
 
 
 def _crop(original: Function) -> Function:
     def crop(self: Any, tokens_to_remove: int) -> Any:
-        THREAD.reordering += 1
-        try:
-            found = original(self, tokens_to_remove)
-        finally:
-            THREAD.reordering -= 1
-        if not THREAD.reordering and tokens_to_remove:
-            for observer in THREAD.observers:
-                observer.cropped(self, abs(tokens_to_remove))
-        return found
+        return _outermost(original, "on_crop", self, tokens_to_remove, abs(tokens_to_remove) or None)
 
     return crop
 
 
+def _outermost(original: Function, event: str, cache: Any, argument: Any, reported: Any) -> Any:
+    """Call a cache's method and report it once: a cache of caches calls the method of each of them."""
+    THREAD.reorder_depth += 1
+    try:
+        result = original(cache, argument)
+    finally:
+        THREAD.reorder_depth -= 1
+    if not THREAD.reorder_depth and reported is not None:
+        for observer in THREAD.observers:
+            getattr(observer, event)(cache, reported)
+    return result
+
+
 def _generate(original: Function) -> Function:
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not watched():
+        if not is_observed():
             return original(self, *args, **kwargs)
         call = original
         for observer in THREAD.observers:
@@ -240,4 +238,4 @@ def _generate(original: Function) -> Function:
 
 
 def _through(observer: Any, call: Function) -> Function:
-    return lambda model, *args, **kwargs: observer.generating(model, call, *args, **kwargs)
+    return lambda model, *args, **kwargs: observer.on_generate(model, call, *args, **kwargs)
