@@ -27,7 +27,7 @@ def encoders() -> Iterable[Race]:
     if missing:
         skip("the encoder", f"is not measured: {', '.join(missing)} is not installed")
         return
-    flops = 2.0 * sum(map(len, _ours().tokenizer.tokens(sentences()))) * _matrices(_ours())
+    flops = 2.0 * sum(map(len, _ours().tokenizer.ids(sentences()))) * _matrices(_ours())
     yield Race("encoder", f"minilm, {SENTENCES} sentences", _numbers, flops=flops, target=2.0)
     yield Race("encoder", "and their tokenizer", _texts, flops=flops, target=2.0)
 
@@ -72,7 +72,7 @@ def _theirs() -> tuple[torch.nn.Module, Callable[[list[str]], dict[str, Tensor]]
 def _numbers() -> Lineup:
     """Token numbers in, vectors out."""
     encoder, (model, tokenize) = _ours(), _theirs()
-    tokens, texts = encoder.tokenizer.tokens(sentences()), sentences()
+    tokens, texts = encoder.tokenizer.ids(sentences()), sentences()
     at_once, batches = tokenize(texts), [tokenize(part) for part in _parts(texts)]
     by_length = [tokenize(part) for part in _parts(sorted(texts, key=len))]
     contenders: dict[str, Contender] = {
@@ -89,7 +89,7 @@ def _texts() -> Lineup:
     """Text in, vectors out."""
     encoder, (model, tokenize), texts = _ours(), _theirs(), sentences()
     contenders: dict[str, Contender] = {
-        "regard": lambda: [encoder(packed) for packed in encoder.batches(encoder.tokenizer.tokens(texts))],
+        "regard": lambda: [encoder(packed) for packed in encoder.batches(encoder.tokenizer.ids(texts))],
         "transformers": lambda: _vectors(model, [tokenize(texts)]),
         f"by {BATCH}": lambda: _vectors(model, (tokenize(part) for part in _parts(texts))),
         f"by {BATCH}, sorted": lambda: _vectors(

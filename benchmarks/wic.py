@@ -73,8 +73,8 @@ def vectors(encoder: PretrainedEncoder, pairs: list[Pair]) -> Tensor:
 def _word(encoder: PretrainedEncoder, embedded: WordVectors, span: tuple[int, int]) -> Tensor:
     """The mean of the words within a span of characters; first the static one: (1 + layers, m)."""
     inside = [i for i, (start, stop) in enumerate(embedded.spans) if start < span[1] and stop > span[0]]
-    (pieces,) = encoder.tokenizer([embedded.sentence[slice(*span)]])
-    static = [token for token, place in zip(pieces.tokens, pieces.spans, strict=True) if place is not None]
+    (encoding,) = encoder.tokenizer([embedded.sentence[slice(*span)]])
+    static = [token for token, place in zip(encoding.ids, encoding.spans, strict=True) if place is not None]
     static_vector = encoder.words.weight[torch.tensor(static)].mean(0, keepdim=True).detach()
     return torch.cat([static_vector, embedded.vectors[:, inside].mean(1)])
 

@@ -395,7 +395,7 @@ def test_too_long(folder):
 def test_roberta_has_fewer_places_than_positions(tmp_path):
     theirs("roberta", tmp_path)
     encoder = load_encoder(tmp_path)
-    assert encoder.longest == POSITIONS - 2
+    assert encoder.max_tokens == POSITIONS - 2
     encoder(torch.full((1, POSITIONS - 2), 5))
     with pytest.raises(ArgumentError, match=f"{POSITIONS - 1} tokens.* {POSITIONS - 2}; split"):
         encoder(torch.full((1, POSITIONS - 1), 5))

@@ -69,7 +69,7 @@ class Entry:
         )
         if isinstance(model, StaticEncoder):
             about = f"one vector for each of {len(model.vocabulary) - 1:,} words"
-        return cls(name, model, "encoder", about, layers, heads, getattr(model, "longest", None))
+        return cls(name, model, "encoder", about, layers, heads, getattr(model, "max_tokens", None))
 
     @property
     def attends(self) -> bool:

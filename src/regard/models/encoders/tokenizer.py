@@ -1,4 +1,4 @@
-"""Subwords: the tokenizers of pretrained models, from sentences to token numbers and back to characters."""
+"""Tokenizers of pretrained models, loaded from untrusted files."""
 
 import base64
 import json
@@ -11,16 +11,16 @@ from regard._util.text import shorten
 from regard.errors import ArgumentError
 from regard.models.encoders.checkpoint_layouts import CheckpointLayout, read_json, read_text
 
-# Bounds on what a tokenizer.json may do to a text. Rust ends the process when memory is exhausted, so what
-# would need much more than any real tokenizer is refused before it is made.
-_GROWTH = 10_000  # times as many bytes after normalizing; real ones stay below 2,000 by the same measure
-_STEPS = 64  # of a chain
-_DEPTH = 8  # of chains in chains
-_MARKS_ADDED = 1000  # to each sentence
-_COPIES = 4  # of a sentence
-_AFFIX = 64  # bytes of what stands before or behind the pieces of a word
-_WORD = 10_000  # characters of a word that is cut into pieces
-# how many times longer a text may become, in UTF-8; U+FDFA becomes 11 times as long
+# Limits for tokenizer.json. The Rust library aborts the process if memory runs out, so anything far beyond real
+# tokenizers is rejected.
+_MAX_GROWTH = 10_000  # factor by which normalization may lengthen a text; real tokenizers stay below 2,000
+_MAX_STEPS = 64  # steps in a sequence
+_MAX_DEPTH = 8  # nested sequences
+_MAX_SPECIAL = 1000  # special tokens added to a sentence
+_MAX_COPIES = 4  # copies of a sentence in a template
+_MAX_AFFIX = 64  # bytes in a subword prefix or suffix
+_MAX_WORD = 10_000  # characters in a word that is split into subwords
+# growth factors in UTF-8 bytes; NFKC turns U+FDFA into a text 11 times as long
 _UNICODE = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 2}
 _NORMALIZERS = {"BertNormalizer": 10, "ByteLevel": 2, "Strip": 1, "StripAccents": 1, "Nmt": 1}
 _PRE_TOKENIZERS = {
@@ -32,137 +32,134 @@ _PRE_TOKENIZERS = {
 
 
 class Encoding(NamedTuple):
-    """The tokens of a sentence, their names, and the characters [start, stop) of each; None for marks."""
+    """Token ids, token strings, and the characters [start, stop) of each token; None for special tokens."""
 
-    tokens: list[int]
-    names: list[str]
+    ids: list[int]
+    tokens: list[str]
     spans: list[tuple[int, int] | None]
 
 
 class SubwordTokenizer:
-    """A tokenizer of the package `tokenizers`, from a folder, checked against its model's vocabulary."""
+    """A tokenizer of the package `tokenizers`, validated against the model's vocabulary."""
 
-    def __init__(self, tokenizer: Any, vocabulary: int, where: Path) -> None:
-        with guarded(f"the tokenizer in {where} cannot be used"):
-            tokenizer.no_truncation()  # what is too long is refused, not cut
+    def __init__(self, tokenizer: Any, vocab_size: int, folder: Path) -> None:
+        with _guard(f"Cannot use the tokenizer in {folder}"):
+            tokenizer.no_truncation()  # texts that are too long raise an error instead
             tokenizer.no_padding()
             largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        if largest >= vocabulary:
+        if largest >= vocab_size:
             raise ArgumentError(
-                f"the tokenizer in {where} has tokens up to {largest} and the model has vectors for 0 to "
-                f"{vocabulary - 1}; take both from the same folder."
+                f"The tokenizer in {folder} has token ids up to {largest} and the model a vocabulary of {vocab_size}; "
+                "use both from the same folder."
             )
         self.tokenizer = tokenizer
-        mark = getattr(tokenizer.model, "unk_token", None) or "<unk>"
-        self.unknown: int | None = tokenizer.token_to_id(mark)  # pieces of bytes have no use for it
+        token = getattr(tokenizer.model, "unk_token", None) or "<unk>"
+        self.unknown_id: int | None = tokenizer.token_to_id(token)  # None for byte-level BPE
 
     def __call__(self, sentences: Sequence[str]) -> list[Encoding]:
-        """The tokens of each sentence, start and end mark included."""
-        with guarded("these sentences cannot be tokenized"):
-            found = self.tokenizer.encode_batch(list(sentences))
-        return [Encoding(one.ids, one.tokens, _spans(one)) for one in found]
+        """Tokenize sentences, with special tokens."""
+        with _guard("Cannot tokenize these sentences"):
+            encodings = self.tokenizer.encode_batch(list(sentences))
+        return [Encoding(encoding.ids, encoding.tokens, _spans(encoding)) for encoding in encodings]
 
-    def tokens(self, sentences: Sequence[str]) -> list[list[int]]:
-        """The token numbers of each sentence alone."""
-        with guarded("these sentences cannot be tokenized"):
-            return [one.ids for one in self.tokenizer.encode_batch_fast(list(sentences))]
+    def ids(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Token ids only."""
+        with _guard("Cannot tokenize these sentences"):
+            return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(sentences))]
 
 
 def _spans(encoding: Any) -> list[tuple[int, int] | None]:
-    marks = encoding.special_tokens_mask
-    return [None if mark else span for span, mark in zip(encoding.offsets, marks, strict=True)]
+    pairs = zip(encoding.offsets, encoding.special_tokens_mask, strict=True)
+    return [None if special else span for span, special in pairs]
 
 
 @contextmanager
-def guarded(what: str) -> Iterator[None]:
-    """Say what went wrong inside `tokenizers`, whose panics are no Exceptions."""
+def _guard(message: str) -> Iterator[None]:
+    """Convert errors of `tokenizers`; its panics are not Exceptions."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
-        raise ArgumentError(f"{what}: {type(error).__name__}: {str(error)[:200]}") from error
+        raise ArgumentError(f"{message}: {type(error).__name__}: {str(error)[:200]}") from error
 
 
 def read_tokenizer(folder: Path, layout: CheckpointLayout) -> SubwordTokenizer:
-    """A folder's tokenizer: tokenizer.json, or BERT's vocab.txt, or RoBERTa's vocab.json and merges.txt."""
+    """Read tokenizer.json, or vocab.txt (BERT), or vocab.json and merges.txt (RoBERTa)."""
     if (folder / "tokenizer.json").exists():
         path = folder / "tokenizer.json"
-        found = read_json(path)
+        settings = read_json(path)
         try:
-            _check(found)
+            _check(settings)
         except (ValueError, TypeError, AttributeError, LookupError) as error:
-            raise ArgumentError(
-                f"{path} is no tokenizer that regard uses: {shorten(str(error), 200)}"
-            ) from None
-        # What is not needed is left out. It is written anew, as names that occur twice would be read as other
-        # values in Rust than those that were checked.
-        text = json.dumps(found | {"decoder": None, "truncation": None, "padding": None})
-        with guarded(f"{path} is no tokenizer"):
+            raise ArgumentError(f"{path} is not supported: {shorten(str(error), 200)}") from None
+        # Serialized again: Rust would read other values for duplicate keys than those that were checked.
+        text = json.dumps(settings | {"decoder": None, "truncation": None, "padding": None})
+        with _guard(f"{path} is not a valid tokenizer"):
             tokenizer = _package().Tokenizer.from_str(text)
-        return SubwordTokenizer(tokenizer, layout.vocabulary, folder)
+        return SubwordTokenizer(tokenizer, layout.vocab_size, folder)
     if not layout.family.bytes and (folder / "vocab.txt").exists():
-        tokenizer = _word_pieces(folder, layout.vocabulary)
+        tokenizer = _read_word_piece(folder, layout.vocab_size)
     elif layout.family.bytes and (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
-        tokenizer = _byte_pieces(folder, layout.vocabulary)
+        tokenizer = _read_byte_bpe(folder, layout.vocab_size)
     else:
-        also = "vocab.json and merges.txt" if layout.family.bytes else "vocab.txt"
-        raise ArgumentError(f"{folder} has no tokenizer; load_encoder reads tokenizer.json, or {also}.")
-    return SubwordTokenizer(tokenizer, layout.vocabulary, folder)
+        files = "vocab.json and merges.txt" if layout.family.bytes else "vocab.txt"
+        raise ArgumentError(f"{folder} has no tokenizer; add tokenizer.json, or {files}.")
+    return SubwordTokenizer(tokenizer, layout.vocab_size, folder)
 
 
 def _check(tokenizer: Mapping[str, Any]) -> None:
-    """Raise ValueError if a tokenizer makes much more of a text than any real one, or has unknown parts."""
-    growth = _grows(_chain(tokenizer.get("normalizer"), "normalizers"))
-    for one in _chain(tokenizer.get("pre_tokenizer"), "pretokenizers"):
-        growth *= _known(one, _PRE_TOKENIZERS)
-        if one["type"] == "FixedLength" and one["length"] < 1:
-            raise ValueError("its pieces have no length")
-    if growth > _GROWTH:
+    """Raise ValueError if a tokenizer exceeds the limits above or has unknown parts."""
+    growth = _growth(_steps(tokenizer.get("normalizer"), "normalizers"))
+    for step in _steps(tokenizer.get("pre_tokenizer"), "pretokenizers"):
+        growth *= _known(step, _PRE_TOKENIZERS)
+        if step["type"] == "FixedLength" and step["length"] < 1:
+            raise ValueError("its FixedLength pre-tokenizer has length 0")
+    if growth > _MAX_GROWTH:
         raise ValueError(
-            f"its normalizer makes texts up to {growth:,.0f} times as long, and {_GROWTH:,} are allowed"
+            f"its normalizer makes texts up to {growth:,.0f} times as long; the limit is {_MAX_GROWTH:,}"
         )
-    _check_marks(_chain(tokenizer.get("post_processor"), "processors"))
+    _check_post_processor(_steps(tokenizer.get("post_processor"), "processors"))
     _check_model(tokenizer["model"])
 
 
-def _chain(given: Any, inner: str, depth: int = 0) -> list[Mapping[str, Any]]:
-    """The steps of a part, one after the other; `inner` is what a Sequence calls them."""
-    if given is None:
+def _steps(part: Any, key: str, depth: int = 0) -> list[Mapping[str, Any]]:
+    """The steps of a part, with sequences flattened; `key` holds the steps of a Sequence."""
+    if part is None:
         return []
-    if not isinstance(given, dict) or depth > _DEPTH:
-        raise ValueError(f"a part of it is no object, or more than {_DEPTH} sequences deep")
-    if given.get("type") != "Sequence":
-        return [given]
-    steps = [step for one in given[inner] for step in _chain(one, inner, depth + 1)]
-    if len(steps) > _STEPS:
-        raise ValueError(f"it has {len(steps):,} steps in a sequence, and {_STEPS} are allowed")
+    if not isinstance(part, dict) or depth > _MAX_DEPTH:
+        raise ValueError(f"a part is not an object, or nested more than {_MAX_DEPTH} deep")
+    if part.get("type") != "Sequence":
+        return [part]
+    steps = [step for child in part[key] for step in _steps(child, key, depth + 1)]
+    if len(steps) > _MAX_STEPS:
+        raise ValueError(f"a sequence has {len(steps):,} steps; the limit is {_MAX_STEPS}")
     return steps
 
 
 def _known(step: Mapping[str, Any], growths: Mapping[str, int]) -> int:
     kind = step.get("type")
     if not isinstance(kind, str) or kind not in growths:
-        raise ValueError(f"there is no {str(kind)[:40]!r} that regard knows")
+        raise ValueError(f"regard does not support {str(kind)[:40]!r}")
     return growths[kind]
 
 
-def _grows(steps: Sequence[Mapping[str, Any]]) -> float:
-    """How many times longer a text can become by some normalizers."""
+def _growth(steps: Sequence[Mapping[str, Any]]) -> float:
+    """The factor by which normalizers can lengthen a text."""
     growth, done = 1.0, set[str]()
     for step in steps:
         kind = step.get("type")
         if kind in _UNICODE:
-            # what is normalized already grows no more, until something else is put in
+            # repeating a normalization changes nothing, unless another step came between
             growth *= 1 if kind in done else _UNICODE[kind]
             done.add(kind)
             continue
         if kind == "Replace":
-            growth *= _replaced(step)
+            growth *= _replacement_growth(step)
         elif kind == "Prepend":
-            growth *= 1 + _size(step["prepend"])  # of each part between special tokens, which may be one byte
+            growth *= 1 + _size(step["prepend"])  # per segment between special tokens, which may be one byte
         elif kind == "Precompiled":
-            growth *= _compiled(step["precompiled_charsmap"])
+            growth *= _charsmap_growth(step["precompiled_charsmap"])
         else:
             growth *= _known(step, _NORMALIZERS)
         done.clear()
@@ -171,12 +168,12 @@ def _grows(steps: Sequence[Mapping[str, Any]]) -> float:
 
 def _size(text: Any) -> int:
     if not isinstance(text, str):
-        raise ValueError(f"it has {str(text)[:40]!r} where a text should be")
+        raise ValueError(f"it has {str(text)[:40]!r} instead of a string")
     return len(text.encode(errors="surrogatepass"))
 
 
-def _replaced(step: Mapping[str, Any]) -> float:
-    """A pattern may match nothing, and thus everywhere; a text only itself."""
+def _replacement_growth(step: Mapping[str, Any]) -> float:
+    """A pattern may match the empty string at every position; a string only matches itself."""
     pattern, size = step["pattern"], _size(step["content"])
     text = pattern.get("String") if isinstance(pattern, dict) else pattern
     if isinstance(text, str) and text:
@@ -184,57 +181,56 @@ def _replaced(step: Mapping[str, Any]) -> float:
     return 1.0 + size
 
 
-def _compiled(charsmap: Any) -> int:
-    """SentencePiece's own: a table of characters, and what they become, each with a zero byte behind it."""
+def _charsmap_growth(charsmap: Any) -> int:
+    """SentencePiece's table: a trie, then the replacement texts, each followed by a zero byte."""
     content = base64.b64decode(charsmap)
     end = 4 + int.from_bytes(content[:4], "little")
     if len(content) < end:
-        raise ValueError("its precompiled_charsmap is cut off")
+        raise ValueError("its precompiled_charsmap is truncated")
     texts = content[end:]
     return max(1, *map(len, texts.split(b"\0")))
 
 
-def _check_marks(steps: Sequence[Mapping[str, Any]]) -> None:
-    """How many marks are put around sentences, and how often a sentence is repeated."""
+def _check_post_processor(steps: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ValueError if too many special tokens or copies of a sentence are added."""
     added, copies = 0, 1
     for step in steps:
         kind = step.get("type")
         if kind == "TemplateProcessing":
-            sizes = {name: len(mark["ids"]) for name, mark in step["special_tokens"].items()}
-            for pieces in (step["single"], step["pair"]):
-                added += sum(sizes[one["SpecialToken"]["id"]] for one in pieces if "SpecialToken" in one)
-            copies *= max(1, sum("Sequence" in one for one in step["single"]))
+            sizes = {name: len(token["ids"]) for name, token in step["special_tokens"].items()}
+            for template in (step["single"], step["pair"]):
+                added += sum(sizes[item["SpecialToken"]["id"]] for item in template if "SpecialToken" in item)
+            copies *= max(1, sum("Sequence" in item for item in step["single"]))
         elif kind not in ("BertProcessing", "RobertaProcessing", "ByteLevel"):
-            raise ValueError(f"there is no {str(kind)[:40]!r} that regard knows")
-    if added > _MARKS_ADDED or copies > _COPIES:
-        raise ValueError(f"it adds {added:,} marks to a sentence, or repeats it {copies:,} times")
+            raise ValueError(f"regard does not support {str(kind)[:40]!r}")
+    if added > _MAX_SPECIAL or copies > _MAX_COPIES:
+        raise ValueError(f"it adds {added:,} special tokens to a sentence, or repeats it {copies:,} times")
 
 
 def _check_model(model: Mapping[str, Any]) -> None:
-    """What stands before or behind pieces is added to each; merges that are shorter panic in Rust."""
+    """Raise ValueError for long affixes and words, and for merges shorter than the prefix (a panic in Rust)."""
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(name) is not None and _size(model[name]) > _AFFIX:
-            raise ValueError(f"its {name} has {_size(model[name]):,} bytes, and {_AFFIX} are allowed")
-    if not 0 <= model.get("max_input_chars_per_word", 0) <= _WORD:
-        raise ValueError(f"its max_input_chars_per_word is above {_WORD:,}")
+        if model.get(name) is not None and _size(model[name]) > _MAX_AFFIX:
+            raise ValueError(f"its {name} has {_size(model[name]):,} bytes; the limit is {_MAX_AFFIX}")
+    if not 0 <= model.get("max_input_chars_per_word", 0) <= _MAX_WORD:
+        raise ValueError(f"its max_input_chars_per_word is above {_MAX_WORD:,}")
     prefix = _size(model.get("continuing_subword_prefix") or "")
     for merge in model.get("merges") or () if prefix else ():
         second = merge.partition(" ")[2] if isinstance(merge, str) else merge[1]
         if len(second.encode()[:prefix].decode(errors="ignore").encode()) < prefix:
-            raise ValueError(f"it merges {second[:40]!r}, which is shorter than the prefix of its pieces")
+            raise ValueError(f"its merge {second[:40]!r} is shorter than continuing_subword_prefix")
 
 
-def _word_pieces(folder: Path, vocabulary: int) -> Any:
-    """BERT's tokenizer: Devlin et al. 2019, section 3; the marks are [CLS] and [SEP]."""
+def _read_word_piece(folder: Path, vocab_size: int) -> Any:
+    """BERT's tokenizer: Devlin et al. 2019, section 3."""
     package = _package()
     lines = read_text(folder / "vocab.txt").replace("\r\n", "\n").removesuffix("\n").split("\n")
-    numbers = {line: i for i, line in enumerate(lines)}
-    marks = _marks(
-        folder / "vocab.txt", numbers, vocabulary, ["[CLS]", "[SEP]", "[UNK]"], ["[PAD]", "[MASK]"]
-    )
+    ids = {line: i for i, line in enumerate(lines)}
+    required = ["[CLS]", "[SEP]", "[UNK]"]
+    special = _special_tokens(folder / "vocab.txt", ids, vocab_size, required, ["[PAD]", "[MASK]"])
     options = _options(folder)
-    with guarded(f"{folder / 'vocab.txt'} is no vocabulary"):
-        tokenizer = package.Tokenizer(package.models.WordPiece(numbers, unk_token="[UNK]"))
+    with _guard(f"{folder / 'vocab.txt'} is not a valid vocabulary"):
+        tokenizer = package.Tokenizer(package.models.WordPiece(ids, unk_token="[UNK]"))
         tokenizer.normalizer = package.normalizers.BertNormalizer(
             clean_text=True,
             handle_chinese_chars=options.get("tokenize_chinese_chars") is not False,
@@ -242,55 +238,56 @@ def _word_pieces(folder: Path, vocabulary: int) -> Any:
             lowercase=options.get("do_lower_case") is not False,
         )
         tokenizer.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
-        tokenizer.add_special_tokens(marks)
+        tokenizer.add_special_tokens(special)
         tokenizer.post_processor = package.processors.BertProcessing(
-            ("[SEP]", numbers["[SEP]"]), ("[CLS]", numbers["[CLS]"])
+            ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
         )
     return tokenizer
 
 
-def _byte_pieces(folder: Path, vocabulary: int) -> Any:
-    """RoBERTa's tokenizer, pieces of bytes: Radford et al. 2019, section 2.2; the marks are <s> and </s>."""
+def _read_byte_bpe(folder: Path, vocab_size: int) -> Any:
+    """RoBERTa's tokenizer, byte-level BPE: Radford et al. 2019, section 2.2."""
     package = _package()
-    numbers = read_json(folder / "vocab.json")
-    wrong = next((name for name, i in numbers.items() if isinstance(i, bool) or not isinstance(i, int)), None)
-    if wrong is not None:
-        raise ArgumentError(f"{folder / 'vocab.json'} gives {wrong[:40]!r} a number that is none.")
-    marks = _marks(folder / "vocab.json", numbers, vocabulary, ["<s>", "</s>"], ["<pad>", "<unk>", "<mask>"])
+    ids = read_json(folder / "vocab.json")
+    invalid = next((token for token, i in ids.items() if isinstance(i, bool) or not isinstance(i, int)), None)
+    if invalid is not None:
+        raise ArgumentError(f"{folder / 'vocab.json'} gives {invalid[:40]!r} an id that is not an integer.")
+    optional = ["<pad>", "<unk>", "<mask>"]
+    special = _special_tokens(folder / "vocab.json", ids, vocab_size, ["<s>", "</s>"], optional)
     lines = read_text(folder / "merges.txt").replace("\r\n", "\n").split("\n")
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-    before = _options(folder).get("add_prefix_space") is True
-    with guarded(f"{folder / 'vocab.json'} and merges.txt are no tokenizer"):
-        tokenizer = package.Tokenizer(package.models.BPE(numbers, merges))
-        tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=before)
-        tokenizer.add_special_tokens(marks)
+    prefix_space = _options(folder).get("add_prefix_space") is True
+    with _guard(f"{folder / 'vocab.json'} and merges.txt are not a valid tokenizer"):
+        tokenizer = package.Tokenizer(package.models.BPE(ids, merges))
+        tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+        tokenizer.add_special_tokens(special)
         tokenizer.post_processor = package.processors.RobertaProcessing(
-            ("</s>", numbers["</s>"]), ("<s>", numbers["<s>"]), add_prefix_space=before
+            ("</s>", ids["</s>"]), ("<s>", ids["<s>"]), add_prefix_space=prefix_space
         )
     return tokenizer
 
 
-def _marks(
-    path: Path, numbers: dict[str, int], vocabulary: int, needed: list[str], more: list[str]
+def _special_tokens(
+    path: Path, ids: dict[str, int], vocab_size: int, required: list[str], optional: list[str]
 ) -> list[str]:
-    """The special marks of a vocabulary; its numbers are checked on the way."""
-    missing = [mark for mark in needed if mark not in numbers]
+    """The special tokens of a vocabulary, whose ids are validated."""
+    missing = [token for token in required if token not in ids]
     if missing:
-        raise ArgumentError(f"{path} lacks {' and '.join(missing)}, which every sentence needs.")
-    least, largest = min(numbers.values()), max(numbers.values())
-    if least < 0 or largest >= vocabulary:
+        raise ArgumentError(f"{path} lacks the required tokens {' and '.join(missing)}.")
+    low, high = min(ids.values()), max(ids.values())
+    if low < 0 or high >= vocab_size:
         raise ArgumentError(
-            f"{path} has tokens from {least} to {largest} and the model has vectors for 0 to "
-            f"{vocabulary - 1}; take both from the same folder."
+            f"{path} has token ids from {low} to {high} and the model a vocabulary of {vocab_size}; use both from "
+            "the same folder."
         )
-    return [mark for mark in (*needed, *more) if mark in numbers]
+    return [token for token in (*required, *optional) if token in ids]
 
 
 def _options(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, whose true and false are all that is read; it may be absent."""
+    """The boolean settings of tokenizer_config.json, if it exists."""
     path = folder / "tokenizer_config.json"
-    found = read_json(path) if path.exists() else {}
-    return {name: value for name, value in found.items() if isinstance(value, bool)}
+    settings = read_json(path) if path.exists() else {}
+    return {name: value for name, value in settings.items() if isinstance(value, bool)}
 
 
 def _package() -> Any:

@@ -73,7 +73,7 @@ class Dropout(nn.Dropout):
         """Whether dropout is active and the kernel can process these tensors."""
         if not self.training or not 0 < self.p < 1:
             return False
-        return concrete(*tensors) and not forward_mode() and fused.drops(*tensors)
+        return concrete(*tensors) and not forward_mode() and fused.supports_dropout(*tensors)
 
 
 class _DropoutAdd(torch.autograd.Function):
@@ -83,7 +83,7 @@ class _DropoutAdd(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor | None, y: Tensor, dropout: float, seed: int) -> Tensor:
         ctx.options = dropout, seed
         ctx.has_x = x is not None
-        return fused.drop("add", x, y, dropout=dropout, seed=seed)
+        return fused.dropout("add", x, y, probability=dropout, seed=seed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
@@ -94,7 +94,7 @@ class _DropoutAdd(torch.autograd.Function):
 class _DropoutRelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dropout: float, seed: int) -> Tensor:
-        output = fused.drop("relu", None, x, dropout=dropout, seed=seed)
+        output = fused.dropout("relu", None, x, probability=dropout, seed=seed)
         ctx.dropout = dropout
         ctx.save_for_backward(output)
         return output
@@ -104,7 +104,7 @@ class _DropoutRelu(torch.autograd.Function):
         (output,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
             return torch.where(output <= 0, 0, grad / (1 - ctx.dropout)), None, None
-        return fused.drop("relu_back", output, grad.contiguous(), dropout=ctx.dropout, seed=0), None, None
+        return fused.dropout("relu_back", output, grad.contiguous(), probability=ctx.dropout, seed=0), None, None
 
 
 def _seed() -> int:
