@@ -2,10 +2,10 @@ from regard.mechanism.biases import ALiBi as ALiBi
 from regard.mechanism.biases import T5Bias as T5Bias
 from regard.models.encoders.base import AttendedWord as AttendedWord
 from regard.models.encoders.base import Comparison as Comparison
-from regard.models.encoders.base import WordVectors as WordVectors
 from regard.models.encoders.base import Neighbor as Neighbor
 from regard.models.encoders.base import TokenVectors as TokenVectors
 from regard.models.encoders.base import WordEncoder as WordEncoder
+from regard.models.encoders.base import WordVectors as WordVectors
 from regard.models.encoders.bert import BertEncoder as BertEncoder
 from regard.models.encoders.elmo import ElmoEncoder as ElmoEncoder
 from regard.models.encoders.elmo import ScalarMix as ScalarMix
@@ -30,8 +30,8 @@ from regard.models.layers.blocks import Residual as Residual
 from regard.models.layers.blocks import TransformerConfig as TransformerConfig
 from regard.models.layers.dropout import Dropout as Dropout
 from regard.models.layers.embedding import Embedding as Embedding
-from regard.models.layers.kv_cache import KVCache as KVCache
 from regard.models.layers.kv_cache import KeyValues as KeyValues
+from regard.models.layers.kv_cache import KVCache as KVCache
 from regard.models.layers.nonlocal_block import NonLocal as NonLocal
 from regard.models.layers.positions import LearnedPositions as LearnedPositions
 from regard.models.layers.positions import RotaryPositions as RotaryPositions

@@ -68,7 +68,9 @@ class LanguageModel(nn.Module):
         inputs = ModelInput.of(tokens, lengths, causal=True, start=caches[0].length if caches else 0)
         assert inputs.mask is not None  # causal
         both = inputs.mask if mask is None else inputs.mask & mask
-        return self.decoder(self.embedding(inputs.tokens), mask=both, positions=inputs.positions, caches=caches)
+        return self.decoder(
+            self.embedding(inputs.tokens), mask=both, positions=inputs.positions, caches=caches
+        )
 
     def forward(
         self,
@@ -100,8 +102,8 @@ class LanguageModel(nn.Module):
         inputs, labels = packed.inputs(), packed.labels().tokens
         if not len(labels):
             raise ArgumentError(
-                f"The batch has {len(packed)} sentences and {len(packed.tokens)} tokens; the loss needs a sentence "
-                "of at least two tokens."
+                f"The batch has {len(packed)} sentences and {len(packed.tokens)} tokens; the loss needs a "
+                "sentence of at least two tokens."
             )
         if isinstance(tokens, Tensor) and mask is not None:  # the mask is for padded rows
             return self._padded_loss(tokens, lengths, mask, label_smoothing)
@@ -203,7 +205,9 @@ class MaskedLanguageModel(nn.Module):
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> list[Tensor]:
         """The embeddings and the output of every block: (…, m) each for tokens of shape (…)."""
         inputs = ModelInput.of(tokens, lengths)
-        return self.encoder.states(self.embedding(inputs.tokens), mask=inputs.mask, positions=inputs.positions)
+        return self.encoder.states(
+            self.embedding(inputs.tokens), mask=inputs.mask, positions=inputs.positions
+        )
 
     def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:
         """Logits (…, V) of the original token at each position."""
@@ -215,8 +219,8 @@ class MaskedLanguageModel(nn.Module):
         shape = tuple((tokens.tokens if isinstance(tokens, Packed) else tokens).shape)
         if tuple(labels.shape) != shape:
             raise ShapeError(
-                f"tokens have shape {shape} and labels {tuple(labels.shape)}; pass one label per token, −100 to "
-                "ignore it."
+                f"tokens have shape {shape} and labels {tuple(labels.shape)}; pass one label per token, "
+                "−100 to ignore it."
             )
         x = self.states(tokens, lengths)[-1]
         if concrete(labels):  # project only these to the vocabulary

@@ -1,7 +1,7 @@
 """Cross-entropy over a vocabulary in linear memory: the logits are computed a few rows at a time.
 
-With z = x Wᵀ + b, p = softmax(z), and y the smoothed one-hot label (Szegedy et al. 2016, section 7), the loss of
-a row is −y · log p and its gradients are
+With z = x Wᵀ + b, p = softmax(z), and y the smoothed one-hot label (Szegedy et al. 2016, section 7), the loss
+of a row is −y · log p and its gradients are
 
     d = p − y        dx = d W        dW = dᵀ x        db = d
 
@@ -58,7 +58,8 @@ def vocabulary_loss(
         return _plain(rows, weight, bias, labels.reshape(-1).long(), label_smoothing, ignore_index)
     grad = torch.is_grad_enabled()
     needs = [grad and t is not None and t.requires_grad for t in (rows, weight, bias)]
-    return _loss(rows, weight, bias, labels.reshape(-1).long(), float(label_smoothing), ignore_index, needs)[0]
+    flat = labels.reshape(-1).long()
+    return _loss(rows, weight, bias, flat, float(label_smoothing), ignore_index, needs)[0]
 
 
 @torch.library.custom_op("regard::vocabulary_loss", mutates_args=())
@@ -225,11 +226,18 @@ def _autocast(x: Tensor) -> torch.dtype | None:
 
 
 def _plain(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, label_smoothing: float, ignore_index: int
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    label_smoothing: float,
+    ignore_index: int,
 ) -> Tensor:
     """The same with all logits, for functorch transforms."""
     logits = F.linear(rows, weight, bias)
-    total = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing, ignore_index=ignore_index)
+    total = F.cross_entropy(
+        logits, labels, reduction="sum", label_smoothing=label_smoothing, ignore_index=ignore_index
+    )
     return total / (labels != ignore_index).sum().clamp(min=1)
 
 
@@ -252,7 +260,9 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> No
         raise DTypeError(f"labels have dtype {labels.dtype}; pass integers: labels.long().")
     for name, tensor in (("weight", weight), ("bias", bias), ("labels", labels)):
         if tensor is not None and tensor.device != x.device:
-            raise DeviceError(f"x is on {x.device} and {name} on {tensor.device}; move it: {name}.to({str(x.device)!r}).")
+            raise DeviceError(
+                f"x is on {x.device} and {name} on {tensor.device}; move it: {name}.to({str(x.device)!r})."
+            )
     mixed = [t for t in (weight, bias) if t is not None and t.dtype != x.dtype]
     if not x.is_floating_point() or (mixed and _autocast(x) is None):
         others = ", ".join(str(t.dtype) for t in (weight, bias) if t is not None)

@@ -69,8 +69,8 @@ def summary(model: nn.Module, *, length: int = 128) -> Summary:
     length: sequence length of source and target, for the cost of attention.
 
     Counts the matrix products of Linear, recurrent and convolution layers, of attention layers (`Attends` and
-    torch's own), and of an `output_weight` shared with the embedding. For a model with `encoder` and `decoder`,
-    s source and t target tokens cost s × the first number + t × the second.
+    torch's own), and of an `output_weight` shared with the embedding. For a model with `encoder` and
+    `decoder`, s source and t target tokens cost s × the first number + t × the second.
 
     >>> import torch, regard
     >>> from regard.models import summary

@@ -34,7 +34,8 @@ class Packed:
         if self.tokens.dim() != 1 or self.lengths.dim() != 1:
             raise ShapeError(
                 f"Packed got tokens of shape {tuple(self.tokens.shape)} and lengths of shape "
-                f"{tuple(self.lengths.shape)}; both must have one axis. For lists use Packed.of([[5, 6], [7]])."
+                f"{tuple(self.lengths.shape)}; both must have one axis. For lists use Packed.of([[5, 6], "
+                "[7]])."
             )
         if not concrete(self.lengths):
             return
@@ -42,8 +43,8 @@ class Packed:
             raise ArgumentError(f"Packed got a length of {int(self.lengths.min())}; it must be at least 0.")
         if int(self.lengths.sum()) != len(self.tokens):
             raise ShapeError(
-                f"Packed got {len(self.tokens)} tokens and lengths that sum to {int(self.lengths.sum())}; they must "
-                "be equal."
+                f"Packed got {len(self.tokens)} tokens and lengths that sum to {int(self.lengths.sum())}; "
+                "they must be equal."
             )
 
     @classmethod
@@ -56,8 +57,8 @@ class Packed:
                 _check_integers("Packed.of", tokens=tokens)
         except (TypeError, ValueError, RuntimeError):
             raise DTypeError(
-                f"Packed.of got a {type(sentences).__name__} whose items are not lists of token ids; pass lists of "
-                "integers: Packed.of([[5, 6], [7]])."
+                f"Packed.of got a {type(sentences).__name__} whose items are not lists of token ids; pass "
+                "lists of integers: Packed.of([[5, 6], [7]])."
             ) from None
         return cls(tokens.long().to(device), lengths.to(device))
 
@@ -241,8 +242,8 @@ def check_lengths(tokens: Tensor, lengths: Tensor) -> None:
     low, high = (int(bound) for bound in lengths.aminmax())
     if low < 0 or high > tokens.shape[1]:
         raise ShapeError(
-            f"A length is {low if low < 0 else high} and the rows have {tokens.shape[1]} tokens; lengths must be "
-            f"0 to {tokens.shape[1]}."
+            f"A length is {low if low < 0 else high} and the rows have {tokens.shape[1]} tokens; lengths "
+            f"must be 0 to {tokens.shape[1]}."
         )
 
 

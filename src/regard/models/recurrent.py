@@ -19,7 +19,7 @@ from regard.mechanism.masks import Padding
 from regard.mechanism.scores import Additive, Dot, General, Score
 from regard.mechanism.torch_state import concrete
 from regard.models.layers.embedding import Embedding
-from regard.models.packed import Packed, check_batch, token_mask, reorder, reversed_order
+from regard.models.packed import Packed, check_batch, reorder, reversed_order, token_mask
 from regard.models.recurrent_cells import (
     BahdanauDecoder,
     LuongDecoder,
@@ -74,7 +74,9 @@ class RecurrentConfig:
                 )
         for name in ("bidirectional", "reverse", "input_feeding"):
             if not isinstance(getattr(self, name), bool):
-                raise DTypeError(f"RecurrentConfig got {name}={getattr(self, name)!r}; it must be True or False.")
+                raise DTypeError(
+                    f"RecurrentConfig got {name}={getattr(self, name)!r}; it must be True or False."
+                )
         if self.bidirectional and self.width % 2:
             raise ArgumentError(
                 f"RecurrentConfig got width={self.width} and bidirectional=True; each direction has half the "
@@ -82,8 +84,8 @@ class RecurrentConfig:
             )
         if self.input_feeding and self.attention in ("none", "additive"):
             raise ArgumentError(
-                f"RecurrentConfig got input_feeding=True and attention={self.attention!r}; input feeding needs dot, "
-                "general or concat attention."
+                f"RecurrentConfig got input_feeding=True and attention={self.attention!r}; input feeding "
+                "needs dot, general or concat attention."
             )
 
     @property
@@ -167,8 +169,8 @@ class RecurrentSeq2Seq(Seq2Seq):
         target_batch = PaddedBatch.of("target", target, target_lengths)
         if len(source_batch.tokens) != len(target_batch.tokens):
             raise ShapeError(
-                f"source has {len(source_batch.tokens)} sentences and target has {len(target_batch.tokens)}; they "
-                "must be paired."
+                f"source has {len(source_batch.tokens)} sentences and target has "
+                f"{len(target_batch.tokens)}; they must be paired."
             )
         # padded positions come last, so they affect nothing
         return target_batch.restore(self._decode(target_batch.tokens, self._encode(source_batch)))
@@ -221,8 +223,8 @@ class PaddedBatch:
             return cls._of_packed(name, tokens)
         if 0 in tokens.shape:
             raise ShapeError(
-                f"{name} has shape {tuple(tokens.shape)}; a recurrent model needs at least one sentence of at least "
-                "one token."
+                f"{name} has shape {tuple(tokens.shape)}; a recurrent model needs at least one sentence of "
+                "at least one token."
             )
         if lengths is None:
             return cls(tokens, None)
@@ -236,7 +238,8 @@ class PaddedBatch:
             raise ShapeError(f"{name} has no sentences; pass at least one.")
         if packed.lengths.is_meta:
             raise ArgumentError(
-                f"{name} is Packed on the meta device, where lengths have no values; pass a padded batch (b, l)."
+                f"{name} is Packed on the meta device, where lengths have no values; pass a padded batch "
+                "(b, l)."
             )
         _check_empty(name, packed.lengths)
         return cls(packed.pad(packed.tokens), packed.lengths, packed)
@@ -250,6 +253,6 @@ def _check_empty(name: str, lengths: Tensor) -> None:
     if concrete(lengths) and int(lengths.min()) < 1:
         shortest = int(lengths.argmin())
         raise ArgumentError(
-            f"{name.capitalize()} sentence {shortest} has length {int(lengths[shortest])}; every sentence needs at "
-            "least one token. Remove it, or append an end token."
+            f"{name.capitalize()} sentence {shortest} has length {int(lengths[shortest])}; every sentence "
+            "needs at least one token. Remove it, or append an end token."
         )

@@ -101,7 +101,7 @@ class SourceAttention(Attends):
         self.score = score
 
     def project_source(self, source: Tensor) -> KeyValues:
-        """Keys and values (b, 1, s, ·) of a source (b, s, m); an additive score's key map is applied here, once."""
+        """Keys and values (b, 1, s, ·) of a source (b, s, m); the key map of an additive score is applied."""
         value = source.unsqueeze(-3)
         key = F.linear(value, self.score.key_map) if isinstance(self.score, Additive) else value
         return KeyValues(key, value)
@@ -162,7 +162,7 @@ class PlainDecoder(nn.Module):
 
 
 class LuongDecoder(PlainDecoder):
-    """tanh(W [a_t; s_t]), where a_t is the attended vector for query s_t: Luong et al. 2015, eq. 5, "global attention".
+    """tanh(W [a_t; s_t]), a_t attended with query s_t: "global attention", Luong et al. 2015, eq. 5.
 
     With `input_feeding`, the next step reads it together with its word (section 3.3).
 
@@ -215,7 +215,8 @@ class BahdanauDecoder(PlainDecoder):
     """s_t = f(s_{t−1}, [y_{t−1}; a_t]), a_t attended with query s_{t−1}: Bahdanau et al. 2015, section 3.1.
 
     a_t is their c_i, eq. 5. The initial state is tanh(W ←h_1), from the encoder's backward state at the first
-    word. The output is a maxout layer of s_t, y_{t−1} and a_t (appendix A.2.2, with s_t for s_{t−1} as in eq. 4).
+    word. The output is a maxout layer of s_t, y_{t−1} and a_t (appendix A.2.2, with s_t for s_{t−1} as in
+    eq. 4).
 
     >>> import torch, regard
     >>> from regard.models.recurrent_cells import BahdanauDecoder

@@ -44,9 +44,9 @@ class State:
 class Seq2Seq(nn.Module):
     """Base class of encoder-decoder models.
 
-    Sentences are `Packed`, or padded token ids (b, l) with `source_lengths` and `target_lengths` (b). A target
-    begins with a start token; for `loss` it also ends with an end token. Subclasses implement `hidden`,
-    `output_weight`, `start` and `step`.
+    Sentences are `Packed`, or padded token ids (b, l) with `source_lengths` and `target_lengths` (b). A
+    target begins with a start token; for `loss` it also ends with an end token. Subclasses implement
+    `hidden`, `output_weight`, `start` and `step`.
 
     >>> import torch, regard
     >>> from regard.models import Packed
@@ -111,7 +111,9 @@ class Seq2Seq(nn.Module):
                 target_lengths = target_lengths - 1
                 labels = torch.where(token_mask(labels, target_lengths), labels, IGNORE)
         x = self.hidden(source, inputs, source_lengths=source_lengths, target_lengths=target_lengths)
-        return vocabulary_loss(x, self.output_weight, self.output_bias, labels, label_smoothing=label_smoothing)
+        return vocabulary_loss(
+            x, self.output_weight, self.output_bias, labels, label_smoothing=label_smoothing
+        )
 
     def start(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> State:
         """Encode the source and return the initial decoder state."""
@@ -162,14 +164,14 @@ def _check_target(target: Tensor | Packed, lengths: Tensor | None) -> None:
         lengths = target.lengths
     elif lengths is None and target.shape[1] < 2:
         raise ShapeError(
-            f"target has shape {tuple(target.shape)}; the loss needs at least two tokens per sentence: start and "
-            "end."
+            f"target has shape {tuple(target.shape)}; the loss needs at least two tokens per sentence: "
+            "start and end."
         )
     if lengths is not None and concrete(lengths) and lengths.numel() and int(lengths.min()) < 2:
         shortest = int(lengths.argmin())
         raise ArgumentError(
-            f"Target sentence {shortest} has length {int(lengths[shortest])}; the loss needs at least two tokens: "
-            "start and end."
+            f"Target sentence {shortest} has length {int(lengths[shortest])}; the loss needs at least two "
+            "tokens: start and end."
         )
 
 
@@ -183,8 +185,8 @@ def vocab_sizes(model: str, vocab_size: int | tuple[int, int], share: bool) -> t
     source, target = sizes
     if share and source != target:
         raise ArgumentError(
-            f"{model} got vocabularies of {source} and {target} tokens and share=True; shared embeddings need "
-            "one vocabulary."
+            f"{model} got vocabularies of {source} and {target} tokens and share=True; shared embeddings "
+            "need one vocabulary."
         )
     return source, target
 
@@ -193,14 +195,14 @@ def check_state(tokens: Tensor, state: State, kind: type[StateType]) -> StateTyp
     """Return `state` if it is a `kind` with one row per token."""
     if not isinstance(state, kind):
         raise DTypeError(
-            f"step got a state of type {type(state).__name__}; pass the {kind.__name__} returned by this model's "
-            "start()."
+            f"step got a state of type {type(state).__name__}; pass the {kind.__name__} returned by this "
+            "model's start()."
         )
     if not isinstance(tokens, Tensor):
         raise DTypeError(f"step got tokens of type {type(tokens).__name__}; pass a tensor (b).")
     if tokens.shape != (len(state),):
         raise ShapeError(
-            f"step got tokens of shape {tuple(tokens.shape)} and a state of {len(state)} rows; pass one token per "
-            f"row, ({len(state)},)."
+            f"step got tokens of shape {tuple(tokens.shape)} and a state of {len(state)} rows; pass one "
+            f"token per row, ({len(state)},)."
         )
     return state

@@ -14,7 +14,7 @@ from regard.models.layers.blocks import TransformerConfig
 from regard.models.layers.embedding import Embedding
 from regard.models.layers.kv_cache import KeyValues, KVCache, RowMap
 from regard.models.layers.stack import Stack
-from regard.models.packed import ModelInput, Packed, full_lengths, as_packed, as_padded, check_batch
+from regard.models.packed import ModelInput, Packed, as_packed, as_padded, check_batch, full_lengths
 from regard.models.seq2seq import Seq2Seq, State, check_state, vocab_sizes
 
 

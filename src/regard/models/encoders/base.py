@@ -1,7 +1,7 @@
 """Contextual word vectors: one interface for all encoders.
 
 An encoder produces vectors for tokens, which may be parts of words or special tokens. A subclass of
-`WordEncoder` returns the token vectors and the characters of each token; the base class merges them into words.
+`WordEncoder` returns token vectors and the characters of each token; the base class merges them into words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,11 +59,11 @@ class TokenVectors:
 class WordVectors:
     """Word vectors (layers, words, m) of one sentence.
 
-    `vectors["bark"]` is the vector of the first "bark" at each layer, (layers, m), ignoring case if there is no
-    exact match; `vectors["bark", 1]` that of the second.
+    `vectors["bark"]` is the vector of the first "bark" at each layer, (layers, m), ignoring case if there is
+    no exact match; `vectors["bark", 1]` that of the second.
 
-    words, spans: the words and their characters [start, stop). Words without tokens, because the tokenizer drops
-    their characters, are omitted.
+    words, spans: the words and their characters [start, stop). Words without tokens, because the tokenizer
+    drops their characters, are omitted.
     known: whether each word is fully in the encoder's vocabulary.
 
     >>> import torch
@@ -73,7 +73,7 @@ class WordVectors:
     torch.Size([3, 16])
     >>> vectors["barks"]
     Traceback (most recent call last):
-    regard.errors.ArgumentError: 'barks' is not in 'Dogs bark' (did you mean 'bark'?); its words are: Dogs bark
+    regard.errors.ArgumentError: 'barks' is not in 'Dogs bark' (did you mean 'bark'?); ...
     """
 
     sentence: str
@@ -206,7 +206,9 @@ class WordEncoder(nn.Module):
                 raise ArgumentError(f"Sentence {i}, {shorten(text)!r}, has no words; remove it.")
         return [_merge(*sentence) for sentence in zip(texts, splits, self._tokens(texts), strict=True)]
 
-    def compare(self, first: str, second: str, *, word: WordQuery | tuple[WordQuery, WordQuery]) -> Comparison:
+    def compare(
+        self, first: str, second: str, *, word: WordQuery | tuple[WordQuery, WordQuery]
+    ) -> Comparison:
         """Compare a word in two sentences: cosine similarity of its vectors at each layer.
 
         word: the word in both sentences, or a pair. (word, n) stands for the n-th occurrence, from 0. Case is
@@ -262,8 +264,8 @@ class WordEncoder(nn.Module):
         """Attention weights of a word: on the words of its sentence and on special tokens.
 
         Weights are summed over the tokens of a key word and averaged over the tokens of the query word.
-        layer, head: from 0, or −1 for the last; default: the mean over all. Attention layer i reads vector layer
-        i and computes vector layer i + 1.
+        layer, head: from 0, or −1 for the last; default: the mean over all. Attention layer i reads vector
+        layer i and computes vector layer i + 1.
         """
         (text,) = check_sentences([sentence])
         seen: list[Weights] = []
@@ -347,8 +349,8 @@ def _select_layer(seen: list[Weights], layer: int | None) -> list[Weights]:
         return seen
     if isinstance(layer, bool) or not isinstance(layer, int) or not -len(seen) <= layer < len(seen):
         raise ArgumentError(
-            f"attended_words got layer={layer!r}; there are {len(seen)} attention layers, 0 to {len(seen) - 1}, and "
-            "−1 for the last."
+            f"attended_words got layer={layer!r}; there are {len(seen)} attention layers, 0 to "
+            f"{len(seen) - 1}, and −1 for the last."
         )
     return [seen[layer]]
 

@@ -17,11 +17,14 @@ class BertEncoder(LearnedEncoder):
     """Word vectors from the layers of a masked language model.
 
     vocabulary: `Vocabulary.of(text, special_tokens=BertEncoder.special_tokens)`.
-    width: model dimension. layers: blocks; there is one more vector layer, the embeddings. heads: attention heads.
-    dropout: dropout probability. max_positions: maximum number of tokens, including start and end.
+    width: model dimension. layers: blocks; there is one more vector layer, the embeddings.
+    heads: attention heads. dropout: dropout probability. max_positions: maximum number of tokens, with start
+        and end.
 
     >>> from regard.models import BertEncoder, Vocabulary
-    >>> vocabulary = Vocabulary.of(["dogs bark", "the bark of trees"], special_tokens=BertEncoder.special_tokens)
+    >>> vocabulary = Vocabulary.of(
+    ...     ["dogs bark", "the bark of trees"], special_tokens=BertEncoder.special_tokens
+    ... )
     >>> encoder = BertEncoder(vocabulary, width=8, layers=2, heads=2)
     >>> encoder.embed("Trees have no bark")[0]
     WordVectors('Trees have no bark': 4 words × 3 layers × 8)
@@ -60,7 +63,8 @@ class BertEncoder(LearnedEncoder):
     @property
     def options(self) -> dict[str, Any]:
         return {
-            name: getattr(self.config, name) for name in ("width", "layers", "heads", "dropout", "max_positions")
+            name: getattr(self.config, name)
+            for name in ("width", "layers", "heads", "dropout", "max_positions")
         }
 
     def states(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:

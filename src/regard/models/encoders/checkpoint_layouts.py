@@ -1,7 +1,7 @@
 """Read checkpoints in Hugging Face's layout: config.json and safetensors, validated before allocation.
 
-The supported models share BERT's encoder (Devlin et al. 2019) and differ in the names of their tensors; RoBERTa
-also in its first position.
+The supported models share BERT's encoder (Devlin et al. 2019) and differ in the names of their tensors;
+RoBERTa also in its first position.
 """
 
 import json
@@ -104,10 +104,11 @@ class CheckpointLayout:
         return self.config.max_positions - (0 if self.pad_id is None else self.pad_id + 1)
 
     def tensors(self) -> Iterator[tuple[str, tuple[str, ...], tuple[int, ...]]]:
-        """Yield our parameter names, the names of their tensors in the checkpoint, and the shape of each tensor."""
+        """Yield our parameter names, their tensors in the checkpoint, and the shape of each tensor."""
         width, ffn_dim = self.config.width, self.config.resolved_ffn_dim
         yield "words.weight", (_WORDS,), (self.vocab_size, width)
-        yield "positions.vectors", ("embeddings.position_embeddings.weight",), (self.config.max_positions, width)
+        positions = (self.config.max_positions, width)
+        yield "positions.vectors", ("embeddings.position_embeddings.weight",), positions
         if self.token_types:
             yield "types", ("embeddings.token_type_embeddings.weight",), (self.token_types, width)
         for kind in ("weight", "bias"):
@@ -128,7 +129,8 @@ def read_layout(folder: Path) -> CheckpointLayout:
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ArgumentError(
-            f"{path} has model_type={_short(kind)}; load_encoder supports {', '.join(FAMILIES)} (MiniLM is a bert)."
+            f"{path} has model_type={_short(kind)}; load_encoder supports {', '.join(FAMILIES)} (MiniLM is "
+            "a bert)."
         )
     family = FAMILIES[kind]
     _check_supported(path, settings)
@@ -157,8 +159,8 @@ def read_layout(folder: Path) -> CheckpointLayout:
     pad_id = _integer(path, settings, "pad_token_id", 1, min=0) if family.padded_positions else None
     if pad_id is not None and pad_id + 1 >= max_positions:
         raise ArgumentError(
-            f"{path} has pad_token_id={pad_id} and max_position_embeddings={max_positions}; positions start after "
-            "the padding id, so none are left."
+            f"{path} has pad_token_id={pad_id} and max_position_embeddings={max_positions}; positions start "
+            "after the padding id, so none are left."
         )
     vocab_size = _integer(path, settings, "vocab_size")
     return CheckpointLayout(path, family, config, vocab_size, token_types, pad_id)
@@ -178,8 +180,8 @@ def _check_supported(path: Path, settings: Mapping[str, Any]) -> None:
         )
     if settings.get("quantization_config"):
         raise ArgumentError(
-            f"{path} has a quantization_config; load_encoder needs floating-point weights. Save the model before "
-            "quantization."
+            f"{path} has a quantization_config; load_encoder needs floating-point weights. Save the model "
+            "before quantization."
         )
 
 
@@ -187,9 +189,7 @@ def _activation(path: Path, settings: Mapping[str, Any], name: str) -> Activatio
     value = settings.get(name, "gelu")
     if value in ("gelu", "relu"):
         return value
-    raise ArgumentError(
-        f"{path} has {name}={_short(value)}; load_encoder supports gelu (exact) and relu."
-    )
+    raise ArgumentError(f"{path} has {name}={_short(value)}; load_encoder supports gelu (exact) and relu.")
 
 
 def _integer(
@@ -199,8 +199,8 @@ def _integer(
     if isinstance(value, bool) or not isinstance(value, int) or not min <= value < 2**31:
         problem = f"has {name}={_short(value)}" if name in settings else f"lacks {name}"
         raise ArgumentError(
-            f"{path} {problem}; it must be an integer of at least {min}. Use the config.json that belongs to the "
-            "weights."
+            f"{path} {problem}; it must be an integer of at least {min}. Use the config.json that belongs "
+            "to the weights."
         )
     return value
 
@@ -212,7 +212,9 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if isinstance(error, ArgumentError):
             raise
-        raise ArgumentError(f"{path} is not valid JSON: {_short(str(error))}. Copy or download it again.") from None
+        raise ArgumentError(
+            f"{path} is not valid JSON: {_short(str(error))}. Copy or download it again."
+        ) from None
     if not isinstance(content, dict):
         raise ArgumentError(f"{path} contains a {type(content).__name__}; expected an object, {{…}}.")
     return content
@@ -247,10 +249,10 @@ def read_tensors(folder: Path, layout: CheckpointLayout) -> dict[str, Tensor]:
             try:
                 file = stack.enter_context(safe_open(path, framework="pt"))
                 slices |= {name: (file, file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
-            except (SafetensorError, OSError, RuntimeError, MemoryError) as error:  # or not enough address space to map it
+            except (SafetensorError, OSError, RuntimeError, MemoryError) as error:
                 raise ArgumentError(
-                    f"{path} is not a complete safetensors file, or too large for the memory: {_short(str(error))}. Copy "
-                    "or download it again."
+                    f"{path} is not a complete safetensors file, or too large for the memory: "
+                    f"{_short(str(error))}. Copy or download it again."
                 ) from None
         names = _encoder_names(folder, slices)
         _check_names(folder, names, layout)
@@ -274,9 +276,7 @@ def _read(folder: Path, files: Mapping[str, Any], shape: tuple[int, ...]) -> Ten
     for (name, file), part in zip(files.items(), result.split(shape[0]), strict=True):
         part.copy_(file.get_tensor(name))
         if not all(math.isfinite(bound) for bound in part.aminmax()):
-            raise ArgumentError(
-                f"{name} in {folder} has NaN or infinite values. Use an earlier checkpoint."
-            )
+            raise ArgumentError(f"{name} in {folder} has NaN or infinite values. Use an earlier checkpoint.")
     return result
 
 
@@ -291,8 +291,8 @@ def _files(folder: Path) -> list[Path]:
         return paths
     if paths:
         raise ArgumentError(
-            f"{folder} has {len(paths)} safetensors files, no model.safetensors and no index; keep one, or add "
-            "model.safetensors.index.json."
+            f"{folder} has {len(paths)} safetensors files, no model.safetensors and no index; keep one, or "
+            "add model.safetensors.index.json."
         )
     pickled = [path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern)]
     if pickled:
@@ -328,8 +328,8 @@ def _encoder_names(folder: Path, slices: Mapping[str, Any]) -> dict[str, str]:
     if prefix is None:
         names = ", ".join(sorted(slices)[:3]) or "none at all"
         raise ArgumentError(
-            f"The weights in {folder} lack {_WORDS}, also with the prefixes {', '.join(_PREFIXES[1:])}; they have "
-            f"{_short(names)}, … Is this a BERT, RoBERTa or DistilBERT?"
+            f"The weights in {folder} lack {_WORDS}, also with the prefixes {', '.join(_PREFIXES[1:])}; "
+            f"they have {_short(names)}, … Is this a BERT, RoBERTa or DistilBERT?"
         )
     names_in_file: dict[str, str] = {}
     for name in slices:
@@ -340,7 +340,8 @@ def _encoder_names(folder: Path, slices: Mapping[str, Any]) -> dict[str, str]:
             new = new.replace("LayerNorm.beta", "LayerNorm.bias")
             if new in names_in_file:
                 raise ArgumentError(
-                    f"{folder} has both {_short(names_in_file[new])} and {_short(name)}, two names of one tensor; remove one."
+                    f"{folder} has both {_short(names_in_file[new])} and {_short(name)}, two names of one "
+                    "tensor; remove one."
                 )
             names_in_file[new] = name
     return names_in_file
@@ -361,21 +362,21 @@ def _check_names(folder: Path, names: Mapping[str, str], layout: CheckpointLayou
         raise ArgumentError(f"The weights in {folder} lack {_some(missing)}; copy the whole folder.")
     if extra:
         raise ArgumentError(
-            f"The weights in {folder} have {_some(extra)}, which regard does not support; without them the output would "
-            "differ."
+            f"The weights in {folder} have {_some(extra)}, which regard does not support; without them the "
+            "output would differ."
         )
 
 
 def _check_tensor(folder: Path, name: str, part: Any, shape: tuple[int, ...]) -> None:
     if tuple(part.get_shape()) != shape:
         raise ArgumentError(
-            f"{name} in {folder} has shape {tuple(part.get_shape())}; config.json requires {shape}. Use both from the "
-            "same folder."
+            f"{name} in {folder} has shape {tuple(part.get_shape())}; config.json requires {shape}. Use "
+            "both from the same folder."
         )
     if part.get_dtype() not in ("F64", "F32", "F16", "BF16"):
         raise ArgumentError(
-            f"{name} in {folder} has dtype {part.get_dtype()}; load_encoder needs floating-point weights. Save the "
-            "model before quantization."
+            f"{name} in {folder} has dtype {part.get_dtype()}; load_encoder needs floating-point weights. "
+            "Save the model before quantization."
         )
 
 

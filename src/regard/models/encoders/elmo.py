@@ -16,7 +16,7 @@ from regard.errors import ShapeError
 from regard.models.encoders.pretraining import LearnedEncoder
 from regard.models.encoders.words import Vocabulary
 from regard.models.loss import IGNORE, vocabulary_loss
-from regard.models.packed import Packed, as_padded, token_mask, reorder, reversed_order
+from regard.models.packed import Packed, as_padded, reorder, reversed_order, token_mask
 from regard.models.recurrent_cells import run_rnn
 
 
@@ -80,10 +80,13 @@ class ElmoEncoder(LearnedEncoder):
     layers: LSTM layers; there is one more vector layer, the embeddings.
     dropout: dropout probability of the inputs and outputs of the LSTMs.
 
-    Both directions share the embedding and the output layer. `mix` is trained by the task that uses `forward`.
+    Both directions share the embedding and the output layer. `mix` is trained by the task that uses
+    `forward`.
 
     >>> from regard.models import ElmoEncoder, Vocabulary
-    >>> vocabulary = Vocabulary.of(["dogs bark", "the bark of trees"], special_tokens=ElmoEncoder.special_tokens)
+    >>> vocabulary = Vocabulary.of(
+    ...     ["dogs bark", "the bark of trees"], special_tokens=ElmoEncoder.special_tokens
+    ... )
     >>> encoder = ElmoEncoder(vocabulary, width=8, layers=2)
     >>> encoder.embed("Trees have no bark")[0]
     WordVectors('Trees have no bark': 4 words × 3 layers × 16)
@@ -103,7 +106,8 @@ class ElmoEncoder(LearnedEncoder):
         self.width, self.layers = width, layers + 1
         self.embedding = nn.Embedding(len(vocabulary), width)
         self.dropout = nn.Dropout(dropout)
-        self.forward_lm, self.backward_lm = LSTMStack(width, layers, dropout), LSTMStack(width, layers, dropout)
+        self.forward_lm = LSTMStack(width, layers, dropout)
+        self.backward_lm = LSTMStack(width, layers, dropout)
         self.output = nn.Linear(width, len(vocabulary))
         self.mix = ScalarMix(layers + 1)
 
@@ -156,7 +160,7 @@ def _padded(tokens: Tensor | Packed, lengths: Tensor | None) -> tuple[Tensor, Te
     padded, sizes = as_padded(tokens, lengths)
     if 0 in padded.shape:
         raise ShapeError(
-            f"The batch has {padded.shape[0]} sentences of up to {padded.shape[1]} tokens; ElmoEncoder needs at least "
-            "one sentence and one token."
+            f"The batch has {padded.shape[0]} sentences of up to {padded.shape[1]} tokens; ElmoEncoder "
+            "needs at least one sentence and one token."
         )
     return padded, sizes

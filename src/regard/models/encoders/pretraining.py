@@ -30,8 +30,8 @@ _EMBED_BATCH = 64  # sentences per batch in `embed`
 class LearnedEncoder(WordEncoder):
     """Base class of encoders with a word vocabulary that `learn` from sentences.
 
-    The constructor takes a vocabulary and JSON-serializable `options`. Subclasses implement `options`, `states`
-    (the vectors of each layer) and `loss`.
+    The constructor takes a vocabulary and JSON-serializable `options`. Subclasses implement `options`,
+    `states` (the vectors of each layer) and `loss`.
 
     >>> from regard.models import BertEncoder, ElmoEncoder
     >>> from regard.models.encoders.pretraining import LearnedEncoder
@@ -51,8 +51,8 @@ class LearnedEncoder(WordEncoder):
         ):
             name = type(self).__name__
             raise ArgumentError(
-                f"{name} got {shorten(repr(vocabulary))}; pass a vocabulary of words with its special tokens: "
-                f"Vocabulary.of(sentences, special_tokens={name}.special_tokens)."
+                f"{name} got {shorten(repr(vocabulary))}; pass a vocabulary of words with its special "
+                f"tokens: Vocabulary.of(sentences, special_tokens={name}.special_tokens)."
             )
         self.vocabulary = vocabulary
 
@@ -85,7 +85,7 @@ class LearnedEncoder(WordEncoder):
 
     def token_vectors(self, sentences: Sequence[str]) -> list[TokenVectors]:
         splits = [split_words(sentence) for sentence in sentences]
-        order = sorted(range(len(sentences)), key=lambda i: len(splits[i]))  # similar lengths need little padding
+        order = sorted(range(len(sentences)), key=lambda i: len(splits[i]))  # less padding
         vectors: dict[int, TokenVectors] = {}
         for start in range(0, len(order), _EMBED_BATCH):
             batch = order[start : start + _EMBED_BATCH]
@@ -117,8 +117,8 @@ class LearnedEncoder(WordEncoder):
     ) -> Self:
         """Train on sentences with Adam, for `epochs`, or until `max_seconds` have passed.
 
-        min_count: minimum number of occurrences of a word. max_vocab_size: maximum number of words. Other words
-            become <unk>.
+        min_count: minimum number of occurrences of a word. max_vocab_size: maximum number of words. Other
+            words become <unk>.
         batch_size: sentences per update. learning_rate: initial learning rate; decays to a tenth.
         seed: the same seed gives the same encoder, unless max_seconds ends the training.
         report: called after each epoch with its index and mean loss.
@@ -132,11 +132,13 @@ class LearnedEncoder(WordEncoder):
         """
         training = _Training(cls.__name__, epochs, max_seconds, batch_size, learning_rate)
         texts = [sentence for sentence in check_sentences(sentences) if split_words(sentence)]
-        vocabulary = Vocabulary.of(texts, max_size=max_vocab_size, min_count=min_count, special_tokens=cls.special_tokens)
+        vocabulary = Vocabulary.of(
+            texts, max_size=max_vocab_size, min_count=min_count, special_tokens=cls.special_tokens
+        )
         if len(vocabulary) == len(cls.special_tokens):
             raise ArgumentError(
-                f"{cls.__name__}.learn got {len(texts)} sentences with words, but no word occurs {min_count} times; pass "
-                "more text, or lower min_count."
+                f"{cls.__name__}.learn got {len(texts)} sentences with words, but no word occurs "
+                f"{min_count} times; pass more text, or lower min_count."
             )
         with torch.random.fork_rng(devices=[]):  # leave the caller's random state unchanged
             torch.manual_seed(seed)
@@ -155,7 +157,9 @@ class LearnedEncoder(WordEncoder):
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Load a file written by `save`. No code in it is executed."""
         if not Path(path).is_file():
-            raise ArgumentError(f"There is no file {os.fspath(path)!r}; pass one written by {cls.__name__}.save.")
+            raise ArgumentError(
+                f"There is no file {os.fspath(path)!r}; pass one written by {cls.__name__}.save."
+            )
         try:
             return _load(cls, Path(path))
         except _OldFormatError as error:
@@ -165,8 +169,8 @@ class LearnedEncoder(WordEncoder):
             ) from None
         except (*_INVALID, SafetensorError, OSError, MemoryError) as error:
             raise ArgumentError(
-                f"{os.fspath(path)!r} is not a valid {cls.__name__} file ({str(error)[:300]}); pass one written by "
-                f"{cls.__name__}.save."
+                f"{os.fspath(path)!r} is not a valid {cls.__name__} file ({str(error)[:300]}); pass one "
+                f"written by {cls.__name__}.save."
             ) from None
 
 

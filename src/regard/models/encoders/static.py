@@ -43,8 +43,8 @@ class StaticEncoder(WordEncoder):
 
     words: the vocabulary. vectors: one row per word. unknown: vector of all other words; default: the mean.
 
-    Words are looked up as spelled, then ignoring case. Unknown words get the vector `unknown` in sentences, and
-    are marked in `WordVectors.known`; comparing them or searching for their neighbors raises an error.
+    Words are looked up as spelled, then ignoring case. Unknown words get the vector `unknown` in sentences,
+    and are marked in `WordVectors.known`; comparing them or searching for their neighbors raises an error.
 
     >>> import torch
     >>> from regard.models.encoders.static import StaticEncoder
@@ -68,8 +68,8 @@ class StaticEncoder(WordEncoder):
             raise DTypeError("StaticEncoder got vectors that are not a floating-point tensor (words, m).")
         if vectors.dim() != 2 or not vectors.numel() or len(vectors) != known:
             raise ShapeError(
-                f"StaticEncoder got {known} words and vectors of shape {tuple(vectors.shape)}; pass vectors of shape "
-                f"({known or 'words'}, m)."
+                f"StaticEncoder got {known} words and vectors of shape {tuple(vectors.shape)}; pass vectors "
+                f"of shape ({known or 'words'}, m)."
             )
         unknown = vectors.mean(0) if unknown is None else unknown
         if unknown.shape != vectors.shape[1:]:
@@ -174,8 +174,8 @@ class StaticEncoder(WordEncoder):
         pairs, counts = _cooccurrences(texts, vocabulary, window)
         if not len(counts):
             raise ArgumentError(
-                f"StaticEncoder.learn got {pluralize(len(texts), 'sentence')} without co-occurring words; pass "
-                "sentences of several words."
+                f"StaticEncoder.learn got {pluralize(len(texts), 'sentence')} without co-occurring words; "
+                "pass sentences of several words."
             )
         vectors = _factor(_ppmi(pairs, counts, len(vocabulary) - 1), width, seed)
         return cls(vocabulary[1:], vectors)
@@ -198,8 +198,8 @@ class StaticEncoder(WordEncoder):
     def load(cls, path: str | os.PathLike[str], *, limit: int | None = None) -> "StaticEncoder":
         """Load vectors in the text format of word2vec or GloVe: `word v1 v2 …` in each line.
 
-        limit: maximum number of words; such files are sorted by frequency. The word `<unk>` gives the vector of
-        unknown words. Malformed lines raise an error with the line number.
+        limit: maximum number of words; such files are sorted by frequency. The word `<unk>` gives the vector
+        of unknown words. Malformed lines raise an error with the line number.
         """
         if limit is not None:
             check_int("StaticEncoder.load got limit", limit, min=1)
@@ -228,9 +228,7 @@ def _cooccurrences(
     for distance in range(1, min(window, len(tokens) - 1) + 1):
         same_sentence = owner[:-distance] == owner[distance:]
         first, second = tokens[:-distance][same_sentence], tokens[distance:][same_sentence]
-        key, n = np.unique(
-            np.concatenate([first * size + second, second * size + first]), return_counts=True
-        )
+        key, n = np.unique(np.concatenate([first * size + second, second * size + first]), return_counts=True)
         keys.append(key)
         weights.append(n * (window - distance + 1) / window)
     unique, inverse = np.unique(np.concatenate(keys), return_inverse=True)
@@ -302,8 +300,8 @@ def _open(path: str | os.PathLike[str]) -> BinaryIO:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ArgumentError(
-            f"Cannot read {shorten(name, 200)!r}: {reason}. Pass a text file of vectors, as written by GloVe, "
-            "word2vec or StaticEncoder.save."
+            f"Cannot read {shorten(name, 200)!r}: {reason}. Pass a text file of vectors, as written by "
+            "GloVe, word2vec or StaticEncoder.save."
         ) from None
 
 

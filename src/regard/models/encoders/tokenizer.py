@@ -11,8 +11,8 @@ from regard._util.text import shorten
 from regard.errors import ArgumentError
 from regard.models.encoders.checkpoint_layouts import CheckpointLayout, read_json, read_text
 
-# Limits for tokenizer.json. The Rust library aborts the process if memory runs out, so anything far beyond real
-# tokenizers is rejected.
+# Limits for tokenizer.json. The Rust library aborts the process if memory runs out, so anything far beyond
+# real tokenizers is rejected.
 _MAX_GROWTH = 10_000  # factor by which normalization may lengthen a text; real tokenizers stay below 2,000
 _MAX_STEPS = 64  # steps in a sequence
 _MAX_DEPTH = 8  # nested sequences
@@ -49,8 +49,8 @@ class SubwordTokenizer:
             largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         if largest >= vocab_size:
             raise ArgumentError(
-                f"The tokenizer in {folder} has token ids up to {largest} and the model a vocabulary of {vocab_size}; "
-                "use both from the same folder."
+                f"The tokenizer in {folder} has token ids up to {largest} and the model a vocabulary of "
+                f"{vocab_size}; use both from the same folder."
             )
         self.tokenizer = tokenizer
         token = getattr(tokenizer.model, "unk_token", None) or "<unk>"
@@ -208,7 +208,7 @@ def _check_post_processor(steps: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _check_model(model: Mapping[str, Any]) -> None:
-    """Raise ValueError for long affixes and words, and for merges shorter than the prefix (a panic in Rust)."""
+    """Raise ValueError for long affixes or words, and for merges on which Rust would panic."""
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name) is not None and _size(model[name]) > _MAX_AFFIX:
             raise ValueError(f"its {name} has {_size(model[name]):,} bytes; the limit is {_MAX_AFFIX}")
@@ -277,8 +277,8 @@ def _special_tokens(
     low, high = min(ids.values()), max(ids.values())
     if low < 0 or high >= vocab_size:
         raise ArgumentError(
-            f"{path} has token ids from {low} to {high} and the model a vocabulary of {vocab_size}; use both from "
-            "the same folder."
+            f"{path} has token ids from {low} to {high} and the model a vocabulary of {vocab_size}; use "
+            "both from the same folder."
         )
     return [token for token in (*required, *optional) if token in ids]
 

@@ -32,8 +32,8 @@ class Word(NamedTuple):
 class _CharacterClasses(dict[int, str]):
     """Maps code points to one-letter classes, filled on demand.
 
-    w letter, d digit, h Han character (a word by itself, as in BERT), m combining mark, a apostrophe, hyphen or
-    underscore, s separator within numbers, j zero-width joiner, p other; blank for whitespace.
+    w letter, d digit, h Han character (a word by itself, as in BERT), m combining mark, a apostrophe, hyphen
+    or underscore, s separator within numbers, j zero-width joiner, p other; blank for whitespace.
     """
 
     def __missing__(self, code: int) -> str:
@@ -64,8 +64,8 @@ _WORD = re.compile(f"{_PART}(?:a{_PART}|(?<=d)s(?=d){_PART})*|hm*|[pas]m*(?:j+pm
 def split_words(sentence: str) -> list[Word]:
     """Split a sentence into words. Each punctuation mark is a word.
 
-    Apostrophes and hyphens between letters, and points and commas between digits, stay inside their word. Each
-    Han character is a word.
+    Apostrophes and hyphens between letters, and points and commas between digits, stay inside their word.
+    Each Han character is a word.
 
     >>> from regard.models.encoders.words import split_words
     >>> [word.text for word in split_words("Dogs don't bark, well-fed ones (1,000 of them).")]
@@ -119,7 +119,8 @@ def close_words(word: str, words: Iterable[str], n: int = 5) -> list[str]:
 def unknown_word_error(encoder: str, word: str, words: Iterable[str]) -> ArgumentError:
     """The error for a word outside an encoder's vocabulary."""
     return ArgumentError(
-        f"{encoder} does not know the word {word!r}{_suggestion(word, words)}; choose a word of its vocabulary."
+        f"{encoder} does not know the word {word!r}{_suggestion(word, words)}; choose a word of its "
+        "vocabulary."
     )
 
 
@@ -203,7 +204,9 @@ class Vocabulary(Sequence[str]):
         return isinstance(word, str) and self.find(word) is not None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Vocabulary) and (self._words, self.special_tokens) == (other._words, other.special_tokens)
+        if not isinstance(other, Vocabulary):
+            return False
+        return (self._words, self.special_tokens) == (other._words, other.special_tokens)
 
     def __hash__(self) -> int:
         return hash(self._words)
@@ -215,9 +218,7 @@ class Vocabulary(Sequence[str]):
 def check_sentences(sentences: str | Sequence[str]) -> list[str]:
     """Return sentences as a list of strings that can be encoded as UTF-8."""
     if not isinstance(sentences, str | Sequence):
-        raise DTypeError(
-            f"sentences are a {type(sentences).__name__}; pass a string or a list of strings."
-        )
+        raise DTypeError(f"sentences are a {type(sentences).__name__}; pass a string or a list of strings.")
     checked = [sentences] if isinstance(sentences, str) else list(sentences)
     for i, sentence in enumerate(checked):
         if not isinstance(sentence, str):
@@ -227,8 +228,8 @@ def check_sentences(sentences: str | Sequence[str]) -> list[str]:
                 sentence.encode()
             except UnicodeEncodeError as error:
                 raise ArgumentError(
-                    f"Sentence {i} has the lone surrogate {sentence[error.start]!r} at character {error.start}; "
-                    "decode the text again."
+                    f"Sentence {i} has the lone surrogate {sentence[error.start]!r} at character "
+                    f"{error.start}; decode the text again."
                 ) from None
     return checked
 
@@ -260,7 +261,8 @@ def find_word(query: WordQuery, words: Sequence[str], sentence: str) -> int:
         )
     if not -len(matches) <= n < len(matches):
         raise ArgumentError(
-            f"Occurrence {n} of {text!r} is out of range: {shorten(sentence)!r} has {len(matches)}, counted from 0."
+            f"Occurrence {n} of {text!r} is out of range: {shorten(sentence)!r} has {len(matches)}, counted "
+            "from 0."
         )
     return matches[n]
 

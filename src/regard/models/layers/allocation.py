@@ -34,10 +34,10 @@ def keep_memory() -> bool:
 def return_memory() -> bool:
     """Release freed blocks of 1 MB or more immediately. Return whether the C library supports it.
 
-    By default glibc raises this threshold to the block sizes it sees, up to 32 MB, and keeps smaller blocks in
-    a heap that shrinks only at its end. Tensors of different sizes and lifetimes then leave gaps: a run with
-    sharded parameters had a heap of 890 MB, 580 MB of it gaps. After this call each large tensor gets new
-    pages, which takes time. It affects the whole process, and does nothing without glibc.
+    By default glibc raises this threshold to the block sizes it sees, up to 32 MB, and keeps smaller blocks
+    in a heap that shrinks only at its end. Tensors of different sizes and lifetimes then leave gaps: a run
+    with sharded parameters had a heap of 890 MB, 580 MB of it gaps. After this call each large tensor gets
+    new pages, which takes time. It affects the whole process, and does nothing without glibc.
 
     `regard train --shard` calls it; `regard.translation.train` does not:
 
@@ -52,7 +52,8 @@ def _set(options: dict[int, int]) -> bool:
     if not _glibc():
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return all([mallopt(option, value) for option, value in options.items()])  # all calls, then the result
+    results = [mallopt(option, value) for option, value in options.items()]  # do not stop at a failure
+    return all(results)
 
 
 def _glibc() -> bool:

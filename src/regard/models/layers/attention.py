@@ -70,7 +70,9 @@ def watch_layers(model: nn.Module, report: Callable[[str, Weights], None]) -> It
     >>> import torch, regard
     >>> from regard.models.layers.attention import watch_layers
     >>> layer, seen = regard.models.SelfAttention(), []
-    >>> with watch_layers(torch.nn.Sequential(layer), lambda name, weights: seen.append((name, weights.shape))):
+    >>> with watch_layers(
+    ...     torch.nn.Sequential(layer), lambda name, weights: seen.append((name, weights.shape))
+    ... ):
     ...     output = layer(torch.eye(3))
     >>> seen
     [('0', torch.Size([1, 3, 3]))]
@@ -154,8 +156,8 @@ class MultiHeadAttention(Attends):
         check_number("MultiHeadAttention got dropout", dropout, min=0, below=1)
         if heads % key_heads:
             raise ArgumentError(
-                f"MultiHeadAttention got heads={heads} and key_heads={key_heads}; heads must be a multiple of "
-                "key_heads."
+                f"MultiHeadAttention got heads={heads} and key_heads={key_heads}; heads must be a multiple "
+                "of key_heads."
             )
         if head_width is None and width % heads:
             raise ArgumentError(
@@ -206,8 +208,8 @@ class MultiHeadAttention(Attends):
         if key is None:
             if value is not None:
                 raise ArgumentError(
-                    f"MultiHeadAttention got a value of shape {_shape(value)} and no key; pass both, or neither "
-                    "for self-attention."
+                    f"MultiHeadAttention got a value of shape {_shape(value)} and no key; pass both, or "
+                    "neither for self-attention."
                 )
             queries, projected = self._project_self(query)
         else:
@@ -217,7 +219,9 @@ class MultiHeadAttention(Attends):
             queries = rotation(queries)
             if projected is not key:
                 projected = KeyValues(rotation(projected.key), projected.value)
-        extended = nullcontext(projected) if cache is None else cache.extending(projected.key, projected.value)
+        extended = (
+            nullcontext(projected) if cache is None else cache.extending(projected.key, projected.value)
+        )
         with extended as held:
             output = self.attention(
                 held.group(queries),
@@ -271,9 +275,7 @@ class MultiHeadAttention(Attends):
         if not isinstance(x, Tensor):
             raise DTypeError(f"MultiHeadAttention got a {name} of type {type(x).__name__}; pass a tensor.")
         if x.dim() < 2 or x.shape[-1] != width:
-            raise ShapeError(
-                f"{name} has shape {_shape(x)}; this MultiHeadAttention needs (…, n, {width})."
-            )
+            raise ShapeError(f"{name} has shape {_shape(x)}; this MultiHeadAttention needs (…, n, {width}).")
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":

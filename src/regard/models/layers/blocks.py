@@ -39,7 +39,8 @@ class TransformerConfig:
     norm_first: pre-norm if True (Xiong et al. 2020), post-norm if False (Vaswani et al. 2017).
     linear_bias: whether projections and feed-forward layers have a bias.
     dropout: dropout probability for weights, embeddings, feed-forward activations and residual branches.
-    positions: "sinusoidal", "learned", "rotary", "alibi", "t5" or "none". max_positions: size of a learned table.
+    positions: "sinusoidal", "learned", "rotary", "alibi", "t5" or "none". max_positions: size of a learned
+        table.
     normalize: normalizer of every attention layer; each layer gets its own copy.
 
     >>> import regard
@@ -88,8 +89,8 @@ class TransformerConfig:
                 )
         if self.width % self.heads:
             raise ArgumentError(
-                f"TransformerConfig got width={self.width} and heads={self.heads}; width must be a multiple of "
-                "heads."
+                f"TransformerConfig got width={self.width} and heads={self.heads}; width must be a multiple "
+                "of heads."
             )
         if self.key_heads is not None and self.heads % self.key_heads:
             raise ArgumentError(
@@ -123,7 +124,11 @@ class TransformerConfig:
     def make_feed_forward(self) -> "FeedForward":
         """Create a feed-forward layer."""
         return FeedForward(
-            self.width, self.resolved_ffn_dim, self.activation, linear_bias=self.linear_bias, dropout=self.dropout
+            self.width,
+            self.resolved_ffn_dim,
+            self.activation,
+            linear_bias=self.linear_bias,
+            dropout=self.dropout,
         )
 
     def make_positions(self, causal: bool) -> nn.Module | None:

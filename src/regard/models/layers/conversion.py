@@ -12,13 +12,11 @@ from regard.models.layers.attention import MultiHeadAttention
 def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
     """Convert torch's layer. `add_zero_attn`, a key that scores 0, becomes `Softmax1`."""
     if not isinstance(module, nn.MultiheadAttention):
-        raise DTypeError(
-            f"from_torch got a {type(module).__name__}; pass a torch.nn.MultiheadAttention."
-        )
+        raise DTypeError(f"from_torch got a {type(module).__name__}; pass a torch.nn.MultiheadAttention.")
     if module.bias_k is not None:
         raise ArgumentError(
-            "from_torch got a layer with add_bias_kv=True, which regard does not support. Append the extra key to "
-            "the source yourself, or train without it."
+            "from_torch got a layer with add_bias_kv=True, which regard does not support. Append the extra "
+            "key to the source yourself, or train without it."
         )
     assert module.kdim is not None
     assert module.vdim is not None
@@ -68,7 +66,9 @@ def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
 
 def _same(value: object, other: object) -> bool:
     if isinstance(other, Softmax1):  # compares by identity, because its score may be a tensor
-        return isinstance(value, Softmax1) and not isinstance(value.score, Tensor) and value.score == other.score
+        return (
+            isinstance(value, Softmax1) and not isinstance(value.score, Tensor) and value.score == other.score
+        )
     return value == other
 
 

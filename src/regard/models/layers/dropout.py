@@ -104,7 +104,11 @@ class _DropoutRelu(torch.autograd.Function):
         (output,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
             return torch.where(output <= 0, 0, grad / (1 - ctx.dropout)), None, None
-        return fused.dropout("relu_back", output, grad.contiguous(), probability=ctx.dropout, seed=0), None, None
+        return (
+            fused.dropout("relu_back", output, grad.contiguous(), probability=ctx.dropout, seed=0),
+            None,
+            None,
+        )
 
 
 def _seed() -> int:

@@ -37,7 +37,9 @@ class Embedding(nn.Embedding):
             raise ArgumentError(out_of_range(tokens, self.num_embeddings)) from None
         except RuntimeError as error:
             if tokens.is_floating_point() or tokens.dtype is torch.bool:
-                raise DTypeError(f"tokens have dtype {tokens.dtype}; pass integers: tokens.long().") from error
+                raise DTypeError(
+                    f"tokens have dtype {tokens.dtype}; pass integers: tokens.long()."
+                ) from error
             raise
 
 

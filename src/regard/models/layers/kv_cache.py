@@ -162,8 +162,8 @@ class KVCache:
         for name, old, new in (("keys", cached.key, key), ("values", cached.value, value)):
             if old.shape[:-2] != new.shape[:-2] or old.shape[-1] != new.shape[-1]:
                 raise ShapeError(
-                    f"KVCache holds {name} of shape {_shape(old)} and got {name} of shape {_shape(new)}; use a "
-                    "new KVCache() for each layer and each batch."
+                    f"KVCache holds {name} of shape {_shape(old)} and got {name} of shape {_shape(new)}; "
+                    "use a new KVCache() for each layer and each batch."
                 )
             if old.dtype != new.dtype:
                 raise DTypeError(

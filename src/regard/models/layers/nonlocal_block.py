@@ -28,8 +28,8 @@ class NonLocal(Attends):
         "gaussian": softmax of x_i · x_j, eq. 2.        "embedded": softmax of θ(x_i) · φ(x_j), eq. 3.
         "dot": θ(x_i) · φ(x_j) / n, eq. 4.              "concat": relu(wᵀ [θ(x_i); φ(x_j)]) / n, eq. 5.
     inner: output dimension of θ, φ and g; default: half the channels (section 3.3).
-    pool: max-pooling of keys and values, one size or one per grid axis (section 3.3, "subsampling"). Incomplete
-        cells are dropped, as in `nn.MaxPool2d`.
+    pool: max-pooling of keys and values, one size or one per grid axis (section 3.3, "subsampling").
+        Incomplete cells are dropped, as in `nn.MaxPool2d`.
     norm: batch norm after W, with a scale initialized to zero (section 4.1). Without it, W is initialized to
         zero. Either way the block starts as the identity, so it can be inserted into a trained network.
     normalize: replaces the normalizer of `kind`.
@@ -45,7 +45,7 @@ class NonLocal(Attends):
     ...     output = block(video)
     >>> seen[0].shape
     torch.Size([2, 1, 144, 36])
-    >>> block.attention_map(seen[0], (0, 5, 7), grid=(3, 6, 8)).shape  # the weights of one position, as an image
+    >>> block.attention_map(seen[0], (0, 5, 7), grid=(3, 6, 8)).shape
     torch.Size([2, 3, 3, 4])
     """
 
@@ -104,9 +104,9 @@ class NonLocal(Attends):
         cells = tuple(n // size for n, size in zip(grid, self._pool_sizes(grid), strict=True))
         if weights.shape[-2:] != (math.prod(grid), math.prod(cells)):
             raise ShapeError(
-                f"attention_map got weights of {weights.shape[-2]} × {weights.shape[-1]} positions; a grid of "
-                f"{tuple(grid)} needs {math.prod(grid)} × {math.prod(cells)}. Pass grid=x.shape[2:], where x is the "
-                "block's input."
+                f"attention_map got weights of {weights.shape[-2]} × {weights.shape[-1]} positions; a grid "
+                f"of {tuple(grid)} needs {math.prod(grid)} × {math.prod(cells)}. Pass grid=x.shape[2:], "
+                "where x is the block's input."
             )
         if len(position) != len(grid):
             raise ArgumentError(
@@ -134,8 +134,8 @@ class NonLocal(Attends):
         sizes = self.pool if isinstance(self.pool, tuple) else (self.pool or 1,) * len(grid)
         if len(sizes) != len(grid) or any(size > n for size, n in zip(sizes, grid, strict=True) if size > 1):
             raise ShapeError(
-                f"NonLocal got pool={sizes} and a grid of {tuple(grid)}; pass one size per grid axis, not larger "
-                "than the axis."
+                f"NonLocal got pool={sizes} and a grid of {tuple(grid)}; pass one size per grid axis, not "
+                "larger than the axis."
             )
         return sizes
 
@@ -144,8 +144,8 @@ class NonLocal(Attends):
             raise DTypeError(f"NonLocal got a {type(x).__name__}; pass a tensor.")
         if x.dim() < 3 or x.shape[1] != self.channels:
             raise ShapeError(
-                f"x has shape {tuple(x.shape)}; this NonLocal needs (b, {self.channels}, …grid) with at least one "
-                "grid axis. For a single image pass x[None]."
+                f"x has shape {tuple(x.shape)}; this NonLocal needs (b, {self.channels}, …grid) with at "
+                "least one grid axis. For a single image pass x[None]."
             )
 
     def extra_repr(self) -> str:

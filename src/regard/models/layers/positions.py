@@ -1,7 +1,7 @@
 """Position encodings. Attention alone ignores the order of its keys.
 
-`SinusoidalPositions` and `LearnedPositions` are added to the embeddings, `RotaryPositions` rotates queries and
-keys, and `regard.ALiBi` and `regard.T5Bias` are added to the scores.
+`SinusoidalPositions` and `LearnedPositions` are added to the embeddings, `RotaryPositions` rotates queries
+and keys, and `regard.ALiBi` and `regard.T5Bias` are added to the scores.
 """
 
 import math
@@ -70,8 +70,8 @@ class LearnedPositions(nn.Module):
             if low < 0 or high >= len(self.vectors):
                 raise ArgumentError(
                     f"Position {low if low < 0 else high} is out of range: LearnedPositions has "
-                    f"{len(self.vectors)}. Shorten the input, raise max_positions, or use sinusoidal, rotary, "
-                    "alibi or t5 positions, which have no limit."
+                    f"{len(self.vectors)}. Shorten the input, raise max_positions, or use sinusoidal, "
+                    "rotary, alibi or t5 positions, which have no limit."
                 )
         return self.vectors[positions]
 
@@ -97,8 +97,8 @@ class Rotation(NamedTuple):
         n, width = self.cos.shape[-2:]
         if x.shape[-1] < width or x.shape[-2] != n:
             raise ShapeError(
-                f"x has shape {tuple(x.shape)}, and this rotation is for {n} positions and {width} features per "
-                "head; pass one position per token, and a head width to RotaryPositions."
+                f"x has shape {tuple(x.shape)}, and this rotation is for {n} positions and {width} features "
+                "per head; pass one position per token, and a head width to RotaryPositions."
             )
         rotated, rest = x[..., :width], x[..., width:]
         first, second = rotated.chunk(2, -1)

@@ -12,7 +12,7 @@ from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.masks import Causal
 from regard.models.layers.blocks import DecoderBlock, EncoderBlock, TransformerConfig
 from regard.models.layers.dropout import Dropout
-from regard.models.layers.kv_cache import KVCache, KeyValues
+from regard.models.layers.kv_cache import KeyValues, KVCache
 from regard.models.layers.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
 
 Caches = Sequence[KVCache]
@@ -66,8 +66,8 @@ class Stack(nn.Module):
         """Return the input of the first block and the output of every block; the last one is normalized."""
         if (source is None) == self.cross:
             raise ArgumentError(
-                f"Stack(cross={self.cross}) got {'no' if self.cross else 'a'} source; pass a source if, and only if, "
-                "cross=True."
+                f"Stack(cross={self.cross}) got {'no' if self.cross else 'a'} source; pass a source if, and "
+                "only if, cross=True."
             )
         if positions is None:  # continue after the cached tokens
             start = caches[0].length if caches else 0
@@ -99,7 +99,9 @@ class Stack(nn.Module):
 
     def project_source(self, source: Tensor) -> list[KeyValues]:
         """Project the keys and values of a source (…, s, m) for each block, once for all decoding steps."""
-        return [block.cross.project_source(source) for block in self.blocks if isinstance(block, DecoderBlock)]
+        return [
+            block.cross.project_source(source) for block in self.blocks if isinstance(block, DecoderBlock)
+        ]
 
     def caches(self) -> list[KVCache]:
         """Create an empty cache for each block."""
