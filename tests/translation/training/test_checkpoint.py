@@ -184,8 +184,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "unknown setting": (lambda folder: settings(folder, "model", wisth=3), "did you mean model.width"),
     "wrong type": (lambda folder: settings(folder, "model", width="16"), "must be a whole number"),
     "wrong width": (lambda folder: settings(folder, "model", width=18), "shape"),
-    "wrong layers": (lambda folder: settings(folder, "model", layers=2), "tensors are missing or too many"),
-    "other kind": (lambda folder: settings(folder, "model", kind="plain"), "missing or too many"),
+    "wrong layers": (lambda folder: settings(folder, "model", layers=2), "tensors are missing or unexpected"),
+    "other kind": (lambda folder: settings(folder, "model", kind="plain"), "missing or unexpected"),
     "other vocabulary": (lambda folder: Tokenizer.learn(["a b"], kind="words").save(folder / SHARED), "shape"),
     "other vocabulary of the same size": (
         lambda folder: OTHER.save(folder / SHARED),
@@ -222,8 +222,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "damaged vocabulary": (lambda folder: (folder / SHARED).write_bytes(b"x"), "no SentencePiece model"),
     "NaN": (lambda folder: changed(folder, first=torch.full((48,), torch.nan)), "not finite"),
-    "missing tensor": (lambda folder: changed(folder, first=None), "missing or too many"),
-    "more tensors": (lambda folder: changed(folder, more=torch.ones(1)), "missing or too many"),
+    "missing tensor": (lambda folder: changed(folder, first=None), "missing or unexpected"),
+    "more tensors": (lambda folder: changed(folder, more=torch.ones(1)), "missing or unexpected"),
     "cut off": (lambda folder: os.truncate(folder / MODEL, 1000), "damaged"),
     "no safetensors": (lambda folder: (folder / MODEL).write_bytes(b"PK\x03\x04" * 99), "damaged"),
 }
