@@ -26,7 +26,7 @@ def peak(threads: int) -> tuple[float, str]:
     try:
         from regard.mechanism import fused
 
-        return float(fused.peak(threads)), "FMA"
+        return float(fused.peak_flops(threads)), "FMA"
     except (ImportError, AttributeError):  # no kernels here
         return _multiply(), "matmul"
 

@@ -59,7 +59,7 @@ def summary(results: Iterable[Result]) -> dict[str, object]:
     ways = Counter(result.get("implementation", "failed") for result in results)
     sources = {result["peak_source"]: result["peak"] for result in results if "peak_source" in result}
     if "matmul" in sources:
-        print("\n% peak is of a 1024³ matmul's rate in torch: regard.mechanism.fused.peak is not there.")
+        print("\n% peak is of a 1024³ matmul's rate in torch: regard.mechanism.fused is not available.")
     elif sources:
         print("\n% peak is of a register-only FMA loop's rate, measured before each race.")
     print("regard's calls:", ", ".join(f"{count} {way}" for way, count in ways.items()))

@@ -196,18 +196,18 @@ BIASES: dict[str, Build] = {
     "dense of queries": lambda shape, draw: draw.parameter(*shape.lead[-1:], shape.queries, 1),
     "relative": lambda shape, draw: regard.ClippedRelativeBias(draw.parameter(shape.heads, 5)),
     "alibi": lambda shape, draw: regard.ALiBi(shape.heads),
-    "t5": lambda shape, draw: draw.into(regard.T5Bias(shape.heads, buckets=8, reach=16)),
+    "t5": lambda shape, draw: draw.into(regard.T5Bias(shape.heads, buckets=8, max_distance=16)),
     "two lines": lambda shape, draw: [
         regard.ClippedRelativeBias(draw.parameter(shape.heads, 3)),
         draw.parameter(shape.keys),
-        draw.into(regard.T5Bias(shape.heads, buckets=6, reach=9)),
+        draw.into(regard.T5Bias(shape.heads, buckets=6, max_distance=9)),
     ],
     "several": lambda shape, draw: [
         regard.ClippedRelativeBias(draw.parameter(7)),
         draw.parameter(shape.queries, shape.keys),
         regard.ALiBi(shape.heads),
         draw.parameter(*shape.lead[-1:], 1, shape.keys),
-        draw.into(regard.T5Bias(shape.heads, buckets=4, reach=5, bidirectional=False)),
+        draw.into(regard.T5Bias(shape.heads, buckets=4, max_distance=5, bidirectional=False)),
     ],
 }
 

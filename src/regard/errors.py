@@ -40,7 +40,7 @@ class MaskError(RegardError, ValueError):
     >>> import regard, torch
     >>> regard.Causal() & regard.Causal(align="start")
     Traceback (most recent call last):
-    regard.errors.MaskError: Causal() and Causal(align='start') count positions from different ends: ...
+    regard.errors.MaskError: Causal() and Causal(align='start') align positions differently: ...
     """
 
 

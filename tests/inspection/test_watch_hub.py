@@ -126,10 +126,10 @@ def test_long_masks_are_kept_as_ranges() -> None:
     mask[1, :5] = 0
     with torch.no_grad(), regard.watch(model) as seen:
         model(input_ids=ids, attention_mask=mask)
-    names = set(seen[0]._problem.tensors)
+    names = set(seen[0].problem.tensors)
     assert not names & {"allowed0", "bias0"}
     assert {"start0", "stop0"} <= names
-    starts = [weights._problem["start0"].data_ptr() for weights in seen.values()]
+    starts = [weights.problem["start0"].data_ptr() for weights in seen.values()]
     assert starts[0] == starts[1]  # found once
 
 

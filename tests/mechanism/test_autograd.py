@@ -230,7 +230,7 @@ CASES: dict[str, Callable[[], Case]] = {
         ),
     ),
     "ALiBi": plain(bias=regard.ALiBi(H)),
-    "T5Bias": learned("bias", lambda: regard.T5Bias(H, buckets=4, reach=3), mask=regard.Causal()),
+    "T5Bias": learned("bias", lambda: regard.T5Bias(H, buckets=4, max_distance=3), mask=regard.Causal()),
     # dropout
     "dropout": dropped(),
     "dropout, Entmax15, causal": dropped(normalize=regard.Entmax15(), mask=regard.Causal()),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import regard
 from regard import ALiBi, Causal, ClippedRelativeBias, Padding, RelativeBias, T5Bias, Window
 from regard.mechanism import tiled
-from regard.mechanism.biases import gather_diagonals, spread
+from regard.mechanism.biases import sum_diagonals, expand_line
 from tests.recorder import Largest
 
 few = settings(max_examples=40)
@@ -157,10 +157,10 @@ def test_t5_reads_its_table(queries, keys, bidirectional):
 
 
 def test_t5_table_is_learned_and_saved():
-    bias = T5Bias(heads=2, buckets=8, reach=20)
+    bias = T5Bias(heads=2, buckets=8, max_distance=20)
     assert list(bias.state_dict()) == ["table"]
     assert bias.table.shape == (8, 2)  # as Hugging Face keeps it: buckets × heads
-    assert repr(bias) == "T5Bias(heads=2, buckets=8, reach=20)"
+    assert repr(bias) == "T5Bias(heads=2, buckets=8, max_distance=20)"
 
 
 def test_what_t5_prints_tells_one_direction_from_two():
@@ -195,7 +195,7 @@ def test_relative_keeps_a_parameter_as_one():
 @few
 def test_spread_puts_the_line_on_the_diagonals(queries, keys):
     line = torch.randn(2, max(queries + keys - 1, 0))
-    found = spread(line, queries, keys)
+    found = expand_line(line, queries, keys)
     assert found.shape == (2, queries, keys)
     for i in range(queries):
         for j in range(keys):
@@ -205,19 +205,19 @@ def test_spread_puts_the_line_on_the_diagonals(queries, keys):
 @given(st.integers(0, 7), st.integers(0, 7))
 @few
 def test_gather_diagonals_is_the_transpose_of_spread(queries, keys):
-    """⟨spread(line), matrix⟩ = ⟨line, gather_diagonals(matrix)⟩, for all lines and matrices."""
+    """⟨expand_line(line), matrix⟩ = ⟨line, sum_diagonals(matrix)⟩, for all lines and matrices."""
     line = torch.randn(2, max(queries + keys - 1, 0), dtype=torch.float64)
     other = torch.randn(2, queries, keys, dtype=torch.float64)
-    gathered = gather_diagonals(other)
+    gathered = sum_diagonals(other)
     assert gathered.shape == line.shape
-    torch.testing.assert_close((spread(line, queries, keys) * other).sum(), (line * gathered).sum())
+    torch.testing.assert_close((expand_line(line, queries, keys) * other).sum(), (line * gathered).sum())
 
 
 def test_the_dot_product_test_can_fail():
     line, other = torch.randn(6, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
     with pytest.raises(AssertionError):
         torch.testing.assert_close(
-            (spread(line, 3, 4) * other).sum(), (line * gather_diagonals(other.flip(0))).sum()
+            (expand_line(line, 3, 4) * other).sum(), (line * sum_diagonals(other.flip(0))).sum()
         )
 
 
@@ -230,7 +230,7 @@ def test_the_dot_product_test_can_fail():
 def test_dense_is_the_line_spread_out(bias, queries, keys):
     line = bias.line(queries, keys, "cpu")
     assert line.shape[-1] == max(queries + keys - 1, 0)
-    assert torch.equal(bias.dense(queries, keys), spread(line, queries, keys))
+    assert torch.equal(bias.dense(queries, keys), expand_line(line, queries, keys))
 
 
 # In attention

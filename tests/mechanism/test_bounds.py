@@ -106,7 +106,7 @@ def test_a_matrix_is_noticed():
 def test_weights_hold_no_matrix():
     n = 600
     weights = attended(n, mask=regard.Causal() | regard.Padding(9), bias=regard.ALiBi(1))
-    held = sum(tensor.untyped_storage().nbytes() for tensor in weights._problem.tensors.values())
+    held = sum(tensor.untyped_storage().nbytes() for tensor in weights.problem.tensors.values())
     assert 0 < held < 4 * n * (2 * D + 40)
 
 

@@ -572,7 +572,7 @@ class Lines(RelativeBias):
         ArgumentError,
         ("buckets=1", "at least 2"),
     ),
-    ("T5 reach", lambda: T5Bias(2, reach=8), ArgumentError, ("reach=8", "above the 8")),
+    ("T5 max_distance", lambda: T5Bias(2, max_distance=8), ArgumentError, ("max_distance=8", "above the 8")),
     ("a line too short", lambda: call(bias=Lines(torch.zeros(10))), ShapeError, ("10", "11")),
     ("a line too long", lambda: call(bias=Lines(torch.zeros(12))), ShapeError, ("12", "11")),
     ("a line of three axes", lambda: call(bias=Lines(torch.zeros(5, 6, 11))), ShapeError, ("(5, 6, 11)",)),

@@ -23,7 +23,7 @@ from regard.mechanism import fused
 from tests.cases import BIASES, MASKS, NORMALIZERS, SCORES, TABLE, Case, Shape, leaves, product
 
 pytestmark = [
-    pytest.mark.skipif(not fused.available(), reason=fused.ABOUT),
+    pytest.mark.skipif(not fused.available(), reason=fused.DESCRIPTION),
     pytest.mark.usefixtures("one_thread"),
 ]
 

@@ -22,14 +22,14 @@ from torch.library import opcheck
 
 import regard
 from regard.mechanism import fused
-from regard.mechanism.call.problem import Problem, Rules
+from regard.mechanism.call.problem import Problem, ProblemConfig
 from regard.mechanism.scores import Prepared
 from tests.cases import NORMALIZERS, Case, Shape, leaves
 from tests.recorder import Largest
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(not fused.available(), reason=fused.ABOUT),
+    pytest.mark.skipif(not fused.available(), reason=fused.DESCRIPTION),
     # torch loads its forward-mode rules and inductor through torch.jit, which it warns of itself
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
 ]
@@ -327,7 +327,7 @@ x = torch.randn(8, 64, 16)
 y = torch.randn(1 << 17)
 def work():
     found = regard.attend(x, x, x, normalize=regard.Softmax())
-    return [found[0], found[1].entropy(), fused.drop("add", y, y, dropout=0.5, seed=3)]
+    return [found[0], found[1].entropy(), fused.dropout("add", y, y, probability=0.5, seed=3)]
 torch.set_num_threads(1)
 wanted = work()
 with open("/proc/self/statm") as sizes:
@@ -397,11 +397,11 @@ class Described(NamedTuple):
 def described() -> Described:
     """A call as the kernels read it."""
     x, output, tau = numbers(1, 2, 3, 4), torch.empty(1, 2, 3, 4), torch.empty(1, 2, 1, 3, 2)
-    plain = fused.Plain((1, 2, 1), (3, 3, 4, 4), 0, False, (0.5, 1.0, 0.0, 0.0, 1.0), None, None)
+    plain = fused.FastCall((1, 2, 1), (3, 3, 4, 4), 0, False, (0.5, 1.0, 0.0, 0.0, 1.0), None, None)
     slots = fused.SLOTS
     per_query = ((slots["query"], x), (slots["output"], output))
     per_key = ((slots["key"], x), (slots["value"], x))
-    return Described(fused.describe(plain, per_query, per_key, tau), plain.factors, [x, output, tau])
+    return Described(fused.encode(plain, per_query, per_key, tau), plain.factors, [x, output, tau])
 
 
 def test_a_description_that_ends_too_early_is_refused():
@@ -451,14 +451,14 @@ def test_a_tensor_of_the_wrong_type_is_refused():
 
 def test_a_problem_of_a_dtype_that_no_kernel_reads_is_refused_by_name():
     x = numbers(1, 1, 3, 4)
-    rules = Rules(regard.Softmax(), terms=1, queries=3)
+    config = ProblemConfig(regard.Softmax(), terms=1, queries=3)
     start = torch.zeros(1, 1, 3, 1, dtype=torch.int32)
     for tensors, name in (
         ({"query": x, "key": x, "value": x, "start0": start}, "start0"),
         ({"query": x, "key": x.double(), "value": x}, "key"),
     ):
         with pytest.raises(regard.DTypeError, match=f"{name} is of .*float32"):
-            fused.forward(Problem(rules, tensors))
+            fused.forward(Problem(config, tensors))
 
 
 def test_a_wrong_instruction_set_fails_loudly():
@@ -612,7 +612,7 @@ SMALL = {
     "sparsemax": {"normalize": regard.Sparsemax(), "mask": regard.Padding([2, 5])},
     "entmax15": {"normalize": regard.Entmax15()},
     "sigmoid": {"normalize": regard.Sigmoid(), "mask": torch.rand(4, 7) < 0.6},
-    "sink": {"normalize": regard.Sink(6), "bias": regard.T5Bias(6, buckets=8, reach=16)},
+    "sink": {"normalize": regard.Sink(6), "bias": regard.T5Bias(6, buckets=8, max_distance=16)},
     "relative": {"bias": regard.ALiBi(6), "mask": regard.Documents([1, 3], [3, 4])},
 }
 
@@ -674,13 +674,13 @@ def test_the_operators_keep_their_promises(name, inside):
     inputs = inputs_of(inside=inside)
     catching = {"backend": lambda graph, _: Catch(graph).run, "fullgraph": True}
     torch.compile(lambda *args: regard.attention(*args, **SMALL[name]), **catching)(*inputs)
-    ((tensors, rules, wanted),) = caught
+    ((tensors, config, wanted),) = caught
     tensors = [t.detach() for t in tensors]  # not copied: their strides are what this is about
     operators = torch.ops.regard.attention.default, torch.ops.regard.attention_backward.default
-    opcheck(operators[0], (tensors, rules, wanted))
-    output, tau = operators[0](tensors, rules, wanted)
-    assert "|1|" in rules  # for the kernels
-    opcheck(operators[1], (tensors, tau, output, torch.randn_like(output), rules, wanted))
+    opcheck(operators[0], (tensors, config, wanted))
+    output, tau = operators[0](tensors, config, wanted)
+    assert "|1|" in config  # for the kernels
+    opcheck(operators[1], (tensors, tau, output, torch.randn_like(output), config, wanted))
 
 
 def test_fake_tensors_stay_fake():

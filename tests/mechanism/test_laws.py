@@ -397,10 +397,10 @@ def test_a_row_does_not_depend_on_the_rest_of_the_batch(attend):
 def test_a_batch_is_its_sequences_one_by_one(attention):
     query, key, value = inputs(lead=(2, 3))
     lengths = torch.tensor([7, 3])
-    together = attention(query, key, value, mask=regard.Padding(lengths))
+    batched = attention(query, key, value, mask=regard.Padding(lengths))
     for i, length in enumerate(lengths):
         alone = attention(query[i], key[i], value[i], mask=regard.Padding(length))
-        close(together[i], alone)
+        close(batched[i], alone)
 
 
 @pytest.mark.parametrize(
@@ -725,8 +725,8 @@ def test_a_gradient_does_not_depend_on_which_others_are_wanted(attention, score)
     }
     tensors = inputs()
     everything = (*tensors, *leaves(options))
-    together = gradients(attention(*tensors, **options), *everything)
-    for tensor, wanted in zip(everything, together, strict=True):
+    combined = gradients(attention(*tensors, **options), *everything)
+    for tensor, wanted in zip(everything, combined, strict=True):
         for other in everything:
             other.requires_grad_(other is tensor)
         (alone,) = gradients(attention(*tensors, **options), tensor)

@@ -27,7 +27,7 @@ from regard import (
     Sparsemax,
 )
 from regard.mechanism import autograd, fused
-from regard.mechanism.normalizers import spell, unspell
+from regard.mechanism.normalizers import to_text, from_text
 
 few = settings(max_examples=20)
 implementations = pytest.mark.parametrize("implementation", ["reference", "tiled"])
@@ -582,7 +582,7 @@ def test_a_name_for_an_alpha_is_that_entmax(special, general):
     assert hash(special) == hash(general)
     assert len({special, general}) == 1
     assert special != Entmax(1.7)
-    assert unspell(spell(special)) == unspell(spell(general)) == special
+    assert from_text(to_text(special)) == from_text(to_text(general)) == special
     x = torch.randn(2, 3, 5, 8)
     one, other = (regard.explain(x, x, x, normalize=one) for one in (special, general))
     assert one == other
@@ -609,16 +609,16 @@ def test_a_subclass_of_entmax_is_another_normalizer():
     | st.sampled_from([Softmax(), Sparsemax(), Entmax15(), Mean(), Relu(), Sigmoid(), Hard()])
 )
 def test_spelling_loses_nothing(normalize):
-    again = unspell(spell(normalize))
+    again = from_text(to_text(normalize))
     assert type(again) is type(normalize)
     assert again == normalize
-    assert spell(again) == spell(normalize)
+    assert to_text(again) == to_text(normalize)
 
 
 def test_a_sinks_score_is_not_spelled():
     """It may be a tensor; it is kept beside the text."""
-    assert spell(Softmax1(3.0)) == "Softmax1"
-    assert isinstance(unspell("Softmax1"), Softmax1)
+    assert to_text(Softmax1(3.0)) == "Softmax1"
+    assert isinstance(from_text("Softmax1"), Softmax1)
 
 
 def test_somebodys_own_normalizer_has_no_spelling():
@@ -626,14 +626,14 @@ def test_somebodys_own_normalizer_has_no_spelling():
         pass
 
     impostor = type("Softmax", (Softmax,), {})
-    assert spell(Mine()) is None
-    assert spell(impostor()) is None
+    assert to_text(Mine()) is None
+    assert to_text(impostor()) is None
 
 
 @pytest.mark.parametrize("text", ["Softplus", "", "softmax 0x1p+0", "Sink"])
 def test_an_unknown_spelling_is_refused(text):
     with pytest.raises(regard.ArgumentError, match="no normalizer"):
-        unspell(text)
+        from_text(text)
 
 
 # One's own

@@ -39,7 +39,7 @@ def test_every_private_function_is_there():
     assert torch_state.private("_C._nothing_of_the_kind") is None
     assert torch_state.private("_nothing._at._all") is None
     assert None not in torch_state._MODES
-    assert None not in torch_state._ORDINARY
+    assert None not in torch_state._PLAIN_CPU_KEYS
     assert torch_state._QUIET
     assert torch_state.FakeTensor is torch._subclasses.fake_tensor.FakeTensor
 
@@ -59,10 +59,10 @@ def test_regard_is_imported_without_them():
         import regard.mechanism
         for module in pkgutil.iter_modules(regard.mechanism.__path__):
             importlib.import_module("regard.mechanism." + module.name)
-        from regard.mechanism.torch_state import batched, concrete, forward_mode, quiet, traced, transformed
+        from regard.mechanism.torch_state import batched, concrete, forward_mode, plain_cpu, traced, transformed
 
         x = torch.ones(2, 3)
-        print(quiet(x), concrete(x), batched(x), traced(), transformed(), forward_mode())
+        print(plain_cpu(x), concrete(x), batched(x), traced(), transformed(), forward_mode())
     """
     assert child(code) == ["False", "False", "False", "True", "True", "True"]
 
@@ -102,7 +102,7 @@ def test_results_are_the_same_without_them(missing, mask, monkeypatch):
 
     expected = run()
     monkeypatch.setattr(torch_state, missing, None)
-    monkeypatch.setattr(torch_state, "_QUIET", missing in ("_dispatch_mode", "_legacy_batched"))
+    monkeypatch.setattr(torch_state, "_PROBES_AVAILABLE", missing in ("_dispatch_mode", "_legacy_batched"))
     for found, right in zip(run(), expected, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
 
@@ -116,7 +116,7 @@ def test_the_short_way_is_taken_only_if_torch_answers(monkeypatch):
     regard.attention(x, x, x)
     assert len(fast_path._WRITTEN) == 1
     fast_path._WRITTEN.clear()
-    monkeypatch.setattr(torch_state, "_QUIET", False)
+    monkeypatch.setattr(torch_state, "_PROBES_AVAILABLE", False)
     regard.attention(x, x, x)
     assert not fast_path._WRITTEN
 
@@ -125,10 +125,10 @@ def test_a_first_import_in_inference_mode_keeps_the_fast_path():
     program = """
 import torch
 with torch.inference_mode():
-    from regard.mechanism.torch_state import quiet
-assert quiet(torch.ones(2))
+    from regard.mechanism.torch_state import plain_cpu
+assert plain_cpu(torch.ones(2))
 with torch.inference_mode():
-    assert quiet(torch.ones(2))
+    assert plain_cpu(torch.ones(2))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

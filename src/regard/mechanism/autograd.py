@@ -1,9 +1,8 @@
-"""What torch must know of an implementation: its gradient, its batching rule, and how to compile it.
+"""Autograd, vmap and torch.compile for the tiled and fused implementations.
 
-`run` calls an implementation so that gradients are computed over tiles again. In compiled graphs it
-appears as one opaque operator. Second derivatives are taken of the formula for the gradients, on the
-whole problem at once; forward-mode derivatives and other transformations that no rule here
-covers go to the reference, whose every operation torch can differentiate.
+The backward pass runs over tiles too. In compiled graphs, attention is one opaque operator. Second
+derivatives differentiate the gradient formula on the full problem; forward-mode AD and transforms without a
+rule here use the reference.
 """
 
 from collections.abc import Sequence
@@ -14,52 +13,54 @@ import torch
 from torch import Tensor, nn
 
 from regard.mechanism import fused, reference, tiled
-from regard.mechanism.call.problem import DIFFERENTIABLE, Problem, Rules, kind
-from regard.mechanism.normalizers import spell, unspell
+from regard.mechanism.call.problem import DIFFERENTIABLE, Problem, ProblemConfig, kind
+from regard.mechanism.normalizers import from_text, to_text
 from regard.mechanism.precision import autocast_off
 from regard.mechanism.torch_state import batched, forward_mode, subclassed, traced
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor, bool]:
-    """The output and τ over tiles, differentiable; and whether it is known that the kernels found τ."""
+    """Return the differentiable output, τ, and whether τ is known to come from the kernels."""
     tensors = list(problem.tensors.values())
     names = tuple(problem.tensors)
-    # an exported graph may meet inputs that require gradients although those of the example did not
-    every = torch.compiler.is_exporting()
+    # inputs of an exported graph may require gradients even if the example inputs did not
+    exporting = torch.compiler.is_exporting()
     wanted = tuple(
-        kind(name) in DIFFERENTIABLE and (every or t.requires_grad) for name, t in problem.tensors.items()
+        kind(name) in DIFFERENTIABLE and (exporting or t.requires_grad) for name, t in problem.tensors.items()
     )
     if torch.compiler.is_compiling():
         if torch._C._are_functorch_transforms_active():
             return *reference.attention(problem), False
-        return *_forward(tensors, _write(problem.rules, names), list(wanted)), False
+        return *_forward(tensors, _serialize(problem.config, names), list(wanted)), False
     if not (torch.is_grad_enabled() and any(wanted)) and not torch._C._are_functorch_transforms_active():
-        return _solve(problem)
-    way = _Way()
+        return _run_forward(problem)
+    info = _ForwardInfo()
     if torch._C._are_functorch_transforms_active():
-        return *_Tiled.apply(problem.rules, names, way, *tensors), False  # type: ignore[no-untyped-call]
-    # what `apply` calls in the end; it would look for default arguments first, which takes longer
-    output, tau = super(torch.autograd.Function, _Tiled).apply(problem.rules, names, way, *tensors)  # type: ignore[no-untyped-call]
-    return output, tau, way.fused
+        return *_Attention.apply(problem.config, names, info, *tensors), False  # type: ignore[no-untyped-call]
+    # `apply` ends up here, but first spends time on default arguments
+    output, tau = super(torch.autograd.Function, _Attention).apply(problem.config, names, info, *tensors)  # type: ignore[no-untyped-call]
+    return output, tau, info.used_kernels
 
 
-class _Way:
-    """Which way a problem was solved: autograd hands back tensors alone."""
+class _ForwardInfo:
+    """Side channel for a result that is not a tensor, which autograd functions cannot return."""
 
-    fused = False
+    used_kernels = False
 
 
-class _Tiled(torch.autograd.Function):
-    """`tiled.forward` with its gradient and its batching rule, for eager torch and `torch.func`."""
+class _Attention(torch.autograd.Function):
+    """Forward pass with gradient and vmap rule, for eager torch and `torch.func`."""
 
     @staticmethod
-    def forward(rules: Rules, names: tuple[str, ...], way: _Way, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        output, tau, way.fused = _solve(_problem(rules, names, tensors))
+    def forward(
+        config: ProblemConfig, names: tuple[str, ...], info: _ForwardInfo, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        output, tau, info.used_kernels = _run_forward(_problem(config, names, tensors))
         return output, tau
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.rules, ctx.names, _, *tensors = inputs
+        ctx.config, ctx.names, _, *tensors = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *output)
@@ -71,47 +72,47 @@ class _Tiled(torch.autograd.Function):
         wanted = tuple(name for name, need in zip(ctx.names, needed, strict=True) if need)
         if grad is None or not wanted:
             return (None,) * (3 + len(tensors))
-        found = gradients(_problem(ctx.rules, ctx.names, tensors), tau, output, grad, wanted)
-        return (None, None, None, *(found.get(name) for name in ctx.names))
+        grads = gradients(_problem(ctx.config, ctx.names, tensors), tau, output, grad, wanted)
+        return (None, None, None, *(grads.get(name) for name in ctx.names))
 
     @staticmethod
     def vmap(
-        info: Any,
+        vmap_info: Any,
         in_dims: tuple[int | None, ...],
-        rules: Rules,
+        config: ProblemConfig,
         names: tuple[str, ...],
-        way: _Way,
+        info: _ForwardInfo,
         *tensors: Tensor,
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         stacked = [
             tensor.unsqueeze(0) if at is None else tensor.movedim(at, 0)
             for tensor, at in zip(tensors, in_dims[3:], strict=True)
         ]
-        return _Tiled.apply(rules, names, way, *stacked), (0, 0)  # type: ignore[no-untyped-call]
+        return _Attention.apply(config, names, info, *stacked), (0, 0)  # type: ignore[no-untyped-call]
 
 
 def gradients(
     problem: Problem, tau: Tensor, output: Tensor, grad: Tensor, wanted: tuple[str, ...]
 ) -> dict[str, Tensor]:
-    """The gradients of the wanted tensors, differentiable again."""
+    """Return the gradients of the wanted tensors; they are differentiable themselves."""
     if forward_mode() or batched(grad) or subclassed(grad):
-        return _gradients(problem, grad, set(wanted))
+        return _dense_gradients(problem, grad, set(wanted))
     if not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
-        return _solve_backward(problem, tau, output, grad, set(wanted))
+        return _run_backward(problem, tau, output, grad, set(wanted))
     names, tensors = tuple(problem.tensors), problem.tensors.values()
-    parts = _Gradients.apply(problem.rules, names, wanted, tau, output, grad, *tensors)  # type: ignore[no-untyped-call]
+    parts = _AttentionBackward.apply(problem.config, names, wanted, tau, output, grad, *tensors)  # type: ignore[no-untyped-call]
     return dict(zip(wanted, parts, strict=True))
 
 
-class _Gradients(torch.autograd.Function):
-    """`tiled.backward` with a gradient of its own, for derivatives of derivatives.
+class _AttentionBackward(torch.autograd.Function):
+    """Backward pass with its own gradient, for second derivatives.
 
-    Linear in memory as long as nobody takes them; then the dense formula is differentiated.
+    Memory is linear unless second derivatives are computed; those differentiate the dense formula.
     """
 
     @staticmethod
     def forward(
-        rules: Rules,
+        config: ProblemConfig,
         names: tuple[str, ...],
         wanted: tuple[str, ...],
         tau: Tensor,
@@ -119,159 +120,159 @@ class _Gradients(torch.autograd.Function):
         grad: Tensor,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        found = _solve_backward(_problem(rules, names, tensors), tau, output, grad, set(wanted))
-        return tuple(found[name] for name in wanted)
+        grads = _run_backward(_problem(config, names, tensors), tau, output, grad, set(wanted))
+        return tuple(grads[name] for name in wanted)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.rules, ctx.names, ctx.wanted, _, _, *tensors = inputs
+        ctx.config, ctx.names, ctx.wanted, _, _, *tensors = inputs
         ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         grad, *tensors = ctx.saved_tensors
-        given = dict(zip(ctx.names, tensors, strict=True))
-        learned = [name for name in ctx.names if given[name].is_floating_point()]
+        inputs = dict(zip(ctx.names, tensors, strict=True))
+        float_names = [name for name in ctx.names if inputs[name].is_floating_point()]
 
-        def formula(grad: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-            problem = Problem(ctx.rules, {**given, **dict(zip(learned, inputs, strict=True))})
-            found = _gradients(problem, grad, set(ctx.wanted))
-            return tuple(found[name] for name in ctx.wanted)
+        def formula(grad: Tensor, *floats: Tensor) -> tuple[Tensor, ...]:
+            problem = Problem(ctx.config, {**inputs, **dict(zip(float_names, floats, strict=True))})
+            grads = _dense_gradients(problem, grad, set(ctx.wanted))
+            return tuple(grads[name] for name in ctx.wanted)
 
         with autocast_off(grad.device.type):
-            pull = torch.func.vjp(formula, grad, *(given[name] for name in learned))[1]
-            of_grad, *of_inputs = pull(cotangents)
-        found = dict(zip(learned, of_inputs, strict=True))
-        return (None, None, None, None, None, of_grad, *(found.get(name) for name in ctx.names))
+            vjp = torch.func.vjp(formula, grad, *(inputs[name] for name in float_names))[1]
+            grad_grad, *input_grads = vjp(cotangents)
+        second = dict(zip(float_names, input_grads, strict=True))
+        return (None, None, None, None, None, grad_grad, *(second.get(name) for name in ctx.names))
 
     @staticmethod
     def vmap(
-        info: Any,
+        vmap_info: Any,
         in_dims: tuple[int | None, ...],
-        rules: Rules,
+        config: ProblemConfig,
         names: tuple[str, ...],
         wanted: tuple[str, ...],
         *tensors: Tensor,
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        # each sample has a gradient of its own, also of what all samples share
+        # per-sample gradients, also of inputs that all samples share
         stacked = []
         for tensor, at in zip(tensors, in_dims[3:], strict=True):
             if at is not None:
                 stacked.append(tensor.movedim(at, 0))
             else:
-                samples = info.batch_size if tensor.is_floating_point() else 1
+                samples = vmap_info.batch_size if tensor.is_floating_point() else 1
                 stacked.append(tensor.expand(samples, *tensor.shape))
-        return _Gradients.apply(rules, names, wanted, *stacked), (0,) * len(wanted)  # type: ignore[no-untyped-call]
+        return _AttentionBackward.apply(config, names, wanted, *stacked), (0,) * len(wanted)  # type: ignore[no-untyped-call]
 
 
-def _solve(problem: Problem) -> tuple[Tensor, Tensor, bool]:
-    """The output and τ, by the kernels if they can; and whether they could."""
+def _run_forward(problem: Problem) -> tuple[Tensor, Tensor, bool]:
+    """Return output and τ, and whether the kernels computed them."""
     with autocast_off(problem["query"].device.type):
-        if problem.rules.fused and _real(problem) and fused.fits(problem):
-            found = fused.forward(problem)
-            if found is not None:
-                return *found, True
+        if problem.config.fused and _has_memory(problem) and fused.supports(problem):
+            result = fused.forward(problem)
+            if result is not None:
+                return *result, True
         return *tiled.forward(problem), False
 
 
-def _solve_backward(
+def _run_backward(
     problem: Problem, tau: Tensor, output: Tensor, grad: Tensor, wanted: set[str]
 ) -> dict[str, Tensor]:
-    """The gradients of the wanted tensors, by the kernels if they can."""
+    """Return the gradients of the wanted tensors, from the kernels if they support the problem."""
     with autocast_off(problem["query"].device.type):
-        if problem.rules.fused and _real(problem, tau, output, grad) and fused.fits(problem):
-            found = fused.backward(problem, tau, output, grad, wanted)
-            if found is not None:
-                return found
+        if problem.config.fused and _has_memory(problem, tau, output, grad) and fused.supports(problem):
+            grads = fused.backward(problem, tau, output, grad, wanted)
+            if grads is not None:
+                return grads
         return tiled.backward(problem, tau, grad, wanted)
 
 
-_TORCHS_OWN = {Tensor, nn.Parameter, nn.Buffer}
+_PLAIN_TYPES = {Tensor, nn.Parameter, nn.Buffer}
 
 
-def _real(problem: Problem, *others: Tensor) -> bool:
-    """Whether all tensors have memory that a kernel can read: they are torch's own, and no fakes."""
+def _has_memory(problem: Problem, *others: Tensor) -> bool:
+    """Whether kernels can read the memory of all tensors: plain ones, neither fake nor lazily negated."""
     for tensor in (*problem.tensors.values(), *others):
-        strange = tensor.is_meta or tensor.is_neg() or tensor._is_zerotensor() or batched(tensor)
-        if strange or type(tensor) not in _TORCHS_OWN:
+        unreadable = tensor.is_meta or tensor.is_neg() or tensor._is_zerotensor() or batched(tensor)
+        if unreadable or type(tensor) not in _PLAIN_TYPES:
             return False
     return not traced()
 
 
-def _problem(rules: Rules, names: Sequence[str], tensors: Sequence[Tensor]) -> Problem:
-    return Problem(rules, dict(zip(names, tensors, strict=True)))
+def _problem(config: ProblemConfig, names: Sequence[str], tensors: Sequence[Tensor]) -> Problem:
+    return Problem(config, dict(zip(names, tensors, strict=True)))
 
 
-def _gradients(problem: Problem, grad: Tensor, wanted: set[str]) -> dict[str, Tensor]:
-    """The gradients in one piece, made of operations that can be differentiated again."""
+def _dense_gradients(problem: Problem, grad: Tensor, wanted: set[str]) -> dict[str, Tensor]:
+    """Return the gradients from differentiable dense operations."""
     with autocast_off(problem["query"].device.type):
-        problem = problem.checked()
+        problem = problem.nan_checked()
         tau = reference.tau(problem, reference.scores(problem))
-        found = tiled.gradients(problem, tau, grad, wanted)
-        return {name: part.sum_to_size(problem[name].shape) for name, part in found.items()}
+        grads = tiled.gradients(problem, tau, grad, wanted)
+        return {name: part.sum_to_size(problem[name].shape) for name, part in grads.items()}
 
 
 @torch.library.custom_op("regard::attention", mutates_args=())
-def _forward(tensors: Sequence[Tensor], rules: str, wanted: Sequence[bool]) -> tuple[Tensor, Tensor]:
-    """`tiled.forward` as one node of a graph; the text says what the tensors are."""
-    return _solve(_read(rules, tensors))[:2]
+def _forward(tensors: Sequence[Tensor], config: str, wanted: Sequence[bool]) -> tuple[Tensor, Tensor]:
+    """Forward pass as one graph node; the text `config` describes the tensors."""
+    return _run_forward(_deserialize(config, tensors))[:2]
 
 
 @_forward.register_fake
-def _(tensors: Sequence[Tensor], rules: str, wanted: Sequence[bool]) -> tuple[Tensor, Tensor]:
-    return tiled.empty(_read(rules, tensors))
+def _(tensors: Sequence[Tensor], config: str, wanted: Sequence[bool]) -> tuple[Tensor, Tensor]:
+    return tiled.empty(_deserialize(config, tensors))
 
 
 @torch.library.custom_op("regard::attention_backward", mutates_args=())
 def _backward(
-    tensors: Sequence[Tensor], tau: Tensor, output: Tensor, grad: Tensor, rules: str, wanted: Sequence[bool]
+    tensors: Sequence[Tensor], tau: Tensor, output: Tensor, grad: Tensor, config: str, wanted: Sequence[bool]
 ) -> list[Tensor]:
-    problem = _read(rules, tensors)
+    problem = _deserialize(config, tensors)
     names = [name for name, want in zip(problem.tensors, wanted, strict=True) if want]
-    found = _solve_backward(problem, tau, output, grad, set(names))
-    return [_laid_out_like(problem[name], found[name]) for name in names]
+    grads = _run_backward(problem, tau, output, grad, set(names))
+    return [_with_strides_of(problem[name], grads[name]) for name in names]
 
 
-def _laid_out_like(tensor: Tensor, grad: Tensor) -> Tensor:
-    """The gradient with the strides that the graph has been promised."""
-    room = torch.empty_like(tensor)
-    return grad if grad.stride() == room.stride() else room.copy_(grad)
+def _with_strides_of(tensor: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient with the strides declared by `register_fake`."""
+    buffer = torch.empty_like(tensor)
+    return grad if grad.stride() == buffer.stride() else buffer.copy_(grad)
 
 
 @_backward.register_fake
 def _(
-    tensors: Sequence[Tensor], tau: Tensor, output: Tensor, grad: Tensor, rules: str, wanted: Sequence[bool]
+    tensors: Sequence[Tensor], tau: Tensor, output: Tensor, grad: Tensor, config: str, wanted: Sequence[bool]
 ) -> list[Tensor]:
     return [torch.empty_like(tensor) for tensor, want in zip(tensors, wanted, strict=True) if want]
 
 
-def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    tensors, ctx.rules, ctx.wanted = inputs
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    tensors, ctx.config, ctx.wanted = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
 def _backward_of_forward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, None, None]:
     *tensors, output, tau = ctx.saved_tensors
-    found = iter(_backward(tensors, tau, output, grad, ctx.rules, ctx.wanted))
-    return [next(found) if want else None for want in ctx.wanted], None, None
+    grads = iter(_backward(tensors, tau, output, grad, ctx.config, ctx.wanted))
+    return [next(grads) if want else None for want in ctx.wanted], None, None
 
 
-_forward.register_autograd(_backward_of_forward, setup_context=_keep_for_backward)
+_forward.register_autograd(_backward_of_forward, setup_context=_setup_context)
 
 
-def _write(rules: Rules, names: tuple[str, ...]) -> str:
-    """Rules and names as text, which a compiled graph can carry."""
-    softcap = "" if rules.softcap is None else float(rules.softcap).hex()
-    numbers = f"{float(rules.scale).hex()}|{softcap}|{float(rules.dropout).hex()}|{rules.terms}"
-    return f"{spell(rules.normalize)}|{rules.family}|{numbers}|{rules.fused:d}|{','.join(names)}"
+def _serialize(config: ProblemConfig, names: tuple[str, ...]) -> str:
+    """Write configuration and tensor names as text, which a compiled graph can contain."""
+    softcap = "" if config.softcap is None else float(config.softcap).hex()
+    numbers = f"{float(config.scale).hex()}|{softcap}|{float(config.dropout).hex()}|{config.terms}"
+    return f"{to_text(config.normalize)}|{config.family}|{numbers}|{config.fused:d}|{','.join(names)}"
 
 
 @lru_cache(maxsize=256)
-def _parse(text: str) -> tuple[Rules, tuple[str, ...]]:
+def _parse(text: str) -> tuple[ProblemConfig, tuple[str, ...]]:
     normalize, family, scale, softcap, dropout, terms, fused, names = text.split("|")
     cap = float.fromhex(softcap) if softcap else None
-    rules = Rules(
-        unspell(normalize),
+    config = ProblemConfig(
+        from_text(normalize),
         family,
         float.fromhex(scale),
         cap,
@@ -279,10 +280,10 @@ def _parse(text: str) -> tuple[Rules, tuple[str, ...]]:
         int(terms),
         fused=fused == "1",
     )
-    return rules, tuple(names.split(","))
+    return config, tuple(names.split(","))
 
 
-def _read(text: str, tensors: Sequence[Tensor]) -> Problem:
-    rules, names = _parse(text)
-    problem = _problem(rules, names, tensors)
-    return problem.with_rules(queries=problem.queries)
+def _deserialize(text: str, tensors: Sequence[Tensor]) -> Problem:
+    config, names = _parse(text)
+    problem = _problem(config, names, tensors)
+    return problem.with_config(queries=problem.queries)

@@ -1,7 +1,7 @@
-"""Biases: what is added to the scores before they are normalized.
+"""Relative biases, added to the scores before the normalizer.
 
-A dense bias is a tensor that broadcasts to (…, h, q, k). A *relative* bias depends on the distance
-key − query alone: one vector per head, so its memory is linear, and so is its gradient's.
+A dense bias is a tensor that broadcasts to (…, h, q, k). A *relative* bias depends only on the distance
+key − query: one vector per head, so its memory and its gradient's are linear.
 """
 
 import math
@@ -14,9 +14,9 @@ from regard.errors import DTypeError, ShapeError
 
 
 class RelativeBias(nn.Module):
-    """Base of biases that depend on the distance key − query alone; the last query stands at the last key.
+    """Base class of biases that depend on the distance key − query; the last query is at the last key.
 
-    Subclasses give `forward(distance)`: the bias at these distances, (l) → (h, l), or (l) for all heads.
+    Subclasses implement `forward(distance)`: the bias at each distance, (l) → (h, l), or (l) for all heads.
 
     >>> import torch, regard
     >>> class Far(regard.RelativeBias):
@@ -28,23 +28,22 @@ class RelativeBias(nn.Module):
     """
 
     def line(self, queries: int, keys: int, device: torch.device | str) -> Tensor:
-        """The bias at every distance, from the farthest left to the farthest right: (…, q + k − 1)."""
+        """Return the bias at every distance, in increasing order: (…, q + k − 1)."""
         distance = torch.arange(max(queries + keys - 1, 0), device=device) - (keys - 1)
         return self(distance)
 
     def dense(self, queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
-        """The bias as a matrix (…, queries, keys)."""
-        return spread(self.line(queries, keys, device), queries, keys)
+        """Return the bias as a matrix (…, queries, keys)."""
+        return expand_line(self.line(queries, keys, device), queries, keys)
 
 
 class ClippedRelativeBias(RelativeBias):
-    """One vector per head, indexed by distance: entry r is distance 0, and the ends serve all beyond them.
+    """One number per head and distance, with distances clipped to [−r, r] (Shaw et al. 2018, section 3.2).
 
-    `vector` is (h, 2r + 1), or (2r + 1) for all heads alike; it receives gradients if it requires them.
-    Clipped at r like the relative positions of Shaw et al. 2018, section 3.2.
+    vector: (h, 2r + 1), or (2r + 1) for all heads; entry r is distance 0. It may require gradients.
 
     >>> import torch, regard
-    >>> bias = regard.ClippedRelativeBias(torch.tensor([0.0, 1.0, 2.0]))  # to the left, here, to the right
+    >>> bias = regard.ClippedRelativeBias(torch.tensor([0.0, 1.0, 2.0]))  # left, same position, right
     >>> bias.dense(2, 3)
     tensor([[0., 1., 2.],
             [0., 0., 1.]])
@@ -57,12 +56,12 @@ class ClippedRelativeBias(RelativeBias):
         if not isinstance(vector, Tensor) or not vector.is_floating_point():
             kind = vector.dtype if isinstance(vector, Tensor) else type(vector).__name__
             raise DTypeError(
-                f"ClippedRelativeBias got a vector of {kind}; pass a floating-point tensor, torch.tensor(…)."
+                f"ClippedRelativeBias got a vector of {kind}; pass a floating-point tensor: torch.tensor(…)."
             )
         if vector.dim() not in (1, 2) or vector.shape[-1] % 2 != 1:
             raise ShapeError(
-                f"ClippedRelativeBias got a vector of shape {tuple(vector.shape)}; it needs an odd length 2r + 1 in its "
-                "last axis, the middle being distance 0, and at most one axis of heads before it."
+                f"ClippedRelativeBias got a vector of shape {tuple(vector.shape)}; pass (2r + 1) or (heads, "
+                "2r + 1), with distance 0 in the middle."
             )
         if isinstance(vector, nn.Parameter):
             self.vector = vector
@@ -70,8 +69,8 @@ class ClippedRelativeBias(RelativeBias):
             self.register_buffer("vector", vector)
 
     def forward(self, distance: Tensor) -> Tensor:
-        reach = self.vector.shape[-1] // 2
-        return self.vector[..., distance.clamp(-reach, reach) + reach]
+        limit = self.vector.shape[-1] // 2
+        return self.vector[..., distance.clamp(-limit, limit) + limit]
 
     def extra_repr(self) -> str:
         return f"vector={tuple(self.vector.shape)}"
@@ -80,8 +79,8 @@ class ClippedRelativeBias(RelativeBias):
 class ALiBi(RelativeBias):
     """−slope · |distance|, with slopes 2^(−8/h), 2^(−16/h), …: Press et al. 2022, section 3.
 
-    Nothing is learned. For a number of heads that is no power of two, the slopes of the next smaller
-    power are filled up with every other slope of the next larger one, as the authors do.
+    No parameters. If the number of heads is not a power of two, the slopes of the next smaller power are
+    followed by every other slope of the next larger one, as in the authors' code.
 
     >>> import torch, regard
     >>> regard.ALiBi(2).slopes
@@ -102,7 +101,7 @@ class ALiBi(RelativeBias):
         return torch.tensor(_slopes(self.heads))
 
     def forward(self, distance: Tensor) -> Tensor:
-        # no buffer: half precision could not tell distances beyond 2,048 apart
+        # not a buffer: half precision cannot represent distances beyond 2,048
         slopes = torch.tensor(_slopes(self.heads), device=distance.device)
         return -slopes[:, None] * distance.abs()
 
@@ -117,13 +116,12 @@ def _slopes(heads: int) -> list[float]:
 
 
 class T5Bias(RelativeBias):
-    """A learned number per head and bucket of distances: Raffel et al. 2020, section 2.1.
+    """A learned bias per head and bucket of distances: Raffel et al. 2020, section 2.1.
 
-    heads: each has its own numbers; `buckets` of them.
-
-    Half the buckets hold one distance each, the others grow logarithmically up to `reach`, beyond which
-    all share the last one. With `bidirectional` left and right have half the buckets each; without it,
-    all keys to the right share the bucket of distance 0.
+    buckets: number of buckets. Half of them hold one distance each; the others grow logarithmically.
+    max_distance: larger distances share the last bucket.
+    bidirectional: divide the buckets between left and right; otherwise all keys to the right share the
+        bucket of distance 0.
 
     >>> import torch, regard
     >>> bias = regard.T5Bias(heads=8)
@@ -135,17 +133,21 @@ class T5Bias(RelativeBias):
     torch.Size([32, 8])
     """
 
-    def __init__(self, heads: int, buckets: int = 32, reach: int = 128, bidirectional: bool = True) -> None:
+    def __init__(
+        self, heads: int, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
+    ) -> None:
         super().__init__()
         check_int("T5Bias got heads", heads, min=1)
         check_int("T5Bias got buckets", buckets, min=4 if bidirectional else 2)
         exact = buckets // 4 if bidirectional else buckets // 2
-        check_int("T5Bias got reach", reach, min=exact + 1, why=f", above the {exact} exact distances")
-        self.buckets, self.reach, self.bidirectional = buckets, reach, bidirectional
+        check_int(
+            "T5Bias got max_distance", max_distance, min=exact + 1, why=f", above the {exact} exact distances"
+        )
+        self.buckets, self.max_distance, self.bidirectional = buckets, max_distance, bidirectional
         self.table = nn.Parameter(torch.randn(buckets, heads) * 0.1)
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """The bucket of each key − query distance."""
+        """Return the bucket of each key − query distance."""
         buckets, base = self.buckets, torch.zeros_like(distance)
         if self.bidirectional:
             buckets //= 2
@@ -154,7 +156,7 @@ class T5Bias(RelativeBias):
         else:
             far = (-distance).clamp(min=0)
         exact = buckets // 2
-        growth = torch.log(far.clamp(min=1).float() / exact) / math.log(self.reach / exact)
+        growth = torch.log(far.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
         coarse = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
         return base + torch.where(far < exact, far, coarse)
 
@@ -162,21 +164,21 @@ class T5Bias(RelativeBias):
         return self.table[self.bucket(distance)].mT  # l h -> h l
 
     def extra_repr(self) -> str:
-        one = "" if self.bidirectional else ", bidirectional=False"
-        return f"heads={self.table.shape[1]}, buckets={self.buckets}, reach={self.reach}{one}"
+        direction = "" if self.bidirectional else ", bidirectional=False"
+        sizes = f"heads={self.table.shape[1]}, buckets={self.buckets}, max_distance={self.max_distance}"
+        return sizes + direction
 
 
-def spread(line: Tensor, queries: int, keys: int) -> Tensor:
-    """A line over distances as the matrix it stands for: entry (i, j) is line[j − i + queries − 1]."""
+def expand_line(line: Tensor, queries: int, keys: int) -> Tensor:
+    """Expand the values at all distances to a matrix: entry (i, j) is line[j − i + queries − 1]."""
     rows = torch.arange(queries - 1, -1, -1, device=line.device)[:, None]
     return line[..., torch.arange(keys, device=line.device) + rows]
 
 
-def gather_diagonals(matrix: Tensor) -> Tensor:
-    """The sum along each diagonal, (…, q, k) → (…, q + k − 1): the transpose of `spread`.
+def sum_diagonals(matrix: Tensor) -> Tensor:
+    """Sum along each diagonal, (…, q, k) → (…, q + k − 1): the transpose of `expand_line`.
 
-    Each row is shifted one to the right of the row below it, by reading a padded matrix with another
-    row length; the columns of what results are the diagonals.
+    Reshaping a padded matrix to rows one element shorter shifts each row by one; its columns are diagonals.
     """
     queries, keys = matrix.shape[-2:]
     if queries == 0:

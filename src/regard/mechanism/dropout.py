@@ -1,7 +1,7 @@
-"""Dropout on the weights: which are kept depends on a seed, the row and the key, and on nothing else.
+"""Dropout on the weights: a hash of seed, row and key decides which weights are dropped.
 
-A hash instead of a stream of random numbers: any tile can be decided on its own, in any order, forward
-and backward, and always comes out the same.
+A hash instead of a random stream makes every tile reproducible on its own, in any order, in the forward and
+the backward pass.
 """
 
 import torch
@@ -13,22 +13,22 @@ _BITS = 0xFFFFFFFF
 
 
 def draw_seed(device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """A seed from torch's generator."""
-    place = device if generator is None else generator.device
-    return torch.randint(_BITS, (), dtype=torch.int64, device=place, generator=generator).to(device)
+    """Draw a seed from a generator; default: torch's global one."""
+    seed_device = device if generator is None else generator.device
+    return torch.randint(_BITS, (), dtype=torch.int64, device=seed_device, generator=generator).to(device)
 
 
-def keep(problem: Problem, dtype: torch.dtype) -> Tensor:
-    """0 for the pairs that are dropped, 1 / (1 − dropout) for the others: (…, g, r, q, k)."""
-    dropout = problem.rules.dropout
-    row = _mix(problem["head"] * problem.rules.queries + problem["row"] ^ problem["seed"])
-    other = _mix(row + 0x9E3779B9 & _BITS)
-    hashed = _mix(_mix(problem.key_numbers() ^ row) ^ other)
+def dropout_factors(problem: Problem, dtype: torch.dtype) -> Tensor:
+    """0 for dropped pairs, 1 / (1 − dropout) for the others: (…, g, r, q, k)."""
+    dropout = problem.config.dropout
+    row = _mix(problem["head"] * problem.config.queries + problem["row"] ^ problem["seed"])
+    second = _mix(row + 0x9E3779B9 & _BITS)
+    hashed = _mix(_mix(problem.key_indices() ^ row) ^ second)
     return (hashed >= int(dropout * (_BITS + 1))).to(dtype) / (1 - dropout)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A 32-bit hash, two multiplications between three shifts, held in 64 bits (Wellons' lowbias32)."""
+    """Wellons' 32-bit hash lowbias32, in 64-bit integers."""
     x = x & _BITS
     x = (x ^ (x >> 16)) * 0x7FEB352D & _BITS
     x = (x ^ (x >> 15)) * 0x846CA68B & _BITS

@@ -1,7 +1,7 @@
-"""The fused kernels: a problem handed to C++, which holds no more than a tile of scores at a time.
+"""Fused implementation: C++ kernels that hold one tile of scores at a time.
 
-Same contract as `tiled`. The kernels say whether all that they found is finite; if not, some input is
-NaN or infinite, and the answer is None: the problem is then solved again with care, by `tiled`.
+Same interface as `tiled`, except that functions return None if a result is not finite. The caller then
+recomputes it with the NaN-safe `tiled`.
 """
 
 import importlib
@@ -29,7 +29,7 @@ from regard.mechanism.normalizers import (
 )
 from regard.mechanism.tiled import empty, heads_inside
 
-# As in kernels/problem.h and kernels/module.cpp.
+# As in kernels/abi.h and kernels/module.cpp.
 _FAMILIES = {"dot": 0, "tanh": 1, "relu": 2}
 NORMALIZERS: dict[type[Normalizer], int | dict[float, int]] = {  # Entmax by its alpha
     Softmax: 0,
@@ -67,82 +67,84 @@ SLOTS = {
         ]
     )
 }
-_DROPS = {"add": 0, "relu": 1, "relu_back": 2}
-_BIAS, _LINE, _START, _STOP, _ALLOWED, _D_BIAS, _D_LINE = range(100, 800, 100)  # where several begin
-_MOST_TERMS, _MOST_AXES = 4, 11
-for _name, _first, _most in (
+_DROPOUT_KINDS = {"add": 0, "relu": 1, "relu_back": 2}
+_BIAS, _LINE, _START, _STOP, _ALLOWED, _D_BIAS, _D_LINE = range(
+    100, 800, 100
+)  # first slots of numbered tensors
+_MAX_TERMS, _MAX_AXES = 4, 11
+for _name, _first, _count in (
     ("bias", _BIAS, 4),
     ("line", _LINE, 2),
-    ("start", _START, _MOST_TERMS),
-    ("stop", _STOP, _MOST_TERMS),
-    ("allowed", _ALLOWED, _MOST_TERMS),
+    ("start", _START, _MAX_TERMS),
+    ("stop", _STOP, _MAX_TERMS),
+    ("allowed", _ALLOWED, _MAX_TERMS),
     ("d_bias", _D_BIAS, 4),
     ("d_line", _D_LINE, 2),
 ):
-    SLOTS |= {f"{_name}{i}": _first + i for i in range(_most)}
-_HEADER = 16  # numbers before the first tensor, beside the lead
-Tensors = Sequence[tuple[int, Tensor]]  # with their slots
-REAL = {torch.float32, torch.bfloat16, torch.float16}
-_SEGMENTS = 8  # pieces of work, backward, if there are enough rows: a fixed number, whatever the threads
-_ROWS = 256  # of a segment, at least
+    SLOTS |= {f"{_name}{i}": _first + i for i in range(_count)}
+_HEADER = 16  # numbers before the first tensor, except for the lead
+Tensors = Sequence[tuple[int, Tensor]]  # pairs of slot and tensor
+FLOAT_TYPES = {torch.float32, torch.bfloat16, torch.float16}
+_MAX_SEGMENTS = 8  # parallel parts of the backward pass, independent of the thread count
+_MIN_SEGMENT_ROWS = 256
 
 
 def _load() -> tuple[ModuleType | None, str]:
-    """The compiled kernels, or why there are none."""
-    asked = os.environ.get("REGARD_ISA")
+    """Return the compiled kernels and a description; None and the reason if they are missing."""
+    isa = os.environ.get("REGARD_ISA")
     try:
         kernels = importlib.import_module("regard.mechanism._kernels")
     except ImportError as error:
-        reason = f"the kernels are not there ({error}); install regard where there is a C++ compiler"
-        if asked:
-            raise ArgumentError(f"the environment variable REGARD_ISA is {asked!r}, but {reason}.") from None
+        reason = f"the kernels are not available ({error}); install a C++ compiler, then regard"
+        if isa:
+            raise ArgumentError(f"the environment variable REGARD_ISA is {isa!r}, but {reason}.") from None
         return None, reason
-    if asked:
-        if asked not in kernels.available():
+    if isa:
+        if isa not in kernels.available():
             raise ArgumentError(
-                f"the environment variable REGARD_ISA is {asked!r}; this machine and this build run "
+                f"the environment variable REGARD_ISA is {isa!r}; this machine and build support "
                 f"{', '.join(kernels.available())}."
             )
-        kernels.use(asked)
-    return kernels, f"C++ kernels for {asked or kernels.available()[0]}"
+        kernels.use(isa)
+    return kernels, f"C++ kernels for {isa or kernels.available()[0]}"
 
 
-_KERNELS, ABOUT = _load()
+_KERNELS, DESCRIPTION = _load()
 
 
 def available() -> bool:
-    """Whether there are kernels at all."""
+    """Whether the kernels are compiled and loaded."""
     return _KERNELS is not None
 
 
 def few_rows() -> int:
-    """Up to how many rows of a key head the kernels add up scores along the width: FEW in kernels/block.h."""
+    """Rows of a key head up to which the kernels sum scores along the width: FEW in kernels/block.h."""
     return 0 if _KERNELS is None else 1 if _KERNELS.lanes() == 4 else 3
 
 
-def refusal(normalize: Normalizer, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why the kernels cannot serve such calls, or None if they can."""
+def unsupported_reason(normalize: Normalizer, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why the kernels do not support such calls; None if they do."""
     if _KERNELS is None:
-        return ABOUT
-    if _kernel_of(normalize) is None:
+        return DESCRIPTION
+    if _kernel_number(normalize) is None:
         return f"{type(normalize).__name__} has no kernel"
-    if dtype not in REAL:
+    if dtype not in FLOAT_TYPES:
         return f"{str(dtype).removeprefix('torch.')} has no kernel"
     if device.type != "cpu":
         return f"there are no kernels for {device.type}"
     return None
 
 
-def fits(problem: Problem) -> bool:
-    """Whether the kernels can solve this problem: its kind, its sizes, its numbers of everything."""
+def supports(problem: Problem) -> bool:
+    """Whether the kernels support this problem: dtype, device, sizes, numbers of biases and mask terms."""
     query, tensors = problem["query"], problem.tensors
     return (
         _KERNELS is not None
-        and _kernel_of(problem.rules.normalize) is not None
-        and query.dtype in REAL
+        and _kernel_number(problem.config.normalize) is not None
+        and query.dtype in FLOAT_TYPES
         and query.device.type == "cpu"
-        and query.dim() <= _MOST_AXES
-        and problem.rules.terms <= _MOST_TERMS
+        and query.dim() <= _MAX_AXES
+        and problem.config.terms <= _MAX_TERMS
         and max(problem.keys, problem.queries) < 2**31
         and tensors.keys() <= SLOTS.keys()
         and not any(t.is_neg() for t in tensors.values())
@@ -150,183 +152,183 @@ def fits(problem: Problem) -> bool:
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor] | None:
-    """The output (…, g, r, q, e) and the row statistic τ (…, g, r, q, 2); None if they are not finite."""
+    """Return the output (…, g, r, q, e) and τ (…, g, r, q, 2); None if they are not finite."""
     output, tau = empty(problem)
     finite = _call("forward", problem, {"output": output, "tau": tau})
     return (output, tau) if finite else None
 
 
-def fit(problem: Problem) -> Tensor | None:
-    """τ alone."""
+def compute_tau(problem: Problem) -> Tensor | None:
+    """Return τ only."""
     tau = problem["query"].new_empty(*problem.lead(), problem.queries, 2)
-    return tau if _call("forward", _bare(problem), {"tau": tau}) else None
+    return tau if _call("forward", _without_value(problem), {"tau": tau}) else None
 
 
 def backward(
     problem: Problem, tau: Tensor, output: Tensor, grad: Tensor, wanted: set[str]
 ) -> dict[str, Tensor] | None:
-    """The gradients of the wanted tensors, given that of the output; None if they are not finite."""
+    """Return the gradients of the wanted tensors; None if they are not finite."""
     shared = _shared_biases(problem, wanted)
     if shared:
-        return _in_turn(problem, tau, output, grad, wanted, shared)
+        return _backward_by_index(problem, tau, output, grad, wanted, shared)
     output = output if output.stride(-1) == 1 else output.contiguous()
     lead = problem.lead()
     *units, per_group = lead
     rows = per_group * problem.queries
     segments = _segments(math.prod(units), rows)
-    rooms = {name: _room(problem, name, lead, segments) for name in wanted}
-    more = {"tau": tau, "output": output, "grad": grad, **{f"d_{name}": room for name, room in rooms.items()}}
-    if not _call("backward", problem, more, segments=segments):
+    buffers = {name: _grad_buffer(problem, name, lead, segments) for name in wanted}
+    extra = {"tau": tau, "output": output, "grad": grad, **{f"d_{name}": b for name, b in buffers.items()}}
+    if not _call("backward", problem, extra, segments=segments):
         return None
-    found = {}
-    for name, room in rooms.items():
-        part = room.tensor
-        if room.segment is not None:
+    grads = {}
+    for name, buffer in buffers.items():
+        part = buffer.tensor
+        if buffer.segment_stride is not None:
             part = part.sum(0) if segments > 1 else part[0]
         if name in ("key", "value", "vector"):
-            part = part[..., : problem[name].shape[-1]]  # without what pads it to whole vectors
-        found[name] = part.sum_to_size(problem[name].shape) if part.shape != problem[name].shape else part
-    return found
+            part = part[..., : problem[name].shape[-1]]  # drop the padding to full vectors
+        grads[name] = part.sum_to_size(problem[name].shape) if part.shape != problem[name].shape else part
+    return grads
 
 
 def weights(problem: Problem, tau: Tensor) -> Tensor | None:
-    """The weights themselves, dense: (…, g, r, q, k); None if they are not finite."""
-    found = tau.new_zeros(*problem.lead(), problem.queries, problem.keys)
-    return found if _call("weights", _bare(problem), {"tau": tau, "found": found}) else None
+    """Return dense weights (…, g, r, q, k); None if they are not finite."""
+    result = tau.new_zeros(*problem.lead(), problem.queries, problem.keys)
+    return result if _call("weights", _without_value(problem), {"tau": tau, "found": result}) else None
 
 
 def entropy(problem: Problem, tau: Tensor) -> Tensor | None:
-    """−Σ w log w of each row: (…, g, r, q, 1); None if the weights are not finite."""
-    found = tau.new_empty(*problem.lead(), problem.queries, 1)
-    return found if _call("entropy", _bare(problem), {"tau": tau, "found": found}) else None
+    """Return the entropy of each row, (…, g, r, q, 1); None if the weights are not finite."""
+    result = tau.new_empty(*problem.lead(), problem.queries, 1)
+    return result if _call("entropy", _without_value(problem), {"tau": tau, "found": result}) else None
 
 
 def topk(problem: Problem, tau: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
-    """The largest weights of each row, and their keys: (…, g, r, q, k); None if they are not finite."""
+    """Return the k largest weights of each row and their keys, (…, g, r, q, k); None if not finite."""
     values = tau.new_empty(*problem.lead(), problem.queries, k)
     keys = torch.empty_like(values, dtype=torch.int64)
-    more = {"tau": tau, "found": values, "found_keys": keys}
-    return (values, keys) if _call("top", _bare(problem), more, most=k) else None
+    extra = {"tau": tau, "found": values, "found_keys": keys}
+    return (values, keys) if _call("top", _without_value(problem), extra, k=k) else None
 
 
 def product(problem: Problem, x: Tensor) -> Tensor | None:
-    """weights · x, (…, g, r, k, e) → (…, g, r, q, e); None if it is not finite."""
-    apart = _heads_apart(problem)
-    found = forward(apart.with_tensors({**apart.tensors, "value": x.unsqueeze(-3)}))
-    return None if found is None else found[0].squeeze(-3)
+    """Return weights · x, (…, g, r, k, e) → (…, g, r, q, e); None if it is not finite."""
+    single = _split_groups(problem)
+    result = forward(single.with_tensors({**single.tensors, "value": x.unsqueeze(-3)}))
+    return None if result is None else result[0].squeeze(-3)
 
 
 def transposed_product(problem: Problem, tau: Tensor, x: Tensor) -> Tensor | None:
-    """weightsᵀ · x, (…, g, r, q, e) → (…, g, r, k, e); None if it is not finite."""
-    apart = _heads_apart(problem)
-    value = x.new_empty(1, 1).expand(*apart.lead(), problem.keys, x.shape[-1])
-    apart = apart.with_tensors({**apart.tensors, "value": value})
+    """Return weightsᵀ · x, (…, g, r, q, e) → (…, g, r, k, e); None if it is not finite."""
+    single = _split_groups(problem)
+    value = x.new_empty(1, 1).expand(*single.lead(), problem.keys, x.shape[-1])
+    single = single.with_tensors({**single.tensors, "value": value})
     grad = x.unsqueeze(-3)
-    found = backward(apart, tau.unsqueeze(-3), grad, grad, {"value"})
-    return None if found is None else found["value"].squeeze(-3)
+    grads = backward(single, tau.unsqueeze(-3), grad, grad, {"value"})
+    return None if grads is None else grads["value"].squeeze(-3)
 
 
-def _heads_apart(problem: Problem) -> Problem:
-    """The query heads of a key head on their own, each with the same keys."""
-    return _bare(problem).map(lambda _, tensor: tensor.unsqueeze(-3))
+def _split_groups(problem: Problem) -> Problem:
+    """Make each query head a group of its own, with the same keys."""
+    return _without_value(problem).map(lambda _, tensor: tensor.unsqueeze(-3))
 
 
-def _bare(problem: Problem) -> Problem:
-    """Without value and τ, but with all leading axes, which may have been theirs alone."""
+def _without_value(problem: Problem) -> Problem:
+    """Remove value and τ, but keep all leading axes by expanding query."""
     query = problem["query"].expand(*problem.lead(), -1, -1)
     return problem.with_tensors({**problem.tensors, "query": query}).without("value", "tau")
 
 
-def peak(threads: int) -> float:
-    """FLOP per second that this machine reaches with multiplications and additions alone."""
+def peak_flops(threads: int) -> float:
+    """Measure the FLOP per second of multiply-adds on this machine."""
     if _KERNELS is None:
-        raise ImportError(ABOUT)
+        raise ImportError(DESCRIPTION)
     return _KERNELS.peak(threads)
 
 
-def drops(*tensors: Tensor) -> bool:
-    """Whether the kernels can drop from these tensors of one shape."""
+def supports_dropout(*tensors: Tensor) -> bool:
+    """Whether the dropout kernels support these tensors of one shape."""
     return _KERNELS is not None and all(
         t.dtype is torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors
     )
 
 
-def drop(kind: str, x: Tensor | None, y: Tensor, *, dropout: float, seed: int) -> Tensor:
-    """Layers' dropout in one pass: kernels/dropout.h has the kinds."""
+def dropout(kind: str, x: Tensor | None, y: Tensor, *, probability: float, seed: int) -> Tensor:
+    """Layer dropout in one pass; kernels/dropout.h lists the kinds."""
     out, address = torch.empty_like(y), 0 if x is None else x.data_ptr()
     _KERNELS.dropout(  # type: ignore[union-attr]
-        _DROPS[kind],
+        _DROPOUT_KINDS[kind],
         address,
         y.data_ptr(),
         out.data_ptr(),
         y.numel(),
         seed & 0xFFFFFFFF,
         seed >> 32,
-        int(dropout * 2**32),
-        1 / (1 - dropout),
+        int(probability * 2**32),
+        1 / (1 - probability),
         torch.get_num_threads(),
     )
     return out
 
 
-class _Room(NamedTuple):
-    """Where the kernels put a gradient; with an axis in front for the segments that add to it."""
+class _GradBuffer(NamedTuple):
+    """Buffer for a gradient; if `segment_stride` is set, its first axis counts segments to be summed."""
 
     tensor: Tensor
-    segment: int | None = None
+    segment_stride: int | None = None
 
 
-def _room(problem: Problem, name: str, lead: tuple[int, ...], segments: int) -> _Room:
+def _grad_buffer(problem: Problem, name: str, lead: tuple[int, ...], segments: int) -> _GradBuffer:
     query, (*units, _) = problem["query"], lead
     if name == "query":
-        return _Room(_laid_out((), (*lead, problem.queries, query.shape[-1]), query))
+        return _GradBuffer(_empty_in_order((), (*lead, problem.queries, query.shape[-1]), query))
     if name == "sink":
-        return _Room(query.new_empty(*lead, problem.queries, 1))
+        return _GradBuffer(query.new_empty(*lead, problem.queries, 1))
     lanes = _KERNELS.lanes()  # type: ignore[union-attr]
     if name in ("key", "value", "vector"):
         tokens = 1 if name == "vector" else problem.keys
         width = -(-problem[name].shape[-1] // lanes) * lanes
-        found = _laid_out((segments,), (*units, 1, tokens, width), problem[name])
-        return _Room(found, found.stride(0))
-    # biases: what no row sees stays zero; and no two segments have a row in common
-    if kind(name) == "bias" and _dense(problem, name):
-        return _Room(query.new_zeros(*lead, *problem[name].shape[-2:]))
-    found = query.new_zeros(segments, *lead, *problem[name].shape[-2:])
-    return _Room(found, found.stride(0))
+        buffer = _empty_in_order((segments,), (*units, 1, tokens, width), problem[name])
+        return _GradBuffer(buffer, buffer.stride(0))
+    # biases start at zero, because masked pairs are not written; segments have disjoint rows
+    if kind(name) == "bias" and _is_dense(problem, name):
+        return _GradBuffer(query.new_zeros(*lead, *problem[name].shape[-2:]))
+    buffer = query.new_zeros(segments, *lead, *problem[name].shape[-2:])
+    return _GradBuffer(buffer, buffer.stride(0))
 
 
-def _laid_out(segments: tuple[int, ...], shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Room whose heads are inside the tokens where those of `like` are: then autograd need not copy it."""
+def _empty_in_order(segments: tuple[int, ...], shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Allocate with the memory order of heads and tokens of `like`, so autograd need not copy."""
     *batch, groups, per_group, tokens, width = shape
     if heads_inside(like):
         return like.new_empty(*segments, *batch, tokens, groups, per_group, width).movedim(-4, -2)
     return like.new_empty(*segments, *shape)
 
 
-def _dense(problem: Problem, name: str) -> bool:
+def _is_dense(problem: Problem, name: str) -> bool:
     return problem[name].shape[-2] > 1 and problem[name].shape[-1] > 1
 
 
 def _shared_biases(problem: Problem, wanted: set[str]) -> list[int]:
-    """The leading axes along which a dense bias that wants a gradient is the same."""
-    dense = [problem[name] for name in wanted if name.startswith("bias") and _dense(problem, name)]
+    """Leading axes along which a dense bias that needs a gradient is shared."""
+    dense = [problem[name] for name in wanted if name.startswith("bias") and _is_dense(problem, name)]
     lead = problem.lead() if dense else ()
     return [axis for axis, size in enumerate(lead) if size > 1 and any(t.shape[axis] == 1 for t in dense)]
 
 
-def _in_turn(
+def _backward_by_index(
     problem: Problem, tau: Tensor, output: Tensor, grad: Tensor, wanted: set[str], axes: list[int]
 ) -> dict[str, Tensor] | None:
-    """The gradients one index of the shared axes after the other, so that the shared bias is held once."""
+    """Backward one index of the shared axes at a time, to hold the gradient of a shared bias once."""
     grads = {name: torch.zeros_like(problem[name]) for name in wanted}
     for index in _indices(problem.lead(), axes):
         part = problem.with_tensors({name: t[_narrow(t, index)] for name, t in problem.tensors.items()})
-        row, out, up = (x[_narrow(x, index)] for x in (tau, output, grad))
-        found = backward(part, row, out, up, wanted)
-        if found is None:
+        part_tau, part_output, part_grad = (x[_narrow(x, index)] for x in (tau, output, grad))
+        part_grads = backward(part, part_tau, part_output, part_grad, wanted)
+        if part_grads is None:
             return None
-        for name, more in found.items():
-            grads[name][_narrow(grads[name], index)] += more
+        for name, x in part_grads.items():
+            grads[name][_narrow(grads[name], index)] += x
     return grads
 
 
@@ -345,97 +347,97 @@ def _narrow(tensor: Tensor, index: dict[int, int]) -> tuple[slice, ...]:
     )
 
 
-def _call(kernel: str, problem: Problem, more: dict[str, Any], segments: int = 1, most: int = 0) -> bool:
-    """Write a problem down as numbers, and run a kernel on it."""
-    rules, tensors, lead = problem.rules, problem.tensors, problem.lead()
-    normalize, value = rules.normalize, tensors.get("value")
+def _call(kernel: str, problem: Problem, extra: dict[str, Any], segments: int = 1, k: int = 0) -> bool:
+    """Encode a problem and run a kernel on it; return whether the result is finite."""
+    config, tensors, lead = problem.config, problem.tensors, problem.lead()
+    normalize, value = config.normalize, tensors.get("value")
     queries, width = tensors["query"].shape[-2:]
     if not queries or 0 in lead:
-        return _nothing(more)
-    described: list[int] = []
+        return _zero_grads(extra)
+    encoded: list[int] = []
     biases = lines = 0
     for name, tensor in tensors.items():
         slot = SLOTS[name]
         biases += _BIAS <= slot < _LINE
         lines += _LINE <= slot < _START
-        described += (slot, _type(name, tensor), 0, tensor.data_ptr(), *tensor.shape, *tensor.stride())
-    for name, room in more.items():
-        if type(room) is _Room:
-            tensor, axis = room.tensor, int(room.segment is not None)
-            described += (SLOTS[name], _type(name, tensor), room.segment or 0, tensor.data_ptr())
-            described += (*tensor.shape[axis:], *tensor.stride()[axis:])
+        encoded += (slot, _type(name, tensor), 0, tensor.data_ptr(), *tensor.shape, *tensor.stride())
+    for name, item in extra.items():
+        if type(item) is _GradBuffer:
+            tensor, axis = item.tensor, int(item.segment_stride is not None)
+            encoded += (SLOTS[name], _type(name, tensor), item.segment_stride or 0, tensor.data_ptr())
+            encoded += (*tensor.shape[axis:], *tensor.stride()[axis:])
         else:
-            described += (SLOTS[name], _type(name, room), 0, room.data_ptr(), *room.shape, *room.stride())
-    normalizer, counts, sharpness, bias = plain_normalizer(normalize)
+            encoded += (SLOTS[name], _type(name, item), 0, item.data_ptr(), *item.shape, *item.stride())
+    normalizer, counts, sharpness, bias = encode_normalizer(normalize)
     sizes = (queries, problem.keys, width, 0 if value is None else value.shape[-1])
-    whole, rest = (rules.queries, problem.first_key), (int(rules.dropout * 2**32), segments, most)
-    kinds = (_FAMILIES[rules.family], normalizer, counts)
-    numbers = _header(lead, sizes, whole, kinds, rest, (biases, lines, rules.terms))
-    factors = (rules.scale, sharpness, rules.softcap or 0.0, bias, 1 / (1 - rules.dropout))
-    return getattr(_KERNELS, kernel)(numbers + described, factors, torch.get_num_threads())
+    position, limits = (config.queries, problem.first_key), (int(config.dropout * 2**32), segments, k)
+    kinds = (_FAMILIES[config.family], normalizer, counts)
+    numbers = _header(lead, sizes, position, kinds, limits, (biases, lines, config.terms))
+    factors = (config.scale, sharpness, config.softcap or 0.0, bias, 1 / (1 - config.dropout))
+    return getattr(_KERNELS, kernel)(numbers + encoded, factors, torch.get_num_threads())
 
 
 def _type(name: str, tensor: Tensor) -> int:
-    """The number of a tensor's dtype."""
-    found = _TYPES.get(tensor.dtype)
-    if found is None:
-        readable = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
-        raise DTypeError(f"{name} is of {tensor.dtype}; the kernels read {readable}.")
-    return found
+    """Return the number of a tensor's dtype."""
+    number = _TYPES.get(tensor.dtype)
+    if number is None:
+        supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
+        raise DTypeError(f"{name} has dtype {tensor.dtype}; the kernels support {supported}.")
+    return number
 
 
 def _header(
     lead: tuple[int, ...],
-    sizes: tuple[int, int, int, int],  # queries, keys, width, width of a value
-    whole: tuple[int, int],  # queries of the whole call, and the first key
+    sizes: tuple[int, int, int, int],  # queries, keys, query width, value width
+    position: tuple[int, int],  # queries of the full call, first key of this part
     kinds: tuple[int, int, bool],  # family, normalizer, whether it counts the keys
-    rest: tuple[int, int, int],  # dropout's threshold, segments, the most that `top` keeps
-    counts: tuple[int, int, int],  # biases, lines, terms of the mask
+    limits: tuple[int, int, int],  # dropout threshold, segments, k of `topk`
+    counts: tuple[int, int, int],  # biases, lines, mask terms
 ) -> list[int]:
-    """What stands before the tensors, in the order in which kernels/module.cpp reads it."""
-    return [len(lead), *lead, *sizes, *whole, *kinds, *rest, *counts]
+    """Return the numbers before the tensors, in the order of kernels/module.cpp."""
+    return [len(lead), *lead, *sizes, *position, *kinds, *limits, *counts]
 
 
-class Plain(NamedTuple):
-    """A plain call in numbers: lead (b, g, r) or (g, r), four sizes, and what else the kernels must know."""
+class FastCall(NamedTuple):
+    """A call of the fast path: lead (b, g, r) or (g, r), sizes, normalizer, factors and mask interval."""
 
     lead: tuple[int, ...]
-    sizes: tuple[int, int, int, int]  # queries, keys, width, width of a value
+    sizes: tuple[int, int, int, int]  # queries, keys, query width, value width
     normalizer: int
-    counts: bool
+    counts: bool  # whether the normalizer counts the keys
     factors: tuple[float, ...]
     start: Tensor | None
     stop: Tensor | None
 
 
-def plainly(kernel: str, plain: Plain, per_query: Tensors, per_key: Tensors, tau: Tensor) -> bool:
-    """A kernel for tensors as a plain call has them: (…, g · r, n, ·) per query, and (…, g, n, ·) per key."""
-    return run(kernel, describe(plain, per_query, per_key, tau), plain)
+def encode_and_run(kernel: str, call: FastCall, per_query: Tensors, per_key: Tensors, tau: Tensor) -> bool:
+    """Run a kernel on tensors (…, g · r, n, ·) per query and (…, g, n, ·) per key."""
+    return run(kernel, encode(call, per_query, per_key, tau), call)
 
 
-def run(kernel: str, numbers: list[int], plain: Plain) -> bool:
-    """A kernel for a plain call that has been written down."""
-    return getattr(_KERNELS, kernel)(numbers, plain.factors, torch.get_num_threads())
+def run(kernel: str, numbers: list[int], call: FastCall) -> bool:
+    """Run a kernel on an encoded call; return whether the result is finite."""
+    return getattr(_KERNELS, kernel)(numbers, call.factors, torch.get_num_threads())
 
 
-def places(plain: Plain, count: int) -> range:
-    """Where the addresses of the first tensors stand in what `describe` writes."""
-    axes = len(plain.lead)
+def address_offsets(call: FastCall, count: int) -> range:
+    """Return the positions of the first `count` tensor addresses in an encoded call."""
+    axes = len(call.lead)
     size = 4 + 2 * (axes + 2)
     return range(axes + _HEADER + 3, axes + _HEADER + 3 + count * size, size)
 
 
-def describe(plain: Plain, per_query: Tensors, per_key: Tensors, tau: Tensor) -> list[int]:
-    """A plain call in numbers: its sizes, then each tensor."""
-    lead, sizes, start, stop = plain.lead, plain.sizes, plain.start, plain.stop
+def encode(call: FastCall, per_query: Tensors, per_key: Tensors, tau: Tensor) -> list[int]:
+    """Encode a call as numbers: the header, then each tensor."""
+    lead, sizes, start, stop = call.lead, call.sizes, call.start, call.stop
     masked = start is not None or stop is not None
-    kinds = (_FAMILIES["dot"], plain.normalizer, plain.counts)
+    kinds = (_FAMILIES["dot"], call.normalizer, call.counts)
     numbers = _header(lead, sizes, (sizes[0], 0), kinds, (0, 1, 0), (0, 0, masked))
-    *batch, groups, each = lead
+    *batch, groups, per_group = lead
     for slot, tensor in per_query:
         *outer, head, row, column = tensor.stride()
         numbers += (slot, _type("a tensor", tensor), 0, tensor.data_ptr(), *lead, *tensor.shape[-2:])
-        numbers += (*outer, head * each, head, row, column)
+        numbers += (*outer, head * per_group, head, row, column)
     for slot, tensor in per_key:
         *outer, head, row, column = tensor.stride()
         numbers += (
@@ -456,17 +458,17 @@ def describe(plain: Plain, per_query: Tensors, per_key: Tensors, tau: Tensor) ->
     return numbers
 
 
-def plain_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
-    """Which it is for the kernels, whether it counts the keys, and its two numbers."""
+def encode_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
+    """Return the kernel number, whether it counts the keys, the inverse temperature and the bias."""
     sharpness = 1 / normalize.temperature if type(normalize) is Softmax else 1.0
     bias = normalize.bias if type(normalize) is Sigmoid else 0.0
-    kernel = _kernel_of(normalize)
+    kernel = _kernel_number(normalize)
     assert kernel is not None
     return kernel, bias is None, sharpness, bias or 0.0
 
 
-def _kernel_of(normalize: Normalizer) -> int | None:
-    """The number of a normalizer's kernel; two of the α-entmax family have one."""
+def _kernel_number(normalize: Normalizer) -> int | None:
+    """Return the kernel number of a normalizer; for Entmax, only α = 1.5 and 2 have one."""
     kernel = NORMALIZERS.get(type(normalize))
     if isinstance(kernel, dict):
         assert isinstance(normalize, Entmax)
@@ -474,21 +476,21 @@ def _kernel_of(normalize: Normalizer) -> int | None:
     return kernel
 
 
-def undivided(plain: Plain) -> bool:
-    """Whether backward needs neither segments nor padding."""
-    *units, each = plain.lead
-    queries, _, width, value_width = plain.sizes
+def is_single_segment(call: FastCall) -> bool:
+    """Whether the backward pass needs neither segments nor padding."""
+    *units, per_group = call.lead
+    queries, _, width, value_width = call.sizes
     lanes = _KERNELS.lanes()  # type: ignore[union-attr]
-    return width % lanes == value_width % lanes == 0 and _segments(math.prod(units), each * queries) == 1
+    return width % lanes == value_width % lanes == 0 and _segments(math.prod(units), per_group * queries) == 1
 
 
 def _segments(units: int, rows: int) -> int:
-    return max(min(_SEGMENTS // max(units, 1), rows // _ROWS), 1)
+    return max(min(_MAX_SEGMENTS // max(units, 1), rows // _MIN_SEGMENT_ROWS), 1)
 
 
-def _nothing(more: dict[str, Any]) -> bool:
-    """No rows: what is summed over them is zero."""
-    for room in more.values():
-        if isinstance(room, _Room):
-            room.tensor.zero_()
+def _zero_grads(extra: dict[str, Any]) -> bool:
+    """Without rows, all gradients are zero."""
+    for value in extra.values():
+        if isinstance(value, _GradBuffer):
+            value.tensor.zero_()
     return True

@@ -1,8 +1,7 @@
-"""What masks are made of: intervals of keys per query row, united and intersected.
+"""Mask algebra: unions and intersections of key intervals.
 
-A mask is a union of `MaskTerm`s. A term says for each query row which interval of keys it may read,
-start ≤ key < stop, and where intervals do not say it all, a dense boolean tensor stands beside them.
-True means *may look*. `&` intersects two masks, `|` unites them.
+A mask is a union of `MaskTerm`s. A term gives each query row an interval of keys, start ≤ key < stop, and
+optionally a dense boolean tensor, True = may attend. `&` intersects two masks, `|` unites them.
 """
 
 import itertools
@@ -23,7 +22,7 @@ Combine = Callable[[Tensor, Tensor], Tensor]
 
 
 class CallShape(NamedTuple):
-    """What a mask must know of a call: its leading axes (batch, heads) and the number of queries and keys."""
+    """Shape of a call: leading axes (batch, heads), numbers of queries and keys, and the device."""
 
     lead: tuple[int, ...]
     queries: int
@@ -32,19 +31,22 @@ class CallShape(NamedTuple):
 
 
 class MaskTerm(NamedTuple):
-    """Keys in [start, stop), and allowed: tensors that broadcast to (lead, q, 1) and (lead, q, k)."""
+    """Keys in [start, stop) that are also `allowed`.
+
+    start and stop broadcast to (lead, q, 1), allowed to (lead, q, k); None: no restriction.
+    """
 
     start: Tensor | None = None
     stop: Tensor | None = None
     allowed: Tensor | None = None
 
-    def meet(self, other: "MaskTerm") -> "MaskTerm":
-        """What both terms let through."""
+    def intersect(self, other: "MaskTerm") -> "MaskTerm":
+        """Return the keys that both terms allow."""
 
-        def both(mine: Tensor | None, theirs: Tensor | None, combine: Combine) -> Tensor | None:
-            if mine is None or theirs is None:
-                return theirs if mine is None else mine
-            return combine(mine, theirs)
+        def both(a: Tensor | None, b: Tensor | None, combine: Combine) -> Tensor | None:
+            if a is None or b is None:
+                return b if a is None else a
+            return combine(a, b)
 
         return MaskTerm(
             both(self.start, other.start, torch.maximum),
@@ -53,21 +55,21 @@ class MaskTerm(NamedTuple):
         )
 
     def visible(self, keys: Tensor) -> Tensor | None:
-        """A boolean tensor over the given key numbers, or None if the term lets everything through."""
-        seen = self.allowed
+        """Return a boolean tensor over these key indices; None if all are allowed."""
+        visible = self.allowed
         if self.start is not None:
-            seen = keys >= self.start if seen is None else seen & (keys >= self.start)
+            visible = keys >= self.start if visible is None else visible & (keys >= self.start)
         if self.stop is not None:
-            seen = keys < self.stop if seen is None else seen & (keys < self.stop)
-        return seen
+            visible = keys < self.stop if visible is None else visible & (keys < self.stop)
+        return visible
 
 
-BUILT_IN: set[type] = set()  # masks whose terms need no check: exact types, so that a subclass is checked
-CHECKED: set[object] = set()  # methods `terms` that check what they use of a subclass
+BUILT_IN: set[type] = set()  # masks whose terms need no check; exact types, subclasses are checked
+CHECKED: set[object] = set()  # `terms` methods that check what subclasses return
 
 
 class Mask:
-    """Base of all masks; combine them with `&` and `|`, also with boolean tensors.
+    """Base class of masks. Combine masks and boolean tensors with `&` and `|`.
 
     >>> import regard
     >>> print(regard.Causal() & regard.Window(3))
@@ -85,17 +87,17 @@ class Mask:
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
-    def terms(self, scene: CallShape) -> tuple[MaskTerm, ...]:
-        """The mask as a union of terms."""
+    def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
+        """Return the mask as a union of terms."""
         raise NotImplementedError(f"{type(self).__name__} needs a method terms(scene)")
 
     def alignments(self) -> set[str]:
-        """Which ends the rules about positions in this mask count from."""
+        """Return the alignments of the position rules in this mask."""
         align = getattr(self, "align", None)
         return set() if align is None else {align}
 
-    def drawn_size(self) -> tuple[int, int] | None:
-        """The number of queries and keys that this mask is for, if it is for some in particular."""
+    def default_size(self) -> tuple[int, int] | None:
+        """Return the numbers of queries and keys to draw; None if the mask fits any."""
         return None
 
     def __and__(self, other: "Mask | Tensor") -> "Mask":
@@ -111,7 +113,7 @@ class Mask:
         return _Any(as_mask(other), self)
 
     def dense(self, queries: int, keys: int | None = None, lead: Sequence[int] = ()) -> Tensor:
-        """The mask as a boolean tensor of shape (*lead, queries, keys).
+        """Return the mask as a boolean tensor (*lead, queries, keys).
 
         >>> import regard
         >>> regard.Causal().dense(2, 3)
@@ -119,13 +121,13 @@ class Mask:
                 [ True,  True,  True]])
         """
         keys = queries if keys is None else keys
-        scene = CallShape(tuple(lead), queries, keys, torch.device("cpu"))
-        shape = (*scene.lead, queries, keys)
-        seen = union(terms_of(self, scene), torch.arange(keys))
-        return torch.ones(shape, dtype=torch.bool) if seen is None else seen.expand(shape).clone()
+        call_shape = CallShape(tuple(lead), queries, keys, torch.device("cpu"))
+        shape = (*call_shape.lead, queries, keys)
+        visible = union(terms_of(self, call_shape), torch.arange(keys))
+        return torch.ones(shape, dtype=torch.bool) if visible is None else visible.expand(shape).clone()
 
     def draw(self, queries: int | None = None, keys: int | None = None, lead: Sequence[int] = ()) -> str:
-        """The mask in text, a row per query, at most 32 × 64 cells: ■ all in sight, ▪ some, · none.
+        """Draw the mask as text, one row per query, at most 32 × 64 cells: ■ all visible, ▪ some, · none.
 
         >>> import regard
         >>> print(regard.Prefix(2).draw(4))
@@ -135,7 +137,7 @@ class Mask:
         ■■■■
         """
         if queries is None:
-            queries, own_keys = self.drawn_size() or (8, 8)
+            queries, own_keys = self.default_size() or (8, 8)
             keys = own_keys if keys is None else keys
         keys = queries if keys is None else keys
         if 0 in lead:
@@ -145,18 +147,18 @@ class Mask:
         return "\n".join(_draw_rows(terms, rows, keys) for rows in itertools.pairwise(bands))
 
     def __str__(self) -> str:
-        queries, keys = self.drawn_size() or (8, 8)
+        queries, keys = self.default_size() or (8, 8)
         if queries * keys > 2**26:
-            return repr(self)  # printing should not take seconds
+            return repr(self)  # drawing would take seconds
         try:
             return f"{self!r}\n{self.draw()}"
-        except (MaskError, DeviceError):  # it only fits a batch of its own, or has no values
+        except (MaskError, DeviceError):  # it fits only certain batches, or has no values
             return repr(self)
 
 
-def terms_of(mask: Mask, scene: CallShape) -> tuple[MaskTerm, ...]:
-    """The terms of a mask, checked if its class is not built in."""
-    terms = mask.terms(scene)
+def terms_of(mask: Mask, call_shape: CallShape) -> tuple[MaskTerm, ...]:
+    """Return the terms of a mask, checked if the class is not built in."""
+    terms = mask.terms(call_shape)
     if type(mask) in BUILT_IN or getattr(mask.terms, "__func__", None) in CHECKED:
         return terms
     name = f"{type(mask).__name__}.terms"
@@ -165,68 +167,69 @@ def terms_of(mask: Mask, scene: CallShape) -> tuple[MaskTerm, ...]:
         or not all(isinstance(term, MaskTerm) for term in terms)
         or not terms
     ):
-        seen = f"a {type(terms).__name__}"
+        actual = f"a {type(terms).__name__}"
         if isinstance(terms, list | tuple) and not isinstance(terms, MaskTerm):
-            seen = f"[{', '.join(type(term).__name__ for term in terms)}]"
+            actual = f"[{', '.join(type(term).__name__ for term in terms)}]"
         raise MaskError(
-            f"{name} returned {seen}; it must return a tuple with at least one Term: (MaskTerm(start, stop),). "
-            "MaskTerm() lets every key through, and MaskTerm(stop=0) none."
+            f"{name} returned {actual}; it must return a tuple of at least one MaskTerm: (MaskTerm(start, "
+            "stop),). MaskTerm() allows every key, MaskTerm(stop=0) none."
         )
-    rows, pairs = (*scene.lead, scene.queries, 1), (*scene.lead, scene.queries, scene.keys)
+    lead, queries, keys, device = call_shape
+    rows, pairs = (*lead, queries, 1), (*lead, queries, keys)
     return tuple(
         MaskTerm(
-            validation.interval_side(f"{name} returned a start", term.start, rows, scene.device),
-            validation.interval_side(f"{name} returned a stop", term.stop, rows, scene.device),
-            validation.allowed(f"{name} returned an allowed", term.allowed, pairs, scene.device),
+            validation.interval_side(f"{name} returned a start", term.start, rows, device),
+            validation.interval_side(f"{name} returned a stop", term.stop, rows, device),
+            validation.allowed(f"{name} returned an allowed", term.allowed, pairs, device),
         )
         for term in terms
     )
 
 
 def union(terms: Sequence[MaskTerm], keys: Tensor) -> Tensor | None:
-    """What any of the terms lets through, of these keys; None if that is everything."""
-    seen: Tensor | None = None
+    """Return which of these keys any term allows; None if all."""
+    visible: Tensor | None = None
     for term in terms:
         part = term.visible(keys)
         if part is None:
             return None
-        seen = part if seen is None else seen | part
-    return seen
+        visible = part if visible is None else visible | part
+    return visible
 
 
 def _draw_rows(terms: Sequence[MaskTerm], rows: tuple[int, int], keys: int) -> str:
-    """One line of a drawing, for a band of query rows; never more than some rows at a time are dense."""
+    """Draw one line, for a band of query rows; only a few rows are dense at a time."""
     cells = min(keys, 64)
-    some = torch.zeros(cells, dtype=torch.bool)
-    every = torch.ones(cells, dtype=torch.bool)
+    any_visible = torch.zeros(cells, dtype=torch.bool)
+    all_visible = torch.ones(cells, dtype=torch.bool)
     step = max(2**22 // max(keys, 1), 1)
     for begin in range(*rows, step):
         part = slice(begin, min(begin + step, rows[1]))
-        cut = [
+        part_terms = [
             MaskTerm(*(t if t is None or t.shape[-2] == 1 else t[..., part, :] for t in term))
             for term in terms
         ]
-        seen = union(cut, torch.arange(keys))
-        seen = torch.ones(1, 1, dtype=torch.bool) if seen is None else seen
-        while seen.dim() > 2:
-            seen = seen[0]
-        seen = seen.expand(part.stop - part.start, keys)
-        some |= torch.stack([cell.any() for cell in seen.any(0).tensor_split(cells)]) if cells else some
-        every &= torch.stack([cell.all() for cell in seen.all(0).tensor_split(cells)]) if cells else every
-    return "".join("■" if a else "▪" if b else "·" for a, b in zip(every, some, strict=True))
+        visible = union(part_terms, torch.arange(keys))
+        visible = torch.ones(1, 1, dtype=torch.bool) if visible is None else visible
+        while visible.dim() > 2:
+            visible = visible[0]
+        visible = visible.expand(part.stop - part.start, keys)
+        if cells:
+            any_visible |= torch.stack([cell.any() for cell in visible.any(0).tensor_split(cells)])
+            all_visible &= torch.stack([cell.all() for cell in visible.all(0).tensor_split(cells)])
+    return "".join("■" if a else "▪" if b else "·" for a, b in zip(all_visible, any_visible, strict=True))
 
 
 def as_mask(mask: "Mask | Tensor") -> Mask:
-    """A mask as it is; a boolean tensor as a mask."""
+    """Return a mask unchanged; wrap a boolean tensor as a mask."""
     if isinstance(mask, Mask):
         return mask
     if isinstance(mask, type) and issubclass(mask, Mask):
         raise DTypeError(f"mask is the class {mask.__name__}; pass an instance: mask={mask.__name__}(…).")
     if not isinstance(mask, Tensor):
-        kind = type(mask).__name__
         raise DTypeError(
-            f"mask is of type {kind}; pass a regard mask, such as {keyword_hints.mask(mask)}, or a boolean "
-            "tensor."
+            f"mask is a {type(mask).__name__}; pass a mask, such as {keyword_hints.suggest_mask(mask)}, or a "
+            "boolean tensor."
         )
     check_dense("mask", mask)
     return _Dense(mask)
@@ -239,26 +242,26 @@ class _Dense(Mask):
     def __post_init__(self) -> None:
         if self.tensor.dtype is not torch.bool:
             raise DTypeError(
-                f"mask is a tensor of {self.tensor.dtype}; it must be torch.bool, True = may look. "
-                "Numbers to add to the scores go to bias=."
+                f"mask has dtype {self.tensor.dtype}; it must be torch.bool, True = may attend. Pass numbers "
+                "to add to the scores as bias=."
             )
 
-    def terms(self, scene: CallShape) -> tuple[MaskTerm, ...]:
-        whole = (*scene.lead, scene.queries, scene.keys)
-        check_device("mask", self.tensor, scene.device)
-        if not broadcasts(self.tensor.shape, whole):
-            cure = "Add axes of size 1 where it is the same for all."
-            if scene.lead and tuple(self.tensor.shape) == (scene.lead[0], scene.keys):
+    def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
+        shape = (*call_shape.lead, call_shape.queries, call_shape.keys)
+        check_device("mask", self.tensor, call_shape.device)
+        if not broadcasts(self.tensor.shape, shape):
+            cure = "Insert axes of size 1 where it is shared."
+            if call_shape.lead and tuple(self.tensor.shape) == (call_shape.lead[0], call_shape.keys):
                 cure = "For a mask of (batch, keys) use Padding(lengths), or " + (
-                    f"mask[:, {'None, ' * len(scene.lead)}:]."
+                    f"mask[:, {'None, ' * len(call_shape.lead)}:]."
                 )
             raise MaskError(
-                f"mask has shape {tuple(self.tensor.shape)}, which does not broadcast to the weights' "
-                f"shape {whole}. {cure}"
+                f"mask has shape {tuple(self.tensor.shape)}, which does not broadcast to the shape of "
+                f"the weights, {shape}. {cure}"
             )
         return (MaskTerm(allowed=torch.atleast_2d(self.tensor)),)
 
-    def drawn_size(self) -> tuple[int, int] | None:
+    def default_size(self) -> tuple[int, int] | None:
         queries, keys = torch.atleast_2d(self.tensor).shape[-2:]
         return (8 if queries == 1 else queries), (8 if keys == 1 else keys)
 
@@ -273,15 +276,15 @@ class _Pair(Mask):
         self.first, self.second = first, second
         if len(self.alignments()) > 1:
             raise MaskError(
-                f"{first!r} and {second!r} count positions from different ends: one is aligned to the "
-                "start (top-left) and one to the end. Give both the same align= ('end' or 'start')."
+                f"{first!r} and {second!r} align positions differently: one to the start (top-left), one to "
+                "the end. Use the same align= ('end' or 'start') for both."
             )
 
     def alignments(self) -> set[str]:
         return self.first.alignments() | self.second.alignments()
 
-    def drawn_size(self) -> tuple[int, int] | None:
-        first, second = self.first.drawn_size(), self.second.drawn_size()
+    def default_size(self) -> tuple[int, int] | None:
+        first, second = self.first.default_size(), self.second.default_size()
         return (second or first) if isinstance(self.second, _Dense) or first is None else first
 
     def __repr__(self) -> str:
@@ -291,9 +294,9 @@ class _Pair(Mask):
 class _All(_Pair):
     symbol = "&"
 
-    def terms(self, scene: CallShape) -> tuple[MaskTerm, ...]:
-        first, second = terms_of(self.first, scene), terms_of(self.second, scene)
-        return tuple(a.meet(b) for a in first for b in second)
+    def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
+        first, second = terms_of(self.first, call_shape), terms_of(self.second, call_shape)
+        return tuple(a.intersect(b) for a in first for b in second)
 
     def __repr__(self) -> str:
         sides = (
@@ -305,8 +308,8 @@ class _All(_Pair):
 class _Any(_Pair):
     symbol = "|"
 
-    def terms(self, scene: CallShape) -> tuple[MaskTerm, ...]:
-        return terms_of(self.first, scene) + terms_of(self.second, scene)
+    def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
+        return terms_of(self.first, call_shape) + terms_of(self.second, call_shape)
 
 
 BUILT_IN |= {_Dense, _All, _Any}

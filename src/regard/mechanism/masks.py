@@ -1,7 +1,7 @@
-"""Masks: which keys a query may look at.
+"""Masks: which keys a query may attend to.
 
-Rules about positions count from the end: the last query stands at the last key. `align="start"` puts the
-first query at the first key instead. The two differ only when there are more keys than queries, or fewer.
+Position rules align the last query with the last key; `align="start"` aligns the first query with the first
+key. The two differ only if the numbers of queries and keys differ.
 """
 
 from collections.abc import Hashable, Sequence
@@ -19,13 +19,13 @@ from regard.mechanism.mask_algebra import BUILT_IN, CHECKED, CallShape, Mask, Ma
 from regard.mechanism.torch_state import concrete
 
 Align = Literal["end", "start"]
-_COMPARED = 4096  # lengths up to which masks are compared by value
+_MAX_COMPARED = 4096  # masks with more lengths are compared by identity
 
 
 class Rule(Mask):
-    """A mask that follows from positions alone: a start and a stop for each query's position.
+    """Base of masks that depend on positions only: an interval of keys for each query position.
 
-    Subclasses give `ranges`; a `Rule` can also be put to work inside each document of `Documents`.
+    Subclasses implement `ranges`. `Documents(within=rule)` applies a rule to each document.
 
     >>> import regard
     >>> class Ahead(regard.Rule):
@@ -40,69 +40,71 @@ class Rule(Mask):
     align: Align = "end"
 
     def ranges(self, position: Tensor, keys: int | Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Start and stop for queries that stand at these key positions, among this many keys."""
+        """Return start and stop for queries at these key positions, among this many keys."""
         raise NotImplementedError(f"{type(self).__name__} needs a method ranges(position, keys)")
 
     def positions(self, rows: Tensor, queries: int | Tensor, keys: int | Tensor) -> Tensor:
-        """The key position at which each query row stands."""
+        """Return the key position of each query row."""
         return rows if self.align == "start" else rows + (keys - queries)
 
-    def terms(self, scene: CallShape) -> tuple[MaskTerm, ...]:
-        """One interval per row."""
-        rows = torch.arange(scene.queries, device=scene.device)[:, None]
-        position = self.positions(rows, scene.queries, scene.keys)
-        return (MaskTerm(*ranges_of(self, position, scene.keys, scene)),)
+    def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
+        """Return one interval per row."""
+        rows = torch.arange(call_shape.queries, device=call_shape.device)[:, None]
+        position = self.positions(rows, call_shape.queries, call_shape.keys)
+        return (MaskTerm(*ranges_of(self, position, call_shape.keys, call_shape)),)
 
 
 def ranges_of(
-    rule: Rule, position: Tensor, keys: int | Tensor, scene: CallShape
+    rule: Rule, position: Tensor, keys: int | Tensor, call_shape: CallShape
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The ranges of a rule, checked if its class is not built in."""
+    """Return the ranges of a rule, checked if the class is not built in."""
     ranges = rule.ranges(position, keys)
     if type(rule) in BUILT_IN:
         return ranges
     name = f"{type(rule).__name__}.ranges"
     if not isinstance(ranges, list | tuple) or len(ranges) != 2:
-        seen = f"{len(ranges)} values" if isinstance(ranges, list | tuple) else f"a {type(ranges).__name__}"
-        raise MaskError(f"{name} returned {seen}; it must return two, start and stop: (None, position + 1).")
-    rows = (*scene.lead, scene.queries, 1)
+        actual = f"{len(ranges)} values" if isinstance(ranges, list | tuple) else f"a {type(ranges).__name__}"
+        raise MaskError(f"{name} returned {actual}; it must return start and stop: (None, position + 1).")
+    rows = (*call_shape.lead, call_shape.queries, 1)
     start, stop = (
-        validation.interval_side(f"{name} returned a {side}", x, rows, scene.device)
+        validation.interval_side(f"{name} returned a {side}", x, rows, call_shape.device)
         for side, x in zip(("start", "stop"), ranges, strict=True)
     )
     return start, stop
 
 
-class _Frozen(Mask):
-    """A mask whose attributes cannot be set: calls remember what they computed of it."""
+class _Immutable(Mask):
+    """A mask whose attributes cannot be set, because calls cache its intervals."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if type(self) in BUILT_IN or hasattr(self, name):
-            self._refuse("set", name)
-        super().__setattr__(name, value)  # a subclass may have attributes of its own
+            self._raise_immutable("set", name)
+        super().__setattr__(name, value)  # subclasses may add attributes
 
     def __delattr__(self, name: str) -> None:
-        self._refuse("delete", name)
+        self._raise_immutable("delete", name)
 
-    def _refuse(self, verb: str, name: str) -> None:
+    def _raise_immutable(self, verb: str, name: str) -> None:
         kind = type(self).__name__
-        raise AttributeError(f"cannot {verb} {name} of {self!r}: masks are immutable. Make a new {kind}(…).")
+        raise AttributeError(
+            f"cannot {verb} {name} of {self!r}: masks are immutable. Create a new {kind}(…)."
+        )
 
 
 def _check_align(mask: str, align: str) -> None:
     if align not in ("end", "start"):
         raise ArgumentError(
-            f"{mask} got align={align!r}; it is 'end' (the last query sees the last key) or "
-            "'start' (top-left: the first query sees the first key)."
+            f"{mask} got align={align!r}; use 'end' (the last query is at the last key) or 'start' (the "
+            "first query is at the first key)."
         )
 
 
 @dataclass(frozen=True)
 class Causal(Rule):
-    """No looking ahead: a query sees its own key and those before it.
+    """Causal mask: a query attends to its own key and earlier ones.
 
-    With the default align="end" the last query sees the last key, as in step-by-step decoding;
-    align="start" is the top-left rule of torch's `is_causal`.
+    align="end" aligns the last query with the last key, as in incremental decoding; align="start" is the
+    top-left rule of torch's `is_causal`.
 
     >>> import regard
     >>> print(regard.Causal().draw(3, 5))
@@ -127,11 +129,11 @@ class Causal(Rule):
         return "Causal()" if self.align == "end" else "Causal(align='start')"
 
 
-class Window(_Frozen, Rule):
-    """Near keys only. `Window(n)` keeps the n keys that end with the query's own.
+class Window(_Immutable, Rule):
+    """Sliding window. `Window(n)` keeps the n keys up to and including the query's own.
 
-    `Window(left=a, right=b)` keeps a keys before the query's own, its own, and b after it; None is no limit.
-    `align` is that of `Causal`.
+    `Window(left=a, right=b)` keeps a keys before the query's own, its own, and b after it; None: no limit.
+    align: as in `Causal`.
 
     >>> import regard
     >>> print(regard.Window(left=1, right=1).draw(4))
@@ -155,15 +157,15 @@ class Window(_Frozen, Rule):
         _check_align("Window", align)
         if (keys is None) == (left is None and right is None):
             raise ArgumentError(
-                f"Window got keys={keys}, left={left}, right={right}; give either the number of keys, "
+                f"Window got keys={keys}, left={left}, right={right}; pass either the number of keys, "
                 "Window(4), or the sides, Window(left=3, right=0)."
             )
         if keys is not None:
-            check_int("Window got keys", keys, min=1, why=", the query's own")
+            check_int("Window got keys", keys, min=1, why=", for the query's own key")
             left, right = keys - 1, 0
-        for side, reach in (("left", left), ("right", right)):
-            if reach is not None:
-                check_int(f"Window got {side}", reach)
+        for side, size in (("left", left), ("right", right)):
+            if size is not None:
+                check_int(f"Window got {side}", size)
         vars(self).update(left=left, right=right, align=align)
 
     def __eq__(self, other: object) -> bool:
@@ -187,10 +189,10 @@ class Window(_Frozen, Rule):
 
 @dataclass(frozen=True)
 class Prefix(Rule):
-    """Everybody sees the first `length` keys, and beyond them no query looks ahead.
+    """Prefix-LM mask: all queries see the first `length` keys; the rest is causal.
 
-    The mask of a prefix language model (Raffel et al. 2020, figure 3). The same as
-    `Causal() | Padding(length)`, in one interval. `align` is that of `Causal`.
+    Raffel et al. 2020, figure 3. Equals `Causal() | Padding(length)`, in one interval.
+    align: as in `Causal`.
 
     >>> import regard
     >>> print(regard.Prefix(3).draw(5))
@@ -215,28 +217,28 @@ class Prefix(Rule):
         return f"Prefix({self.length})" if self.align == "end" else f"Prefix({self.length}, align='start')"
 
 
-class _ByLengths(_Frozen):
-    """A mask made of lengths, which are copied: changing the caller's tensor later changes no mask.
+class _LengthMask(_Immutable):
+    """A mask defined by lengths, which are copied from the caller's tensor.
 
-    Two are equal if their lengths are; with more than 4,096 lengths, or lengths that Python cannot read now,
-    each is equal to itself only.
+    Masks with equal lengths are equal. With more than 4,096 lengths, or while tracing, masks are compared by
+    identity.
     """
 
-    compared: Hashable | None  # equal for equal masks, and never changed; None if equal to itself only
+    cache_key: Hashable | None  # equal for equal masks; None: compare by identity
 
     def __eq__(self, other: object) -> bool:
         if self is other or type(self) is not type(other):
             return self is other
-        return self.compared is not None and self.compared == other.compared
+        return self.cache_key is not None and self.cache_key == other.cache_key
 
     def __hash__(self) -> int:
-        return id(self) if self.compared is None else hash(self.compared)
+        return id(self) if self.cache_key is None else hash(self.cache_key)
 
 
-class Padding(_ByLengths):
-    """Only the first `lengths[i]` keys of sequence i are real; with side="left", the last ones.
+class Padding(_LengthMask):
+    """Padding mask: the first `lengths[i]` keys of sequence i are visible; with side="left", the last ones.
 
-    `lengths` runs along the first leading axes of the call: (b,) for a batch, whatever the heads.
+    lengths: one per sequence, along the first leading axes of the call: (b,) for a batch.
     A `Padding` is immutable; `lengths` is a copy.
 
     >>> import torch, regard
@@ -255,48 +257,50 @@ class Padding(_ByLengths):
         self, lengths: Sequence[int] | Tensor | int, *, side: Literal["right", "left"] = "right"
     ) -> None:
         if side not in ("right", "left"):
-            raise ArgumentError(f"Padding got side={side!r}; the padding is at the 'right' or at the 'left'.")
-        own = _integers("Padding", lengths)
-        known = _compared(own)
-        vars(self).update(_lengths=own, side=side, compared=None if known is None else (side, known))
+            raise ArgumentError(f"Padding got side={side!r}; use 'right' or 'left'.")
+        lengths = _as_lengths("Padding", lengths)
+        key = _length_key(lengths)
+        vars(self).update(_lengths=lengths, side=side, cache_key=None if key is None else (side, key))
 
     @property
     def lengths(self) -> Tensor:
-        """The lengths, as a copy."""
+        """A copy of the lengths."""
         return self._lengths.clone()
 
     @property
     def axes(self) -> int:
-        """The number of axes of the lengths."""
+        """Number of axes of the lengths."""
         return self._lengths.dim()
 
-    def terms(self, scene: CallShape) -> tuple[MaskTerm, ...]:
-        lengths = _to(self._lengths, scene.device)
-        if not broadcasts(lengths.shape, scene.lead[: lengths.dim()]) or lengths.dim() > len(scene.lead):
+    def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
+        lengths = _to(self._lengths, call_shape.device)
+        if not broadcasts(lengths.shape, call_shape.lead[: lengths.dim()]) or lengths.dim() > len(
+            call_shape.lead
+        ):
             raise MaskError(
                 f"Padding has lengths of shape {tuple(lengths.shape)} and the call has leading axes "
-                f"{scene.lead}; lengths need one number per sequence, along the first axes."
+                f"{call_shape.lead}; pass one length per sequence, along the first axes."
             )
-        lengths = lengths.reshape(*lengths.shape, *[1] * (len(scene.lead) - lengths.dim() + 2))
+        lengths = lengths.reshape(*lengths.shape, *[1] * (len(call_shape.lead) - lengths.dim() + 2))
         if self.side == "left":
-            return (MaskTerm(start=scene.keys - lengths),)
-        return (MaskTerm(stop=lengths.clone()),)  # whoever gets it may change it
+            return (MaskTerm(start=call_shape.keys - lengths),)
+        return (MaskTerm(stop=lengths.clone()),)  # a copy: the caller may modify it
 
-    def drawn_size(self) -> tuple[int, int] | None:
+    def default_size(self) -> tuple[int, int] | None:
         longest = int(self._lengths.max()) if concrete(self._lengths) and self._lengths.numel() else 0
         return None if longest <= 8 else (8, longest)
 
     def __repr__(self) -> str:
         side = "" if self.side == "right" else ", side='left'"
-        return f"Padding({_short(self._lengths)}{side})"
+        return f"Padding({_summary(self._lengths)}{side})"
 
 
-class Documents(_ByLengths):
-    """Several sequences packed one after the other: each query sees the keys of its own sequence only.
+class Documents(_LengthMask):
+    """Packed sequences: each query sees only the keys of its own sequence.
 
-    `Documents(lengths)` serves self-attention; `Documents(queries, keys)` has lengths of its own for the
-    keys, as in cross-attention. `within` is a rule that holds inside each sequence, counted from that
-    sequence's own ends. `Documents` are immutable; `queries` and `keys` are copies.
+    `Documents(lengths)` is for self-attention, `Documents(queries, keys)` for cross-attention, with separate
+    key lengths. within: a rule applied inside each sequence, with positions relative to it.
+    `Documents` are immutable; `queries` and `keys` are copies.
 
     >>> import regard
     >>> print(regard.Documents([2, 3], within=regard.Causal()).draw())
@@ -322,39 +326,38 @@ class Documents(_ByLengths):
         *,
         within: Rule | None = None,
     ) -> None:
-        own = _integers("Documents", queries)
-        own_keys = own if keys is None else _integers("Documents", keys)
-        if own.dim() != 1 or own.shape != own_keys.shape:
+        query_lengths = _as_lengths("Documents", queries)
+        key_lengths = query_lengths if keys is None else _as_lengths("Documents", keys)
+        if query_lengths.dim() != 1 or query_lengths.shape != key_lengths.shape:
             raise MaskError(
-                f"Documents has query lengths of shape {tuple(own.shape)} and key lengths of shape "
-                f"{tuple(own_keys.shape)}; give one list each, with one number per document."
+                f"Documents got query lengths of shape {tuple(query_lengths.shape)} and key lengths of shape "
+                f"{tuple(key_lengths.shape)}; pass one list each, with one number per document."
             )
         if within is not None and not isinstance(within, Rule):
             name = f"the class {within.__name__}" if isinstance(within, type) else repr(within)
             raise MaskError(
-                f"Documents got within={name}; a rule about positions is needed, "
-                "such as Causal() or Window(4). Combine other masks with &."
+                f"Documents got within={name}; pass a Rule, such as Causal() or Window(4). Combine other "
+                "masks with &."
             )
-        known = _compared(own)
-        known_keys = known if keys is None else _compared(own_keys)
-        fixed = within is None or type(within) in BUILT_IN  # a custom rule may change
-        compared = (known, known_keys, within) if fixed and known and known_keys else None
-        vars(self).update(_queries=own, _keys=own_keys, within=within, compared=compared)
+        query_key, key_key = _length_key(query_lengths), _length_key(key_lengths)
+        fixed = within is None or type(within) in BUILT_IN  # custom rules may be mutable
+        cache_key = (query_key, key_key, within) if fixed and query_key and key_key else None
+        vars(self).update(_queries=query_lengths, _keys=key_lengths, within=within, cache_key=cache_key)
 
     @property
     def queries(self) -> Tensor:
-        """The number of queries of each document, as a copy."""
+        """A copy of the number of queries of each document."""
         return self._queries.clone()
 
     @property
     def keys(self) -> Tensor:
-        """The number of keys of each document, as a copy."""
+        """A copy of the number of keys of each document."""
         return self._keys.clone()
 
-    def terms(self, scene: CallShape) -> tuple[MaskTerm, ...]:
-        queries, keys = _to(self._queries, scene.device), _to(self._keys, scene.device)
-        self._check(scene)
-        row = torch.arange(scene.queries, device=scene.device)
+    def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
+        queries, keys = _to(self._queries, call_shape.device), _to(self._keys, call_shape.device)
+        self._check(call_shape)
+        row = torch.arange(call_shape.queries, device=call_shape.device)
         ends = queries.cumsum(0)
         document = torch.searchsorted(ends, row, right=True).clamp(max=max(len(ends) - 1, 0))
         if not len(ends):
@@ -365,77 +368,75 @@ class Documents(_ByLengths):
         if self.within is not None:
             local = (row - (ends - queries)[document])[:, None]
             position = self.within.positions(local, queries[document][:, None], length)
-            low, high = ranges_of(self.within, position, length, scene)
+            low, high = ranges_of(self.within, position, length, call_shape)
             stop = stop if high is None else torch.minimum(stop, start + high)
             start = start if low is None else torch.maximum(start, start + low)
         return (MaskTerm(start, stop),)
 
-    def _check(self, scene: CallShape) -> None:
+    def _check(self, call_shape: CallShape) -> None:
         if not concrete(self._queries, self._keys):
             return
         for what, lengths, size in (
-            ("queries", self._queries, scene.queries),
-            ("keys", self._keys, scene.keys),
+            ("queries", self._queries, call_shape.queries),
+            ("keys", self._keys, call_shape.keys),
         ):
             total = int(lengths.sum())
             if total != size or (len(lengths) and int(lengths.max()) > size):
                 raise MaskError(
-                    f"Documents has {sum(lengths.tolist())} {what} in all and the call has {size} {what}; "
-                    "the lengths must add up to the packed length."
+                    f"Documents has {sum(lengths.tolist())} {what} in total and the call has {size} {what}; "
+                    "the lengths must sum to the packed length."
                 )
 
-    def drawn_size(self) -> tuple[int, int] | None:
+    def default_size(self) -> tuple[int, int] | None:
         if not concrete(self._queries, self._keys):
             return None
         return int(self._queries.sum()), int(self._keys.sum())
 
     def __repr__(self) -> str:
-        keys = "" if self._keys is self._queries else f", {_short(self._keys)}"
+        keys = "" if self._keys is self._queries else f", {_summary(self._keys)}"
         within = "" if self.within is None else f", within={self.within!r}"
-        return f"Documents({_short(self._queries)}{keys}{within})"
+        return f"Documents({_summary(self._queries)}{keys}{within})"
 
 
 BUILT_IN |= {Causal, Window, Prefix, Padding, Documents}
 CHECKED |= {Rule.terms, Documents.terms}
 
 
-def _integers(mask: str, lengths: Sequence[int] | Tensor | int) -> Tensor:
-    """The lengths in memory of their own, which is no inference tensor: backward may need it."""
+def _as_lengths(mask: str, lengths: Sequence[int] | Tensor | int) -> Tensor:
+    """Copy the lengths, never to an inference tensor: the backward pass may need them."""
     inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
     with torch.inference_mode(False) if inference else nullcontext():
         try:
             tensor = torch.as_tensor(lengths)
         except (TypeError, ValueError, RuntimeError):
             raise DTypeError(
-                f"{mask} got lengths {lengths!r}; it needs integers, in a list or a tensor."
+                f"{mask} got lengths {lengths!r}; pass integers, in a list or a tensor."
             ) from None
         check_dense("lengths", tensor)
         if tensor.numel() and (
             tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool
-        ):  # an empty list has no dtype of its own
-            raise DTypeError(f"{mask} got lengths of {tensor.dtype}; a length is an integer.")
+        ):  # an empty list has a float dtype
+            raise DTypeError(f"{mask} got lengths of dtype {tensor.dtype}; they must be integers.")
         tensor = tensor.to(torch.int64, copy=True)
     if concrete(tensor) and tensor.numel() and int(tensor.min()) < 0:
-        raise MaskError(f"{mask} got a length of {int(tensor.min())}; a length is at least 0.")
+        raise MaskError(f"{mask} got a length of {int(tensor.min())}; lengths must be at least 0.")
     return tensor
 
 
-def _compared(lengths: Tensor) -> Hashable | None:
-    """The lengths as a value that can be compared and hashed; None if they are many or cannot be read."""
-    if not concrete(lengths) or lengths.device.type != "cpu" or lengths.numel() > _COMPARED:
+def _length_key(lengths: Tensor) -> Hashable | None:
+    """The lengths as a hashable value; None if there are too many or they cannot be read."""
+    if not concrete(lengths) or lengths.device.type != "cpu" or lengths.numel() > _MAX_COMPARED:
         return None
     return tuple(lengths.shape), lengths.numpy().tobytes()
 
 
 def _to(lengths: Tensor, device: torch.device) -> Tensor:
     if lengths.is_meta and device.type != "meta":
-        raise DeviceError(
-            f"query is on {device} and the mask's lengths on meta; give lengths that have values."
-        )
+        raise DeviceError(f"query is on {device} and the mask's lengths on meta; pass lengths with values.")
     return lengths.to(device)
 
 
-def _short(lengths: Tensor) -> str:
+def _summary(lengths: Tensor) -> str:
     if not concrete(lengths) or lengths.numel() > 8:
         return f"<{' × '.join(map(str, lengths.shape))} lengths>"
     return str(lengths.tolist())

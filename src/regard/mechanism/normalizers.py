@@ -1,9 +1,9 @@
-"""Normalizers: from a row of scores to a row of weights.
+"""Normalizers: from scores to weights.
 
-Each is a row statistic τ and an elementwise φ:  weights = φ(scores − τ) / divisor.
+A normalizer is a row statistic τ and an elementwise φ: weights = φ(scores − τ) / divisor.
 
-The rows of most sum to one. For these τ solves Σ φ(scores − τ) = 1, which makes them indifferent to an
-offset of the whole row; their `tau` is therefore called with the row's maximum already subtracted.
+For normalizers whose rows sum to one, τ solves Σ φ(scores − τ) = 1. They are invariant to an offset of the
+row, so their `tau` is called with the row maximum already subtracted.
 """
 
 import math
@@ -19,9 +19,9 @@ from regard.mechanism.torch_state import concrete
 
 
 class Normalizer:
-    """Base of all normalizers: give φ, its derivative and τ, and the operator does the rest.
+    """Base class of normalizers: implement τ, φ and its derivative.
 
-    Scores of −inf are masked keys, where `phi` and `slope` are not asked.
+    Masked keys have score −inf; `phi` and `slope` are not evaluated there.
 
     >>> import torch, regard
     >>> class Squares(regard.Normalizer):  # the square of every positive score
@@ -41,39 +41,39 @@ class Normalizer:
             [0., 1.]])
     """
 
-    # Whether τ makes each row sum to one. If so, `tau` is called with the row's maximum subtracted, and the
-    # derivative of τ follows from Σ φ = 1; if not, τ is taken for a constant.
+    # Whether τ makes each row sum to one. If so, `tau` receives scores minus the row maximum, and its
+    # derivative follows from Σ φ = 1; otherwise τ is treated as a constant.
     sums_to_one: bool = True
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
     def tau(self, scores: Tensor) -> Tensor:
-        """τ of each row, (…, q, k) → (…, q, 1). For rows that sum to one, the row's maximum is 0."""
+        """Return τ of each row, (…, q, k) → (…, q, 1). If `sums_to_one`, the row maximum is 0."""
         raise NotImplementedError(f"{type(self).__name__} needs a method tau(scores)")
 
     def phi(self, x: Tensor) -> Tensor:
-        """φ, elementwise."""
+        """Return φ(x), elementwise."""
         raise NotImplementedError(f"{type(self).__name__} needs a method phi(x)")
 
     def slope(self, x: Tensor) -> Tensor:
-        """φ', elementwise."""
+        """Return φ'(x), elementwise."""
         raise NotImplementedError(f"{type(self).__name__} needs a method slope(x)")
 
     def divisor(self, x: Tensor, visible: Tensor) -> Tensor | None:
-        """What each row is divided by, (…, q, 1), or None; never differentiated."""
+        """Return the divisor of each row, (…, q, 1), or None; treated as a constant."""
         return None
 
     def sink(self) -> Tensor | float | None:
-        """The score of one more key whose value is zero: a number, or one per head; or None."""
+        """Return the score of an extra key with value zero, one number or one per head; None: no sink."""
         return None
 
 
 @dataclass(frozen=True)
 class Softmax(Normalizer):
-    """exp(s / t) / Σ exp(s / t): the usual one (Bahdanau et al. 2015, eq. 6; Vaswani et al. 2017, eq. 1).
+    """exp(s / t) / Σ exp(s / t): the default (Bahdanau et al. 2015, eq. 6; Vaswani et al. 2017, eq. 1).
 
-    A low temperature t sharpens the weights towards `Hard`, a high one flattens them towards the mean.
+    temperature: t; low values approach `Hard`, high values uniform weights.
 
     >>> import torch, regard
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
@@ -85,9 +85,9 @@ class Softmax(Normalizer):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        cure = "For the limit of temperature 0 use Hard()."
+        cure = "For the limit 0, use Hard()."
         check_number("Softmax got temperature", self.temperature, above=0, cure=cure)
-        check_number("Softmax got temperature", self.temperature, min=1e-30, below=1e31, cure=cure)  # in float32
+        check_number("Softmax got temperature", self.temperature, min=1e-30, below=1e31, cure=cure)
 
     def tau(self, scores: Tensor) -> Tensor:
         return self.temperature * self.phi(scores).sum(-1, keepdim=True).log()
@@ -101,12 +101,12 @@ class Softmax(Normalizer):
 
 @dataclass(frozen=True, eq=False)
 class Softmax1(Normalizer):
-    """exp(s) / (exp(sink) + Σ exp(s)): softmax with a way out, so that a row may sum to less than one.
+    """exp(s) / (exp(sink) + Σ exp(s)): softmax with an attention sink; rows may sum to less than one.
 
-    score: the sink's, one number or a tensor with one per head.
+    score: score of the sink, one number or a tensor with one per head.
 
-    The sink is one more key with value zero. A sink of 0 is "softmax off by one" (Miller 2023); a
-    tensor gives one per head, as in gpt-oss, and receives gradients. `Sink` is the same, learned.
+    The sink is an extra key with value zero. Score 0 is "softmax off by one" (Miller 2023); a tensor has one
+    score per head, as in gpt-oss, and receives gradients. `Sink` is a module with learned scores.
 
     >>> import torch, regard
     >>> x = torch.zeros(1, 2)
@@ -120,9 +120,9 @@ class Softmax1(Normalizer):
         if isinstance(self.score, Tensor):
             if not self.score.is_floating_point():
                 raise DTypeError(
-                    f"the sink is of {self.score.dtype}; a score is floating point: score.float()."
+                    f"the sink has dtype {self.score.dtype}; it must be floating point: score.float()."
                 )
-        elif self.score != -math.inf:  # which no key can lose against
+        elif self.score != -math.inf:  # −inf disables the sink
             check_number("the sink of Softmax1 got score", self.score)
 
     def tau(self, scores: Tensor) -> Tensor:
@@ -141,8 +141,7 @@ class Softmax1(Normalizer):
 class Sink(nn.Module):
     """`Softmax1` with a learned sink per head (gpt-oss, 2025).
 
-    heads: the heads of the query.
-    start: the score that every sink begins with.
+    heads: number of query heads. start: initial score.
 
     >>> import torch, regard
     >>> normalize = regard.Sink(heads=8)
@@ -162,7 +161,7 @@ class Sink(nn.Module):
         return f"heads={len(self.score)}"
 
     def forward(self) -> Softmax1:
-        """The normalizer that this module stands for."""
+        """Return the normalizer with the current scores."""
         return Softmax1(self.score)
 
 
@@ -170,10 +169,9 @@ class Sink(nn.Module):
 class Entmax(Normalizer):
     """max((α−1)(s−τ), 0)^(1/(α−1)), with τ such that rows sum to one: Peters et al. 2019, eq. 10.
 
-    alpha: α, above 1; the larger it is, the sparser the weights.
+    alpha: α > 1; larger values give sparser weights, with exact zeros for low scores.
 
-    Weights are exactly zero where a score is low. α → 1 tends to `Softmax`. `Entmax(2.0)` is equal to
-    `Sparsemax()`, and `Entmax(1.5)` to `Entmax15()`.
+    α → 1 is `Softmax`. `Entmax(2.0)` equals `Sparsemax()`, `Entmax(1.5)` equals `Entmax15()`.
 
     >>> import torch, regard
     >>> query, key = torch.tensor([[1.0]]), torch.tensor([[0.0], [1.0], [2.0]])
@@ -184,7 +182,7 @@ class Entmax(Normalizer):
     alpha: float = 1.5
 
     def __post_init__(self) -> None:
-        # beyond these bounds float32 cannot tell the weights from those of the limits
+        # beyond these bounds, float32 cannot distinguish the weights from the limits
         cure = "alpha = 1 is Softmax(), and alpha → ∞ is Hard()."
         check_number("Entmax got alpha", self.alpha, min=1.01, below=8.01, cure=cure)
 
@@ -197,12 +195,12 @@ class Entmax(Normalizer):
         return hash((self._family(), self.alpha))
 
     def _family(self) -> type["Entmax"]:
-        """Entmax for Sparsemax and Entmax15 too, which name an alpha; any other subclass is its own."""
+        """Entmax for Sparsemax and Entmax15, which only fix alpha; the class itself for other subclasses."""
         return Entmax if type(self) in (Sparsemax, Entmax15) else type(self)
 
     def tau(self, scores: Tensor) -> Tensor:
-        x = scores.detach() * (self.alpha - 1)  # the row's maximum is 0, so τ lies in [−1, 0)
-        return _root(x, 1 / (self.alpha - 1)) / (self.alpha - 1)
+        x = scores.detach() * (self.alpha - 1)  # the row maximum is 0, so τ is in [−1, 0)
+        return _solve_tau(x, 1 / (self.alpha - 1)) / (self.alpha - 1)
 
     def phi(self, x: Tensor) -> Tensor:
         return _power(x * (self.alpha - 1), 1 / (self.alpha - 1))
@@ -243,7 +241,7 @@ class Entmax15(Entmax):
 
 
 def _power(x: Tensor, exponent: float) -> Tensor:
-    """x^exponent where x > 0, and 0 elsewhere, with derivatives that are zero there too."""
+    """x^exponent where x > 0, else 0, with zero derivatives there."""
     if exponent == 0:
         return (x > 0).to(x.dtype)
     if exponent == 1:
@@ -254,12 +252,12 @@ def _power(x: Tensor, exponent: float) -> Tensor:
     return torch.where(positive, torch.where(positive, x, 1.0) ** exponent, 0.0)
 
 
-def _root(x: Tensor, p: float, steps: int = 60) -> Tensor:
+def _solve_tau(x: Tensor, p: float, steps: int = 60) -> Tensor:
     """τ with Σ max(x − τ, 0)^p = 1, for rows whose maximum is 0.
 
-    For p ≥ 1 the norm ‖max(x − τ, 0)‖ₚ is convex and falls with τ, so Newton's method started at −1, left
-    of the root, climbs to it and never passes it: in a few steps, and exactly for p = 1. For p < 1 it is
-    not convex, and the interval between −1 and −n^(−1/p) is halved, in the logarithm: −τ may be tiny.
+    For p ≥ 1 the norm ‖max(x − τ, 0)‖ₚ is convex and decreasing in τ. Newton's method starts left of the
+    root, at −1, and converges monotonically in a few steps, exactly for p = 1. For p < 1 the norm is not
+    convex: bisect between −1 and −n^(−1/p), in log space because −τ may be tiny.
     """
     tau = torch.full_like(x[..., :1], -1.0)
     if p < 1:
@@ -270,25 +268,25 @@ def _root(x: Tensor, p: float, steps: int = 60) -> Tensor:
             lower, upper = torch.where(above, middle, lower), torch.where(above, upper, middle)
         return -lower.exp()
     for _ in range(steps):
-        following = torch.maximum(tau, tau + _newton_step(x, tau, p))
-        if concrete(tau) and torch.equal(following, tau):
+        updated = torch.maximum(tau, tau + _newton_step(x, tau, p))
+        if concrete(tau) and torch.equal(updated, tau):
             break
-        tau = following
-    for _ in range(2):  # converged from the left; two unconstrained steps undo an overshoot by rounding
+        tau = updated
+    for _ in range(2):  # converged from the left; two unconstrained Newton steps undo rounding overshoot
         tau = tau + _newton_step(x, tau, p)
     return tau
 
 
 def _newton_step(x: Tensor, tau: Tensor, p: float) -> Tensor:
-    """(‖max(x − τ, 0)‖ₚ − 1) / slope; 0 where nothing is above τ."""
+    """(‖max(x − τ, 0)‖ₚ − 1) / slope; 0 if no x exceeds τ."""
     gap = x - tau
     norm = _power(gap, p).sum(-1, keepdim=True) ** (1 / p)
-    fall = _power(gap, p - 1).sum(-1, keepdim=True) / norm ** (p - 1)
-    return torch.where(fall > 0, (norm - 1) / fall, 0.0)
+    slope = _power(gap, p - 1).sum(-1, keepdim=True) / norm ** (p - 1)
+    return torch.where(slope > 0, (norm - 1) / slope, 0.0)
 
 
 class _Unnormalized(Normalizer):
-    """Rows need not sum to one: each weight depends on its own score and on the number of keys alone."""
+    """Rows need not sum to one; a weight depends only on its score and the number of visible keys."""
 
     sums_to_one = False
 
@@ -298,7 +296,7 @@ class _Unnormalized(Normalizer):
 
 @dataclass(frozen=True)
 class Mean(_Unnormalized):
-    """s / n, with n the number of keys in sight: Wang et al. 2018, eq. 4, "dot product" with C(x) = N.
+    """s / n, with n visible keys: Wang et al. 2018, eq. 4, "dot product" with C(x) = N.
 
     >>> import torch, regard
     >>> x = torch.tensor([[1.0], [3.0]])
@@ -314,12 +312,12 @@ class Mean(_Unnormalized):
         return torch.ones_like(x)
 
     def divisor(self, x: Tensor, visible: Tensor) -> Tensor | None:
-        return _count(visible, x)
+        return _count_keys(visible, x)
 
 
 @dataclass(frozen=True)
 class Relu(_Unnormalized):
-    """max(s, 0) / n, with n the number of keys in sight: Wortsman et al. 2023.
+    """max(s, 0) / n, with n visible keys: Wortsman et al. 2023.
 
     >>> import torch, regard
     >>> x = torch.tensor([[1.0], [-3.0]])
@@ -335,14 +333,14 @@ class Relu(_Unnormalized):
         return (x > 0).to(x.dtype)
 
     def divisor(self, x: Tensor, visible: Tensor) -> Tensor | None:
-        return _count(visible, x)
+        return _count_keys(visible, x)
 
 
 @dataclass(frozen=True)
 class Sigmoid(_Unnormalized):
     """1 / (1 + exp(−s − bias)), bias = −log n by default: Ramapuram et al. 2024, section 2.
 
-    n is the number of keys in sight, so that a row of equal scores still sums to about one.
+    n is the number of visible keys, so a row of zero scores sums to about one.
 
     >>> import torch, regard
     >>> x = torch.zeros(2, 1)
@@ -360,7 +358,7 @@ class Sigmoid(_Unnormalized):
     def tau(self, scores: Tensor) -> Tensor:
         if self.bias is not None:
             return torch.full_like(scores[..., :1], -self.bias)
-        return _count(scores != -math.inf, scores).log()
+        return _count_keys(scores != -math.inf, scores).log()
 
     def phi(self, x: Tensor) -> Tensor:
         return torch.sigmoid(x)
@@ -371,7 +369,7 @@ class Sigmoid(_Unnormalized):
 
 @dataclass(frozen=True)
 class Hard(Normalizer):
-    """All weight on the best key, shared among ties: the lookup in a dictionary.
+    """Hard attention: all weight on the largest score, shared among ties, like a dictionary lookup.
 
     The limit of `Softmax` at temperature 0. Its weights are constant, so no gradient reaches the scores.
 
@@ -382,7 +380,7 @@ class Hard(Normalizer):
     """
 
     def tau(self, scores: Tensor) -> Tensor:
-        return torch.zeros_like(scores[..., :1])  # the row's maximum has been subtracted
+        return torch.zeros_like(scores[..., :1])  # the row maximum is already subtracted
 
     def phi(self, x: Tensor) -> Tensor:
         return (x >= 0).to(x.dtype)
@@ -391,11 +389,11 @@ class Hard(Normalizer):
         return torch.zeros_like(x)
 
     def divisor(self, x: Tensor, visible: Tensor) -> Tensor | None:
-        return _count(x >= 0, x)
+        return _count_keys(x >= 0, x)
 
 
-def _count(chosen: Tensor, like: Tensor) -> Tensor:
-    return chosen.sum(-1, keepdim=True).clamp(min=1).to(like.dtype)
+def _count_keys(mask: Tensor, like: Tensor) -> Tensor:
+    return mask.sum(-1, keepdim=True).clamp(min=1).to(like.dtype)
 
 
 _BUILT_IN = {
@@ -404,11 +402,11 @@ _BUILT_IN = {
 }
 
 
-def spell(normalize: Normalizer) -> str | None:
-    """A built-in normalizer as text, "Entmax 0x1.8p+0", or None for somebody's own.
+def to_text(normalize: Normalizer) -> str | None:
+    """Serialize a built-in normalizer, as in "Entmax 0x1.8p+0"; None for a custom one.
 
-    Compiled graphs and saved weights carry this text; hexadecimal loses no digit, and fixes numbers that
-    torch.compile would treat as variable. A sink's score is a tensor and is kept beside it.
+    Compiled graphs and saved weights contain this text. Hexadecimal is exact, and a constant for
+    torch.compile. The score of a sink is a tensor and is stored separately.
     """
     kind = type(normalize)
     if _BUILT_IN.get(kind.__name__) is not kind:
@@ -422,10 +420,10 @@ def spell(normalize: Normalizer) -> str | None:
     return kind.__name__
 
 
-def unspell(text: str) -> Normalizer:
-    """The normalizer that `spell` wrote down."""
+def from_text(text: str) -> Normalizer:
+    """Parse the result of `to_text`."""
     name, *numbers = text.split(" ")
     if name not in _BUILT_IN:
-        raise ArgumentError(f"{name!r} is no normalizer that regard knows; it knows {', '.join(_BUILT_IN)}.")
+        raise ArgumentError(f"unknown normalizer {name!r}; regard has {', '.join(_BUILT_IN)}.")
     build: Callable[..., Normalizer] = _BUILT_IN[name]
     return build(*map(float.fromhex, numbers))

@@ -1,4 +1,4 @@
-"""The operator: one formula for every attention.
+"""The attention operator.
 
 scores  = score(query, key)                    … h q k
 weights = normalize(mask(scores + bias))       … h q k
@@ -23,7 +23,7 @@ from regard.mechanism.call.arguments import Bias, Call, check_score, prepare
 from regard.mechanism.call.layout import Layout
 from regard.mechanism.call.problem import Problem
 from regard.mechanism.mask_algebra import Mask
-from regard.mechanism.normalizers import Normalizer, Sink, Softmax, spell
+from regard.mechanism.normalizers import Normalizer, Sink, Softmax, to_text
 from regard.mechanism.precision import autocast_off, autocasts
 from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
 from regard.mechanism.torch_state import forward_mode, subclassed
@@ -34,7 +34,7 @@ _FROM_ENVIRONMENT = os.environ.get("REGARD_IMPLEMENTATION") or None
 if _FROM_ENVIRONMENT not in (None, *IMPLEMENTATIONS):
     raise ArgumentError(
         f"the environment variable REGARD_IMPLEMENTATION is {_FROM_ENVIRONMENT!r}; "
-        f"there are {', '.join(IMPLEMENTATIONS)}."
+        f"use {', '.join(IMPLEMENTATIONS)}."
     )
 
 
@@ -52,20 +52,20 @@ def attention(
     implementation: str | None = None,
     **unknown: Never,
 ) -> Tensor:
-    """The weighted sum of the values, (…, h, q, d), (…, g, k, d), (…, g, k, e) → (…, h, q, e).
+    """Compute attention: (…, h, q, d), (…, g, k, d), (…, g, k, e) → (…, h, q, e).
 
-    Leading axes broadcast; the last of them counts the heads, of which the query may have more than key
-    and value (h divisible by g: consecutive query heads share a key head).
+    Leading axes broadcast; the last one counts heads. With grouped-query attention, h is a multiple of g, and
+    consecutive query heads share a key head.
 
-    query, key, value: who asks, what is compared, and what is summed up; floating point, of one dtype.
-    score: a regard score, or any function (query, key) → (…, q, k), which is computed as a dense matrix.
-    mask: who may look at whom; a regard mask or a boolean tensor, True = may look.
-    bias: added to the scores; a tensor that broadcasts to (…, h, q, k), a relative bias, or several.
-    normalize: from scores to weights.
-    dropout: the share of weights to drop, in every call; pass 0 in evaluation.
-    generator: what the dropout is drawn from; torch's own by default.
-    implementation: "reference", "tiled" or "fused"; by default `explain` says which. The environment
-        variable REGARD_IMPLEMENTATION sets it for the whole process.
+    query, key, value: floating-point tensors of one dtype.
+    score: a score, or any function (query, key) → (…, q, k), computed as a dense matrix.
+    mask: a mask, or a boolean tensor, True = may attend.
+    bias: added to the scores; a tensor that broadcasts to (…, h, q, k), a relative bias, or a list of them.
+    normalize: normalizer that turns scores into weights.
+    dropout: dropout probability of the weights, applied in every call; pass 0 in evaluation.
+    generator: random generator for dropout; default: torch's global one.
+    implementation: "reference", "tiled" or "fused"; default: chosen per call, see `explain`. The environment
+        variable REGARD_IMPLEMENTATION sets it for the process.
 
     >>> import torch, regard
     >>> query, key, value = torch.randn(2, 8, 5, 16), torch.randn(2, 4, 7, 16), torch.randn(2, 4, 7, 3)
@@ -73,12 +73,12 @@ def attention(
     torch.Size([2, 8, 5, 3])
     """
     if positional or unknown:
-        keyword_hints.refuse("attention", positional, unknown)
+        keyword_hints.raise_unexpected("attention", positional, unknown)
     call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
     if implementation is None and _FROM_ENVIRONMENT in (None, "fused"):
-        found = fast_path.attention(query, key, value, call, weighed=False)
-        if found is not None:
-            return found[0]
+        result = fast_path.attention(query, key, value, call, need_tau=False)
+        if result is not None:
+            return result[0]
     return _run(query, key, value, call, implementation)[0]
 
 
@@ -96,10 +96,10 @@ def attend(
     implementation: str | None = None,
     **unknown: Never,
 ) -> tuple[Tensor, Weights]:
-    """`attention`, and beside the output the weights it was made with, as a lazy matrix (…, h, q, k).
+    """Compute attention and return the output and its lazy weights (…, h, q, k), after dropout.
 
     The arguments are those of `attention`: query, key and value, and the keywords score, mask, bias,
-    normalize, dropout, generator and implementation. The weights are those after the dropout.
+    normalize, dropout, generator and implementation.
 
     >>> import torch, regard
     >>> x = torch.eye(3)
@@ -110,17 +110,17 @@ def attend(
     True
     """
     if positional or unknown:
-        keyword_hints.refuse("attend", positional, unknown)
+        keyword_hints.raise_unexpected("attend", positional, unknown)
     call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
     if implementation is None and _FROM_ENVIRONMENT in (None, "fused"):
-        found = fast_path.attention(query, key, value, call, weighed=True)
-        if found is not None:
-            output, tau = found
-            build = partial(_problem, query, key, call, torch.is_grad_enabled())
+        result = fast_path.attention(query, key, value, call, need_tau=True)
+        if result is not None:
+            output, tau = result
+            build = partial(_prepare_weights, query, key, call, torch.is_grad_enabled())
             inputs = {"query": query, "key": key}  # masks of the fast path are immutable
-            return output, Weights(build, tau, output.shape[:-2], inputs=inputs, fitted=True)
-    output, problem, tau, fitted = _run(query, key, value, call, implementation)
-    return output, Weights(problem.without("value"), tau, output.shape[:-2], fitted=fitted)
+            return output, Weights(build, tau, output.shape[:-2], inputs=inputs, tau_from_kernels=True)
+    output, problem, tau, fused_tau = _run(query, key, value, call, implementation)
+    return output, Weights(problem.without("value"), tau, output.shape[:-2], tau_from_kernels=fused_tau)
 
 
 class Options(TypedDict, total=False):
@@ -136,9 +136,9 @@ class Options(TypedDict, total=False):
 
 
 def self_attention(x: Tensor, **options: Unpack[Options]) -> Tensor:
-    """`attention` of a sequence to itself: query, key and value are all x.
+    """Compute self-attention: query, key and value are x.
 
-    options: the keywords of `attention`.
+    options: keyword arguments of `attention`.
 
     >>> import torch, regard
     >>> regard.self_attention(torch.randn(5, 4), mask=regard.Causal()).shape
@@ -149,10 +149,10 @@ def self_attention(x: Tensor, **options: Unpack[Options]) -> Tensor:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which implementation a call takes, why, and what it would hold in memory.
+    """The implementation that a call uses, the reasons, and the memory it needs.
 
     implementation: "fused", "tiled" or "reference".
-    reasons: a sentence each.
+    reasons: one sentence each.
 
     >>> import torch, regard
     >>> x = torch.randn(2, 8, 5, 16)
@@ -172,25 +172,26 @@ class Explanation:
 def explain(
     query: Tensor, key: Tensor, value: Tensor, *positional: Never, **options: Unpack[Options]
 ) -> Explanation:
-    """Which implementation `attention` would take with the same arguments, and why. Nothing is computed.
+    """Explain which implementation `attention` would use for these arguments. Nothing is computed.
 
-    query, key, value: only their shapes, dtypes and device count; `torch.empty(1).expand(…)` has no memory.
-    options: the keywords of `attention`.
+    query, key, value: only shape, dtype and device matter; `torch.empty(1).expand(…)` takes no memory.
+    options: keyword arguments of `attention`.
 
     >>> import torch, regard
     >>> x = torch.empty(1).expand(8, 65536, 64)
     >>> regard.explain(x, x, x, normalize=regard.Hard())
     tiled
-      blocks of query rows with the keys that they see, in linear memory, as ...
+      blocks of query rows, in linear memory, because ...
       the dense weights would take 137.4 GB
     """
     unknown = {name: None for name in options if name not in Options.__annotations__}
     if positional or unknown:
-        keyword_hints.refuse("explain", positional, unknown)
+        keyword_hints.raise_unexpected("explain", positional, unknown)
     _check_inputs(query, key, value)
     layout = Layout.of(query, key, value)
     normalize = _normalizer(options.get("normalize", Softmax()))
-    chosen, why = _choose(normalize, query, options.get("implementation"), subclassed(query, key, value))
+    subclass = subclassed(query, key, value)
+    chosen, why = _select_implementation(normalize, query, options.get("implementation"), subclass)
     pairs = math.prod(layout.lead) * query.shape[-2] * key.shape[-2]
     size = format_bytes(pairs * max(query.element_size(), 4))
     reasons = [why, f"the dense weights {'' if chosen == 'reference' else 'would '}take {size}"]
@@ -198,55 +199,57 @@ def explain(
     check_score(score)
     if not isinstance(score, Score):
         name = getattr(score, "__name__", type(score).__name__)
-        reasons.append(f"the score is a function, {name}, so its scores are a dense matrix of {size}")
+        reasons.append(f"the score is the function {name}: its scores are a dense matrix of {size}")
     bias = options.get("bias")
-    given = [("bias", one) for one in (bias if isinstance(bias, list | tuple) else [bias])]
-    for name, tensor in [("mask", options.get("mask")), *given]:
+    biases = bias if isinstance(bias, list | tuple) else [bias]
+    for name, tensor in [("mask", options.get("mask")), *(("bias", item) for item in biases)]:
         if isinstance(tensor, Tensor):
-            held = format_bytes(tensor.numel() * tensor.element_size())
-            reasons.append(f"the {name} is a tensor, a dense matrix of {held}")
+            dense_size = format_bytes(tensor.numel() * tensor.element_size())
+            reasons.append(f"the {name} is a dense tensor of {dense_size}")
     return Explanation(chosen, tuple(reasons))
 
 
-def _choose(normalize: Normalizer, query: Tensor, asked: str | None, subclass: bool) -> tuple[str, str]:
-    """The implementation, and the reason."""
-    asked = _FROM_ENVIRONMENT if asked is None else asked
-    if asked is not None and asked not in IMPLEMENTATIONS:
-        raise ArgumentError(f"implementation is {asked!r}; there are {', '.join(IMPLEMENTATIONS)}.")
+def _select_implementation(
+    normalize: Normalizer, query: Tensor, requested: str | None, subclass: bool
+) -> tuple[str, str]:
+    """Return the implementation and the reason."""
+    requested = _FROM_ENVIRONMENT if requested is None else requested
+    if requested is not None and requested not in IMPLEMENTATIONS:
+        raise ArgumentError(f"implementation is {requested!r}; use {', '.join(IMPLEMENTATIONS)}.")
     if forward_mode():
-        return "reference", "forward-mode derivatives are taken of the dense formula"
+        return "reference", "forward-mode AD needs the dense formula"
     if subclass:
-        return "reference", "the tensors are of a subclass, which plain operations leave in peace"
-    if asked == "fused" and not fused.available():
-        raise ArgumentError(f"implementation is 'fused', but {fused.ABOUT}. Or leave the choice to regard.")
-    if asked in ("reference", "tiled"):
-        return asked, "asked for by name"
-    if torch.compiler.is_compiling() and spell(normalize) is None:
+        return "reference", "tensor subclasses run on the dense reference"
+    if requested == "fused" and not fused.available():
+        raise ArgumentError(f"implementation is 'fused', but {fused.DESCRIPTION}. Or omit implementation=.")
+    if requested in ("reference", "tiled"):
+        return requested, "requested by name"
+    if torch.compiler.is_compiling() and to_text(normalize) is None:
         return (
             "reference",
-            f"{type(normalize).__name__} is not built in, so torch.compile reads the dense formula",
+            f"{type(normalize).__name__} is not built in, so torch.compile uses the dense formula",
         )
-    if spell(normalize) is None and _holds_tensors(normalize):
-        return "reference", f"{type(normalize).__name__} learns, which the dense formula differentiates"
-    refusal = fused.refusal(normalize, query.dtype, query.device)
-    if refusal is None:
-        return "fused", f"{fused.ABOUT}, which hold no more than a tile of scores at a time"
-    missed = "although fused was asked for, as" if asked == "fused" else "as"
-    return "tiled", f"blocks of query rows with the keys that they see, in linear memory, {missed} {refusal}"
+    if to_text(normalize) is None and _holds_tensors(normalize):
+        return "reference", f"{type(normalize).__name__} has parameters, which need the dense formula"
+    reason = fused.unsupported_reason(normalize, query.dtype, query.device)
+    if reason is None:
+        return "fused", f"{fused.DESCRIPTION}, which hold one tile of scores at a time"
+    although = "although fused was requested, " if requested == "fused" else ""
+    return "tiled", f"blocks of query rows, in linear memory, {although}because {reason}"
 
 
 def _holds_tensors(normalize: Normalizer) -> bool:
     if isinstance(normalize, nn.Module) and any(True for _ in normalize.parameters()):
         return True
-    return any(isinstance(held, Tensor) for held in vars(normalize).values())
+    return any(isinstance(attribute, Tensor) for attribute in vars(normalize).values())
 
 
 def _run(
     query: Tensor, key: Tensor, value: Tensor, call: Call, implementation: str | None
 ) -> tuple[Tensor, Problem, Tensor, bool]:
-    """Prepare the call, choose an implementation and run it.
+    """Prepare the call, select an implementation and run it.
 
-    Returns the output, the problem, its τ, and whether the kernels found τ.
+    Return the output, the problem, τ, and whether the kernels computed τ.
     """
     device = query.device.type if isinstance(query, Tensor) else "cpu"
     if autocasts(device):
@@ -255,24 +258,25 @@ def _run(
         _check_inputs(query, key, value)
         layout = Layout.of(query, key, value)
         problem = prepare(query, key, value, layout, call)
-        chosen, _ = _choose(call.normalize, query, implementation, subclassed(*problem.tensors.values()))
+        subclass = subclassed(*problem.tensors.values())
+        chosen, _ = _select_implementation(call.normalize, query, implementation, subclass)
         if chosen == "reference":
-            output, tau = reference.attention(problem.checked())
-            fitted = False
+            output, tau = reference.attention(problem.nan_checked())
+            fused_tau = False
         else:
-            problem = problem.with_rules(fused=chosen == "fused")
-            output, tau, fitted = autograd.run(problem)
-        return layout.merge(output).to(query.dtype), problem, tau.detach(), fitted
+            problem = problem.with_config(fused=chosen == "fused")
+            output, tau, fused_tau = autograd.run(problem)
+        return layout.merge(output).to(query.dtype), problem, tau.detach(), fused_tau
 
 
-def _problem(query: Tensor, key: Tensor, call: Call, graded: bool) -> Problem:
-    """The problem of a call that took the short way, for its weights: without value, which they do not need.
+def _prepare_weights(query: Tensor, key: Tensor, call: Call, grad_enabled: bool) -> Problem:
+    """Prepare the weights of a fast-path call, without value.
 
-    graded: whether derivatives were recorded when the attention ran, in whatever mode the weights are read.
+    grad_enabled: the grad mode of the forward pass, whatever the mode when the weights are read.
     """
-    with torch.inference_mode(False), torch.set_grad_enabled(graded):
+    with torch.inference_mode(False), torch.set_grad_enabled(grad_enabled):
         problem = prepare(query, key, key, Layout.of(query, key, key), call)
-    return problem.with_rules(fused=True).without("value")
+    return problem.with_config(fused=True).without("value")
 
 
 def _autocast(tensor: Tensor) -> Tensor:
@@ -283,13 +287,13 @@ def _autocast(tensor: Tensor) -> Tensor:
 
 def _normalizer(normalize: Normalizer | Sink) -> Normalizer:
     if isinstance(normalize, Sink):
-        made = normalize()
-        if not isinstance(made, Normalizer):
+        normalizer = normalize()
+        if not isinstance(normalizer, Normalizer):
             raise DTypeError(
-                f"{type(normalize).__name__}.forward returned a {type(made).__name__}; it must return a "
-                "normalizer: Softmax1(self.score)."
+                f"{type(normalize).__name__}.forward returned a {type(normalizer).__name__}; it must return "
+                "a normalizer: Softmax1(self.score)."
             )
-        return made
+        return normalizer
     if isinstance(normalize, Normalizer):
         return normalize
     if isinstance(normalize, type) and issubclass(normalize, Normalizer | Sink):
@@ -297,37 +301,33 @@ def _normalizer(normalize: Normalizer | Sink) -> Normalizer:
         raise DTypeError(f"normalize is the class {name}; pass an instance: normalize={name}().")
     name = f"{type(normalize).__module__}.{type(normalize).__qualname__}"
     raise DTypeError(
-        f"normalize is {normalize!r} of type {name}, which is no normalizer; "
-        f"pass one of regard's, normalize={keyword_hints.normalizer(normalize)}, or derive from Normalizer."
+        f"normalize is {normalize!r} of type {name}, which is not a normalizer; "
+        f"pass one, normalize={keyword_hints.suggest_normalizer(normalize)}, or derive from Normalizer."
     )
 
 
 def _check_inputs(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
-            raise DTypeError(
-                f"{name} is a {type(tensor).__name__}; pass a torch.Tensor, torch.as_tensor({name})."
-            )
+            raise DTypeError(f"{name} is a {type(tensor).__name__}; pass a tensor: torch.as_tensor({name}).")
         check_dense(name, tensor)
         if tensor.dim() < 2:
             raise ShapeError(
                 f"{name} has shape {tuple(tensor.shape)}; it needs at least 2 axes, (tokens, features). "
-                f"For a single vector use {name}[None]."
+                f"For a single vector, pass {name}[None]."
             )
         if not tensor.is_floating_point():
-            raise DTypeError(f"{name} is of {tensor.dtype}; attention needs floating point: {name}.float().")
+            raise DTypeError(f"{name} has dtype {tensor.dtype}; it must be floating point: {name}.float().")
         if tensor.dtype != query.dtype:
             raise DTypeError(
-                f"query is of {query.dtype} and {name} of {tensor.dtype}; they need one dtype: "
+                f"query has dtype {query.dtype} and {name} {tensor.dtype}; they must be equal: "
                 f"{name}.to(query.dtype)."
             )
         if tensor.device != query.device:
             raise DeviceError(
-                f"query is on {query.device} and {name} on {tensor.device}; bring them together: "
-                f"{name}.to(query.device)."
+                f"query is on {query.device} and {name} on {tensor.device}; move it: {name}.to(query.device)."
             )
     if key.shape[-2] != value.shape[-2]:
         raise ShapeError(
-            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; each key needs its value, "
-            "so the second axes from the right must be equal."
+            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; axis -2 must be equal."
         )

@@ -1,7 +1,7 @@
-"""Computing in the dtype of the tensors, whatever `torch.autocast` says at the moment.
+"""Compute in the dtype of the tensors, independent of `torch.autocast`.
 
-Weights are read and gradients are taken long after the attention itself, inside or outside of an autocast
-block. They must agree with what was computed then, so they are computed with autocast off.
+Weights are read and gradients computed after the forward pass, possibly inside another autocast block. They
+must agree with the forward pass, so they are computed with autocast off.
 """
 
 from collections.abc import Callable
@@ -26,38 +26,38 @@ _Result = TypeVar("_Result")
 
 
 def autocasts(device: str) -> bool:
-    """Whether autocast is on for this type of device."""
+    """Whether autocast is enabled for this device type."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def autocast_off(device: str) -> AbstractContextManager[Any]:
-    """A block without autocast on this type of device; it costs nothing where autocast is off already."""
+    """Context manager that disables autocast; free if autocast is off already."""
     return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()
 
 
 def in_own_dtype(
     method: Callable[Concatenate[_Self, _Arguments], _Result],
 ) -> Callable[Concatenate[_Self, _Arguments], _Result]:
-    """A method that computes with autocast off for the object's device."""
+    """Decorate a method to run with autocast off on the device of its object."""
 
     @wraps(method)
-    def read(self: _Self, /, *args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+    def wrapper(self: _Self, /, *args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
         with autocast_off(self.device.type):
             return method(self, *args, **options)
 
-    return read
+    return wrapper
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b for (…, n, m) and (…, m, k), with gradients that do not depend on autocast during backward.
+    """a @ b for (…, n, m) and (…, m, k), with gradients independent of autocast in the backward pass.
 
-    torch's own node would multiply in bfloat16 if `backward` is called inside an autocast block.
+    torch's own matmul computes them in bfloat16 if `backward` is called inside an autocast block.
     """
-    return _Product.apply(a, b) if _recorded(a, b) else a @ b  # type: ignore[no-untyped-call]
+    return _Product.apply(a, b) if _records_grad(a, b) else a @ b  # type: ignore[no-untyped-call]
 
 
 class _Product(torch.autograd.Function):
-    """A matrix product whose backward is a product too, differentiable again."""
+    """Matrix product with twice differentiable backward."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -70,17 +70,17 @@ class _Product(torch.autograd.Function):
         left, right = ctx.needs_input_grad
         with autocast_off(grad.device.type):
             return (
-                _summed(matmul(grad, b.mT), a.shape) if left else None,
-                _summed(matmul(a.mT, grad), b.shape) if right else None,
+                _reduce_to(matmul(grad, b.mT), a.shape) if left else None,
+                _reduce_to(matmul(a.mT, grad), b.shape) if right else None,
             )
 
 
-def _summed(x: Tensor, shape: torch.Size) -> Tensor:
+def _reduce_to(x: Tensor, shape: torch.Size) -> Tensor:
     return x if x.shape == shape else x.sum_to_size(shape)
 
 
-def _recorded(a: Tensor, b: Tensor) -> bool:
-    """Whether eager torch records derivatives of these tensors, with no transformation at work."""
+def _records_grad(a: Tensor, b: Tensor) -> bool:
+    """Whether eager torch records gradients of these tensors, without active transforms."""
     if (
         not torch.is_grad_enabled()
         or torch.compiler.is_compiling()

@@ -1,16 +1,16 @@
-"""The specification: attention in plain, dense torch.
+"""Reference implementation: dense attention in plain torch, the specification of the others.
 
     scores  = score(query, key) + biases           … g r q k, −inf where masked
-    weights = φ(scores − τ) / divisor              τ: one number per row
+    weights = φ(scores − τ) / divisor              τ: row statistic
     output  = (weights ∘ dropout) · value          … g r q e
 
-Every operation is one that torch can differentiate, backward and forward, as often as it likes. The
-other implementations are measured against this one. Three rules hold everywhere:
+Every operation has derivatives of any order, in reverse and forward mode. The other implementations are
+tested against this one. Three rules hold for all of them:
 
-- a key that is masked, or whose score is −inf, has weight zero; a row without keys is a row of zeros;
-- a weight of zero reads nothing, not even a NaN, forward or backward;
-- a row that sees a score of +inf or NaN has no defined weights: its weights, τ and output are NaN. The same
-  holds for a match of query and key that overflows, to −inf too: the sign depends on the order of additions.
+- masked keys, and keys with score −inf, have weight zero; a row without visible keys is all zeros;
+- a zero weight ignores its value, even NaN, in the forward and the backward pass;
+- a row with a visible score of +inf or NaN has undefined weights: its weights, τ and output are NaN. The same
+  holds if query · key overflows, even to −inf, because the sign depends on the order of summation.
 """
 
 import math
@@ -19,75 +19,75 @@ import torch
 from torch import Tensor
 
 from regard.mechanism.call.problem import Problem
-from regard.mechanism.dropout import keep
+from regard.mechanism.dropout import dropout_factors
 from regard.mechanism.precision import matmul
 from regard.mechanism.torch_state import concrete, forward_mode
 
 
 def attention(problem: Problem) -> tuple[Tensor, Tensor]:
-    """The output, (…, g, r, q, e), and the row statistic τ, (…, g, r, q, 2)."""
-    careful = problem.rules.careful
+    """Return the output (…, g, r, q, e) and the row statistic τ (…, g, r, q, 2)."""
+    nan_safe = problem.config.nan_safe
     s = scores(problem)
-    broken = broken_rows(s) if careful or _biased(problem) else None
-    if broken is not None:
-        s = torch.where(broken & (s != -math.inf), 0.0, s)
+    invalid = invalid_rows(s) if nan_safe or _has_bias(problem) else None
+    if invalid is not None:
+        s = torch.where(invalid & (s != -math.inf), 0.0, s)
     statistic = tau(problem, s)
-    output = product(weights(problem, s, statistic), problem["value"], careful=careful)
-    if broken is not None:  # only now, so that no derivative of NaN can reach another row
-        output = output + torch.where(broken, math.nan, 0.0)
-        statistic = torch.where(broken, math.nan, statistic)
+    output = product(weights(problem, s, statistic), problem["value"], nan_safe=nan_safe)
+    if invalid is not None:  # last, to keep NaN derivatives away from other rows
+        output = output + torch.where(invalid, math.nan, 0.0)
+        statistic = torch.where(invalid, math.nan, statistic)
     lead = problem.lead()
     return output.expand(*lead, *output.shape[-2:]), statistic.expand(*lead, *statistic.shape[-2:])
 
 
-def broken_rows(scores: Tensor) -> Tensor:
-    """The rows, (…, q, 1), that see a score of NaN or +inf."""
+def invalid_rows(scores: Tensor) -> Tensor:
+    """Rows with a visible score of NaN or +inf: (…, q, 1)."""
     return (scores.isnan() | (scores == math.inf)).any(-1, keepdim=True)
 
 
-def _biased(problem: Problem) -> bool:
-    """Whether biases add to the scores, and may hold +inf or NaN."""
+def _has_bias(problem: Problem) -> bool:
+    """Whether there are biases, which may contain +inf or NaN."""
     return bool(problem.all("bias") or problem.all("line"))
 
 
 def weights(problem: Problem, scores: Tensor, tau: Tensor) -> Tensor:
-    """The weights, (…, g, r, q, k), that the output is made of: after dropout."""
-    before = weigh(problem, scores, tau)
-    return before if problem.rules.dropout == 0 else before * keep(problem, before.dtype)
+    """The weights (…, g, r, q, k) after dropout."""
+    before = apply_normalizer(problem, scores, tau)
+    return before if problem.config.dropout == 0 else before * dropout_factors(problem, before.dtype)
 
 
 def scores(problem: Problem) -> Tensor:
-    """The scores with their biases, −inf where the mask hides a key."""
-    s, visible = match(problem), problem.visible()
-    if problem.rules.softcap is not None:
+    """The scores with biases, −inf where masked."""
+    s, visible = raw_scores(problem), problem.visible()
+    if problem.config.softcap is not None:
         s = s if visible is None else torch.where(visible, s, 0.0)
-        s = softcap(s, problem.rules.softcap)
-    for bias in (*problem.all("bias"), *(along_diagonals(problem, line) for line in problem.all("line"))):
+        s = softcap(s, problem.config.softcap)
+    for bias in (*problem.all("bias"), *(_expand_line(problem, line) for line in problem.all("line"))):
         s = s + bias
-        if problem.rules.careful:  # a bias of −inf hides a key, whatever the key holds
+        if problem.config.nan_safe:  # a bias of −inf masks the key, even if its score is NaN
             s = torch.where(bias == -math.inf, -math.inf, s)
     return s if visible is None else torch.where(visible, s, -math.inf)
 
 
-def match(problem: Problem) -> Tensor:
-    """query · key, or vectorᵀ act(query + key), for each pair: (…, g, r, q, k)."""
+def raw_scores(problem: Problem) -> Tensor:
+    """query · key, or vectorᵀ act(query + key), before softcap, bias and mask: (…, g, r, q, k)."""
     query, key, vector = problem["query"], problem["key"], problem.get("vector")
-    if problem.rules.scale != 1.0:
-        query = query * problem.rules.scale
-    plain = _match(query, key, vector, problem.rules.family)
-    if not problem.rules.careful:
-        return plain
-    # the derivative of a masked pair is zero, and zero times NaN must not reach the others
-    clean = _match(query.nan_to_num(), key.nan_to_num(), vector, problem.rules.family)
-    bad = plain.detach()
-    if problem.rules.softcap is None:  # which bounds it; otherwise −inf would look like a masked key
-        bad = torch.where(plain == -math.inf, math.nan, bad)
-    return torch.where(torch.isfinite(plain), clean, bad)
+    if problem.config.scale != 1.0:
+        query = query * problem.config.scale
+    raw = _raw_scores(query, key, vector, problem.config.family)
+    if not problem.config.nan_safe:
+        return raw
+    # the gradient of a masked pair is zero, but zero times NaN would be NaN
+    clean = _raw_scores(query.nan_to_num(), key.nan_to_num(), vector, problem.config.family)
+    bad = raw.detach()
+    if problem.config.softcap is None:  # overflow to −inf must not look like a masked key
+        bad = torch.where(raw == -math.inf, math.nan, bad)
+    return torch.where(torch.isfinite(raw), clean, bad)
 
 
-def _match(query: Tensor, key: Tensor, vector: Tensor | None, family: str) -> Tensor:
+def _raw_scores(query: Tensor, key: Tensor, vector: Tensor | None, family: str) -> Tensor:
     if vector is None:
-        return unfold(matmul(fold(query), key.mT), query)
+        return unfold_heads(matmul(fold_heads(query), key.mT), query)
     hidden = activate(query.unsqueeze(-2) + key.unsqueeze(-3), family)  # … q k d
     return (hidden * vector.unsqueeze(-2)).sum(-1)
 
@@ -100,73 +100,72 @@ def softcap(s: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(s / cap)
 
 
-def along_diagonals(problem: Problem, line: Tensor) -> Tensor:
-    """A relative bias as a matrix: entry (i, j) is the line's at distance j − i."""
-    distance = problem.key_numbers() + (problem.rules.queries - 1 - problem["row"].flatten()[:, None])
+def _expand_line(problem: Problem, line: Tensor) -> Tensor:
+    """A relative bias as a matrix: entry (i, j) is its value at distance j − i."""
+    distance = problem.key_indices() + (problem.config.queries - 1 - problem["row"].flatten()[:, None])
     return line.squeeze(-2)[..., distance]
 
 
 def tau(problem: Problem, scores: Tensor) -> Tensor:
     """The row statistic, (…, q, 2): τ is the sum of the two numbers.
 
-    For rows that sum to one the first is the row's maximum, so that a large offset of the scores costs no
-    digits. The second is differentiable whatever `Normalizer.tau` does: two steps of Newton's method for
-    Σ φ(scores − τ) = 1, which change nothing but carry all derivatives up to the third. Both are NaN
-    for a row that sees +inf or NaN.
+    For rows that sum to one, the first is the row maximum, for numerical stability. The second is made
+    differentiable, whatever `Normalizer.tau` does, by two Newton steps for Σ φ(scores − τ) = 1: they add
+    zero but carry derivatives up to the third. Both are NaN for a row with a visible +inf or NaN.
     """
-    normalize, sink = problem.rules.normalize, problem.get("sink")
+    normalize, sink = problem.config.normalize, problem.get("sink")
     row = scores if sink is None else _append(scores, sink)
     if not row.shape[-1]:
         return row.new_zeros(*row.shape[:-1], 2)
     if not normalize.sums_to_one:
         rest = normalize.tau(row.detach())
         first = torch.zeros_like(rest)
-        if problem.rules.careful or _biased(problem):
-            broken = broken_rows(row.detach())
-            first, rest = torch.where(broken, math.nan, first), torch.where(broken, math.nan, rest)
+        if problem.config.nan_safe or _has_bias(problem):
+            invalid = invalid_rows(row.detach())
+            first, rest = torch.where(invalid, math.nan, first), torch.where(invalid, math.nan, rest)
         return torch.cat([first, rest], -1)
-    top = row.detach().amax(-1, keepdim=True)
-    empty = top == -math.inf  # no key in sight: any τ will do
-    top = torch.where(empty, 0.0, torch.where(top < math.inf, top, math.nan))
-    row = row - top
+    maximum = row.detach().amax(-1, keepdim=True)
+    empty = maximum == -math.inf  # no visible key: any τ will do
+    maximum = torch.where(empty, 0.0, torch.where(maximum < math.inf, maximum, math.nan))
+    row = row - maximum
     rest = torch.where(empty, 0.0, normalize.tau(row.detach()))
-    rest = torch.where(top.isnan(), math.nan, rest)
-    if differentiates(row):
+    rest = torch.where(maximum.isnan(), math.nan, rest)
+    if needs_grad(row):
         visible = row != -math.inf
         for _ in range(2):
             x = torch.where(visible, row - rest, 0.0)
             excess = torch.where(visible, normalize.phi(x), 0.0).sum(-1, keepdim=True) - 1
             slope = torch.where(visible, normalize.slope(x), 0.0).sum(-1, keepdim=True)
             step = torch.where(slope > 0, excess / torch.where(slope > 0, slope, 1.0), 0.0)
-            rest = rest + (step - step.detach())  # τ stays as it is, also where φ is too steep for Newton
-    return torch.cat([top, rest], -1)
+            rest = rest + (step - step.detach())  # adds zero, even where Newton would diverge
+    return torch.cat([maximum, rest], -1)
 
 
 def _append(scores: Tensor, sink: Tensor) -> Tensor:
-    """The sink as one more key."""
+    """Append the sink as one more key."""
     rows = torch.broadcast_shapes(scores.shape[:-1], sink.shape[:-1])
     return torch.cat([scores.expand(*rows, scores.shape[-1]), sink.expand(*rows, 1)], -1)
 
 
-def differentiates(x: Tensor) -> bool:
-    """Whether torch is recording, or carrying along, derivatives with respect to x."""
+def needs_grad(x: Tensor) -> bool:
+    """Whether torch computes derivatives with respect to x, in reverse or forward mode."""
     if forward_mode() or torch._C._are_functorch_transforms_active():
         return True
     return x.requires_grad and torch.is_grad_enabled()
 
 
-def weigh(problem: Problem, scores: Tensor, tau: Tensor) -> Tensor:
-    """φ(scores − τ) / divisor, zero where nothing is in sight."""
+def apply_normalizer(problem: Problem, scores: Tensor, tau: Tensor) -> Tensor:
+    """φ(scores − τ) / divisor, zero where masked."""
     visible, x = scores != -math.inf, center(scores, tau)
-    divisor = problem.rules.normalize.divisor(x.detach(), visible)
-    if differentiates(x):
-        x = torch.where(visible, x, 0.0)  # zero times what φ' is at −inf might be NaN
-    phi = torch.where(visible, problem.rules.normalize.phi(x), 0.0)
+    divisor = problem.config.normalize.divisor(x.detach(), visible)
+    if needs_grad(x):
+        x = torch.where(visible, x, 0.0)  # φ' may be infinite at −inf
+    phi = torch.where(visible, problem.config.normalize.phi(x), 0.0)
     phi = phi if divisor is None else phi / divisor
-    broken = tau.detach().isnan().any(-1, keepdim=True)
-    if concrete(broken) and not bool(broken.any()):
+    invalid = tau.detach().isnan().any(-1, keepdim=True)
+    if concrete(invalid) and not bool(invalid.any()):
         return phi
-    return torch.where(visible & broken, math.nan, phi)
+    return torch.where(visible & invalid, math.nan, phi)
 
 
 def center(scores: Tensor, tau: Tensor) -> Tensor:
@@ -174,26 +173,26 @@ def center(scores: Tensor, tau: Tensor) -> Tensor:
     return (scores - tau[..., :1]) - tau[..., 1:]
 
 
-def product(weights: Tensor, x: Tensor, *, careful: bool) -> Tensor:
+def product(weights: Tensor, x: Tensor, *, nan_safe: bool) -> Tensor:
     """weights · x, (… g r q k), (… g 1 k e) → (… g r q e), without repeating x for each query head."""
-    return unfold(read(fold(weights), x, careful=careful), weights)
+    return unfold_heads(weighted_sum(fold_heads(weights), x, nan_safe=nan_safe), weights)
 
 
-def read(weights: Tensor, x: Tensor, *, careful: bool) -> Tensor:
-    """weights · x, where a zero weight reads nothing."""
-    if not careful:
+def weighted_sum(weights: Tensor, x: Tensor, *, nan_safe: bool) -> Tensor:
+    """weights · x; with `nan_safe`, zero weights ignore NaN and inf in x."""
+    if not nan_safe:
         return matmul(weights, x)
-    touches = (weights != 0).to(x.dtype) @ (~torch.isfinite(x)).to(x.dtype)
-    poison = torch.where(touches > 0, weights.detach() @ x.detach(), 0.0)
+    nonfinite = (weights != 0).to(x.dtype) @ (~torch.isfinite(x)).to(x.dtype)
+    poison = torch.where(nonfinite > 0, weights.detach() @ x.detach(), 0.0)
     return matmul(weights, x.nan_to_num()) + poison
 
 
-def fold(x: Tensor) -> Tensor:
-    """The query heads of a key head as rows of one matrix: … g r q d -> … g 1 (r q) d."""
+def fold_heads(x: Tensor) -> Tensor:
+    """Merge the query heads of a key head into rows: … g r q d -> … g 1 (r q) d."""
     *lead, per_group, rows, width = x.shape
     return x if per_group == 1 else x.reshape(*lead, 1, per_group * rows, width)
 
 
-def unfold(x: Tensor, like: Tensor) -> Tensor:
-    """The way back: … g 1 (r q) d -> … g r q d."""
+def unfold_heads(x: Tensor, like: Tensor) -> Tensor:
+    """Inverse of `fold_heads`: … g 1 (r q) d -> … g r q d."""
     return x if like.shape[-3] == 1 else x.reshape(*x.shape[:-3], *like.shape[-3:-1], x.shape[-1])

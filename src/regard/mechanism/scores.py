@@ -1,9 +1,8 @@
-"""Scores: how well a query fits a key, before mask and normalizer.
+"""Scores: similarity of query and key, before mask and normalizer.
 
-Two families reach the implementations. The *dot* family is a plain dot product once query and key have
-been transformed: Dot, ScaledDot, General, Cosine, Gaussian. The *additive* family is vᵀ act(query + key)
-on transformed queries and keys: Additive (tanh) and Concat (relu). Any other function of (query, key)
-is computed at once, as a dense matrix.
+There are two families. The *dot* family is a dot product of transformed queries and keys: Dot, ScaledDot,
+General, Cosine, Gaussian. The *additive* family is vᵀ act(query + key) of transformed queries and keys:
+Additive (tanh) and Concat (relu). Any other function of (query, key) is computed as a dense matrix.
 """
 
 import math
@@ -22,7 +21,7 @@ ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class Prepared(NamedTuple):
-    """A score made ready: the family's inputs, and dense biases (…, q, 1) or (…, 1, k) that belong to it."""
+    """Result of `Score.prepare`: inputs of the family, and biases (…, q, 1) or (…, 1, k)."""
 
     query: Tensor
     key: Tensor
@@ -34,7 +33,7 @@ class Prepared(NamedTuple):
 
 
 class Score:
-    """Base of the scores that need no dense matrix: a dot product of what `prepare` makes of the inputs.
+    """Base class of scores that need no dense matrix: `prepare` transforms query and key.
 
     >>> import torch, regard
     >>> class Sharper(regard.Score):
@@ -47,14 +46,14 @@ class Score:
     """
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
-        """Transform (…, q, d) and (…, k, d) into what the family computes with."""
+        """Transform query (…, q, d) and key (…, k, d) for the family."""
         raise NotImplementedError(f"{type(self).__name__} needs a method prepare(query, key)")
 
 
 def _same_width(query: Tensor, key: Tensor) -> None:
     if query.shape[-1] != key.shape[-1]:
         raise ShapeError(
-            f"query has {query.shape[-1]} features and key has {key.shape[-1]}; their dot product needs "
+            f"query has {query.shape[-1]} features and key has {key.shape[-1]}; a dot product needs "
             f"equal widths. Use score=General({query.shape[-1]}, {key.shape[-1]}), or project one of them."
         )
 
@@ -62,8 +61,8 @@ def _same_width(query: Tensor, key: Tensor) -> None:
 def _widths(score: str, query: Tensor, key: Tensor, query_width: int, key_width: int) -> None:
     if (query.shape[-1], key.shape[-1]) != (query_width, key_width):
         raise ShapeError(
-            f"query has {query.shape[-1]} features and key has {key.shape[-1]}, and the score is "
-            f"{score}({query_width}, {key_width}). Make it {score}({query.shape[-1]}, {key.shape[-1]})."
+            f"query has {query.shape[-1]} features and key has {key.shape[-1]}, but the score is "
+            f"{score}({query_width}, {key_width}). Use {score}({query.shape[-1]}, {key.shape[-1]})."
         )
 
 
@@ -73,32 +72,32 @@ def _check_widths(score: str, query_width: int, key_width: int, width: int = 1) 
 
 
 def check_softcap(what: str, softcap: float | None) -> None:
-    """A bound above 0; None and inf are none."""
+    """Raise unless softcap is positive, inf or None."""
     if softcap is not None and not (isinstance(softcap, float) and softcap == math.inf):
-        check_number(what, softcap, above=0, cure="None is no cap.")
-        check_number(what, softcap, min=1e-30, below=1e31, cure="None is no cap.")  # in float32
+        check_number(what, softcap, above=0, cure="Use None for no cap.")
+        check_number(what, softcap, min=1e-30, below=1e31, cure="Use None for no cap.")  # in float32
 
 
 def _cap(softcap: float | None) -> float | None:
     return None if softcap == math.inf else softcap
 
 
-def _by_rows(change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """change(x), where a row that holds NaN or infinity becomes NaN and receives no gradient.
+def _map_finite_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return function(x), with NaN and no gradient in rows that contain NaN or inf.
 
-    Otherwise zero times NaN would reach the gradients of parameters, even from keys that are masked.
+    Otherwise zero times NaN would reach the gradients of parameters, even from masked keys.
     """
     if concrete(x) and math.isfinite(x.sum().item()):
-        return change(x)
+        return function(x)
     bad = ~torch.isfinite(x).all(-1, keepdim=True)
-    return torch.where(bad, math.nan, change(torch.where(bad, 0.0, x)))
+    return torch.where(bad, math.nan, function(torch.where(bad, 0.0, x)))
 
 
 @dataclass(frozen=True)
 class Dot(Score):
     """query · key (Luong et al. 2015, eq. 8, "dot").
 
-    softcap: c bounds the scores to (−c, c) by c · tanh(score / c); None is no bound.
+    softcap: c limits scores to (−c, c) by c · tanh(score / c); None: no limit.
 
     >>> import torch, regard
     >>> query, key = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])
@@ -118,9 +117,9 @@ class Dot(Score):
 
 @dataclass(frozen=True)
 class ScaledDot(Score):
-    """query · key / √d, or times `scale` (Vaswani et al. 2017, eq. 1): the default.
+    """scale · query · key (Vaswani et al. 2017, eq. 1): the default score.
 
-    scale: what the dot product is multiplied with; 1 / √d by default, with d the width of query and key.
+    scale: default: 1 / √d, with d the width of query and key.
     softcap: as in `Dot`.
 
     >>> import torch, regard
@@ -145,9 +144,9 @@ class ScaledDot(Score):
 
 @dataclass(frozen=True)
 class Cosine(Score):
-    """scale · cos(query, key): the dot product of directions.
+    """scale · cos(query, key): cosine similarity.
 
-    scale: scores lie between −scale and scale; the larger, the sharper the weights.
+    scale: scores are in [−scale, scale]; larger values give sharper weights.
     softcap: as in `Dot`.
 
     >>> import torch, regard
@@ -165,18 +164,18 @@ class Cosine(Score):
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _same_width(query, key)
-        query, key = _by_rows(_direction, query), _by_rows(_direction, key)
+        query, key = _map_finite_rows(_unit_vectors, query), _map_finite_rows(_unit_vectors, key)
         return Prepared(query * self.scale, key, softcap=_cap(self.softcap))
 
 
 @dataclass(frozen=True)
 class Gaussian(Score):
-    """−‖query − key‖² / 2σ²: softmax of it is Nadaraya-Watson regression (Watson 1964).
+    """−‖query − key‖² / 2σ²: with softmax, Nadaraya-Watson regression (Watson 1964).
 
-    sigma: σ, how far a query reaches.
+    sigma: kernel width σ.
 
-    Computed as query · key / σ², plus one number per key and one per query. The median of the queries
-    serves as origin, so that no digits are lost where everything lies far from zero.
+    Computed as query · key / σ² plus a bias per key and per query, relative to the median query, to avoid
+    cancellation far from zero.
 
     >>> import torch, regard
     >>> query, key = torch.tensor([[1.0]]), torch.tensor([[3.0]])
@@ -196,20 +195,22 @@ class Gaussian(Score):
         query, key = query - origin, key - origin
         precision = 1 / self.sigma**2
 
-        def fall(x: Tensor) -> Tensor:
-            return (x * x).sum(-1, keepdim=True) * (-precision / 2)  # square() would differentiate to inf
+        def bias(x: Tensor) -> Tensor:
+            return (x * x).sum(-1, keepdim=True) * (-precision / 2)  # square() has an inf derivative at inf
 
-        return Prepared(query * precision, key, biases=(_by_rows(fall, key).mT, _by_rows(fall, query)))
+        return Prepared(
+            query * precision, key, biases=(_map_finite_rows(bias, key).mT, _map_finite_rows(bias, query))
+        )
 
 
-def _direction(x: Tensor) -> Tensor:
+def _unit_vectors(x: Tensor) -> Tensor:
     """x / ‖x‖, and 0 for 0."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / torch.where(length == 0, 1.0, length)
 
 
 def _median(query: Tensor) -> Tensor:
-    """The median of the queries of a key head, … g r q d -> … g 1 1 d; 0 where there is none."""
+    """Median query of a key head, … g r q d -> … g 1 1 d; 0 if undefined."""
     rows = query.detach().flatten(-3, -2)
     if not rows.shape[-2]:
         return rows.new_zeros(*rows.shape[:-2], 1, 1, rows.shape[-1])
@@ -218,9 +219,9 @@ def _median(query: Tensor) -> Tensor:
 
 
 class General(nn.Module, Score):
-    """queryᵀ W key (Luong et al. 2015, eq. 8, "general"): bilinear, and the widths may differ.
+    """queryᵀ W key (Luong et al. 2015, eq. 8, "general"): bilinear.
 
-    query_width, key_width: the features of query and key; W is (query_width, key_width), and learned.
+    query_width, key_width: widths of query and key; W is learned, (query_width, key_width).
     softcap: as in `Dot`.
 
     >>> import torch, regard
@@ -239,7 +240,7 @@ class General(nn.Module, Score):
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _widths("General", query, key, self.weight.shape[0], self.weight.shape[1])
-        projected = _by_rows(lambda x: x @ self.weight.to(x.dtype), query)
+        projected = _map_finite_rows(lambda x: x @ self.weight.to(x.dtype), query)
         return Prepared(projected, key, softcap=_cap(self.softcap))
 
     def extra_repr(self) -> str:
@@ -250,8 +251,8 @@ class General(nn.Module, Score):
 class Additive(nn.Module, Score):
     """vᵀ tanh(W query + U key) (Bahdanau et al. 2015, appendix A.1.2; their α is our weights).
 
-    query_width, key_width: the features of query and key.
-    width: the length of v, by default the key's width.
+    query_width, key_width: widths of query and key.
+    width: length of v; default: key_width.
 
     >>> import torch, regard
     >>> score = regard.Additive(3, 5, width=16)
@@ -272,7 +273,7 @@ class Additive(nn.Module, Score):
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _widths("Additive", query, key, self.query_map.shape[1], self.key_map.shape[1])
-        return _added(self.query_map, self.key_map, self.vector, query, key, "tanh")
+        return _prepare_additive(self.query_map, self.key_map, self.vector, query, key, "tanh")
 
     def extra_repr(self) -> str:
         return f"{self.query_map.shape[1]}, {self.key_map.shape[1]}, width={len(self.vector)}"
@@ -281,8 +282,8 @@ class Additive(nn.Module, Score):
 class Concat(nn.Module, Score):
     """relu(wᵀ [query; key]) (Wang et al. 2018, eq. 5, "concatenation").
 
-    query_width, key_width: the features of query and key.
-    width: above 1, several such units are added with learned weights: vᵀ relu(W query + U key).
+    query_width, key_width: widths of query and key.
+    width: number of units; above 1, they are summed with learned weights: vᵀ relu(W query + U key).
 
     >>> import torch, regard
     >>> score = regard.Concat(3, 5)
@@ -302,11 +303,11 @@ class Concat(nn.Module, Score):
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         _widths("Concat", query, key, self.query_map.shape[1], self.key_map.shape[1])
-        return _added(self.query_map, self.key_map, self.vector, query, key, "relu")
+        return _prepare_additive(self.query_map, self.key_map, self.vector, query, key, "relu")
 
     @property
     def vector(self) -> Tensor:
-        """v: learned, or 1 for a single unit."""
+        """v: learned if width > 1, otherwise 1."""
         return self.query_map.new_ones(1) if self.mixture is None else self.mixture
 
     def extra_repr(self) -> str:
@@ -314,16 +315,16 @@ class Concat(nn.Module, Score):
         return f"{query_width}, {self.key_map.shape[1]}, width={width}"
 
 
-def _added(
+def _prepare_additive(
     query_map: Tensor, key_map: Tensor, vector: Tensor, query: Tensor, key: Tensor, family: str
 ) -> Prepared:
     widths = query_map.shape[0], key_map.shape[0]
     if vector.shape != widths[:1] or widths[0] != widths[1]:
         raise ShapeError(
-            f"the score has a query_map of {widths[0]} rows, a key_map of {widths[1]} and a vector of shape "
-            f"{tuple(vector.shape)}; they need one width."
+            f"the score has a query_map with {widths[0]} rows, a key_map with {widths[1]} and a vector of "
+            f"shape {tuple(vector.shape)}; their widths must be equal."
         )
     dtype = query.dtype
-    query = _by_rows(lambda x: x @ query_map.to(dtype).mT, query)
-    key = _by_rows(lambda x: x @ key_map.to(dtype).mT, key)
+    query = _map_finite_rows(lambda x: x @ query_map.to(dtype).mT, query)
+    key = _map_finite_rows(lambda x: x @ key_map.to(dtype).mT, key)
     return Prepared(query, key, family, vector.to(dtype))

@@ -1,4 +1,4 @@
-"""torch's `scaled_dot_product_attention`, by regard's operator: one assignment replaces it."""
+"""Drop-in replacement for torch's `scaled_dot_product_attention`."""
 
 import contextlib
 import math
@@ -22,7 +22,7 @@ from regard.mechanism.torch_state import private
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
 
-# Torch's own function, not whatever is in its place now: that may be a wrapper of the function below.
+# torch's own function; `torch.nn.functional` may already contain a wrapper of the function below.
 _torch_attention: Callable[..., Tensor] = (
     private("_C._nn.scaled_dot_product_attention") or torch.nn.functional.scaled_dot_product_attention
 )
@@ -39,13 +39,13 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, with the same arguments and the same meaning.
+    """Replace `torch.nn.functional.scaled_dot_product_attention`: same arguments, same results.
 
     query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: see torch's documentation.
 
-    Causality is torch's top-left rule. What regard does not compute itself goes to torch's own function:
-    dropout, whose random numbers would differ; nested tensors and other subclasses; a choice of kernels
-    by `torch.nn.attention.sdpa_kernel`; and arguments that torch refuses, so that it refuses them itself.
+    Some calls go to torch's own function: dropout, whose random numbers would differ; nested tensors and
+    other subclasses; kernels selected by `torch.nn.attention.sdpa_kernel`; and invalid arguments, for which
+    torch raises its own errors.
 
     >>> import torch, regard
     >>> x = torch.randn(2, 8, 5, 16)
@@ -60,9 +60,8 @@ def scaled_dot_product_attention(
             raise ArgumentError("CausalBias should not be used with causal=True")
         tensors = tensors[:3]
     if has_torch_function(tensors):
-        known_as = _known_as(tensors)
         return handle_torch_function(
-            known_as,
+            _public_function(tensors),
             tensors,
             query,
             key,
@@ -73,24 +72,23 @@ def scaled_dot_product_attention(
             scale=scale,
             enable_gqa=enable_gqa,
         )
-    usual = _of_their_types(dropout_p, is_causal, scale, enable_gqa) and dropout_p == 0
-    if usual and _regard_can(query, key, value, attn_mask, is_causal, enable_gqa):
-        mask, bias = _mask_and_bias(attn_mask, is_causal)
+    plain = _has_valid_types(dropout_p, is_causal, scale, enable_gqa) and dropout_p == 0
+    if plain and _is_supported(query, key, value, attn_mask, is_causal, enable_gqa):
+        mask, bias = split_mask(attn_mask, is_causal)
         score = ScaledDot(None if scale is None else float(scale))
         return attention(query, key, value, score=score, mask=mask, bias=bias)
-    _refuse_what_torch_overlooks(query, key, value, attn_mask, enable_gqa)
-    if _causal_bias(attn_mask):  # torch only knows it in its own function's place
+    _check_sizes(query, key, value, attn_mask, enable_gqa)
+    if _causal_bias(attn_mask):  # torch handles it only through its own wrapper
         attn_mask = attn_mask._materialize(query.device)
     return _torch_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
 
 
-def _known_as(tensors: Sequence[Tensor | None]) -> Callable[..., Tensor]:
-    """What modes and subclasses are told was called.
+def _public_function(tensors: Sequence[Tensor | None]) -> Callable[..., Tensor]:
+    """Return the function to report to torch-function modes and subclasses.
 
-    A subclass knows torch's function by its place there, whatever stands in that place now; nested
-    tensors know the function itself.
+    Subclasses compare with the current `torch.nn.functional` attribute, nested tensors with torch's original.
     """
     if not any(hasattr(t, "__torch_function__") and type(t) not in (Tensor, Parameter) for t in tensors):
         return scaled_dot_product_attention
@@ -99,45 +97,45 @@ def _known_as(tensors: Sequence[Tensor | None]) -> Callable[..., Tensor]:
     return torch.nn.functional.scaled_dot_product_attention
 
 
-def _of_their_types(dropout_p: object, is_causal: object, scale: float | None, enable_gqa: object) -> bool:
+def _has_valid_types(dropout_p: object, is_causal: object, scale: float | None, enable_gqa: object) -> bool:
     flags = type(is_causal) is bool and type(enable_gqa) is bool
     numbers = isinstance(dropout_p, int | float) and isinstance(scale, int | float | None)
     return flags and numbers and (scale is None or math.isfinite(scale))
 
 
-def _refuse_what_torch_overlooks(
+def _check_sizes(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, enable_gqa: bool
 ) -> None:
-    """Three mistakes that torch's CPU kernel does not notice, and reads memory that is not there."""
+    """Raise for three mistakes that make torch's CPU kernel read out of bounds."""
     inputs = (query, key, value)
     if not all(isinstance(t, Tensor) and not t.is_nested and t.dim() >= 3 for t in inputs):
         return
     if enable_gqa is True and 0 in (key.shape[-3], value.shape[-3]):
         raise ShapeError(
             f"query has {query.shape[-3]} heads, key {key.shape[-3]} and value {value.shape[-3]}; "
-            "heads to share must be there."
+            "key and value need at least one head."
         )
     if not all(t.dim() == 4 for t in inputs):
         return
     if key.shape[-2] != value.shape[-2]:
         raise ShapeError(
-            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; each key needs its value."
+            f"key has {key.shape[-2]} tokens and value has {value.shape[-2]}; axis -2 must be equal."
         )
     if isinstance(attn_mask, Tensor) and query.device == key.device == value.device:
         check_device("attn_mask", attn_mask, query.device)
 
 
 def _causal_bias(attn_mask: Tensor | None) -> TypeGuard["CausalBias"]:
-    """Whether this is torch's own causal mask."""
+    """Whether this is torch's CausalBias."""
     if attn_mask is None or type(attn_mask) in (Tensor, Parameter):
         return False
-    from torch.nn.attention.bias import CausalBias  # with it comes the compiler, which takes seconds
+    from torch.nn.attention.bias import CausalBias  # imports the compiler, which takes seconds
 
     return isinstance(attn_mask, CausalBias)
 
 
-def _mask_and_bias(attn_mask: Tensor | None, is_causal: bool) -> tuple[Mask | Tensor | None, Tensor | None]:
-    """torch has one argument for what are two things here."""
+def split_mask(attn_mask: Tensor | None, is_causal: bool) -> tuple[Mask | Tensor | None, Tensor | None]:
+    """Split torch's attn_mask and is_causal into mask and bias."""
     if is_causal:
         return Causal(align="start"), None
     if _causal_bias(attn_mask):
@@ -147,10 +145,10 @@ def _mask_and_bias(attn_mask: Tensor | None, is_causal: bool) -> tuple[Mask | Te
     return None, attn_mask
 
 
-def _regard_can(
+def _is_supported(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, enable_gqa: bool
 ) -> bool:
-    """Whether this is a call that torch would accept and that regard computes."""
+    """Whether the call is valid in torch and supported by regard."""
     inputs = (query, key, value)
     if not all(isinstance(t, Tensor) and not t.is_nested and t.layout is torch.strided for t in inputs):
         return False
@@ -200,10 +198,10 @@ def _mask_fits(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: 
     if _causal_bias(attn_mask):
         return (attn_mask.seq_len_q, attn_mask.seq_len_kv) == (query.shape[-2], key.shape[-2])
     whole = (*query.shape[:-2], query.shape[-2], key.shape[-2])
-    known = attn_mask.dtype is torch.bool or attn_mask.dtype == query.dtype
-    return known and attn_mask.dim() >= 2 and broadcasts(attn_mask.shape, whole)
+    valid_dtype = attn_mask.dtype is torch.bool or attn_mask.dtype == query.dtype
+    return valid_dtype and attn_mask.dim() >= 2 and broadcasts(attn_mask.shape, whole)
 
 
-# TorchScript cannot read the function above; in scripted modules its name stands for torch's own operator.
-with contextlib.suppress(AttributeError):  # a torch without TorchScript, or that registers in another way
+# TorchScript cannot compile the function above; scripted modules call torch's operator instead.
+with contextlib.suppress(AttributeError):  # this torch has no TorchScript, or another registry
     torch.jit._builtins._register_builtin(scaled_dot_product_attention, "aten::scaled_dot_product_attention")

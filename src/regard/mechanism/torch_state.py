@@ -1,7 +1,7 @@
-"""Whether a tensor's values can be looked at now: not while tracing, and not for tensors without values.
+"""Queries about torch's state: tracing, transforms, dispatch modes, tensor subclasses.
 
-These questions need private functions of torch. Each is looked up once, here, and has an answer for a torch
-that no longer has it: one that sends calls the general way, which is right for every tensor.
+They need private functions of torch. Each is looked up once, here; if it is missing, the answer is the one
+that selects the general implementation, which is correct for every tensor.
 """
 
 from collections.abc import Callable
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 else:
     try:
         from torch._subclasses.fake_tensor import FakeTensor
-    except ImportError:  # then fake tensors count as any other subclass
+    except ImportError:  # fake tensors then count as any other subclass
 
         class FakeTensor(Tensor):
-            """Stands for torch's class, so that no tensor is an instance of it."""
+            """Placeholder without instances."""
 
 
 def private(path: str) -> Any:
-    """An attribute of torch that may be gone in another version; then None."""
-    found: Any = torch
+    """Return an attribute of torch, or None if this version lacks it."""
+    attribute: Any = torch
     for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
+        attribute = getattr(attribute, name, None)
+    return attribute
 
 
 _transforms_active: Callable[[], bool] | None = private("_C._are_functorch_transforms_active")
@@ -40,19 +40,19 @@ _FORWARD = torch.autograd.forward_ad
 
 
 def concrete(*tensors: Tensor) -> bool:
-    """Whether Python may branch on the values of these tensors."""
+    """Whether Python may branch on the values of these tensors: not while tracing or compiling."""
     if torch.compiler.is_compiling() or transformed() or traced():
         return False
     return all(type(t) in (Tensor, nn.Parameter) and not t.is_meta and not batched(t) for t in tensors)
 
 
 def transformed() -> bool:
-    """Whether a transform of torch.func, such as vmap or grad, is active."""
+    """Whether a torch.func transform, such as vmap or grad, is active."""
     return _transforms_active is None or _transforms_active()
 
 
 def traced() -> bool:
-    """Whether operations are written down for a graph that is to serve for other values, or not computed."""
+    """Whether torch is tracing a graph, or running with fake tensors."""
     if _tracing_state is None or _tracing_state() is not None:  # torch.jit.trace
         return True
     if _dispatch_mode is None or None in _MODES:
@@ -61,40 +61,40 @@ def traced() -> bool:
 
 
 def forward_mode() -> bool:
-    """Whether forward-mode derivatives are being carried along."""
+    """Whether forward-mode AD is active."""
     level: int = getattr(_FORWARD, "_current_level", 0)
     return level >= 0
 
 
 def subclassed(*tensors: Tensor) -> bool:
-    """Whether a tensor is of somebody's own kind, for which only plain operations can be counted on."""
+    """Whether a tensor is of a custom subclass, which only supports plain operations."""
     return any(type(t) not in (Tensor, nn.Parameter, nn.Buffer, FakeTensor) for t in tensors)
 
 
 def batched(tensor: Tensor) -> bool:
-    """Whether torch's older vmap, which `is_grads_batched` uses, has wrapped this tensor."""
-    return _legacy_batched is not None and _legacy_batched(tensor)  # without the function, without the vmap
+    """Whether this tensor is wrapped by the legacy vmap of `is_grads_batched`."""
+    return _legacy_batched is not None and _legacy_batched(tensor)
 
 
 def _keys(tensor: Tensor) -> object:
-    """The dispatch keys of a tensor; None if torch does not say."""
+    """Dispatch keys of a tensor; None if unavailable."""
     return None if _dispatch_keys is None else _dispatch_keys(tensor).raw_repr()
 
 
 def _empty(inference: bool) -> Tensor:
-    with torch.inference_mode(inference):  # whatever mode this module is first imported in
+    with torch.inference_mode(inference):  # independent of the mode at import
         return torch.empty(0, device="cpu")
 
 
-# dispatch keys of dense CPU tensors, made with and without inference mode
-_ORDINARY = {_keys(_empty(inference)) for inference in (False, True)}
-_QUIET = None not in (_transforms_active, _tracing_state, _dispatch_modes, _dispatch_keys)
+# dispatch keys of dense CPU tensors, without and with inference mode
+_PLAIN_CPU_KEYS = {_keys(_empty(inference)) for inference in (False, True)}
+_PROBES_AVAILABLE = None not in (_transforms_active, _tracing_state, _dispatch_modes, _dispatch_keys)
 
 
-def quiet(*tensors: Tensor) -> bool:
-    """Whether these are dense CPU tensors, and no transform, tracing, autocast or mode is active."""
+def plain_cpu(*tensors: Tensor) -> bool:
+    """Whether these are dense CPU tensors, without active transforms, tracing, autocast or modes."""
     if (
-        not _QUIET
+        not _PROBES_AVAILABLE
         or _dispatch_modes()  # type: ignore[misc]
         or _transforms_active()  # type: ignore[misc]
         or forward_mode()
@@ -102,4 +102,4 @@ def quiet(*tensors: Tensor) -> bool:
         or _tracing_state() is not None  # type: ignore[misc]
     ):
         return False
-    return all(_dispatch_keys(t).raw_repr() in _ORDINARY for t in tensors)  # type: ignore[misc]
+    return all(_dispatch_keys(t).raw_repr() in _PLAIN_CPU_KEYS for t in tensors)  # type: ignore[misc]

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from regard._util.checks import check_int
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.inspection.layer_view import layer_label
+from regard.inspection.layer_view import pool_dense
+from regard.inspection.layers import layer_label
 from regard.inspection.watch import Seen
 from regard.mechanism.biases import RelativeBias
 from regard.mechanism.mask_algebra import Mask, as_mask
@@ -287,7 +288,7 @@ def draw_mask(
     check_ending(path)
     mask = as_mask(mask)
     if queries is None:
-        queries, own_keys = mask.drawn_size() or (8, 8)
+        queries, own_keys = mask.default_size() or (8, 8)
         keys = own_keys if keys is None else keys
     sides = [queries, queries if keys is None else keys]
     sizes = [_size(side) for side in sides]

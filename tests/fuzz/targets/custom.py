@@ -218,7 +218,7 @@ def mask(case: Case, query: Tensor, key: Tensor) -> dict[str, Any]:
     whole = (query.shape[-2], key.shape[-2])
 
     class Own(regard.Mask):
-        def terms(self, scene: Any) -> Any:
+        def terms(self, call_shape: Any) -> Any:
             case.random.seed(choice)
             rows = torch.arange(whole[0])[:, None]
             right = MaskTerm(rows * 0, rows + 1, torch.ones(whole, dtype=torch.bool))

@@ -19,7 +19,7 @@ def run(case: Case) -> None:
     case.random.choice((operator, hooks))(case)
 
 
-def together(case: Case, works: list[Callable[[], None]], seconds: float = SECONDS) -> None:
+def run_concurrently(case: Case, works: list[Callable[[], None]], seconds: float = SECONDS) -> None:
     """Run these again and again in a thread each, and report the first exception."""
     problems: list[BaseException] = []
     end = time.monotonic() + seconds
@@ -66,7 +66,7 @@ def operator(case: Case) -> None:
     tokens = case.random.choice((5, 30))
     count = case.random.choice((2, 3, 4))
     case.note(f"{count} threads, 2 × 2 × {tokens} × 8")
-    together(case, [_work(case, tokens) for _ in range(count)])
+    run_concurrently(case, [_work(case, tokens) for _ in range(count)])
 
 
 def _work(case: Case, tokens: int) -> Callable[[], None]:
@@ -145,6 +145,6 @@ def hooks(case: Case) -> None:
     chosen = case.random.choice(((watch,), (patch,), (watch, patch), (watch, watch)))
     case.note(f"{[work.__name__ for work in chosen]} beside two threads of plain torch, grad {grad_enabled}")
     before = torch.backends.mha.get_fastpath_enabled(), nn.functional.scaled_dot_product_attention
-    together(case, [*chosen, plain, plain])
+    run_concurrently(case, [*chosen, plain, plain])
     if before != (torch.backends.mha.get_fastpath_enabled(), nn.functional.scaled_dot_product_attention):
         raise Failure("torch is not as it was before watch and patch")

@@ -339,8 +339,8 @@ class Terms(Mask):
     def __init__(self, terms: Callable[[CallShape], Any]) -> None:
         self.made = terms
 
-    def terms(self, scene: CallShape) -> Any:
-        return self.made(scene)
+    def terms(self, call_shape: CallShape) -> Any:
+        return self.made(call_shape)
 
 
 # Each rule alone, combined, and inside documents: the mask, and the keys and queries it is for.
@@ -571,7 +571,7 @@ def test_subclasses_of_built_in_masks_are_checked(implementation):
             return None, position + 1.5
 
     class Half(Padding):
-        def terms(self, scene: CallShape) -> Any:
+        def terms(self, call_shape: CallShape) -> Any:
             return (MaskTerm(stop=self.lengths[:, None, None, None] / 2),)
 
     refuses(implementation, DTypeError, ("Ahead.ranges", "float32"), mask=Ahead())

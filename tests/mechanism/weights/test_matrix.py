@@ -611,7 +611,7 @@ def test_one_sequence_or_head_holds_no_others(joined):
 def test_a_batch_of_one_sequence_is_not_copied():
     x = torch.randn(1, 3, 5, 7)
     weights = regard.attend(x, x, x)[1]
-    assert weights.batch(0)._problem["query"].data_ptr() == x.data_ptr()
+    assert weights.batch(0).problem["query"].data_ptr() == x.data_ptr()
 
 
 def test_one_sequence_of_a_batch_has_its_gradient():
@@ -1625,7 +1625,7 @@ def test_what_is_held_is_all_that_is_kept_alive(way: str, dtype: torch.dtype) ->
     weights.topk(1)
     del query, key, value
     after = storages()
-    cached = {t.untyped_storage()._cdata: t.untyped_storage() for t in weights._problem.tensors.values()}
+    cached = {t.untyped_storage()._cdata: t.untyped_storage() for t in weights.problem.tensors.values()}
     shared = sum(storage.nbytes() for name, storage in cached.items() if name in before)
     assert weights.held - shared == sum(size for name, size in after.items() if name not in before)
 

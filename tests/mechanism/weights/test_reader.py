@@ -75,9 +75,9 @@ def test_a_row_is_the_same_in_every_part(size: str, mask: Any, normalize: regard
         one = weights.heads(head)
         assert torch.equal(one.dense(), dense[head])
         assert torch.equal(one[queries - 1], dense[head, queries - 1])
-        assert torch.equal(one.top(3).values, dense[head].topk(3, -1).values)
+        assert torch.equal(one.topk(3).values, dense[head].topk(3, -1).values)
         assert torch.equal(one.T @ torch.eye(queries), dense[head].mT)
-    assert torch.equal(weights.top(5).values, dense.topk(5, -1).values)
+    assert torch.equal(weights.topk(5).values, dense.topk(5, -1).values)
     assert torch.equal(weights.pool(queries, keys), dense)
     for rows, columns in itertools.product((1, 2, queries), (1, 7, keys)):
         part = (slice(queries - rows, queries), slice(3, 3 + columns))
@@ -106,7 +106,7 @@ def test_weights_whose_tau_is_not_known_agree_with_those_whose_is(
         assert torch.allclose(again[:, queries - 1], dense[:, queries - 1], rtol=1e-5, atol=1e-9)
         assert torch.allclose(again.dense(), dense, rtol=1e-5, atol=1e-9)
         assert torch.allclose(again.heads(1).dense(), dense[1], rtol=1e-5, atol=1e-9)
-        top = again.top(5).values  # now the kernels have found τ
+        top = again.topk(5).values  # now the kernels have found τ
         assert torch.allclose(top, dense.topk(5, -1).values, rtol=1e-5, atol=1e-9)
         assert torch.equal(again[:, queries - 1].topk(5, -1).values, top[:, queries - 1])
     one = pickle.loads(pickle.dumps(weights.heads(1)))
@@ -193,13 +193,13 @@ def test_tau_is_found_once(call: str, graph: bool, launches: list[str]) -> None:
     with torch.set_grad_enabled(graph):
         weights = regard.attend(x, x, x, **CALLS[call])[1]
     with torch.no_grad():
-        weights.top(5)
+        weights.topk(5)
         assert launches == ["forward", "top"]
         weights.entropy()
         weights.dense()
         weights.received()
         weights[:, 3]
-        weights.heads(1).top(2)
+        weights.heads(1).topk(2)
         weights.detach().to("cpu").entropy()
     assert launches[2:] == ["entropy", "weights", "backward", "weights", "top", "entropy"]
 
@@ -220,7 +220,7 @@ def test_the_tau_of_other_kernels_is_found_again_and_kept(
     x = torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(0))
     weights = again(regard.attend(x, x, x)[1], tmp_path)
     launches.clear()
-    weights.top(5)
+    weights.topk(5)
     weights.entropy()
     weights.heads(0).entropy()
     assert launches == ["forward", "top", "entropy", "entropy"]
@@ -231,12 +231,12 @@ def test_a_wrong_tau_in_a_file_does_no_harm(tmp_path: Any) -> None:
     x = torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(0))
     weights = regard.attend(x, x, x)[1]
     dense, path = weights.dense(), tmp_path / "weights.safetensors"
-    problem = weights._problem
+    problem = weights.problem
     spoilt = Weights(problem.with_tensors({**problem.tensors, "tau": problem["tau"] + 1}), None, (2,))
     again = regard.Weights.load(spoilt.save(path))
     assert torch.equal(again.dense(), dense)
     assert torch.equal(again.pool(30, 30), dense)
-    assert torch.equal(again.top(30).values.sort(-1).values, dense.sort(-1).values)
+    assert torch.equal(again.topk(30).values.sort(-1).values, dense.sort(-1).values)
 
 
 @kernels
@@ -255,7 +255,7 @@ def test_what_torch_had_to_solve_is_not_taken_for_the_kernels(launches: list[str
         assert torch.allclose(read, reference, equal_nan=True, atol=1e-6)
     launches.clear()
     weights.entropy()
-    weights.top(3)
+    weights.topk(3)
     assert launches.count("top") == launches.count("entropy") == 0  # refused once, and not asked again
     assert not reference[:, :20].isnan().any()
     assert reference[:, 20:].isnan().any()
@@ -268,7 +268,7 @@ def test_what_torch_had_to_solve_is_not_taken_for_the_kernels(launches: list[str
 def test_threads_may_read_the_same_weights(implementation: str | None) -> None:
     x = torch.randn(4, 60, 16, generator=torch.Generator().manual_seed(0))
     expected = regard.attend(x, x, x, implementation=implementation)[1]
-    wanted = (expected.top(3).values, expected.dense(), expected.pool(3, 3), expected.entropy())
+    wanted = (expected.topk(3).values, expected.dense(), expected.pool(3, 3), expected.entropy())
     for _ in range(20):
         weights = regard.attend(x, x, x, implementation=implementation)[1]
         start, failures = threading.Barrier(4), []
@@ -278,7 +278,7 @@ def test_threads_may_read_the_same_weights(implementation: str | None) -> None:
         ) -> None:
             start.wait()
             try:
-                seen = (weights.top(3).values, weights.dense(), weights.pool(3, 3), weights.entropy())
+                seen = (weights.topk(3).values, weights.dense(), weights.pool(3, 3), weights.entropy())
                 failures.extend("differs" for a, b in zip(seen, wanted, strict=True) if not torch.equal(a, b))
             except Exception as error:
                 failures.append(repr(error))

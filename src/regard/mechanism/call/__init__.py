@@ -1,4 +1,4 @@
-"""From the arguments of a call to a `Problem`: read, checked and brought into one layout."""
+"""From the arguments of a call to a `Problem`: checks and layout."""
 
 from regard._util.lazy import attach
 

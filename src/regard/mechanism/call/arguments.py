@@ -1,4 +1,4 @@
-"""From the arguments of a call to a `Problem`: everything checked, and laid out alike."""
+"""Check the arguments of a call and convert them to a `Problem`."""
 
 import math
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from regard.mechanism import reference
 from regard.mechanism.biases import RelativeBias
 from regard.mechanism.call import validation
 from regard.mechanism.call.layout import Layout, broadcasts
-from regard.mechanism.call.problem import Problem, Rules, Tile
+from regard.mechanism.call.problem import Problem, ProblemConfig, Tile
 from regard.mechanism.dropout import draw_seed
 from regard.mechanism.mask_algebra import CallShape, Mask, as_mask, terms_of
-from regard.mechanism.normalizers import Normalizer, Softmax1, spell
+from regard.mechanism.normalizers import Normalizer, Softmax1, to_text
 from regard.mechanism.scores import (
     Additive,
     Concat,
@@ -31,14 +31,14 @@ from regard.mechanism.scores import (
 )
 from regard.mechanism.torch_state import concrete
 
-# Scores whose `prepare` needs no check: exact types, so that a subclass is checked.
+# Scores whose `prepare` needs no check; exact types, because subclasses are checked.
 _BUILT_IN = {Dot, ScaledDot, Cosine, Gaussian, General, Additive, Concat}
 
 Bias = Tensor | RelativeBias | list[Tensor | RelativeBias] | tuple[Tensor | RelativeBias, ...]
 
 
 class Call(NamedTuple):
-    """What a call asks for, beside its three tensors."""
+    """The arguments of a call, except for query, key and value."""
 
     score: Score | ScoreFunction
     mask: Mask | Tensor | None
@@ -49,30 +49,30 @@ class Call(NamedTuple):
 
 
 def prepare(query: Tensor, key: Tensor, value: Tensor, layout: Layout, call: Call) -> Problem:
-    """The problem that a call stands for."""
+    """Check a call and return it as a `Problem`."""
     normalize, dropout = call.normalize, call.dropout
     _check_dropout(dropout, call.generator)
-    scene = CallShape(layout.lead, query.shape[-2], key.shape[-2], query.device)
-    precise = torch.float64 if query.dtype is torch.float64 else torch.float32
-    prepared, function_scores = _score(call.score, query, key, layout, precise)
+    call_shape = CallShape(layout.lead, query.shape[-2], key.shape[-2], query.device)
+    dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
+    prepared, function_scores = _score(call.score, query, key, layout, dtype)
     tensors = {
         "query": prepared.query,
         "key": prepared.key,
-        "value": layout.per_key(value.to(precise)),
+        "value": layout.per_key(value.to(dtype)),
     }
     if prepared.vector is not None:
         tensors["vector"] = layout.per_query(prepared.vector[None])
 
     biases = [*prepared.biases, *function_scores]
-    for part in _parts(call.bias):
+    for part in _as_tuple(call.bias):
         if isinstance(part, RelativeBias):
             lines = sum(name.startswith("line") for name in tensors)
-            tensors[f"line{lines}"] = _line(part, layout, scene, precise)
+            tensors[f"line{lines}"] = _line(part, layout, call_shape, dtype)
         else:
-            biases.append(layout.per_query(_dense(part, scene, precise)))
+            biases.append(layout.per_query(_dense(part, call_shape, dtype)))
     tensors.update({f"bias{i}": term for i, term in enumerate(biases)})
 
-    terms = () if call.mask is None else terms_of(as_mask(call.mask), scene)
+    terms = () if call.mask is None else terms_of(as_mask(call.mask), call_shape)
     for i, term in enumerate(terms):
         for name, tensor in term._asdict().items():
             if tensor is not None:
@@ -80,33 +80,33 @@ def prepare(query: Tensor, key: Tensor, value: Tensor, layout: Layout, call: Cal
 
     sink = normalize.sink()
     if sink is not None:
-        tensors["sink"] = _sink(normalize, sink, layout, scene, precise)
-        normalize = Softmax1() if type(normalize) is Softmax1 else normalize  # its score is kept once
+        tensors["sink"] = _sink(normalize, sink, layout, call_shape, dtype)
+        normalize = Softmax1() if type(normalize) is Softmax1 else normalize
     if dropout or any(name.startswith("line") for name in tensors):
-        tensors["row"] = layout.per_query(torch.arange(scene.queries, device=scene.device)[:, None])
+        tensors["row"] = layout.per_query(torch.arange(call_shape.queries, device=call_shape.device)[:, None])
     if dropout:
-        heads = torch.arange(math.prod((*layout.batch, layout.heads)), device=scene.device)
+        heads = torch.arange(math.prod((*layout.batch, layout.heads)), device=call_shape.device)
         tensors["head"] = layout.per_query(heads.reshape(*layout.batch, layout.heads, 1, 1))
-        tensors["seed"] = layout.per_head(draw_seed(scene.device, call.generator))
+        tensors["seed"] = layout.per_head(draw_seed(call_shape.device, call.generator))
     name = getattr(call.score, "__name__", type(call.score).__name__)
-    rules = Rules(
+    config = ProblemConfig(
         normalize,
         prepared.family,
         prepared.scale,
         prepared.softcap,
         dropout,
         len(terms),
-        scene.queries,
+        call_shape.queries,
         score=name,
     )
-    problem = Problem(rules, tensors)
-    if spell(normalize) is None:
-        _try_normalizer(problem)
+    problem = Problem(config, tensors)
+    if to_text(normalize) is None:
+        _check_normalizer(problem)
     return problem
 
 
-def _try_normalizer(problem: Problem) -> None:
-    """Check what a custom normalizer returns, on the last rows: the first of a causal mask sees one key."""
+def _check_normalizer(problem: Problem) -> None:
+    """Check a custom normalizer on the last rows; the first row of a causal mask sees one key only."""
     if not concrete(*problem.tensors.values()) or 0 in (*problem.lead(), problem.queries, problem.keys):
         return
     lead = tuple(slice(0, min(size, 2)) for size in problem.lead()[:-1])
@@ -114,99 +114,98 @@ def _try_normalizer(problem: Problem) -> None:
     part = problem.without("value").part(Tile(lead, rows, slice(0, problem.keys)))
     with torch.no_grad():
         scores = reference.scores(part)
-        validation.normalizer(problem.rules.normalize, scores)
-        sums = reference.weigh(part, scores, reference.tau(part, scores)).sum(-1)
+        validation.normalizer(problem.config.normalize, scores)
+        sums = reference.apply_normalizer(part, scores, reference.tau(part, scores)).sum(-1)
     if "sink" not in problem.tensors:
-        validation.row_sums(problem.rules.normalize, sums, (scores != -math.inf).any(-1))
+        validation.row_sums(problem.config.normalize, sums, (scores != -math.inf).any(-1))
 
 
 def _score(
-    score: Score | ScoreFunction, query: Tensor, key: Tensor, layout: Layout, precise: torch.dtype
+    score: Score | ScoreFunction, query: Tensor, key: Tensor, layout: Layout, dtype: torch.dtype
 ) -> tuple[Prepared, list[Tensor]]:
-    """The prepared score; and the scores themselves where they come from a function."""
+    """Return the prepared score, and the dense scores if the score is a function."""
     check_score(score)
     if isinstance(score, nn.Module):
         check_device("the score", score, query.device)
     if isinstance(score, Score):
-        per_query, per_key = layout.per_query(query.to(precise)), layout.per_key(key.to(precise))
+        per_query, per_key = layout.per_query(query.to(dtype)), layout.per_key(key.to(dtype))
         prepared = score.prepare(per_query, per_key)
-        if type(score) in _BUILT_IN and "prepare" not in vars(score):  # a module's own can be replaced
+        if type(score) in _BUILT_IN and "prepare" not in vars(score):  # may be overridden on the instance
             return prepared, []
         lead = (*layout.batch, layout.groups, layout.per_group)
         return validation.prepared(score, prepared, per_query, per_key, lead), []
     grouped = layout.per_group > 1 and key.dim() > 2 and key.shape[-3] > 1
-    every = key.repeat_interleave(layout.per_group, -3) if grouped else key
-    whole = (*layout.lead, query.shape[-2], key.shape[-2])
-    scores = validation.function_scores(score(query, every), query, every, whole)
-    # what is left to match is empty: the scores stand beside it as a bias
-    nothing = Prepared(layout.per_query(query[..., :0].to(precise)), layout.per_key(key[..., :0].to(precise)))
-    return nothing, [layout.per_query(torch.atleast_2d(scores.to(precise)))]
+    repeated = key.repeat_interleave(layout.per_group, -3) if grouped else key
+    shape = (*layout.lead, query.shape[-2], key.shape[-2])
+    scores = validation.function_scores(score(query, repeated), query, repeated, shape)
+    # zero-width query and key; the function's scores enter as a bias
+    empty = Prepared(layout.per_query(query[..., :0].to(dtype)), layout.per_key(key[..., :0].to(dtype)))
+    return empty, [layout.per_query(torch.atleast_2d(scores.to(dtype)))]
 
 
-def _parts(bias: Bias | None) -> Sequence[Tensor | RelativeBias]:
+def _as_tuple(bias: Bias | None) -> Sequence[Tensor | RelativeBias]:
     if bias is None:
         return ()
     return tuple(bias) if isinstance(bias, list | tuple) else (bias,)
 
 
-def _dense(bias: Tensor, scene: CallShape, precise: torch.dtype) -> Tensor:
+def _dense(bias: Tensor, call_shape: CallShape, dtype: torch.dtype) -> Tensor:
     if not isinstance(bias, Tensor):
         name = bias.__name__ if isinstance(bias, type) else type(bias).__name__
         cure = "pass a tensor, a relative bias, or a list of them"
         if isinstance(bias, type):
             cure = f"pass an instance, {name}(…)"
         elif isinstance(bias, Mask):
-            cure = "a mask goes to mask="
+            cure = "pass masks as mask="
         raise DTypeError(f"bias is {name}, which cannot be added to scores; {cure}.")
     if not bias.is_floating_point():
         cure = (
-            "A boolean tensor, True = may look, goes to mask=."
+            "Pass a boolean tensor (True = may attend) as mask=."
             if bias.dtype is torch.bool
             else "bias.float()."
         )
         raise DTypeError(
-            f"bias is of {bias.dtype}; it is added to the scores, so it needs floating point. {cure}"
+            f"bias has dtype {bias.dtype}; it is added to the scores, so it must be floating point. {cure}"
         )
-    whole = (*scene.lead, scene.queries, scene.keys)
-    if not broadcasts(bias.shape, whole):
+    shape = (*call_shape.lead, call_shape.queries, call_shape.keys)
+    if not broadcasts(bias.shape, shape):
         raise ShapeError(
-            f"bias has shape {tuple(bias.shape)}, which does not broadcast to the scores' shape {whole}. "
-            "Add axes of size 1 where it is the same for all."
+            f"bias has shape {tuple(bias.shape)}, which does not broadcast to the shape of the scores, "
+            f"{shape}. Insert axes of size 1 where it is shared."
         )
     check_dense("bias", bias)
-    check_device("bias", bias, scene.device)
-    return torch.atleast_2d(bias.to(precise))
+    check_device("bias", bias, call_shape.device)
+    return torch.atleast_2d(bias.to(dtype))
 
 
-def _line(bias: RelativeBias, layout: Layout, scene: CallShape, precise: torch.dtype) -> Tensor:
-    check_device("bias", bias, scene.device)
-    length = max(scene.queries + scene.keys - 1, 0)
-    result = bias.line(scene.queries, scene.keys, scene.device)
-    line = validation.line(bias, result, layout.heads, length, scene.device).to(precise)
+def _line(bias: RelativeBias, layout: Layout, call_shape: CallShape, dtype: torch.dtype) -> Tensor:
+    check_device("bias", bias, call_shape.device)
+    length = max(call_shape.queries + call_shape.keys - 1, 0)
+    result = bias.line(call_shape.queries, call_shape.keys, call_shape.device)
+    line = validation.line(bias, result, layout.heads, length, call_shape.device).to(dtype)
     return layout.per_query(line.unsqueeze(-2))  # h l -> h 1 l
 
 
 def _sink(
-    normalize: Normalizer, sink: Tensor | float, layout: Layout, scene: CallShape, precise: torch.dtype
+    normalize: Normalizer, sink: Tensor | float, layout: Layout, call_shape: CallShape, dtype: torch.dtype
 ) -> Tensor:
-    sink = validation.sink(normalize, sink, layout.heads, scene.device)
-    tensor = sink if isinstance(sink, Tensor) else torch.tensor(sink, dtype=precise, device=scene.device)
-    return layout.per_head(tensor.to(precise))
+    sink = validation.sink(normalize, sink, layout.heads, call_shape.device)
+    tensor = sink if isinstance(sink, Tensor) else torch.tensor(sink, dtype=dtype, device=call_shape.device)
+    return layout.per_head(tensor.to(dtype))
 
 
 def check_score(score: object) -> None:
-    """A regard score, or a function."""
+    """Raise unless `score` is a score or a function."""
     if isinstance(score, type):
         raise DTypeError(f"score is the class {score.__name__}; pass an instance: score={score.__name__}(…).")
     if not isinstance(score, Score) and not callable(score):
         raise DTypeError(
-            f"score is a {type(score).__name__}; pass a regard score, such as Dot(), "
-            "or a function of (query, key)."
+            f"score is a {type(score).__name__}; pass a score, such as Dot(), or a function of (query, key)."
         )
 
 
 def _check_dropout(dropout: float, generator: torch.Generator | None) -> None:
-    check_number("attention got dropout", dropout, min=0, below=1, cure="It is the share of weights to drop.")
+    check_number("attention got dropout", dropout, min=0, below=1, cure="It is the dropout probability.")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise DTypeError(
             f"generator is {generator!r}; pass a torch.Generator: torch.Generator().manual_seed(0)."

@@ -1,11 +1,11 @@
-"""Arguments as other libraries spell them: errors that name the spelling of regard."""
+"""Errors that translate argument names of other libraries."""
 
 import difflib
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-# As in torch, flash-attn, x-transformers and Hugging Face transformers.
-_ELSEWHERE = {
+# Names used by torch, flash-attn, x-transformers and Hugging Face transformers.
+_EQUIVALENTS = {
     "is_causal": 'mask=regard.Causal(), or Causal(align="start") for torch\'s top-left rule',
     "causal": "mask=regard.Causal()",
     "attn_mask": "mask= for a boolean tensor (True = may look), bias= for numbers added to the scores",
@@ -25,7 +25,7 @@ _ELSEWHERE = {
     "window_size": "mask=regard.Window(left=left, right=right)",
     "sliding_window": "mask=regard.Window(sliding_window)",
     "alibi_slopes": "bias=regard.ALiBi(heads)",
-    "score_mod": "score= for a function of (query, key), or bias= for what is added to the scores",
+    "score_mod": "score= for a function of (query, key), or bias= for a term added to the scores",
     "need_weights": "output, weights = regard.attend(query, key, value)",
     "return_attn_probs": "output, weights = regard.attend(query, key, value)",
     "output_attentions": "output, weights = regard.attend(query, key, value)",
@@ -49,29 +49,27 @@ _MASKS = {
 }
 
 
-def normalizer(normalize: object) -> str:
-    """The normalizer that a name stands for, as code; Softmax() if none is known."""
-    known = _NORMALIZERS.get(normalize.lower()) if isinstance(normalize, str) else None
-    return known or "Softmax()"
+def suggest_normalizer(name: object) -> str:
+    """Return the normalizer with this name, as code; "Softmax()" if unknown."""
+    return _NORMALIZERS.get(name.lower() if isinstance(name, str) else "", "Softmax()")
 
 
-def mask(given: object) -> str:
-    """The mask that a name stands for, as code; Causal() if none is known."""
-    known = _MASKS.get(given.lower()) if isinstance(given, str) else None
-    return known or "Causal()"
+def suggest_mask(name: object) -> str:
+    """Return the mask with this name, as code; "Causal()" if unknown."""
+    return _MASKS.get(name.lower() if isinstance(name, str) else "", "Causal()")
 
 
-def refuse(function: str, positional: Sequence[object], unknown: Mapping[str, object]) -> NoReturn:
-    """Raise a TypeError for arguments that a function does not take."""
+def raise_unexpected(function: str, positional: Sequence[object], unknown: Mapping[str, object]) -> NoReturn:
+    """Raise a TypeError for unexpected arguments."""
     if positional:
         raise TypeError(
             f"{function} takes query, key and value by position and got {len(positional)} more "
-            f"({', '.join(type(x).__name__ for x in positional)}). Name the others: mask=regard.Causal()."
+            f"({', '.join(type(x).__name__ for x in positional)}). Pass those by name: mask=regard.Causal()."
         )
     name = next(iter(unknown))
-    spelled = _ELSEWHERE.get(name)
-    if spelled is None:
+    hint = _EQUIVALENTS.get(name)
+    if hint is None:
         known = ("score", "mask", "bias", "normalize", "dropout", "generator", "implementation")
-        near = difflib.get_close_matches(name, known, 1)
-        spelled = f"{near[0]}=" if near else f"one of {', '.join(f'{other}=' for other in known)}"
-    raise TypeError(f"{function} got an unexpected keyword argument {name!r}. Use {spelled}.")
+        similar = difflib.get_close_matches(name, known, 1)
+        hint = f"{similar[0]}=" if similar else f"one of {', '.join(f'{other}=' for other in known)}"
+    raise TypeError(f"{function} got an unexpected keyword argument {name!r}. Use {hint}.")

@@ -1,14 +1,14 @@
-"""A call made ready: every tensor in one layout, so that the implementations need to know nothing else.
+"""`Problem`: a prepared call, with all tensors in one layout.
 
 All tensors of a `Problem` have the same number of axes, (…, g, r, ·, ·): batch axes, key heads g, query
-heads r per key head, and two axes of their own. Axes along which a tensor is the same have size 1, so
-nothing is repeated in memory, a tile is a slice of each tensor, and `vmap` is one more batch axis.
+heads r per key head, and two axes of their own. Shared axes have size 1, so nothing is repeated in memory, a
+tile is a slice of each tensor, and `vmap` adds one batch axis.
 
     query    … g r q d      key   … g 1 k d      value  … g 1 k e      vector  … 1 1 1 d (additive scores)
     bias     … g r q k      line  … g r 1 l      relative biases, over the l = q + k − 1 distances
-    start    … g r q 1      stop  … g r q 1      allowed … g r q k     the mask's terms
-    sink     … g r 1 1      seed  … 1 1 1 1      row    … 1 1 q 1      head    … g r 1 1 (they number dropout)
-    tau      … g r q 2      in lazy weights, once the rows' statistic is known
+    start    … g r q 1      stop  … g r q 1      allowed … g r q k     mask terms
+    sink     … g r 1 1      seed  … 1 1 1 1      row    … 1 1 q 1      head    … g r 1 1 (for dropout)
+    tau      … g r q 2      row statistic, in lazy weights
 """
 
 import math
@@ -27,35 +27,35 @@ from regard.mechanism.torch_state import concrete
 
 QUERY_AXIS = {"query": -2, "bias": -2, "allowed": -2, "start": -2, "stop": -2, "row": -2, "tau": -2}
 KEY_AXIS = {"key": -2, "value": -2, "bias": -1, "allowed": -1}
-WHOLE = 2**15  # scores of a problem that is solved in one piece, without looking at its intervals first
+MAX_SINGLE_TILE = 2**15  # scores; a smaller problem is one tile, without reading its mask intervals
 DIFFERENTIABLE = ("query", "key", "value", "vector", "bias", "line", "sink")
 
 
-class Rules(NamedTuple):
-    """The part of a problem that is no tensor."""
+class ProblemConfig(NamedTuple):
+    """The non-tensor part of a problem."""
 
     normalize: Normalizer
-    family: str = "dot"  # or "tanh", "relu": the additive ones
+    family: str = "dot"  # or "tanh", "relu": additive scores
     scale: float = 1.0  # of the dot product
     softcap: float | None = None
     dropout: float = 0.0
-    terms: int = 0  # of the mask
-    queries: int = 0  # of the whole call, which relative biases count from
-    careful: bool = True  # the tensors may hold NaN or infinity
-    score: str = ""  # its name, for people
-    fused: bool = False  # whether the kernels are to solve it, if they can
+    terms: int = 0  # number of mask terms
+    queries: int = 0  # of the full call; relative biases and dropout need it
+    nan_safe: bool = True  # the tensors may contain NaN or inf
+    score: str = ""  # name of the score, for display
+    fused: bool = False  # use the kernels if they support it
 
 
 def kind(name: str) -> str:
-    """The kind of a tensor: bias for bias0, bias1, …"""
+    """Return the kind of a tensor: "bias" for bias0, bias1, …"""
     return name.rstrip("0123456789")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Rules, named tensors, and where this tile begins in the whole."""
+    """Configuration, named tensors, and the position of this tile in the full problem."""
 
-    rules: Rules
+    config: ProblemConfig
     tensors: Mapping[str, Tensor]
     first_row: int = 0
     first_key: int = 0
@@ -67,7 +67,7 @@ class Problem:
         return self.tensors.get(name)
 
     def all(self, wanted: str) -> list[Tensor]:
-        """All tensors of a kind, in order."""
+        """Return all tensors of a kind, in order."""
         return [tensor for name, tensor in self.tensors.items() if kind(name) == wanted]
 
     @property
@@ -79,39 +79,38 @@ class Problem:
         return self["key"].shape[-2]
 
     def lead(self) -> tuple[int, ...]:
-        """(…, g, r): the leading axes that all tensors together have."""
-        found = [1] * (self["query"].dim() - 2)
+        """Return (…, g, r): the leading axes of all tensors, broadcast."""
+        lead = [1] * (self["query"].dim() - 2)
         for tensor in self.tensors.values():
             for axis, size in enumerate(tensor.shape[:-2]):
-                if size != 1 and found[axis] == 1:
-                    found[axis] = size
-        return tuple(found)
+                if size != 1 and lead[axis] == 1:
+                    lead[axis] = size
+        return tuple(lead)
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Problem":
-        return Problem(self.rules, dict(tensors), self.first_row, self.first_key)
+        return Problem(self.config, dict(tensors), self.first_row, self.first_key)
 
-    def with_rules(self, **changes: Any) -> "Problem":
-        return Problem(self.rules._replace(**changes), self.tensors, self.first_row, self.first_key)
+    def with_config(self, **changes: Any) -> "Problem":
+        return Problem(self.config._replace(**changes), self.tensors, self.first_row, self.first_key)
 
-    def checked(self, *others: Tensor) -> "Problem":
-        """The same problem, careful only if it must be.
+    def nan_checked(self, *others: Tensor) -> "Problem":
+        """Return the problem with `nan_safe` set only if needed.
 
-        It must where the inputs, or others, hold NaN or infinity, and where a match of query and key may
-        overflow.
+        It is needed if the inputs, or others, contain NaN or inf, or if a score may overflow.
         """
-        matched = [self.tensors[name] for name in ("query", "key", "vector") if name in self.tensors]
-        # a sum may also overflow; then being careful costs time and nothing else
+        scored = [self.tensors[name] for name in ("query", "key", "vector") if name in self.tensors]
+        # the sum itself may overflow; then nan_safe only costs time
         summed = [*(t for name, t in self.tensors.items() if name == "value"), *others]
-        calm = concrete(*matched, *summed) and all(math.isfinite(t.sum().item()) for t in summed)
-        return self.with_rules(careful=not (calm and self._bounded(*map(_largest, matched))))
+        finite = concrete(*scored, *summed) and all(math.isfinite(t.sum().item()) for t in summed)
+        return self.with_config(nan_safe=not (finite and self._cannot_overflow(*map(_max_abs, scored))))
 
-    def _bounded(self, query: float, key: float, vector: float = 1.0) -> bool:
-        """Whether no score can overflow, given the largest magnitudes; not if one of them is NaN."""
-        width, real = max(self["query"].shape[-1], 1), self["query"].dtype
-        scaled = query * abs(self.rules.scale)
-        each = scaled * key if self.rules.family == "dot" else (scaled + key) * vector
-        limit = torch.finfo(real).max / 4
-        return max(scaled, key, vector) < limit and width * each < limit
+    def _cannot_overflow(self, query: float, key: float, vector: float = 1.0) -> bool:
+        """Whether no score can overflow, given the largest magnitudes; False if one is NaN."""
+        width, dtype = max(self["query"].shape[-1], 1), self["query"].dtype
+        scaled = query * abs(self.config.scale)
+        term = scaled * key if self.config.family == "dot" else (scaled + key) * vector
+        limit = torch.finfo(dtype).max / 4
+        return max(scaled, key, vector) < limit and width * term < limit
 
     def map(self, change: Callable[[str, Tensor], Tensor]) -> "Problem":
         return self.with_tensors({name: change(name, tensor) for name, tensor in self.tensors.items()})
@@ -119,41 +118,41 @@ class Problem:
     def without(self, *names: str) -> "Problem":
         return self.with_tensors({name: t for name, t in self.tensors.items() if name not in names})
 
-    def key_numbers(self) -> Tensor:
-        """The number of each key of this tile in the whole."""
+    def key_indices(self) -> Tensor:
+        """Return the index of each key of this tile in the full problem."""
         return torch.arange(self.first_key, self.first_key + self.keys, device=self["key"].device)
 
     def terms(self) -> list[MaskTerm]:
-        """The mask's terms; none is no mask."""
+        """Return the mask terms; an empty list means no mask."""
         return [
             MaskTerm(self.get(f"start{i}"), self.get(f"stop{i}"), self.get(f"allowed{i}"))
-            for i in range(self.rules.terms)
+            for i in range(self.config.terms)
         ]
 
     def visible(self) -> Tensor | None:
-        """Which keys are in sight, (…, g, r, q, k), or None if all are."""
-        return union(self.terms(), self.key_numbers()) if self.rules.terms else None
+        """Return which pairs are visible, (…, g, r, q, k); None if all are."""
+        return union(self.terms(), self.key_indices()) if self.config.terms else None
 
     def part(self, tile: "Tile") -> "Problem":
-        """A tile as a problem of its own, on views of the same tensors."""
+        """Return a tile as a problem, on views of the same tensors."""
         return replace(
             self,
-            tensors={name: tensor[tile.cut(name, tensor.shape)] for name, tensor in self.tensors.items()},
+            tensors={name: tensor[tile.slices(name, tensor.shape)] for name, tensor in self.tensors.items()},
             first_row=self.first_row + tile.rows.start,
             first_key=self.first_key + tile.keys.start,
         )
 
 
-def _largest(tensor: Tensor) -> float:
-    """The largest magnitude; NaN if there is one."""
+def _max_abs(tensor: Tensor) -> float:
+    """The largest magnitude; NaN if the tensor contains NaN."""
     if not tensor.numel():
         return 0.0
-    least, most = tensor.detach().aminmax()
-    return torch.maximum(-least, most).item()
+    low, high = tensor.detach().aminmax()
+    return torch.maximum(-low, high).item()
 
 
 class Tile(NamedTuple):
-    """Which leading indices (…, g), query rows and keys a tile has."""
+    """Leading indices (…, g), query rows and keys of a tile."""
 
     lead: tuple[slice, ...]
     rows: slice
@@ -161,16 +160,16 @@ class Tile(NamedTuple):
 
     @property
     def rows_index(self) -> tuple[Any, ...]:
-        """Where this tile stands in a tensor (…, g, r, q, ·)."""
+        """Index of this tile in a tensor (…, g, r, q, ·)."""
         return (*self.lead, ..., self.rows, slice(None))
 
     @property
     def keys_index(self) -> tuple[Any, ...]:
-        """Where this tile stands in a tensor (…, g, r, k, ·)."""
+        """Index of this tile in a tensor (…, g, r, k, ·)."""
         return (*self.lead, ..., self.keys, slice(None))
 
-    def cut(self, name: str, shape: Sequence[int]) -> tuple[slice, ...]:
-        """Where it stands in a tensor of this name and shape; axes of size 1 serve every tile."""
+    def slices(self, name: str, shape: Sequence[int]) -> tuple[slice, ...]:
+        """Index of this tile in a tensor of this name and shape; size-1 axes are shared by all tiles."""
         index = [slice(None)] * len(shape)
         for axis, chosen in enumerate(self.lead):
             if shape[axis] > 1:
@@ -183,14 +182,14 @@ class Tile(NamedTuple):
 
 
 def tiles(problem: Problem, budget: int, *, all_heads: bool = False) -> Iterator[Tile]:
-    """Cut a problem into tiles of about `budget` scores, each with all the keys that its rows can see.
+    """Divide a problem into tiles of about `budget` scores, each with all the keys its rows can see.
 
-    Many rows of few heads rather than few rows of many; with `all_heads`, no tile divides the heads.
+    Tiles have many rows of few heads rather than few rows of many. all_heads: keep the heads together.
     """
     *batch, groups, per_group = problem.lead()
     every_row, every_key = slice(0, problem.queries), slice(0, problem.keys)
-    # a graph has no loops, and its sizes may have no values yet; a small problem is not worth cutting
-    if torch.compiler.is_compiling() or _pairs(problem) <= min(budget, WHOLE):
+    # compiled graphs have no loops and possibly symbolic sizes; small problems are not worth dividing
+    if torch.compiler.is_compiling() or _pairs(problem) <= min(budget, MAX_SINGLE_TILE):
         yield Tile(tuple(slice(0, n) for n in (*batch, groups)), every_row, every_key)
         return
     sizes = tuple(batch) if all_heads else (*batch, groups)
@@ -207,20 +206,20 @@ def _pairs(problem: Problem) -> int:
     return math.prod(problem.lead()) * problem.queries * problem.keys
 
 
-def _lead_slices(sizes: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
-    """Cut leading axes into boxes of at most `most` entries, whole axes first from the right."""
+def _lead_slices(sizes: tuple[int, ...], max_entries: int) -> Iterator[tuple[slice, ...]]:
+    """Divide leading axes into boxes of at most `max_entries` entries, filling the last axes first."""
     if not sizes:
         yield ()
         return
     *outer, last = sizes
-    step = max(min(last, most), 1)
-    for rest in _lead_slices(tuple(outer), most // step if step == last else 1):
+    step = max(min(last, max_entries), 1)
+    for rest in _lead_slices(tuple(outer), max_entries // step if step == last else 1):
         for begin in range(0, last, step):
             yield (*rest, slice(begin, min(begin + step, last)))
 
 
 def _row_blocks(problem: Problem, budget: int) -> Iterator[tuple[slice, slice]]:
-    """Blocks of query rows with the interval of keys that they see: at most `budget` pairs, little waste."""
+    """Yield blocks of query rows with the interval of keys they see, at most `budget` pairs each."""
     starts, stops = _bounds(problem)
     widths = (stops - starts).clip(min=0)
     begin, count = 0, len(starts)
@@ -229,10 +228,10 @@ def _row_blocks(problem: Problem, budget: int) -> Iterator[tuple[slice, slice]]:
         while True:
             rows = slice(begin, begin + count)
             low, high = int(starts[rows].min()), int(stops[rows].max())
-            seen = int(widths[rows].sum())
+            visible = int(widths[rows].sum())
             pairs = count * max(high - low, 0)
-            # a large block of rows that see different keys wastes time on pairs that nobody sees
-            if count == 1 or (pairs <= budget and (count <= 32 or pairs <= 2 * seen + 32 * count)):
+            # halve blocks whose rows see different keys: most of their pairs would be masked
+            if count == 1 or (pairs <= budget and (count <= 32 or pairs <= 2 * visible + 32 * count)):
                 break
             count = (count + 1) // 2
         yield rows, slice(low, max(low, high))
@@ -240,15 +239,15 @@ def _row_blocks(problem: Problem, budget: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _bounds(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The first key that each row sees in any head, and the one after the last; all keys if nobody knows."""
+    """First visible key of each row over all heads, and one past the last; all keys if not concrete."""
     queries, keys, terms = problem.queries, problem.keys, problem.terms()
     if not terms or not concrete(*problem.all("start"), *problem.all("stop")):
         return np.zeros(queries, np.int64), np.full(queries, keys, np.int64)
 
-    def extreme(side: Tensor | None, otherwise: int, choose: Callable[..., Any]) -> NDArray[np.int64]:
+    def extreme(side: Tensor | None, default: int, reduce: Callable[..., Any]) -> NDArray[np.int64]:
         if side is None or not side.numel():
-            return np.full(queries, otherwise, np.int64)
-        bound: NDArray[np.int64] = choose(
+            return np.full(queries, default, np.int64)
+        bound: NDArray[np.int64] = reduce(
             side.cpu().numpy().clip(0, keys)[..., 0].reshape(-1, side.shape[-2]), axis=0
         )
         return np.broadcast_to(bound, queries)

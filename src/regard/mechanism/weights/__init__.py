@@ -1,4 +1,4 @@
-"""The lazy matrix of attention weights: rows, tiles and reductions, computed on demand."""
+"""Lazy attention weights: rows, tiles and reductions, computed on demand."""
 
 from regard._util.lazy import attach
 

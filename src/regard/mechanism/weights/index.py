@@ -1,4 +1,4 @@
-"""Parts of a problem: some of its batch, heads and rows, and what an index asks for."""
+"""Indexing: parse indices, and select batch, heads and rows of a problem."""
 
 from collections.abc import Sequence
 from types import EllipsisType
@@ -10,11 +10,11 @@ from torch import Tensor
 from regard.mechanism.call.problem import QUERY_AXIS, Problem, kind
 from regard.mechanism.torch_state import concrete
 
-Index = Any  # whatever a tensor can be indexed with
+Index = Any  # anything that can index a tensor
 
 
-def plain_index(index: Index, axes: int) -> list[int | slice] | None:
-    """One integer or slice per axis; None if the index holds anything else, such as an array."""
+def basic_index(index: Index, axes: int) -> list[int | slice] | None:
+    """Return one integer or slice per axis; None for advanced indices, such as arrays."""
     parts = list(index) if isinstance(index, tuple) else [index]
     if not all(isinstance(i, int | slice | EllipsisType) and not isinstance(i, bool) for i in parts):
         return None
@@ -28,7 +28,7 @@ def plain_index(index: Index, axes: int) -> list[int | slice] | None:
 
 
 def as_slice(index: int | slice, size: int) -> slice:
-    """An integer as a slice of length one; like torch, steps go forward only."""
+    """Convert an integer to a slice of length one. As in torch, steps must be positive."""
     if isinstance(index, slice):
         if index.step is not None and index.step <= 0:
             raise ValueError("slice step must be positive")
@@ -39,40 +39,40 @@ def as_slice(index: int | slice, size: int) -> slice:
     return slice(index, index + 1)
 
 
-def some_rows(problem: Problem, rows: slice | Tensor) -> Problem:
-    """Some query rows: a slice of them, or their numbers."""
+def select_rows(problem: Problem, rows: slice | Tensor) -> Problem:
+    """Select query rows by a slice or by their indices."""
 
     def cut(name: str, tensor: Tensor) -> Tensor:
-        # what serves every row stays as it is; query and τ have rows of their own even if it is only one
-        own = kind(name) in ("query", "tau") or (kind(name) in QUERY_AXIS and tensor.shape[-2] > 1)
-        return tensor[..., rows, :] if own else tensor
+        # tensors shared by all rows are kept; query and τ always have one row per query
+        has_rows = kind(name) in ("query", "tau") or (kind(name) in QUERY_AXIS and tensor.shape[-2] > 1)
+        return tensor[..., rows, :] if has_rows else tensor
 
     return problem.map(cut)
 
 
-def some_heads(problem: Problem, batch: Sequence[slice], heads: slice | Sequence[int]) -> Problem:
-    """Some of the batch, a slice per axis, and of the query heads, which then stand alone: r = 1."""
+def select_heads(problem: Problem, batch: Sequence[slice], heads: slice | Sequence[int]) -> Problem:
+    """Select from the batch, by a slice per axis, and query heads, each as a group of its own (r = 1)."""
     *_, groups, per_group = problem.lead()
-    chosen = torch.arange(groups * per_group, device=problem["query"].device)[heads]
-    every = isinstance(heads, slice) and len(chosen) == groups * per_group
+    indices = torch.arange(groups * per_group, device=problem["query"].device)[heads]
+    all_heads = isinstance(heads, slice) and len(indices) == groups * per_group
 
     def cut(name: str, tensor: Tensor) -> Tensor:
-        # an axis of size 1 serves every batch, but τ has all of them and may be cut to none
+        # size-1 axes are shared by the whole batch; τ always has full axes and may become empty
         cuts = zip(batch, tensor.shape, strict=False)
         tensor = tensor[tuple(i if n > 1 or name == "tau" else slice(None) for i, n in cuts)]
-        if every or (tensor.shape[-4:-2] == (1, 1) and name != "tau"):
+        if all_heads or (tensor.shape[-4:-2] == (1, 1) and name != "tau"):
             return tensor
-        spread = tensor.expand(*tensor.shape[:-4], groups, per_group, *tensor.shape[-2:])
-        return spread[..., chosen // per_group, chosen % per_group, :, :].unsqueeze(-3)
+        expanded = tensor.expand(*tensor.shape[:-4], groups, per_group, *tensor.shape[-2:])
+        return expanded[..., indices // per_group, indices % per_group, :, :].unsqueeze(-3)
 
     return problem.map(cut)
 
 
-def apart(part: Problem, whole: Problem) -> Problem:
-    """A part with copies of what was cut from the whole, of which it would hold all the memory otherwise."""
+def copy_part(part: Problem, whole: Problem) -> Problem:
+    """Copy the tensors of a part that are views of larger ones, which would stay in memory otherwise."""
     copies: dict[Any, Tensor] = {}
 
-    def own(name: str, tensor: Tensor) -> Tensor:
+    def compact(name: str, tensor: Tensor) -> Tensor:
         if not concrete(tensor) or tensor.numel() == whole[name].numel():
             return tensor
         storage = tensor.untyped_storage()
@@ -80,10 +80,10 @@ def apart(part: Problem, whole: Problem) -> Problem:
             return tensor
         if tensor.requires_grad:
             return tensor.clone()
-        # query and key of the same x stay one
-        place = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-        if place not in copies:
-            copies[place] = tensor.clone()
-        return copies[place]
+        # query and key that share memory still share it
+        view = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        if view not in copies:
+            copies[view] = tensor.clone()
+        return copies[view]
 
-    return part.map(own)
+    return part.map(compact)

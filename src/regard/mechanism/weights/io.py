@@ -1,4 +1,4 @@
-"""Lazy weights in a file: safetensors, with the rules as JSON in its header. Nothing is ever unpickled."""
+"""Save and load lazy weights: a safetensors file with the configuration as JSON metadata, no pickle."""
 
 import hashlib
 import json
@@ -16,48 +16,48 @@ from torch import Tensor
 from regard._util.checks import check_int, check_number
 from regard._util.files import check_loadable, write_atomic
 from regard.errors import ArgumentError
-from regard.mechanism.call.problem import Problem, Rules, kind
+from regard.mechanism.call.problem import Problem, ProblemConfig, kind
 from regard.mechanism.mask_algebra import MaskTerm, broadcasts
-from regard.mechanism.normalizers import Softmax1, spell, unspell
+from regard.mechanism.normalizers import Softmax1, from_text, to_text
 
-# Whether the last leading axis counts the heads, there is but one head, or the mean of all is meant.
-Heads = Literal["axis", "one", "mean"]
+# The last leading axis counts heads; there is a single head; or the mean over heads.
+Heads = Literal["axis", "single", "mean"]
 
-FORMAT = "weights 2"
-_OLD = ("weights 1",)  # had no checksum
+FORMAT = "weights 3"
+_OLD = ("weights 1", "weights 2")
 
 
 def write(
-    path: str | os.PathLike[str], problem: Problem, lead: tuple[int, ...], heads: Heads, together: int
+    path: str | os.PathLike[str], problem: Problem, lead: tuple[int, ...], heads: Heads, rows: int
 ) -> Path:
-    """Write weights to a file, whole or not at all."""
-    rules = problem.rules
-    if spell(rules.normalize) is None:
+    """Write weights to a file, atomically. rows: rows per key head; see `Reader`."""
+    config = problem.config
+    if to_text(config.normalize) is None:
         raise ArgumentError(
-            f"{type(rules.normalize).__name__} is somebody's own normalizer, which a file cannot hold; "
-            "save weights.dense() instead."
+            f"Cannot save lazy weights with the custom normalizer {type(config.normalize).__name__}. "
+            "Save weights.dense() instead."
         )
-    described = {
+    metadata = {
         "format": FORMAT,
-        "normalize": spell(rules.normalize),
+        "normalize": to_text(config.normalize),
         **{
-            name: getattr(rules, name)
+            name: getattr(config, name)
             for name in ("family", "scale", "softcap", "dropout", "terms", "queries", "score", "fused")
         },
         "lead": lead,
         "heads": heads,
-        "together": together,
+        "rows_per_key_head": rows,
     }
-    # cloned, as query and key may be the same tensor, which safetensors refuses
+    # cloned: query and key may share memory, which safetensors rejects
     tensors = {name: t.detach().cpu().contiguous().clone() for name, t in problem.tensors.items()}
-    described["checksum"] = checksum(tensors, tensors.__getitem__, json.dumps(described))
-    return write_atomic(path, save(tensors, {"regard": json.dumps(described)}))
+    metadata["checksum"] = checksum(tensors, tensors.__getitem__, json.dumps(metadata))
+    return write_atomic(path, save(tensors, {"regard": json.dumps(metadata)}))
 
 
 def checksum(names: Iterable[str], read: Callable[[str], Tensor], about: str = "") -> str:
-    """SHA-256 of a description and of the names, types, shapes and numbers of tensors, in any order.
+    """SHA-256 of `about` and of the names, dtypes, shapes and values of tensors, independent of their order.
 
-    read: returns the tensor of a name; one is held at a time.
+    read: returns a tensor by name; one is held at a time.
     """
     digest = hashlib.sha256(about.encode())
     for name in sorted(names):
@@ -67,85 +67,82 @@ def checksum(names: Iterable[str], read: Callable[[str], Tensor], about: str = "
     return digest.hexdigest()
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Problem, tuple[int, ...], Heads, int | None]:
-    """Read what `write` wrote, or say that the file is no such thing."""
-    wrong = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+def read(path: str | os.PathLike[str]) -> tuple[Problem, tuple[int, ...], Heads, int]:
+    """Read a file written by `write`; ArgumentError if it is invalid."""
+    errors = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
     check_loadable(path)
     try:
         with safe_open(path, "pt") as file:
-            described = json.loads((file.metadata() or {}).get("regard", "{}"))
+            metadata = json.loads((file.metadata() or {}).get("regard", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return _understand(described, tensors)
-    except (SafetensorError, *wrong) as error:
+        return _parse(metadata, tensors)
+    except (SafetensorError, *errors) as error:
         raise ArgumentError(
-            f"{os.fspath(path)} holds no lazy weights that can be read ({str(error)[:200]}); "
-            "such a file is written by Weights.save."
+            f"Cannot load lazy weights from {os.fspath(path)}: {str(error)[:200]}. Pass a file written by "
+            "Weights.save."
         ) from None
 
 
-def _understand(
-    described: Any, tensors: dict[str, Tensor]
-) -> tuple[Problem, tuple[int, ...], Heads, int | None]:
-    """A file's content, which anybody may have written: nothing in it is taken for granted."""
-    if not isinstance(described, dict) or described.get("format") not in (FORMAT, *_OLD):
-        raise ValueError("its description is another one")
-    if described["format"] != FORMAT:
+def _parse(metadata: Any, tensors: dict[str, Tensor]) -> tuple[Problem, tuple[int, ...], Heads, int]:
+    """Validate the content of an untrusted file."""
+    if not isinstance(metadata, dict) or metadata.get("format") not in (FORMAT, *_OLD):
+        raise ValueError("it has no metadata of regard")
+    if metadata["format"] != FORMAT:
         raise ValueError(
-            f"its format is {described['format']!r}, which had no checksum; save the weights again"
+            f"its format, {metadata['format']!r}, is of an older version of regard; save the weights again"
         )
-    expected = described.pop("checksum", None)
-    if expected != checksum(tensors, tensors.__getitem__, json.dumps(described)):
-        raise ValueError("it is damaged: it does not have its checksum")
-    del described["format"]
-    lead, heads, together = described.pop("lead"), described.pop("heads"), described.pop("together", None)
-    rules = Rules(unspell(described.pop("normalize")), **described)
-    problem = Problem(rules, tensors)
-    _check_rules(rules, tensors)
+    expected = metadata.pop("checksum", None)
+    if expected != checksum(tensors, tensors.__getitem__, json.dumps(metadata)):
+        raise ValueError("it is damaged: it does not match its checksum")
+    del metadata["format"]
+    lead, heads, rows = (metadata.pop(name) for name in ("lead", "heads", "rows_per_key_head"))
+    config = ProblemConfig(from_text(metadata.pop("normalize")), **metadata)
+    problem = Problem(config, tensors)
+    _check_config(config, tensors)
     _check_tensors(problem)
-    found = problem.lead()[:-2] if heads == "mean" else problem.lead()
-    whole = isinstance(lead, list) and all(type(size) is int and size >= 0 for size in lead)
-    if heads not in get_args(Heads) or not whole or math.prod(found) != math.prod(lead):
-        raise ValueError(f"its tensors have leading axes {found}, and its description says {lead}")
-    if together is not None:
-        check_int("the file got together", together)
-    return problem, tuple(lead), heads, together
+    actual = problem.lead()[:-2] if heads == "mean" else problem.lead()
+    valid = isinstance(lead, list) and all(type(size) is int and size >= 0 for size in lead)
+    if heads not in get_args(Heads) or not valid or math.prod(actual) != math.prod(lead):
+        raise ValueError(f"its tensors have leading axes {actual}, but its metadata says {lead}")
+    check_int("the file has rows_per_key_head", rows)
+    return problem, tuple(lead), heads, rows
 
 
-def _check_rules(rules: Rules, tensors: dict[str, Tensor]) -> None:
-    """Raise unless these rules go with tensors of these names."""
-    check_number("the file got dropout", rules.dropout, min=0, below=1)
-    if rules.softcap is not None:
-        check_number("the file got softcap", rules.softcap, above=0)
-    check_number("the file got scale", rules.scale)
-    check_int("the file got queries", rules.queries)
-    check_int("the file got terms", rules.terms)
-    if not isinstance(rules.score, str) or len(rules.score) > 100:
-        raise ValueError("the name of its score is none")
+def _check_config(config: ProblemConfig, tensors: dict[str, Tensor]) -> None:
+    """Raise unless the configuration matches the tensor names."""
+    check_number("the file has dropout", config.dropout, min=0, below=1)
+    if config.softcap is not None:
+        check_number("the file has softcap", config.softcap, above=0)
+    check_number("the file has scale", config.scale)
+    check_int("the file has queries", config.queries)
+    check_int("the file has terms", config.terms)
+    if not isinstance(config.score, str) or len(config.score) > 100:
+        raise ValueError("its score has no valid name")
     if (
-        rules.family not in ("dot", "tanh", "relu")
-        or rules.careful is not True
-        or type(rules.fused) is not bool
+        config.family not in ("dot", "tanh", "relu")
+        or config.nan_safe is not True
+        or type(config.fused) is not bool
     ):
-        raise ValueError(f"the score's family is {rules.family!r}")
-    masks = {f"{part}{i}" for part in MaskTerm._fields for i in range(min(rules.terms, len(tensors)))}
+        raise ValueError(f"the score's family is {config.family!r}")
+    masks = {f"{part}{i}" for part in MaskTerm._fields for i in range(min(config.terms, len(tensors)))}
     terms = {int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) for name in masks & tensors.keys()}
-    needed = {"query", "key", "tau"} | ({"vector"} if rules.family != "dot" else set())
-    needed |= {"row", "head", "seed"} if rules.dropout else set()
+    needed = {"query", "key", "tau"} | ({"vector"} if config.family != "dot" else set())
+    needed |= {"row", "head", "seed"} if config.dropout else set()
     needed |= {"row"} if "line0" in tensors else set()
-    needed |= {"sink"} if isinstance(rules.normalize, Softmax1) else set()
+    needed |= {"sink"} if isinstance(config.normalize, Softmax1) else set()
     biases = {name for name in tensors if kind(name) in ("bias", "line")}
-    if len(terms) != rules.terms or tensors.keys() - masks - biases != needed:
-        raise ValueError(f"it holds {sorted(tensors)}, which is not what its rules need")
+    if len(terms) != config.terms or tensors.keys() - masks - biases != needed:
+        raise ValueError(f"it contains {sorted(tensors)}, which does not match its configuration")
 
 
 def _check_tensors(problem: Problem) -> None:
-    """Raise unless every tensor has the dtype and the size that its kind has."""
+    """Raise unless every tensor has the dtype and shape of its kind."""
     query, tau = problem["query"], problem["tau"]
     real = query.dtype
     if real not in (torch.float32, torch.float64) or query.dim() < 4:
-        raise ValueError(f"its query is a tensor of {real} with {query.dim()} axes")
+        raise ValueError(f"its query has dtype {real} and {query.dim()} axes")
     q, k, d = problem.queries, problem.keys, query.shape[-1]
-    distances = max(problem.rules.queries + k - 1, 0)
+    distances = max(problem.config.queries + k - 1, 0)
     sizes: dict[str, tuple[torch.dtype, set[int], set[int]]] = {
         "query": (real, {q}, {d}),
         "key": (real, {k}, {d}),
@@ -166,7 +163,7 @@ def _check_tensors(problem: Problem) -> None:
         fits = tensor.dim() == tau.dim() and broadcasts(tensor.shape[:-2], tau.shape[:-2])
         fits = fits and tensor.shape[-2] in rows and tensor.shape[-1] in columns
         if not fits or tensor.dtype != dtype:
-            raise ValueError(f"its {name} is a tensor of {tensor.dtype} and shape {tuple(tensor.shape)}")
+            raise ValueError(f"its {name} has dtype {tensor.dtype} and shape {tuple(tensor.shape)}")
     row = problem.get("row")
-    if row is not None and q and not 0 <= int(row.min()) <= int(row.max()) < max(problem.rules.queries, 1):
-        raise ValueError("its rows are numbered beyond its queries")
+    if row is not None and q and not 0 <= int(row.min()) <= int(row.max()) < max(problem.config.queries, 1):
+        raise ValueError("its row indices exceed its number of queries")

@@ -1,4 +1,4 @@
-"""A lazy matrix: what it holds, and how its parts are computed, tile after tile."""
+"""Base of `Weights`: the prepared call, its versions and τ, and the tile-by-tile computation."""
 
 import math
 import operator
@@ -16,37 +16,37 @@ from regard.mechanism.call.problem import Problem, Tile, kind, tiles
 from regard.mechanism.mask_algebra import broadcasts
 from regard.mechanism.precision import in_own_dtype
 from regard.mechanism.torch_state import concrete
-from regard.mechanism.weights.index import Index, apart, as_slice, some_heads, some_rows
+from regard.mechanism.weights.index import Index, as_slice, copy_part, select_heads, select_rows
 from regard.mechanism.weights.io import Heads
-from regard.mechanism.weights.reader import Reader, reads_back, repeat_last_row
+from regard.mechanism.weights.reader import Reader, repeat_last_row, tau_is_reusable
 
-_ROWS = 16  # with fewer rows, torch's products may add up scores in another order
+_MIN_ROWS = 16  # with fewer rows, torch's matmul may sum scores in a different order
 
 
-class _Made(NamedTuple):
-    """The problem of a lazy matrix, the version of each tensor, and where its τ comes from.
+class _BuiltProblem(NamedTuple):
+    """A prepared call with the version of each tensor.
 
-    fitted: True if the kernels found τ for exactly this problem, False if they cannot, as for NaN; None if
-    unknown: then they fit it when τ is needed.
+    tau_from_kernels: True if the kernels computed τ for this problem, False if they cannot (NaN), None if
+    unknown: then they compute it on first use.
     """
 
     problem: Problem
     versions: Mapping[str, int | None]
-    fitted: bool | None
+    tau_from_kernels: bool | None
 
 
-class _Pending(NamedTuple):
-    """What a problem will be made of on first use, and the versions that the caller's tensors must have."""
+class _DeferredProblem(NamedTuple):
+    """A function that builds the problem on first use, and the expected versions of the caller's tensors."""
 
     build: Callable[[], Problem]
     tau: Tensor | None
     inputs: Mapping[str, Tensor]
     versions: Mapping[str, int | None]
-    fitted: bool
+    tau_from_kernels: bool
 
 
 class LazyMatrix:
-    """A matrix (…, q, k) of which only a `Problem` is held; subclasses say what can be asked of it."""
+    """A matrix (…, q, k) computed on demand from a `Problem`."""
 
     def __init__(
         self,
@@ -56,83 +56,193 @@ class LazyMatrix:
         heads: Heads | None = None,
         inputs: Mapping[str, Tensor] | None = None,
         *,
-        fitted: bool = False,
-        together: int | None = None,
+        tau_from_kernels: bool = False,
+        rows_per_key_head: int | None = None,
     ) -> None:
-        """Create a matrix of a prepared problem, or of one that is built on first use.
+        """Create a matrix from a prepared call, or from a function that builds it on first use.
 
-        problem: the problem, or a function that builds it. It is dropped after use, with `inputs`.
-        tau: the row statistic; None if the problem has it. lead: leading axes, (…, heads).
-        heads: whether the last leading axis counts heads.
-        inputs: the tensors it will be built from, by name; StaleError if one is modified before that.
-        fitted: whether the kernels found τ for exactly this problem, or for the whole that it is a part of.
-        together: rows of a key head in the whole that this is a part of; see `Reader`.
+        problem: the prepared call, or the function; it is dropped after use, with `inputs`.
+        tau: row statistic; None if the problem contains it. lead: leading axes, (…, heads).
+        heads: "axis" if the last leading axis counts heads, "single" for one head, "mean" for their average.
+        inputs: the caller's tensors by name; StaleError if one is modified before the problem is built.
+        tau_from_kernels: whether the kernels computed τ for this problem or the matrix it is a part of.
+        rows_per_key_head: rows in the matrix that this is a part of; see `Reader`.
         """
         self._lead = tuple(lead)
-        self._heads: Heads = ("axis" if self._lead else "one") if heads is None else heads
-        self._together = together
-        self._made: _Made | None = None
-        self._pending: _Pending | None = None
+        self._heads: Heads = heads or ("axis" if self._lead else "single")
+        self._full_rows = rows_per_key_head
+        self._built: _BuiltProblem | None = None
+        self._deferred: _DeferredProblem | None = None
         if isinstance(problem, Problem):
-            self._made = _adopt(problem, tau, fitted and (together is not None or reads_back(problem)))
+            reusable = rows_per_key_head is not None or tau_is_reusable(problem)
+            self._built = _adopt(problem, tau, tau_from_kernels and reusable)
         else:
             inputs = inputs or {}
-            self._pending = _Pending(problem, tau, inputs, _versions(inputs), fitted)
+            self._deferred = _DeferredProblem(problem, tau, inputs, _versions(inputs), tau_from_kernels)
+
+    # The prepared call
 
     @property
-    def _problem(self) -> Problem:
-        return self._now().problem
+    def problem(self) -> Problem:
+        """The prepared call: query, key, mask and biases in one layout, and its configuration.
 
-    def _now(self) -> _Made:
-        """The problem, built on first use. Threads may build it at once: they build the same."""
-        made, pending = self._made, self._pending
-        if made is None and pending is not None:
-            _check_versions(pending.versions, pending.inputs)
-            problem = pending.build()
-            made = self._made = _adopt(problem, pending.tau, pending.fitted and reads_back(problem))
-            self._pending = None
-        made = made or self._made  # another thread may have built it between the two reads above
-        assert made is not None
-        return made
+        >>> import torch, regard
+        >>> x = torch.randn(8, 5, 4)
+        >>> regard.attend(x, x, x)[1].problem["query"].shape  # (key heads, query heads per key head, q, d)
+        torch.Size([8, 1, 5, 4])
+        """
+        return self._state().problem
+
+    def _state(self) -> _BuiltProblem:
+        """Build the problem on first use. Concurrent threads build the same one."""
+        built, deferred = self._built, self._deferred
+        if built is None and deferred is not None:
+            _check_versions(deferred.versions, deferred.inputs)
+            problem = deferred.build()
+            from_kernels = deferred.tau_from_kernels and tau_is_reusable(problem)
+            built = self._built = _adopt(problem, deferred.tau, from_kernels)
+            self._deferred = None
+        built = built or self._built  # another thread may have built it between the two reads above
+        assert built is not None
+        return built
+
+    def check_inputs(self) -> None:
+        """Raise StaleError if an input was modified in place since the attention ran.
+
+        >>> import torch, regard
+        >>> x = torch.randn(5, 4)
+        >>> weights = regard.attend(x, x, x)[1]
+        >>> weights.check_inputs()
+        """
+        state = self._state()
+        _check_versions(state.versions, state.problem.tensors)
+
+    def compute_tau(self) -> bool:
+        """Compute τ with the kernels unless they already have; return whether it now comes from them.
+
+        The τ of a file, or of torch, is rounded differently. Watched SDPA calls have none.
+
+        >>> import torch, regard
+        >>> x = torch.randn(5, 4)
+        >>> computed = regard.attend(x, x, x)[1].compute_tau()
+        """
+        state = self._state()
+        pending = state.tau_from_kernels is None and state.problem["tau"].numel() > 0
+        if pending and kernels_support(state.problem):
+            with torch.inference_mode(False), torch.no_grad():  # later reads may run outside these modes
+                reader = Reader.with_tau(state.problem, self._rows_per_key_head())
+            self._built = (
+                state._replace(tau_from_kernels=False)
+                if reader is None
+                else _adopt(reader.problem, None, True)
+            )
+        return bool(self._state().tau_from_kernels)
+
+    @property
+    def problem_lead(self) -> tuple[int, ...]:
+        """Leading axes of the tiles: (…, g, r), or the batch axes if the heads are averaged.
+
+        >>> import torch, regard
+        >>> x = torch.randn(8, 5, 4)
+        >>> weights = regard.attend(x, x, x)[1]
+        >>> weights.problem_lead, weights.mean("heads").problem_lead
+        ((8, 1), ())
+        """
+        lead = self.problem.lead()
+        return lead[:-2] if self.is_head_mean else lead
+
+    def tiles(self) -> Iterator[tuple[Tile, Tensor]]:
+        """Yield the matrix tile by tile, as pairs of a position and its weights, in linear memory.
+
+        >>> import torch, regard
+        >>> x = torch.randn(8, 5, 4)
+        >>> [(tile.rows, block.shape) for tile, block in regard.attend(x, x, x)[1].tiles()]
+        [(slice(0, 5, None), torch.Size([8, 1, 5, 5]))]
+        """
+        self.check_inputs()
+        problem, _, from_kernels = self._state()
+        if not kernels_support(problem):
+            yield from ((tile, block) for tile, block, _ in self._tiles_with_visible())
+            return
+        for tile in tiles(problem, tiled.budget(problem), all_heads=self.is_head_mean):
+            part, rows = problem.part(tile), self._rows_per_key_head()
+            reader = Reader(part, rows) if from_kernels else Reader.with_tau(part, rows)
+            block = None if reader is None else reader.weights()
+            if block is None:  # NaN or inf: recompute this tile with the NaN-safe reference
+                block = self._reference_weights(part.nan_checked())[0]
+            if self.is_head_mean:
+                tile, block = tile._replace(lead=tile.lead[:-1]), block.mean((-4, -3))
+            yield tile, block
+
+    def rows(self, rows: slice | Tensor) -> Self:
+        """The weights of some queries, a slice or their indices, still lazy.
+
+        >>> import torch, regard
+        >>> x = torch.randn(8, 5, 4)
+        >>> regard.attend(x, x, x)[1].rows(slice(1, 3)).shape
+        torch.Size([8, 2, 5])
+        """
+        return self._like(select_rows(self.problem, rows), self._lead)
+
+    def select(self, lead: Sequence[slice], rows: slice | Tensor = slice(None)) -> Self:
+        """The weights at some leading indices, a slice per axis, and of some queries, still lazy.
+
+        >>> import torch, regard
+        >>> x = torch.randn(3, 8, 5, 4)
+        >>> regard.attend(x, x, x)[1].select([slice(0, 1), slice(4)]).shape
+        torch.Size([1, 4, 5, 5])
+        """
+        problem = select_rows(self.problem, rows)
+        if lead:
+            batch, heads = (lead[:-1], lead[-1]) if self.has_heads else (lead, slice(None))
+            problem = select_heads(problem, batch, heads)
+        return self._like(problem, [len(range(n)[i]) for n, i in zip(self._lead, lead, strict=True)])
+
+    # Shape
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((*self._lead, self._problem.queries, self._problem.keys))
+        return torch.Size((*self._lead, self.problem.queries, self.problem.keys))
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._problem["query"].dtype
+        return self.problem["query"].dtype
 
     @property
     def device(self) -> torch.device:
-        return self._problem["query"].device
+        return self.problem["query"].device
 
     @property
     def ndim(self) -> int:
         return len(self.shape)
 
     def dim(self) -> int:
-        """The number of axes."""
+        """Return the number of axes."""
         return self.ndim
 
     def size(self, axis: int | None = None) -> Any:
-        """The shape, or one number of it, as a tensor would tell."""
+        """Return the shape, or the size of one axis."""
         return self.shape if axis is None else self.shape[axis]
 
     @property
     def has_heads(self) -> bool:
-        """Whether the last axis before queries and keys counts the heads."""
+        """Whether the axis before queries and keys counts heads."""
         return self._heads == "axis"
 
+    @property
+    def is_head_mean(self) -> bool:
+        """Whether this is a mean over heads: `weights.mean("heads")`."""
+        return self._heads == "mean"
+
     def numel(self) -> int:
-        """The number of weights."""
+        """Return the number of weights."""
         return math.prod(self.shape)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def heads(self, index: int | slice | Sequence[int]) -> Self:
-        """The weights of some heads only, still lazy: `heads(3)`, `heads([0, 2])`, `heads(slice(4))`.
+        """The weights of some heads, still lazy: `heads(3)`, `heads([0, 2])`, `heads(slice(4))`.
 
         >>> import torch, regard
         >>> x = torch.randn(8, 5, 4)
@@ -140,21 +250,21 @@ class LazyMatrix:
         >>> weights.heads(3).shape, weights.heads([0, 2]).shape
         (torch.Size([5, 5]), torch.Size([2, 5, 5]))
         """
-        self._needs_heads("heads")
+        self._require_heads("heads")
         *batch, heads = self._lead
         with suppress(TypeError):
-            index = operator.index(index)  # type: ignore[arg-type]  # numpy's and torch's integers too
+            index = operator.index(index)  # type: ignore[arg-type]  # also of numpy and torch
         chosen = as_slice(index, heads) if isinstance(index, int | slice) else index
-        problem = some_heads(self._problem, [slice(None)] * len(batch), chosen)
+        problem = select_heads(self.problem, [slice(None)] * len(batch), chosen)
         count = torch.arange(heads, device="cpu")[chosen].numel()
         if isinstance(index, int):
-            return self._like(problem, batch, "one")
+            return self._like(problem, batch, "single")
         return self._like(problem, (*batch, count))
 
     def batch(self, index: int) -> Self:
-        """The weights of one sequence of a batch, still lazy, where `weights[0]` is a dense tensor.
+        """The weights of one sequence of a batch, still lazy; `weights[0]` is a dense tensor.
 
-        Of several leading axes before the heads, the first is chosen from.
+        The index refers to the first leading axis.
 
         >>> import torch, regard
         >>> x = torch.randn(3, 8, 5, 4)  # 3 sequences, 8 heads
@@ -164,211 +274,160 @@ class LazyMatrix:
         axes = len(self._lead) - self.has_heads
         if not axes:
             raise ArgumentError(
-                f"batch({index}) needs weights with an axis of sequences before the heads, and these are "
-                f"{tuple(self.shape)}; they are of one sequence already."
+                f"batch({index}): weights of shape {tuple(self.shape)} have no batch axis; they already "
+                "belong to one sequence."
             )
-        one = as_slice(operator.index(index), self._lead[0])
-        part = self._part([one, *[slice(None)] * (len(self._lead) - 1)], slice(None))
-        problem = apart(part._problem, self._problem).map(lambda _, tensor: tensor.squeeze(0))
+        first = as_slice(operator.index(index), self._lead[0])
+        part = self.select([first, *[slice(None)] * (len(self._lead) - 1)], slice(None))
+        problem = copy_part(part.problem, self.problem).map(lambda _, tensor: tensor.squeeze(0))
         return self._like(problem, self._lead[1:])
 
     def _like(self, problem: Problem, lead: Sequence[int], heads: Heads | None = None) -> Self:
-        """A part of this matrix; τ was cut with it."""
-        self._check()
+        """Wrap a part of this matrix; its problem contains τ."""
+        self.check_inputs()
         return type(self)(
             problem,
             None,
             lead,
-            self._heads if heads is None else heads,
-            fitted=self._now().fitted is True,
-            together=self._rows_together(),
+            heads or self._heads,
+            tau_from_kernels=self._state().tau_from_kernels is True,
+            rows_per_key_head=self._rows_per_key_head(),
         )
 
-    def _rows_together(self) -> int:
-        """The rows of a key head, over its query heads, in the whole that this is a part of."""
-        if self._together is None:
-            self._together = self._problem.lead()[-1] * self._problem.queries
-        return self._together
+    def _rows_per_key_head(self) -> int:
+        """Rows of a key head, over its query heads, in the matrix that this is a part of."""
+        if self._full_rows is None:
+            self._full_rows = self.problem.lead()[-1] * self.problem.queries
+        return self._full_rows
 
-    def _check(self) -> None:
-        made = self._now()
-        _check_versions(made.versions, made.problem.tensors)
-
-    def _needs_heads(self, what: str) -> None:
+    def _require_heads(self, what: str) -> None:
         if not self.has_heads:
             raise ArgumentError(
-                f"{what} needs weights with an axis of heads, and these are {tuple(self.shape)}; "
-                "they are of one head, or the mean of several, already."
+                f"{what}: weights of shape {tuple(self.shape)} have no heads axis; they already belong to "
+                "one head, or are the mean of several."
             )
 
     def _reader(self) -> Reader | None:
-        """The kernels' reader of this matrix, if they can read it and no derivative is asked for."""
-        self._check()
-        if self._heads == "mean" or not _kernels_can(self._problem):
+        """A reader that uses the kernels; None if they cannot read this matrix or gradients are needed."""
+        self.check_inputs()
+        if self.is_head_mean or not kernels_support(self.problem) or not self.compute_tau():
             return None
-        self._settle()
-        made = self._now()
-        return Reader(made.problem, self._rows_together()) if made.fitted else None
-
-    def _settle(self) -> None:
-        """Let the kernels find τ, once, unless they have: that of a file or of torch rounds differently."""
-        made = self._now()
-        if made.fitted is not None or not made.problem["tau"].numel() or not _kernels_can(made.problem):
-            return
-        with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-        ):  # τ is kept for later reads, which may be in no such mode
-            reader = Reader.fit(made.problem, self._rows_together())
-        self._made = made._replace(fitted=False) if reader is None else _adopt(reader.problem, None, True)
-
-    def _blocks(self) -> Iterator[tuple[Tile, Tensor]]:
-        """Tile after tile: where it stands, and its weights."""
-        self._check()
-        problem, _, fitted = self._now()
-        if not _kernels_can(problem):
-            yield from ((at, block) for at, block, _ in self._blocks_in_sight())
-            return
-        for at in tiles(problem, tiled.budget(problem), all_heads=self._heads == "mean"):
-            part, together = problem.part(at), self._rows_together()
-            reader = Reader(part, together) if fitted else Reader.fit(part, together)
-            found = None if reader is None else reader.weights()
-            # the kernels return None for NaN and infinity: this tile is solved with care
-            block = self._solve(part.checked())[0] if found is None else found
-            if self._heads == "mean":
-                at, block = at._replace(lead=at.lead[:-1]), block.mean((-4, -3))
-            yield at, block
+        return Reader(self.problem, self._rows_per_key_head())
 
     @in_own_dtype
-    def _solve(self, part: Problem) -> tuple[Tensor, Tensor]:
-        """The weights of a part, and which of them are in sight."""
+    def _reference_weights(self, part: Problem) -> tuple[Tensor, Tensor]:
+        """Weights of a part, and which of its pairs are visible, by the reference."""
         scores = self._scores(part)
-        # τ again: torch rounds scores differently for other numbers of rows, and a row must fit its own τ
+        # recompute τ: torch rounds scores differently for other numbers of rows
         block = reference.weights(part, scores, reference.tau(part, scores))
         size = (*part.lead(), *block.shape[-2:])
         return block.expand(size), (scores != -math.inf).expand(size)
 
     def _scores(self, part: Problem) -> Tensor:
-        """The scores of a part, by torch, with enough rows in its products to round as in the whole."""
-        if torch.compiler.is_compiling() or part.rules.family != "dot":
+        """Scores of a part, padded to enough rows to round as in the full matrix."""
+        if torch.compiler.is_compiling() or part.config.family != "dot":
             return reference.scores(part)
-        least = -(-min(self._rows_together(), _ROWS) // max(part.lead()[-1], 1))
-        return reference.scores(repeat_last_row(part, least))[..., : part.queries, :]
+        min_rows = -(-min(self._rows_per_key_head(), _MIN_ROWS) // max(part.lead()[-1], 1))
+        return reference.scores(repeat_last_row(part, min_rows))[..., : part.queries, :]
 
-    def _blocks_in_sight(self) -> Iterator[tuple[Tile, Tensor, Tensor]]:
-        """Tile after tile: where it stands, its weights, and which of them are in sight."""
-        self._check()
-        problem = self._problem.checked()
-        for at in tiles(problem, tiled.budget(problem), all_heads=self._heads == "mean"):
-            block, visible = self._solve(problem.part(at))
-            if self._heads == "mean":
-                at = at._replace(lead=at.lead[:-1])
+    def _tiles_with_visible(self) -> Iterator[tuple[Tile, Tensor, Tensor]]:
+        """Yield each tile with its weights and which of its pairs are visible."""
+        self.check_inputs()
+        problem = self.problem.nan_checked()
+        for tile in tiles(problem, tiled.budget(problem), all_heads=self.is_head_mean):
+            block, visible = self._reference_weights(problem.part(tile))
+            if self.is_head_mean:
+                tile = tile._replace(lead=tile.lead[:-1])
                 block, visible = block.mean((-4, -3)), visible.any(-3).any(-3)
-            yield at, block, visible
+            yield tile, block, visible
 
-    def _inner_lead(self) -> tuple[int, ...]:
-        """The leading axes of a block: (…, g, r), or those of the batch where heads are averaged."""
-        lead = self._problem.lead()
-        return lead[:-2] if self._heads == "mean" else lead
+    def _new(self, *size: int, fill: float = 0.0, dtype: torch.dtype | None = None) -> Tensor:
+        """A filled tensor (…, g, r, *size)."""
+        return self.problem["tau"].new_full((*self.problem_lead, *size), fill, dtype=dtype)
 
-    def _new(self, *size: int) -> Tensor:
-        return self._problem["tau"].new_zeros(*self._inner_lead(), *size)
-
-    def _rows_of(self, width: int, dtype: torch.dtype, fill: float) -> Tensor:
-        size = (*self._inner_lead(), self.shape[-2], width)
-        return self._problem["tau"].new_full(size, fill, dtype=dtype)
-
-    def _merge(self, x: Tensor) -> Tensor:
-        """… g r · · -> the weights' own leading axes."""
-        return x.reshape(*self._lead, *x.shape[len(self._inner_lead()) :])
+    def _merge_heads(self, x: Tensor) -> Tensor:
+        """… g r · · -> the leading axes of the weights."""
+        return x.reshape(*self._lead, *x.shape[len(self.problem_lead) :])
 
     def _operand(self, x: Tensor, size: int) -> tuple[Tensor, bool]:
-        """x as a stack of columns in the blocks' layout, and whether it was a single vector."""
+        """x as columns in the layout of the tiles, and whether it was a single vector."""
         if not isinstance(x, Tensor):
-            raise DTypeError(f"weights meet a {type(x).__name__}; multiply them with a torch.Tensor.")
+            raise DTypeError(f"cannot multiply weights by a {type(x).__name__}; pass a torch.Tensor.")
         columns = x[:, None] if x.dim() == 1 else x
         grouped = self._grouped(columns)
         fits = grouped is not None or broadcasts(columns.shape[:-2], self._lead)
         if x.dim() == 0 or columns.shape[-2] != size or not fits:
             raise ShapeError(
-                f"weights of shape {tuple(self.shape)} meet a tensor of shape {tuple(x.shape)}; it needs "
-                f"{size} rows and leading axes that broadcast to {self._lead}."
+                f"cannot multiply weights of shape {tuple(self.shape)} by a tensor of shape "
+                f"{tuple(x.shape)}; it needs {size} rows and leading axes that broadcast to {self._lead}."
             )
         if grouped is not None:
             return grouped.to(self.dtype).resolve_neg(), False
         columns = columns.resolve_neg()
         columns = columns.to(self.dtype).expand(*self._lead, *columns.shape[-2:])
-        return columns.reshape(*self._inner_lead(), *columns.shape[-2:]), x.dim() == 1
+        return columns.reshape(*self.problem_lead, *columns.shape[-2:]), x.dim() == 1
 
     def _grouped(self, x: Tensor) -> Tensor | None:
-        """Values that several query heads share, … g k e -> … g r k e, if that is what x is."""
-        *batch, groups, per_group = self._problem.lead()
+        """x with one entry per key head, … g k e -> … g r k e; None if x is not of that shape."""
+        *batch, groups, per_group = self.problem.lead()
         shared = self.has_heads and per_group > 1 and x.dim() > 2 and x.shape[-3] == groups > 1
         if not shared or not broadcasts(x.shape[:-3], batch):
             return None
         return x.unsqueeze(-3).expand(*batch, groups, per_group, *x.shape[-2:])
 
-    def _collect(self, columns: slice) -> Tensor:
-        """The dense matrix of some columns."""
-        chosen = torch.arange(self.shape[-1], device=self.device)[columns]
-        found = self._rows_of(len(chosen), self.dtype, 0)
-        for at, block in self._blocks():
-            if block.shape[-1] == len(chosen):
-                found[at.rows_index] = block
+    def _dense_columns(self, columns: slice) -> Tensor:
+        """Some columns of the matrix, dense."""
+        indices = torch.arange(self.shape[-1], device=self.device)[columns]
+        result = self._new(self.shape[-2], len(indices))
+        for tile, block in self.tiles():
+            if block.shape[-1] == len(indices):
+                result[tile.rows_index] = block
                 continue
-            here = (chosen >= at.keys.start) & (chosen < at.keys.stop)
-            found[at.rows_index][..., here] = block[..., chosen[here] - at.keys.start]
-        return self._merge(found)
+            inside = (indices >= tile.keys.start) & (indices < tile.keys.stop)
+            result[tile.rows_index][..., inside] = block[..., indices[inside] - tile.keys.start]
+        return self._merge_heads(result)
 
-    def _part(self, lead: Sequence[slice], rows: slice | Tensor) -> Self:
-        """Some leading indices and some query rows, still lazy."""
-        problem = some_rows(self._problem, rows)
-        if lead:
-            batch, heads = (lead[:-1], lead[-1]) if self.has_heads else (lead, slice(None))
-            problem = some_heads(problem, batch, heads)
-        return self._like(problem, [len(range(n)[i]) for n, i in zip(self._lead, lead, strict=True)])
-
-    def _pick(self, index: Index) -> Tensor:
-        """Indexing with arrays: which row and which column each result comes from, then row by row."""
+    def _advanced_index(self, index: Index) -> Tensor:
+        """Index with arrays: find the row and column of each result, then compute row by row."""
         *lead, queries, keys = self.shape
         row_numbers = torch.arange(math.prod(lead) * queries, device="cpu").reshape(*lead, queries, 1)
         rows = row_numbers.expand(self.shape)[index]
         columns = torch.arange(keys, device="cpu").expand(self.shape)[index]
         result = torch.zeros(rows.shape, dtype=self.dtype, device=self.device)
         for head in torch.unique(rows // queries).tolist():
-            at = [slice(int(i), int(i) + 1) for i in np.unravel_index(head, lead)] if lead else []
-            mine = rows // queries == head
-            wanted, where = torch.unique(rows[mine] % queries, return_inverse=True)
-            found = self._part(at, wanted.to(self.device))._collect(slice(None)).reshape(len(wanted), keys)
-            result[mine.to(self.device)] = found[where.to(self.device), columns[mine].to(self.device)]
+            lead_index = [slice(int(i), int(i) + 1) for i in np.unravel_index(head, lead)] if lead else []
+            in_head = rows // queries == head
+            needed, inverse = torch.unique(rows[in_head] % queries, return_inverse=True)
+            part = self.select(lead_index, needed.to(self.device))
+            dense = part._dense_columns(slice(None)).reshape(len(needed), keys)
+            result[in_head.to(self.device)] = dense[inverse.to(self.device), columns[in_head].to(self.device)]
         return result
 
 
-def _kernels_can(problem: Problem) -> bool:
-    """Whether the kernels can look at these weights, and nobody differentiates what they find."""
+def kernels_support(problem: Problem) -> bool:
+    """Whether the kernels can compute these weights, and no gradients are needed."""
     tensors = problem.tensors.values()
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return False
-    return problem.rules.fused and concrete(*tensors) and fused.fits(problem)
+    return problem.config.fused and concrete(*tensors) and fused.supports(problem)
 
 
-def _adopt(problem: Problem, tau: Tensor | None, fitted: bool) -> _Made:
+def _adopt(problem: Problem, tau: Tensor | None, tau_from_kernels: bool) -> _BuiltProblem:
     tensors = dict(problem.tensors) if tau is None else {**problem.tensors, "tau": tau}
-    return _Made(problem.with_tensors(tensors), _versions(tensors), fitted or None)
+    return _BuiltProblem(problem.with_tensors(tensors), _versions(tensors), tau_from_kernels or None)
 
 
-def _check_versions(versions: Mapping[str, int | None], tensors: Mapping[str, Tensor]) -> None:
-    for name, now in _versions(tensors).items():
-        if now != versions[name] and now is not None and versions[name] is not None:
+def _check_versions(expected: Mapping[str, int | None], tensors: Mapping[str, Tensor]) -> None:
+    for name, version in _versions(tensors).items():
+        if version != expected[name] and version is not None and expected[name] is not None:
             raise StaleError(
-                f"the {kind(name)} that these weights were made of was changed in place afterwards, so "
-                "they can no longer be told. Look before changing it, or what it is a view of, such as a "
-                "cache; or attend to a copy: x.clone()."
+                f"{kind(name)} was modified in place after attend(), so these weights can no longer be "
+                f"recomputed. Read them first, or pass {kind(name)}.clone()."
             )
 
 
 def _versions(tensors: Mapping[str, Tensor]) -> dict[str, int | None]:
-    """How often each tensor has been changed in place; None where torch does not count."""
+    """Version counter of each tensor; None for inference tensors and while compiling."""
     if torch.compiler.is_compiling():
         return dict.fromkeys(tensors)
     return {name: None if tensor.is_inference() else tensor._version for name, tensor in tensors.items()}

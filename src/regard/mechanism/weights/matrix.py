@@ -1,7 +1,7 @@
-"""Lazy weights: the matrix (…, q, k) that an attention used, held in linear memory.
+"""Lazy attention weights (…, q, k) in linear memory.
 
-A `Weights` holds query, key, score, mask and the rows' statistic τ, from which any part of the matrix is
-computed again, exactly, when somebody looks. It is a linear operator: `weights @ x` is attention itself.
+`Weights` holds query, key, score, mask and the row statistic τ, and recomputes any part of the matrix
+exactly, on demand. It is a linear operator: `weights @ value` is the attention output.
 """
 
 import math
@@ -22,16 +22,16 @@ from regard.mechanism.normalizers import Softmax1
 from regard.mechanism.precision import in_own_dtype
 from regard.mechanism.torch_state import concrete
 from regard.mechanism.weights import display, io, regions
-from regard.mechanism.weights.index import Index, as_slice, plain_index
+from regard.mechanism.weights.index import Index, as_slice, basic_index
 from regard.mechanism.weights.lazy_matrix import LazyMatrix
 
-_SHORT = 64  # the most that `top` keeps in a list per row
+_MAX_KERNEL_K = 64  # largest k of the kernel behind `topk`
 
 
 class TopK(NamedTuple):
-    """The largest weights of each row and the keys they belong to; −1 where a row sees no more keys.
+    """The k largest weights of each row and their keys; −1 where a row sees fewer keys.
 
-    values: (…, q, k), falling along each row.
+    values: (…, q, k), in descending order.
     indices: (…, q, k), the key of each value.
 
     >>> import torch, regard
@@ -45,9 +45,9 @@ class TopK(NamedTuple):
 
 
 class Weights(LazyMatrix):
-    """The weights of an attention: a lazy matrix of shape (…, q, k) in linear memory.
+    """Attention weights (…, q, k), computed on demand in linear memory.
 
-    `attend` and `watch` make them, and so does `Weights.load`; nobody calls the constructor.
+    Returned by `attend`, `watch` and `Weights.load`.
 
     >>> import torch, regard
     >>> x = torch.eye(4)
@@ -60,52 +60,53 @@ class Weights(LazyMatrix):
     tensor([0, 1, 2, 3])
     """
 
-    # What it is
+    # Memory
 
     @property
     def held(self) -> int:
-        """Bytes of memory that it keeps alive: query, key, mask and τ, linear in the length.
+        """Bytes held: query, key, mask and τ, linear in the length.
 
-        The autograd graph of query and key, if they have one, is not counted. Value is not kept.
+        The autograd graph of query and key is not counted. Value is not held.
 
         >>> import torch, regard
         >>> x = torch.randn(1000, 16)
-        >>> regard.attend(x, x, x)[1].held  # and 4,000,000 when dense
+        >>> regard.attend(x, x, x)[1].held  # dense: 4,000,000
         72000
         """
-        storages = {t.untyped_storage()._cdata: t for t in self._problem.tensors.values()}
+        storages = {t.untyped_storage()._cdata: t for t in self.problem.tensors.values()}
         return sum(t.untyped_storage().nbytes() for t in storages.values())
 
     def __repr__(self) -> str:
         dense = self.numel() * self.dtype.itemsize
-        mean = ", mean of the heads" if self._heads == "mean" else ""
-        rules = self._problem.rules
-        normalize = "Softmax1" if isinstance(rules.normalize, Softmax1) else repr(rules.normalize)
+        mean = ", mean over heads" if self.is_head_mean else ""
+        config = self.problem.config
+        normalize = "Softmax1" if isinstance(config.normalize, Softmax1) else repr(config.normalize)
         return (
             f"Weights({' × '.join(map(str, self.shape))}, {str(self.dtype).removeprefix('torch.')}: "
-            f"{rules.score}, {normalize}{mean}; holds {format_bytes(self.held)}, dense {format_bytes(dense)})"
+            f"{config.score}, {normalize}{mean}; holds {format_bytes(self.held)}, "
+            f"dense {format_bytes(dense)})"
         )
 
-    # Parts of it
+    # Reading parts
 
     @in_own_dtype
     def __getitem__(self, index: Index) -> Tensor:
-        """Any part of the matrix, indexed as a tensor would be."""
-        parts = plain_index(index, self.ndim)
+        """Read any part of the matrix, indexed like a tensor, as a dense tensor."""
+        parts = basic_index(index, self.ndim)
         if parts is None:
-            return self._pick(index)
+            return self._advanced_index(index)
         *lead, rows, columns = (as_slice(i, n) for i, n in zip(parts, self.shape, strict=True))
-        result = self._part(lead, rows)._collect(columns)
+        result = self.select(lead, rows)._dense_columns(columns)
         return result[tuple(0 if isinstance(i, int) else slice(None) for i in parts)]
 
     @in_own_dtype
     def dense(self) -> Tensor:
-        """All of it, as an ordinary tensor: n_q × n_k numbers per head."""
-        return self._collect(slice(None))
+        """The full matrix as a dense tensor: q × k numbers per head."""
+        return self._dense_columns(slice(None))
 
     @in_own_dtype
     def scores(self) -> Tensor:
-        """The scores before the normalizer, with their biases, −inf where masked: dense.
+        """The scores with their biases, before the normalizer, −inf where masked, as a dense tensor.
 
         >>> import torch, regard
         >>> x = torch.eye(2)
@@ -113,33 +114,33 @@ class Weights(LazyMatrix):
         tensor([[1., -inf],
                 [0., 1.]])
         """
-        self._check()
-        if self._heads == "mean":
-            raise ArgumentError("the mean of several heads has no scores; take them before mean('heads').")
-        found = self._scores(self._problem)
-        return self._merge(found.expand(*self._problem.lead(), *found.shape[-2:]))
+        self.check_inputs()
+        if self.is_head_mean:
+            raise ArgumentError("a mean over heads has no scores; call scores() before mean('heads').")
+        scores = self._scores(self.problem)
+        return self._merge_heads(scores.expand(*self.problem.lead(), *scores.shape[-2:]))
 
     @property
     @in_own_dtype
     def tau(self) -> Tensor:
-        """The one number per row, τ in weights = φ(scores − τ): (…, q). For `Softmax` it is log Σ exp.
+        """The row statistic τ in weights = φ(scores − τ): (…, q). For `Softmax`, τ = log Σ exp(scores).
 
         >>> import torch, regard
         >>> weights = regard.attend(torch.eye(2), torch.eye(2), torch.eye(2))[1]
         >>> torch.allclose(weights.tau, weights.scores().logsumexp(-1))
         True
         """
-        if self._heads == "mean":
-            raise ArgumentError("the mean of several heads has no τ; take it before mean('heads').")
+        if self.is_head_mean:
+            raise ArgumentError("a mean over heads has no τ; read tau before mean('heads').")
         reader = self._reader()
         if reader is not None:
-            return self._merge(reader.problem["tau"].sum(-1))
-        found = self._rows_of(1, self.dtype, 0)
-        problem = self._problem.checked()
-        for at in tiles(problem, tiled.budget(problem)):
-            part = problem.part(at)
-            found[at.rows_index] = reference.tau(part, self._scores(part)).sum(-1, keepdim=True)
-        return self._merge(found)[..., 0]
+            return self._merge_heads(reader.problem["tau"].sum(-1))
+        result = self._new(self.shape[-2], 1)
+        problem = self.problem.nan_checked()
+        for tile in tiles(problem, tiled.budget(problem)):
+            part = problem.part(tile)
+            result[tile.rows_index] = reference.tau(part, self._scores(part)).sum(-1, keepdim=True)
+        return self._merge_heads(result)[..., 0]
 
     def mean(self, over: str) -> "Weights":
         """The mean over the heads, still lazy: `mean("heads")`.
@@ -151,43 +152,44 @@ class Weights(LazyMatrix):
         True
         """
         if over != "heads":
-            raise ArgumentError(f"mean got {over!r}; lazy weights can be averaged over 'heads'.")
-        self._needs_heads("mean('heads')")
-        return self._like(self._problem, self._lead[:-1], "mean")
+            raise ArgumentError(f"mean got {over!r}; lazy weights can only be averaged over 'heads'.")
+        self._require_heads("mean('heads')")
+        return self._like(self.problem, self._lead[:-1], "mean")
 
-    # What it says, a row or a column at a time
+    # Reductions
 
     @in_own_dtype
     def topk(self, k: int) -> TopK:
-        """The n largest weights of each row, and their keys: (values, keys), each (…, q, n).
+        """The k largest weights of each row and their keys: values and indices, each (…, q, k).
 
-        There are fewer where there are fewer keys. A row that sees less than n of them is filled up with
-        weight 0 and key −1.
+        If there are fewer than k keys, the last axis is shorter. A row that sees fewer than k keys is padded
+        with value 0 and index −1.
 
         >>> import torch, regard
         >>> x = torch.eye(3)
-        >>> values, keys = regard.attend(x, x, x, score=regard.Dot())[1].topk(1)
-        >>> keys.squeeze(-1)
+        >>> values, indices = regard.attend(x, x, x, score=regard.Dot())[1].topk(1)
+        >>> indices.squeeze(-1)
         tensor([0, 1, 2])
         """
         if k < 1:
             raise ArgumentError(f"topk got k={k}; it must be at least 1.")
         k = min(k, self.shape[-1])
-        reader = self._reader() if 1 <= k <= _SHORT else None
+        reader = self._reader() if 1 <= k <= _MAX_KERNEL_K else None
         best = None if reader is None else reader.topk(k)
         if best is not None:
-            return TopK(*map(self._merge, best))
-        values, keys = self._rows_of(k, self.dtype, 0), self._rows_of(k, torch.long, -1)
-        for at, block, visible in self._blocks_in_sight():
-            count = min(k, block.shape[-1])
-            best = block.masked_fill(~visible, -math.inf).topk(count, -1)
+            return TopK(*map(self._merge_heads, best))
+        values = self._new(self.shape[-2], k)
+        indices = self._new(self.shape[-2], k, fill=-1, dtype=torch.long)
+        for tile, block, visible in self._tiles_with_visible():
+            size = min(k, block.shape[-1])
+            best = block.masked_fill(~visible, -math.inf).topk(size, -1)
             seen = visible.gather(-1, best.indices)
-            values[at.rows_index][..., :count] = torch.where(seen, best.values, 0.0)
-            keys[at.rows_index][..., :count] = torch.where(seen, best.indices + at.keys.start, -1)
-        return TopK(self._merge(values), self._merge(keys))
+            values[tile.rows_index][..., :size] = torch.where(seen, best.values, 0.0)
+            indices[tile.rows_index][..., :size] = torch.where(seen, best.indices + tile.keys.start, -1)
+        return TopK(self._merge_heads(values), self._merge_heads(indices))
 
     def argmax(self) -> Tensor:
-        """The key with the largest weight, for each row: (…, q); −1 for a row that sees none.
+        """The key with the largest weight in each row: (…, q); −1 for a row that sees no key.
 
         >>> import torch, regard
         >>> x = torch.eye(3)
@@ -200,10 +202,10 @@ class Weights(LazyMatrix):
 
     @in_own_dtype
     def entropy(self) -> Tensor:
-        """−Σ w log w of each row, in nats, of the weights as they are: (…, q).
+        """Entropy −Σ w log w of each row, in nats: (…, q).
 
-        0 for a row that looks at one key, log n for one that looks at n keys equally; −inf for a row with a
-        negative weight, which `Mean` can give.
+        0 for a row with one nonzero weight of 1, log n for n equal weights, −inf for a row with a negative
+        weight (possible with `Mean`).
 
         >>> import torch, regard
         >>> x = torch.zeros(4, 2)
@@ -211,18 +213,17 @@ class Weights(LazyMatrix):
         tensor([4.0000, 4.0000, 4.0000, 4.0000])
         """
         reader = self._reader()
-        summed = None if reader is None else reader.entropy()
-        if summed is not None:
-            return self._merge(summed)[..., 0]
-        found = self._rows_of(1, self.dtype, 0)
-        for at, block in self._blocks():
-            zero = block == 0  # where the derivative would be infinite
-            parts = torch.where(zero, 0.0, torch.special.entr(torch.where(zero, 1.0, block)))
-            found[at.rows_index] = parts.sum(-1, keepdim=True)
-        return self._merge(found)[..., 0]
+        entropy = None if reader is None else reader.entropy()
+        if entropy is None:
+            entropy = self._new(self.shape[-2], 1)
+            for tile, block in self.tiles():
+                zero = block == 0  # the derivative would be infinite
+                terms = torch.where(zero, 0.0, torch.special.entr(torch.where(zero, 1.0, block)))
+                entropy[tile.rows_index] = terms.sum(-1, keepdim=True)
+        return self._merge_heads(entropy)[..., 0]
 
     def received(self) -> Tensor:
-        """How much each key is looked at, summed over the queries: (…, k).
+        """Total weight that each key receives, summed over the queries: (…, k).
 
         >>> import torch, regard
         >>> x = torch.zeros(4, 2)
@@ -230,14 +231,14 @@ class Weights(LazyMatrix):
         tensor([2.0833, 1.0833, 0.5833, 0.2500])
         """
         ones = torch.ones(self.shape[-2], dtype=self.dtype, device=self.device)
-        return self._transposed_product(ones)
+        return self._product(ones, transposed=True)
 
     @in_own_dtype
     def pool(self, rows: int, columns: int, *, within: tuple[slice, slice] | None = None) -> Tensor:
-        """A small map of the matrix, (…, rows, columns): the mean weight of each block.
+        """Average-pool the matrix to (…, rows, columns), or fewer if it has fewer queries or keys.
 
-        The blocks are as equal as can be, and there are no more of them than queries and keys.
-        within: some queries and keys, as slices: the map is that of this part, which alone is computed.
+        Block sizes differ by at most one. within: slices of queries and keys; pool only this part, for the
+        cost of this part.
 
         >>> import torch, regard
         >>> x = torch.zeros(6, 2)
@@ -249,58 +250,55 @@ class Weights(LazyMatrix):
         tensor([[0.5000, 0.5000, 0.0000]])
         """
         if rows < 1 or columns < 1:
-            raise ArgumentError(f"pool got {rows} rows and {columns} columns; a map has at least 1 of each.")
+            raise ArgumentError(f"pool got rows={rows} and columns={columns}; both must be at least 1.")
         return regions.pool(self, (rows, columns), within or (slice(None), slice(None)))
 
-    # A linear operator
+    # Products
 
-    @in_own_dtype
     def __matmul__(self, x: Tensor) -> Tensor:
-        """weights · x for x of (k) or (…, k, e), whose leading axes broadcast to those of the weights.
+        """weights · x for x of shape (k) or (…, k, e); its leading axes broadcast to those of the weights.
 
-        Where query heads share a key head, x may have as many heads as the keys, like `value`.
+        With grouped-query attention, x may have as many heads as the keys, like `value`.
         """
-        columns, vector = self._operand(x, self.shape[-1])
-        reader = None if _wants_gradient(columns) else self._reader()
-        found = None if reader is None else reader.product(columns)
-        if found is not None:
-            return self._merge(found)[..., 0] if vector else self._merge(found)
-        careful = not (concrete(columns) and bool(torch.isfinite(columns).all()))
-        result = self._rows_of(columns.shape[-1], self.dtype, 0)
-        for at, block in self._blocks():
-            part = columns[at.keys_index]
-            result[at.rows_index] = reference.read(block, part, careful=careful)
-        return self._merge(result)[..., 0] if vector else self._merge(result)
+        return self._product(x)
 
     @property
     def T(self) -> "TransposedWeights":
-        """The transpose, (…, k, q), as an operator: `weights.T @ x`."""
+        """The transpose (…, k, q) as a linear operator: `weights.T @ x`."""
         return TransposedWeights(self)
 
     mT = T
 
     @in_own_dtype
-    def _transposed_product(self, x: Tensor) -> Tensor:
-        columns, vector = self._operand(x, self.shape[-2])
-        reader = None if _wants_gradient(columns) else self._reader()
-        found = None if reader is None else reader.transposed_product(columns)
-        if found is not None:
-            return self._merge(found)[..., 0] if vector else self._merge(found)
-        careful = not (concrete(columns) and bool(torch.isfinite(columns).all()))
-        result = self._new(self.shape[-1], columns.shape[-1])
-        for at, block in self._blocks():
-            part = reference.read(block.mT, columns[at.rows_index], careful=careful)
-            result[at.keys_index] += part
-        return self._merge(result)[..., 0] if vector else self._merge(result)
+    def _product(self, x: Tensor, *, transposed: bool = False) -> Tensor:
+        queries, keys = self.shape[-2:]
+        columns, is_vector = self._operand(x, queries if transposed else keys)
+        reader = None if _requires_grad(columns) else self._reader()
+        result = None
+        if reader is not None:
+            result = reader.transposed_product(columns) if transposed else reader.product(columns)
+        if result is None:
+            nan_safe = not (concrete(columns) and bool(torch.isfinite(columns).all()))
+            result = self._new(keys if transposed else queries, columns.shape[-1])
+            for tile, block in self.tiles():
+                if transposed:
+                    part = reference.weighted_sum(block.mT, columns[tile.rows_index], nan_safe=nan_safe)
+                    result[tile.keys_index] += part
+                else:
+                    part = reference.weighted_sum(block, columns[tile.keys_index], nan_safe=nan_safe)
+                    result[tile.rows_index] = part
+        result = self._merge_heads(result)
+        return result[..., 0] if is_vector else result
 
-    # Looking at it
+    # Display
 
     def show(
         self, *, queries: Sequence[str] | None = None, keys: Sequence[str] | None = None, title: str = ""
     ) -> Any:
-        """Look at it: a widget in a notebook; elsewhere a page that opens in the browser, whose path it is.
+        """Show an interactive view: a widget in a notebook, otherwise a page that opens in the browser.
 
-        queries, keys: the tokens of both sides. Without keys, the queries read each other.
+        queries, keys: token labels. Without keys, the queries label both axes (self-attention).
+        Returns the widget, or the path of the page.
 
         >>> def look(weights, words):
         ...     return weights.show(queries=words)
@@ -315,7 +313,7 @@ class Weights(LazyMatrix):
         keys: Sequence[str] | None = None,
         title: str = "",
     ) -> Path:
-        """Write an interactive page, one file that opens in any browser; very many weights as block means.
+        """Write the interactive view as one HTML file. Large matrices are average-pooled.
 
         >>> import torch, regard, tempfile
         >>> x = torch.eye(3)
@@ -333,7 +331,7 @@ class Weights(LazyMatrix):
         title: str | None = None,
         dark: bool = False,
     ) -> Path:
-        """Draw it: a picture with the tokens on both axes, .png, or .svg or .pdf if the path ends so.
+        """Draw a heatmap with token labels: .png, .svg or .pdf, by the extension of `path`.
 
         >>> import torch, regard, tempfile
         >>> x = torch.eye(3)
@@ -341,45 +339,45 @@ class Weights(LazyMatrix):
         'dogs.png'
         """
         if keys is None and self.shape[-1] == self.shape[-2]:
-            keys = queries  # tokens that read each other
+            keys = queries  # self-attention
         return display.to_png(self, path, queries, keys, title, dark)
 
-    # Keeping it
+    # Saving, moving and converting
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the lazy weights to a safetensors file, whole or not at all.
+        """Save the lazy weights to a safetensors file, atomically.
 
         >>> import torch, regard, tempfile
         >>> x = torch.eye(3)
         >>> weights = regard.attend(x, x, x)[1]
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     again = regard.Weights.load(weights.save(f"{folder}/weights.safetensors"))
-        >>> torch.equal(again.dense(), weights.dense())
+        ...     loaded = regard.Weights.load(weights.save(f"{folder}/weights.safetensors"))
+        >>> torch.equal(loaded.dense(), weights.dense())
         True
         """
-        self._check()
-        return io.write(path, self._problem, self._lead, self._heads, self._rows_together())
+        self.check_inputs()
+        return io.write(path, self.problem, self._lead, self._heads, self._rows_per_key_head())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Weights":
-        """Read what `save` wrote."""
-        problem, lead, heads, together = io.read(path)
-        return cls(problem, None, lead, heads, together=together)
+        """Load weights from a file written by `save`."""
+        problem, lead, heads, rows = io.read(path)
+        return cls(problem, None, lead, heads, rows_per_key_head=rows)
 
     def detach(self) -> "Weights":
-        """The same weights, cut off from the graph that query and key came from."""
-        return self._like(self._problem.map(lambda _, tensor: tensor.detach()), self._lead)
+        """Return the same weights, detached from the autograd graph of query and key."""
+        return self._like(self.problem.map(lambda _, tensor: tensor.detach()), self._lead)
 
     def to(self, device: torch.device | str) -> "Weights":
-        """The same weights on another device."""
+        """Return the same weights on another device."""
         if isinstance(device, torch.dtype):
             raise ArgumentError(
-                f"weights.to got {device}; it takes a device. For another dtype: weights.dense().to(…)."
+                f"weights.to got {device}; it takes a device. For a dtype use weights.dense().to({device})."
             )
-        return self._like(self._problem.map(lambda _, tensor: tensor.to(device)), self._lead)
+        return self._like(self.problem.map(lambda _, tensor: tensor.to(device)), self._lead)
 
     def numpy(self) -> NDArray[Any]:
-        """All of it, as a numpy array."""
+        """The full matrix as a numpy array."""
         return self.dense().detach().cpu().numpy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -388,15 +386,15 @@ class Weights(LazyMatrix):
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (
             type(self),
-            self.detach()._problem,
+            self.detach().problem,
             self._lead,
             self._heads,
-            self._rows_together(),
+            self._rows_per_key_head(),
         )
 
 
 class TransposedWeights:
-    """The transpose of lazy weights, (…, k, q): an operator to multiply with.
+    """The transpose of lazy weights, (…, k, q), as a linear operator.
 
     >>> import torch, regard
     >>> x = torch.randn(3, 4)
@@ -420,22 +418,22 @@ class TransposedWeights:
     mT = T
 
     def dense(self) -> Tensor:
-        """All of it, as an ordinary tensor."""
+        """The full matrix as a dense tensor."""
         return self._weights.dense().mT
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        return self._weights._transposed_product(x)
+        return self._weights._product(x, transposed=True)
 
     def __repr__(self) -> str:
         return f"transpose of {self._weights!r}"
 
 
 def _restore(
-    kind: type[Weights], problem: Problem, lead: Sequence[int], heads: io.Heads, together: int
+    cls: type[Weights], problem: Problem, lead: Sequence[int], heads: io.Heads, rows_per_key_head: int
 ) -> Weights:
-    """Weights from a pickle: other kernels may have found its τ, so it is found again when it is needed."""
-    return kind(problem, None, lead, heads, together=together)
+    """Unpickle weights. Other kernels may have computed τ, so it is recomputed on first use."""
+    return cls(problem, None, lead, heads, rows_per_key_head=rows_per_key_head)
 
 
-def _wants_gradient(x: Tensor) -> bool:
+def _requires_grad(x: Tensor) -> bool:
     return not concrete(x) or (torch.is_grad_enabled() and x.requires_grad)

@@ -1,10 +1,9 @@
-"""Reading weights with the kernels, so that a row has the same bits in every part that it is read in.
+"""Read weights with the kernels. A row has the same bits in every part that contains it.
 
-A score is a sum of products, rounded after each addition, and the kernels add in one of two orders: along the
-width where a key head has few rows, as in decoding, and term by term where it has more. At scores of 9e4 the
-two differ by 5e-3, and so do weights whose τ comes from one order and whose scores come from the other. Each
-part is therefore read in the order of the whole it was cut from: where it has too few rows for that, its last
-row is repeated.
+The kernels sum a dot product in one of two orders: along the width if a key head has few rows (decoding), and
+term by term if it has more. At scores of 9e4 the results differ by 5e-3, and so do weights if τ and scores
+use different orders. Each part is therefore read in the order of the full matrix; if it has too few rows for
+that, its last row is repeated.
 """
 
 import math
@@ -17,47 +16,47 @@ from regard._util import interrupt
 from regard.mechanism import fused
 from regard.mechanism.call.problem import Problem, Tile
 from regard.mechanism.normalizers import Softmax
-from regard.mechanism.weights.index import some_rows
+from regard.mechanism.weights.index import select_rows
 
 
 class Reader(NamedTuple):
-    """A problem with the τ that the kernels found for it.
+    """A problem with the τ that the kernels computed for it.
 
-    together: the rows of a key head, over its query heads, in the whole that the problem is a part of.
+    together: the rows of a key head, over its query heads, in the full matrix.
     """
 
     problem: Problem
-    together: int
+    rows_per_key_head: int
 
     @classmethod
-    def fit(cls, problem: Problem, together: int) -> Self | None:
-        """A reader of a problem whose τ is not known; None if it is not finite."""
+    def with_tau(cls, problem: Problem, rows_per_key_head: int) -> Self | None:
+        """Compute τ, then return a reader; None if τ is not finite."""
         *outer, per_group = lead = problem.lead()
-        every = tuple(slice(0, n) for n in outer)
+        lead_slices = tuple(slice(0, n) for n in outer)
         bands = []
         for rows in interrupt.bands(problem.queries, math.prod(lead) * problem.keys):
-            part = problem.part(Tile(every, rows, slice(0, problem.keys)))
-            tau = fused.fit(_padded(part, together, per_group))
+            part = problem.part(Tile(lead_slices, rows, slice(0, problem.keys)))
+            tau = fused.compute_tau(_padded(part, rows_per_key_head, per_group))
             if tau is None:
                 return None
             bands.append(tau[..., : part.queries, :])
         tau = bands[0] if len(bands) == 1 else torch.cat(bands, -2)
-        return cls(problem.with_tensors({**problem.tensors, "tau": tau}), together)
+        return cls(problem.with_tensors({**problem.tensors, "tau": tau}), rows_per_key_head)
 
     def weights(self) -> Tensor | None:
-        """The weights, dense: (…, g, r, q, k); None if they are not finite."""
+        """Dense weights (…, g, r, q, k); None if they are not finite."""
         rows = self._rows()
         result = fused.weights(rows, rows["tau"])
         return None if result is None else self._cut(result)
 
     def entropy(self) -> Tensor | None:
-        """−Σ w log w of each row: (…, g, r, q, 1); None if the weights are not finite."""
+        """Entropy of each row, (…, g, r, q, 1); None if the weights are not finite."""
         rows = self._rows()
         result = fused.entropy(rows, rows["tau"])
         return None if result is None else self._cut(result)
 
     def topk(self, k: int) -> tuple[Tensor, Tensor] | None:
-        """The k largest weights of each row, and their keys; None if they are not finite."""
+        """The k largest weights of each row and their keys; None if they are not finite."""
         rows = self._rows()
         best = fused.topk(rows, rows["tau"], k)
         return None if best is None else (self._cut(best[0]), self._cut(best[1]))
@@ -70,39 +69,39 @@ class Reader(NamedTuple):
     def transposed_product(self, x: Tensor) -> Tensor | None:
         """weightsᵀ · x, (…, g, r, q, e) → (…, g, r, k, e); None if it is not finite."""
         rows = self._rows(per_group=1)
-        if rows.queries > x.shape[-2]:  # repeated rows count for nothing
+        if rows.queries > x.shape[-2]:  # repeated rows contribute zero
             x = torch.nn.functional.pad(x, (0, 0, 0, rows.queries - x.shape[-2]))
         return fused.transposed_product(rows, rows["tau"], x)
 
     def _rows(self, per_group: int | None = None) -> Problem:
-        """The problem with enough rows; the kernels of both products take the query heads one by one."""
-        return _padded(self.problem, self.together, per_group or self.problem.lead()[-1])
+        """The problem, padded to enough rows. The product kernels process query heads separately."""
+        return _padded(self.problem, self.rows_per_key_head, per_group or self.problem.lead()[-1])
 
     def _cut(self, rows: Tensor) -> Tensor:
-        """Without the rows that were repeated."""
+        """Drop the repeated rows."""
         return rows[..., : self.problem.queries, :]
 
 
-def reads_back(problem: Problem) -> bool:
-    """Whether the scores that are read have the bits of those that forward found τ for.
+def tau_is_reusable(problem: Problem) -> bool:
+    """Whether reading reproduces the exact scores for which the forward pass computed τ.
 
-    Softmax of a single row for each key head has a kernel of its own (kernels/single.h), for forward alone,
-    which adds in a third order. There τ has to be found again.
+    Softmax with one row per key head has its own forward kernel (kernels/single.h), which sums in a third
+    order, so τ must be recomputed.
     """
-    single = problem.lead()[-1] * problem.queries == 1 and problem.rules.family == "dot"
-    return not (single and type(problem.rules.normalize) is Softmax)
+    single = problem.lead()[-1] * problem.queries == 1 and problem.config.family == "dot"
+    return not (single and type(problem.config.normalize) is Softmax)
 
 
-def _padded(problem: Problem, together: int, per_group: int) -> Problem:
-    few = fused.few_rows()
-    if together <= few or problem.rules.family != "dot":
+def _padded(problem: Problem, rows_per_key_head: int, per_group: int) -> Problem:
+    max_rows = fused.few_rows()
+    if rows_per_key_head <= max_rows or problem.config.family != "dot":
         return problem
-    return repeat_last_row(problem, few // max(per_group, 1) + 1)
+    return repeat_last_row(problem, max_rows // max(per_group, 1) + 1)
 
 
-def repeat_last_row(problem: Problem, least: int) -> Problem:
-    """The problem with at least so many query rows, the last of which are one and the same."""
+def repeat_last_row(problem: Problem, min_rows: int) -> Problem:
+    """Pad the problem to `min_rows` query rows by repeating the last one."""
     queries = problem.queries
-    if not 0 < queries < least:
+    if not 0 < queries < min_rows:
         return problem
-    return some_rows(problem, torch.arange(least, device=problem["query"].device).clamp(max=queries - 1))
+    return select_rows(problem, torch.arange(min_rows, device=problem["query"].device).clamp(max=queries - 1))
