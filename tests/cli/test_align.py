@@ -53,7 +53,7 @@ def wanted(model: Path, **choice) -> list[str]:
     translator = load_translator(model)
     if choice:
         translator = Translator(translator.model, translator.tokens, choice=AlignmentHead(**choice))
-    return [one.pharaoh() for one in translator.align(PAIRS)]
+    return [one.to_pharaoh() for one in translator.align(PAIRS)]
 
 
 def test_two_files(model, files, capsys):
@@ -99,7 +99,7 @@ def test_the_last_head_is_minus_one(model, files, capsys):
 
 def test_a_threshold(model, files, capsys):
     run("align", "-m", model, *files, "--threshold", 0.2)
-    lines = [one.pharaoh(0.2) for one in load_translator(model).align(PAIRS)]
+    lines = [one.to_pharaoh(0.2) for one in load_translator(model).align(PAIRS)]
     assert capsys.readouterr().out.split("\n") == [*lines, ""]
 
 
@@ -117,11 +117,11 @@ def test_both_directions(how, model, reverse, files, capsys):
 
 
 def test_gold(model, files, gold, tmp_path, capsys):
-    run("align", "-m", model, *files, "--gold", gold, "--base", 1, "-o", tmp_path / "links")
+    run("align", "-m", model, *files, "--gold", gold, "--index-base", 1, "-o", tmp_path / "links")
     links = [one.links() for one in load_translator(model).align(PAIRS)]
     assert capsys.readouterr().out == f"{error_rate(links, read_gold(gold, 1))}\n"
     assert (tmp_path / "links").read_text().split("\n") == [*wanted(model), ""]
-    run("align", "-m", model, *files, "--gold", gold, "--base", 1)
+    run("align", "-m", model, *files, "--gold", gold, "--index-base", 1)
     assert capsys.readouterr().out.startswith("AER ")
 
 
@@ -133,7 +133,7 @@ def test_soft(model, files, capsys):
             read.source_words,
             read.target_words,
         )
-        assert one["links"] == read.pharaoh()
+        assert one["links"] == read.to_pharaoh()
         for row, weights in zip(one["weights"], read.weights.tolist(), strict=True):
             assert row == pytest.approx(weights, abs=1e-4)
 
@@ -154,7 +154,7 @@ def test_drawn(model, capsys):
         (["-", "-"], "SOURCE and TARGET are both -"),
         (["{a}", "{b}", "--symmetrize", "union"], "give the other one: --reverse-model FOLDER"),
         (["{a}", "{b}", "--symmetrize", "onion"], "'onion' is not one of"),
-        (["{a}", "{b}", "--base", "1"], "--base 1 says how a gold file counts; give it, too"),
+        (["{a}", "{b}", "--index-base", "1"], "--index-base 1 says how a gold file counts; give it, too"),
         (["{a}", "{b}", "--soft", "--draw"], "--soft and --draw are two ways"),
         (["{a}", "{b}", "--soft", "--threshold", "0.5"], "--threshold is about links"),
         (["{a}", "{b}", "--heads", "1,x"], "--heads is '1,x'; give numbers from 0 on"),
@@ -192,7 +192,7 @@ def test_a_gold_file_that_counts_from_1_is_not_read_as_if_from_0(model, tmp_path
     run(*options, status=2)
     assert "links no first word, of either side, in 12 pairs" in capsys.readouterr().err
     for base in (0, 1):  # who says it means it
-        run(*options, "--base", base)
+        run(*options, "--index-base", base)
         assert capsys.readouterr().out.startswith("AER")
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("typer")
 import typer
 
 from regard.cli import _WAITING, COMMANDS, app, main
-from regard.cli.helping import EXAMPLES
+from regard.cli.help import EXAMPLES
 from tests.cli.running import run
 
 NAMES = [name for commands in COMMANDS.values() for name in commands]
@@ -395,7 +395,7 @@ def test_openmp_reads_how_to_wait():
     """By the time that a command loads torch, the variable is set."""
     clean = {name: value for name, value in os.environ.items() if name not in _WAITING}
     done = subprocess.run(
-        [sys.executable, "-m", "regard", "train", "--settings"],
+        [sys.executable, "-m", "regard", "train", "--print-config"],
         env=clean | {"OMP_DISPLAY_ENV": "VERBOSE"},
         capture_output=True,
         text=True,

@@ -82,7 +82,7 @@ def test_the_command_knows_the_forms_that_are_read():
 )
 def test_plans_of_other_systems_are_read(content, corpus, tmp_path, capsys):
     (tmp_path / "plan.toml").write_bytes(content)
-    run("train", "--settings", "--config", tmp_path / "plan.toml")
+    run("train", "--print-config", "--config", tmp_path / "plan.toml")
     assert "rate = 0.5 " in capsys.readouterr().out
 
 
@@ -159,7 +159,7 @@ def test_a_folder_that_does_not_say_what_it_was_made_of_goes_on(corpus, tmp_path
         (["{a.en}", "{.}"], "TARGET is"),
         (["{a.en}", "{a.de}", "--dev", "{.}", "{a.de}"], "--dev is"),
         (["{a.en}", "{a.de}", "--dev", "{a.de}", "{dev.tsv}"], "give it alone"),
-        (["{a.en}", "{a.de}", "--form", "tsv"], "--form tsv is about one file"),
+        (["{a.en}", "{a.de}", "--format", "tsv"], "--format tsv is about one file"),
         (["-", "-"], "SOURCE and TARGET are both '-'"),
         (
             ["{a.en}", "{a.de}", "--lr", "3"],
@@ -197,7 +197,7 @@ def test_a_full_disk_is_told_with_how_to_go_on(corpus, tmp_path, monkeypatch, ca
 
 
 def test_settings_are_explained(capsys):
-    run("train", "--settings", "--preset", "tiny", "--model", "recurrent")
+    run("train", "--print-config", "--preset", "tiny", "--model", "recurrent")
     shown = capsys.readouterr().out
     assert 'kind = "recurrent"' in shown
     assert "# the highest learning rate" in shown
@@ -206,7 +206,7 @@ def test_settings_are_explained(capsys):
 
 def test_settings_are_shown_whatever_the_folder(corpus, tmp_path, capsys):
     for folder in (tmp_path / "new", tmp_path, corpus / "a.en"):
-        run("train", "--settings", "-o", folder)
+        run("train", "--print-config", "-o", folder)
         assert "# the highest learning rate" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("typer")
 
-from regard.cli.sharing import LINES, Shards, digest
+from regard.cli.parallel import LINES, Shards, digest
 from regard.cli.translate import Show, Work, _share_out
 from regard.translation.decoding.search import Beam, Sample
 from regard.translation.translator import load_translator
@@ -117,7 +117,7 @@ class TestOutput:
         given.write_bytes(b"ein Hund\n" * 9 + b"\xff\n")
         output.write_text("before")
         run("translate", "-m", model, "--file", given, "-o", output, "--batch", 1, status=2)
-        assert "line 10, is not UTF-8" in capsys.readouterr().err
+        assert "line 10: not UTF-8" in capsys.readouterr().err
         assert output.read_text() == "before"
         assert len(list(tmp_path.iterdir())) == 2
 
@@ -131,7 +131,7 @@ class TestOutput:
         run("translate", "-m", model, *LINES_, "--scores", "--alignment")
         lines = capsys.readouterr().out.splitlines()
         for line, one in zip(lines, translator.translate(LINES_), strict=True):
-            assert line == f"{one.text}\t{one.score:.4f}\t{one.alignment.pharaoh()}"
+            assert line == f"{one.text}\t{one.score:.4f}\t{one.alignment.to_pharaoh()}"
 
     def test_several_lines_for_each(self, model, translator, capsys):
         run("translate", "-m", model, "ein Hund", "", "Frau", "--n-best", 3)
@@ -151,7 +151,7 @@ class TestOutput:
         assert (found["source"], found["text"], found["tokens"]) == (one.source, one.text, one.tokens)
         assert found["score"] == pytest.approx(one.score)
         assert found["note"] == one.note
-        assert found["alignment"]["links"] == one.alignment.pharaoh()
+        assert found["alignment"]["links"] == one.alignment.to_pharaoh()
         assert found["alignment"]["source_words"] == ["ein", "漢字"]
         assert len(found["alignment"]["weights"]) == len(one.alignment.target_words)
         assert [each["text"] for each in found["alternatives"]] == [each.text for each in one.alternatives]

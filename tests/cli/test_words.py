@@ -158,14 +158,14 @@ def test_compare_two_words(model, capsys):
 
 
 def test_attended_takes_the_word_as_an_argument_too(model, capsys):
-    run("attended", "Dogs may bark", "bark", "--model", model)
+    run("attention", "Dogs may bark", "bark", "--model", model)
     shown = capsys.readouterr().out
-    run("attended", "Dogs may bark", "--word", "bark", "--model", model)
+    run("attention", "Dogs may bark", "--word", "bark", "--model", model)
     assert capsys.readouterr().out == shown != ""
 
 
 def test_attended_shows_weights_that_add_up_to_one(model, capsys):
-    run("attended", "Dogs may bark", "--word", "bark", "--layer", "2", "--model", model)
+    run("attention", "Dogs may bark", "--word", "bark", "--layer", "2", "--model", model)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows] == ["[CLS]", "Dogs", "may", "bark", "[SEP]"]
     assert sum(float(row[1]) for row in rows) == pytest.approx(1, abs=5e-3)
@@ -182,13 +182,13 @@ def test_attended_shows_weights_that_add_up_to_one(model, capsys):
             "--output is 'x.pkl'; it can end in .safetensors, .npy, .json",
         ),
         (["embed", "bark", "--output", ".npy"], "an ending without a name; give one: vectors.npy"),
-        (["attended", "Dogs bark"], "attended got 0 words; give one"),
-        (["attended", "Dogs bark", "bark", "--word", "bark"], "attended got 2 words; give one"),
+        (["attention", "Dogs bark"], "attended got 0 words; give one"),
+        (["attention", "Dogs bark", "bark", "--word", "bark"], "attended got 2 words; give one"),
         (["embed", "bark " * 50], "sentence 0 has 52 tokens"),
         (["embed", "--file", "not/there.txt"], "not/there.txt: No such file"),
         (["compare", "Dogs", "bark", "--word", "bark"], "'bark' is not in 'Dogs'"),
         (["compare", "a", "b", "--word", "a", "--word", "b", "--word", "c"], "compare got 3 words"),
-        (["attended", "Dogs bark", "--word", "bark", "--head", "9"], "head=9 and there are 2 heads"),
+        (["attention", "Dogs bark", "--word", "bark", "--head", "9"], "head=9 and there are 2 heads"),
     ],
 )
 def test_what_is_refused_is_one_line(arguments, message, model, capsys):
@@ -208,7 +208,7 @@ def test_a_file_that_is_no_text(model, tmp_path, capsys):
 
 def test_a_missing_word_is_told_before_the_model_is_read(tmp_path, capsys):
     (tmp_path / "config.json").write_text("no model at all")
-    run("attended", "Dogs bark", "brak", "--model", tmp_path, status=2)
+    run("attention", "Dogs bark", "brak", "--model", tmp_path, status=2)
     assert "'brak' is not in 'Dogs bark'; did you mean 'bark'?" in capsys.readouterr().err
     run("compare", "Dogs bark", "Dogs", "--word", "bark", "--model", tmp_path, status=2)
     assert "'bark' is not in 'Dogs'" in capsys.readouterr().err

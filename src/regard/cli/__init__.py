@@ -1,23 +1,22 @@
-"""The command line. `regard --help` answers at once: torch is imported by the commands that need it.
+"""The command line. `regard --help` is fast: torch is imported only by the commands that need it.
 
-A command is a function with typer's annotations in a module of its own, and a line in `COMMANDS`. The first
-line of its docstring is what `regard --help` says of it; `helping` has the examples below its own help.
-Three rules keep it quick and clean:
+Each command is a function with typer annotations in its own module, and a line in `COMMANDS`. The first line
+of its docstring is its summary in `regard --help`; its examples are in `help.EXAMPLES`. Three rules:
 
-- The standard library, typer, `regard.errors`, `files` and `text` of `regard.mechanism` and
-  `regard.cli.shared` are light and imported at the top. All else is imported inside the function, after its
-  arguments have been checked, so that a mistake is told before torch is loaded.
-- What the user can cause is a `RegardError`, mostly an `ArgumentError`, or an `OSError`. `main` makes one
-  line of it, with exit status 2. A package that is missing is told with its pip command.
-- Ctrl-C is one line and status 130. A command that has said how to go on by itself ends with SystemExit(130).
+- Modules import only light modules at the top: the standard library, typer, `regard.errors`, `regard._util`
+  and `regard.cli.shared`. Everything else is imported inside the function, after its arguments are checked,
+  so invalid arguments are reported before torch is imported.
+- Mistakes of the user raise `RegardError`, usually `ArgumentError`, or `OSError`. `main` prints one line and
+  exits with status 2. For a missing package it prints the pip command.
+- Ctrl-C prints one line and exits with status 130. A command that has already printed how to resume raises
+  SystemExit(130).
 
     def shout(
-        text: Annotated[str, typer.Argument(help="What to shout.")],
-        times: Annotated[int, typer.Option(min=1, help="How often.")] = 1,
+        text: Annotated[str, typer.Argument(metavar="TEXT", help="Text to shout.")],
+        times: Annotated[int, typer.Option(min=1, help="Number of repetitions.")] = 1,
     ) -> None:
-        \"\"\"Say it louder.\"\"\"
-        from regard._util.text import pluralize
-        console().print(f"{plain(text).upper()}, {pluralize(times, 'time')}")
+        \"\"\"Print a text in upper case.\"\"\"
+        console().print(" ".join([printable(text).upper()] * times))
 """
 
 import os
@@ -37,16 +36,16 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from regard import __version__
 from regard._util.text import printable, shorten
-from regard.cli.helping import Command, Group
-from regard.cli.shared import BROKEN_PIPE, CURES, INTERRUPTED, OUT_OF_MEMORY, PACKAGES
+from regard.cli.help import Command, Group
+from regard.cli.shared import BROKEN_PIPE, ERRNO_HINTS, INTERRUPTED, OUT_OF_MEMORY, PIP_ARGUMENTS
 from regard.errors import ArgumentError, RegardError
 
+USAGE_ERROR = 2  # exit status
 _INTERRUPTED = "regard: interrupted."
-REFUSED = 2
-_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how the threads of OpenMP wait
-_NO_MEMORY = re.compile("(allocate|not enough|out of) memory", re.IGNORECASE)  # as torch says it
+_WAIT_POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # environment variables of OpenMP
+_NO_MEMORY = re.compile("(allocate|not enough|out of) memory", re.IGNORECASE)  # torch's wording
 
-# the panels of `regard --help`: each command and the module it is in
+# panels of `regard --help`: each command and its module
 COMMANDS = {
     "Translation": {
         "demo": "demo",
@@ -56,8 +55,8 @@ COMMANDS = {
         "evaluate": "evaluate",
         "curves": "curves",
     },
-    "Words in context": {"compare": "words", "attended": "words", "embed": "words"},
-    "Looking": {"look": "look", "draw": "draw"},
+    "Contextual word vectors": {"compare": "words", "attention": "words", "embed": "words"},
+    "Visualization": {"look": "look", "draw": "draw"},
 }
 
 app = typer.Typer(
@@ -67,95 +66,92 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# how the help calls what is given to an option, unless it says so itself; to a flag, nothing is
-_VALUES: dict[object, str] = {bool: "", int: "N", float: "X", str: "TEXT"}
+# default placeholders for option values; flags have none
+_PLACEHOLDERS: dict[object, str] = {bool: "", int: "N", float: "X", str: "TEXT"}
 
-# typer's own refusals, an option that is not there for example; it exports one kind of them alone
+# base class of typer's usage errors, which typer does not export
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; what is refused is one line on stderr, and exit status 2. Ctrl-C is 130."""
+    """Run a command. Errors of the user print one line to stderr and exit with status 2; Ctrl-C with 130."""
     _wait_passively()
-    _open_closed()
+    _reopen_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # a terminal without such characters shows others; a file or a pipe gets them as they are
-            terminal = stream.isatty()
-            stream.reconfigure(encoding=None if terminal else "utf-8", errors="replace")
-    given = None if arguments is None else list(arguments)
+            # UTF-8 for files and pipes; a terminal replaces characters it cannot show
+            stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")
+    args = None if arguments is None else list(arguments)
     try:
         with _interruptible():
-            _check_arguments(sys.argv[1:] if given is None else given)
-            status = app(args=given, prog_name="regard", standalone_mode=False)
-            sys.stdout.flush()  # here, where it can be told what is wrong with it
+            _check_arguments(sys.argv[1:] if args is None else args)
+            status = app(args=args, prog_name="regard", standalone_mode=False)
+            sys.stdout.flush()  # errors of the last write are reported here
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
-    except BrokenPipeError:  # who reads has seen enough, as `head` does
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = BROKEN_PIPE
     except (RegardError, OSError, _UsageError, ModuleNotFoundError) as error:
-        _refuse(error)
+        _exit_with_error(error)
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error)):
             raise
-        _refuse(ArgumentError(OUT_OF_MEMORY))
-    if status == INTERRUPTED:  # typer makes a status of Ctrl-C inside a command
+        _exit_with_error(ArgumentError(OUT_OF_MEMORY))
+    if status == INTERRUPTED:  # typer converts Ctrl-C inside a command into a status
         print(_INTERRUPTED, file=sys.stderr)
     sys.exit(status)
 
 
 def _wait_passively() -> None:
-    """Let OpenMP's threads sleep while they wait, instead of spinning.
+    """Let waiting OpenMP threads sleep instead of spin, unless the environment says otherwise.
 
-    Spinning threads hold up a computation many times over if other processes need the cores; on an idle
-    machine sleeping costs nothing that can be measured. OpenMP reads these variables once, when torch is
-    loaded. Whoever sets one of them has decided.
+    Spinning threads slow a computation down many times if other processes need the cores; on an idle machine
+    sleeping costs nothing measurable. OpenMP reads the variable once, when torch is imported.
     """
-    if "torch" not in sys.modules and not any(name in os.environ for name in _WAITING):
+    if "torch" not in sys.modules and not any(name in os.environ for name in _WAIT_POLICIES):
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:
-    """What no shell can pass on, and no name of a file can hold; every other text is one."""
-    for one in arguments:
+    """Raise for arguments that cannot be file names."""
+    for argument in arguments:
         try:
-            whole = b"\0" not in os.fsencode(one)
+            valid = b"\0" not in os.fsencode(argument)
         except UnicodeEncodeError:
-            whole = False
-        if not whole:
+            valid = False
+        if not valid:
             raise ArgumentError(
-                f"the argument {shorten(one)!r} has a NUL character or half of a surrogate pair; remove it."
+                f"The argument {shorten(argument)!r} contains a NUL character or a lone surrogate; remove it."
             )
 
 
-def _open_closed() -> None:
-    """Standard output or error that whoever started us has closed leads nowhere; a file opened later would
-    get its number, and what is printed."""
-    for name, number in (("stdout", 1), ("stderr", 2)):
+def _reopen_closed_streams() -> None:
+    """Redirect closed stdout and stderr to /dev/null; otherwise the next opened file gets their output."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            if nowhere != number:
-                os.dup2(nowhere, number)
-                os.close(nowhere)
-            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+            null = os.open(os.devnull, os.O_WRONLY)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+            setattr(sys, name, os.fdopen(descriptor, "w", encoding="utf-8", closefd=False))
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C during an import ends the process there: raised in one, it may come out as any other error."""
+    """Exit immediately on Ctrl-C during an import: raised there, it may surface as another error."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        above = frame
-        while above is not None:
-            if above.f_code.co_filename.startswith("<frozen importlib"):
+        caller = frame
+        while caller is not None:
+            if caller.f_code.co_filename.startswith("<frozen importlib"):
                 os.write(2, f"{_INTERRUPTED}\n".encode())
                 os._exit(INTERRUPTED)
-            above = above.f_back
+            caller = caller.f_back
         signal.default_int_handler(number, frame)
 
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not ours or threading.current_thread() is not threading.main_thread():
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_default or threading.current_thread() is not threading.main_thread():
         yield
         return
     signal.signal(signal.SIGINT, interrupt)
@@ -165,79 +161,77 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _refuse(error: Exception) -> NoReturn:
-    """One line, if it is the user's to mend; a mistake of regard's own keeps its traceback."""
+def _exit_with_error(error: Exception) -> NoReturn:
+    """Print one line and exit. Errors in regard itself keep their traceback."""
     if isinstance(error, ModuleNotFoundError):
         package = error.name or ""
         if not package or package.partition(".")[0] == "regard" or "." in package:
             raise error
-        message = f"this needs the package {package!r}: pip install {PACKAGES.get(package, package)}"
+        message = f"Missing package {package!r}. Run: pip install {PIP_ARGUMENTS.get(package, package)}"
     elif isinstance(error, _UsageError):
-        message = _usage(error)
+        message = _usage_message(error)
     elif isinstance(error, OSError) and error.filename and error.strerror:
-        message = f"{error.filename}: {error.strerror}{CURES.get(error.errno or 0, '')}"
+        message = f"{error.filename}: {error.strerror}{ERRNO_HINTS.get(error.errno or 0, '')}"
     else:
         message = str(error)
     print(f"regard: {printable(message)}", file=sys.stderr)
-    sys.exit(REFUSED)
+    sys.exit(USAGE_ERROR)
 
 
-def _usage(error: Exception) -> str:
-    """What typer refused, and where the right usage stands."""
+def _usage_message(error: Exception) -> str:
+    """Return typer's message and a pointer to the help."""
     message = " ".join(error.format_message().split())  # type: ignore[attr-defined]
-    message = message.replace("Value error, ", "")  # with which pydantic begins
+    message = message.replace("Value error, ", "")  # pydantic's prefix
     context = getattr(error, "ctx", None)
     path = "regard" if context is None else context.command_path
     return f"{message.rstrip('.?')}{'?' if message.endswith('?') else '.'} See {path} --help."
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"regard {__version__}")
         raise typer.Exit
 
 
 @app.callback(invoke_without_command=True)
-def _about(
+def _root(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+        typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Attention that is fast and can be looked at: translators, word alignments, words in context."""
+    """Train and inspect attention models: translation, word alignment, contextual word vectors."""
     if context.invoked_subcommand is None:
         print(context.get_help())
-        raise typer.Exit(REFUSED)
+        raise typer.Exit(USAGE_ERROR)
 
 
-def _value(kind: object) -> str | None:
-    """How the help calls what an option of this kind is given."""
-    options = [one for one in get_args(kind) if one is not type(None)]
+def _placeholder(kind: object) -> str | None:
+    """Return the placeholder for values of this type."""
+    options = [option for option in get_args(kind) if option is not type(None)]
     if get_origin(kind) is Literal:
         return "|".join(map(str, options))
-    if len(options) == 1 and get_origin(kind) is not list:  # this, or None
-        return _value(options[0])
-    return _VALUES.get(kind)
+    if len(options) == 1 and get_origin(kind) is not list:  # X | None
+        return _placeholder(options[0])
+    return _PLACEHOLDERS.get(kind)
 
 
 def _register(name: str, module: str, panel: str) -> None:
-    """Add a command, with a help that reads well."""
     home = import_module(f"regard.cli.{module}")
     command = getattr(home, name)
     for hint in get_type_hints(command, include_extras=True).values():
         match get_args(hint):
             case kind, OptionInfo(metavar=None) as option:
-                option.metavar = _value(kind)
+                option.metavar = _placeholder(kind)
             case _, ArgumentInfo(metavar=None) as argument:
-                raise AssertionError(f"an argument of {name} has no name for people: {argument.help}")
-    # lines within paragraphs are broken anew, to fit the terminal
+                raise AssertionError(f"an argument of {name} has no metavar: {argument.help}")
     paragraphs = (getdoc(command) or "").split("\n\n")
     app.command(
         name,
         cls=getattr(home, "Command", Command),
         rich_help_panel=panel,
-        help="\n\n".join(" ".join(one.split()) for one in paragraphs),
+        help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs),  # rewrapped when printed
     )(command)
 
 

@@ -13,10 +13,11 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from regard._util.text import shorten
-from regard.cli.shared import check_input, check_model, check_output, load, written_whole
+from regard.cli.shared import check_input, check_model, check_output, load, open_output
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from regard.translation.alignment.aer import GoldAlignment
     from regard.translation.alignment.alignment import Alignment
     from regard.translation.alignment.cross_attention import AlignmentHead
     from regard.translation.data.links import Links
@@ -26,12 +27,12 @@ SymmetrizationMethod = Literal["intersection", "union", "grow-diag-final-and"]
 Pair = tuple[str, str]
 
 _BOTH = "Both directions"
-_GOLD = "Compared with people"
-_READ = "Which attention is read"
-_SHOW = "What is written"
-_GROUP = 512  # pairs that are aligned together
-_CELLS = 4_000_000  # pairs of words, in a group
-_TELLING = 10  # pairs in which a first word is linked somewhere
+_GOLD = "Evaluation"
+_HEAD = "Attention head"
+_FORMAT = "Output format"
+_BATCH_PAIRS = 512
+_BATCH_CELLS = 4_000_000  # source words × target words
+_MIN_PAIRS = 10  # from which the index base of a gold file can be guessed
 
 
 def align(
@@ -39,43 +40,40 @@ def align(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A text file with a sentence on each line; or, without TARGET, one with pairs: .tsv or "
-            ".jsonl, or - for stdin. All may be gzipped.",
+            help="Source sentences. Without TARGET: sentence pairs (.tsv, .jsonl, - for stdin). Files may be "
+            "gzipped.",
         ),
     ],
     model: Annotated[
-        Path, typer.Option("--model", "-m", metavar="FOLDER", help="A folder that regard train wrote.")
+        Path, typer.Option("--model", "-m", metavar="FOLDER", help="Folder written by regard train.")
     ],
     target: Annotated[
-        str | None,
-        typer.Argument(metavar="TARGET", help="A text file with their translations, line by line."),
+        str | None, typer.Argument(metavar="TARGET", help="Translations of SOURCE, line by line.")
     ] = None,
     text: Annotated[
-        bool, typer.Option("--text", help="SOURCE and TARGET are two sentences in quotes, and no files.")
+        bool, typer.Option("--text", help="SOURCE and TARGET are two sentences in quotes, not files.")
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write to this file instead of printing; it appears when all is done.",
+            "--output", "-o", metavar="FILE", help="Output file, written when finished. [default: stdout]"
         ),
     ] = None,
     reverse_model: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="A second model, from TARGET to SOURCE, whose links are joined with those of the first.",
+            help="Model for the other direction, TARGET to SOURCE; its links are combined with the first "
+            "model's.",
             rich_help_panel=_BOTH,
         ),
     ] = None,
     symmetrize: Annotated[
         SymmetrizationMethod | None,
         typer.Option(
-            metavar="HOW",
-            help="How the links are joined: intersection (few, and sure), union (many), or in between "
-            "grow-diag-final-and. [default: grow-diag-final-and]",
+            metavar="METHOD",
+            help="How to combine both directions: intersection (precise), union (complete) or "
+            "grow-diag-final-and (in between). [default: grow-diag-final-and]",
             rich_help_panel=_BOTH,
         ),
     ] = None,
@@ -83,184 +81,178 @@ def align(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A file with the right links of each pair, 0-1 if sure and 0p1 if possible. Prints the "
-            "alignment error rate, precision and recall instead of links.",
+            help="Gold links of each pair, 0-1 if sure and 0p1 if possible. Print the alignment error rate, "
+            "precision and recall instead of links.",
             rich_help_panel=_GOLD,
         ),
     ] = None,
-    base: Annotated[
+    index_base: Annotated[
         int | None,
         typer.Option(
             min=0,
             max=1,
-            help="Whether that file counts words from 0 or from 1. [default: 0]",
+            help="Number of the first word in the gold file, 0 or 1. [default: 0]",
             rich_help_panel=_GOLD,
         ),
     ] = None,
     layer: Annotated[
         int | None,
         typer.Option(
-            help="The decoder's layer, counted from 0; -1 is the last. By default the one that the training "
-            "chose.",
-            rich_help_panel=_READ,
+            help="Decoder layer, from 0; -1 is the last. [default: selected by training]",
+            rich_help_panel=_HEAD,
         ),
     ] = None,
     heads: Annotated[
         str | None,
         typer.Option(
             metavar="N,N",
-            help="Its heads, counted from 0 (-1 is the last), of which the mean is taken; or all. By default "
-            "those that the training chose, and all of another --layer.",
-            rich_help_panel=_READ,
+            help="Heads to average, from 0 (-1 is the last), or all. [default: selected by training; with "
+            "--layer, all]",
+            rich_help_panel=_HEAD,
         ),
     ] = None,
     shift: Annotated[
         Literal["input", "output"] | None,
         typer.Option(
-            help="A target word's weights are read when it comes out of the decoder (output) or, a step "
-            "later, when it goes in (input). By default what the training chose.",
-            rich_help_panel=_READ,
+            help="Decoding step whose weights align a word: the step that predicts it (output), or the next, "
+            "which reads it (input). [default: selected by training]",
+            rich_help_panel=_HEAD,
         ),
     ] = None,
     threshold: Annotated[
         float | None,
         typer.Option(
-            help="Every link of at least this weight, such as 0.2. By default each target word has one link, "
-            "to the source word of its largest weight.",
-            rich_help_panel=_SHOW,
+            help="Print every link of at least this weight, such as 0.2. [default: one link per target word, "
+            "to the source word with the largest weight]",
+            rich_help_panel=_FORMAT,
         ),
     ] = None,
     soft: Annotated[
         bool,
-        typer.Option(
-            "--soft", help="All weights instead of links, a JSON object on each line.", rich_help_panel=_SHOW
-        ),
+        typer.Option("--soft", help="Print all weights, one JSON object per line.", rich_help_panel=_FORMAT),
     ] = False,
     draw: Annotated[
-        bool,
-        typer.Option("--draw", help="All weights, drawn in the terminal.", rich_help_panel=_SHOW),
+        bool, typer.Option("--draw", help="Draw all weights in the terminal.", rich_help_panel=_FORMAT)
     ] = False,
 ) -> None:
-    """Find which word came from which in sentences that are translated already.
+    """Align the words of existing translations.
 
-    For each pair a line of links, 0-0 1-2: source word 0 with target word 0, 1 with 2. Words stand between
-    white space and are counted from 0. The model reads both sentences, and its attention to the source links
-    their words; which layer and heads do that best was found in the training.
+    Prints one line of links per pair: 0-0 1-2 links source word 0 to target word 0, and 1 to 2. Words are
+    separated by white space and counted from 0. The links come from the model's cross-attention; training
+    selected the layer and heads that align best.
     """
-    _check_input(source, target, text)
-    _check_flags(soft or draw, soft and draw, threshold, reverse_model, symmetrize, gold, base)
+    _check_inputs(source, target, text)
+    _check_options(soft, draw, threshold, reverse_model, symmetrize, gold, index_base)
     for folder in filter(None, (model, reverse_model)):
         check_model(folder)
     if output is not None:
         check_output(output)
-    chosen = _chosen(layer, heads, shift)
+    overrides = _parse_head(layer, heads, shift)
     from regard.translation.alignment.aer import error_rate
     from regard.translation.data.links import to_pharaoh
 
     pairs: Iterable[Pair] = _pairs(source, target, text)
-    true = None
+    gold_links = None
     if gold is not None:
         pairs = list(pairs)
-        true = _gold(gold, base, pairs)
-    forward = load(model, aligning=chosen.keys() != {"layer", "heads", "shift"})
+        gold_links = _read_gold(gold, index_base, pairs)
+    forward = load(model, aligning=overrides.keys() != {"layer", "heads", "shift"})
     backward = None if reverse_model is None else load(reverse_model, aligning=True)
-    forward.choice = _choice(forward, chosen)
-    links: list[Links] = []
-    with _opened(output, quiet=gold is not None) as to:
-        for group in _groups(pairs):
-            read = forward.align(group)
+    forward.alignment_head = _alignment_head(forward, overrides)
+    predicted: list[Links] = []
+    with _open(output, quiet=gold is not None) as to:
+        for batch in _batches(pairs):
+            alignments = forward.align(batch)
             if soft or draw:
-                _write_weights(read, to, draw)
+                _write_weights(alignments, to, draw)
                 continue
-            some = [one.links(threshold) for one in read]
+            links = [alignment.links(threshold) for alignment in alignments]
             if backward is not None:
-                some = _both(some, backward, group, threshold, symmetrize)
-            links += some if true is not None else []
-            to.writelines(f"{to_pharaoh(one)}\n" for one in some)
-    if true is not None:
-        print(error_rate(links, true))
+                links = _symmetrize(links, backward, batch, threshold, symmetrize)
+            predicted += links if gold_links is not None else []
+            to.writelines(f"{to_pharaoh(pair_links)}\n" for pair_links in links)
+    if gold_links is not None:
+        print(error_rate(predicted, gold_links))
 
 
-def _check_input(source: str, target: str | None, text: bool) -> None:
-    """Before anything is loaded: two sentences, or files that can be read."""
+def _check_inputs(source: str, target: str | None, text: bool) -> None:
+    """Raise unless there are two sentences, or readable files."""
     if text:
         if target is None:
-            raise ArgumentError('--text needs two sentences; give both: regard align --text "Ja." "Yes."')
+            raise ArgumentError('--text needs two sentences: regard align --text "Ja." "Yes."')
         return
     for name, path in (("SOURCE", source), ("TARGET", target)):
         if path is not None and not Path(path).exists() and len(path.split()) > 1:
-            raise ArgumentError(f"there is no file {path!r}; to align two sentences, add --text.")
+            raise ArgumentError(f"The file {path!r} does not exist. To align two sentences, add --text.")
         if path is not None:
             check_input(Path(path), name)
     if source == target == "-":
-        raise ArgumentError("SOURCE and TARGET are both -; give pairs, source⇥target, and no TARGET.")
+        raise ArgumentError("SOURCE and TARGET are both -; pass pairs, source⇥target, without TARGET.")
 
 
-def _check_flags(
-    weights: bool,
-    twice: bool,
+def _check_options(
+    soft: bool,
+    draw: bool,
     threshold: float | None,
     reverse_model: Path | None,
     symmetrize: str | None,
     gold: Path | None,
-    base: int | None,
+    index_base: int | None,
 ) -> None:
-    """Options that make sense together."""
-    if twice:
-        raise ArgumentError("--soft and --draw are two ways to show weights; give one of them.")
-    if weights:
-        wrong = {"--threshold": threshold, "--reverse-model": reverse_model, "--gold": gold}
-        for name, value in wrong.items():
+    """Raise if options contradict each other."""
+    if soft and draw:
+        raise ArgumentError("--soft and --draw are exclusive; pass one of them.")
+    if soft or draw:
+        for name, value in {
+            "--threshold": threshold,
+            "--reverse-model": reverse_model,
+            "--gold": gold,
+        }.items():
             if value is not None:
-                raise ArgumentError(f"{name} is about links; leave it away, or --soft and --draw.")
+                raise ArgumentError(f"{name} applies to links; remove it, or remove --soft and --draw.")
     if symmetrize is not None and reverse_model is None:
-        raise ArgumentError(
-            f"--symmetrize {symmetrize} joins two directions; give the other one: --reverse-model FOLDER."
-        )
+        raise ArgumentError(f"--symmetrize {symmetrize} needs a second model: --reverse-model FOLDER.")
     if threshold is not None and not 0 < threshold <= 1:
-        raise ArgumentError(
-            f"--threshold is {threshold:g}; weights are above 0 and at most 1: --threshold 0.2."
-        )
-    if base is not None and gold is None:
-        raise ArgumentError(f"--base {base} says how a gold file counts; give it, too: --gold FILE.")
+        raise ArgumentError(f"--threshold is {threshold:g}; it must be above 0 and at most 1.")
+    if index_base is not None and gold is None:
+        raise ArgumentError(f"--index-base {index_base} applies to a gold file; add --gold FILE.")
     if gold is not None:
         check_input(gold, "--gold")
 
 
-def _chosen(layer: int | None, heads: str | None, shift: str | None) -> dict[str, Any]:
-    """What was asked for of the attention that is read; heads of one layer say nothing about another."""
-    chosen: dict[str, Any] = {} if shift is None else {"shift": shift}
+def _parse_head(layer: int | None, heads: str | None, shift: str | None) -> dict[str, Any]:
+    """Return the options that override the model's alignment head; --layer alone averages all heads."""
+    overrides: dict[str, Any] = {} if shift is None else {"shift": shift}
     if layer is not None:
-        chosen |= {"layer": layer, "heads": None}
+        overrides |= {"layer": layer, "heads": None}
     if heads == "all":
-        chosen["heads"] = None
+        overrides["heads"] = None
     elif heads is not None:
         numbers = heads.replace(",", " ").split()
         if not numbers or not all(re.fullmatch(r"-?[0-9]{1,9}", number) for number in numbers):
             raise ArgumentError(
-                f"--heads is {shorten(heads)!r}; give numbers from 0 on, with commas between: 0,2; or -1 for "
-                "the last; or all."
+                f"--heads is {shorten(heads)!r}; pass numbers separated by commas, such as 0,2, -1 for the "
+                "last head, or all."
             )
-        chosen["heads"] = tuple(map(int, numbers))
-    return chosen
+        overrides["heads"] = tuple(map(int, numbers))
+    return overrides
 
 
-def _choice(translator: "Translator", chosen: dict[str, Any]) -> "AlignmentHead":
-    """What is read: as it was asked for, with heads counted from 0."""
-    from regard.translation.alignment.cross_attention import chosen as name_of
-    from regard.translation.alignment.cross_attention import cross_attention_layers
+def _alignment_head(translator: "Translator", overrides: dict[str, Any]) -> "AlignmentHead":
+    """Apply the options to the model's alignment head; negative heads count from the last."""
+    from regard.translation.alignment.cross_attention import cross_attention_layers, layer_name
 
-    heads = chosen.get("heads")
-    choice = replace(translator.choice, **{**chosen, "heads": None} if heads else chosen)
+    heads = overrides.get("heads")
+    head = replace(translator.alignment_head, **{**overrides, "heads": None} if heads else overrides)
     if not heads:
-        return choice
-    number = cross_attention_layers(translator.model)[name_of(translator.model, choice)]
-    if min(heads) < -number:
+        return head
+    count = cross_attention_layers(translator.model)[layer_name(translator.model, head)]
+    if min(heads) < -count:
         raise ArgumentError(
-            f"--heads has {min(heads)} and the attention has {number}; give 0 to {number - 1}, or -1 for the "
-            "last."
+            f"--heads {min(heads)} is out of range: the layer has {count} heads. Use 0 to {count - 1}, or -1 "
+            "for the last."
         )
-    return replace(choice, heads=tuple(head + number if head < 0 else head for head in heads))
+    return replace(head, heads=tuple(number + count if number < 0 else number for number in heads))
 
 
 def _pairs(source: str, target: str | None, text: bool) -> Iterable[Pair]:
@@ -271,94 +263,92 @@ def _pairs(source: str, target: str | None, text: bool) -> Iterable[Pair]:
     return read_pairs(source, target)
 
 
-def _gold(path: Path, base: int | None, pairs: Sequence[Pair]) -> "list[Gold]":
-    """The right links of all pairs, between words that are there."""
+def _read_gold(path: Path, index_base: int | None, pairs: Sequence[Pair]) -> "list[GoldAlignment]":
+    """Read the gold links of all pairs; raise if they do not fit the pairs."""
     from regard.translation.alignment.aer import read_gold
 
-    gold = read_gold(path, base or 0)
-    if base is None:
-        _check_base(path, gold)
+    base = index_base or 0
+    gold = read_gold(path, base)
+    if index_base is None:
+        _check_index_base(path, gold)
     if len(gold) != len(pairs):
         raise ArgumentError(
-            f"{str(path)!r} has links of {len(gold):,} pairs and there are {len(pairs):,}; give a line for "
-            "each, an empty one where there are no links."
+            f"{str(path)!r} has {len(gold):,} lines, but there are {len(pairs):,} sentence pairs; it needs "
+            "one line per pair, empty if the pair has no links."
         )
-    first = base or 0
-    for line, ((source, target), one) in enumerate(zip(pairs, gold, strict=True), start=1):
-        words = len(source.split()), len(target.split())
-        for link in one.sure | one.possible:
-            if link[0] >= words[0] or link[1] >= words[1]:
-                counted = "" if first else " If its words are counted from 1, say --base 1."
+    for line, ((source, target), links) in enumerate(zip(pairs, gold, strict=True), start=1):
+        lengths = len(source.split()), len(target.split())
+        for link in links.sure | links.possible:
+            if link[0] >= lengths[0] or link[1] >= lengths[1]:
+                hint = "" if base else " If the file counts words from 1, use --index-base 1."
                 raise ArgumentError(
-                    f"{str(path)!r}, line {line}, links word {link[0] + first} with {link[1] + first}, and "
-                    f"the pair has {words[0]} and {words[1]} words, between white space.{counted}"
+                    f"{str(path)!r}, line {line}: link {link[0] + base}-{link[1] + base} is out of range; "
+                    f"the pair has {lengths[0]} source and {lengths[1]} target words, separated by white "
+                    f"space.{hint}"
                 )
     return gold
 
 
-def _check_base(path: Path, gold: "Sequence[Gold]") -> None:
-    """Words counted from 1 would be taken for others, and nothing but the error rate would tell."""
-    links = [link for one in gold for link in one.sure | one.possible]
-    if len(gold) >= _TELLING and links and all(0 not in link for link in links):
+def _check_index_base(path: Path, gold: "Sequence[GoldAlignment]") -> None:
+    """Raise if the file seems to count from 1: otherwise only a high error rate would show it."""
+    links = [link for pair in gold for link in pair.sure | pair.possible]
+    if len(gold) >= _MIN_PAIRS and links and all(0 not in link for link in links):
         raise ArgumentError(
-            f"{str(path)!r} links no first word, of either side, in {len(gold):,} pairs, so it seems to "
-            "count from 1; say --base 1, or --base 0 if it does not."
+            f"{str(path)!r} never links word 0 in {len(gold):,} pairs, so it seems to count from 1. Use "
+            "--index-base 1, or --index-base 0 if it does not."
         )
 
 
-def _groups(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    """Pairs that are aligned together: not too many, and of very long ones fewer, as weights take memory."""
-    group: list[Pair] = []
+def _batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+    """Group pairs; fewer of long ones, because their weights need memory."""
+    batch: list[Pair] = []
     cells = 0
     for source, target in pairs:
-        group.append((source, target))
+        batch.append((source, target))
         cells += len(source.split()) * len(target.split())
-        if len(group) == _GROUP or cells > _CELLS:
-            yield group
-            group, cells = [], 0
-    if group:
-        yield group
+        if len(batch) == _BATCH_PAIRS or cells > _BATCH_CELLS:
+            yield batch
+            batch, cells = [], 0
+    if batch:
+        yield batch
 
 
 @contextmanager
-def _opened(output: Path | None, quiet: bool) -> Iterator[IO[str]]:
-    """Where the links go: to a file, to stdout, or nowhere."""
+def _open(output: Path | None, quiet: bool) -> Iterator[IO[str]]:
+    """Open the output: a file, stdout, or nothing if `quiet`."""
     if output is not None:
-        with written_whole(output) as to:
+        with open_output(output) as to:
             yield to
-    elif quiet:
-        yield StringIO()
     else:
-        yield sys.stdout
+        yield StringIO() if quiet else sys.stdout
 
 
-def _both(
+def _symmetrize(
     forward: "list[Links]",
     backward: "Translator",
     pairs: Sequence[Pair],
     threshold: float | None,
-    how: SymmetrizationMethod | None,
+    method: SymmetrizationMethod | None,
 ) -> "list[Links]":
-    """One set of links out of those of both directions."""
     from regard.translation.data.links import reverse_links, symmetrize
 
-    read = backward.align([(target, source) for source, target in pairs])
+    alignments = backward.align([(target, source) for source, target in pairs])
     return [
-        symmetrize(there, reverse_links(back.links(threshold)), how or "grow-diag-final-and")
-        for there, back in zip(forward, read, strict=True)
+        symmetrize(links, reverse_links(alignment.links(threshold)), method or "grow-diag-final-and")
+        for links, alignment in zip(forward, alignments, strict=True)
     ]
 
 
-def _write_weights(read: "Sequence[Alignment]", to: IO[str], draw: bool) -> None:
+def _write_weights(alignments: "Sequence[Alignment]", to: IO[str], draw: bool) -> None:
     if draw:
         from rich.console import Console
 
         from regard.plot.terminal import draw_alignment
 
         screen = Console(file=to, highlight=False)
-        for one in read:
-            draw_alignment(one, screen)
+        for alignment in alignments:
+            draw_alignment(alignment, screen)
             screen.print()
         return
-    for one in read:
-        to.write(f"{json.dumps(one.to_dict(), ensure_ascii=False)}\n")
+    for alignment in alignments:
+        to.write(f"{json.dumps(alignment.to_dict(), ensure_ascii=False)}\n")

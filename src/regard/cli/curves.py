@@ -22,14 +22,14 @@ def curves(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FOLDER", help="Folders that regard train wrote, or is writing; or their log.csv files."
+            metavar="FOLDER", help="Folders written by regard train, also while it runs; or log.csv files."
         ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The picture: a .png, .svg or .pdf file.")
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Picture: a .png, .svg or .pdf file.")
     ] = Path("curves.png"),
 ) -> None:
-    """Draw how models learned: loss and BLEU, over updates and over minutes."""
+    """Draw training curves: loss and BLEU over updates and over time."""
     check_picture(output, "--output")
     files = [_log(folder) for folder in folders]
     names = names_of([file.parent if file.name == LOG else file for file in files])
@@ -39,22 +39,22 @@ def curves(
     logs = {name: read_log(file) for name, file in zip(names, files, strict=True)}
     draw_curves(logs, output)
     screen = console()
-    for name, rows in zip(padded([printable(each) for each in names]), logs.values(), strict=True):
+    for name, rows in zip(padded([printable(name) for name in names]), logs.values(), strict=True):
         screen.print(f"{name}  {_summary(rows)}")
-    screen.print(f"The picture is {printable(str(output))}.")
+    screen.print(f"Picture: {printable(str(output))}")
 
 
 def _log(folder: Path) -> Path:
-    """The log of a model folder; a file is its own."""
+    """Return the log of a model folder; a file is returned as it is."""
     if folder.is_dir() and not (folder / LOG).is_file():
-        raise ArgumentError(f"the folder {str(folder)!r} has no {LOG}; name the folder of a training.")
+        raise ArgumentError(f"{str(folder)!r} has no {LOG}; name a folder written by regard train.")
     if not folder.exists():
-        raise ArgumentError(f"{str(folder)!r} does not exist; name the folder of a training.")
+        raise ArgumentError(f"{str(folder)!r} does not exist; name a folder written by regard train.")
     return folder / LOG if folder.is_dir() else folder
 
 
 def _summary(rows: Sequence["LogRow"]) -> str:
-    """How far it came, and when it was best."""
+    """Summarize the last update and the best validation."""
     from regard.translation.training.logs import best_row
 
     last = rows[-1]
@@ -69,7 +69,7 @@ def _summary(rows: Sequence["LogRow"]) -> str:
     return "; ".join(parts)
 
 
-def _time(word: str, row: "LogRow") -> str:
+def _time(preposition: str, row: "LogRow") -> str:
     if row.seconds is None or not math.isfinite(row.seconds):
         return ""
-    return f"{word} {row.seconds / 60:.1f} minutes"
+    return f"{preposition} {row.seconds / 60:.1f} minutes"

@@ -11,28 +11,23 @@ from regard.cli.shared import check_folder, two_languages
 def demo(
     model: Annotated[
         Literal["transformer", "recurrent", "plain"],
-        typer.Option(
-            help="What to train: a Transformer, a recurrent network with Bahdanau's attention, or a plain "
-            "one without attention."
-        ),
+        typer.Option(help="transformer, recurrent (RNN with Bahdanau attention) or plain (no attention)."),
     ] = "transformer",
-    languages: Annotated[
-        str, typer.Option(metavar="FROM-TO", help="From which language to which.")
-    ] = "en-de",
+    languages: Annotated[str, typer.Option(metavar="FROM-TO", help="Source and target language.")] = "en-de",
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="FOLDER", help="Where the model and the picture go."),
+        typer.Option("--output", "-o", metavar="FOLDER", help="Where to save the model and the picture."),
     ] = Path("demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Another number, another corpus and another model.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the corpus and the training.")] = 0,
 ) -> None:
-    """Train a small translator in two minutes, and see which word came from which.
+    """Train a small translation model in two minutes and show its word alignments.
 
-    The corpus is made by regard: dates, times and numbers in words. The values that are translated at the end
-    did not occur in the training.
+    The corpus is generated: dates, times and numbers in words. The sentences translated at the end contain
+    values that do not occur in the training data.
     """
     two_languages(languages)
     for folder in (output, output / model):
         check_folder(folder)
-    from regard.cli.demo_steps import show
+    from regard.cli.demo_pipeline import run
 
-    show(model, languages, output, seed)
+    run(model, languages, output, seed)

@@ -19,12 +19,12 @@ from regard.errors import ArgumentError
 if TYPE_CHECKING:
     from regard.translation.evaluation import Scores
 
-_HOW = "How to translate"
-_MORE = "What to show"
+_DECODING = "Decoding"
+_REPORT = "Report"
 
 
-class Tried(NamedTuple):
-    """What a model wrote, how good it is, and how long it took; a ready file took no time."""
+class Evaluation(NamedTuple):
+    """Translations of one model with scores and timing; `seconds` is None for existing translations."""
 
     name: str
     translations: list[str]
@@ -33,10 +33,10 @@ class Tried(NamedTuple):
     seconds: float | None = None
 
     def speeds(self) -> list[float | None]:
-        """Sentences and target tokens a second."""
+        """Return sentences and target tokens per second."""
         if self.seconds is None:
             return [None, None]
-        return [each / max(self.seconds, 1e-9) for each in (len(self.translations), self.tokens)]
+        return [count / max(self.seconds, 1e-9) for count in (len(self.translations), self.tokens)]
 
 
 def evaluate(
@@ -44,14 +44,14 @@ def evaluate(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A text file with a sentence on each line. Without REFERENCE: a file with pairs, .tsv or "
-            ".jsonl, or - for stdin; or embedded, the held-out part of the corpus that comes along; or "
-            "embedded-longer, that and sentences longer than any of a training. All may be gzipped.",
+            help="Source sentences. Without REFERENCE: sentence pairs (.tsv, .jsonl, - for stdin) or a "
+            "built-in test set, embedded or embedded-longer (with sentences longer than in training). Files "
+            "may be gzipped.",
         ),
     ],
     reference: Annotated[
         str | None,
-        typer.Argument(metavar="REFERENCE", help="A text file with the right translations, line by line."),
+        typer.Argument(metavar="REFERENCE", help="Reference translations, line by line."),
     ] = None,
     model: Annotated[
         list[Path] | None,
@@ -59,56 +59,50 @@ def evaluate(
             "--model",
             "-m",
             metavar="FOLDER",
-            help="A folder that regard train wrote; repeat it to compare several.",
+            help="Folder written by regard train. Repeat to compare several.",
         ),
     ] = None,
     translations: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="FILE", help="A text file with translations that are there already; can be repeated."
-        ),
+        typer.Option(metavar="FILE", help="Text file with existing translations to score. Repeatable."),
     ] = None,
     beam: Annotated[
         int,
-        typer.Option(
-            min=1, help="How many translations to follow at a time; 1 is greedy.", rich_help_panel=_HOW
-        ),
+        typer.Option(min=1, help="Beam size; 1 is greedy.", rich_help_panel=_DECODING),
     ] = 5,
     batch: Annotated[
-        int, typer.Option(min=1, help="How many sentences to translate together.", rich_help_panel=_HOW)
+        int, typer.Option(min=1, help="Batch size in sentences.", rich_help_panel=_DECODING)
     ] = 64,
     languages: Annotated[
         str,
-        typer.Option(
-            metavar="FROM-TO", help="Of the embedded corpus: from which to which.", rich_help_panel=_HOW
-        ),
+        typer.Option(metavar="FROM-TO", help="Languages of the embedded corpus.", rich_help_panel=_DECODING),
     ] = "en-de",
     tokenize: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="How sacreBLEU cuts a sentence into words: 13a, intl, zh, ja-mecab, char, none …",
-            rich_help_panel=_MORE,
+            help="sacreBLEU tokenizer: 13a, intl, zh, ja-mecab, ko-mecab, char or none.",
+            rich_help_panel=_REPORT,
         ),
     ] = "13a",
     lowercase: Annotated[
         bool,
         typer.Option(
             "--lowercase",
-            help="Take upper and lower case for the same, in BLEU and chrF.",
-            rich_help_panel=_MORE,
+            help="Ignore case in BLEU and chrF.",
+            rich_help_panel=_REPORT,
         ),
     ] = False,
     lengths: Annotated[
         bool,
-        typer.Option(
-            "--by-length", help="Also BLEU of short and of long sentences apart.", rich_help_panel=_MORE
-        ),
+        typer.Option("--by-length", help="Also print scores by sentence length.", rich_help_panel=_REPORT),
     ] = False,
     picture: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Also draw BLEU by length: a .png, .svg or .pdf file.", rich_help_panel=_MORE
+            metavar="FILE",
+            help="Also draw BLEU by length: a .png, .svg or .pdf file.",
+            rich_help_panel=_REPORT,
         ),
     ] = None,
     output: Annotated[
@@ -117,26 +111,26 @@ def evaluate(
             "--output",
             "-o",
             metavar="FILE",
-            help="Also write the translations to this file, line by line.",
-            rich_help_panel=_MORE,
+            help="Also write the translations to a file, line by line.",
+            rich_help_panel=_REPORT,
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print all figures as JSON.", rich_help_panel=_MORE)
+        bool, typer.Option("--json", help="Print all results as JSON.", rich_help_panel=_REPORT)
     ] = False,
 ) -> None:
-    """Translate a test set and say how good it is: sacreBLEU, chrF, exact match and speed."""
+    """Translate a test set and score the translations: BLEU, chrF, exact match and speed."""
     folders, files = model or [], translations or []
     names = names_of([*folders, *files])
-    _check(folders, files, output, picture)
+    _check_options(folders, files, output, picture)
     check_sizes(beam, batch)
     _check_corpus(source, reference, languages)
     pairs = _pairs(source, reference, languages)
-    sources, references = [one for one, _ in pairs], [one for _, one in pairs]
+    sources, references = [source for source, _ in pairs], [target for _, target in pairs]
     from regard.translation.data.formats import read_lines
 
-    ready = [list(read_lines(file)) for file in files]
-    _check_lines(files, ready, len(references))
+    existing = [list(read_lines(file)) for file in files]
+    _check_lines(files, existing, len(references))
     from regard.translation.evaluation import check_tokenizer
     from regard.translation.evaluation import evaluate as score
 
@@ -144,26 +138,29 @@ def evaluate(
     options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
     if lengths or picture is not None:
         options["sources"] = sources
-    tried = []
+    evaluations = []
     for folder, name in zip(folders, names, strict=False):
         written, tokens, seconds = _translate(folder, name, sources, beam, batch)
-        tried.append(Tried(name, written, score(written, references, **options), tokens, seconds))
-    for written, name in zip(ready, names[len(folders) :], strict=True):
-        tried.append(Tried(name, written, score(written, references, **options)))
+        scores = score(written, references, **options)
+        evaluations.append(Evaluation(name, written, scores, tokens, seconds))
+    for written, name in zip(existing, names[len(folders) :], strict=True):
+        evaluations.append(Evaluation(name, written, score(written, references, **options)))
     if output is not None:
-        write_atomic(output, "".join(f"{line}\n" for line in tried[0].translations).encode())
+        write_atomic(output, "".join(f"{line}\n" for line in evaluations[0].translations).encode())
     if picture is not None:
         from regard.plot.curves import draw_by_length
 
-        draw_by_length({one.name: one.scores.by_length for one in tried}, picture)
-    _show(tried, as_json)
+        draw_by_length({each.name: each.scores.by_length for each in evaluations}, picture)
+    _print(evaluations, as_json)
 
 
-def _check(folders: Sequence[Path], files: Sequence[Path], output: Path | None, picture: Path | None) -> None:
-    """Before anything is loaded."""
+def _check_options(
+    folders: Sequence[Path], files: Sequence[Path], output: Path | None, picture: Path | None
+) -> None:
+    """Raise for mistakes that can be found before anything is loaded."""
     if not folders and not files:
         raise ArgumentError(
-            "evaluate got no model; name one: --model FOLDER, or give its translations: --translations FILE."
+            "evaluate needs a model, --model FOLDER, or its translations, --translations FILE."
         )
     for folder in folders:
         check_model(folder)
@@ -172,7 +169,7 @@ def _check(folders: Sequence[Path], files: Sequence[Path], output: Path | None, 
     if output is not None:
         if len(folders) != 1 or files:
             raise ArgumentError(
-                f"--output is for the translations of one model, and there are {len(folders)} models and "
+                f"--output takes the translations of one model, but there are {len(folders)} models and "
                 f"{len(files)} files; evaluate one model at a time."
             )
         check_output(output)
@@ -181,8 +178,8 @@ def _check(folders: Sequence[Path], files: Sequence[Path], output: Path | None, 
 
 
 def _check_corpus(source: str, reference: str | None, languages: str) -> None:
-    """Before anything is loaded: languages, or files that can be read."""
-    if _is_own(source, reference):
+    """Raise unless the languages are valid, or the files readable."""
+    if _is_built_in(source, reference):
         two_languages(languages)
         return
     check_input(Path(source), "SOURCE")
@@ -190,13 +187,13 @@ def _check_corpus(source: str, reference: str | None, languages: str) -> None:
         check_input(Path(reference), "REFERENCE")
 
 
-def _is_own(source: str, reference: str | None) -> bool:
-    """Whether the corpus is the one that comes along."""
+def _is_built_in(source: str, reference: str | None) -> bool:
+    """Return whether this is a built-in test set."""
     return source in ("embedded", "embedded-longer") and reference is None and not Path(source).exists()
 
 
 def _pairs(source: str, reference: str | None, languages: str) -> Sequence[tuple[str, str]]:
-    if _is_own(source, reference):
+    if _is_built_in(source, reference):
         from regard.translation.data.builtin import embedded_corpus
 
         corpus = embedded_corpus(*two_languages(languages))
@@ -205,31 +202,31 @@ def _pairs(source: str, reference: str | None, languages: str) -> Sequence[tuple
 
     pairs = list(read_pairs(source, reference))
     if not pairs:
-        raise ArgumentError(f"{source!r} has no sentences; name a file with some.")
+        raise ArgumentError(f"{source!r} has no sentences.")
     return pairs
 
 
-def _check_lines(files: Sequence[Path], ready: Sequence[Sequence[str]], wanted: int) -> None:
-    for file, lines in zip(files, ready, strict=True):
-        if len(lines) != wanted:
+def _check_lines(files: Sequence[Path], contents: Sequence[Sequence[str]], expected: int) -> None:
+    for file, lines in zip(files, contents, strict=True):
+        if len(lines) != expected:
             raise ArgumentError(
-                f"{str(file)!r} has {len(lines):,} translations and there are {wanted:,} sentences; "
-                "each needs its own line."
+                f"{str(file)!r} has {len(lines):,} lines, but there are {expected:,} sentences; it needs one "
+                "line per sentence."
             )
 
 
 def check_picture(path: Path, option: str) -> None:
-    """Before anything is loaded: a picture of a kind that can be drawn, in a folder that is there."""
+    """Raise unless a picture can be written to this path."""
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ArgumentError(f"{option} is {str(path)!r}; it can end in .png, .svg, .pdf.")
+        raise ArgumentError(f"{option} {str(path)!r} must end in .png, .svg or .pdf.")
     check_output(path, option)
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path, or all of it where others have the same."""
+    """Return the last component of each path, or the whole path if it is ambiguous."""
     for path in paths:
         if paths.count(path) > 1:
-            raise ArgumentError(f"{str(path)!r} is given {paths.count(path)} times; once is enough.")
+            raise ArgumentError(f"{str(path)!r} is given {paths.count(path)} times; pass it once.")
     short = [os.path.basename(os.path.realpath(path)) or str(path) for path in paths]
     return [str(path) if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True)]
 
@@ -237,81 +234,87 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 def _translate(
     folder: Path, name: str, sources: list[str], beam: int, batch: int
 ) -> tuple[list[str], int, float]:
-    """The translations, how many target tokens they have, and how long they took."""
+    """Return the translations, their number of target tokens, and the time in seconds."""
     from rich.console import Console
     from rich.text import Text
 
     from regard.translation.decoding.search import Beam
 
-    about = f"{printable(name)} translates {len(sources):,} sentences …"
-    with Console(stderr=True).status(Text(about)):
+    status = f"{printable(name)}: translating {len(sources):,} sentences …"
+    with Console(stderr=True).status(Text(status)):
         translator = load(folder)
-        translator.translate(sources[:1], how=Beam(beam), batch=batch)  # the first time takes longer
+        translator.translate(sources[:1], strategy=Beam(beam), batch_size=batch)  # warm-up
         start = time.perf_counter()
-        found = translator.translate(sources, how=Beam(beam), batch=batch)
+        translations = translator.translate(sources, strategy=Beam(beam), batch_size=batch)
         seconds = time.perf_counter() - start
-    return [one.text for one in found], sum(len(one.tokens) for one in found), seconds
+    return [each.text for each in translations], sum(len(each.tokens) for each in translations), seconds
 
 
-def _show(tried: Sequence[Tried], as_json: bool) -> None:
+def _print(evaluations: Sequence[Evaluation], as_json: bool) -> None:
     if as_json:
-        print(json.dumps({one.name: _described(one) for one in tried}, ensure_ascii=False, indent=2))
-    elif len(tried) == 1:
-        (one,) = tried
+        results = {each.name: _to_dict(each) for each in evaluations}
+        print(json.dumps(results, ensure_ascii=False, indent=2))
+    elif len(evaluations) == 1:
+        (evaluation,) = evaluations
         screen = console()
-        screen.print(printable(one.name), style="bold")
-        figures, _, table = str(one.scores).partition("\n\n")
-        speed = "" if one.seconds is None else f"\nspeed        {_speed(one)}"
-        screen.print("\n\n".join([figures + speed, *([table] if table else [])]))
+        screen.print(printable(evaluation.name), style="bold")
+        scores, _, by_length = str(evaluation.scores).partition("\n\n")
+        speed = "" if evaluation.seconds is None else f"\nspeed        {_speed(evaluation)}"
+        screen.print("\n\n".join([scores + speed, *([by_length] if by_length else [])]))
     else:
-        _compare(tried)
+        _print_comparison(evaluations)
 
 
-def _described(one: Tried) -> dict[str, Any]:
-    """For JSON: the scores by name, and the speed."""
-    found = asdict(one.scores)
-    found["by_length"] = [
-        {"first": each.lengths.first, "last": each.lengths.last, **each._asdict()}
-        for each in one.scores.by_length
+def _to_dict(evaluation: Evaluation) -> dict[str, Any]:
+    """Return JSON-serializable scores and speed."""
+    scores = asdict(evaluation.scores)
+    scores["by_length"] = [
+        {"first": bucket.lengths.first, "last": bucket.lengths.last, **bucket._asdict()}
+        for bucket in evaluation.scores.by_length
     ]
-    for each in found["by_length"]:
-        del each["lengths"]
-    sentences, tokens = one.speeds()
-    return {**found, "seconds": one.seconds, "sentences_per_second": sentences, "tokens_per_second": tokens}
+    for bucket in scores["by_length"]:
+        del bucket["lengths"]
+    sentences, tokens = evaluation.speeds()
+    return {
+        **scores,
+        "seconds": evaluation.seconds,
+        "sentences_per_second": sentences,
+        "tokens_per_second": tokens,
+    }
 
 
-def _speed(one: Tried) -> str:
-    sentences, tokens = one.speeds()
-    return f"{sentences:6.1f} sentences/s, {tokens:,.0f} target tokens/s ({one.seconds:.1f} s)"
+def _speed(evaluation: Evaluation) -> str:
+    sentences, tokens = evaluation.speeds()
+    return f"{sentences:6.1f} sentences/s, {tokens:,.0f} target tokens/s ({evaluation.seconds:.1f} s)"
 
 
-def _compare(tried: Sequence[Tried]) -> None:
-    """A line for each model; below, if asked for, a line for each length."""
-    heads = ["", "BLEU", "lower case", "chrF", "exact match", "sentences/s", "tokens/s"]
+def _print_comparison(evaluations: Sequence[Evaluation]) -> None:
+    """Print one row per model; then, if requested, one row per length."""
+    header = ["", "BLEU", "lower case", "chrF", "exact match", "sentences/s", "tokens/s"]
     rows = []
-    for one in tried:
-        scores = one.scores
-        speeds = ["" if each is None else f"{each:,.0f}" for each in one.speeds()]
-        numbers = [f"{each:.2f}" for each in (scores.bleu, scores.lowercase_bleu, scores.chrf)]
-        rows.append([printable(one.name), *numbers, f"{100 * scores.exact:.2f} %", *speeds])
-    _table([heads, *rows])
-    first = tried[0].scores
+    for evaluation in evaluations:
+        scores = evaluation.scores
+        speeds = ["" if speed is None else f"{speed:,.0f}" for speed in evaluation.speeds()]
+        numbers = [f"{score:.2f}" for score in (scores.bleu, scores.lowercase_bleu, scores.chrf)]
+        rows.append([printable(evaluation.name), *numbers, f"{100 * scores.exact:.2f} %", *speeds])
+    _print_table([header, *rows])
+    first = evaluations[0].scores
     screen = console()
     screen.print(f"\nBLEU  {first.bleu_signature}\nchrF  {first.chrf_signature}", style="dim")
     if first.by_length:
-        screen.print("\nBLEU by words of the source", style="bold")
-        heads = ["words", "sentences", *(printable(one.name) for one in tried)]
-        columns = [one.scores.by_length for one in tried]
-        _table([heads, *(_length_row(each) for each in zip(*columns, strict=True))])
+        screen.print("\nBLEU by source length", style="bold")
+        header = ["words", "sentences", *(printable(evaluation.name) for evaluation in evaluations)]
+        columns = [evaluation.scores.by_length for evaluation in evaluations]
+        _print_table([header, *(_length_row(buckets) for buckets in zip(*columns, strict=True))])
 
 
-def _length_row(entries: Sequence[Any]) -> list[str]:
-    first = entries[0]
-    return [str(first.lengths), f"{first.sentences:,}", *(f"{each.bleu:.2f}" for each in entries)]
+def _length_row(buckets: Sequence[Any]) -> list[str]:
+    first = buckets[0]
+    return [str(first.lengths), f"{first.sentences:,}", *(f"{bucket.bleu:.2f}" for bucket in buckets)]
 
 
-def _table(rows: Iterable[Sequence[str]]) -> None:
-    """The first column to the left, the others to the right; the first row is the heading."""
+def _print_table(rows: Iterable[Sequence[str]]) -> None:
+    """Print a table: first row is the header; first column left-aligned, the others right-aligned."""
     from rich.cells import cell_len
 
     columns = list(zip(*rows, strict=True))

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from regard.app.server.registry import Registry
 
 _DEMO = Path("demo") / "transformer"
-_ABOUT = "dates, times and numbers in words only"
-# the page comes first, where there are few cores
+_DEMO_DOMAIN = "dates, times and numbers in words only"
+# run with low priority, so the server stays responsive
 _TRAIN = """
 import os, pathlib, sys
 import regard.cli.demo_pipeline
@@ -28,9 +28,9 @@ from regard.errors import RegardError
 if hasattr(os, "nice"):
     os.nice(10)
 try:
-    regard.cli.demo_pipeline.trained(pathlib.Path(sys.argv[1]))
+    regard.cli.demo_pipeline.ensure_trained(pathlib.Path(sys.argv[1]))
 except RegardError as error:
-    sys.exit(f"regard: the demo's translator could not be trained: {error}")
+    sys.exit(f"regard: training the demo model failed: {error}")
 """
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -40,15 +40,15 @@ def look(
         list[str] | None,
         typer.Argument(
             metavar="FOLDER",
-            help='Folders that regard train wrote, folders with encoders, or "minilm". By default the model '
-            "of regard demo, which is trained meanwhile if it is not there, and minilm if it is installed.",
+            help='Folders written by regard train, encoder folders, or "minilm". [default: the model of '
+            "regard demo, trained in the background if missing, and minilm if installed]",
         ),
     ] = None,
     recording: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FOLDER",
-            help="What Seen.save wrote while a model was watched; the model is not needed. Can be repeated.",
+            help="Recording written by Seen.save; the model is not needed. Repeatable.",
         ),
     ] = None,
     port: Annotated[
@@ -56,51 +56,48 @@ def look(
         typer.Option(
             min=0,
             max=65535,
-            help="The number after the colon of the page's address; 0 is any free one. By default 8000, or a "
-            "free one if that is taken.",
+            help="Port; 0 selects a free one. [default: 8000, or a free port if taken]",
         ),
     ] = None,
     host: Annotated[
         str,
         typer.Option(
             metavar="ADDRESS",
-            help="Where it can be reached: with 0.0.0.0, others in the network can look, too.",
+            help="Address to listen on; 0.0.0.0 makes the page available in the network.",
         ),
     ] = "127.0.0.1",
     origin: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Where a proxy in front of it offers the page, such as https://regard.example.org.",
+            help="URL of the page behind a reverse proxy, such as https://regard.example.org.",
         ),
     ] = None,
     browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", help="Whether to open the page in the browser.")
+        bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")
     ] = True,
 ) -> None:
-    """Look at attention in the browser: translations, heads, words in context, long texts, trainings.
+    """Explore attention in the browser: translations, heads, words in context, long texts, training runs.
 
-    A small server on this machine, which Ctrl-C ends; nothing is loaded from elsewhere. Beside the page it
-    has an HTTP API, which /api/openapi.json describes.
+    Starts a local server that works offline; Ctrl-C stops it. Its HTTP API is described in /api/openapi.json.
     """
     for folder in folders or []:
         check_encoder(folder)
     if not host:
-        raise ArgumentError("--host is empty, which would be every address; give one: --host 127.0.0.1.")
+        raise ArgumentError("--host is empty; pass an address, such as --host 127.0.0.1.")
     if origin is not None and not re.fullmatch(r"https?://[a-z0-9.-]+(:\d+)?", origin):
         raise ArgumentError(
-            f"--origin is {origin!r}; it is a scheme and a name in small letters, without a path: "
+            f"--origin is {origin!r}; pass scheme and lowercase host without a path, such as "
             "https://regard.example.org."
         )
     recordings = recording or []
     for folder in recordings:
         if not os.path.isdir(folder):
-            raise ArgumentError(f"--recording is {folder!r}, no folder; name one that Seen.save wrote.")
+            raise ArgumentError(f"--recording {folder!r} is not a folder; name one written by Seen.save.")
     from regard.app.server.run import listen
 
-    listening = listen(
-        "127.0.0.1" if host == "localhost" else host, port
-    )  # before models, which take a while
+    # before loading models, which takes a while
+    listening = listen("127.0.0.1" if host == "localhost" else host, port)
     demo = _Demo() if not folders and not recordings else None
     state = None
     try:
@@ -108,15 +105,15 @@ def look(
         from regard.app.server.run import serve
         from regard.app.server.state import AppState
 
-        room = "#heads" if recordings else ""
-        address = _address(host, listening.getsockname()[1]) + room
+        page = "#heads" if recordings else ""
+        address = _address(host, listening.getsockname()[1]) + page
         if host not in _LOCAL:
             console().print(
-                f"Everybody who reaches {printable(host)} can use these models; there is no password."
+                f"Anyone who can reach {printable(host)} can use these models; there is no password."
             )
 
         def ready() -> None:
-            console().print(f"Look at {address} (Ctrl-C ends it)")
+            console().print(f"Look at {address} (Ctrl-C to stop)")
             if demo is not None:
                 demo.start()
             sys.stdout.flush()
@@ -131,11 +128,11 @@ def look(
             demo.stop()
         ended = sys.exc_info()[0]
         if state is not None and not state.close(1) and ended in (None, KeyboardInterrupt):
-            _leave(0 if ended is None else INTERRUPTED)
+            _exit_now(0 if ended is None else INTERRUPTED)
 
 
-def _leave(status: int) -> NoReturn:
-    """End at once: a thread is still in a kernel, which could outlive what it works on as Python ends."""
+def _exit_now(status: int) -> NoReturn:
+    """Exit without cleanup: a thread still runs a kernel, which could read tensors after they are freed."""
     if status == INTERRUPTED:
         print("regard: interrupted.", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
@@ -145,23 +142,23 @@ def _leave(status: int) -> NoReturn:
 
 
 class _Demo:
-    """The model of `regard demo`, which a process of its own trains if it is not there yet."""
+    """The model of `regard demo`, trained in a subprocess if it does not exist."""
 
     def __init__(self) -> None:
-        from regard.cli.demo_pipeline import LANGUAGES, is_trained, trained
+        from regard.cli.demo_pipeline import LANGUAGES, ensure_trained, is_trained
         from regard.translation.training.checkpoint import is_training
 
         self._process: subprocess.Popen[bytes] | None = None
-        there = is_trained(_DEMO)
-        self._needed = not there and not is_training(_DEMO)
-        self.languages = f"{trained(_DEMO) if there else '-'.join(LANGUAGES)}, {_ABOUT}"
+        exists = is_trained(_DEMO)
+        self._missing = not exists and not is_training(_DEMO)
+        self.languages = f"{ensure_trained(_DEMO) if exists else '-'.join(LANGUAGES)}, {_DEMO_DOMAIN}"
 
     def start(self) -> None:
-        """Begin to train it, if it is not there; when the page is, which should not wait for it."""
-        if self._needed:
+        """Start training if the model is missing; called when the page is ready."""
+        if self._missing:
             console().print(
-                f"The demo's translator is trained meanwhile, in {printable(str(_DEMO))}, which takes two "
-                "minutes; rooms that do not need it are open now."
+                f"Training the demo model in {printable(str(_DEMO))}, which takes two minutes. Pages that do "
+                "not need it are available now."
             )
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _TRAIN, str(_DEMO)],
@@ -170,16 +167,16 @@ class _Demo:
             )
 
     def is_ready(self) -> bool | None:
-        """Whether the model is trained to the end; None if it will not be."""
+        """Return whether training is complete; None if it failed."""
         from regard.cli.demo_pipeline import is_trained
 
         if self._process is None:
-            return not self._needed and is_trained(_DEMO)
+            return not self._missing and is_trained(_DEMO)
         status = self._process.poll()
         return False if status is None else (True if status == 0 else None)
 
     def stop(self) -> None:
-        """Give up the training; the next look begins another."""
+        """Stop training; the next `regard look` starts again."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
@@ -192,14 +189,14 @@ class _Demo:
 def _load(folders: list[str] | None, recordings: list[str], demo: "_Demo | None") -> "Registry":
     from regard.app.server.registry import Registry
 
-    given = folders or []
+    models = folders or []
     if demo is not None:
-        given = ["minilm"] if _has_minilm() else []
+        models = ["minilm"] if _has_minilm() else []
     screen = console()
-    if given or recordings:
-        screen.print(f"Loading {', '.join(map(printable, [*given, *recordings]))} …", style="dim")
+    if models or recordings:
+        screen.print(f"Loading {', '.join(map(printable, [*models, *recordings]))} …", style="dim")
         sys.stdout.flush()
-    registry = Registry.load(given)
+    registry = Registry.load(models)
     if demo is not None:
         registry.expect(_DEMO.name, _DEMO, demo.languages, demo.is_ready)
         registry.refresh()
@@ -207,9 +204,9 @@ def _load(folders: list[str] | None, recordings: list[str], demo: "_Demo | None"
     for entry in registry.entries.values():
         screen.print(f"  {printable(entry.name)}: {entry.kind}, {printable(entry.about)}")
     for name in registry.recordings:
-        screen.print(f"  {printable(name)}: a recording")
+        screen.print(f"  {printable(name)}: recording")
     for name in registry.folders.keys() - registry.entries.keys() - ({_DEMO.name} if demo else set()):
-        screen.print(f"  {printable(name)}: in training, without parameters yet")
+        screen.print(f"  {printable(name)}: training, no checkpoint yet")
     return registry
 
 
@@ -225,7 +222,7 @@ def _address(host: str, port: int) -> str:
 
 
 def _open(address: str) -> None:
-    """In a thread: some browsers only come back when they are closed."""
+    """Open the browser in a thread: some block until they are closed."""
     import threading
     import webbrowser
 

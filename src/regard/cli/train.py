@@ -14,11 +14,11 @@ import typer
 
 from regard._util.files import check_regular
 from regard._util.text import printable, shorten
-from regard.cli.helping import Command as Plain
-from regard.cli.resuming import PRESET, Asked, begun_plan
+from regard.cli import help as help_
+from regard.cli.resume import DEFAULT_PRESET, TrainOptions, resumed_config
 from regard.cli.shared import (
     CONFIG,
-    SIGNALLED,
+    SIGNAL_EXIT,
     check_folder,
     check_input,
     check_model,
@@ -32,16 +32,17 @@ if TYPE_CHECKING:
     from regard.translation.data.pairs import Pair
     from regard.translation.training.loop import TrainingResult
 
-_HOW = "Model and size"
-_DATA = "Data"
-_LONG = "How long"
-_OWN = ("embedded", "bible")  # corpora that come along
-# the names of files with pairs; .txt may be one, too, and mostly is one side of a corpus
-PAIRS = (".tsv", ".tab", ".jsonl", ".ndjson", ".json")
-# what other programs call settings, or people expect as options
+_MODEL = "Model"
+_DATA = "Data and length"
+_BUILT_IN = ("embedded", "bible")  # corpora
+# extensions of files with pairs; .txt may have pairs, too, but is usually one side of a corpus
+PAIR_EXTENSIONS = (".tsv", ".tab", ".jsonl", ".ndjson", ".json")
+# names of settings in other programs, and the equivalent here
 _SETTINGS = {
     **dict.fromkeys(("lr", "learning-rate", "rate"), "training.learning_rate=0.001"),
-    **dict.fromkeys(("batch", "batch-size", "batch-tokens", "tokens", "max-tokens"), "training.batch_tokens=4096"),
+    **dict.fromkeys(
+        ("batch", "batch-size", "batch-tokens", "tokens", "max-tokens"), "training.batch_tokens=4096"
+    ),
     **dict.fromkeys(("accumulate", "accum", "grad-accum", "update-freq"), "training.accumulate=2"),
     **dict.fromkeys(("steps", "max-steps", "max-updates"), "training.updates=1000"),
     **dict.fromkeys(("warmup", "warmup-steps", "warmup-updates"), "training.warmup=400"),
@@ -72,37 +73,38 @@ _SETTINGS = {
 }
 
 
-class Command(Plain):
-    """`regard train`, whose --dev takes two files, or one with pairs."""
+class Command(help_.Command):
+    """`regard train`: --dev takes two files, or one file of pairs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """An empty second name after the one of a file with pairs; settings are told from options."""
-        known = {name for one in self.params for name in one.opts}
-        for one in args:
-            name = one.partition("=")[0]
+        """Complete --dev, and point to --set where an option is the name of a setting."""
+        known = {name for param in self.params for name in param.opts}
+        for argument in args:
+            name = argument.partition("=")[0]
             setting = _SETTINGS.get(name.removeprefix("--").replace("_", "-").lower())
-            if one.startswith("--") and name not in known and setting is not None:
+            if argument.startswith("--") and name not in known and setting is not None:
                 raise ArgumentError(
-                    f"there is no option {name}; it is a setting: --set {setting}, for example. See regard "
-                    "train --settings."
+                    f"{name} is not an option but a setting: use --set {setting}. See regard train "
+                    "--print-config."
                 )
-        return super().parse_args(ctx, list(_with_two(args)))
+        return super().parse_args(ctx, list(_complete_dev(args)))
 
 
-def _with_two(arguments: Sequence[str]) -> Iterator[str]:
-    before = ""
-    for one, after in zip_longest(arguments, arguments[1:]):
-        name, equals, value = one.partition("=")
-        yield one
-        given = one if before == "--dev" else value if name == "--dev" and equals else None
-        if given is not None and (of_pairs(given) or after is None or after.startswith("-")):
+def _complete_dev(arguments: Sequence[str]) -> Iterator[str]:
+    """Add an empty second value to a --dev with one file of pairs: typer expects two values."""
+    previous = ""
+    for argument, following in zip_longest(arguments, arguments[1:]):
+        name, equals, value = argument.partition("=")
+        yield argument
+        file = argument if previous == "--dev" else value if name == "--dev" and equals else None
+        if file is not None and (has_pairs(file) or following is None or following.startswith("-")):
             yield ""
-        before = one
+        previous = argument
 
 
-def of_pairs(path: str) -> bool:
-    """Whether the name says that a file has both sides."""
-    return Path(path.lower().removesuffix(".gz")).suffix in PAIRS
+def has_pairs(path: str) -> bool:
+    """Return whether a file has both sides, by its extension."""
+    return Path(path.lower().removesuffix(".gz")).suffix in PAIR_EXTENSIONS
 
 
 def train(
@@ -110,152 +112,132 @@ def train(
         str | None,
         typer.Argument(
             metavar="SOURCE",
-            help="A text file with a sentence on each line. Without TARGET: a file with pairs, .tsv (source, "
-            "tab, target) or .jsonl, or - for stdin, or a corpus that comes along: embedded (dates, times "
-            "and numbers in words) or bible (Greek and English). All may be gzipped.",
+            help="Source sentences. Without TARGET: sentence pairs (.tsv, .jsonl, - for stdin) or a built-in "
+            "corpus, embedded (dates, times, numbers) or bible (Greek-English). Files may be gzipped.",
         ),
     ] = None,
     target: Annotated[
-        str | None,
-        typer.Argument(metavar="TARGET", help="A text file with their translations, line by line."),
+        str | None, typer.Argument(metavar="TARGET", help="Translations of SOURCE, line by line.")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FOLDER", help="The folder to make for the model. Always needed."
-        ),
+        typer.Option("--output", "-o", metavar="FOLDER", help="Where to save the model. Required."),
     ] = None,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="Go on with a training that was interrupted, from its last checkpoint. The folder knows the "
-            "rest, so that no other option is needed; with --epochs or --updates it becomes longer, also if "
-            "it had come to its end.",
+            help="Continue from the last checkpoint. Add --epochs or --updates to train longer.",
         ),
+    ] = False,
+    shard: Annotated[
+        bool,
+        typer.Option("--shard", help="Shard the parameters across processes (FSDP2). Requires torchrun."),
     ] = False,
     model: Annotated[
         Literal["transformer", "recurrent", "plain"] | None,
         typer.Option(
-            help="What to train: a Transformer (the default), a recurrent network with Bahdanau's attention, "
-            "or a plain one without attention.",
-            rich_help_panel=_HOW,
+            metavar="NAME",
+            help="transformer, recurrent (RNN with Bahdanau attention) or plain (no attention). "
+            "[default: transformer]",
+            rich_help_panel=_MODEL,
         ),
     ] = None,
     preset: Annotated[
         Literal["tiny", "small", "base"] | None,
         typer.Option(
-            help="How large, and how long: tiny takes a minute or two and suits a first try; small (the "
-            "default) takes twenty minutes for 29,000 pairs on two cores; base is the Transformer of the "
-            "paper, for a large machine.",
-            rich_help_panel=_HOW,
+            metavar="NAME",
+            help="tiny (1-2 minutes), small (20 minutes for 29,000 pairs on two cores) or base (large "
+            "machines). [default: small]",
+            rich_help_panel=_MODEL,
         ),
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="A TOML file with settings, such as --settings prints, instead of the preset's.",
-            rich_help_panel=_HOW,
+            metavar="FILE", help="TOML file with settings; overrides the preset.", rich_help_panel=_MODEL
         ),
     ] = None,
     setting: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            metavar="NAME=VALUE",
-            help="Change one setting, such as training.learning_rate=0.001; can be repeated. --settings shows all.",
-            rich_help_panel=_HOW,
+            metavar="KEY=VALUE",
+            help="Override one setting, e.g. training.learning_rate=0.001. Repeatable.",
+            rich_help_panel=_MODEL,
         ),
     ] = None,
-    settings: Annotated[
+    print_config: Annotated[
         bool,
-        typer.Option(
-            "--settings",
-            help="Print all settings with their values and what they mean, and train nothing.",
-            rich_help_panel=_HOW,
-        ),
+        typer.Option("--print-config", help="Print all settings as TOML and exit.", rich_help_panel=_MODEL),
     ] = False,
     dev: Annotated[
         tuple[str, str] | None,
         typer.Option(
             metavar="SOURCE TARGET",
-            help="Two text files (or one with pairs) by which the model is judged while it learns. Without "
-            "them, some pairs are held back for that.",
+            help="Validation set: two text files, or one file of pairs. [default: held out from the training "
+            "data]",
             show_default=False,
             rich_help_panel=_DATA,
         ),
     ] = None,
-    form: Annotated[
+    format: Annotated[
         Literal["tsv", "jsonl"] | None,
         typer.Option(
-            help="What a file with pairs, or stdin, contains, if its name does not say it.",
-            rich_help_panel=_DATA,
+            help="Format of the sentence pairs. [default: from the file extension]", rich_help_panel=_DATA
         ),
     ] = None,
     swap: Annotated[
         bool,
-        typer.Option("--swap", help="Learn to translate from TARGET to SOURCE.", rich_help_panel=_DATA),
+        typer.Option("--swap", help="Train in the other direction, TARGET to SOURCE.", rich_help_panel=_DATA),
     ] = False,
     languages: Annotated[
         str,
-        typer.Option(
-            metavar="FROM-TO", help="Of the embedded corpus: from which to which.", rich_help_panel=_DATA
-        ),
+        typer.Option(metavar="FROM-TO", help="Languages of the embedded corpus.", rich_help_panel=_DATA),
     ] = "en-de",
     epochs: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            help="How often to go through the data. The preset's by default, which --settings shows.",
-            rich_help_panel=_LONG,
+            min=1, help="Passes over the training data. [default: from the preset]", rich_help_panel=_DATA
         ),
     ] = None,
     updates: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Or: after how many updates of the parameters to end.", rich_help_panel=_LONG
-        ),
+        typer.Option(min=1, help="Optimizer updates, instead of --epochs.", rich_help_panel=_DATA),
     ] = None,
-    shard: Annotated[
-        bool,
-        typer.Option(
-            "--shard", help="Under torchrun: each process holds a part of the parameters only (FSDP2)."
-        ),
-    ] = False,
 ) -> None:
-    """Train a translator on two files of sentences, line by line translations of each other.
+    """Train a translation model on parallel text: two files with one sentence per line.
 
-    The folder that it makes is what regard translate, align, evaluate, curves, draw and look are given.
+    Pass the output folder to regard translate, align, evaluate, curves, draw or look.
     """
-    if output is None and not settings:
-        raise ArgumentError("train got no folder to write to; name one: --output FOLDER.")
+    if output is None and not print_config:
+        raise ArgumentError("train needs a folder for the model: --output FOLDER.")
     if epochs is not None and updates is not None:
-        raise ArgumentError(f"--epochs is {epochs} and --updates {updates}; a training ends by one of them.")
-    judged_by = None if dev is None else [*dev[:1], *filter(None, dev[1:])]
-    _check_files(source, target, judged_by, form)
-    _check_before(languages, config, setting or [])
-    if output is not None and not settings:  # which only shows what there is
+        raise ArgumentError(f"--epochs {epochs} and --updates {updates} are exclusive; pass one of them.")
+    dev_files = None if dev is None else [*dev[:1], *filter(None, dev[1:])]
+    _check_files(source, target, dev_files, format)
+    _check_settings(languages, config, setting or [])
+    if output is not None and not print_config:
         _check_folder(source, output, resume)
-    single = list(setting or [])
-    single += [] if epochs is None else [f"training.epochs={epochs}", "training.updates=none"]
-    single += [] if updates is None else [f"training.updates={updates}"]
-    asked = Asked(preset, model, config, single, source, target, judged_by, swap, languages)
-    plan = _plan(asked)
-    if settings:
-        print(plan.to_toml())
+    settings = list(setting or [])
+    settings += [] if epochs is None else [f"training.epochs={epochs}", "training.updates=none"]
+    settings += [] if updates is None else [f"training.updates={updates}"]
+    options = TrainOptions(preset, model, config, settings, source, target, dev_files, swap, languages)
+    training_config = _config(options)
+    if print_config:
+        print(training_config.to_toml())
         return
     assert output is not None
     if resume:
-        plan = begun_plan(output, asked) or plan
-    with _full_disk(output):
-        outcome = _run(output, plan, asked, form=form, resume=resume, shard=shard)
-    status = 0 if outcome.finished else SIGNALLED + (outcome.signal or signal.SIGINT)
-    if os.environ.get("RANK", "0") != "0":  # the first of torchrun's processes speaks for all
+        training_config = resumed_config(output, options) or training_config
+    with _explain_full_disk(output):
+        result = _run(output, training_config, options, format=format, resume=resume, shard=shard)
+    status = 0 if result.finished else SIGNAL_EXIT + (result.signal or signal.SIGINT)
+    if os.environ.get("RANK", "0") != "0":  # only the first of torchrun's processes prints
         raise SystemExit(status)
     if status:
         with suppress(OSError):  # the terminal may be closed
-            console().print(f"Go on with: {_going_on(output)}")
+            console().print(f"Resume with: {_resume_command(output)}")
         raise SystemExit(status)
     from regard.translation.training.preparation import sample_source
 
@@ -263,117 +245,123 @@ def train(
     console().print(f"Now try: regard translate --model {_quoted(output)} {sentence}")
 
 
-def _check_files(source: str | None, target: str | None, dev: Sequence[str] | None, form: str | None) -> None:
-    """Before anything is loaded: files that can be read, and that fit together."""
-    named = [("SOURCE", source), ("TARGET", target), *(("--dev", path) for path in dev or ())]
+def _check_files(
+    source: str | None, target: str | None, dev: Sequence[str] | None, format: str | None
+) -> None:
+    """Raise unless the files are readable and fit together."""
+    paths = [("SOURCE", source), ("TARGET", target), *(("--dev", path) for path in dev or ())]
     if target is not None:
-        _check_two(source or "", target)
-        if form is not None:
+        _check_sides(source or "", target)
+        if format is not None:
             raise ArgumentError(
-                f"--form {form} is about one file with pairs, and there are two; leave it out."
+                f"--format {format} applies to one file of pairs, but there are two files; remove it."
             )
     if dev is not None and len(dev) == 2:
-        for file in filter(of_pairs, dev):
-            raise ArgumentError(f"--dev has the file with pairs {file!r} and another one; give it alone.")
-    streams = [name for name, path in named if path == "-"]
-    if len(streams) > 1:
-        raise ArgumentError(f"{' and '.join(streams)} are both -, and stdin is read once; name a file.")
-    for name, path in named:
-        if path is not None and path not in _OWN:
+        for file in filter(has_pairs, dev):
+            raise ArgumentError(f"--dev {file!r} is a file of pairs; pass it alone.")
+    stdin = [name for name, path in paths if path == "-"]
+    if len(stdin) > 1:
+        raise ArgumentError(f"{' and '.join(stdin)} are both -; stdin can be read only once. Name a file.")
+    for name, path in paths:
+        if path is not None and path not in _BUILT_IN:
             check_input(Path(path), name)
 
 
-def _check_before(languages: str, config: Path | None, setting: Sequence[str]) -> None:
-    """What else can be told without torch, which takes seconds to load."""
+def _check_settings(languages: str, config: Path | None, settings: Sequence[str]) -> None:
+    """Raise for mistakes that can be found before torch is imported."""
     two_languages(languages)
     if config is not None:
         check_regular(config)
-    for one in setting:
-        name, equals, _ = one.partition("=")
+    for setting in settings:
+        name, equals, _ = setting.partition("=")
         if not equals or name.count(".") != 1:
-            raise ArgumentError(f"the setting {shorten(one)!r} is not understood; write section.name=value.")
+            raise ArgumentError(f"--set {shorten(setting)!r} is not of the form section.name=value.")
 
 
 def _check_folder(source: str | None, output: Path, resume: bool) -> None:
-    """A folder that can be made, or gone on with; and if there is none to go on with, pairs."""
+    """Raise unless the folder can be created or resumed, and there is something to train on."""
     check_folder(output)
     if source is None and not resume:
-        raise ArgumentError(
-            "there is nothing to train on; give the pairs: two files, SOURCE and TARGET, or one of pairs."
-        )
+        raise ArgumentError("train needs sentence pairs: two files, SOURCE and TARGET, or one file of pairs.")
     if source is None and not (output / CONFIG).exists():
         if output.is_dir() and any(output.iterdir()):
             check_model(output)
-        raise ArgumentError(
-            f"there is nothing to go on with in {str(output)!r}; give the pairs to train on as well."
-        )
+        raise ArgumentError(f"Nothing to resume in {str(output)!r}; pass the sentence pairs to train on.")
 
 
-def _check_two(source: str, target: str) -> None:
-    """Two files with the sentences of one language each."""
+def _check_sides(source: str, target: str) -> None:
+    """Raise unless SOURCE and TARGET are two different text files, one per language."""
     if source == target:
-        cure = "give pairs as TSV, and no TARGET" if source == "-" else "give the translations as TARGET"
+        cure = "pass pairs as TSV without TARGET" if source == "-" else "pass the translations as TARGET"
         raise ArgumentError(f"SOURCE and TARGET are both {source!r}; {cure}.")
     for path in (source, target):
-        if of_pairs(path):
+        if has_pairs(path):
             raise ArgumentError(
-                f"{path!r} is a file with pairs, and there is another one beside it; give it alone, or two "
-                "files with a sentence on each line."
+                f"{path!r} is a file of pairs, but there are two files; pass it alone, or two text files "
+                "with one sentence per line."
             )
 
 
-def _plan(asked: Asked) -> "TranslationConfig":
-    """Preset, then a file, then single settings."""
+def _config(options: TrainOptions) -> "TranslationConfig":
+    """Combine the preset, the config file and single settings, in this order."""
     from regard.translation.config import TranslationConfig
 
-    plan = TranslationConfig.preset(asked.preset or PRESET, asked.model or "transformer")  # type: ignore[arg-type]
-    if asked.config is not None:
-        plan = TranslationConfig.from_toml(asked.config, plan)
-        if asked.model is not None:
-            plan = plan.replace({"model": {"kind": asked.model}})
-    return plan.override(asked.single)
+    config = TranslationConfig.preset(
+        options.preset or DEFAULT_PRESET,  # type: ignore[arg-type]
+        options.model or "transformer",  # type: ignore[arg-type]
+    )
+    if options.config is not None:
+        config = TranslationConfig.from_toml(options.config, config)
+        if options.model is not None:
+            config = config.replace({"model": {"kind": options.model}})
+    return config.override(options.settings)
 
 
 def _run(
-    output: Path, plan: "TranslationConfig", asked: Asked, *, form: Any, resume: bool, shard: bool
+    output: Path,
+    config: "TranslationConfig",
+    options: TrainOptions,
+    *,
+    format: Any,
+    resume: bool,
+    shard: bool,
 ) -> "TrainingResult":
-    """Train; how it ended."""
     from regard.models.layers.allocation import keep_memory, return_memory
     from regard.translation.data.formats import read_pairs
     from regard.translation.training.distributed import join_world
     from regard.translation.training.progress import create_display
     from regard.translation.training.train import train
 
-    pairs, held = _corpus(asked, form)
-    if asked.dev is not None:
-        held = read_pairs(*asked.dev)
-    if asked.swap:
-        pairs, held = _swapped(pairs), _swapped(held)
+    pairs, dev = _corpus(options, format)
+    if options.dev is not None:
+        dev = read_pairs(*options.dev)
+    if options.swap:
+        pairs, dev = _swapped(pairs), _swapped(dev)
     with join_world(shard=shard) as world:
         if world.device.type == "cpu":
             return_memory() if shard else keep_memory()
         return train(
             output,
             pairs,
-            dev=held,
-            config=plan,
+            dev=dev,
+            config=config,
             resume=resume,
             callbacks=[create_display()] if world.rank == 0 else [],
             world=world,
-            origin=asked.origin(),
+            origin=options.origin(),
         )
 
 
-def _corpus(asked: Asked, form: Any) -> "tuple[Iterable[Pair] | None, Iterable[Pair] | None]":
-    """The pairs that were asked for, and those to judge by if they come along."""
-    source, target = asked.source, asked.target
+def _corpus(options: TrainOptions, format: Any) -> "tuple[Iterable[Pair] | None, Iterable[Pair] | None]":
+    """Return the training pairs, and the validation pairs if the corpus has them."""
+    source, target = options.source, options.target
     if source is None:
         return None, None
-    if source in _OWN and target is None and not Path(source).exists():
-        return _embedded(asked.languages) if source == "embedded" else (_bible(), None)
+    if source in _BUILT_IN and target is None and not Path(source).exists():
+        return _embedded(options.languages) if source == "embedded" else (_bible(), None)
     from regard.translation.data.formats import read_pairs
 
-    return read_pairs(source, target, form=form), None
+    return read_pairs(source, target, format=format), None
 
 
 def _embedded(languages: str) -> "tuple[Iterable[Pair], Iterable[Pair]]":
@@ -396,20 +384,20 @@ def _swapped(pairs: "Iterable[Pair] | None") -> "Iterable[Pair] | None":
 
 
 @contextmanager
-def _full_disk(output: Path) -> Iterator[None]:
-    """A training that ran out of space goes on from its last checkpoint."""
+def _explain_full_disk(output: Path) -> Iterator[None]:
+    """Add to the error of a full disk how to resume."""
     try:
         yield
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         raise ArgumentError(
-            f"{error.filename or output}: {error.strerror}; free some space, then go on with "
-            f"{_going_on(output)}"
+            f"{error.filename or output}: {error.strerror}. Free some space, then resume with "
+            f"{_resume_command(output)}"
         ) from None
 
 
-def _going_on(output: Path) -> str:
+def _resume_command(output: Path) -> str:
     return f"regard train --output {_quoted(output)} --resume"
 
 

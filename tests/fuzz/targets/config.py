@@ -41,7 +41,7 @@ PIECES = (*TABLES, *LINES, "seed = " + "9" * 5000, "x = " + "[" * 3000, "a" * 50
 
 def run(case: Case) -> None:
     with tempfile.TemporaryDirectory(dir=case.shared) as folder:
-        arguments = ["train", "--settings", "--preset", case.random.choice(("tiny", "small", "base"))]
+        arguments = ["train", "--print-config", "--preset", case.random.choice(("tiny", "small", "base"))]
         if case.chance(0.3):
             arguments += ["--model", case.random.choice(("transformer", "recurrent", "plain", "x"))]
         for _ in range(case.random.choice((0, 1, 1, 2))):

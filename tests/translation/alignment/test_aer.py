@@ -15,7 +15,7 @@ LINKS = st.frozensets(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=
 def test_published_error_rate() -> None:
     if not DATA.exists():
         pytest.skip(f"{DATA} is not there")
-    found, gold = read_pharaoh(DATA / "roen.awesome-align.out"), read_gold(DATA / "roen.gold", base=1)
+    found, gold = read_pharaoh(DATA / "roen.awesome-align.out"), read_gold(DATA / "roen.gold", index_base=1)
     assert len(found) == len(gold) == 248
     assert f"{100 * error_rate(found, gold).aer:.1f}" == "20.7"
     assert error_rate(found, read_gold(DATA / "roen.gold", base=0)).aer > 0.5  # one must be told
@@ -51,7 +51,7 @@ def test_written_links_are_read_again(tmp_path_factory: pytest.TempPathFactory, 
     assert read_pharaoh(path) == links
     assert read_gold(path) == [GoldAlignment(some) for some in links]
     path.write_text("".join(" ".join(f"{s + 1}p{t + 1}" for s, t in some) + "\r\n" for some in links))
-    assert read_gold(path, base=1) == [GoldAlignment(frozenset(), some) for some in links]
+    assert read_gold(path, index_base=1) == [GoldAlignment(frozenset(), some) for some in links]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_written_links_are_read_again(tmp_path_factory: pytest.TempPathFactory, 
         ("1--1", 0, "line 2: '1--1' is no link"),
         ("٣-1", 0, "is no link"),
         ("1-" + 20 * "9", 0, "is no link"),
-        (b"\xff-1", 0, "line 2, is not UTF-8"),
+        (b"\xff-1", 0, "line 2: not UTF-8"),
         ("1-1", 2, "base=2"),
     ],
 )
@@ -152,7 +152,7 @@ def test_grown_links_of_a_hand_worked_example() -> None:
 
 
 def test_unknown_ways_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="how='gdfa'; there are intersection, union, grow-diag-final-and"):
+    with pytest.raises(ArgumentError, match="method 'gdfa'. Choose from intersection, union, grow-diag-final-and"):
         symmetrize(frozenset(), frozenset(), "gdfa")  # type: ignore[arg-type]
 
 
