@@ -25,9 +25,9 @@ MAY_IMPORT = {
     "plot": {"errors", "_util", "mechanism", "models", "translation", "inspection"},
     "app": {"errors", "_util", "mechanism", "models", "translation", "inspection", "plot"},
 }
-# The ways in from outside: they may import every package, and no package may import them.
-FRONT_DOORS = {"__init__", "__main__", "cli"}
-# The only calls upward: `weights.show()`, `weights.to_png()` and `seen.show()` open the view or draw.
+# Entry points: they may import every package, but no package may import them.
+ENTRY_POINTS = {"__init__", "__main__", "cli"}
+# The only upward calls: `weights.show()`, `weights.to_png()` and `seen.show()` open the view or draw.
 UPWARD = {
     "regard.mechanism.weights.display": {"app", "plot"},
     "regard.inspection.display": {"app"},
@@ -56,6 +56,10 @@ LATE = {
 }
 
 
+# Underscore names of the standard library and torch that a package of regard also defines.
+LIBRARY_NAMES = {"_asdict", "_fields", "_modules", "_replace", "_version"}
+
+
 def package_of(module: str) -> str:
     """The package of regard a module belongs to: regard.mechanism.masks -> mechanism."""
     return [*module.split("."), "__init__"][1]
@@ -79,7 +83,7 @@ def imports(module: str, source: str) -> Iterator[tuple[int, str]]:
             if target.split(".")[0] == "regard":
                 # `from regard import attend` names no module: it reaches the package itself
                 package = package_of(target)
-                yield node.lineno, package if package in {*MAY_IMPORT, *FRONT_DOORS} else "__init__"
+                yield node.lineno, package if package in {*MAY_IMPORT, *ENTRY_POINTS} else "__init__"
 
 
 def violations(sources: Mapping[str, str]) -> list[str]:
@@ -87,16 +91,61 @@ def violations(sources: Mapping[str, str]) -> list[str]:
     wrong = []
     for module, source in sources.items():
         here = package_of(module)
-        if here in FRONT_DOORS:
+        if here in ENTRY_POINTS:
             continue
         if here not in MAY_IMPORT:
-            wrong.append(f"{module}: {here} is neither a package nor a front door")
+            wrong.append(f"{module}: {here} is neither a package nor an entry point")
             continue
         allowed = MAY_IMPORT[here] | UPWARD.get(module, set()) | {here}
         for line, target in imports(module, source):
             if target not in allowed:
                 wrong.append(f"{module}:{line}: {here} may not import {target}")
     return wrong
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def assigned_names(node: ast.AST) -> Iterator[str]:
+    """The name that a node defines: a function, class, variable, attribute, or dataclass keyword."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.attr
+    elif isinstance(node, ast.Call):  # vars(self).update(_name=…)
+        yield from (keyword.arg for keyword in node.keywords if keyword.arg)
+
+
+def private_uses(sources: Mapping[str, str]) -> list[str]:
+    """Every use of an underscore name of another package, as "module:line: name"; `_util` is shared.
+
+    Imports of `_name`, and attributes `x._name` that only other packages define. Names that no package
+    defines belong to other libraries, such as `_replace` of named tuples.
+    """
+    trees = {module: list(ast.walk(ast.parse(source))) for module, source in sources.items()}
+    defined: dict[str, set[str]] = {}
+    for module, nodes in trees.items():
+        for node in nodes:
+            for name in assigned_names(node):
+                defined.setdefault(name, set()).add(package_of(module))
+    uses = []
+    for module, nodes in trees.items():
+        here = package_of(module)
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom):
+                source = resolve_name("." * node.level + (node.module or ""), module.rpartition(".")[0])
+                foreign = source.split(".")[0] == "regard" and package_of(source) != here
+                names = [alias.name for alias in node.names if foreign and alias.name != "_util"]
+            elif isinstance(node, ast.Attribute) and node.attr not in LIBRARY_NAMES:
+                foreign = node.attr in defined and here not in defined[node.attr]
+                names = [node.attr] if foreign else []
+            else:
+                continue
+            uses += [f"{module}:{node.lineno}: {name}" for name in names if is_private(name)]
+    return uses
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -137,8 +186,28 @@ def test_wrong_directions_are_found():
         "regard.models.loss:1: models may not import app",
         "regard.inspection.display:2: inspection may not import plot",
         "regard.translation.decoding.search:2: translation may not import cli",
-        "regard.utils: utils is neither a package nor a front door",
+        "regard.utils: utils is neither a package nor an entry point",
     ]
+
+
+def test_no_package_reads_underscore_names_of_another():
+    files = sorted((SOURCE / "regard").rglob("*.py"))
+    sources = {
+        ".".join(file.relative_to(SOURCE).with_suffix("").parts): file.read_text("utf-8") for file in files
+    }
+    assert not private_uses(sources)
+
+
+def test_underscore_names_of_another_package_are_found():
+    matrix = "class Weights:\n    def _part(self): ...\n    def read(self): return self._part()"
+    assert private_uses(
+        {
+            "regard.mechanism.weights.matrix": matrix,
+            "regard.mechanism.rollout": "weights._part()",
+            "regard.models.loss": "from regard._util import files\nx._replace(y=1)\nself._own = self._own",
+            "regard.app.protocol": "from regard.mechanism.sdpa import _mask, attention\nweights._part()",
+        }
+    ) == ["regard.app.protocol:1: _mask", "regard.app.protocol:2: _part"]
 
 
 def test_importing_regard_is_light():
@@ -151,20 +220,20 @@ def test_all_names_of_regard_are_light():
     assert not loaded & LATE
 
 
-def test_importing_regard_leaves_the_compiler_alone():
+def test_importing_regard_does_not_import_the_compiler():
     program = "import sys; from regard import *; print('torch._dynamo' in sys.modules)"  # it takes seconds
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
 
 
-def test_a_heavy_import_is_noticed():
+def test_heavy_imports_are_detected():
     assert "matplotlib" in loaded_by("import matplotlib") & LATE
 
 
-def test_every_name_is_there_and_stays():
+def test_every_public_name_is_cached():
     for name in regard.__all__:
-        found = getattr(regard, name)
-        assert vars(regard)[name] is found  # and is not looked up again
+        value = getattr(regard, name)
+        assert vars(regard)[name] is value  # no second lookup
     assert set(regard.__all__) <= set(dir(regard))
 
 
@@ -173,7 +242,7 @@ def test_packages_and_modules_are_attributes():
     assert "torch" in loaded_by(program)
 
 
-def test_a_misspelt_name_is_told_with_the_right_one():
+def test_a_misspelled_name_gets_a_suggestion():
     with pytest.raises(
         AttributeError, match="module 'regard' has no attribute 'atend'; did you mean 'attend'"
     ):
@@ -184,7 +253,7 @@ def test_a_misspelt_name_is_told_with_the_right_one():
 
 
 def test_a_suggestion_is_made_once():
-    """The interpreter has one of its own."""
+    """Python adds its own suggestion to an AttributeError with `obj`."""
     done = subprocess.run(
         [sys.executable, "-c", "import regard; regard.atend"], capture_output=True, text=True
     )

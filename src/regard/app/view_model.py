@@ -350,9 +350,9 @@ def _translator_input(translator: Translator, translation: Translation) -> Input
 
 def _target_tokens(translator: Translator, translation: Translation) -> Segmentation:
     """Return the tokens the model generated; retokenizing its text may give others."""
-    if len(translation._ids) != len(translation.tokens) or not translation._ids:  # not from a model
+    if len(translation.token_ids) != len(translation.tokens) or not translation.token_ids:  # not from a model
         return translator.tokens.target.segment(translation.text)
-    return Segmentation([], translation._ids, translation.tokens, [], {})
+    return Segmentation([], translation.token_ids, translation.tokens, [], {})
 
 
 def _token_texts(source: Segmentation, target: Segmentation) -> tuple[TextView, TextView]:
@@ -402,7 +402,7 @@ def look_at_text(encoder: WordEncoder, texts: str | Sequence[str], *, title: str
 def _encoder_input(encoder: WordEncoder, sentence: str) -> InputView:
     seen: list[tuple[str, Weights]] = []
     with watch_layers(encoder, lambda name, weights: seen.append((name, weights))):
-        (tokens,) = encoder._tokens([sentence])
+        (tokens,) = encoder.eval_token_vectors([sentence])
     if not seen:
         raise ArgumentError(
             f"{type(encoder).__name__} has no attention to show. Use an encoder with attention, such as BERT."

@@ -34,12 +34,12 @@ def run(problem: Problem) -> tuple[Tensor, Tensor, bool]:
         return *_forward(tensors, _serialize(problem.config, names), list(wanted)), False
     if not (torch.is_grad_enabled() and any(wanted)) and not torch._C._are_functorch_transforms_active():
         return _run_forward(problem)
-    info = _ForwardInfo()
+    forward_info = _ForwardInfo()
     if torch._C._are_functorch_transforms_active():
-        return *_Attention.apply(problem.config, names, info, *tensors), False  # type: ignore[no-untyped-call]
+        return *_Attention.apply(problem.config, names, forward_info, *tensors), False  # type: ignore[no-untyped-call]
     # `apply` ends up here, but first spends time on default arguments
-    output, tau = super(torch.autograd.Function, _Attention).apply(problem.config, names, info, *tensors)  # type: ignore[no-untyped-call]
-    return output, tau, info.used_kernels
+    output, tau = super(torch.autograd.Function, _Attention).apply(problem.config, names, forward_info, *tensors)  # type: ignore[no-untyped-call]
+    return output, tau, forward_info.used_kernels
 
 
 class _ForwardInfo:
@@ -53,9 +53,9 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        config: ProblemConfig, names: tuple[str, ...], info: _ForwardInfo, *tensors: Tensor
+        config: ProblemConfig, names: tuple[str, ...], forward_info: _ForwardInfo, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
-        output, tau, info.used_kernels = _run_forward(_problem(config, names, tensors))
+        output, tau, forward_info.used_kernels = _run_forward(_problem(config, names, tensors))
         return output, tau
 
     @staticmethod
@@ -77,18 +77,18 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        vmap_info: Any,
+        info: Any,
         in_dims: tuple[int | None, ...],
         config: ProblemConfig,
         names: tuple[str, ...],
-        info: _ForwardInfo,
+        forward_info: _ForwardInfo,
         *tensors: Tensor,
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         stacked = [
             tensor.unsqueeze(0) if at is None else tensor.movedim(at, 0)
             for tensor, at in zip(tensors, in_dims[3:], strict=True)
         ]
-        return _Attention.apply(config, names, info, *stacked), (0, 0)  # type: ignore[no-untyped-call]
+        return _Attention.apply(config, names, forward_info, *stacked), (0, 0)  # type: ignore[no-untyped-call]
 
 
 def gradients(
@@ -147,7 +147,7 @@ class _AttentionBackward(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        vmap_info: Any,
+        info: Any,
         in_dims: tuple[int | None, ...],
         config: ProblemConfig,
         names: tuple[str, ...],
@@ -160,7 +160,7 @@ class _AttentionBackward(torch.autograd.Function):
             if at is not None:
                 stacked.append(tensor.movedim(at, 0))
             else:
-                samples = vmap_info.batch_size if tensor.is_floating_point() else 1
+                samples = info.batch_size if tensor.is_floating_point() else 1
                 stacked.append(tensor.expand(samples, *tensor.shape))
         return _AttentionBackward.apply(config, names, wanted, *stacked), (0,) * len(wanted)  # type: ignore[no-untyped-call]
 

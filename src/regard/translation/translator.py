@@ -22,7 +22,7 @@ from regard.translation.alignment.cross_attention import (
     cross_weights,
     has_cross_attention,
 )
-from regard.translation.data.batches import by_length
+from regard.translation.data.batches import batch_by_length
 from regard.translation.decoding.search import Beam, Hypothesis, Strategy, search
 from regard.translation.sentence_splitter import Line, Part, max_translation_tokens
 from regard.translation.streaming import batch_lines
@@ -63,7 +63,7 @@ class Translation:
     note: str = ""
     alternatives: list["Translation"] = field(default_factory=list)
     _align: Callable[[], Alignment] = field(kw_only=True, repr=False)
-    _ids: list[int] = field(default_factory=list, kw_only=True, repr=False)  # ids of the tokens
+    token_ids: list[int] = field(default_factory=list, kw_only=True, repr=False)
 
     @cached_property
     def alignment(self) -> Alignment:
@@ -191,7 +191,7 @@ class Translator:
         parts = [part for line in lines for part in line.parts]
         sources = [part.segmentation.ids for part in parts]
         decoded: dict[int, list[Hypothesis]] = {}
-        for indices, packed in by_length(sources, batch_size, self.model.output_weight.device):
+        for indices, packed in batch_by_length(sources, batch_size, self.model.output_weight.device):
             limits = [min(max_translation_tokens(len(sources[i])), self._max_positions) for i in indices]
             hypotheses = search(self.model, packed, strategy, max_new_tokens=limits)
             decoded.update(zip(indices, hypotheses, strict=True))
@@ -220,7 +220,7 @@ class Translator:
             [piece for text in texts for piece in text.segmentation.pieces],
             "; ".join(_notes(candidate, words)),
             _align=partial(self._align, line, texts),
-            _ids=[token for text in texts for token in text.segmentation.ids],
+            token_ids=[token for text in texts for token in text.segmentation.ids],
         )
         if alignment:
             translation.alignment = translation._align()
@@ -229,7 +229,7 @@ class Translator:
     def _detokenize(self, part: "_DecodedPart", weights: Tensor | None) -> "_PartText":
         source, ids = part.source, part.hypothesis.tokens
         replacements = replace_unknown(ids, source, weights, self.tokens.target.kind)
-        segmentation = self.tokens.target.join(ids, replacements.texts)
+        segmentation = self.tokens.target.decode(ids, replacements.texts)
         missing = untranslated_words(source, replacements.copied)
         word_weights = merge(source, segmentation, weights) if missing and weights is not None else None
         return _PartText(

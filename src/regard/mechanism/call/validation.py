@@ -153,8 +153,9 @@ def _biases(name: str, biases: Any, query: Tensor, whole: Sequence[int]) -> tupl
 def function_scores(scores: object, query: Tensor, key: Tensor, whole: Sequence[int]) -> Tensor:
     """Check the result of a score function: it must broadcast to (…, h, q, k)."""
     if not isinstance(scores, Tensor) or not broadcasts(scores.shape, whole):
-        is_tensor = isinstance(scores, Tensor)
-        actual = f"shape {tuple(scores.shape)}" if is_tensor else f"a {type(scores).__name__}"
+        actual = f"a {type(scores).__name__}"
+        if isinstance(scores, Tensor):
+            actual = f"shape {tuple(scores.shape)}"
         raise ShapeError(
             f"score returned {actual} for query {tuple(query.shape)} and key {tuple(key.shape)}; "
             f"it must return shape {whole}."

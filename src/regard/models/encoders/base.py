@@ -204,7 +204,7 @@ class WordEncoder(nn.Module):
         for i, (text, words) in enumerate(zip(texts, splits, strict=True)):
             if not words:
                 raise ArgumentError(f"Sentence {i}, {shorten(text)!r}, has no words; remove it.")
-        return [_merge(*sentence) for sentence in zip(texts, splits, self._tokens(texts), strict=True)]
+        return [_merge(*sentence) for sentence in zip(texts, splits, self.eval_token_vectors(texts), strict=True)]
 
     def compare(
         self, first: str, second: str, *, word: WordQuery | tuple[WordQuery, WordQuery]
@@ -270,7 +270,7 @@ class WordEncoder(nn.Module):
         (text,) = check_sentences([sentence])
         seen: list[Weights] = []
         with watch_layers(self, lambda _, weights: seen.append(weights)):
-            (tokens,) = self._tokens([text])
+            (tokens,) = self.eval_token_vectors([text])
         if not seen:
             raise ArgumentError(f"{type(self).__name__} has no attention; use an encoder such as BERT.")
         words, parts = tokens_of_words(text, split_words(text), tokens.spans)
@@ -285,10 +285,11 @@ class WordEncoder(nn.Module):
         >>> regard.load_encoder("minilm").tokens("Unbelievably, dogs bark.")
         ['[CLS]', 'un', '##bel', '##ie', '##va', '##bly', ',', 'dogs', 'bark', '.', '[SEP]']
         """
-        (tokens,) = self._tokens(check_sentences([sentence]))
+        (tokens,) = self.eval_token_vectors(check_sentences([sentence]))
         return list(tokens.tokens or [sentence[slice(*span)] if span else _SPECIAL for span in tokens.spans])
 
-    def _tokens(self, sentences: Sequence[str]) -> list[TokenVectors]:
+    def eval_token_vectors(self, sentences: Sequence[str]) -> list[TokenVectors]:
+        """Call `token_vectors` in evaluation mode, without gradients, and check the number of results."""
         with torch.no_grad(), eval_mode(self):
             tokens = list(self.token_vectors(sentences))
         assert len(tokens) == len(sentences), f"{len(tokens)} results for {len(sentences)} sentences"

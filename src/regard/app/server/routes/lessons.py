@@ -78,7 +78,7 @@ def lookup(request: LookupRequest) -> LookupResponse:
         implementation="reference",
     )
     masked_scores = weights.scores()
-    tau = reference.tau(weights._problem, masked_scores).sum(-1)
+    tau = reference.tau(weights.problem, masked_scores).sum(-1)
     return LookupResponse(
         scores=scores.tolist(),
         masked=(masked_scores == -math.inf).tolist(),
