@@ -74,7 +74,7 @@ def test_equals_cross_entropy_over_all_logits(
 
 
 @pytest.mark.parametrize("rows", [N - 1, N, N + 1, 1, 4])
-def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+def test_block_size_is_irrelevant(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     whole = solve(vocabulary_loss, *problem(), smoothing=0.1)
     in_chunks(monkeypatch, rows)
     torch.testing.assert_close(solve(vocabulary_loss, *problem(), smoothing=0.1), whole)
@@ -94,7 +94,7 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch, biased: bool, smoothing: flo
     assert torch.autograd.gradcheck(call, (x, weight, bias) if biased else (x, weight))
 
 
-def test_gradients_only_where_they_are_wanted() -> None:
+def test_gradients_only_where_required() -> None:
     x, weight, bias, labels = problem()
     expected = solve(plain, x, weight, bias, labels)[2]
     loss = vocabulary_loss(x.detach(), weight, bias.detach(), labels)
@@ -111,7 +111,7 @@ def test_backward_twice_gives_the_same_gradients() -> None:
     torch.testing.assert_close(tuple(2 * g for g in first), second)
 
 
-def test_second_derivatives_are_refused() -> None:
+def test_second_derivatives_are_rejected() -> None:
     x, weight, bias, labels = problem()
     loss = vocabulary_loss(x, weight, bias, labels)
     (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
@@ -125,7 +125,7 @@ def test_any_leading_axes() -> None:
     torch.testing.assert_close(folded, solve(vocabulary_loss, x, weight, bias, labels)[0])
 
 
-def test_a_tensor_that_is_not_contiguous() -> None:
+def test_non_contiguous_input() -> None:
     x, weight, bias, labels = problem(2 * 7)
     turned, wide = x.reshape(2, 7, M).transpose(0, 1), weight.T.contiguous().T
     labels = labels.reshape(7, 2)
@@ -134,13 +134,13 @@ def test_a_tensor_that_is_not_contiguous() -> None:
 
 
 @pytest.mark.parametrize("n", [N, 0])
-def test_no_labels_at_all_give_zero_and_no_gradient(n: int) -> None:
+def test_no_labels_give_zero_loss_and_gradient(n: int) -> None:
     x, weight, bias, labels = problem(n)
     for found in solve(vocabulary_loss, x, weight, bias, labels.fill_(-100)):
         assert torch.equal(found, torch.zeros_like(found))
 
 
-def test_ignored_rows_may_hold_anything() -> None:
+def test_ignored_rows_may_contain_anything() -> None:
     x, weight, bias, labels = problem()
     expected = solve(vocabulary_loss, x[1:], weight, bias, labels[1:])[2]
     spoilt = torch.cat([torch.full((1, M), torch.nan).double(), x[1:]])
@@ -168,7 +168,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def test_all_the_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
     n, m, v, rows = 211, 3, 307, 13
     in_chunks(monkeypatch, rows, v)
     x, weight, bias, labels = (t.detach() for t in problem(n, m, v))
@@ -180,13 +180,13 @@ def test_all_the_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plainly.elements >= n * v
 
 
-def test_gradients_not_asked_for_are_not_made() -> None:
+def test_unneeded_gradients_are_not_computed() -> None:
     x, weight, bias, labels = (t.detach() for t in problem())
     found = module._loss(x, weight, bias, labels, 0.0, -100, [False, True, False])
     assert [len(part) for part in found[2:]] == [0, V, 0]
 
 
-def test_torchs_own_check_of_the_operation() -> None:
+def test_opcheck() -> None:
     x, weight, bias, labels = problem()
     # test_aot_dispatch_dynamic differentiates the gradients too, which are outputs; the test below compiles.
     parts = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -227,7 +227,7 @@ def test_low_precision_sums_in_float32(monkeypatch: pytest.MonkeyPatch, dtype: t
         assert (found.double() - right).abs().max() <= 0.01 * right.abs().max()
 
 
-def test_autocast_multiplies_low_and_returns_float32() -> None:
+def test_autocast_returns_float32() -> None:
     x, weight, bias, labels = problem(dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         ours = solve(vocabulary_loss, x, weight, bias, labels)
@@ -245,14 +245,14 @@ def test_gradients_of_a_shared_matrix_add_up() -> None:
 
 
 @pytest.mark.parametrize("label", [V, -1, V + 1000])
-def test_labels_outside_the_vocabulary(label: int) -> None:
+def test_labels_out_of_range(label: int) -> None:
     x, weight, bias, labels = problem()
     labels[5] = label
     with pytest.raises(ArgumentError, match=rf"a label is {label} and the vocabulary has {V} words"):
         vocabulary_loss(x, weight, bias, labels)
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_invalid_arguments() -> None:
     x, weight, bias, labels = problem()
     with pytest.raises(ShapeError, match=r"x has the shape \(13, 4\) and weight \(11, 5\)"):
         vocabulary_loss(x[:, :4], weight, bias, labels)
@@ -270,7 +270,7 @@ def test_what_does_not_fit_is_named() -> None:
         vocabulary_loss(x, weight, bias, labels, label_smoothing=1.5)
 
 
-def test_functional_transformations() -> None:
+def test_functorch_transforms() -> None:
     x, weight, labels = torch.randn(5, 3), torch.randn(7, 3), torch.tensor([0, 6, -100, 2, 3])
     found = torch.func.grad(lambda w: vocabulary_loss(x, w, None, labels, label_smoothing=0.1))(weight)
     weight.requires_grad_()

@@ -66,14 +66,14 @@ def vectors(length: int = LENGTH) -> Tensor:
         lambda: nn.Linear(WIDTH, 5),
     ],
 )
-def test_one_token_costs_its_share(make: Callable[[], nn.Module]) -> None:
+def test_cost_per_token(make: Callable[[], nn.Module]) -> None:
     model, x = make(), vectors()
     assert summary(model, length=LENGTH).cost == (counted(lambda: model(x)) / (BATCH * LENGTH),)
 
 
 @pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_recurrent_layers_cost_their_matrices(cell: Any, bidirectional: bool) -> None:
+def test_cost_of_recurrent_layers(cell: Any, bidirectional: bool) -> None:
     model = cell(WIDTH, 10, num_layers=3, bidirectional=bidirectional, batch_first=True)
     model = model.double()  # in float32 it may be a single operation, which torch's counter does not know
     assert summary(model).cost == (counted(lambda: model(vectors().double())) / (BATCH * LENGTH),)
@@ -82,13 +82,13 @@ def test_recurrent_layers_cost_their_matrices(cell: Any, bidirectional: bool) ->
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "alibi", "t5", "none"])
 @pytest.mark.parametrize("model", [LanguageModel, MaskedLanguageModel])
-def test_language_models_pay_for_the_vocabulary(model: Any, positions: Any) -> None:
+def test_cost_includes_the_vocabulary_projection(model: Any, positions: Any) -> None:
     made = model(50, TransformerConfig(width=WIDTH, heads=4, layers=2, positions=positions, dropout=0.0))
     assert summary(made, length=LENGTH).cost == (counted(lambda: made(tokens())) / (BATCH * LENGTH),)
 
 
 @pytest.mark.parametrize("share", [False, True])
-def test_a_translation_costs_source_and_target_tokens(share: bool) -> None:
+def test_cost_per_source_and_target_token(share: bool) -> None:
     model = Transformer(50, CONFIG, share=share)
     source, target = summary(model, length=LENGTH).cost
     total = counted(lambda: model(tokens(), tokens()))
@@ -101,7 +101,7 @@ def test_a_translation_costs_source_and_target_tokens(share: bool) -> None:
     assert counted(lambda: model.start(tokens())) == BATCH * LENGTH * source
 
 
-def test_torchs_transformer_counts_alike() -> None:
+def test_cost_of_torchs_transformer() -> None:
     theirs = nn.Transformer(WIDTH, 4, 2, 2, 40, dropout=0.0, batch_first=True)
     found = summary(theirs, length=LENGTH)
     ours = summary(Transformer(50, CONFIG), length=LENGTH)
@@ -110,14 +110,14 @@ def test_torchs_transformer_counts_alike() -> None:
     assert found.cost == (ours.cost[0], ours.cost[1] - 2 * 50 * WIDTH)
 
 
-def test_torchs_attention_counts_alike() -> None:
+def test_cost_of_torchs_attention() -> None:
     ours = MultiHeadAttention(WIDTH, 4)
     assert summary(ours.to_torch(), length=5).cost == summary(ours, length=5).cost
     wide = MultiHeadAttention(WIDTH, 4, source_width=(5, 11))
     assert summary(wide.to_torch(), length=5).cost == summary(wide, length=5).cost
 
 
-def test_a_decoder_block_pays_for_both_attentions() -> None:
+def test_decoder_block_costs_both_attentions() -> None:
     block, x = DecoderBlock(CONFIG), vectors()
     total = counted(lambda: block(x, vectors(), mask=regard.Causal()))
     assert summary(block, length=LENGTH).cost == (total / (BATCH * LENGTH),)
@@ -125,7 +125,7 @@ def test_a_decoder_block_pays_for_both_attentions() -> None:
 
 
 @pytest.mark.parametrize("attention", ["none", "additive", "dot", "general", "concat"])
-def test_recurrent_translation_costs_source_and_target_tokens(attention: Any) -> None:
+def test_recurrent_cost_per_source_and_target_token(attention: Any) -> None:
     model = RecurrentSeq2Seq(50, RecurrentConfig(width=WIDTH, layers=2, attention=attention, dropout=0.0))
     found = summary(model, length=LENGTH)
     model = model.double()
@@ -139,7 +139,7 @@ def test_recurrent_translation_costs_source_and_target_tokens(attention: Any) ->
     assert found.heads == (() if attention == "none" else ((1, 1),))
 
 
-def test_a_recurrent_source_token_pays_for_its_keys() -> None:
+def test_recurrent_source_token_costs_its_keys() -> None:
     config = RecurrentConfig(width=WIDTH, attention="concat", dropout=0.0)
     model = RecurrentSeq2Seq(50, config).double()
     source, _ = summary(model, length=LENGTH).cost
@@ -147,21 +147,21 @@ def test_a_recurrent_source_token_pays_for_its_keys() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "embedded", "dot"])
-def test_grids_cost_per_place(kind: Any) -> None:
+def test_cost_of_nonlocal_blocks(kind: Any) -> None:
     block = NonLocal(6, kind)
     total = counted(lambda: block(torch.randn(BATCH, 6, 3, 5)))
     assert summary(block, length=15).cost == (total / (BATCH * 15),)
 
 
 @pytest.mark.parametrize("score", [regard.Additive(6, 6, width=5), regard.Concat(6, 6, width=3)])
-def test_additive_scores_cost_their_maps(score: Any) -> None:
+def test_cost_of_additive_scores(score: Any) -> None:
     layer = MultiHeadAttention(WIDTH, 4, score=score)
     total = counted(lambda: layer(vectors())) / (BATCH * LENGTH)
     with_v = 2 * 4 * len(score.vector) * LENGTH  # a product that is not one of matrices
     assert summary(layer, length=LENGTH).cost == (total + with_v,)
 
 
-def test_cells_and_convolutions_cost_their_matrices() -> None:
+def test_cost_of_cells_and_convolutions() -> None:
     cell, x = nn.GRUCell(WIDTH, 10), torch.randn(BATCH, WIDTH)
     assert summary(cell).cost == (counted(lambda: cell(x)) / BATCH,)
     assert summary(cell).layers == (1,)
@@ -170,7 +170,7 @@ def test_cells_and_convolutions_cost_their_matrices() -> None:
     assert summary(convolution).cost == (total / (BATCH * LENGTH),)
 
 
-def test_looking_up_costs_nothing() -> None:
+def test_embedding_lookup_is_free() -> None:
     assert summary(nn.Embedding(50, WIDTH)).cost == (0,)
     with_positions = TransformerConfig(
         width=WIDTH, heads=4, layers=2, ffn_dim=40, dropout=0.0, positions="learned"
@@ -178,7 +178,7 @@ def test_looking_up_costs_nothing() -> None:
     assert summary(LanguageModel(50, with_positions)).cost == summary(LanguageModel(50, CONFIG)).cost
 
 
-def test_shared_parameters_count_once_and_cost_each_time() -> None:
+def test_shared_parameters_are_counted_once_and_cost_each_use() -> None:
     one = nn.Linear(WIDTH, WIDTH)
     once, twice = summary(nn.Sequential(one)), summary(nn.Sequential(one, one))
     assert twice.parameters == once.parameters == WIDTH * WIDTH + WIDTH
@@ -199,7 +199,7 @@ class Tied(nn.Module):
         return self.out_proj.weight
 
 
-def test_a_vocabulary_matrix_is_paid_once() -> None:
+def test_vocabulary_matrix_costs_once() -> None:
     assert summary(Tied()).cost == (2 * 50 * WIDTH,)
     assert summary(Tied()).parameters == 50 * WIDTH
     inside = nn.Sequential(LanguageModel(50, CONFIG))
@@ -242,18 +242,18 @@ def test_longer_sentences_cost_more() -> None:
         (nn.ReLU(), "ReLU: 0 parameters (0.0 kB), 0 FLOP per token"),
     ],
 )
-def test_the_line(model: nn.Module, line: str) -> None:
+def test_summary_line(model: nn.Module, line: str) -> None:
     assert str(summary(model)) == repr(summary(model)) == line
 
 
-def test_the_meta_device_is_enough() -> None:
+def test_meta_device() -> None:
     with torch.device("meta"):
         model = Transformer(50_000, TransformerConfig(width=1024, heads=16, layers=100))
     assert summary(model).layers == (100, 100)
     assert summary(model).parameters > 10**9
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_invalid_summary_arguments() -> None:
     with pytest.raises(regard.DTypeError, match=r"summary got \[1\]; it sums up a torch.nn.Module"):
         summary([1])  # type: ignore[arg-type]
     with pytest.raises(regard.ArgumentError, match="length=0; it must be at least 1"):
@@ -262,7 +262,7 @@ def test_what_is_no_model_is_refused() -> None:
         summary(nn.LazyLinear(5))
 
 
-def test_a_compiled_model_is_the_same_model():
+def test_compiled_model_gives_the_same_output():
     model = Transformer(31, CONFIG)
     plain = summary(model)
     assert plain.layers == (2, 2)

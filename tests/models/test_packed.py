@@ -38,7 +38,7 @@ def test_packing_keeps_sentences_in_order(sentences: list[list[int]]) -> None:
 
 
 @given(SENTENCES)
-def test_every_token_knows_its_sentence_and_its_place(sentences: list[list[int]]) -> None:
+def test_sentences_and_positions_of_tokens(sentences: list[list[int]]) -> None:
     batch = Packed.of(sentences)
     wanted = [(number, place) for number, one in enumerate(sentences) for place in range(len(one))]
     assert list(zip(batch.sentences.tolist(), batch.positions.tolist(), strict=True)) == wanted
@@ -58,7 +58,7 @@ def test_packing_undoes_padding(sentences: list[list[int]], more: int) -> None:
 
 
 @given(FULL, st.sampled_from([(), (3,), (2, 3)]))
-def test_features_are_padded_with_their_tokens(sentences: list[list[int]], rest: tuple[int, ...]) -> None:
+def test_features_are_padded(sentences: list[list[int]], rest: tuple[int, ...]) -> None:
     batch = Packed.of(sentences)
     x = numbered(batch, *rest)
     padded = batch.pad(x, value=-1)
@@ -67,7 +67,7 @@ def test_features_are_padded_with_their_tokens(sentences: list[list[int]], rest:
         assert bool((row[len(one) :] == -1).all())
 
 
-def test_gradients_pass_through_padding() -> None:
+def test_pad_has_gradients() -> None:
     batch = Packed.of([[5, 6, 7], [8], [9, 9]])
     x = numbered(batch, 2).requires_grad_()
     (batch.pad(x) * 3).sum().backward()
@@ -76,7 +76,7 @@ def test_gradients_pass_through_padding() -> None:
 
 
 @given(FULL)
-def test_a_decoder_reads_all_but_the_last_and_answers_all_but_the_first(sentences: list[list[int]]) -> None:
+def test_inputs_and_labels(sentences: list[list[int]]) -> None:
     batch = Packed.of(sentences)
     inputs, outputs = batch.inputs(), batch.labels()
     assert [part.tolist() for part in inputs.split(inputs.tokens)] == [one[:-1] for one in sentences]
@@ -85,7 +85,7 @@ def test_a_decoder_reads_all_but_the_last_and_answers_all_but_the_first(sentence
 
 
 @given(SENTENCES, st.sampled_from([None, regard.Causal(), regard.Window(2)]))
-def test_a_token_sees_its_own_sentence(sentences: list[list[int]], within: Any) -> None:
+def test_mask_restricts_tokens_to_their_sentence(sentences: list[list[int]], within: Any) -> None:
     batch = Packed.of(sentences)
     n = len(batch.tokens)
     if not n:
@@ -101,13 +101,13 @@ def test_a_token_sees_its_own_sentence(sentences: list[list[int]], within: Any) 
 
 
 @given(SENTENCES)
-def test_what_is_said_of_sentences_is_said_of_their_tokens(sentences: list[list[int]]) -> None:
+def test_per_token_repeats_sentence_values(sentences: list[list[int]]) -> None:
     batch = Packed.of(sentences)
     said = batch.per_token(batch.lengths[:, None] * torch.tensor([1, 10]))
     assert said.tolist() == [[len(one), 10 * len(one)] for one in sentences for _ in one]
 
 
-def test_rows_come_one_after_the_other() -> None:
+def test_split_gives_sentences() -> None:
     batch = Packed.of([[1, 2], [3], [4, 5, 6]])
     for (first, _), (second, place) in pairwise(
         zip(batch.sentences.tolist(), batch.positions.tolist(), strict=True)
@@ -115,7 +115,7 @@ def test_rows_come_one_after_the_other() -> None:
         assert second == first or (second == first + 1 and place == 0)
 
 
-def test_a_padded_batch_without_lengths_is_real_throughout() -> None:
+def test_padded_batch_without_lengths_has_no_padding() -> None:
     tokens = torch.ones(2, 3, dtype=torch.long)
     assert ModelInput.of(tokens).mask is None
     mask = ModelInput.of(tokens, torch.tensor([3, 1])).mask
@@ -125,7 +125,7 @@ def test_a_padded_batch_without_lengths_is_real_throughout() -> None:
 
 
 @given(FULL)
-def test_either_kind_becomes_the_other(sentences: list[list[int]]) -> None:
+def test_conversion_between_packed_and_padded(sentences: list[list[int]]) -> None:
     batch = Packed.of(sentences)
     tokens, lengths = as_padded(batch)
     assert as_padded(tokens, lengths)[0] is tokens
@@ -134,7 +134,7 @@ def test_either_kind_becomes_the_other(sentences: list[list[int]]) -> None:
 
 
 @given(FULL)
-def test_sentences_turned_around_twice_are_as_before(sentences: list[list[int]]) -> None:
+def test_reversing_twice_is_the_identity(sentences: list[list[int]]) -> None:
     batch = Packed.of(sentences)
     padded, lengths = as_padded(batch)
     order = reversed_order(padded, lengths)
@@ -158,20 +158,20 @@ def test_empty_batches_and_sentences() -> None:
     assert Packed.of([[], [5]]).positions.tolist() == [0]
 
 
-def test_sentences_of_any_sequence() -> None:
+def test_sentences_may_be_any_sequence() -> None:
     import numpy as np
 
     for sentences in (((5, 6), (7,)), [np.array([5, 6]), np.array([7])], [torch.tensor([5, 6]), range(7, 8)]):
         assert Packed.of(sentences).tokens.tolist() == [5, 6, 7]
 
 
-def test_small_integers_are_tokens_too() -> None:
+def test_small_integer_dtypes() -> None:
     batch = Packed(torch.tensor([5, 6, 7], dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32))
     assert batch.positions.tolist() == [0, 0, 1]
     assert batch.labels().tokens.tolist() == [7]
 
 
-def test_batches_without_values_have_shapes() -> None:
+def test_meta_device_shapes() -> None:
     tokens, lengths = (torch.zeros(n, dtype=torch.long, device="meta") for n in (7, 3))
     batch = Packed(tokens, lengths)
     assert batch.positions.shape == batch.sentences.shape == (7,)
@@ -179,7 +179,7 @@ def test_batches_without_values_have_shapes() -> None:
     assert batch.positions.is_meta
 
 
-def test_a_batch_equals_itself() -> None:
+def test_packed_equality_is_identity() -> None:
     """Comparing tensors would have no single answer."""
     batch = Packed.of([[5, 6], [7]])
     assert batch == batch
@@ -227,6 +227,6 @@ def long(*numbers: int) -> Tensor:
         (lambda: pack(long(1, 2)[None], [2]), regard.DTypeError, "lengths that are a list"),
     ],
 )
-def test_batches_that_cannot_be(make: Any, error: type[Exception], message: str) -> None:
+def test_invalid_batches(make: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()

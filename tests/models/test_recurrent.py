@@ -90,7 +90,7 @@ def close(found: Tensor, wanted: Tensor) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_few_sentences_are_learned_by_heart(config: RecurrentConfig) -> None:
+def test_model_memorizes_a_few_sentences(config: RecurrentConfig) -> None:
     torch.manual_seed(0)
     sentences = [[3, 4, 5], [5, 4], [6, 7, 8, 9], [7], [8, 3, 8], [9, 6], [4, 4, 6], [3, 9, 7, 5]]
     source = Packed.of(sentences)
@@ -121,7 +121,7 @@ def test_gradients_reach_every_parameter(config: RecurrentConfig) -> None:
 
 
 @every
-def test_the_gradient_is_that_of_differences(config: RecurrentConfig) -> None:
+def test_gradient_equals_finite_differences(config: RecurrentConfig) -> None:
     model = make(config)
     source, target = batch()
     names = [name for name, _ in model.named_parameters()]
@@ -144,7 +144,7 @@ def test_the_gradient_is_that_of_differences(config: RecurrentConfig) -> None:
     torch.testing.assert_close(slope, difference, rtol=1e-5, atol=1e-5)
 
 
-def test_dropout_is_for_training_alone() -> None:
+def test_dropout_only_in_training() -> None:
     model = make(replace(CONFIGS["deep fed"], dropout=0.5))
     source, target = batch()
     close(model(source, target), model(source, target))
@@ -173,7 +173,7 @@ def test_packed_equals_padded(config: RecurrentConfig) -> None:
 
 @every
 @pytest.mark.parametrize("value", [5, -1, 10**6])
-def test_what_padding_holds_is_irrelevant(config: RecurrentConfig, value: int) -> None:
+def test_padding_content_is_irrelevant(config: RecurrentConfig, value: int) -> None:
     model = make(config)
     source, target = batch()
     (sources, source_lengths), (targets, target_lengths) = padded(source, value), padded(target, value)
@@ -183,7 +183,7 @@ def test_what_padding_holds_is_irrelevant(config: RecurrentConfig, value: int) -
 
 
 @every
-def test_a_sentence_is_the_same_alone_and_in_any_company(config: RecurrentConfig) -> None:
+def test_sentence_does_not_depend_on_the_batch(config: RecurrentConfig) -> None:
     model = make(config)
     source, target = batch()
     together = target.split(model(source, target))
@@ -200,7 +200,7 @@ def test_a_sentence_is_the_same_alone_and_in_any_company(config: RecurrentConfig
 
 
 @every
-def test_a_word_does_not_see_those_after_it(config: RecurrentConfig) -> None:
+def test_decoder_is_causal(config: RecurrentConfig) -> None:
     model = make(config)
     source, target = torch.randint(0, SOURCE, (2, 5)), torch.randint(0, TARGET, (2, 7))
     changed = target.clone()
@@ -210,7 +210,7 @@ def test_a_word_does_not_see_those_after_it(config: RecurrentConfig) -> None:
 
 
 @every
-def test_reversed_source_is_the_reversed_sentence(config: RecurrentConfig) -> None:
+def test_reverse_equals_reversing_the_source(config: RecurrentConfig) -> None:
     model, other = make(replace(config, reverse=False)), make(replace(config, reverse=True))
     source, target = batch()
     turned = Packed(torch.cat([part.flip(0) for part in source.split(source.tokens)]), source.lengths)
@@ -238,7 +238,7 @@ def test_steps_equal_teacher_forcing(config: RecurrentConfig) -> None:
 
 
 @every
-def test_select_reorders_and_repeats(config: RecurrentConfig) -> None:
+def test_select_reorders_and_repeats_rows(config: RecurrentConfig) -> None:
     model = make(config)
     source = Packed.of([[5, 6, 7, 8], [9], [3, 4]])
     rows = torch.tensor([2, 0, 2, 1, 0])
@@ -258,7 +258,7 @@ def test_select_reorders_and_repeats(config: RecurrentConfig) -> None:
 
 
 @attending
-def test_weights_are_seen(config: RecurrentConfig) -> None:
+def test_weights_can_be_watched(config: RecurrentConfig) -> None:
     model = make(config)
     source, target = batch()
     with regard.watch(model) as seen:
@@ -275,7 +275,7 @@ def test_weights_are_seen(config: RecurrentConfig) -> None:
 
 
 @attending
-def test_weights_show_the_source_in_its_own_order(config: RecurrentConfig) -> None:
+def test_weights_refer_to_the_original_source_order(config: RecurrentConfig) -> None:
     model, other = make(replace(config, reverse=False)), make(replace(config, reverse=True))
     source, target = _even()
     with regard.watch(model) as seen:
@@ -286,7 +286,7 @@ def test_weights_show_the_source_in_its_own_order(config: RecurrentConfig) -> No
         close(ours.dense().flip(-1), theirs.dense())
 
 
-def test_without_attention_there_is_nothing_to_see() -> None:
+def test_model_without_attention_has_no_weights() -> None:
     with pytest.raises(ArgumentError, match="no module attends"), regard.watch(make(CONFIGS["lstm none"])):
         pass
 
@@ -359,7 +359,7 @@ def encode(model: RecurrentSeq2Seq, tokens: list[int]) -> list[Tensor]:
 
 @torch.no_grad()
 @pytest.mark.parametrize("layers", [1, 3])
-def test_bahdanau_by_the_formulas(layers: int) -> None:
+def test_bahdanau_equations(layers: int) -> None:
     model = make(replace(CONFIGS["gru additive"], layers=layers))
     source, target = [3, 5, 8, 4], [START, 6, 9]
     h, decoder = encode(model, source)[-1], model.decoder
@@ -380,7 +380,7 @@ def test_bahdanau_by_the_formulas(layers: int) -> None:
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("attention", ["dot", "general", "concat"])
 @pytest.mark.parametrize("input_feeding", [False, True])
-def test_luong_by_the_formulas(attention: str, input_feeding: bool, layers: int) -> None:
+def test_luong_equations(attention: str, input_feeding: bool, layers: int) -> None:
     model = make(replace(CONFIGS[f"gru {attention}{' fed' if input_feeding else ''}"], layers=layers))
     source, target = [3, 5, 8, 4], [START, 6, 9]
     encoded, decoder = encode(model, source), model.decoder
@@ -403,7 +403,7 @@ def test_luong_by_the_formulas(attention: str, input_feeding: bool, layers: int)
 
 
 @torch.no_grad()
-def test_sutskever_by_the_formulas() -> None:
+def test_sutskever_equations() -> None:
     model = make(replace(CONFIGS["lstm none"], bidirectional=False, reverse=True))
     assert model.source_embedding is not None
     source, target = [3, 5, 8, 4], [START, 6, 9]
@@ -422,7 +422,7 @@ def test_sutskever_by_the_formulas() -> None:
 
 @pytest.mark.parametrize("share", [False, True])
 @some
-def test_a_model_survives_a_file(config: RecurrentConfig, share: bool, tmp_path: Path) -> None:
+def test_saved_model_gives_the_same_output(config: RecurrentConfig, share: bool, tmp_path: Path) -> None:
     model, other = make(config, share=share), make(config, share=share)
     with torch.no_grad():
         for parameter in other.parameters():
@@ -433,7 +433,7 @@ def test_a_model_survives_a_file(config: RecurrentConfig, share: bool, tmp_path:
     assert torch.equal(other(source, target), model(source, target))
 
 
-def test_one_matrix_is_shared() -> None:
+def test_shared_embedding_matrix() -> None:
     model = make(CONFIGS["gru general"], share=True)
     assert model.source_embedding is None
     assert model.output_weight is model.embedding.weight
@@ -448,7 +448,7 @@ def test_one_matrix_is_shared() -> None:
 # dynamo looks at .grad where a graph breaks, as it does at nn.LSTM and packed sequences
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize(("name", "form"), [("lstm general", "packed"), ("gru additive", "padded")])
-def test_a_compiled_model_gives_the_same(name: str, form: str) -> None:
+def test_compiled_model_gives_the_same_output(name: str, form: str) -> None:
     torch.compiler.reset()
     model, source, target = make(CONFIGS[name]), Packed.of([[5, 6, 7], [8]]), Packed.of([[1, 5], [1, 6]])
     compiled = torch.compile(model, backend="aot_eager")
@@ -462,7 +462,7 @@ def test_a_compiled_model_gives_the_same(name: str, form: str) -> None:
 
 
 @some
-def test_the_meta_device_knows_the_shapes(config: RecurrentConfig) -> None:
+def test_meta_device_shapes(config: RecurrentConfig) -> None:
     with torch.device("meta"):
         model = RecurrentSeq2Seq((SOURCE, TARGET), config)
         source, target = torch.zeros(3, 5, dtype=torch.long), torch.zeros(3, 7, dtype=torch.long)
@@ -490,7 +490,7 @@ def test_precisions_agree() -> None:
 
 
 @given(st.data())
-def test_any_lengths_in_any_form(data: st.DataObject) -> None:
+def test_any_lengths_in_any_format(data: st.DataObject) -> None:
     config = data.draw(st.sampled_from(list(CONFIGS.values())))
     lengths = data.draw(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 4)), min_size=1, max_size=4))
     source, target = (
@@ -524,12 +524,12 @@ def test_any_lengths_in_any_form(data: st.DataObject) -> None:
         ({"reverse": "yes"}, "reverse='yes'; it is True or False"),
     ],
 )
-def test_recipes_that_cannot_be(options: dict[str, object], message: str) -> None:
+def test_invalid_configs(options: dict[str, object], message: str) -> None:
     with pytest.raises(RegardError, match=message):
         RecurrentConfig(**options)  # type: ignore[arg-type]
 
 
-def test_odd_widths_go_one_way() -> None:
+def test_odd_width_without_bidirectional() -> None:
     config = RecurrentConfig(width=7, bidirectional=False, attention="additive")
     assert RecurrentSeq2Seq(SOURCE, config)(*_even()).shape == (2, 3, SOURCE)
 
@@ -570,7 +570,7 @@ ONES = torch.ones(2, 3, dtype=torch.long)
         (ArgumentError, "leave source_lengths away", Packed.of([[1], [2]]), {"source_lengths": ONES[:, 0]}),
     ],
 )
-def test_batches_that_cannot_be(
+def test_invalid_batches(
     error: type[Exception], message: str, source: object, options: dict[str, Tensor]
 ) -> None:
     model = RecurrentSeq2Seq((SOURCE, TARGET), RecurrentConfig(width=4))
@@ -578,13 +578,13 @@ def test_batches_that_cannot_be(
         model(source, ONES, **options)
 
 
-def test_targets_outside_of_their_vocabulary() -> None:
+def test_target_tokens_out_of_range() -> None:
     model = RecurrentSeq2Seq((TARGET, SOURCE), RecurrentConfig(width=4))
     with pytest.raises(ArgumentError, match=r"token 12 is outside of the vocabulary, .* 0 to 10"):
         model(ONES * 12, ONES * 12)
 
 
-def test_steps_that_cannot_be() -> None:
+def test_invalid_steps() -> None:
     model = RecurrentSeq2Seq(SOURCE, RecurrentConfig(width=4))
     state = model.start(ONES)
     with pytest.raises(ShapeError, match=r"tokens of shape \(3,\) and a state of 2 sentences.*\(2,\)"):
@@ -594,6 +594,6 @@ def test_steps_that_cannot_be() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [0, -1, 2.5, (5, 0)])
-def test_vocabularies_that_cannot_be(vocabulary: object) -> None:
+def test_invalid_vocab_sizes(vocabulary: object) -> None:
     with pytest.raises(RegardError, match="vocabulary"):
         RecurrentSeq2Seq(vocabulary)  # type: ignore[arg-type]

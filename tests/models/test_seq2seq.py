@@ -73,7 +73,7 @@ def test_loss_is_the_cross_entropy_of_the_logits(smoothing: float) -> None:
 
 
 @pytest.mark.parametrize("value", [0, -100, 10**6])
-def test_padding_has_no_loss(value: int) -> None:
+def test_padding_is_ignored(value: int) -> None:
     model = make()
     sources, targets = SOURCE.pad(SOURCE.tokens, value), TARGET.pad(TARGET.tokens, value)
     found = model.loss(sources, targets, source_lengths=SOURCE.lengths, target_lengths=TARGET.lengths)
@@ -85,7 +85,7 @@ def test_padding_has_no_loss(value: int) -> None:
     torch.testing.assert_close(padded, [parameter.grad for parameter in model.parameters()])
 
 
-def test_the_loss_is_a_mean_over_tokens() -> None:
+def test_loss_is_a_mean_over_tokens() -> None:
     model = make()
     parts = [
         model.loss(Packed.of([x.tolist()]), Packed.of([y.tolist()])) * (len(y) - 1)
@@ -95,7 +95,7 @@ def test_the_loss_is_a_mean_over_tokens() -> None:
     torch.testing.assert_close(model.loss(SOURCE, TARGET), mean)
 
 
-def test_a_loss_without_gradients() -> None:
+def test_loss_without_gradients() -> None:
     model = make()
     with torch.no_grad():
         assert not model.loss(SOURCE, TARGET).requires_grad
@@ -103,13 +103,13 @@ def test_a_loss_without_gradients() -> None:
         torch.testing.assert_close(model.loss(SOURCE, TARGET).item(), make().loss(SOURCE, TARGET).item())
 
 
-def test_lengths_stay_as_they_were() -> None:
+def test_lengths_are_not_modified() -> None:
     lengths = TARGET.lengths.clone()
     make().loss(SOURCE, TARGET.pad(TARGET.tokens), target_lengths=lengths)
     assert torch.equal(lengths, TARGET.lengths)
 
 
-def test_targets_without_anything_to_foretell() -> None:
+def test_target_needs_two_tokens() -> None:
     model = make()
     with pytest.raises(ArgumentError, match=r"target sentence 1 has the length 1; .* an end mark"):
         model.loss(SOURCE, Packed.of([[1, 2], [1], [1, 2]]))
@@ -140,7 +140,7 @@ def test_targets_without_anything_to_foretell() -> None:
     ),
     selections=st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=7), min_size=1, max_size=5),
 )
-def test_rows_go_their_own_ways(config: Any, selections: list[list[int]]) -> None:
+def test_rows_are_independent_after_select(config: Any, selections: list[list[int]]) -> None:
     torch.manual_seed(0)
     kind = Transformer if isinstance(config, TransformerConfig) else RecurrentSeq2Seq
     model = kind(WORDS, config).double().eval()
@@ -161,7 +161,7 @@ def test_rows_go_their_own_ways(config: Any, selections: list[list[int]]) -> Non
 # Greedy decoding
 
 
-def test_greedy_writes_until_the_end_mark() -> None:
+def test_greedy_stops_at_the_end_token() -> None:
     scripts = [[5, END, 9, 9], [END, 9], [6, 7, 8], [3, 4, END]]
     model = Teller()
     found = model.greedy(Packed.of(scripts), start=START, end=END, max_new_tokens=10)
@@ -170,12 +170,12 @@ def test_greedy_writes_until_the_end_mark() -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3])
-def test_greedy_writes_no_more_than_it_may(most: int) -> None:
+def test_greedy_respects_max_new_tokens(most: int) -> None:
     found = Teller().greedy(Packed.of([[5, END], [6, 7, 8]]), start=START, end=END, max_new_tokens=most)
     assert found == [[5][:most], [6, 7, 8][:most]]
 
 
-def test_greedy_takes_the_likeliest() -> None:
+def test_greedy_takes_the_argmax() -> None:
     model = make()
     found = model.greedy(SOURCE, start=START, end=END, max_new_tokens=5)
     padded = model.greedy(
@@ -190,7 +190,7 @@ def test_greedy_takes_the_likeliest() -> None:
         assert len(sentence) == 5 or likeliest[-1] == END
 
 
-def test_greedy_numbers_that_cannot_be() -> None:
+def test_invalid_greedy_arguments() -> None:
     with pytest.raises(ArgumentError, match="max_new_tokens=-1"):
         make().greedy(SOURCE, start=START, end=END, max_new_tokens=-1)
     with pytest.raises(DTypeError, match="end=None"):
@@ -199,7 +199,7 @@ def test_greedy_numbers_that_cannot_be() -> None:
         make().greedy(SOURCE, start=11, end=END, max_new_tokens=3)
 
 
-def test_the_base_says_what_is_missing() -> None:
+def test_base_class_names_missing_methods() -> None:
     model = Seq2Seq()
     assert model.output_bias is None
     for call in (

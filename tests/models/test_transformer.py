@@ -108,13 +108,13 @@ def agree(ways: list[list[Tensor]]) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("kind", [LanguageModel, MaskedLanguageModel])
-def test_packed_padded_and_alone_are_the_same(kind: Any, name: str) -> None:
+def test_packed_padded_and_single_sentences_agree(kind: Any, name: str) -> None:
     agree(single_ways(made(kind, CONFIGS[name]), Packed.of(SOURCE)))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CONFIGS)
-def test_packed_padded_and_alone_translate_alike(name: str) -> None:
+def test_packed_padded_and_single_translations_agree(name: str) -> None:
     agree(seq2seq_ways(made(Transformer, CONFIGS[name]), Packed.of(SOURCE), Packed.of(TARGET)))
 
 
@@ -124,13 +124,13 @@ SENTENCE = st.lists(st.integers(0, WORDS - 1), min_size=1, max_size=9)
 @torch.no_grad()
 @given(pairs=st.lists(st.tuples(SENTENCE, SENTENCE), min_size=1, max_size=5), share=st.booleans())
 @settings(max_examples=25)
-def test_any_sentences_are_the_same(pairs: list[tuple[list[int], list[int]]], share: bool) -> None:
+def test_packed_equals_padded_for_any_sentences(pairs: list[tuple[list[int], list[int]]], share: bool) -> None:
     source, target = (Packed.of(side) for side in zip(*pairs, strict=True))
     agree(seq2seq_ways(made(Transformer, CONFIGS["t5"], share=share), source, target))
 
 
 @torch.no_grad()
-def test_what_stands_in_the_padding_does_not_matter() -> None:
+def test_padding_content_is_irrelevant() -> None:
     model, source, target = made(Transformer), Packed.of(SOURCE), Packed.of(TARGET)
     outputs = []
     for noise in (0, 7):
@@ -142,7 +142,7 @@ def test_what_stands_in_the_padding_does_not_matter() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [LanguageModel, MaskedLanguageModel])
-def test_sentences_do_not_see_each_other(kind: Any) -> None:
+def test_sentences_are_independent(kind: Any) -> None:
     model = made(kind)
     first = model(Packed.of([[5, 6, 7], [8, 9]]))
     second = model(Packed.of([[5, 6, 7], [10, 11]]))
@@ -151,7 +151,7 @@ def test_sentences_do_not_see_each_other(kind: Any) -> None:
 
 
 @torch.no_grad()
-def test_a_language_model_does_not_see_the_future_and_a_masked_one_does() -> None:
+def test_only_the_masked_language_model_sees_the_future() -> None:
     one, other = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[5, 6, 7, 9]])
     causal, both = made(LanguageModel), made(MaskedLanguageModel)
     assert torch.equal(causal(one)[:, :3], causal(other)[:, :3])
@@ -159,7 +159,7 @@ def test_a_language_model_does_not_see_the_future_and_a_masked_one_does() -> Non
 
 
 @torch.no_grad()
-def test_a_language_model_in_a_window_sees_what_its_layers_reach() -> None:
+def test_window_mask_limits_the_receptive_field() -> None:
     model, tokens = made(LanguageModel), torch.arange(5, 13)[None]
     other = tokens.clone()
     other[0, 1] = 20
@@ -171,7 +171,7 @@ def test_a_language_model_in_a_window_sees_what_its_layers_reach() -> None:
 
 
 @torch.no_grad()
-def test_a_target_does_not_see_its_future_and_sees_all_of_its_source() -> None:
+def test_target_sees_its_past_and_the_whole_source() -> None:
     model, source = made(Transformer), torch.tensor([[5, 6, 7]])
     before = model(source, torch.tensor([[1, 5, 6]]))
     assert torch.equal(model(source, torch.tensor([[1, 5, 9]]))[:, :2], before[:, :2])
@@ -182,7 +182,7 @@ def test_a_target_does_not_see_its_future_and_sees_all_of_its_source() -> None:
 
 
 @torch.no_grad()
-def test_a_packed_and_a_padded_side_have_the_shape_of_the_target() -> None:
+def test_mixed_formats_give_the_shape_of_the_target() -> None:
     model, source, target = made(Transformer), Packed.of(SOURCE), Packed.of(TARGET)
     (s, s_lengths), (t, t_lengths) = padded(source), padded(target)
     wanted = model(source, target)
@@ -194,7 +194,7 @@ def test_a_packed_and_a_padded_side_have_the_shape_of_the_target() -> None:
 
 @pytest.mark.parametrize("side", ["source", "target"])
 @pytest.mark.parametrize("other", ["packed", "padded"])
-def test_packed_sides_know_their_lengths(side: str, other: str) -> None:
+def test_packed_batches_reject_lengths(side: str, other: str) -> None:
     batches = {"source": Packed.of(SOURCE), "target": Packed.of(TARGET)}
     given: dict[str, Any] = {
         name: one if name == side or other == "packed" else padded(one)[0] for name, one in batches.items()
@@ -207,7 +207,7 @@ def test_packed_sides_know_their_lengths(side: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_losses_are_cross_entropies_of_the_logits(smoothing: float) -> None:
+def test_loss_is_the_cross_entropy_of_the_logits(smoothing: float) -> None:
     source, target = Packed.of(SOURCE), Packed.of(TARGET)
     entropy = nn.CrossEntropyLoss(label_smoothing=smoothing)
     model = made(Transformer)
@@ -224,7 +224,7 @@ def test_losses_are_cross_entropies_of_the_logits(smoothing: float) -> None:
     close(causal.loss(*padded(target), label_smoothing=smoothing), wanted)
 
 
-def test_a_masked_loss_counts_the_labels() -> None:
+def test_masked_loss_averages_over_labels() -> None:
     model, batch = made(MaskedLanguageModel), Packed.of(SOURCE)
     labels = torch.full_like(batch.tokens, -100)
     labels[[0, 4]] = torch.tensor([3, 8])
@@ -235,7 +235,7 @@ def test_a_masked_loss_counts_the_labels() -> None:
     close(model.loss(tokens, spread, lengths=lengths), wanted)
 
 
-def test_no_labels_are_no_loss() -> None:
+def test_loss_without_labels_is_zero() -> None:
     model, batch = made(MaskedLanguageModel), Packed.of(SOURCE)
     loss = model.loss(batch, torch.full_like(batch.tokens, -100))
     loss.backward()
@@ -258,7 +258,7 @@ def test_steps_equal_teacher_forcing(name: str, layout: str) -> None:
 
 
 @torch.no_grad()
-def test_states_are_selected() -> None:
+def test_state_select() -> None:
     model, source, order = made(Transformer), Packed.of(SOURCE), torch.tensor([2, 2, 0])
     target = torch.tensor([[1, 5, 9], [1, 14, 2], [1, 2, 6]])
     state = model.start(source)
@@ -273,7 +273,7 @@ def test_states_are_selected() -> None:
 
 
 @torch.no_grad()
-def test_sources_without_lengths_are_real_throughout() -> None:
+def test_source_without_lengths_has_no_padding() -> None:
     model, source = made(Transformer), torch.tensor([[5, 6], [7, 8]])
     state = model.start(source)
     close(model.step(torch.tensor([1, 1]), state), model(source, torch.tensor([[1], [1]]))[:, 0])
@@ -291,7 +291,7 @@ def test_steps_have_gradients() -> None:
         close(ours, theirs)
 
 
-def test_greedy_is_the_likeliest_each_time() -> None:
+def test_greedy_takes_the_argmax() -> None:
     model, source = made(Transformer), Packed.of(SOURCE)
     for sentence, found in zip(SOURCE, model.greedy(source, start=1, end=2, max_new_tokens=5), strict=True):
         target = [1]
@@ -305,7 +305,7 @@ def test_greedy_is_the_likeliest_each_time() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CONFIGS)
-def test_generating_with_caches_equals_without(name: str) -> None:
+def test_generation_with_caches_equals_without(name: str) -> None:
     model, tokens, draw = made(LanguageModel, CONFIGS[name]), [5, 6, 0], torch.Generator().manual_seed(1)
     for _ in range(8):
         chances = torch.softmax(model(torch.tensor([tokens]))[0, -1] / 3, -1)
@@ -321,7 +321,7 @@ def test_generating_with_caches_equals_without(name: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("mask", [regard.Window(2), regard.Window(3) | regard.Padding(1)], ids=repr)
-def test_generating_with_a_mask_equals_reading_all_again_with_it(name: str, mask: regard.Mask) -> None:
+def test_generation_with_a_mask_equals_the_full_forward_pass(name: str, mask: regard.Mask) -> None:
     model, draw = made(LanguageModel, CONFIGS[name]), torch.Generator().manual_seed(1)
     tokens = [5, 6, 0, 7]
     for _ in range(7):
@@ -339,7 +339,7 @@ def test_generating_with_a_mask_equals_reading_all_again_with_it(name: str, mask
 
 @pytest.mark.parametrize("lengths", [None, torch.tensor([5, 3, 2])])
 @pytest.mark.parametrize("mask", [regard.Window(2), torch.eye(4, dtype=torch.bool)], ids=repr)
-def test_a_loss_with_a_mask_is_that_of_the_logits_with_it(lengths: Tensor | None, mask: Any) -> None:
+def test_loss_with_a_mask(lengths: Tensor | None, mask: Any) -> None:
     model = made(LanguageModel, CONFIGS["rotary"])
     tokens = torch.tensor([[5, 6, 7, 8, 9], [3, 4, 5, 0, 0], [9, 8, 0, 0, 0]])
     labels = tokens[:, 1:].clone()
@@ -356,7 +356,7 @@ def test_a_loss_with_a_mask_is_that_of_the_logits_with_it(lengths: Tensor | None
 
 
 @torch.no_grad()
-def test_without_a_temperature_the_likeliest_token_is_next() -> None:
+def test_temperature_zero_takes_the_argmax() -> None:
     model, tokens = made(LanguageModel), [5, 6, 7]
     for parameter in model.decoder.blocks.parameters():
         parameter *= 4  # so that it does not say the same token again and again
@@ -368,14 +368,14 @@ def test_without_a_temperature_the_likeliest_token_is_next() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("chunks", [[1, 1, 1, 1], [3, 1], [2, 2]])
-def test_a_language_model_reads_in_pieces(chunks: list[int]) -> None:
+def test_prompt_may_be_read_in_several_calls(chunks: list[int]) -> None:
     model, tokens = made(LanguageModel, CONFIGS["rotary"]), torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
     caches = model.decoder.caches()
     pieces = [model(piece, caches=caches) for piece in tokens.split(chunks, 1)]
     close(torch.cat(pieces, 1), model(tokens))
 
 
-def test_caches_do_not_know_lengths() -> None:
+def test_caches_reject_lengths() -> None:
     model = made(LanguageModel)
     for batch in ((Packed.of(SOURCE),), padded(Packed.of(SOURCE))):
         with pytest.raises(regard.ArgumentError, match=r"all of one length, and this batch is [Pp]a"):
@@ -383,13 +383,13 @@ def test_caches_do_not_know_lengths() -> None:
 
 
 @pytest.mark.parametrize("tokens", [torch.tensor([1, 1]), torch.tensor([[1], [1], [1]]), torch.tensor(1)])
-def test_a_step_takes_one_token_for_each_sentence(tokens: Tensor) -> None:
+def test_step_needs_one_token_per_row(tokens: Tensor) -> None:
     model = made(Transformer)
     with pytest.raises(regard.ShapeError, match=r"a state of 3 sentences; give one token for each, \(3,\)"):
         model.step(tokens, model.start(Packed.of(SOURCE)))
 
 
-def test_a_step_takes_its_own_state() -> None:
+def test_step_needs_the_models_own_state() -> None:
     model, other = made(Transformer), RecurrentSeq2Seq(WORDS, RecurrentConfig(width=4))
     with pytest.raises(regard.DTypeError, match=r"a state of RecurrentState; give .* a TransformerState"):
         model.step(torch.tensor([1, 1, 1]), other.start(Packed.of(SOURCE)))
@@ -397,12 +397,12 @@ def test_a_step_takes_its_own_state() -> None:
         model.step([1, 1, 1], model.start(Packed.of(SOURCE)))
 
 
-def test_prompts_of_tensors() -> None:
+def test_prompt_may_be_a_tensor() -> None:
     model = made(LanguageModel)
     assert model.generate(torch.tensor([5, 6]), max_new_tokens=3) == model.generate([5, 6], max_new_tokens=3)
 
 
-def test_drawing_at_a_temperature() -> None:
+def test_sampling_with_a_temperature() -> None:
     model = made(LanguageModel)
     for parameter in model.parameters():
         parameter.data *= 3
@@ -419,19 +419,19 @@ def test_drawing_at_a_temperature() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"prompt": [], "most": 3}, regard.ArgumentError, "empty prompt"),
+        ({"prompt": [], "max_new_tokens": 3}, regard.ArgumentError, "empty prompt"),
         ({"prompt": [5], "max_new_tokens": -1}, regard.ArgumentError, "max_new_tokens=-1"),
-        ({"prompt": [5], "most": 3, "temperature": -1.0}, regard.ArgumentError, "temperature=-1"),
-        ({"prompt": [5], "most": 3, "end": "x"}, regard.DTypeError, "end='x'"),
-        ({"prompt": [WORDS], "most": 3}, regard.ArgumentError, "token 23 is outside of the vocabulary"),
+        ({"prompt": [5], "max_new_tokens": 3, "temperature": -1.0}, regard.ArgumentError, "temperature=-1"),
+        ({"prompt": [5], "max_new_tokens": 3, "end": "x"}, regard.DTypeError, "end='x'"),
+        ({"prompt": [WORDS], "max_new_tokens": 3}, regard.ArgumentError, "token 23 is outside of the vocabulary"),
     ],
 )
-def test_what_cannot_be_generated(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_generate_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         made(LanguageModel).generate(**options)
 
 
-def test_nothing_more_is_generated() -> None:
+def test_generate_zero_tokens() -> None:
     assert made(LanguageModel).generate([5, 6], max_new_tokens=0) == [5, 6]
 
 
@@ -449,7 +449,7 @@ def trained(model: nn.Module, loss: Callable[[], Tensor], steps: int = 80) -> fl
 
 
 @pytest.mark.parametrize("name", ["sinusoidal", "rms norm", "norm after", "entmax15"])
-def test_a_transformer_learns_a_few_sentences_by_heart(name: str) -> None:
+def test_transformer_memorizes_a_few_sentences(name: str) -> None:
     torch.manual_seed(0)
     model = Transformer(WORDS, CONFIGS[name], share=True)
     source, target = Packed.of(SOURCE), Packed.of(TARGET)
@@ -457,7 +457,7 @@ def test_a_transformer_learns_a_few_sentences_by_heart(name: str) -> None:
     assert model.eval().greedy(source, start=1, end=2, max_new_tokens=9) == [one[1:-1] for one in TARGET]
 
 
-def test_a_language_model_learns_a_few_sentences_by_heart() -> None:
+def test_language_model_memorizes_a_few_sentences() -> None:
     torch.manual_seed(0)
     model, batch = LanguageModel(WORDS, CONFIGS["rotary"]), Packed.of([[1, 5, 6, 7, 2], [3, 9, 8, 2]])
     assert trained(model, lambda: model.loss(batch)) < 0.1
@@ -465,7 +465,7 @@ def test_a_language_model_learns_a_few_sentences_by_heart() -> None:
     assert model.generate([3], max_new_tokens=9, end=2) == [3, 9, 8, 2]
 
 
-def test_a_masked_language_model_fills_its_gaps() -> None:
+def test_masked_language_model_predicts_masked_tokens() -> None:
     torch.manual_seed(0)
     model = MaskedLanguageModel(WORDS, replace(CONFIG, norm_first=False, activation="gelu"))
     batch = Packed.of([[5, 0, 7, 8], [9, 10, 0]])
@@ -507,7 +507,7 @@ def test_gradients_reach_every_parameter(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["learned", "t5", "rms norm", "sink"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_saved_model_is_the_same_model(kind: str, name: str, tmp_path: Path) -> None:
+def test_saved_model_gives_the_same_output(kind: str, name: str, tmp_path: Path) -> None:
     make, loss = MODELS[kind]
     model, other = make(CONFIGS[name]).eval(), make(CONFIGS[name]).eval()
     save_file(model.state_dict(), tmp_path / "model.safetensors")  # which refuses shared tensors
@@ -518,7 +518,7 @@ def test_a_saved_model_is_the_same_model(kind: str, name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_dropout_in_training_alone(kind: str) -> None:
+def test_dropout_only_in_training(kind: str) -> None:
     make, loss = MODELS[kind]
     model = make(replace(CONFIG, dropout=0.3))
     assert not torch.equal(loss(model), loss(model))
@@ -526,7 +526,7 @@ def test_dropout_in_training_alone(kind: str) -> None:
     assert torch.equal(loss(model), loss(model))
 
 
-def test_one_embedding_or_two() -> None:
+def test_shared_and_separate_embeddings() -> None:
     shared, apart = Transformer(WORDS, CONFIG, share=True), Transformer((WORDS, 29), CONFIG)
     assert sum("embedding" in name for name, _ in shared.named_parameters()) == 1
     assert apart.output_weight.shape == (29, 12)
@@ -535,7 +535,7 @@ def test_one_embedding_or_two() -> None:
         Transformer((WORDS, 29), CONFIG, share=True)
 
 
-def test_embeddings_are_as_large_as_positions() -> None:
+def test_embeddings_and_positions_have_similar_norms() -> None:
     """√m times vectors of variance 1 / m, so that positions of size 1 do not drown them."""
     torch.manual_seed(0)
     embedding = Embedding(1000, 64)
@@ -546,7 +546,7 @@ def test_embeddings_are_as_large_as_positions() -> None:
 # Gaps
 
 
-def test_gaps_have_their_shares() -> None:
+def test_mask_tokens_proportions() -> None:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(5, 1000, (200_000,), generator=generator)
     batch = Packed(tokens, torch.full((2000,), 100))
@@ -569,14 +569,14 @@ def test_gaps_have_their_shares() -> None:
 
 
 @given(SENTENCE, st.floats(0.01, 1.0), st.integers(0, 1000))
-def test_there_is_always_a_gap(sentence: list[int], share: float, seed: int) -> None:
+def test_mask_tokens_selects_at_least_one_token(sentence: list[int], share: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     _, labels = mask_tokens(Packed.of([sentence]), mask_id=1, vocab_size=WORDS, probability=share, generator=generator)
     assert bool((labels != -100).any())
     assert share < 1 or bool((labels != -100).all())
 
 
-def test_gaps_in_nothing() -> None:
+def test_mask_tokens_of_an_empty_batch() -> None:
     seen, labels = mask_tokens(Packed.of([]), mask_id=1, vocab_size=WORDS)
     assert len(seen.tokens) == len(labels) == 0
 
@@ -589,13 +589,13 @@ def test_gaps_in_nothing() -> None:
         ({"mask": 0, "vocabulary": 0}, "vocabulary=0"),
     ],
 )
-def test_gaps_that_cannot_be(options: dict[str, int], message: str) -> None:
+def test_invalid_mask_tokens_arguments(options: dict[str, int], message: str) -> None:
     with pytest.raises(regard.ArgumentError, match=message):
         mask_tokens(Packed.of(SOURCE), **options)
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
-def test_shares_that_cannot_be(share: float) -> None:
+def test_invalid_mask_probability(share: float) -> None:
     with pytest.raises(regard.ArgumentError, match="share="):
         mask_tokens(Packed.of(SOURCE), mask_id=1, vocab_size=WORDS, probability=share)
 
@@ -604,7 +604,7 @@ def test_shares_that_cannot_be(share: float) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_float32_is_near_float64(name: str) -> None:
+def test_float32_is_close_to_float64(name: str) -> None:
     model = made(Transformer, CONFIGS[name])
     wide = model(Packed.of(SOURCE), Packed.of(TARGET))
     narrow = model.float()(Packed.of(SOURCE), Packed.of(TARGET))
@@ -617,7 +617,7 @@ def meta(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["sinusoidal", "learned", "rotary", "alibi", "t5"])
-def test_models_without_values_have_shapes(name: str) -> None:
+def test_meta_device_shapes(name: str) -> None:
     with torch.device("meta"):
         model = Transformer(WORDS, CONFIGS[name])
         causal, both = LanguageModel(WORDS, CONFIGS[name]), MaskedLanguageModel(WORDS, CONFIGS[name])
@@ -651,13 +651,13 @@ def padded_loss(model: Any) -> Callable[..., Tensor]:
     return lambda s, t, sl, tl: model(s, t, source_lengths=sl, target_lengths=tl).square().mean()
 
 
-def test_a_compiled_model_is_the_same_model() -> None:
+def test_compiled_model_gives_the_same_output() -> None:
     model = made(Transformer, replace(CONFIG, layers=1, positions="rotary"))
     source, target = Packed.of(SOURCE), Packed.of(TARGET)
     compiled_equals_eager(model, model.loss, source, target, backend="aot_eager")
 
 
-def test_a_compiled_model_takes_padded_batches() -> None:
+def test_compiled_model_accepts_padded_batches() -> None:
     model = made(LanguageModel, replace(CONFIG, layers=1))
     compiled_equals_eager(
         model,
@@ -670,7 +670,7 @@ def test_a_compiled_model_takes_padded_batches() -> None:
 @SLOW
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_compiled_models_of_all_recipes(name: str, layout: str) -> None:
+def test_compiled_models_of_all_configs(name: str, layout: str) -> None:
     model, source, target = made(Transformer, CONFIGS[name]), Packed.of(SOURCE), Packed.of(TARGET)
     (s, s_lengths), (t, t_lengths) = padded(source), padded(target)
     if layout == "packed":
@@ -685,7 +685,7 @@ def test_compiled_models_of_all_recipes(name: str, layout: str) -> None:
 @pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "c++")) is None, reason="inductor needs a C++ compiler"
 )
-def test_a_model_compiled_by_default() -> None:
+def test_default_compile() -> None:
     model, source, target = made(Transformer), Packed.of(SOURCE), Packed.of(TARGET)
     (s, s_lengths), (t, t_lengths) = padded(source), padded(target)
     call = padded_loss(model)
@@ -696,7 +696,7 @@ def test_a_model_compiled_by_default() -> None:
 
 
 @torch.no_grad()
-def test_nothing_in_nothing_out() -> None:
+def test_empty_batch() -> None:
     model, causal, none = made(Transformer), made(LanguageModel), Packed.of([])
     assert model(none, none).shape == (0, WORDS)
     assert causal(none).shape == (0, WORDS)
@@ -707,7 +707,7 @@ def test_nothing_in_nothing_out() -> None:
 
 
 @torch.no_grad()
-def test_an_empty_sentence_leaves_the_others_alone() -> None:
+def test_empty_sentence_does_not_affect_the_others() -> None:
     model = made(Transformer)
     found = model(Packed.of([[], [5, 6]]), Packed.of([[1, 7], [1, 8]]))
     assert bool(torch.isfinite(found).all())
@@ -751,7 +751,7 @@ def test_int32_tokens() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [LanguageModel, MaskedLanguageModel])
-def test_batches_that_cannot_be(kind: Any, call: Any, error: type[Exception], message: str) -> None:
+def test_invalid_batches(kind: Any, call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(made(kind))
 
@@ -765,7 +765,7 @@ def test_batches_that_cannot_be(kind: Any, call: Any, error: type[Exception], me
     ],
 )
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_pairs_that_cannot_be(
+def test_invalid_pairs(
     layout: str, source: Any, target: Any, error: type[Exception], message: str
 ) -> None:
     batches = [Packed.of(source), Packed.of(target)]
@@ -780,42 +780,42 @@ def test_pairs_that_cannot_be(
         (lambda: made(Transformer).loss(Packed.of([[5], [6]]), Packed.of([[1, 2], []])), "sentence 1 "),
     ],
 )
-def test_an_empty_target_has_no_loss(call: Any, message: str) -> None:
+def test_empty_target_is_rejected(call: Any, message: str) -> None:
     with pytest.raises(regard.ArgumentError, match=message):
         call()
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (1, 2, 3)])
-def test_pairs_of_other_shapes(shape: tuple[int, ...]) -> None:
+def test_source_and_target_sizes_must_match(shape: tuple[int, ...]) -> None:
     wrong, right = torch.zeros(shape, dtype=torch.long), torch.tensor([[5, 6]])
     for pair in ((wrong, right), (right, wrong), (wrong, wrong)):
         with pytest.raises(regard.ShapeError, match=r"a padded batch is \(b, l\)"):
             made(Transformer)(*pair)
 
 
-def test_a_packed_language_model_batch_knows_its_lengths() -> None:
+def test_packed_language_model_batch_rejects_lengths() -> None:
     with pytest.raises(regard.ArgumentError, match="knows its 3 lengths"):
         made(LanguageModel).loss(Packed.of(SOURCE), torch.tensor([1, 1, 1]))
 
 
-def test_a_pair_of_vocabularies_is_two() -> None:
+def test_vocab_size_must_be_one_or_two_numbers() -> None:
     with pytest.raises(regard.ArgumentError, match="got 3 sizes of vocabularies"):
         Transformer((5, 6, 7), CONFIG)  # type: ignore[arg-type]
 
 
-def test_gaps_of_what_is_not_packed() -> None:
+def test_mask_tokens_needs_packed() -> None:
     with pytest.raises(regard.DTypeError, match=r"mask_tokens got a Tensor; .* pack\(tokens, lengths\)"):
         mask_tokens(torch.tensor([[5, 6]]), mask_id=1, vocab_size=WORDS)  # type: ignore[arg-type]
     with pytest.raises(regard.DTypeError, match="the tokens are a list"):
         made(MaskedLanguageModel).loss([[5, 6]], torch.tensor([[5, 6]]))
 
 
-def test_labels_of_another_shape() -> None:
+def test_labels_need_the_shape_of_the_tokens() -> None:
     with pytest.raises(regard.ShapeError, match=r"the shape \(9,\) and the labels \(8,\)"):
         made(MaskedLanguageModel).loss(Packed.of(SOURCE), torch.arange(8))
 
 
-def test_learned_positions_end_while_generating() -> None:
+def test_generation_beyond_learned_positions_is_rejected() -> None:
     model = made(LanguageModel, CONFIGS["learned"])
     assert len(model.generate([5], max_new_tokens=11)) == 12
     with pytest.raises(regard.ArgumentError, match="position 11 and LearnedPositions has positions 0 to 10"):
@@ -824,13 +824,13 @@ def test_learned_positions_end_while_generating() -> None:
 
 @pytest.mark.parametrize("words", [0, -3])
 @pytest.mark.parametrize("kind", [Transformer, LanguageModel, MaskedLanguageModel])
-def test_vocabularies_that_cannot_be(kind: Any, words: int) -> None:
+def test_invalid_vocab_sizes(kind: Any, words: int) -> None:
     with pytest.raises(regard.ArgumentError, match="vocabulary"):
         kind(words, CONFIG)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_a_stack_goes_on_where_its_caches_end(config: TransformerConfig) -> None:
+def test_stack_continues_after_its_caches(config: TransformerConfig) -> None:
     torch.manual_seed(0)
     stack, x = Stack(config, causal=True).double().eval(), torch.randn(3, 7, 12, dtype=torch.float64)
     caches = stack.caches()
@@ -838,12 +838,12 @@ def test_a_stack_goes_on_where_its_caches_end(config: TransformerConfig) -> None
         close(torch.cat([stack(part, caches=caches) for part in x.split((2, 1, 4), 1)], 1), stack(x))
 
 
-def test_a_stack_knows_its_recipe() -> None:
+def test_stack_has_its_config() -> None:
     assert Stack(CONFIG).config is CONFIG
 
 
 @pytest.mark.parametrize("lengths", [None, torch.tensor([4, 2])])
-def test_one_sided_losses_on_the_meta_device(lengths: Tensor | None) -> None:
+def test_language_model_losses_on_the_meta_device(lengths: Tensor | None) -> None:
     tokens = torch.zeros(2, 4, dtype=torch.long, device="meta")
     lengths = None if lengths is None else lengths.to("meta")
     with torch.device("meta"):
@@ -853,6 +853,6 @@ def test_one_sided_losses_on_the_meta_device(lengths: Tensor | None) -> None:
 
 
 @pytest.mark.parametrize("model", [Transformer, LanguageModel, MaskedLanguageModel])
-def test_a_recipe_of_another_kind_is_refused(model: Any) -> None:
+def test_config_of_another_type_is_rejected(model: Any) -> None:
     with pytest.raises(regard.DTypeError, match=f"{model.__name__} got a config of type dict"):
         model(WORDS, {"width": 16})

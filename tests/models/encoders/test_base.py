@@ -77,12 +77,12 @@ def texts(sentence: str) -> list[str]:
         ("\u0301\u200d \t\n\x00", []),
     ],
 )
-def test_sentences_are_split_into_words(sentence, words):
+def test_split_words(sentence, words):
     assert texts(sentence) == words
 
 
 @given(st.text())
-def test_words_stand_where_they_say_in_order_and_hold_all_letters(sentence):
+def test_words_have_correct_spans_and_cover_all_letters(sentence):
     words = split_words(sentence)
     assert all(sentence[word.start : word.stop] == word.text for word in words)
     assert all(first.stop <= second.start for first, second in pairwise(words))
@@ -92,7 +92,7 @@ def test_words_stand_where_they_say_in_order_and_hold_all_letters(sentence):
 
 
 @given(st.lists(st.text("abAB.'"), min_size=1))
-def test_a_vocabulary_knows_the_words_it_was_made_of_in_any_case(sentences):
+def test_vocabulary_finds_its_words_in_any_case(sentences):
     vocabulary = Vocabulary.of(sentences)
     words = [word.text for sentence in sentences for word in split_words(sentence)]
     numbers = vocabulary.ids(words)
@@ -102,7 +102,7 @@ def test_a_vocabulary_knows_the_words_it_was_made_of_in_any_case(sentences):
     assert "xyzzy" not in vocabulary
 
 
-def test_a_vocabulary_prefers_the_same_spelling_and_the_most_frequent_words():
+def test_vocabulary_prefers_exact_spelling_and_frequent_words():
     assert Vocabulary(["Paris", "paris"]).ids(["paris", "Paris", "PARIS"]) == [2, 1, 1]
     assert list(Vocabulary.of(["a b b c c c"], max_size=2)) == ["<unk>", "c", "b"]
     assert list(Vocabulary.of(["a b b c c c"], min_count=3)) == ["<unk>", "c"]
@@ -114,11 +114,11 @@ def test_a_vocabulary_prefers_the_same_spelling_and_the_most_frequent_words():
         Vocabulary.of("a sentence")
 
 
-def test_near_words_are_found_quickly_in_a_large_vocabulary():
+def test_close_words_is_fast_in_a_large_vocabulary():
     assert close_words("wrod77", (f"word{i}" for i in range(100_000)))[0] == "word77"
 
 
-def test_a_word_is_the_mean_of_its_tokens(encoder):
+def test_word_vector_is_the_mean_of_its_tokens(encoder):
     sentence = "Dogs may bark, x"
     (embedded,) = encoder.embed(sentence)
     assert embedded.words == ("Dogs", "may", "bark", ",", "x")
@@ -129,7 +129,7 @@ def test_a_word_is_the_mean_of_its_tokens(encoder):
     torch.testing.assert_close(embedded["x"], tokens.vectors[:, 8])
 
 
-def test_a_token_that_spans_two_words_belongs_to_both():
+def test_token_spanning_two_words_belongs_to_both():
     class Wide(WordEncoder):
         layers = 1
 
@@ -142,7 +142,7 @@ def test_a_token_that_spans_two_words_belongs_to_both():
     torch.testing.assert_close(embedded.vectors, torch.tensor([[[1.0], [3.0]]]))
 
 
-def test_words_that_the_tokenizer_drops_are_left_out():
+def test_words_without_tokens_are_omitted():
     encoder = Letters(lost="ab cd")
     (embedded,) = encoder.embed("ab bark cd")
     assert embedded.words == ("bark",)
@@ -151,7 +151,7 @@ def test_words_that_the_tokenizer_drops_are_left_out():
         encoder.embed("ab cd")
 
 
-def test_embedding_keeps_no_gradients_and_leaves_the_modes(encoder):
+def test_embed_has_no_gradients_and_restores_modes(encoder):
     encoder.train()
     encoder.blocks[1].eval()
     first, second = encoder.embed(["Dogs bark"] * 2)
@@ -162,7 +162,7 @@ def test_embedding_keeps_no_gradients_and_leaves_the_modes(encoder):
     assert not encoder.blocks[1].training
 
 
-def test_words_are_found_as_spelled_then_in_any_case_and_by_occurrence():
+def test_word_lookup():
     vectors = torch.arange(5.0).reshape(1, 5, 1)
     embedded = WordVectors("", ("Bark", "bark", "don’t", "bark", "BARK"), ((0, 0),) * 5, vectors)
     assert [embedded.index(w) for w in ("bark", "Bark", "bArK", "Don't")] == [1, 0, 0, 2]
@@ -196,23 +196,23 @@ def test_compare_is_the_cosine_at_each_layer(encoder):
     assert len(repr(comparison).splitlines()) == 3 + encoder.layers
 
 
-def test_comparisons_of_any_numbers_can_be_shown():
+def test_comparison_repr_of_any_values():
     shown = repr(Comparison(("a", "b"), ("x" * 999, "y"), torch.tensor([-1.0, math.nan, 1.0]), -1))
     assert max(map(len, shown.splitlines())) < 110
 
 
 @pytest.mark.parametrize("word", [3, None, ("bark",), ("bark", "bark", "bark"), ("bark", None), ["bark"]])
-def test_compare_wants_a_word_or_two(encoder, word):
+def test_compare_needs_one_or_two_words(encoder, word):
     with pytest.raises(DTypeError, match="a pair"):
         encoder.compare("bark", "bark", word=word)
 
 
-def test_a_word_that_is_not_there_is_named_with_those_that_are(encoder):
+def test_missing_word_error_lists_the_words(encoder):
     with pytest.raises(ArgumentError, match=r"'cat' is not in 'Dogs bark.'.*words are: Dogs bark \."):
         encoder.compare("A cat", "Dogs bark.", word="cat")
 
 
-def test_a_word_the_encoder_does_not_know_cannot_be_asked_about(encoder):
+def test_unknown_word_is_rejected(encoder):
     (embedded,) = encoder.embed("bark zz")
     assert embedded.known == (True, False)
     with pytest.raises(ArgumentError, match="does not know the word 'zz'"):
@@ -222,7 +222,7 @@ def test_a_word_the_encoder_does_not_know_cannot_be_asked_about(encoder):
     assert [each.word for each in encoder.nearest("bark", among=["zz zz", "dog"])] == ["dog"]
 
 
-def test_nearest_ranks_all_words_of_the_other_sentences(encoder):
+def test_nearest_ranks_all_words(encoder):
     query, among = "Dogs bark.", ["Trees shed bark.", "Dogs bark.", "A cat"]
     found = encoder.nearest("bark", sentence=query, among=among, k=100)
     assert sorted(each.word for each in found) == [
@@ -244,7 +244,7 @@ def test_nearest_ranks_all_words_of_the_other_sentences(encoder):
     assert top == [Neighbor("bark", "Trees shed bark.", 1.0)]
 
 
-def test_nearest_refuses_what_cannot_be(encoder):
+def test_invalid_nearest_arguments(encoder):
     with pytest.raises(ArgumentError, match="give some to look in"):
         encoder.nearest("bark")
     with pytest.raises(ArgumentError, match=r"layer is 3 and Letters has layers 0 to 2"):
@@ -266,7 +266,7 @@ def dense(encoder: Letters, sentence: str) -> Tensor:
 
 
 @pytest.mark.parametrize(("layer", "head"), [(None, None), (0, None), (1, 1), (-1, 0), (None, -1)])
-def test_what_a_word_attends_to_is_added_over_keys_and_averaged_over_queries(encoder, layer, head):
+def test_attended_words_sums_over_keys_and_averages_over_queries(encoder, layer, head):
     sentence = "Dogs bark"  # [CLS] Do gs ba rk [SEP]
     weights = dense(encoder, sentence)
     weights = weights if layer is None else weights[[layer]]
@@ -279,7 +279,7 @@ def test_what_a_word_attends_to_is_added_over_keys_and_averaged_over_queries(enc
     assert sum(each.weight for each in found) == pytest.approx(1, abs=1e-6)
 
 
-def test_asking_what_is_attended_to_leaves_other_watchers_alone(encoder):
+def test_attended_words_keeps_other_watchers(encoder):
     with regard.watch(encoder) as seen:
         encoder.attended_words("Dogs bark", "bark")
         assert len(seen) == 2
@@ -289,12 +289,12 @@ def test_asking_what_is_attended_to_leaves_other_watchers_alone(encoder):
 
 
 @pytest.mark.parametrize("layer", [2, -3, 1.0, True])
-def test_layers_that_do_not_attend_are_refused(encoder, layer):
+def test_layer_out_of_range_is_rejected(encoder, layer):
     with pytest.raises(ArgumentError, match="2 layers that attend"):
         encoder.attended_words("Dogs bark", "bark", layer=layer)
 
 
-def test_heads_and_words_that_are_not_there_are_refused(encoder):
+def test_missing_heads_and_words_are_rejected(encoder):
     with pytest.raises(ArgumentError, match="head=2 and there are 2 heads"):
         encoder.attended_words("Dogs bark", "bark", head=2)
     with pytest.raises(ArgumentError, match="'cat' is not in"):
@@ -312,7 +312,7 @@ def test_heads_and_words_that_are_not_there_are_refused(encoder):
         (["a \ud800 b"], ArgumentError, "surrogate"),
     ],
 )
-def test_sentences_without_words_are_refused(encoder, sentences, error, message):
+def test_sentences_without_words_are_rejected(encoder, sentences, error, message):
     with pytest.raises(error, match=message):
         encoder.embed(sentences)
 
@@ -321,6 +321,6 @@ def test_no_sentences_give_no_vectors(encoder):
     assert encoder.embed([]) == []
 
 
-def test_token_vectors_must_be_written():
+def test_token_vectors_must_be_implemented():
     with pytest.raises(NotImplementedError, match="token_vectors"):
         WordEncoder().embed("a")

@@ -20,7 +20,7 @@ def make(dropout: float = 0.0) -> BertEncoder:
     return BertEncoder(vocabulary, width=12, layers=2, heads=3, dropout=dropout, max_positions=19)
 
 
-def test_the_senses_of_a_word_are_told_apart_where_static_vectors_cannot() -> None:
+def test_context_separates_word_senses() -> None:
     animals, plants = senses()
     text = (animals + plants) * 8
     bert, static = BertEncoder.learn(text, width=32, heads=2, epochs=12), StaticEncoder.learn(text, width=24)
@@ -46,7 +46,7 @@ def test_packed_and_padded_and_single_sentences_agree() -> None:
     torch.testing.assert_close(encoder(packed), states[-1])
 
 
-def test_the_loss_reaches_every_parameter_and_spares_the_marks() -> None:
+def test_loss_reaches_every_parameter_and_never_masks_special_tokens() -> None:
     encoder = make()
     torch.manual_seed(1)
     for _ in range(8):  # other gaps each time: words and positions that no gap sees get nothing at first
@@ -61,7 +61,7 @@ def test_the_loss_reaches_every_parameter_and_spares_the_marks() -> None:
     assert (labels >= MARKS).any()
 
 
-def test_it_learns_a_few_sentences_by_heart() -> None:
+def test_encoder_memorizes_a_few_sentences() -> None:
     losses: list[float] = []
     BertEncoder.learn(
         TEXT * 8,
@@ -76,7 +76,7 @@ def test_it_learns_a_few_sentences_by_heart() -> None:
     assert losses[-1] < 0.3 * losses[0]
 
 
-def test_what_a_word_attends_to_adds_up() -> None:
+def test_attended_weights_sum_to_one() -> None:
     encoder = make()
     found = encoder.attended_words(TEXT[0], "bark", layer=1, head=1)
     assert [one.word for one in found] == ["<s>", *TEXT[0].split(), "</s>"]
@@ -88,12 +88,12 @@ def test_what_a_word_attends_to_adds_up() -> None:
     torch.testing.assert_close(torch.tensor([one.weight for one in found]), seen[1][1, place])
 
 
-def test_a_sentence_that_is_too_long_is_refused() -> None:
+def test_too_long_sentence_is_rejected() -> None:
     with pytest.raises(ArgumentError, match="position 20 and LearnedPositions has positions 0 to 18"):
         make().embed("dogs " * 19)
 
 
-def test_a_file_gives_the_encoder_back(tmp_path) -> None:
+def test_saved_encoder_gives_the_same_vectors(tmp_path) -> None:
     encoder = make().eval()
     encoder.best_layer = 1
     again = BertEncoder.load(encoder.save(tmp_path / "bert.safetensors"))
@@ -118,14 +118,14 @@ def test_a_file_gives_the_encoder_back(tmp_path) -> None:
         tensors(lambda content: content["model.output_bias"].fill_(torch.nan)),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused(tmp_path, spoil) -> None:
+def test_mismatched_files_are_rejected(tmp_path, spoil) -> None:
     path = make().save(tmp_path / "bert.safetensors")
     spoil(path)
     with pytest.raises(RegardError, match="holds no BertEncoder"):
         BertEncoder.load(path)
 
 
-def test_it_compiles_and_runs_on_the_meta_device() -> None:
+def test_compile_and_meta_device() -> None:
     encoder = make().eval()
     packed = encoder.pack(TEXT)
     padded = packed.pad(packed.tokens)

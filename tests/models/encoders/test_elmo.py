@@ -39,7 +39,7 @@ def senses() -> tuple[list[str], list[str]]:
     return first, [f"the {a} {b} of the {c} {chance.choice(['dries', 'cracks'])}" for a, b, c in plants]
 
 
-def test_the_senses_of_a_word_are_told_apart_where_static_vectors_cannot():
+def test_context_separates_word_senses():
     animals, plants = senses()
     text = (animals + plants) * 8
     elmo = ElmoEncoder.learn(text, width=32, epochs=8)
@@ -60,7 +60,7 @@ def test_the_senses_of_a_word_are_told_apart_where_static_vectors_cannot():
     assert all(each.word == "bark" and each.sentence in dogs for each in near)
 
 
-def test_each_direction_sees_its_own_side_only():
+def test_each_direction_sees_one_side():
     encoder = make()
     tokens = torch.randint(len(MARKS), len(encoder.vocabulary), (1, 7))
     changed = tokens.clone()
@@ -93,7 +93,7 @@ def padded_places(packed: Packed) -> tuple[Tensor, Tensor]:
     return packed.sentences, packed.positions
 
 
-def test_layers_are_the_papers():
+def test_layers_follow_the_paper():
     encoder = make()
     tokens = encoder.pack(TEXT[:1]).tokens[None]
     states = encoder.states(tokens)
@@ -107,7 +107,7 @@ def test_layers_are_the_papers():
     torch.testing.assert_close(states[1:, ..., 5:], torch.stack([first, second]).flip(2))
 
 
-def test_the_loss_is_the_cross_entropy_of_both_directions():
+def test_loss_is_the_cross_entropy_of_both_directions():
     encoder = make()
     logs = []
     for sentence in TEXT:
@@ -123,7 +123,7 @@ def test_the_loss_is_the_cross_entropy_of_both_directions():
     torch.testing.assert_close(encoder.loss(packed.pad(packed.tokens, 4), packed.lengths), expected)
 
 
-def test_the_mix_is_a_weighted_mean():
+def test_mix_is_a_weighted_mean():
     mix, vectors = ScalarMix(3), torch.randn(3, 2, 5)
     torch.testing.assert_close(mix(vectors), vectors.mean(0))
     with torch.no_grad():
@@ -145,7 +145,7 @@ def test_gradients_reach_every_parameter():
         assert parameter.grad.abs().sum() > 0, name
 
 
-def test_it_overfits_and_repeats_by_its_seed():
+def test_training_overfits_and_is_reproducible():
     losses: list[float] = []
     options = {"width": 16, "least": 1, "dropout": 0.0, "epochs": 60, "rate": 2e-2}
     state = torch.random.get_rng_state()
@@ -160,7 +160,7 @@ def test_it_overfits_and_repeats_by_its_seed():
     assert not encoder.training
 
 
-def test_seconds_end_the_training():
+def test_max_seconds_ends_the_training():
     reports: list[int] = []
     encoder = ElmoEncoder.learn(
         TEXT, width=3, epochs=10**9, max_seconds=0.05, min_count=1, report=lambda i, _: reports.append(i)
@@ -169,7 +169,7 @@ def test_seconds_end_the_training():
     assert encoder.embed("dogs bark")[0].vectors.shape == (3, 2, 6)
 
 
-def test_vectors_do_not_depend_on_the_other_sentences():
+def test_vectors_do_not_depend_on_the_batch():
     encoder = make().eval()
     sentences = [" ".join(random.Random(i).choices(WORDS, k=i % 9 + 1)) for i in range(99)]
     for sentence, embedded in zip(sentences, encoder.embed(sentences), strict=True):
@@ -177,7 +177,7 @@ def test_vectors_do_not_depend_on_the_other_sentences():
         torch.testing.assert_close(embedded.vectors, encoder.embed(sentence)[0].vectors)
 
 
-def test_unknown_words_take_part_but_cannot_be_asked_about():
+def test_unknown_words_have_a_vector_but_cannot_be_queried():
     encoder = make()
     (embedded,) = encoder.embed("Dogs chase cats")
     assert embedded.known == (True, False, True)
@@ -192,7 +192,7 @@ def test_unknown_words_take_part_but_cannot_be_asked_about():
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute"
 )  # torch meets it, and hides it, where a graph breaks
-def test_it_compiles_and_has_shapes_without_numbers():
+def test_compile_and_meta_device():
     encoder = make().eval()
     packed = encoder.pack(TEXT)
     padded = packed.pad(packed.tokens)
@@ -223,12 +223,12 @@ def test_it_compiles_and_has_shapes_without_numbers():
         (lambda: make().loss([3]), "sentence 0 is a int"),
     ],
 )
-def test_bad_input_is_refused(call, message):
+def test_invalid_input_is_rejected(call, message):
     with pytest.raises(RegardError, match=message):
         call()
 
 
-def test_it_survives_a_file(tmp_path):
+def test_saved_encoder_gives_the_same_vectors(tmp_path):
     encoder = make(dropout=0.25)
     encoder.best_layer = 1
     assert encoder.save(tmp_path / "elmo") == tmp_path / "elmo"
@@ -298,7 +298,7 @@ def tensors(change):
         (options(width="5"), "integer"),
         (options(width=7), r"has the shape .* and the options need"),
         (options(layers=10**9), "1000000000 layers and there are"),
-        (options(layers=3), "missing or too many"),
+        (options(layers=3), "missing or unexpected"),
         (options(layers=True), "integer"),
         (options(dropout=2), "dropout=2"),
         (about(best_layer=3), "best_layer 3 of 3"),
@@ -310,14 +310,14 @@ def tensors(change):
         (lambda path: path.write_bytes(b""), "can be read"),
         (lambda path: path.write_bytes(b"\x80\x04pickle"), "can be read"),
         (lambda path: path.write_bytes(path.read_bytes()[:-7]), "can be read"),
-        (tensors(lambda content: content.pop("mix.gamma")), "missing or too many"),
-        (tensors(lambda content: content.update(extra=torch.ones(1))), "missing or too many"),
+        (tensors(lambda content: content.pop("mix.gamma")), "missing or unexpected"),
+        (tensors(lambda content: content.update(extra=torch.ones(1))), "missing or unexpected"),
         (tensors(lambda content: content["output.bias"].fill_(float("nan"))), "output.bias has numbers"),
         (tensors(lambda content: content.update({"mix.scores": torch.ones(3).int()})), "int32"),
         (tensors(lambda content: content.update({"mix.scores": torch.ones(4)})), "mix.scores has the shape"),
     ],
 )
-def test_spoiled_files_are_refused(spoil, message, tmp_path):
+def test_damaged_files_are_rejected(spoil, message, tmp_path):
     path = make().save(tmp_path / "elmo.safetensors")
     spoil(path)
     with pytest.raises(ArgumentError, match=message) as caught:

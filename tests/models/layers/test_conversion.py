@@ -54,7 +54,7 @@ def test_from_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_there_and_back(name: str) -> None:
+def test_round_trip(name: str) -> None:
     module = theirs(name).eval()
     layer = MultiHeadAttention.from_torch(module)
     again = layer.to_torch()
@@ -85,7 +85,7 @@ def test_to_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "zero"])
-def test_masks_mean_the_same(name: str) -> None:
+def test_masks_are_equivalent(name: str) -> None:
     """In torch True means: may not look."""
     module = theirs(name).eval()
     layer, given = MultiHeadAttention.from_torch(module), inputs(module)
@@ -102,7 +102,7 @@ def test_masks_mean_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "no bias", "zero"])
-def test_weights_are_the_same(name: str) -> None:
+def test_weights_agree(name: str) -> None:
     module = theirs(name).eval()
     layer, given = MultiHeadAttention.from_torch(module), inputs(module)
     with regard.watch(layer) as seen:
@@ -112,7 +112,7 @@ def test_weights_are_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "other widths"])
-def test_gradients_are_the_same(name: str) -> None:
+def test_gradients_agree(name: str) -> None:
     module = theirs(name)
     layer, given = MultiHeadAttention.from_torch(module), inputs(module)
     layer(*given).square().sum().backward()
@@ -137,7 +137,7 @@ def test_sequence_first_layers_take_transposed_inputs() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_dtype_and_mode_come_along(training: bool, dtype: torch.dtype) -> None:
+def test_dtype_and_mode_are_kept(training: bool, dtype: torch.dtype) -> None:
     module = nn.MultiheadAttention(12, 4, dropout=0.5).to(dtype).train(training)
     layer = MultiHeadAttention.from_torch(module)
     again = layer.to_torch()
@@ -147,7 +147,7 @@ def test_dtype_and_mode_come_along(training: bool, dtype: torch.dtype) -> None:
         assert converted.dropout == 0.5
 
 
-def test_a_conversion_is_a_copy() -> None:
+def test_conversion_copies_parameters() -> None:
     module = theirs("plain").eval()
     layer = MultiHeadAttention.from_torch(module)
     given = inputs(module)
@@ -158,7 +158,7 @@ def test_a_conversion_is_a_copy() -> None:
     assert torch.equal(layer(*given), before)
 
 
-def test_layers_without_values_are_converted() -> None:
+def test_meta_device_layers_are_converted() -> None:
     with torch.device("meta"):
         layer = MultiHeadAttention.from_torch(nn.MultiheadAttention(12, 4))
         assert layer.to_torch().in_proj_weight.is_meta
@@ -184,17 +184,17 @@ def test_layers_without_values_are_converted() -> None:
         ({"head_width": (3, 5)}, r"head_width = \(3, 5\).*only \(3, 3\)"),
     ],
 )
-def test_what_torch_cannot_do_is_refused(layer: dict[str, Any], message: str) -> None:
+def test_layers_without_torch_equivalent_are_rejected(layer: dict[str, Any], message: str) -> None:
     with pytest.raises(regard.ArgumentError, match=message):
         MultiHeadAttention(12, 4, **layer).to_torch()
 
 
-def test_widths_that_heads_do_not_share_are_refused() -> None:
+def test_uneven_head_widths_are_rejected() -> None:
     with pytest.raises(regard.ArgumentError, match="head_width"):
         MultiHeadAttention(10, 4, head_width=2).to_torch()
 
 
-def test_what_regard_cannot_do_is_refused() -> None:
+def test_unsupported_torch_layers_are_rejected() -> None:
     with pytest.raises(regard.ArgumentError, match="add_bias_kv=True"):
         MultiHeadAttention.from_torch(nn.MultiheadAttention(12, 4, add_bias_kv=True))
     with pytest.raises(regard.DTypeError, match="got a Linear"):

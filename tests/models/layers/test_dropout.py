@@ -54,7 +54,7 @@ def test_second_derivatives() -> None:
 
 @kernels
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_same_on_any_number_of_threads(threads: int) -> None:
+def test_result_does_not_depend_on_threads(threads: int) -> None:
     x, before = torch.ones(SHAPE), torch.get_num_threads()
     torch.set_num_threads(threads)
     result, kept = drawn(Dropout(SHARE), x)
@@ -63,7 +63,7 @@ def test_the_same_on_any_number_of_threads(threads: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # the second has no kernel
-def test_the_share_is_dropped_and_the_mean_stays(dtype: torch.dtype) -> None:
+def test_drop_rate_and_mean(dtype: torch.dtype) -> None:
     x, dropout = torch.ones(1_000_000, dtype=dtype), Dropout(SHARE)
     for result in (dropout(x), dropout.add(x, x) - x, dropout.relu(x)):
         assert (result == 0).double().mean() == pytest.approx(SHARE, abs=0.003)  # six standard deviations
@@ -71,7 +71,7 @@ def test_the_share_is_dropped_and_the_mean_stays(dtype: torch.dtype) -> None:
     assert not torch.equal(dropout(x), dropout(x))
 
 
-def test_nothing_is_dropped_outside_of_training() -> None:
+def test_eval_mode_drops_nothing() -> None:
     x = torch.randn(SHAPE)
     for dropout in (Dropout(SHARE).eval(), Dropout(0.0)):
         assert torch.equal(dropout(x), x)
@@ -79,13 +79,13 @@ def test_nothing_is_dropped_outside_of_training() -> None:
         assert torch.equal(dropout.relu(x), x.relu())
 
 
-def test_nan_stays() -> None:
+def test_nan_is_preserved() -> None:
     x = torch.full((1000,), torch.nan)
     dropout = Dropout(SHARE)
     assert all(result.isnan().any() for result in (dropout(x), dropout.add(x, x), dropout.relu(x)))
 
 
-def test_tensors_that_do_not_lie_in_one_piece() -> None:
+def test_non_contiguous_tensors() -> None:
     x = torch.randn(11, 13).T.requires_grad_()
     dropout = Dropout(SHARE)
     for result, whole in (

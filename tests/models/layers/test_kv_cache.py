@@ -22,7 +22,7 @@ def select(readers: RowMap, memory: list[int], rows: list[int]) -> tuple[RowMap,
 
 
 @given(memories=st.integers(1, 6), selections=SELECTIONS)
-def test_each_row_reads_what_it_read_before(memories: int, selections: list[list[int]]) -> None:
+def test_rows_keep_their_source(memories: int, selections: list[list[int]]) -> None:
     readers, held, reads = RowMap(memories), list(range(memories)), list(range(memories))
     for selection in selections:
         rows = [row % len(reads) for row in selection]
@@ -35,7 +35,7 @@ def test_each_row_reads_what_it_read_before(memories: int, selections: list[list
 
 
 @given(memories=st.integers(1, 5), selections=SELECTIONS, queries=st.integers(1, 3))
-def test_a_shared_memory_is_read_as_copies_are(
+def test_shared_source_equals_copies(
     memories: int, selections: list[list[int]], queries: int
 ) -> None:
     layer = filled(MultiHeadAttention(12, 4, key_heads=2, head_width=(3, 5)))
@@ -57,7 +57,7 @@ def test_a_shared_memory_is_read_as_copies_are(
 
 
 @torch.no_grad()
-def test_the_source_is_copied_when_a_quarter_of_it_is_not_read_any_more() -> None:
+def test_unused_sources_are_dropped_from_a_quarter_on() -> None:
     model = Transformer(20, TransformerConfig(width=8, heads=2, layers=2)).eval()
     state = model.start(Packed.of([[5, 6], [7], [8, 9, 10], [11], [12]]))
     place = state.memories[0].key.data_ptr()

@@ -63,7 +63,7 @@ def paper(block: NonLocal, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_block_is_the_papers_equations(kind: Kind, grid: tuple[int, ...], norm: bool) -> None:
+def test_block_equals_the_paper(kind: Kind, grid: tuple[int, ...], norm: bool) -> None:
     block = awake(CHANNELS, kind, norm=norm).double()
     x = torch.randn(3, CHANNELS, *grid, dtype=torch.float64)
     torch.testing.assert_close(block(x), paper(copy.deepcopy(block), x))
@@ -71,7 +71,7 @@ def test_the_block_is_the_papers_equations(kind: Kind, grid: tuple[int, ...], no
     torch.testing.assert_close(block(x), paper(block, x))
 
 
-def test_the_equations_differ_by_kind() -> None:
+def test_kinds_differ() -> None:
     x = torch.randn(2, CHANNELS, 7)
     blocks = [awake(CHANNELS, kind, inner=CHANNELS, norm=False) for kind in KINDS]
     with torch.no_grad():
@@ -88,7 +88,7 @@ def test_the_equations_differ_by_kind() -> None:
 
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_block_is_the_identity(kind: Kind, norm: bool) -> None:
+def test_new_block_is_the_identity(kind: Kind, norm: bool) -> None:
     block, x = NonLocal(CHANNELS, kind, norm=norm), torch.randn(2, CHANNELS, 3, 5)
     assert torch.equal(block(x), x)
     assert torch.equal(block.eval()(x), x)
@@ -96,7 +96,7 @@ def test_a_new_block_is_the_identity(kind: Kind, norm: bool) -> None:
 
 
 @pytest.mark.parametrize("norm", [False, True])
-def test_a_new_block_can_learn(norm: bool) -> None:
+def test_new_block_has_gradients(norm: bool) -> None:
     """W, or the scale of its norm, gets a gradient although it is zero."""
     block = NonLocal(CHANNELS, norm=norm)
     block(torch.randn(2, CHANNELS, 3, 5)).square().sum().backward()
@@ -123,7 +123,7 @@ def test_gradients_reach_every_parameter(kind: Kind, norm: bool) -> None:
 
 
 @given(st.permutations(range(15)), st.sampled_from(KINDS))
-def test_places_are_a_set(order: list[int], kind: Kind) -> None:
+def test_position_order_is_irrelevant(order: list[int], kind: Kind) -> None:
     """Permuted places give permuted outputs: the block knows no neighbours."""
     block = awake(CHANNELS, kind)
     x = torch.randn(2, CHANNELS, 15)
@@ -131,7 +131,7 @@ def test_places_are_a_set(order: list[int], kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_axes_are_only_a_shape(kind: Kind) -> None:
+def test_grid_axes_are_only_a_shape(kind: Kind) -> None:
     block, x = awake(CHANNELS, kind), torch.randn(2, CHANNELS, 2, 3, 5)
     torch.testing.assert_close(block(x).flatten(2), block(x.flatten(2)))
     torch.testing.assert_close(block(x.transpose(2, 4)), block(x).transpose(2, 4), atol=1e-4, rtol=1e-4)
@@ -139,7 +139,7 @@ def test_axes_are_only_a_shape(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("grid", "pool"), [((7,), 2), ((11,), 4), ((5, 7), (2, 3)), ((3, 5, 7), (1, 2, 2))])
-def test_pooling_takes_the_maxima_of_cells(
+def test_pool_takes_the_maximum_of_cells(
     kind: Kind, grid: tuple[int, ...], pool: int | tuple[int, ...]
 ) -> None:
     block, x = awake(CHANNELS, kind, pool=pool, norm=False), torch.randn(2, CHANNELS, *grid)
@@ -156,7 +156,7 @@ def test_pooling_takes_the_maxima_of_cells(
     torch.testing.assert_close(block(x), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_cells_of_one_place_pool_nothing() -> None:
+def test_pool_of_one_changes_nothing() -> None:
     block, x = awake(CHANNELS), torch.randn(2, CHANNELS, 3, 5)
     expected = block(x)
     block.pool = (1, 1)
@@ -164,7 +164,7 @@ def test_cells_of_one_place_pool_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_strides_are_free(kind: Kind) -> None:
+def test_any_strides(kind: Kind) -> None:
     block, x = awake(CHANNELS, kind), torch.randn(2, CHANNELS, 3, 5)
     expected = block(x)
     last = block(x.to(memory_format=torch.channels_last))
@@ -177,7 +177,7 @@ def test_strides_are_free(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_watched_weights_make_the_output(kind: Kind) -> None:
+def test_watched_weights_reproduce_the_output(kind: Kind) -> None:
     block, x = awake(CHANNELS, kind, norm=False), torch.randn(2, CHANNELS, 3, 5)
     with regard.watch(nn.Sequential(block)) as seen:
         output = block(x)
@@ -190,7 +190,7 @@ def test_watched_weights_make_the_output(kind: Kind) -> None:
         torch.testing.assert_close(weights.dense().sum(-1), torch.ones(2, 1, 15))
 
 
-def test_large_grids_need_no_square() -> None:
+def test_large_grid_needs_linear_memory() -> None:
     """128 × 128 places: their weights would take a gigabyte, and one row is a picture."""
     block, x = awake(2), torch.randn(1, 2, 128, 128)
     with torch.no_grad(), regard.watch(block) as seen:
@@ -200,7 +200,7 @@ def test_large_grids_need_no_square() -> None:
     assert picture.sum().item() == pytest.approx(1, abs=1e-3)
 
 
-def test_look_is_the_row_of_a_position() -> None:
+def test_attention_map_is_the_row_of_a_position() -> None:
     block, x = awake(CHANNELS, pool=(1, 2, 1)), torch.randn(2, CHANNELS, 2, 5, 3)
     with regard.watch(block) as seen:
         block(x)
@@ -220,7 +220,7 @@ def test_look_is_the_row_of_a_position() -> None:
         block.attention_map(seen[0], (0, 0), grid=(5, 6))
 
 
-def test_any_normalizer_serves() -> None:
+def test_any_normalizer() -> None:
     block = awake(CHANNELS, normalize=regard.Sparsemax())
     with regard.watch(block) as seen:
         block(torch.randn(2, CHANNELS, 3, 5))
@@ -228,7 +228,7 @@ def test_any_normalizer_serves() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_state_survives_a_file(kind: Kind, tmp_path: Path) -> None:
+def test_saved_state_gives_the_same_output(kind: Kind, tmp_path: Path) -> None:
     block, x = awake(CHANNELS, kind), torch.randn(2, CHANNELS, 3, 5)
     block(x)  # moves the running mean
     save_file(block.state_dict(), tmp_path / "block.safetensors")
@@ -238,7 +238,7 @@ def test_the_state_survives_a_file(kind: Kind, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_compiled_block_equals_the_eager_one(kind: Kind) -> None:
+def test_compiled_block_equals_the_eager_one(kind: Kind) -> None:
     torch.compiler.reset()
     block, x = awake(CHANNELS, kind, pool=2, norm=False), torch.randn(2, CHANNELS, 4, 6, requires_grad=True)
     compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
@@ -248,7 +248,7 @@ def test_a_compiled_block_equals_the_eager_one(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_meta_device_knows_the_shape(kind: Kind) -> None:
+def test_meta_device_shape(kind: Kind) -> None:
     with torch.device("meta"):
         block = NonLocal(CHANNELS, kind, pool=2)
         output = block(torch.empty(2, CHANNELS, 4, 6))
@@ -257,7 +257,7 @@ def test_the_meta_device_knows_the_shape(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_autocast_stays_close(kind: Kind) -> None:
+def test_autocast_is_close(kind: Kind) -> None:
     block, x = NonLocal(CHANNELS, kind, norm=False), torch.randn(2, CHANNELS, 3, 5)
     nn.init.eye_(block.out_proj.weight)
     with torch.autocast("cpu", torch.bfloat16):
@@ -266,7 +266,7 @@ def test_autocast_stays_close(kind: Kind) -> None:
     torch.testing.assert_close(low, block(x), atol=0.05, rtol=0.05)
 
 
-def test_one_channel_has_an_inner_width_of_one() -> None:
+def test_one_channel() -> None:
     assert NonLocal(1)(torch.randn(2, 1, 5)).shape == (2, 1, 5)
     assert NonLocal(5).head_width == 2
 
@@ -311,7 +311,7 @@ def accuracy(middle: nn.Module) -> float:
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", KINDS)
-def test_far_pixels_are_compared(kind: Kind) -> None:
+def test_distant_pixels_are_compared(kind: Kind) -> None:
     torch.manual_seed(
         2
     )  # with some seeds the one relu of "concat" starts below zero everywhere, and stays there
@@ -319,12 +319,12 @@ def test_far_pixels_are_compared(kind: Kind) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_far_pixels_are_not_compared_by_a_convolution() -> None:
+def test_convolution_does_not_compare_distant_pixels() -> None:
     torch.manual_seed(0)
     assert accuracy(nn.Conv2d(16, 16, 3, padding=1)) < 0.8  # it sees its own colour, and perhaps a border
 
 
-def test_bad_input_is_refused() -> None:
+def test_invalid_input_is_rejected() -> None:
     block = NonLocal(6)
     with pytest.raises(regard.ShapeError, match=r"\(2, 5, 3, 3\).*\(b, 6, …grid\)"):
         block(torch.randn(2, 5, 3, 3))
@@ -349,6 +349,6 @@ def test_bad_input_is_refused() -> None:
         ({"channels": 6, "kind": "cosine"}, "kind='cosine'; there are gaussian, embedded, dot, concat"),
     ],
 )
-def test_bad_settings_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_rejected(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(regard.RegardError, match=message):
         NonLocal(**arguments)

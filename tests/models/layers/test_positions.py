@@ -59,13 +59,13 @@ def test_without_positions_an_encoder_is_equivariant(options: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_with_positions_it_is_not(kind: str) -> None:
+def test_with_positions_it_is_not_equivariant(kind: str) -> None:
     found, wanted = shuffled(stack(kind))
     assert (found - wanted).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_positions_that_move_with_their_tokens_change_nothing(kind: str) -> None:
+def test_permuting_tokens_with_their_positions_is_equivariant(kind: str) -> None:
     """What enters is the position said, not the place in the tensor; biases alone go by the place."""
     encoder, x, order = stack(kind), normal(2, 7, 12), torch.tensor([3, 0, 6, 2, 5, 1, 4])
     found = encoder(x[:, order], positions=torch.arange(7)[order])
@@ -77,7 +77,7 @@ def test_positions_that_move_with_their_tokens_change_nothing(kind: str) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_only_learned_positions_end(kind: str, causal: bool) -> None:
+def test_only_learned_positions_are_limited(kind: str, causal: bool) -> None:
     model, x = stack(kind, causal=causal), normal(1, 60, 12)
     mask = regard.Causal() if causal else None
     model(x[:, :11], mask=mask).sum().backward()
@@ -95,7 +95,7 @@ def test_only_learned_positions_end(kind: str, causal: bool) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 8])
-def test_sinusoidal_is_the_formula(width: int) -> None:
+def test_sinusoidal_formula(width: int) -> None:
     positions = [0, 1, 7, 100_003]
     found = SinusoidalPositions(width)(torch.tensor(positions))
     for row, position in zip(found, positions, strict=True):
@@ -106,7 +106,7 @@ def test_sinusoidal_is_the_formula(width: int) -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
-def test_moving_on_is_a_linear_map(position: int, further: int) -> None:
+def test_shift_is_a_linear_map(position: int, further: int) -> None:
     """PE(p + k) = M PE(p), and M knows k alone: each pair of features turns by k times its frequency."""
     here, there = SinusoidalPositions(8)(torch.tensor([position, position + further])).double()
     frequencies = 10_000 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
@@ -120,7 +120,7 @@ def test_moving_on_is_a_linear_map(position: int, further: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [SinusoidalPositions, RotaryPositions])
-def test_far_positions_differ(kind: Any, wide: None) -> None:
+def test_distant_positions_differ(kind: Any, wide: None) -> None:
     """float32 angles could not tell some positions of millions apart."""
     found = kind(8)(torch.tensor([10**7, 10**7 + 1]))
     found = torch.cat(found, -1) if isinstance(found, tuple) else found
@@ -130,7 +130,7 @@ def test_far_positions_differ(kind: Any, wide: None) -> None:
 # Learned
 
 
-def test_each_learned_position_learns_for_itself() -> None:
+def test_learned_positions_have_separate_gradients() -> None:
     positions = LearnedPositions(7, 5)
     positions(torch.tensor([[0, 3], [3, 4]])).sum().backward()
     assert positions.vectors.grad is not None
@@ -138,7 +138,7 @@ def test_each_learned_position_learns_for_itself() -> None:
 
 
 @pytest.mark.parametrize(("position", "fits"), [(0, True), (6, True), (7, False), (-1, False)])
-def test_learned_positions_have_ends(position: int, fits: bool) -> None:
+def test_learned_positions_out_of_range(position: int, fits: bool) -> None:
     learned = LearnedPositions(7, 5)
     if fits:
         assert torch.equal(learned(torch.tensor([position]))[0], learned.vectors[position])
@@ -149,7 +149,7 @@ def test_learned_positions_have_ends(position: int, fits: bool) -> None:
             learned(torch.tensor([position]))
 
 
-def test_no_positions_fit_everywhere() -> None:
+def test_empty_positions() -> None:
     assert LearnedPositions(7, 5)(torch.zeros(0, dtype=torch.long)).shape == (0, 5)
     assert SinusoidalPositions(5)(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0, 5)
     assert RotaryPositions(4)(torch.zeros(0, dtype=torch.long))(normal(3, 0, 4)).shape == (3, 0, 4)
@@ -167,7 +167,7 @@ def test_rotary_multiplies_complex_numbers(wide: None) -> None:
 
 
 @given(st.integers(0, 100_000), st.integers(0, 50), st.integers(0, 50))
-def test_a_rotary_score_sees_the_distance_alone(offset: int, one: int, other: int) -> None:
+def test_rotary_score_depends_on_distance_only(offset: int, one: int, other: int) -> None:
     rotary, query, key = RotaryPositions(6), normal(1, 1, 6), normal(1, 1, 6, seed=1)
 
     def score(first: int, second: int) -> Tensor:
@@ -177,7 +177,7 @@ def test_a_rotary_score_sees_the_distance_alone(offset: int, one: int, other: in
     close(score(one, other), score(one + offset, other + offset), within=1e-5)
 
 
-def test_the_distance_matters() -> None:
+def test_distance_matters() -> None:
     layer, x, rotary = MultiHeadAttention(12, 3), normal(2, 5, 12).float(), RotaryPositions(4)
     here, shifted, spread = (
         layer(x, rotation=rotary(p)) for p in (torch.arange(5), torch.arange(5) + 77, 2 * torch.arange(5))
@@ -186,21 +186,21 @@ def test_the_distance_matters() -> None:
     assert (here - spread).abs().max() > 1e-3
 
 
-def test_rotary_keeps_lengths_and_the_first_position() -> None:
+def test_rotary_preserves_norms_and_position_zero() -> None:
     x = normal(3, 5, 8)
     turned = RotaryPositions(8)(torch.arange(5))(x)
     close(turned.norm(dim=-1), x.norm(dim=-1), within=1e-6)
     assert torch.equal(turned[:, 0], x[:, 0])
 
 
-def test_features_beyond_the_rotary_width_stay() -> None:
+def test_features_beyond_the_rotary_width_are_unchanged() -> None:
     x = normal(3, 5, 7)
     turned = RotaryPositions(4)(torch.arange(5))(x)
     assert torch.equal(turned[..., 4:], x[..., 4:])
     close(turned[..., :4], RotaryPositions(4)(torch.arange(5))(x[..., :4]))
 
 
-def test_each_sequence_has_rotary_positions_of_its_own() -> None:
+def test_rotary_positions_per_sequence() -> None:
     x, positions = normal(2, 3, 5, 4), torch.tensor([[0, 1, 2, 3, 4], [7, 3, 3, 0, 9]])
     found = RotaryPositions(4)(positions)(x)
     for one, place, turned in zip(x, positions, found, strict=True):
@@ -210,7 +210,7 @@ def test_each_sequence_has_rotary_positions_of_its_own() -> None:
 # T5
 
 
-def test_t5_tells_left_from_right_where_both_are_seen() -> None:
+def test_t5_direction() -> None:
     """A decoder sees the left alone, so all of its buckets serve it."""
     buckets = {}
     for causal in (False, True):
@@ -254,12 +254,12 @@ def test_positions_restart_with_every_sentence(kind: str, causal: bool) -> None:
         (lambda: RotaryPositions(4)(torch.arange(5))(normal(3, 4)), regard.ShapeError, "5 positions"),
     ],
 )
-def test_positions_that_cannot_be(make: Any, error: type[Exception], message: str) -> None:
+def test_invalid_positions(make: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()
 
 
-def test_positions_tell_their_sizes() -> None:
+def test_positions_repr() -> None:
     assert [repr(p) for p in (SinusoidalPositions(5), LearnedPositions(7, 5), RotaryPositions(4))] == [
         "SinusoidalPositions(5)",
         "LearnedPositions(7, 5)",
