@@ -1,4 +1,4 @@
-"""Pictures of attention: heatmaps, grids of heads, curves, alignments; as files or in the terminal.
+"""Plots of attention: heatmaps, grids of heads, curves and alignments, as files or in the terminal.
 
 >>> import tempfile, regard
 >>> from regard.plot import draw_mask

@@ -1,4 +1,4 @@
-"""Pictures of matrices, with matplotlib: weights, all heads of a model, alignments, masks and positions."""
+"""Heatmaps with matplotlib: weights, all heads of a model, alignments, masks and position encodings."""
 
 import math
 import os
@@ -23,23 +23,32 @@ from regard.mechanism.operator import attend
 from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
 from regard.plot.curves import draw_by_distance
-from regard.plot.grids import MOST, Panel, Sheet, draw_panels, has_numbers, paint, scale, write_labels
-from regard.plot.style import DARK, LIGHT, POINTS, check_ending, theme_of
+from regard.plot.grids import (
+    MAX_PANELS,
+    GridOptions,
+    Panel,
+    color_norm,
+    draw_matrix,
+    draw_panels,
+    fits_numbers,
+    label_axes,
+)
+from regard.plot.style import DARK, LIGHT, POINTS_PER_INCH, check_suffix, theme_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.image import AxesImage
 
-CELLS = 512  # weights of more rows or columns than this are drawn as a map of block means
-SMALL = 192  # the same, of one of many matrices
-ACROSS = 4  # alignments side by side
+MAX_CELLS = 512  # larger matrices are drawn as block means
+MAX_GRID_CELLS = 192  # the same in a grid
+MAX_COLUMNS = 4  # alignments side by side
 
 Tokens = Sequence[str] | None
 Positions = SinusoidalPositions | LearnedPositions | RotaryPositions | RelativeBias
 
 
-class Aligned(Protocol):
-    """Words of two sentences, and how much each target word (row) looked at each source word (column)."""
+class AlignmentLike(Protocol):
+    """The words of two sentences, and weights with a row per target word and a column per source word."""
 
     @property
     def source_words(self) -> Sequence[str]: ...
@@ -60,21 +69,21 @@ def heatmap(
     limits: tuple[float, float] | None = None,
     log: bool = False,
 ) -> "AxesImage":
-    """Draw a matrix of weights, a row per query and a column per key, the tokens along both axes.
+    """Draw a weight matrix on matplotlib axes: a row per query, a column per key.
 
-    axes: where to draw, `plt.subplots()[1]` for example.
-    weights: lazy ones, a tensor or an array, (q, k).
-    queries, keys: the tokens of the rows and columns.
-    names: of the axes, where there are no tokens.
-    title: what stands on top.
-    limits: the values of the first and the last colour; by default those that the weights have. If the first
-        is below 0, they are those of both signs.
-    log: spread small weights over the colours, down to a ten-thousandth of the largest.
+    axes: matplotlib axes, such as `plt.subplots()[1]`.
+    weights: lazy weights, a tensor or an array, (q, k).
+    queries, keys: tokens of the rows and columns.
+    title: title of the axes.
+    names: names of the axes, shown if there are no tokens.
+    limits: values of the first and last color; default: those of the weights. If the first is negative, the
+        colors are those of signed values.
+    log: logarithmic colors, down to 1/10,000 of the largest weight.
 
-    Large weights are pooled first, and lazy ones thus never become dense. The smallest weights are almost
-    like the paper, be it light or dark, and the largest stand out from it; of values of both signs, 0 is like
-    the paper, orange is below and blue above it. Tokens for which there is no room are left out; zooming in
-    shows them. A colour bar is added with `figure.colorbar(image)`.
+    Large matrices are pooled; lazy weights do not become dense. The smallest weights have almost the
+    background's color, light or dark. Of signed values, 0 has the background's color, negative values are
+    orange and positive ones blue. Tokens that do not fit are omitted; zooming in shows them. To add a color
+    bar, call `figure.colorbar(image)`.
 
     >>> import matplotlib.pyplot as plt, torch, regard
     >>> from regard.plot.heatmaps import heatmap
@@ -85,28 +94,27 @@ def heatmap(
     (3, 3)
     >>> plt.close(figure)
     """
-    weights = _numbers(weights)
+    weights = _as_weights(weights)
     if weights.dim() != 2:
         raise ShapeError(
-            f"a heat map shows one matrix and got weights of shape {tuple(weights.shape)}; choose one, "
+            f"heatmap() draws one matrix, got weights of shape {tuple(weights.shape)}. Select one: "
             f"weights[{', '.join('0' * (weights.dim() - 2)) or '…'}], or weights.mean('heads')."
         )
     if not weights.numel():
         raise ShapeError(
-            f"a heat map got weights of shape {tuple(weights.shape)}, in which nothing can be drawn; give at "
-            "least one query and one key."
+            f"heatmap() got weights of shape {tuple(weights.shape)}; it needs at least one query and one key."
         )
     if not isinstance(names, tuple | list) or [type(name) for name in names] != [str, str]:
         raise ArgumentError(
-            f"names are {names!r:.80}; give two strings, that of the queries' axis and that of the keys': "
-            "names=('queries', 'keys'), or ('', '') for none."
+            f"heatmap(names={names!r:.80}): pass two strings, the names of the query axis and the key axis."
         )
-    panel = _panel(weights, CELLS, queries, keys).check()
-    dots = axes.figure.dpi / POINTS
+    panel = _panel(weights, queries, keys).check()
+    dots = axes.figure.dpi / POINTS_PER_INCH
     size = axes.bbox.width / dots, axes.bbox.height / dots
-    norm = scale([panel.matrix], log=log, limits=limits)
-    image = paint(axes, panel, norm, theme_of(axes).palette_for(norm), numbers=has_numbers(panel, *size))
-    write_labels(axes, panel, *size)
+    norm = color_norm([panel.matrix], log=log, limits=limits)
+    colormap = theme_for(axes).colormap_for(norm)
+    image = draw_matrix(axes, panel, norm, colormap, numbers=fits_numbers(panel, *size))
+    label_axes(axes, panel, *size)
     for axis, tokens, name in ((axes.yaxis, queries, names[0]), (axes.xaxis, keys, names[1])):
         if tokens is None:
             axis.set_label_text(name)
@@ -126,17 +134,17 @@ def draw_weights(
     log: bool = False,
     dark: bool = False,
 ) -> Path:
-    """Draw weights (…, q, k) and write the picture: .png, .svg or .pdf.
+    """Draw weights (…, q, k) to a .png, .svg or .pdf file.
 
-    One matrix is a heat map; several heads are drawn side by side, and what comes before them one below
-    the other. Large weights are drawn as maps of block means.
+    Heads are drawn side by side, the entries of a batch one below the other. Large matrices are drawn as
+    block means.
 
-    path: .png, .svg or .pdf.
-    queries, keys: the tokens of the rows and columns.
-    titles: one for each head; by default its number.
-    title: one above all.
-    log: colours that tell small weights apart.
-    dark: on dark paper.
+    path: output file, .png, .svg or .pdf.
+    queries, keys: tokens of the rows and columns.
+    titles: a title for each head; default: its number.
+    title: title of the picture.
+    log: logarithmic colors.
+    dark: dark background.
 
     >>> import tempfile, torch, regard
     >>> from regard.plot.heatmaps import draw_weights
@@ -145,27 +153,30 @@ def draw_weights(
     >>> draw_weights(weights, tempfile.mkdtemp() + "/weights.png", queries="a dog may bark .".split()).name
     'weights.png'
     """
-    check_ending(path)
-    weights = _numbers(weights)
+    check_suffix(path)
+    weights = _as_weights(weights)
     if weights.dim() < 2:
-        raise ShapeError(f"weights have queries and keys, (…, q, k), and these are {tuple(weights.shape)}.")
+        raise ShapeError(
+            f"draw_weights() got shape {tuple(weights.shape)}; weights have the shape (…, q, k)."
+        )
     *lead, rows, columns = weights.shape
-    _check_number(lead)
-    alone = math.prod(lead) == 1
-    matrices = _matrices(weights, CELLS if alone else SMALL)
+    _check_count(math.prod(lead))
+    single = math.prod(lead) == 1
+    matrices = _pooled(weights, MAX_CELLS if single else MAX_GRID_CELLS)
     heads = lead[-1] if lead else 1
-    what = "" if isinstance(weights, Weights) and not weights.has_heads else "head "
+    prefix = "" if isinstance(weights, Weights) and not weights.has_heads else "head "
     matrices = matrices.reshape(math.prod(lead[:-1]), heads, *matrices.shape[-2:])
-    names = _titles(titles, ["" if alone else f"{what}{head}" for head in range(heads)], "heads")
+    names = _titles(titles, ["" if single else f"{prefix}{head}" for head in range(heads)], "heads")
     panels = [
         [
-            Panel(one, rows, columns, queries, keys, "" if i else name)
-            for one, name in zip(some, names, strict=True)
+            Panel(matrix, rows, columns, queries, keys, "" if entry else name)
+            for matrix, name in zip(head_matrices, names, strict=True)
         ]
-        for i, some in enumerate(matrices)
+        for entry, head_matrices in enumerate(matrices)
     ]
-    sides = [str(i) for i in range(len(panels))] if len(panels) > 1 else []
-    return draw_panels(panels, Sheet(title or "", sides=sides, shared=not alone, log=log, dark=dark), path)
+    row_titles = [str(entry) for entry in range(len(panels))] if len(panels) > 1 else []
+    options = GridOptions(title or "", row_titles=row_titles, shared=not single, log=log, dark=dark)
+    return draw_panels(panels, options, path)
 
 
 def draw_heads(
@@ -180,14 +191,14 @@ def draw_heads(
     log: bool = False,
     dark: bool = False,
 ) -> Path:
-    """Draw every head of every layer: a row per layer, a column per head, all in the same colours.
+    """Draw every head of every layer: a row per layer, a column per head, with the same colors.
 
-    layers: what `regard.watch` has seen, or any weights (h, q, k) by name.
-    path: .png, .svg or .pdf.
-    queries, keys: their tokens, which are the same in each.
-    first: the number of the first head.
-    titles: what to call the columns instead.
-    title: one above all.
+    layers: what `regard.watch` recorded, or a mapping from names to weights (h, q, k).
+    path: output file, .png, .svg or .pdf.
+    queries, keys: tokens, the same for all layers.
+    first: number of the first head.
+    titles: titles of the columns; default: the numbers of the heads.
+    title: title of the picture.
     log, dark: as in `draw_weights`.
 
     >>> import tempfile, torch, regard
@@ -198,48 +209,48 @@ def draw_heads(
     >>> draw_heads(seen, tempfile.mkdtemp() + "/heads.svg", queries=list("abc"), keys=list("abc")).name
     'heads.svg'
     """
-    check_ending(path)
+    check_suffix(path)
     if not isinstance(layers, Mapping):
         raise DTypeError(
-            f"draw_heads got layers of the type {type(layers).__name__}; give weights by name, "
-            "{'layer 0': weights}, or draw those of one layer with draw_weights."
+            f"draw_heads(layers=…) got a {type(layers).__name__}; pass a mapping, {{'layer 0': weights}}, or "
+            "draw one layer with draw_weights."
         )
     if not layers:
-        raise ArgumentError("draw_heads got no layers; call the model inside the block of regard.watch.")
-    sides = [layer_label(name) for name in layers] if isinstance(layers, Seen) else list(layers)
-    layers = {name: _numbers(weights) for name, weights in layers.items()}
-    heads = [_count_heads(name, weights) for name, weights in layers.items()]
-    _check_number([sum(heads)])
-    most = CELLS if sum(heads) == 1 else SMALL
+        raise ArgumentError("draw_heads() got no layers; call the model inside the block of regard.watch.")
+    row_titles = [layer_label(name) for name in layers] if isinstance(layers, Seen) else list(layers)
+    layers = {name: _as_weights(weights) for name, weights in layers.items()}
+    counts = [_count_heads(name, weights) for name, weights in layers.items()]
+    _check_count(sum(counts))
+    max_cells = MAX_CELLS if sum(counts) == 1 else MAX_GRID_CELLS
     panels = []
-    for row, (weights, number) in enumerate(zip(layers.values(), heads, strict=True)):
-        matrices = _matrices(weights, most)
-        matrices = matrices.reshape(number, *matrices.shape[-2:])
-        names = _titles(titles, [f"head {head}" for head in range(first, first + number)], "heads")
+    for row, (weights, count) in enumerate(zip(layers.values(), counts, strict=True)):
+        matrices = _pooled(weights, max_cells)
+        matrices = matrices.reshape(count, *matrices.shape[-2:])
+        names = _titles(titles, [f"head {head}" for head in range(first, first + count)], "heads")
         rows, columns = weights.shape[-2:]
         pairs = zip(matrices, names, strict=True)
-        panels.append([Panel(one, rows, columns, queries, keys, "" if row else name) for one, name in pairs])
-    sheet = Sheet(title or "", sides=sides, shared=sum(heads) > 1, log=log, dark=dark)
-    return draw_panels(panels, sheet, path)
+        panels.append([Panel(m, rows, columns, queries, keys, "" if row else name) for m, name in pairs])
+    options = GridOptions(title or "", row_titles=row_titles, shared=sum(counts) > 1, log=log, dark=dark)
+    return draw_panels(panels, options, path)
 
 
 def draw_alignments(
-    alignments: Aligned | Sequence[Aligned],
+    alignments: AlignmentLike | Sequence[AlignmentLike],
     path: str | os.PathLike[str],
     *,
     titles: Sequence[str] | None = None,
     title: str | None = None,
-    across: int = ACROSS,
+    columns: int = MAX_COLUMNS,
     dark: bool = False,
 ) -> Path:
-    """Draw which words of two sentences belong together, one alignment or several side by side.
+    """Draw word alignments: one, or several side by side.
 
-    alignments: `Translation.alignment`, or several.
-    path: .png, .svg or .pdf.
-    titles: one for each of them.
-    title: one above all.
-    across: how many stand beside each other, at most.
-    dark: on dark paper.
+    alignments: a `Translation.alignment`, or a list of them.
+    path: output file, .png, .svg or .pdf.
+    titles: a title for each alignment.
+    title: title of the picture.
+    columns: maximum number of alignments side by side.
+    dark: dark background.
 
     >>> import tempfile, torch
     >>> from types import SimpleNamespace
@@ -248,13 +259,13 @@ def draw_alignments(
     >>> draw_alignments(alignment, tempfile.mkdtemp() + "/alignment.png").name
     'alignment.png'
     """
-    check_ending(path)
-    some = list(alignments) if isinstance(alignments, Sequence) else [alignments]
-    names = _titles(titles, [""] * len(some), "alignments")
-    panels = [_aligned(one, name) for one, name in zip(some, names, strict=True)]
-    check_int("draw_alignments got across", across, min=1)
-    rows = [panels[i : i + across] for i in range(0, len(panels), across)]
-    return draw_panels(rows, Sheet(title or "", names=("target", "source"), dark=dark), path)
+    check_suffix(path)
+    alignments = list(alignments) if isinstance(alignments, Sequence) else [alignments]
+    names = _titles(titles, [""] * len(alignments), "alignments")
+    panels = [_alignment_panel(*pair) for pair in zip(alignments, names, strict=True)]
+    check_int("draw_alignments got columns", columns, min=1)
+    options = GridOptions(title or "", axis_names=("target", "source"), dark=dark)
+    return draw_panels(_split_rows(panels, columns), options, path)
 
 
 def draw_mask(
@@ -268,45 +279,47 @@ def draw_mask(
     title: str | None = None,
     dark: bool = False,
 ) -> Path:
-    """Draw which keys each query may look at.
+    """Draw which keys each query may attend to.
 
-    path: .png, .svg or .pdf.
-    queries, keys: how many, or their tokens. By default as many as the mask is for, or 8 of each if it is for
-        any number; if only queries are given, there are as many keys.
-    lead: the leading axes of the call, if the mask is for some in particular, as that of a batch is.
-    titles: one for each of those.
-    title: one above all.
-    dark: on dark paper.
+    path: output file, .png, .svg or .pdf.
+    queries, keys: their number, or their tokens. Default: the size of the mask, or 8 × 8 if it has none; keys
+        default to queries.
+    lead: leading axes of the call, if the mask depends on them, as in a batch.
+    titles: a title for each entry of `lead`.
+    title: title of the picture; default: the mask.
+    dark: dark background.
 
     >>> import tempfile, regard
     >>> from regard.plot.heatmaps import draw_mask
     >>> draw_mask(regard.Causal() & regard.Window(3), tempfile.mkdtemp() + "/mask.svg", queries=20).name
     'mask.svg'
-    >>> draw_mask(regard.Documents([2, 4]), tempfile.mkdtemp() + "/documents.svg").name  # 6 of each
+    >>> draw_mask(regard.Documents([2, 4]), tempfile.mkdtemp() + "/documents.svg").name  # 6 × 6
     'documents.svg'
     """
-    check_ending(path)
+    check_suffix(path)
     mask = as_mask(mask)
     if queries is None:
-        queries, own_keys = mask.default_size() or (8, 8)
-        keys = own_keys if keys is None else keys
+        queries, default_keys = mask.default_size() or (8, 8)
+        keys = default_keys if keys is None else keys
     sides = [queries, queries if keys is None else keys]
-    sizes = [_size(side) for side in sides]
+    size = _size(sides[0]), _size(sides[1])
     tokens = [None if isinstance(side, int) else side for side in sides]
-    _check_number(lead)
-    seen = _in_sight(mask, (sizes[0], sizes[1]), tuple(lead))
-    names = _titles(titles, [str(i) if lead else "" for i in range(len(seen))], "masks")
+    _check_count(math.prod(lead))
+    matrices = _visible(mask, size, tuple(lead))
+    names = _titles(titles, [str(i) if lead else "" for i in range(len(matrices))], "masks")
     panels = [
-        Panel(one, sizes[0], sizes[1], tokens[0], tokens[1], name)
-        for one, name in zip(seen, names, strict=True)
+        Panel(matrix, size[0], size[1], tokens[0], tokens[1], name)
+        for matrix, name in zip(matrices, names, strict=True)
     ]
     theme = DARK if dark else LIGHT
-    key = ((theme.raised, "may not look"), (theme.accent, "may look"))
-    rows = [panels[i : i + 8] for i in range(0, len(panels), 8)]
-    sheet = Sheet(
-        repr(mask) if title is None else title, shared=len(panels) > 1, dark=dark, key=key, limits=(0, 1)
+    options = GridOptions(
+        repr(mask) if title is None else title,
+        shared=len(panels) > 1,
+        dark=dark,
+        legend=((theme.surface, "masked"), (theme.accent, "visible")),
+        limits=(0, 1),
     )
-    return draw_panels(rows, sheet, path)
+    return draw_panels(_split_rows(panels, 8), options, path)
 
 
 def draw_positions(
@@ -317,12 +330,12 @@ def draw_positions(
     title: str | None = None,
     dark: bool = False,
 ) -> Path:
-    """Draw position encodings: vectors and angles as matrices, biases as lines over the distance.
+    """Draw position encodings: vectors and angles as matrices, relative biases as lines.
 
-    path: .png, .svg or .pdf.
-    length: how many positions; of biases, the largest distance to either side.
-    title: what stands on top.
-    dark: on dark paper.
+    path: output file, .png, .svg or .pdf.
+    length: number of positions; for biases, the largest distance.
+    title: title of the picture.
+    dark: dark background.
 
     >>> import tempfile, regard
     >>> from regard.plot.heatmaps import draw_positions
@@ -331,105 +344,110 @@ def draw_positions(
     >>> draw_positions(regard.ALiBi(8), tempfile.mkdtemp() + "/biases.png").name
     'biases.png'
     """
-    check_ending(path)
+    check_suffix(path)
     check_int("draw_positions got length", length, min=1)
-    places = torch.arange(length)
+    axis_names = ("position", "feature")
     with torch.no_grad():
         if isinstance(positions, RelativeBias):
-            to_the_right = getattr(positions, "bidirectional", True)  # where others never look
-            distance = torch.arange(-length, length + 1 if to_the_right else 1)
+            bidirectional = getattr(positions, "bidirectional", True)
+            distance = torch.arange(-length, length + 1 if bidirectional else 1)
             biases = positions(distance).detach().cpu().reshape(-1, len(distance))
             return draw_by_distance(distance.tolist(), biases.tolist(), path, title=title, dark=dark)
         if isinstance(positions, RotaryPositions):
-            turn = positions(places)
-            half = positions.width // 2  # the other half turns with it
-            shown = {"cos of the angle": turn.cos[:, :half], "sin of the angle": turn.sin[:, :half]}
+            rotation = positions(torch.arange(length))
+            half = positions.width // 2  # the second half repeats the angles
+            matrices = {
+                "cos of the angle": rotation.cos[:, :half],
+                "sin of the angle": rotation.sin[:, :half],
+            }
+            axis_names = ("position", "pair of features")
         elif isinstance(positions, SinusoidalPositions | LearnedPositions):
-            shown = {"": positions(places)}
+            matrices = {"": positions(torch.arange(length))}
         else:
             raise DTypeError(
-                f"draw_positions got a {type(positions).__name__}; it draws Sinusoidal, Learned, Rotary, and "
-                "biases that depend on the distance, such as ALiBi and T5."
+                f"draw_positions() got a {type(positions).__name__}; pass SinusoidalPositions, "
+                "LearnedPositions, RotaryPositions, or a relative bias such as ALiBi or T5Bias."
             )
-    panels = [_panel(one, CELLS, title=name) for name, one in shown.items()]
-    names = ("position", "pair of features" if isinstance(positions, RotaryPositions) else "feature")
-    return draw_panels([panels], Sheet(title or "", names=names, dark=dark, bar="value"), path)
+    panels = [_panel(matrix, title=name) for name, matrix in matrices.items()]
+    options = GridOptions(title or "", axis_names=axis_names, dark=dark, colorbar="value")
+    return draw_panels([panels], options, path)
 
 
-def _numbers(weights: Any) -> Weights | Tensor:
-    """Lazy weights and tensors as they are; arrays and lists as tensors."""
+def _as_weights(weights: Any) -> Weights | Tensor:
+    """Convert arrays and lists to tensors."""
     if isinstance(weights, Weights | Tensor):
         return weights
     try:
-        return torch.as_tensor(np.array(weights))  # a copy, as torch takes no array that runs backwards
+        return torch.as_tensor(np.array(weights))  # a copy: torch does not accept negative strides
     except (TypeError, ValueError, RuntimeError):
         raise DTypeError(
-            f"the weights to draw are of the type {type(weights).__name__}, and not all of it are numbers; "
-            "give lazy weights, a tensor or an array."
+            f"Cannot draw a {type(weights).__name__} that is not numeric; pass lazy weights, a tensor or "
+            "an array."
         ) from None
 
 
-def _panel(
-    weights: Weights | Tensor, most: int, queries: Tokens = None, keys: Tokens = None, title: str = ""
-) -> Panel:
-    """Of one matrix."""
+def _panel(weights: Weights | Tensor, queries: Tokens = None, keys: Tokens = None, title: str = "") -> Panel:
     rows, columns = weights.shape
-    return Panel(_matrices(weights, most), rows, columns, queries, keys, title)
+    return Panel(_pooled(weights, MAX_CELLS), rows, columns, queries, keys, title)
 
 
-def _matrices(weights: Weights | Tensor, most: int) -> NDArray[Any]:
-    """The weights (…, q, k) as numbers, of large matrices the means of at most so many blocks."""
+def _pooled(weights: Weights | Tensor, max_cells: int) -> NDArray[Any]:
+    """Return weights (…, q, k) as an array, with at most `max_cells` rows and columns of block means."""
     if isinstance(weights, Weights):
-        large = max(weights.shape[-2:]) > most
-        return (weights.pool(most, most) if large else weights.dense()).detach().cpu().float().numpy()
-    matrix: NDArray[Any] = weights.detach().cpu().float().numpy()
-    for axis in (-2, -1):
-        size = matrix.shape[axis]
-        if size > most:
-            edges = np.arange(most + 1) * size // most
-            sums = np.add.reduceat(matrix, edges[:-1], axis)
-            sizes = np.diff(edges).astype(np.float32)
-            matrix = sums / (sizes if axis == -1 else sizes[:, None])
-    return matrix
+        large = max(weights.shape[-2:]) > max_cells
+        dense = weights.pool(max_cells, max_cells) if large else weights.dense()
+    else:
+        dense = pool_dense(weights.detach().cpu().float(), max_cells, max_cells)
+    return dense.detach().cpu().float().numpy()
 
 
 def _count_heads(name: str, weights: Weights | Tensor) -> int:
-    """Of weights (h, q, k), or of one head; of a batch of one too."""
     *batch, heads = weights.shape[:-2] if weights.dim() > 2 else (1,)
     if weights.dim() < 2 or any(size != 1 for size in batch):
         raise ShapeError(
-            f"the weights of {name!r} have the shape {tuple(weights.shape)}; heads are drawn of one input, "
-            "(h, q, k): choose one, weights[0]."
+            f"The weights of {name!r} have the shape {tuple(weights.shape)}; draw_heads() needs (h, q, k). "
+            "Select one entry of the batch: weights[0]."
         )
     return int(heads)
 
 
-def _aligned(alignment: Aligned, title: str) -> Panel:
-    weights = alignment.weights.detach().cpu().float().nan_to_num(0)
+def _split_rows(panels: list[Panel], columns: int) -> list[list[Panel]]:
+    return [panels[i : i + columns] for i in range(0, len(panels), columns)]
+
+
+def _alignment_panel(alignment: AlignmentLike, title: str) -> Panel:
+    weights = checked_weights(alignment)
     sources, targets = alignment.source_words, alignment.target_words
-    if tuple(weights.shape) != (len(targets), len(sources)):
-        raise ShapeError(
-            f"an alignment of {len(targets)} target words and {len(sources)} source words has weights of "
-            f"shape {tuple(weights.shape)}; it needs a row per target word and a column per source word."
-        )
     if not sources or not targets:
         raise ArgumentError(
-            f"an alignment of {len(targets)} target words and {len(sources)} source words cannot be drawn; "
-            "give sentences that have words."
+            f"Cannot draw an alignment of {len(targets)} target words and {len(sources)} source words."
         )
-    return _panel(weights, CELLS, targets, sources, title)
+    return _panel(weights, targets, sources, title)
 
 
-def _titles(given: Sequence[str] | None, usual: list[str], what: str) -> list[str]:
-    """One for each, or the usual ones."""
-    if given is not None and len(given) != len(usual):
-        raise ArgumentError(f"there are {len(given)} titles for {len(usual)} {what}; each needs its own.")
-    for title in given or ():
+def checked_weights(alignment: AlignmentLike) -> Tensor:
+    """Return the weights of an alignment as floats, if they have the right shape."""
+    weights = alignment.weights.detach().cpu().float().nan_to_num(0)
+    sources, targets = len(alignment.source_words), len(alignment.target_words)
+    if tuple(weights.shape) != (targets, sources):
+        raise ShapeError(
+            f"An alignment of {targets} target words and {sources} source words has weights of shape "
+            f"{tuple(weights.shape)}; it needs {(targets, sources)}."
+        )
+    return weights
+
+
+def _titles(titles: Sequence[str] | None, default: list[str], what: str) -> list[str]:
+    if titles is None:
+        return default
+    if len(titles) != len(default):
+        raise ArgumentError(f"Got {len(titles)} titles for {len(default)} {what}; pass one for each.")
+    for title in titles:
         if not isinstance(title, str):
             raise DTypeError(
-                f"titles hold {title!r:.40}, of the type {type(title).__name__}; give strings: str(title)."
+                f"A title is {title!r:.40} of type {type(title).__name__}; pass strings: str(title)."
             )
-    return usual if given is None else list(given)
+    return list(titles)
 
 
 def _size(side: int | Sequence[str]) -> int:
@@ -439,18 +457,14 @@ def _size(side: int | Sequence[str]) -> int:
     return side
 
 
-def _in_sight(mask: Mask, sizes: tuple[int, int], lead: tuple[int, ...]) -> NDArray[Any]:
-    """How much of each block may be looked at, in linear memory: of weights that are ½ where it may."""
-    query, key = (torch.zeros(*lead, size, 1) for size in sizes)
+def _visible(mask: Mask, size: tuple[int, int], lead: tuple[int, ...]) -> NDArray[Any]:
+    """Return the visible fraction of each block in linear memory: twice the weights of a sigmoid of 0."""
+    query, key = (torch.zeros(*lead, length, 1) for length in size)
     weights = attend(query, key, key, mask=mask, normalize=Sigmoid(bias=0.0))[1]
-    seen = 2 * _matrices(weights, CELLS)
-    return seen.reshape(math.prod(lead), *seen.shape[-2:])
+    visible = 2 * _pooled(weights, MAX_CELLS)
+    return visible.reshape(math.prod(lead), *visible.shape[-2:])
 
 
-def _check_number(lead: Sequence[int]) -> None:
-    """Before they are computed: no more matrices than can be seen, and at least one."""
-    number = math.prod(lead)
-    if not 1 <= number <= MOST:
-        raise ArgumentError(
-            f"a picture of {number:,} matrices could not be read; choose 1 to {MOST:,} of them."
-        )
+def _check_count(count: int) -> None:
+    if not 1 <= count <= MAX_PANELS:
+        raise ArgumentError(f"Cannot draw {count:,} matrices; select 1 to {MAX_PANELS:,}.")

@@ -1,4 +1,4 @@
-"""Tokens along an axis: as many as there is room for at the size and zoom in sight, so that none overlap."""
+"""Axis labels: as many tokens as fit at the current size and zoom without overlap."""
 
 import math
 from collections.abc import Sequence
@@ -9,153 +9,158 @@ from matplotlib import rcParams
 from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import Formatter, Locator
 
-from regard.plot.style import POINTS, extent, label
+from regard.plot.style import POINTS_PER_INCH, text_size, token_label
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
-GAPS = (4.0, 1.0, 14.0)  # points between two labels: in a line, above each other; of numbers
-MOST = 200  # labels that might all fit
-ANGLES = (0, 45, 90)  # of labels below a picture, the best to read first
+GAPS = (4.0, 1.0, 14.0)  # points between labels: horizontal tokens, other tokens, numbers
+MAX_LABELS = 200  # more are thinned out without measuring whether all fit
+ANGLES = (0, 45, 90)  # of labels below a matrix, in order of preference
 
 
-class Labels:
-    """What is written along an axis, at an angle, and how much room each label takes there."""
+class AxisLabels:
+    """The labels of one axis, and their sizes in points.
 
-    def __init__(self, tokens: Sequence[str] | None, count: int, size: float, angle: int) -> None:
-        """Of `count` tokens, or numbers, in a font of this size; an angle of −1 is beside the picture."""
-        self.tokens, self.count, self.size, self.angle = tokens, count, size, angle
+    tokens: None for numbers. count: number of positions. fontsize: in points.
+    angle: rotation of labels below a matrix; −1 for labels to its left.
+    """
+
+    def __init__(self, tokens: Sequence[str] | None, count: int, fontsize: float, angle: int) -> None:
+        self.tokens, self.count, self.fontsize, self.angle = tokens, count, fontsize, angle
         self._gap = GAPS[2] if tokens is None else GAPS[angle != 0]
-        self._extents: dict[int, tuple[float, float]] = {}
+        self._sizes: dict[int, tuple[float, float]] = {}
 
-    def name(self, place: int) -> str:
-        """What is written at a place."""
-        return f"{place:,}" if self.tokens is None else label(self.tokens[place])
+    def text(self, position: int) -> str:
+        """Return the label of a position."""
+        return f"{position:,}" if self.tokens is None else token_label(self.tokens[position])
 
-    def extent(self, place: int) -> tuple[float, float]:
-        """Width and height of a label, in points."""
-        if place not in self._extents:
-            self._extents[place] = extent(self.name(place), self.size)
-        return self._extents[place]
+    def size(self, position: int) -> tuple[float, float]:
+        """Return width and height of a label before rotation."""
+        if position not in self._sizes:
+            self._sizes[position] = text_size(self.text(position), self.fontsize)
+        return self._sizes[position]
 
-    def along(self, place: int) -> float:
-        """How much of the axis a label takes."""
-        width, height = self.extent(place)
+    def length_along(self, position: int) -> float:
+        """Return the length that a label takes along the axis."""
+        width, height = self.size(position)
         if self.angle <= 0:
             return width if self.angle == 0 else height
         return height / math.sin(math.radians(self.angle))
 
-    def across(self, place: int) -> float:
-        """How far a label reaches away from the axis."""
-        width, height = self.extent(place)
+    def depth_of(self, position: int) -> float:
+        """Return how far a label extends from the axis."""
+        width, height = self.size(position)
         if self.angle < 0:
             return width
-        turned = math.radians(self.angle)
-        return width * math.sin(turned) + height * math.cos(turned)
+        angle = math.radians(self.angle)
+        return width * math.sin(angle) + height * math.cos(angle)
 
-    def shown(self, first: int, last: int, cell: float) -> range:
-        """The places between these whose labels have room, a token having so many points of the axis."""
+    def fitting(self, first: int, last: int, cell: float) -> range:
+        """Return the positions whose labels fit between two positions; cell: points per position."""
         step = max(int(4 / max(cell, 1e-9)), 1)  # no label is smaller than 4 points
         while True:
             step = _round(step, 1 if self.tokens is None else 20)
-            places = range(-(-first // step) * step, last + 1, step)
-            if len(places) < 2:
-                return places
-            sizes = np.array([self.along(place) for place in places])
-            if float((sizes[1:] + sizes[:-1]).max()) / 2 + self._gap <= step * cell:
-                return places
+            positions = range(-(-first // step) * step, last + 1, step)
+            if len(positions) < 2:
+                return positions
+            lengths = np.array([self.length_along(position) for position in positions])
+            if float((lengths[1:] + lengths[:-1]).max()) / 2 + self._gap <= step * cell:
+                return positions
             step += 1
 
-    def reach(self, length: float) -> float:
-        """How far the labels that are shown on an axis of so many points reach away from it."""
-        return max((self.across(place) for place in self._shown(length)), default=0.0)
+    def depth(self, length: float) -> float:
+        """Return how far the labels extend from an axis of this length."""
+        return max((self.depth_of(position) for position in self._fitting(length)), default=0.0)
 
     def overhang(self, length: float) -> tuple[float, float]:
-        """How far labels below an axis of so many points reach beyond its left and its right end."""
+        """Return how far labels below an axis of this length extend beyond its left and right end."""
         cell, left, right = length / max(self.count, 1), 0.0, 0.0
-        for place in self._shown(length):
-            width, height = self.extent(place)
-            turned = math.radians(self.angle)
-            before = width / 2 if self.angle == 0 else width * math.cos(turned)
-            after = width / 2 if self.angle == 0 else height * math.sin(turned)
-            left = max(left, before - (place + 0.5) * cell)
-            right = max(right, after - (self.count - place - 0.5) * cell)
+        angle = math.radians(self.angle)
+        for position in self._fitting(length):
+            width, height = self.size(position)
+            before = width / 2 if self.angle == 0 else width * math.cos(angle)
+            after = width / 2 if self.angle == 0 else height * math.sin(angle)
+            left = max(left, before - (position + 0.5) * cell)
+            right = max(right, after - (self.count - position - 0.5) * cell)
         return left, right
 
-    def _shown(self, length: float) -> range:
-        return self.shown(0, self.count - 1, length / max(self.count, 1))
+    def _fitting(self, length: float) -> range:
+        return self.fitting(0, self.count - 1, length / max(self.count, 1))
 
-    def fits(self, length: float) -> bool:
-        """Whether all labels have room on an axis of so many points."""
-        return self.count <= MOST and len(self._shown(length)) == self.count
+    def all_fit(self, length: float) -> bool:
+        """Return whether all labels fit on an axis of this length."""
+        return self.count <= MAX_LABELS and len(self._fitting(length)) == self.count
 
-    def style(self) -> dict[str, Any]:
-        """How matplotlib turns such a label; a token is no formula."""
-        style: dict[str, Any] = {"parse_math": False, "fontsize": self.size}
+    def properties(self) -> dict[str, Any]:
+        """Return matplotlib's text properties of a label."""
+        properties: dict[str, Any] = {"parse_math": False, "fontsize": self.fontsize}
         if self.angle > 0:
-            style |= {"rotation": self.angle, "rotation_mode": "anchor", "ha": "right"}
-            style["va"] = "center" if self.angle == 90 else "top"
-        return style
+            properties |= {"rotation": self.angle, "rotation_mode": "anchor", "ha": "right"}
+            properties["va"] = "center" if self.angle == 90 else "top"
+        return properties
 
 
-def labels(axis: str, tokens: Sequence[str] | None, count: int, length: float, size: float) -> Labels:
-    """What to write along an axis "x" or "y" of so many points: tokens, or numbers if there are none."""
+def axis_labels(
+    axis: str, tokens: Sequence[str] | None, count: int, length: float, fontsize: float
+) -> AxisLabels:
+    """Create the labels of an axis "x" or "y" of this length: tokens, or numbers if there are none."""
     if axis == "y" or tokens is None:
-        return Labels(tokens, count, size, -1 if axis == "y" else 0)
-    turned = [Labels(tokens, count, size, angle) for angle in ANGLES]
-    return next((one for one in turned if one.fits(length)), turned[-1])
+        return AxisLabels(tokens, count, fontsize, -1 if axis == "y" else 0)
+    rotated = [AxisLabels(tokens, count, fontsize, angle) for angle in ANGLES]
+    return next((labels for labels in rotated if labels.all_fit(length)), rotated[-1])
 
 
-def put(axis: "Axis", written: Labels) -> None:
-    """Write labels along an axis, thinned to what fits whenever it is drawn."""
-    axis.set_major_locator(_Places(written))
-    axis.set_major_formatter(_Names(written))
+def set_labels(axis: "Axis", labels: AxisLabels) -> None:
+    """Set the labels of an axis; whenever it is drawn, it shows those that fit."""
+    axis.set_major_locator(_LabelLocator(labels))
+    axis.set_major_formatter(_LabelFormatter(labels))
 
 
-def tick_size(axis: str) -> float:
-    """The size of the font along an axis "x" or "y", in points."""
+def tick_fontsize(axis: str) -> float:
+    """Return the font size of an axis "x" or "y" in points."""
     size = rcParams["xtick.labelsize"] if axis == "x" else rcParams["ytick.labelsize"]
     return float(FontProperties(size=size).get_size_in_points())
 
 
-def _round(step: int, least: int) -> int:
-    """Every 100th is shown, say, and not every 97th; small steps are as they are."""
-    if step < least:
+def _round(step: int, min: int) -> int:
+    """Round up to 1, 2 or 5 times a power of ten; steps below `min` stay."""
+    if step < min:
         return step
     unit = 10 ** (len(str(step)) - 1)
     return next(unit * times for times in (1, 2, 5, 10) if unit * times >= step)
 
 
-class _Places(Locator):
-    def __init__(self, written: Labels) -> None:
-        self.written = written
+class _LabelLocator(Locator):
+    def __init__(self, labels: AxisLabels) -> None:
+        self.labels = labels
 
     def __call__(self) -> Any:
-        """Where there are labels, of those in sight."""
+        """Return the positions of the labels in the current view."""
         assert self.axis is not None
         low, high = sorted(self.axis.get_view_interval())
         return self.tick_values(low, high)
 
     def tick_values(self, vmin: float, vmax: float) -> Any:
         axes = self.axis.axes  # type: ignore[union-attr]
-        box, dots = axes.bbox, axes.figure.dpi
-        length = (box.width if self.axis.axis_name == "x" else box.height) * POINTS / dots  # type: ignore[union-attr]
-        first, last = max(math.ceil(vmin), 0), min(math.floor(vmax), self.written.count - 1)
+        size = axes.bbox.width if self.axis.axis_name == "x" else axes.bbox.height  # type: ignore[union-attr]
+        length = size * POINTS_PER_INCH / axes.figure.dpi
+        first, last = max(math.ceil(vmin), 0), min(math.floor(vmax), self.labels.count - 1)
         if last < first or length <= 0:
             return np.array([])
-        return np.array(self.written.shown(first, last, length / (vmax - vmin)), dtype=float)
+        return np.array(self.labels.fitting(first, last, length / (vmax - vmin)), dtype=float)
 
 
-class _Names(Formatter):
-    def __init__(self, written: Labels) -> None:
-        self.written = written
+class _LabelFormatter(Formatter):
+    def __init__(self, labels: AxisLabels) -> None:
+        self.labels = labels
 
     def __call__(self, x: float, pos: int | None = None) -> str:
-        place = round(x)
-        return self.written.name(place) if 0 <= place < self.written.count else ""
+        position = round(x)
+        return self.labels.text(position) if 0 <= position < self.labels.count else ""
 
     def format_ticks(self, values: Any) -> list[str]:
-        """The labels at these places; ticks are made when they are needed, so that they are turned here."""
+        """Return the labels at these positions, and rotate their ticks, which exist only now."""
         for tick in self.axis.get_major_ticks(len(values)):  # type: ignore[union-attr]
-            tick.label1.set(**self.written.style())
+            tick.label1.set(**self.labels.properties())
         return [self(value) for value in values]

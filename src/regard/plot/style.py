@@ -1,4 +1,4 @@
-"""What all pictures share: colours, light and dark; fonts; texts that fit; and how they are saved."""
+"""Shared style of all pictures: light and dark themes, fonts, text that fits, and files."""
 
 import os
 import warnings
@@ -20,81 +20,82 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap, Normalize
     from matplotlib.figure import Figure
 
-ENDINGS = (".png", ".svg", ".pdf")
-DPI = 150  # of a PNG
-# Weights: from the paper's lightness to its opposite, in even steps, by yellow, grey and blue, which all
-# kinds of colour vision tell apart (as cividis: Nuñez, Anderton and Renslow 2018). The page has the same.
+SUFFIXES = (".png", ".svg", ".pdf")
+DPI = 150  # of PNG files
+# Weights: lightness changes evenly from the background's to its opposite, through yellow, gray and blue,
+# which all kinds of color vision distinguish (as cividis: Nuñez, Anderton and Renslow 2018). The page has
+# the same colors.
 ON_LIGHT = ("#fdfbf0", "#f7e794", "#cdbd6e", "#99957a", "#676f79", "#2d4670", "#001c48")
 ON_DARK = ("#0f1829", "#083068", "#3e4d6d", "#6d7075", "#989376", "#cbbb69", "#ffea46")
-# Values of both signs: 0 is like the paper, orange is below it and blue above, equally far from it
+# Signed values: 0 is the background's color, negative values are orange, positive values blue
 SIGNED_ON_LIGHT = ("#6b2a00", "#b8560f", "#e8a465", "#fdfbf0", "#93bedd", "#3a80b8", "#0a3a66")
 SIGNED_ON_DARK = ("#ffc48f", "#d07a30", "#7a3f10", "#0f1418", "#1b4a70", "#4590c8", "#a9daff")
-MARKERS = "osD^vP*X"  # for paper without colours
-LONGEST = 20  # characters of a token that are shown
-POINTS = 72  # to an inch
-_HINTED = 1.1  # how much wider letters may come out that are fitted to pixels
+MARKERS = "osD^vP*X"  # distinguish lines without color
+MAX_TOKEN_LENGTH = 20  # characters
+POINTS_PER_INCH = 72
+_HINTING = 1.1  # text may be this much wider after hinting
 
 
 class Theme(NamedTuple):
-    """The colours of a picture that are not data, and those of its lines."""
+    """The colors of a picture."""
 
-    paper: str
-    raised: str  # of areas that hold nothing
-    ink: str
-    quiet: str
-    rule: str
+    background: str
+    surface: str  # empty areas
+    text: str
+    muted: str
+    border: str
     lines: tuple[str, ...]
     weights: tuple[str, ...]  # from the smallest to the largest
-    signed: tuple[str, ...]  # the same for values of both signs
+    signed: tuple[str, ...]  # the same for signed values
 
     @property
-    def palette(self) -> "Colormap":
-        """The colours of weights: the smallest are almost paper.
+    def colormap(self) -> "Colormap":
+        """The colormap of weights: the smallest have almost the background's color.
 
         >>> from regard.plot.style import DARK, LIGHT
-        >>> [[round(float(part), 2) for part in theme.palette(0.0)[:3]] for theme in (LIGHT, DARK)]
+        >>> [[round(float(part), 2) for part in theme.colormap(0.0)[:3]] for theme in (LIGHT, DARK)]
         [[0.99, 0.98, 0.94], [0.06, 0.09, 0.16]]
         """
         from matplotlib.colors import LinearSegmentedColormap
 
         return LinearSegmentedColormap.from_list("regard on dark" if self.is_dark else "regard", self.weights)
 
-    def palette_for(self, norm: "Normalize") -> "Colormap":
-        """The colours of weights, or of values of both signs if the scale begins below 0.
+    def colormap_for(self, norm: "Normalize") -> "Colormap":
+        """Return the colormap of weights, or of signed values if the scale starts below 0.
 
-        Those are cut where the scale ends, so that 0 is like the paper and equal distances from it are
-        equally strong, also if the scale goes further to one side than to the other.
+        The signed colormap is cut at the ends of the scale: 0 always has the background's color, and equal
+        distances from 0 are equally strong on an asymmetric scale too.
 
         >>> from matplotlib.colors import Normalize, to_hex
         >>> from regard.plot.style import LIGHT
-        >>> [to_hex(LIGHT.palette_for(Normalize(*ends))(1.0)) for ends in ((-1, 1), (-1, 0))]  # blue, paper
+        >>> ranges = (-1, 1), (-1, 0)
+        >>> [to_hex(LIGHT.colormap_for(Normalize(*limits))(1.0)) for limits in ranges]  # blue, background
         ['#0a3a66', '#fdfbf0']
         """
         if norm.vmin is None or norm.vmax is None or norm.vmin >= 0:
-            return self.palette
+            return self.colormap
         from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
-        reach = max(-norm.vmin, norm.vmax)
-        values = reach * np.linspace(-1, 1, len(self.signed))
+        values = max(-norm.vmin, norm.vmax) * np.linspace(-1, 1, len(self.signed))
         inside = values[(values > norm.vmin) & (values < norm.vmax)]
-        shown = np.array([norm.vmin, *inside, norm.vmax])
-        parts = np.array([to_rgb(colour) for colour in self.signed]).T
-        colours = np.stack([np.interp(shown, values, part) for part in parts], -1)
-        places = (shown - norm.vmin) / (norm.vmax - norm.vmin)
-        return LinearSegmentedColormap.from_list("regard signed", list(zip(places, colours, strict=True)))
+        stops = np.array([norm.vmin, *inside, norm.vmax])
+        channels = np.array([to_rgb(color) for color in self.signed]).T
+        colors = np.stack([np.interp(stops, values, channel) for channel in channels], -1)
+        positions = (stops - norm.vmin) / (norm.vmax - norm.vmin)
+        return LinearSegmentedColormap.from_list("regard signed", list(zip(positions, colors, strict=True)))
 
     @property
     def accent(self) -> str:
-        """The colour of what stands out."""
+        """The color of emphasis."""
         return self.lines[0]
 
     @property
     def is_dark(self) -> bool:
-        """Whether the paper is darker than the ink."""
-        return self.paper < self.ink
+        """Whether the background is darker than the text."""
+        return self.background < self.text
 
 
-# Okabe and Ito 2008: distinct for the colour-blind too; what is black on white paper is white on black
+# Okabe and Ito 2008: distinct for color-blind readers; black on white becomes white on black
 _BLUE, _ORANGE, _GREEN, _PINK, _AMBER, _SKY, _OLIVE = (
     "#0072B2",
     "#D55E00",
@@ -126,84 +127,83 @@ DARK = Theme(
 )
 
 
-def theme_of(axes: "Axes") -> Theme:
-    """The theme for axes of somebody else: what their background asks for.
+def theme_for(axes: "Axes") -> Theme:
+    """Return the theme that fits the background of the user's axes.
 
     >>> import matplotlib.pyplot as plt
-    >>> from regard.plot.style import theme_of
+    >>> from regard.plot.style import theme_for
     >>> with plt.style.context("dark_background"):
     ...     figure, axes = plt.subplots()
-    >>> theme_of(axes).is_dark, theme_of(plt.figure().subplots()).is_dark
+    >>> theme_for(axes).is_dark, theme_for(plt.figure().subplots()).is_dark
     (True, False)
     >>> plt.close("all")
     """
     from matplotlib.colors import to_rgba
 
-    seen = np.ones(3)  # where nothing is painted, paper is white
+    background = np.ones(3)  # white below transparent colors
     figure = axes.get_figure(root=True)
-    for painted in ([] if figure is None else [figure.get_facecolor()]) + [axes.get_facecolor()]:
-        *colour, opacity = to_rgba(painted)
-        seen = opacity * np.array(colour) + (1 - opacity) * seen
-    return DARK if ink_on(seen) == "white" else LIGHT
+    for face in ([] if figure is None else [figure.get_facecolor()]) + [axes.get_facecolor()]:
+        *color, opacity = to_rgba(face)
+        background = opacity * np.array(color) + (1 - opacity) * background
+    return DARK if text_color_on(background) == "white" else LIGHT
 
 
-def ink_on(colour: Sequence[float] | NDArray[Any]) -> str:
-    """Black or white, whichever is easier to read on red, green and blue of 0 to 1.
+def text_color_on(color: Sequence[float] | NDArray[Any]) -> str:
+    """Return black or white, whichever is easier to read on a color (red, green and blue from 0 to 1).
 
-    Its contrast, (lighter + 0.05) / (darker + 0.05), is at least 4.5 on any colour (WCAG 2, 1.4.3).
+    The contrast (lighter + 0.05) / (darker + 0.05) is at least 4.5 on any color (WCAG 2, 1.4.3).
 
-    >>> from regard.plot.style import ink_on
-    >>> ink_on((1, 0.9, 0.3)), ink_on((0, 0.1, 0.3))
+    >>> from regard.plot.style import text_color_on
+    >>> text_color_on((1, 0.9, 0.3)), text_color_on((0, 0.1, 0.3))
     ('black', 'white')
     """
-    return "black" if (luminance(colour) + 0.05) ** 2 > 1.05 * 0.05 else "white"
+    return "black" if (luminance(color) + 0.05) ** 2 > 1.05 * 0.05 else "white"
 
 
-def luminance(colour: Sequence[float] | NDArray[Any]) -> float:
-    """How light red, green and blue of 0 to 1 are together: sRGB's relative luminance."""
-    parts = np.asarray(colour, dtype=float)[:3]
-    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+def luminance(color: Sequence[float] | NDArray[Any]) -> float:
+    """Return sRGB's relative luminance of a color (red, green and blue from 0 to 1)."""
+    channels = np.asarray(color, dtype=float)[:3]
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     return float(linear @ (0.2126, 0.7152, 0.0722))
 
 
 @contextmanager
-def drawing(texts: Sequence[str], *, dark: bool = False) -> Iterator[Theme]:
-    """Colours, and fonts for these texts, in which $ is a letter like others, for all that is drawn within.
+def plot_style(texts: Sequence[str], *, dark: bool = False) -> Iterator[Theme]:
+    """Set colors, and fonts for these texts, inside a `with` block; $ is an ordinary character.
 
-    A user's own style, with grids, other sizes or a layout, is put aside meanwhile.
+    The user's own matplotlib style does not apply inside the block.
 
     >>> from matplotlib.figure import Figure
-    >>> from regard.plot.style import drawing
-    >>> with drawing(["Hund"], dark=True) as theme:
+    >>> from regard.plot.style import plot_style
+    >>> with plot_style(["Hund"], dark=True) as theme:
     ...     figure = Figure()
-    >>> figure.get_facecolor() == figure.get_edgecolor(), theme.ink
+    >>> figure.get_facecolor() == figure.get_edgecolor(), theme.text
     (True, '#e6e9ec')
     """
     from matplotlib import rcParams, style
 
     theme = DARK if dark else LIGHT
     with style.context("default"):
-        more = fonts("".join(texts))
         rcParams.update(
             {
                 "text.parse_math": False,
-                "font.family": [*rcParams["font.family"], *more],
-                "svg.hashsalt": "regard",  # the same picture is the same file
-                "svg.fonttype": "none",  # text stays text, which can be found, read aloud and copied
+                "font.family": [*rcParams["font.family"], *fallback_fonts("".join(texts))],
+                "svg.hashsalt": "regard",  # reproducible files
+                "svg.fonttype": "none",  # text stays text: searchable and accessible
                 "pdf.fonttype": 42,
-                "figure.facecolor": theme.paper,
-                "figure.edgecolor": theme.paper,
-                "savefig.facecolor": theme.paper,
-                "axes.facecolor": theme.paper,
-                "axes.edgecolor": theme.rule,
-                "axes.labelcolor": theme.quiet,
-                "axes.titlecolor": theme.ink,
-                "text.color": theme.ink,
-                "xtick.color": theme.rule,
-                "ytick.color": theme.rule,
-                "xtick.labelcolor": theme.ink,
-                "ytick.labelcolor": theme.ink,
-                "grid.color": theme.rule,
+                "figure.facecolor": theme.background,
+                "figure.edgecolor": theme.background,
+                "savefig.facecolor": theme.background,
+                "axes.facecolor": theme.background,
+                "axes.edgecolor": theme.border,
+                "axes.labelcolor": theme.muted,
+                "axes.titlecolor": theme.text,
+                "text.color": theme.text,
+                "xtick.color": theme.border,
+                "ytick.color": theme.border,
+                "xtick.labelcolor": theme.text,
+                "ytick.labelcolor": theme.text,
+                "grid.color": theme.border,
                 "font.size": 10,
                 "axes.titlesize": 11,
                 "axes.labelsize": 9.5,
@@ -214,134 +214,135 @@ def drawing(texts: Sequence[str], *, dark: bool = False) -> Iterator[Theme]:
         yield theme
 
 
-def fonts(text: str) -> list[str]:
-    """Fonts of this machine that have the letters which the usual one lacks, where there are such."""
+def fallback_fonts(text: str) -> list[str]:
+    """Return installed fonts that have the characters which the default font lacks."""
     from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 
-    missing = {ord(letter) for letter in text if letter.isprintable()}
+    missing = {ord(character) for character in text if character.isprintable()}
     missing -= get_font(findfont(FontProperties())).get_charmap().keys()
-    found = []
+    names = []
     for entry in fontManager.ttflist:
         if not missing:
             break
-        usual = entry.style == "normal" and entry.weight in (400, "normal", "regular")
-        if usual and not entry.name.startswith("Last Resort"):  # which has a box for every letter
-            has = missing & get_font(entry.fname).get_charmap().keys()
-            if has:
-                found.append(entry.name)
-                missing -= has
-    return found
+        regular = entry.style == "normal" and entry.weight in (400, "normal", "regular")
+        if regular and not entry.name.startswith("Last Resort"):  # which has a box for every character
+            covered = missing & get_font(entry.fname).get_charmap().keys()
+            if covered:
+                names.append(entry.name)
+                missing -= covered
+    return names
 
 
 def save(figure: "Figure", path: str | os.PathLike[str]) -> Path:
-    """Write a figure whole: .png, .svg or .pdf. Letters that no font has are shown as boxes."""
-    check_ending(path)
-    kind = Path(path).suffix[1:].lower()
-    # no date, so that the same picture is the same file
-    about: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+    """Write a figure atomically as .png, .svg or .pdf. Characters without a glyph are shown as boxes."""
+    check_suffix(path)
+    suffix = Path(path).suffix[1:].lower()
+    # no date: equal pictures are equal files
+    metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix, {})
     content = BytesIO()
-    with missing_letters_are_boxes():
-        figure.savefig(content, format=kind, dpi=DPI, metadata=about)
+    with ignore_missing_glyphs():
+        figure.savefig(content, format=suffix, dpi=DPI, metadata=metadata)
     return write_atomic(path, content.getvalue())
 
 
 @contextmanager
-def missing_letters_are_boxes() -> Iterator[None]:
-    """Without a warning for each."""
+def ignore_missing_glyphs() -> Iterator[None]:
+    """Suppress matplotlib's warnings about missing glyphs."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ ", UserWarning)
         yield
 
 
-def check_ending(path: str | os.PathLike[str]) -> None:
-    """Before anything is computed: a picture of a kind that can be written."""
+def check_suffix(path: str | os.PathLike[str]) -> None:
+    """Raise an error, before anything is computed, unless a path ends in .png, .svg or .pdf."""
     if not isinstance(path, str | os.PathLike):
         raise DTypeError(
-            f"the picture's path is {path!r:.40}, of the type {type(path).__name__}; give one that ends in "
-            f"{', '.join(ENDINGS)}, and all else by keyword, such as title=."
+            f"path must be a string or a Path, got {path!r:.40} of type {type(path).__name__}. Pass other "
+            "arguments by keyword: title=…."
         )
-    if Path(path).suffix.lower() not in ENDINGS:
-        raise ArgumentError(f"the picture {os.fspath(path)!r} can end in {', '.join(ENDINGS)}.")
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise ArgumentError(f"Cannot write {os.fspath(path)!r}: use the suffix {', '.join(SUFFIXES)}.")
 
 
-# Texts
+# Text
 
 
-def label(token: str) -> str:
-    """How a token is written along an axis: in one line, not too long, and visible even if it is blank.
+def token_label(token: str) -> str:
+    """Return a token as an axis label: one line, shortened, visible even if it is blank.
 
-    >>> from regard.plot.style import label
-    >>> label("dogs"), label("\\n"), label(""), label("x" * 10_000)
+    >>> from regard.plot.style import token_label
+    >>> token_label("dogs"), token_label("\\n"), token_label(""), token_label("x" * 10_000)
     ('dogs', '␣', '∅', 'xxxxxxxxxxxxxxxxxxx…')
     """
     if not isinstance(token, str):
-        raise DTypeError(f"a token is a {type(token).__name__}, {token!r:.40}; give strings: str(token).")
-    text = shorten(printable(token[: LONGEST + 1]), LONGEST)
+        raise DTypeError(f"A token is a {type(token).__name__}, {token!r:.40}. Pass strings: str(token).")
+    text = shorten(printable(token[: MAX_TOKEN_LENGTH + 1]), MAX_TOKEN_LENGTH)
     return text if text.strip() else "␣" * len(text) or "∅"
 
 
-def extent(text: str, size: float) -> tuple[float, float]:
-    """The width and the height of a line of text, in points."""
+def text_size(text: str, fontsize: float) -> tuple[float, float]:
+    """Return width and height of a line of text in points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
-    with missing_letters_are_boxes():
-        width, height, _ = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), False)
-    return width * _HINTED, max(height * _HINTED, 1.25 * size)
+    font = FontProperties(size=fontsize)
+    with ignore_missing_glyphs():
+        width, height, _ = text_to_path.get_text_width_height_descent(text, font, False)
+    return width * _HINTING, max(height * _HINTING, 1.25 * fontsize)
 
 
-def fitted(text: str, width: float, size: float) -> str:
-    """A line of at most so many points: its end is cut if it must be."""
-    most = len(text)
-    while most > 1 and extent(shorten(text, most), size)[0] > width:
-        most = min(most - 1, int(most * width / extent(shorten(text, most), size)[0]) + 1)
-    return shorten(text, max(most, 1))
+def fit_text(text: str, width: float, fontsize: float) -> str:
+    """Shorten a line to a width in points."""
+    length = len(text)
+    while length > 1 and (actual := text_size(shorten(text, length), fontsize)[0]) > width:
+        length = min(length - 1, int(length * width / actual) + 1)
+    return shorten(text, max(length, 1))
 
 
-def wrapped(text: str, width: float, size: float, most: int = 3) -> str:
-    """A text in lines of at most so many points, and no more lines than that.
+def wrap_text(text: str, width: float, fontsize: float, max_lines: int = 3) -> str:
+    """Break a text into at most `max_lines` lines of a width in points.
 
-    >>> from regard.plot.style import wrapped
-    >>> wrapped("dogs may bark at strangers", 80, 10)
+    >>> from regard.plot.style import wrap_text
+    >>> wrap_text("dogs may bark at strangers", 80, 10)
     'dogs may\\nbark at\\nstrangers'
     """
     lines = [""]
     for word in printable(text[:1000]).split():
         longer = f"{lines[-1]} {word}".lstrip()
-        if lines[-1] and extent(longer, size)[0] > width:
-            if len(lines) == most:
+        if lines[-1] and text_size(longer, fontsize)[0] > width:
+            if len(lines) == max_lines:
                 lines[-1] += "…"
                 break
             longer = word
             lines.append("")
         lines[-1] = longer
-    return "\n".join(fitted(line, width, size) for line in lines)
+    return "\n".join(fit_text(line, width, fontsize) for line in lines)
 
 
 # Lines
 
 
-def style(number: int, theme: Theme) -> dict[str, Any]:
-    """The colour and the marker of a line."""
+def line_style(number: int, theme: Theme) -> dict[str, Any]:
+    """Return color and marker of a line."""
     return {"color": theme.lines[number % len(theme.lines)], "marker": MARKERS[number % len(MARKERS)]}
 
 
-def tidy(axes: "Axes") -> None:
-    """A faint grid, and no frame."""
+def style_axes(axes: "Axes") -> None:
+    """Add a faint grid, and remove the frame."""
     axes.grid(True, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def legend(figure: "Figure", names: Sequence[str], styles: Sequence[dict[str, Any]]) -> None:
-    """Above everything, so that it hides no curve."""
+def add_legend(figure: "Figure", names: Sequence[str], styles: Sequence[dict[str, Any]]) -> None:
+    """Add a legend above the axes, where it covers no line."""
     from matplotlib.lines import Line2D
 
-    lines = [Line2D([], [], **one) for one in styles]
-    width = figure.get_figwidth() * POINTS - 40
-    labels = [fitted(printable(name[:1000]), width - 60, 10) for name in names]
-    # a name that begins with an underscore would be left out
+    lines = [Line2D([], [], **line) for line in styles]
+    width = figure.get_figwidth() * POINTS_PER_INCH - 40
+    labels = [fit_text(printable(name[:1000]), width - 60, 10) for name in names]
+    # matplotlib omits names that start with an underscore
     labels = [f" {name}" if name.startswith("_") else name for name in labels]
-    widest = max(extent(name, 10)[0] for name in labels)
+    widest = max(text_size(name, 10)[0] for name in labels)
     columns = max(min(len(names), int(width / (widest + 50))), 1)
     figure.legend(lines, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=10)

@@ -1,16 +1,14 @@
-"""Word alignments, drawn in a terminal: a row per target word, a column per source word."""
+"""Word alignments in the terminal: a row per target word, a column per source word."""
 
 import os
 import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from regard._util.checks import check_int
 from regard._util.text import printable
-from regard.errors import ArgumentError, ShapeError
-from regard.plot.heatmaps import Aligned
+from regard.errors import ArgumentError
+from regard.plot.heatmaps import AlignmentLike, checked_weights
 from regard.plot.style import DARK, LIGHT, Theme
 
 if TYPE_CHECKING:
@@ -18,19 +16,19 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 SHADES = " ░▒▓█"
-LETTERS = " .:+#"  # for a terminal that has no others
-FULL = 0.5  # what is drawn strongest is the largest weight, or this if all are smaller
-TALLEST = 14  # letters of a source word, which stands upright
-WIDEST = 20  # columns of a target word
-CELL = 2  # columns of a weight: about as wide as high, and room for a Han character
-LEAST = 8  # columns that a drawing needs
+ASCII_SHADES = " .:+#"  # for terminals without Unicode
+MIN_FULL = 0.5  # the darkest shade is the largest weight, but at least this
+MAX_HEIGHT = 14  # characters of a source word, written vertically
+MAX_LABEL_WIDTH = 20  # columns of a target word
+CELL_WIDTH = 2  # columns of a weight: about square, and wide enough for a Han character
+MIN_WIDTH = 8  # columns of a drawing
 
 
-def draw_alignment(alignment: Aligned, console: "Console | None" = None) -> None:
-    """Draw an alignment in a terminal: colours where it has some, shades elsewhere.
+def draw_alignment(alignment: AlignmentLike, console: "Console | None" = None) -> None:
+    """Print an alignment to a terminal, in color if it supports that, otherwise with shading characters.
 
-    The colours are those of the pictures, on dark paper, or on light paper where the terminal says that it is
-    light: in the environment variable COLORFGBG, as "0;15".
+    The colors are those of the pictures with a dark background, or with a light one if the environment
+    variable COLORFGBG says so: "0;15".
 
     >>> import torch
     >>> from types import SimpleNamespace
@@ -50,18 +48,18 @@ def draw_alignment(alignment: Aligned, console: "Console | None" = None) -> None
     from rich.console import Console
 
     console = console or Console(highlight=False)
-    colours = console.color_system in ("256", "truecolor") and not console.no_color
-    ours = SHADES if console.encoding.startswith("utf") else LETTERS
-    shades = None if colours else ours
-    for line in _lines(alignment, max(console.width, LEAST), shades, console.encoding):
+    shades: str | None = SHADES if console.encoding.startswith("utf") else ASCII_SHADES
+    if console.color_system in ("256", "truecolor") and not console.no_color:
+        shades = None
+    for line in _lines(alignment, max(console.width, MIN_WIDTH), shades, console.encoding):
         console.print(line, soft_wrap=True)
 
 
-def alignment_lines(alignment: Aligned, *, width: int = 80, shades: str = SHADES) -> list[str]:
-    """The lines that draw an alignment without colours, none wider than `width`.
+def alignment_lines(alignment: AlignmentLike, *, width: int = 80, shades: str = SHADES) -> list[str]:
+    """Return an alignment as lines of text without color, at most `width` columns wide.
 
-    Source words stand upright above their columns; if there are more than fit, the rest follows below.
-    At the end of each row stands the source word that its target word looked at most, if there is room.
+    Source words are written vertically above their columns; those that do not fit follow below. Each row ends
+    with the source word of the largest weight, if it fits.
 
     >>> import torch
     >>> from types import SimpleNamespace
@@ -71,109 +69,104 @@ def alignment_lines(alignment: Aligned, *, width: int = 80, shades: str = SHADES
     >>> alignment_lines(alignment, shades=" .:+#")[-2:]
     ['two  ##   zwei', 'dogs   ## Hunde']
     """
-    check_int("alignment_lines got width", width, min=LEAST)
+    check_int("alignment_lines got width", width, min=MIN_WIDTH)
     if len(shades) < 2:
-        raise ArgumentError(f"alignment_lines got shades={shades!r}; give at least two, the faintest first.")
+        raise ArgumentError(
+            f"alignment_lines(shades={shades!r}): pass at least two characters, the lightest first."
+        )
     return [line.plain.rstrip() for line in _lines(alignment, width, shades)]
 
 
-def _checked(alignment: Aligned, encoding: str = "utf-8") -> tuple[list[str], list[str], Tensor]:
-    """Words without control characters or any that cannot be written, and weights of the right shape."""
-    given = (alignment.source_words, alignment.target_words)
-    sources, targets = ([_written(printable(word), encoding) for word in words] for words in given)
-    weights = alignment.weights.detach().cpu().float().nan_to_num(0)
-    if tuple(weights.shape) != (len(targets), len(sources)):
-        raise ShapeError(
-            f"an alignment of {len(targets)} target words and {len(sources)} source words has weights of "
-            f"shape {tuple(weights.shape)}; it needs a row per target word and a column per source word."
-        )
-    return sources, targets, weights
-
-
-def _written(text: str, encoding: str) -> str:
+def _encodable(text: str, encoding: str) -> str:
     return text.encode(encoding, "replace").decode(encoding)
 
 
-def _lines(alignment: Aligned, width: int, shades: str | None, encoding: str = "utf-8") -> "Iterator[Text]":
-    """Line by line; without shades, in colours."""
+def _lines(
+    alignment: AlignmentLike, width: int, shades: str | None, encoding: str = "utf-8"
+) -> "Iterator[Text]":
+    """Yield the lines; in color if shades is None."""
     from rich.cells import cell_len
     from rich.text import Text
 
-    sources, targets, weights = _checked(alignment, encoding)
+    weights = checked_weights(alignment)
+    sources, targets = (
+        [_encodable(printable(word), encoding) for word in words]
+        for words in (alignment.source_words, alignment.target_words)
+    )
     if not sources or not targets:
         yield Text("(no words to align)"[:width])
         return
-    weights = weights / max(float(weights.max()), FULL)
-    label = min(max(map(cell_len, targets)), WIDEST, (width - CELL - 1) // 2)
-    panels = -(-len(sources) // ((width - label - 1) // CELL))
-    columns = -(-len(sources) // panels)
-    room = width - label - 1 - CELL * len(sources) - 1
-    named = room >= min(LEAST, max(map(cell_len, sources)))
+    weights = weights / max(float(weights.max()), MIN_FULL)
+    label_width = min(max(map(cell_len, targets)), MAX_LABEL_WIDTH, (width - CELL_WIDTH - 1) // 2)
+    parts = -(-len(sources) // ((width - label_width - 1) // CELL_WIDTH))
+    columns = -(-len(sources) // parts)
+    left = width - label_width - 1 - CELL_WIDTH * len(sources) - 1
+    shows_best = left >= min(MIN_WIDTH, max(map(cell_len, sources)))
     for first in range(0, len(sources), columns):
         if first:
             yield Text()
-        yield from _heading(sources[first : first + columns], label, _written("⋮", encoding))
+        yield from _heading(sources[first : first + columns], label_width, _encodable("⋮", encoding))
         for target, row in zip(targets, weights, strict=True):
-            line = Text(_fit(target, label, encoding) + " ")
+            line = Text(_fit(target, label_width, encoding) + " ")
             for weight in row[first : first + columns].tolist():
                 line.append(*_cell(weight, shades))
-            if named and float(row.max()) > 0:
-                line.append(" " + _fit(sources[int(row.argmax())], room, encoding))
+            if shows_best and float(row.max()) > 0:
+                line.append(" " + _fit(sources[int(row.argmax())], left, encoding))
             if shades:
                 line.rstrip()
             yield line
 
 
-def _heading(words: Sequence[str], label: int, cut: str) -> "Iterator[Text]":
-    """Words that stand upright, each above its column; `cut` stands where the end of one is cut."""
+def _heading(words: Sequence[str], label_width: int, ellipsis: str) -> "Iterator[Text]":
+    """Yield the lines of words written vertically, each above its column."""
     from rich.cells import set_cell_size
     from rich.text import Text
 
-    upright = [_letters(word) for word in words]
-    upright = [each if len(each) <= TALLEST else [*each[: TALLEST - 1], cut] for each in upright]
-    for height in range(max(map(len, upright)), 0, -1):
-        letters = (each[-height] if len(each) >= height else "" for each in upright)
-        line = " " * (label + 1) + "".join(set_cell_size(letter, CELL) for letter in letters)
+    vertical = [_graphemes(word) for word in words]
+    vertical = [word if len(word) <= MAX_HEIGHT else [*word[: MAX_HEIGHT - 1], ellipsis] for word in vertical]
+    for height in range(max(map(len, vertical)), 0, -1):
+        letters = (word[-height] if len(word) >= height else "" for word in vertical)
+        line = " " * (label_width + 1) + "".join(set_cell_size(letter, CELL_WIDTH) for letter in letters)
         yield Text(line.rstrip())
 
 
-def _letters(word: str) -> list[str]:
-    """Characters, each with the marks that belong to it."""
-    letters: list[str] = []
+def _graphemes(word: str) -> list[str]:
+    """Split a word into characters with their combining marks."""
+    graphemes: list[str] = []
     for character in word:
-        if letters and unicodedata.category(character) in ("Mn", "Mc", "Me", "Cf"):
-            letters[-1] += character
+        if graphemes and unicodedata.category(character) in ("Mn", "Mc", "Me", "Cf"):
+            graphemes[-1] += character
         else:
-            letters.append(character)
-    return letters
+            graphemes.append(character)
+    return graphemes
 
 
 def _theme() -> Theme:
-    """Of this terminal: many tell their colours, text;background, of which 7 and above 8 are light."""
+    """Return the terminal's theme. COLORFGBG is "text;background"; backgrounds 7 and 9 to 15 are light."""
     background = os.environ.get("COLORFGBG", "").rpartition(";")[2]
     return LIGHT if background.isdecimal() and int(background) in (7, *range(9, 16)) else DARK
 
 
-def _colour(weight: float, stops: Sequence[str]) -> str:
-    """The colour of a weight between 0 and 1."""
-    place = min(max(weight, 0), 1) * (len(stops) - 1)
-    low = min(int(place), len(stops) - 2)
+def _color(weight: float, stops: Sequence[str]) -> str:
+    """Interpolate the color of a weight between 0 and 1."""
+    position = min(max(weight, 0), 1) * (len(stops) - 1)
+    low = min(int(position), len(stops) - 2)
     ends = [[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in stops[low : low + 2]]
-    mixed = (round(a + (place - low) * (b - a)) for a, b in zip(*ends, strict=True))
-    return "#" + "".join(f"{part:02x}" for part in mixed)
+    channels = (round(a + (position - low) * (b - a)) for a, b in zip(*ends, strict=True))
+    return "#" + "".join(f"{channel:02x}" for channel in channels)
 
 
 def _cell(weight: float, shades: str | None) -> tuple[str, str]:
-    """What is drawn for a weight between 0 and 1, and its style."""
+    """Return text and style of a cell for a weight between 0 and 1."""
     if shades is None:
-        return " " * CELL, f"on {_colour(weight, _theme().weights)}"
-    return shades[min(max(round(weight * (len(shades) - 1)), 0), len(shades) - 1)] * CELL, ""
+        return " " * CELL_WIDTH, f"on {_color(weight, _theme().weights)}"
+    return shades[min(max(round(weight * (len(shades) - 1)), 0), len(shades) - 1)] * CELL_WIDTH, ""
 
 
 def _fit(word: str, width: int, encoding: str) -> str:
-    """Exactly so many columns: blanks are added, or the end is cut."""
+    """Pad or shorten a word to exactly `width` columns."""
     from rich.cells import cell_len, set_cell_size
 
     if cell_len(word) <= width:
         return set_cell_size(word, width)
-    return set_cell_size(word, width - 1) + _written("…", encoding)
+    return set_cell_size(word, width - 1) + _encodable("…", encoding)
