@@ -254,11 +254,11 @@ def test_meta_device() -> None:
 
 
 def test_invalid_summary_arguments() -> None:
-    with pytest.raises(regard.DTypeError, match=r"summary got \[1\]; it sums up a torch.nn.Module"):
+    with pytest.raises(regard.DTypeError, match=r"summary got \[1\]; pass a torch.nn.Module"):
         summary([1])  # type: ignore[arg-type]
     with pytest.raises(regard.ArgumentError, match="length=0; it must be at least 1"):
         summary(nn.ReLU(), length=0)
-    with pytest.raises(regard.ArgumentError, match="LazyLinear whose weight has no shape yet"):
+    with pytest.raises(regard.ArgumentError, match="LazyLinear whose weight is uninitialized"):
         summary(nn.LazyLinear(5))
 
 

@@ -540,12 +540,12 @@ ONES = torch.ones(2, 3, dtype=torch.long)
 @pytest.mark.parametrize(
     ("error", "message", "source", "options"),
     [
-        (ArgumentError, "token 11 is outside of the vocabulary, .* 0 to 10", ONES * 11, {}),
-        (ArgumentError, "token -4 is outside", ONES * -4, {}),
-        (ShapeError, r"source has the shape \(0, 3\)", ONES[:0], {}),
-        (ShapeError, r"source has the shape \(2, 0\)", ONES[:, :0], {}),
-        (ShapeError, r"source has the shape \(3,\).*tokens\[None\]", ONES[0], {}),
-        (ShapeError, "the source has 1 sentences and the target 2", ONES[:1], {}),
+        (ArgumentError, "Token 11 is out of range for a vocabulary of 11", ONES * 11, {}),
+        (ArgumentError, "Token -4 is out of range", ONES * -4, {}),
+        (ShapeError, r"source has shape \(0, 3\)", ONES[:0], {}),
+        (ShapeError, r"source has shape \(2, 0\)", ONES[:, :0], {}),
+        (ShapeError, r"source has shape \(3,\).*tokens\[None\]", ONES[0], {}),
+        (ShapeError, "source has 1 sentences and target has 2", ONES[:1], {}),
         (
             ShapeError,
             "a length is 4 and the batch has 3 places",
@@ -553,8 +553,8 @@ ONES = torch.ones(2, 3, dtype=torch.long)
             {"source_lengths": torch.tensor([4, 1])},
         ),
         (ShapeError, r"lengths \(3,\)", ONES, {"source_lengths": torch.tensor([1, 1, 1])}),
-        (ArgumentError, "source sentence 1 has the length 0", ONES, {"source_lengths": torch.tensor([3, 0])}),
-        (ArgumentError, "target sentence 0 has the length 0", ONES, {"target_lengths": torch.tensor([0, 2])}),
+        (ArgumentError, "Source sentence 1 has length 0", ONES, {"source_lengths": torch.tensor([3, 0])}),
+        (ArgumentError, "Target sentence 0 has length 0", ONES, {"target_lengths": torch.tensor([0, 2])}),
         (
             ShapeError,
             "a length is -1",
@@ -562,12 +562,12 @@ ONES = torch.ones(2, 3, dtype=torch.long)
             {"source_lengths": torch.tensor([-1, 1])},
         ),
         (DTypeError, "lengths of torch.float32", ONES, {"source_lengths": torch.tensor([1.0, 2.0])}),
-        (DTypeError, "lengths that are a list", ONES, {"source_lengths": [1, 2]}),
-        (DTypeError, "the source is a list", [[1, 2], [3, 4]], {}),
-        (DTypeError, "the tokens are of torch.float32", ONES.float(), {}),
-        (ShapeError, "the source has no sentences", Packed.of([]), {}),
-        (ArgumentError, "source sentence 1 has the length 0", Packed.of([[1], []]), {}),
-        (ArgumentError, "leave source_lengths away", Packed.of([[1], [2]]), {"source_lengths": ONES[:, 0]}),
+        (DTypeError, "lengths of type list", ONES, {"source_lengths": [1, 2]}),
+        (DTypeError, "source is a list", [[1, 2], [3, 4]], {}),
+        (DTypeError, "tokens have dtype torch.float32", ONES.float(), {}),
+        (ShapeError, "source has no sentences", Packed.of([]), {}),
+        (ArgumentError, "Source sentence 1 has length 0", Packed.of([[1], []]), {}),
+        (ArgumentError, "omit source_lengths", Packed.of([[1], [2]]), {"source_lengths": ONES[:, 0]}),
     ],
 )
 def test_invalid_batches(
@@ -580,20 +580,20 @@ def test_invalid_batches(
 
 def test_target_tokens_out_of_range() -> None:
     model = RecurrentSeq2Seq((TARGET, SOURCE), RecurrentConfig(width=4))
-    with pytest.raises(ArgumentError, match=r"token 12 is outside of the vocabulary, .* 0 to 10"):
+    with pytest.raises(ArgumentError, match=r"Token 12 is out of range for a vocabulary of 11"):
         model(ONES * 12, ONES * 12)
 
 
 def test_invalid_steps() -> None:
     model = RecurrentSeq2Seq(SOURCE, RecurrentConfig(width=4))
     state = model.start(ONES)
-    with pytest.raises(ShapeError, match=r"tokens of shape \(3,\) and a state of 2 sentences.*\(2,\)"):
+    with pytest.raises(ShapeError, match=r"tokens of shape \(3,\) and a state of 2 rows.*\(2,\)"):
         model.step(torch.tensor([1, 2, 3]), state)
-    with pytest.raises(DTypeError, match="a state of int"):
+    with pytest.raises(DTypeError, match="a state of type int"):
         model.step(ONES[:, 0], 3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("vocabulary", [0, -1, 2.5, (5, 0)])
 def test_invalid_vocab_sizes(vocabulary: object) -> None:
-    with pytest.raises(RegardError, match="vocabulary"):
+    with pytest.raises(RegardError, match="vocab_size"):
         RecurrentSeq2Seq(vocabulary)  # type: ignore[arg-type]

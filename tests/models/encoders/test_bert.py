@@ -89,7 +89,7 @@ def test_attended_weights_sum_to_one() -> None:
 
 
 def test_too_long_sentence_is_rejected() -> None:
-    with pytest.raises(ArgumentError, match="position 20 and LearnedPositions has positions 0 to 18"):
+    with pytest.raises(ArgumentError, match="Position 20 is out of range: LearnedPositions has 19"):
         make().embed("dogs " * 19)
 
 
@@ -121,7 +121,14 @@ def test_saved_encoder_gives_the_same_vectors(tmp_path) -> None:
 def test_mismatched_files_are_rejected(tmp_path, spoil) -> None:
     path = make().save(tmp_path / "bert.safetensors")
     spoil(path)
-    with pytest.raises(RegardError, match="holds no BertEncoder"):
+    with pytest.raises(RegardError, match="is not a valid BertEncoder file"):
+        BertEncoder.load(path)
+
+
+def test_old_files_are_rejected_as_old(tmp_path) -> None:
+    path = make().save(tmp_path / "bert.safetensors")
+    about(format="bert 1")(path)
+    with pytest.raises(RegardError, match=r"earlier version of regard \('bert 1'; .* 'bert 2'\)\. Train .* again"):
         BertEncoder.load(path)
 
 

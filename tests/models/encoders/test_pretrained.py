@@ -315,7 +315,7 @@ def test_sentence_without_tokens_is_rejected(folder):
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
     encoder = load_encoder(folder)
     assert encoder.sentence_vectors(["bark", "may"]).isfinite().all()
-    with pytest.raises(ArgumentError, match=r"sentence 1 is '', .* no tokens; give"):
+    with pytest.raises(ArgumentError, match="Sentence 1, '', has no tokens; remove it"):
         encoder.sentence_vectors(["bark", ""])
 
 
@@ -329,7 +329,7 @@ def test_any_integer_dtype(dtype, folder):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
 def test_non_integer_tokens_are_rejected(dtype, folder):
-    with pytest.raises(DTypeError, match=f"the tokens are of {dtype}"):
+    with pytest.raises(DTypeError, match=f"tokens have dtype {dtype}"):
         load_encoder(folder)(torch.ones(1, 3, dtype=dtype))
 
 
@@ -386,9 +386,9 @@ def test_compiles_in_one_graph(folder):
 def test_too_long_sentence_is_rejected(folder):
     encoder = load_encoder(folder)
     encoder.embed("bark " * (POSITIONS - 2))
-    with pytest.raises(ArgumentError, match=f"sentence 1 has {POSITIONS + 1} tokens.* {POSITIONS}; split it"):
+    with pytest.raises(ArgumentError, match=f"Sentence 1 is too long: {POSITIONS + 1} tokens; .* at most {POSITIONS}\\. Split it"):
         encoder.embed(["bark", "bark " * (POSITIONS - 1)])
-    with pytest.raises(ArgumentError, match=f"has {POSITIONS + 2} tokens"):
+    with pytest.raises(ArgumentError, match=f"too long: {POSITIONS + 2} tokens"):
         encoder(torch.zeros(1, POSITIONS + 2, dtype=torch.long))
 
 
@@ -397,13 +397,13 @@ def test_roberta_max_tokens(tmp_path):
     encoder = load_encoder(tmp_path)
     assert encoder.max_tokens == POSITIONS - 2
     encoder(torch.full((1, POSITIONS - 2), 5))
-    with pytest.raises(ArgumentError, match=f"{POSITIONS - 1} tokens.* {POSITIONS - 2}; split"):
+    with pytest.raises(ArgumentError, match=f"{POSITIONS - 1} tokens.* {POSITIONS - 2}\\. Split"):
         encoder(torch.full((1, POSITIONS - 1), 5))
 
 
 @pytest.mark.parametrize("token", [-1, len(VOCABULARY), 2**40])
 def test_tokens_out_of_range(token, folder):
-    with pytest.raises(ArgumentError, match=f"token {token} is outside"):
+    with pytest.raises(ArgumentError, match=f"Token {token} is out of range"):
         load_encoder(folder)(torch.tensor([[2, token]]))
 
 
@@ -418,17 +418,17 @@ def test_sentence_without_words_is_rejected(sentence, folder):
 
 def test_missing_folder(tmp_path):
     with pytest.raises(
-        ArgumentError, match="there is no folder 'bert-base-uncased'; regard downloads nothing"
+        ArgumentError, match="There is no folder 'bert-base-uncased', and regard does not download"
     ):
         load_encoder("bert-base-uncased")
-    with pytest.raises(ArgumentError, match=r"config\.json cannot be read"):
+    with pytest.raises(ArgumentError, match=r"Cannot read .*config\.json"):
         load_encoder(tmp_path)
     with pytest.raises(DTypeError, match="got a int"):
         load_encoder(3)  # type: ignore[arg-type]
 
 
 def test_invalid_paths(folder, monkeypatch):
-    with pytest.raises(ArgumentError, match=r"'aaa.*…' cannot be read: .*too long") as caught:
+    with pytest.raises(ArgumentError, match=r"Cannot read 'aaa.*…': .*too long") as caught:
         load_encoder("a" * 300)
     assert len(str(caught.value)) < 500
 
@@ -436,7 +436,7 @@ def test_invalid_paths(folder, monkeypatch):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_dir", refuse)
-    with pytest.raises(ArgumentError, match="cannot be read: Permission denied; give a folder"):
+    with pytest.raises(ArgumentError, match=": Permission denied. Pass a folder"):
         load_encoder(folder)
 
 
@@ -445,7 +445,7 @@ def test_bytes_paths_are_rejected():
         def __fspath__(self) -> bytes:
             return b"minilm"
 
-    with pytest.raises(DTypeError, match="a path of bytes"):
+    with pytest.raises(DTypeError, match="a path of type bytes"):
         load_encoder(Bytes())  # type: ignore[arg-type]
 
 
@@ -456,10 +456,10 @@ def test_too_large_weights_are_rejected(error, folder, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty", refuse)
-        with pytest.raises(ArgumentError, match=r"cannot be read.* memory"):
+        with pytest.raises(ArgumentError, match=r"Cannot read.* memory"):
             load_encoder(folder)
     monkeypatch.setattr("safetensors.safe_open", refuse)
-    with pytest.raises(ArgumentError, match=r"model\.safetensors is no whole"):
+    with pytest.raises(ArgumentError, match=r"model\.safetensors is not a complete"):
         load_encoder(folder)
 
 
@@ -604,20 +604,20 @@ def test_task_heads_are_skipped(folder):
 def test_truncated_weights(size, folder):
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[:size])
-    with pytest.raises(ArgumentError, match=r"no whole safetensors file.*again"):
+    with pytest.raises(ArgumentError, match=r"not a complete safetensors file.*again"):
         load_encoder(folder)
 
 
 def test_header_with_too_large_sizes(folder):
     header = json.dumps({"x": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(ArgumentError, match="no whole safetensors file"):
+    with pytest.raises(ArgumentError, match="not a complete safetensors file"):
         load_encoder(folder)
 
 
 def test_pickles_are_never_read(folder):
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ArgumentError, match=r"has no weights; load_encoder reads model\.safetensors"):
+    with pytest.raises(ArgumentError, match=r"has no weights; add model\.safetensors"):
         load_encoder(folder)
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
     with pytest.raises(ArgumentError, match=r"pytorch_model\.bin, a pickle.*save_pretrained"):
@@ -640,7 +640,7 @@ def test_index_must_refer_to_the_same_folder(name, folder):
     (folder / "model.safetensors").rename(folder / "one.safetensors")
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"embeddings.word_embeddings.weight": name}}))
-    with pytest.raises(ArgumentError, match="it may name safetensors files beside it alone"):
+    with pytest.raises(ArgumentError, match="only safetensors files in the same folder are allowed"):
         load_encoder(folder)
 
 
@@ -664,7 +664,7 @@ def test_index_with_too_long_name(folder):
     (folder / "model.safetensors").rename(folder / "one.safetensors")
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"x": "x" * 5000 + ".safetensors"}}))
-    with pytest.raises(ArgumentError, match=r"cannot be read: .*too long") as caught:
+    with pytest.raises(ArgumentError, match=r"Cannot read .*too long") as caught:
         load_encoder(folder)
     assert len(str(caught.value)) < 500
 
@@ -679,7 +679,7 @@ def test_symlinks_are_followed(folder, tmp_path_factory):
 def test_missing_tokenizer(folder):
     (folder / "tokenizer.json").unlink()
     with pytest.raises(
-        ArgumentError, match=r"has no tokenizer; load_encoder reads tokenizer\.json, or vocab\.txt"
+        ArgumentError, match=r"has no tokenizer; add tokenizer\.json, or vocab\.txt"
     ):
         load_encoder(folder)
 
@@ -689,7 +689,7 @@ def test_missing_tokenizer(folder):
 )
 def test_invalid_tokenizer(content, folder):
     (folder / "tokenizer.json").write_bytes(content)
-    with pytest.raises(ArgumentError, match=r"tokenizer\.json is no"):
+    with pytest.raises(ArgumentError, match=r"tokenizer\.json is not"):
         load_encoder(folder)
 
 
@@ -698,7 +698,7 @@ def test_tokenizer_that_would_panic(folder):
     model |= {"continuing_subword_prefix": "abcdef"}
     (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
     with pytest.raises(
-        ArgumentError, match=r"is no tokenizer that regard uses: it merges 'b', which is short"
+        ArgumentError, match=r"is not supported: its merge 'b' is short"
     ):
         load_encoder(folder)
 
@@ -707,20 +707,20 @@ def test_tokenizer_larger_than_the_vocabulary(folder):
     (folder / "tokenizer.json").unlink()
     for last in ("more\n", "more\nand more\n"):
         (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n" + last)
-        with pytest.raises(ArgumentError, match=r"to 7\d and the model has vectors for 0 to 69"):
+        with pytest.raises(ArgumentError, match=r"to 7\d and the model a vocabulary of 70"):
             load_encoder(folder)
     word_pieces(folder)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"]["##z"] = 70
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(ArgumentError, match="tokens up to 70 and the model has vectors for 0 to 69"):
+    with pytest.raises(ArgumentError, match="token ids up to 70 and the model a vocabulary of 70"):
         load_encoder(folder)
 
 
 def test_vocabulary_without_special_tokens(folder):
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.txt").write_text("a\nb\n")
-    with pytest.raises(ArgumentError, match=r"lacks \[CLS\] and \[SEP\]"):
+    with pytest.raises(ArgumentError, match=r"lacks the required tokens \[CLS\] and \[SEP\]"):
         load_encoder(folder)
 
 

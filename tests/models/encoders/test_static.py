@@ -41,7 +41,7 @@ def test_unknown_words_have_a_vector_but_cannot_be_queried(encoder):
         lambda: encoder.nearest("barks", among=["dogs bark"]),
         lambda: encoder.compare("it barks", "it barks", word="barks"),
     ):
-        with pytest.raises(ArgumentError, match="does not know the word 'barks'; did you mean 'bark'"):
+        with pytest.raises(ArgumentError, match="does not know the word 'barks' \\(did you mean 'bark'"):
             ask()
     with pytest.raises(ArgumentError, match="'<unk>'"):
         encoder.vector("<unk>")
@@ -61,14 +61,14 @@ def test_nearest_ignores_the_sentence(encoder):
     assert encoder.nearest("dogs", sentence="See DOGS bark") == encoder.nearest(("dogs", 0)) == found
     with pytest.raises(ArgumentError, match="'dogs' is not in 'trees bark'"):
         encoder.nearest("dogs", sentence="trees bark")
-    with pytest.raises(ArgumentError, match="layer is 7"):
+    with pytest.raises(ArgumentError, match="layer=7"):
         encoder.nearest("dogs", layer=7)
-    with pytest.raises(DTypeError, match="give a string, or a pair"):
+    with pytest.raises(DTypeError, match="pass a string, or a pair"):
         encoder.nearest(None)
 
 
 def test_static_encoder_has_no_attention(encoder):
-    with pytest.raises(ArgumentError, match="StaticEncoder does not attend"):
+    with pytest.raises(ArgumentError, match="StaticEncoder has no attention"):
         encoder.attended_words("dogs bark", "bark")
 
 
@@ -78,8 +78,8 @@ def test_static_encoder_has_no_attention(encoder):
         (WORDS, torch.ones(4, 7), ShapeError, r"5 words and vectors of shape \(4, 7\)"),
         (WORDS, torch.ones(5), ShapeError, r"\(5,\)"),
         ([], torch.ones(0, 7), ShapeError, "0 words"),
-        (WORDS, torch.ones(5, 7, dtype=torch.int), DTypeError, "floating point"),
-        (["a", "a"], torch.ones(2, 7), ArgumentError, "again"),
+        (WORDS, torch.ones(5, 7, dtype=torch.int), DTypeError, "floating-point"),
+        (["a", "a"], torch.ones(2, 7), ArgumentError, "twice, as word 1 and word 2"),
     ],
 )
 def test_invalid_vectors_are_rejected(words, vectors, error, message):
@@ -167,7 +167,7 @@ def test_saved_vectors_are_exact(encoder, tmp_path):
     assert torch.equal(again.vectors, encoder.vectors)
     assert again.vocabulary == encoder.vocabulary
     for word in ("a 1", "a nan", " a", "a\nb", "a\0", "\ud800"):
-        with pytest.raises(ArgumentError, match="could not be read again"):
+        with pytest.raises(ArgumentError, match="cannot be stored"):
             StaticEncoder([word], torch.ones(1, 3)).save(path)
     assert StaticEncoder.load(path).vocabulary == encoder.vocabulary  # what was there still is
 
@@ -247,13 +247,13 @@ def test_invalid_files_are_rejected_with_the_line(content, message, tmp_path):
 
 
 def test_invalid_paths_are_rejected(tmp_path):
-    with pytest.raises(ArgumentError, match=r"none\.txt' cannot be read: No such file.*; give a text file"):
+    with pytest.raises(ArgumentError, match=r"Cannot read .*none\.txt': No such file.* Pass a text file"):
         StaticEncoder.load(tmp_path / "none.txt")
     for path in (tmp_path, "a\0b", "a" * 5000):
-        with pytest.raises(ArgumentError, match="cannot be read"):
+        with pytest.raises(ArgumentError, match="Cannot read"):
             StaticEncoder.load(path)
     for number in (5, b"vectors.txt", None):
-        with pytest.raises(DTypeError, match="give the path of a file"):
+        with pytest.raises(DTypeError, match="pass a file path"):
             StaticEncoder.load(number)  # type: ignore[arg-type]
 
 

@@ -137,7 +137,7 @@ def test_sources_of_other_widths(widths: Any) -> None:
 
 
 def test_self_attention_needs_equal_widths() -> None:
-    with pytest.raises(regard.ShapeError, match=r"key has the shape \(3, 12\).*\(…, n, 7\)"):
+    with pytest.raises(regard.ShapeError, match=r"key has shape \(3, 12\).*\(…, n, 7\)"):
         layer_of(source_width=7)(normal(3, 12))
 
 
@@ -201,17 +201,17 @@ def test_projection_matches_the_state_dict(options: dict[str, Any]) -> None:
         assert torch.equal(layer.projection(which)[1], bias)
 
 
-# Memory and cache
+# Projected sources and caches
 
 
 @pytest.mark.parametrize("kind", ["plain", "two key heads", "head widths", "additive"])
 def test_projected_source_gives_the_same_output(kind: str) -> None:
     layer, x, source = LAYERS[kind](), normal(2, 3, 12), normal(2, 5, 12)
-    memory = layer.project_source(source)
-    assert memory.key.shape[-3] == memory.value.shape[-3] == layer.key_heads
-    close(layer(x, memory), layer(x, source))
+    projected = layer.project_source(source)
+    assert projected.key.shape[-3] == projected.value.shape[-3] == layer.key_heads
+    close(layer(x, projected), layer(x, source))
     rows = torch.tensor([1, 1, 0])
-    close(layer(x[rows], memory.select(rows)), layer(x, source)[rows])
+    close(layer(x[rows], projected.select(rows)), layer(x, source)[rows])
 
 
 @given(
@@ -306,10 +306,10 @@ def test_cache_grows_geometrically() -> None:
     """Its tokens move when its room doubles, not at every step."""
     cache, places = KVCache(), set()
     for _ in range(200):
-        memory = cache.extend(normal(2, 3, 1, 5), normal(2, 3, 1, 7))
-        places.add(memory.key.untyped_storage().data_ptr())
-    assert memory.key.shape == (2, 3, 200, 5)
-    assert memory.value.shape == (2, 3, 200, 7)
+        projected = cache.extend(normal(2, 3, 1, 5), normal(2, 3, 1, 7))
+        places.add(projected.key.untyped_storage().data_ptr())
+    assert projected.key.shape == (2, 3, 200, 5)
+    assert projected.value.shape == (2, 3, 200, 7)
     assert len(places) <= 5
 
 
@@ -334,7 +334,7 @@ def test_cache_is_for_one_batch(grad: bool) -> None:
     layer, cache = layer_of(), KVCache()
     with torch.set_grad_enabled(grad):
         layer(normal(2, 3, 12), cache=cache)
-        with pytest.raises(regard.ShapeError, match=r"\(2, 4, 3, 3\).*\(5, 4, 1, 3\).*new Cache"):
+        with pytest.raises(regard.ShapeError, match=r"\(2, 4, 3, 3\).*\(5, 4, 1, 3\).*new KVCache"):
             layer(normal(5, 1, 12), cache=cache)
 
 
@@ -361,7 +361,7 @@ def test_rejected_keys_leave_the_cache_unchanged() -> None:
 @pytest.mark.parametrize("more", [{"value": normal(5, 12)}, {"cache": KVCache()}])
 def test_key_values_exclude_value_and_cache(more: dict[str, Any]) -> None:
     layer = layer_of()
-    with pytest.raises(regard.ArgumentError, match=f"got a Memory.*{next(iter(more))}; leave that out"):
+    with pytest.raises(regard.ArgumentError, match=f"got KeyValues .*{next(iter(more))}; omit it"):
         layer(normal(3, 12), layer.project_source(normal(5, 12)), **more)
 
 
@@ -418,7 +418,7 @@ def test_state_dict_is_complete(kind: str) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: MultiHeadAttention(10, 4), regard.ArgumentError, "10 is no multiple of 4"),
+        (lambda: MultiHeadAttention(10, 4), regard.ArgumentError, "width=10 and heads=4; width must be a multiple of heads"),
         (lambda: MultiHeadAttention(12, 4, key_heads=3), regard.ArgumentError, "heads=4 and key_heads=3"),
         (lambda: MultiHeadAttention(12, 4, key_heads=8), regard.ArgumentError, "heads=4 and key_heads=8"),
         (lambda: MultiHeadAttention(12, 0), regard.ArgumentError, "heads=0"),
@@ -438,10 +438,10 @@ def test_invalid_layers(make: Any, error: type[Exception], message: str) -> None
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda layer: layer(normal(3, 11)), regard.ShapeError, r"query has the shape \(3, 11\)"),
-        (lambda layer: layer(normal(12)), regard.ShapeError, r"query has the shape \(12,\)"),
-        (lambda layer: layer([1.0]), regard.DTypeError, "query that is a list"),
-        (lambda layer: layer(normal(3, 12), normal(5, 7)), regard.ShapeError, r"key has the shape \(5, 7\)"),
+        (lambda layer: layer(normal(3, 11)), regard.ShapeError, r"query has shape \(3, 11\)"),
+        (lambda layer: layer(normal(12)), regard.ShapeError, r"query has shape \(12,\)"),
+        (lambda layer: layer([1.0]), regard.DTypeError, "query of type list"),
+        (lambda layer: layer(normal(3, 12), normal(5, 7)), regard.ShapeError, r"key has shape \(5, 7\)"),
         (
             lambda layer: layer(normal(3, 12), normal(5, 12), normal(5, 7)),
             regard.ShapeError,
@@ -509,8 +509,8 @@ def test_custom_attention_layer() -> None:
 
 
 def test_key_values_default_row_map() -> None:
-    key, value, readers = KeyValues(normal(2, 3), normal(2, 5))
-    assert (key.shape, value.shape, readers) == ((2, 3), (2, 5), None)
+    key, value, row_map = KeyValues(normal(2, 3), normal(2, 5))
+    assert (key.shape, value.shape, row_map) == ((2, 3), (2, 5), None)
 
 
 def test_failed_call_leaves_the_cache_unchanged() -> None:

@@ -216,16 +216,16 @@ def test_dropout_only_in_training() -> None:
         ({"ffn_dim": 0}, regard.ArgumentError, "ffn_dim=0"),
         ({"layers": 2.0}, regard.DTypeError, "layers=2.0"),
         ({"dropout": 1.0}, regard.ArgumentError, "dropout=1.0"),
-        ({"norm_first": 1}, regard.DTypeError, "norm_first=1; it is True or False"),
-        ({"linear_bias": "yes"}, regard.DTypeError, "linear_bias='yes'; it is True or False"),
+        ({"norm_first": 1}, regard.DTypeError, "norm_first=1; it must be True or False"),
+        ({"linear_bias": "yes"}, regard.DTypeError, "linear_bias='yes'; it must be True or False"),
         ({"eps": 0.0}, regard.ArgumentError, "eps=0.0"),
-        ({"activation": "tanh"}, regard.ArgumentError, "'tanh'; there are relu, gelu, swiglu"),
+        ({"activation": "tanh"}, regard.ArgumentError, "'tanh'; choose one of relu, gelu, swiglu"),
         ({"heads": 8, "key_heads": 3}, regard.ArgumentError, "heads=8 and key_heads=3"),
         ({"key_heads": "two"}, regard.DTypeError, "key_heads='two'"),
         ({"normalize": "softmax"}, regard.DTypeError, "normalize='softmax'"),
-        ({"normalize": regard.Softmax}, regard.DTypeError, "no normalizer"),
-        ({"norm": "batch"}, regard.ArgumentError, "'batch'; there are layer, rms"),
-        ({"positions": "absolute"}, regard.ArgumentError, "'absolute'; there are sinusoidal"),
+        ({"normalize": regard.Softmax}, regard.DTypeError, "not a normalizer"),
+        ({"norm": "batch"}, regard.ArgumentError, "'batch'; choose one of layer, rms"),
+        ({"positions": "absolute"}, regard.ArgumentError, "'absolute'; choose one of sinusoidal"),
     ],
 )
 def test_invalid_configs(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -238,17 +238,17 @@ def test_invalid_feed_forwards() -> None:
         FeedForward(12, -5)
     with pytest.raises(regard.DTypeError, match="width='x'"):
         FeedForward("x", 5)  # type: ignore[arg-type]
-    with pytest.raises(regard.ArgumentError, match="'tanh'; there are relu, gelu, swiglu"):
+    with pytest.raises(regard.ArgumentError, match="'tanh'; choose one of relu, gelu, swiglu"):
         FeedForward(12, 7, "tanh")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("cross", [True, False])
 def test_source_is_required_if_and_only_if_cross(cross: bool) -> None:
     x = normal(2, 5, 12).float()
-    with pytest.raises(regard.ArgumentError, match=f"cross={cross} and got"):
+    with pytest.raises(regard.ArgumentError, match=rf"Stack\(cross={cross}\) got"):
         Stack(CONFIG, cross=cross)(x, None if cross else x)
 
 
 def test_rotary_needs_even_head_width() -> None:
-    with pytest.raises(regard.ArgumentError, match="width=3; it turns pairs"):
+    with pytest.raises(regard.ArgumentError, match="width=3; it rotates pairs"):
         Stack(TransformerConfig(width=9, heads=3, positions="rotary"))

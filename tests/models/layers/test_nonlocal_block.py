@@ -209,14 +209,14 @@ def test_attention_map_is_the_row_of_a_position() -> None:
         picture = block.attention_map(seen[0], position, grid=x.shape[2:])
         torch.testing.assert_close(picture, dense[(slice(None), *position)])
     with pytest.raises(
-        regard.ArgumentError, match=r"\(0, 5, 0\) in a grid of \(2, 5, 3\); 5 lies outside of 5"
+        regard.ArgumentError, match=r"\(0, 5, 0\) and a grid of \(2, 5, 3\); 5 is out of range"
     ):
         block.attention_map(seen[0], (0, 5, 0), grid=(2, 5, 3))
-    with pytest.raises(regard.ArgumentError, match="one index for each axis"):
+    with pytest.raises(regard.ArgumentError, match="one index per axis"):
         block.attention_map(seen[0], (0, 5), grid=(2, 5, 3))
-    with pytest.raises(regard.ShapeError, match=r"weights of 30 × 12 places.*105 × 45"):
+    with pytest.raises(regard.ShapeError, match=r"weights of 30 × 12 positions.*105 × 45"):
         block.attention_map(seen[0], (0, 0, 0), grid=(5, 7, 3))
-    with pytest.raises(regard.ShapeError, match="one size for each grid axis"):
+    with pytest.raises(regard.ShapeError, match="one size per grid axis"):
         block.attention_map(seen[0], (0, 0), grid=(5, 6))
 
 
@@ -332,9 +332,9 @@ def test_invalid_input_is_rejected() -> None:
         block(torch.randn(2, 6))
     with pytest.raises(regard.DTypeError, match="got a list"):
         block([1.0])
-    with pytest.raises(regard.ShapeError, match=r"cells of \(2, 2\) and the grid is \(4,\)"):
+    with pytest.raises(regard.ShapeError, match=r"pool=\(2, 2\) and a grid of \(4,\)"):
         NonLocal(6, pool=(2, 2))(torch.randn(2, 6, 4))
-    with pytest.raises(regard.ShapeError, match=r"cells of \(5,\) and the grid is \(4,\)"):
+    with pytest.raises(regard.ShapeError, match=r"pool=\(5,\) and a grid of \(4,\)"):
         NonLocal(6, pool=5)(torch.randn(2, 6, 4))
 
 
