@@ -1,7 +1,7 @@
-"""One table of cases, for correctness, for gradients and for benchmarks.
+"""One table of cases for correctness, gradients and benchmarks.
 
 A `Case` is one name from each of SHAPES, SCORES, NORMALIZERS, MASKS and BIASES. Its numbers follow from its
-name, so that it is the same on every machine, and in every dtype up to rounding.
+name, to be the same on every machine, and in every dtype up to rounding.
 
 >>> case = Case("grouped", "additive", "sparsemax", "causal", "alibi")
 >>> case.query, case.key, case.value
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import regard
 
-WIDER = 6  # are the keys, for scores whose query and key may differ in width
+WIDER = 6  # extra key features, for scores whose query and key may differ in width
 
 
 class Shape(NamedTuple):
@@ -52,7 +52,7 @@ class Shape(NamedTuple):
         return (*torch.broadcast_shapes(*(shape[:-3] for shape in self)), self.heads)
 
 
-# A different prime for every axis, so that a swapped axis cannot pass (or 2 × 3: heads that share key heads).
+# A different prime for every axis, to detect swapped axes (2 × 3: heads that share key heads).
 SHAPES: dict[str, Shape] = {
     "heads": Shape((2, 3, 5, 11), (2, 3, 7, 11), (2, 3, 7, 13)),
     "grouped": Shape((2, 6, 5, 11), (2, 3, 7, 11), (2, 3, 7, 13)),
@@ -100,7 +100,7 @@ Build = Callable[[Shape, Draw], Any]
 
 
 def laplace(query: Tensor, key: Tensor) -> Tensor:
-    """A score of somebody's own: minus the city-block distance."""
+    """A custom score: minus the Manhattan distance."""
     return -(query.unsqueeze(-2) - key.unsqueeze(-3)).abs().sum(-1) / max(query.shape[-1], 1) ** 0.5
 
 
@@ -138,7 +138,7 @@ NORMALIZERS: dict[str, Build] = {
 
 
 def _lengths(total: int, parts: int) -> list[int]:
-    """The total in so many parts, the first of them empty if there are three."""
+    """Divide the total into `parts` lengths; of three, the first is 0."""
     cut = total // 2 + 1 if total > 1 else total
     return [0, cut, total - cut][-parts:]
 
@@ -153,7 +153,7 @@ def _documents(shape: Shape, parts: int, **options: Any) -> regard.Mask:
 
 
 def _padding(shape: Shape, draw: Draw, **options: Any) -> regard.Mask:
-    """A length per sequence, one of them 0."""
+    """One length per sequence; the last is 0."""
     lengths = draw.integers(1, shape.keys, *shape.lead[:1])
     if lengths.dim():
         lengths[-1] = 0

@@ -50,7 +50,7 @@ def attention(
 
 
 def leading(*tensors: Tensor) -> tuple[tuple[int, ...], int]:
-    """The leading axes of the output, the last of which are the heads; and the number of heads."""
+    """Leading axes of the output, including heads, and the number of heads."""
     heads = max(tensor.shape[-3] if tensor.dim() > 2 else 1 for tensor in tensors)
     if max(tensor.dim() for tensor in tensors) == 2:
         return (), 1
@@ -159,7 +159,7 @@ def document(lengths: Tensor, token: int) -> tuple[int, int, int]:
 
 
 def added(bias: Any, at: tuple[int, ...], i: int, j: int, queries: int, keys: int) -> float:
-    """What all biases add to the score of query i and key j."""
+    """Sum of all biases for query i and key j."""
     distance = j - (i + keys - queries)
     head = at[-1] if at else 0
     match bias:
@@ -208,7 +208,7 @@ def bucket(distance: int, buckets: int, reach: int, bidirectional: bool) -> int:
 
 
 def normalized(normalize: Any, row: Row, at: tuple[int, ...] = ()) -> Row:
-    """The weights of a row of scores, of which none is masked."""
+    """Weights of a row of unmasked scores."""
     if not row:
         return []
     match normalize:

@@ -1,4 +1,4 @@
-"""The memory that a piece of code asks for: the largest tensor that any of its operations makes."""
+"""Measure memory: the largest tensor that any operation creates."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from torch.utils._pytree import tree_leaves
 
 
 class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor, and the operation that made it.
+    """Record the number of elements of the largest tensor and the operation that created it.
 
-    What counts is what a tensor holds: a view that repeats a row holds one row.
+    Storage counts: an expanded row holds one row.
     """
 
     def __init__(self) -> None:
@@ -19,9 +19,9 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        for made in tree_leaves(result):
-            if isinstance(made, Tensor):
-                elements = made.untyped_storage().nbytes() // made.element_size()
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                elements = tensor.untyped_storage().nbytes() // tensor.element_size()
                 if elements > self.elements:
                     self.elements, self.by = elements, str(function)
         return result

@@ -76,7 +76,7 @@ class OwnCubes(regard.Normalizer):
 
 
 class OwnWithANumber(OwnCubes):
-    """Somebody's own normalizer that holds a tensor and is no module."""
+    """A custom normalizer that holds a tensor but is not a module."""
 
     def __init__(self, number: Tensor) -> None:
         self.number = number
@@ -109,7 +109,7 @@ class OwnLearned(nn.Module, regard.Normalizer):
 
 
 class Attention(nn.Module):
-    """A module around one call, so that its parameters can be named and replaced."""
+    """A module around one call, for torch.func.functional_call."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "a tensor for a mask": plain(mask=SOME_KEYS),
     "both": plain(mask=regard.Causal() & SOME_KEYS & regard.Padding([4, 3])),
     "either": plain(mask=regard.Causal(align="start") | regard.Padding([1, 2])),
-    "nothing in sight": plain(mask=regard.Padding([0, 4])),
+    "no visible keys": plain(mask=regard.Padding([0, 4])),
     # biases
     "dense bias": lambda: Case(
         (*qkv(), draw(H, Q, K)), lambda q, k, v, b: regard.attention(q, k, v, bias=b, mask=regard.Causal())
@@ -271,7 +271,7 @@ def detached(case: Case) -> Case:
 
 
 def cotangent(output: Tensor) -> Tensor:
-    """A fixed direction, so that two ways to a gradient can be compared."""
+    """A fixed direction in which gradients are compared."""
     numbers = torch.arange(output.numel(), dtype=output.dtype, device=output.device)
     return numbers.remainder(7).sub(2.5).reshape(output.shape)
 
@@ -508,7 +508,7 @@ def test_vmap_through_lazy_weights(read: str) -> None:
 
 
 def loop(call: Callable[..., Tensor], in_dims: tuple[int | None, ...], *args: Tensor) -> Tensor:
-    """What vmap promises."""
+    """The definition of vmap."""
     (size,) = {arg.shape[at] for arg, at in zip(args, in_dims, strict=True) if at is not None}
     return torch.stack(
         [
@@ -522,7 +522,7 @@ EACH_INPUT = [(name, place) for name in CASES for place in range(len(CASES[name]
 
 
 @pytest.mark.parametrize(("name", "place"), EACH_INPUT)
-def test_vmap_over_one_input_is_a_loop(name: str, place: int) -> None:
+def test_vmap_over_one_input_equals_a_loop(name: str, place: int) -> None:
     case = detached(make(name))
     args = list(case.inputs)
     args[place] = torch.stack([args[place], 0.5 * args[place] + 0.1, -args[place]])
@@ -608,7 +608,7 @@ def test_gradients_through_vmap() -> None:
     close(mapped, gradients(lambda *a: loop(case.call, in_dims, *a), args))
 
 
-def test_vmap_with_the_same_dropout_is_a_loop_with_one_seed() -> None:
+def test_vmap_with_the_same_dropout_equals_a_loop_with_one_seed() -> None:
     query, key, value = qkv()
     several = torch.stack([query, query + 1, query - 1])
 
@@ -639,7 +639,7 @@ def test_vmap_with_different_dropout(place: int) -> None:
     assert len({tuple(grad.flatten().tolist()) for grad in grads}) == 4
 
 
-def test_vmap_refuses_dropout_unless_told_which() -> None:
+def test_vmap_rejects_dropout_without_a_randomness_mode() -> None:
     query, key, value = qkv()
     with pytest.raises(RuntimeError, match="randomness"):
         torch.vmap(lambda q: regard.attention(q, key, value, dropout=0.5))(query[None])
@@ -669,7 +669,7 @@ def test_an_ensemble_of_modules() -> None:
 
 
 @pytest.mark.parametrize("place", range(6))
-def test_only_what_needs_a_gradient_gets_one(place: int) -> None:
+def test_only_inputs_that_require_grad_get_gradients(place: int) -> None:
     case = CASES["everything"]()
     inputs = tuple(t.detach().clone().requires_grad_(i == place) for i, t in enumerate(case.inputs))
     output = case.call(*inputs)
@@ -690,7 +690,7 @@ def test_no_graph_where_none_is_wanted() -> None:
     assert not case.call(*detached(case).inputs).requires_grad
 
 
-def test_inference_tensors_are_inputs_like_others() -> None:
+def test_inference_tensors_are_valid_inputs() -> None:
     args = qkv()
     with torch.inference_mode():
         kept = [t.clone() for t in args]
@@ -711,7 +711,7 @@ def test_the_graph_is_used_once_unless_retained() -> None:
 
 
 @pytest.mark.parametrize("place", [1, 2])
-def test_inputs_changed_before_backward_are_noticed(place: int) -> None:
+def test_inputs_modified_before_backward_are_detected(place: int) -> None:
     case = make("ScaledDot")
     inputs = [t.clone() for t in case.inputs]
     output = case.call(*inputs)
@@ -751,7 +751,7 @@ class Saved:
     ],
     ids=lambda options: ", ".join(f"{k}={v}" for k, v in options.items()).split("\n")[0] or "plain",
 )
-def test_what_is_kept_for_backward_is_linear(options: dict[str, Any]) -> None:
+def test_memory_saved_for_backward_is_linear(options: dict[str, Any]) -> None:
     n, d = 256, 8
     inputs = [torch.randn(B, H, n, d, requires_grad=True) for _ in range(3)]
     saved = Saved(lambda: regard.attention(*inputs, **options))
@@ -760,7 +760,7 @@ def test_what_is_kept_for_backward_is_linear(options: dict[str, Any]) -> None:
     saved.output.sum().backward()
 
 
-def test_inputs_are_kept_and_not_copied() -> None:
+def test_inputs_are_saved_without_copies() -> None:
     inputs = [torch.randn(B, H, 64, 8, requires_grad=True) for _ in range(3)]
     saved = Saved(lambda: regard.attention(*inputs, score=regard.Dot()))
     mine = {t.untyped_storage().data_ptr() for t in inputs}
@@ -793,7 +793,7 @@ def test_no_quadratic_tensor(work: Callable[[Tensor], Any]) -> None:
     assert LONG < largest.elements < LONG * LONG / 2
 
 
-def test_a_quadratic_tensor_is_noticed() -> None:
+def test_a_quadratic_tensor_is_detected() -> None:
     x = torch.randn(LONG, 4)
     with Largest() as largest:
         regard.attention(x, x, x, implementation="reference")
@@ -852,8 +852,8 @@ def test_saved_tensors_can_be_moved_away() -> None:
     close([output, *found], gradients(case.call, case.inputs))
 
 
-def test_anomaly_mode_finds_nothing_in_a_row_without_keys() -> None:
-    case = make("nothing in sight")
+def test_anomaly_mode_accepts_rows_without_keys() -> None:
+    case = make("no visible keys")
     with pytest.warns(UserWarning, match="Anomaly Detection"):
         context = torch.autograd.detect_anomaly(check_nan=True)
     with context:
@@ -932,7 +932,7 @@ def test_autocast(given: tuple[torch.dtype, ...], result: torch.dtype) -> None:
         close(found.double(), true, rtol=5e-2, atol=5e-2)
 
 
-def test_mixed_dtypes_are_refused_outside_autocast() -> None:
+def test_mixed_dtypes_are_rejected_outside_autocast() -> None:
     query, key, value = qkv()
     with pytest.raises(regard.DTypeError):
         regard.attention(query.float(), key.bfloat16(), value.float())
@@ -943,7 +943,7 @@ def test_mixed_dtypes_are_refused_outside_autocast() -> None:
 @pytest.mark.parametrize(
     "name", ["General", "Additive", "Concat", "Sink", "T5Bias", "relative bias", "dense bias"]
 )
-def test_autocast_leaves_parameters_their_dtype(name: str) -> None:
+def test_autocast_keeps_the_dtype_of_parameters(name: str) -> None:
     case = CASES[name]()
     inputs = tuple(t.float().requires_grad_() for t in case.inputs)
     with torch.autocast("cpu", dtype=HALF):
@@ -1058,7 +1058,7 @@ def test_modules_and_masks_on_meta(build: Callable[[], dict[str, Any]]) -> None:
     assert [t.shape for t in found[1:]] == [t.shape for t in inputs]
 
 
-def test_a_mask_of_another_device_is_refused() -> None:
+def test_a_mask_on_another_device_is_rejected() -> None:
     args = tuple(t.to("meta") for t in qkv())
     with pytest.raises(regard.DeviceError):
         regard.attention(*args, mask=SOME_KEYS)
@@ -1077,7 +1077,7 @@ def test_a_million_tokens_without_values_take_no_time(device: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_fake_tensors(name: str) -> None:
-    """Outputs and gradients of the right shape, from inputs whose values nobody knows."""
+    """Outputs and gradients have the right shape for inputs without values."""
     case = CASES[name]()
     expected = gradients(case.call, make(name).inputs)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -1214,7 +1214,7 @@ def test_compiled_dropout_draws_the_same_numbers(options: dict[str, Any]) -> Non
     ],
     ids=["Padding", "Documents", "numbers", "list", "lists", "self_attention", "reference"],
 )
-def test_what_is_built_inside_a_compiled_function(call: Callable[..., Tensor], extra: Any) -> None:
+def test_objects_can_be_created_in_a_compiled_function(call: Callable[..., Tensor], extra: Any) -> None:
     inputs = tuple(t.requires_grad_() for t in qkv())
     found = gradients(compiled(lambda *args: call(*args, *extra)), inputs)
     close(found, gradients(lambda *args: call(*args, *extra), inputs))
@@ -1311,7 +1311,7 @@ def test_lazy_weights_inside_a_compiled_function(read: str) -> None:
     close(compiled(call)(*args), call(*args))
 
 
-def test_lazy_weights_leave_a_compiled_function() -> None:
+def test_a_compiled_function_returns_lazy_weights() -> None:
     args = qkv()
     output, weights = compiled(lambda *a: regard.attend(*a, mask=regard.Causal()))(*args)
     expected, same = regard.attend(*args, mask=regard.Causal())
@@ -1402,7 +1402,7 @@ def test_changing_lengths_and_padding_do_not_compile_again() -> None:
     )
 
 
-def test_recompiling_is_noticed() -> None:
+def test_recompilation_is_detected() -> None:
     with pytest.raises(AssertionError):
         check_dynamic(
             lambda q, k, v: regard.attention(q, k, v) * (2 if q.shape[-2] > k.shape[-2] else 1),
@@ -1495,7 +1495,7 @@ def test_inductor_trains_the_same() -> None:
 
 
 def operator_arguments(case: Case) -> tuple[Any, ...]:
-    """What a compiled graph passes to regard::attention, caught on its way."""
+    """The arguments that a compiled graph passes to regard::attention."""
     caught: list[Any] = []
 
     class Catch(torch.fx.Interpreter):

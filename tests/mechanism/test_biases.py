@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import regard
 from regard import ALiBi, Causal, ClippedRelativeBias, Padding, RelativeBias, T5Bias, Window
 from regard.mechanism import tiled
-from regard.mechanism.biases import sum_diagonals, expand_line
+from regard.mechanism.biases import expand_line, sum_diagonals
 from tests.recorder import Largest
 
 few = settings(max_examples=40)
@@ -77,7 +77,7 @@ def test_alibi_slopes_of_12_heads_as_the_authors_do():
 
 @given(st.integers(1, 70))
 @few
-def test_alibi_has_a_slope_of_its_own_per_head(heads):
+def test_alibi_has_one_slope_per_head(heads):
     slopes = ALiBi(heads).slopes.tolist()
     assert len(slopes) == len(set(slopes)) == heads
     assert all(0 < slope < 1 for slope in slopes)
@@ -90,7 +90,7 @@ def test_alibi_falls_with_the_distance(queries, keys):
     torch.testing.assert_close(bias.dense(queries, keys).double(), expected)
 
 
-def test_alibi_learns_nothing_and_saves_nothing():
+def test_alibi_has_no_parameters_and_no_state():
     assert not list(ALiBi(4).parameters())
     assert not ALiBi(4).state_dict()
     assert repr(ALiBi(4)) == "ALiBi(heads=4)"
@@ -147,7 +147,7 @@ def test_t5_buckets_are_all_used_and_grow_outwards(bidirectional):
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("queries", "keys"), SIZES)
-def test_t5_reads_its_table(queries, keys, bidirectional):
+def test_t5_looks_up_its_table(queries, keys, bidirectional):
     bias = T5Bias(3, 8, 20, bidirectional)
     table = bias.table.tolist()
     expected = torch.stack(
@@ -163,7 +163,7 @@ def test_t5_table_is_learned_and_saved():
     assert repr(bias) == "T5Bias(heads=2, buckets=8, max_distance=20)"
 
 
-def test_what_t5_prints_tells_one_direction_from_two():
+def test_repr_of_t5_shows_the_direction():
     assert repr(T5Bias(2, bidirectional=False)) != repr(T5Bias(2))
 
 
@@ -172,7 +172,7 @@ def test_what_t5_prints_tells_one_direction_from_two():
 
 @given(st.integers(0, 3), st.integers(0, 8), st.integers(0, 8), st.booleans())
 @few
-def test_relative_is_clipped_at_its_ends(reach, queries, keys, per_head):
+def test_distances_are_clipped(reach, queries, keys, per_head):
     vector = torch.randn((2, 2 * reach + 1) if per_head else (2 * reach + 1,), dtype=torch.float64)
     found = ClippedRelativeBias(vector).dense(queries, keys)
     for head, line in enumerate(vector if per_head else [vector]):
@@ -253,7 +253,7 @@ MAKE = {
     "T5 to the left": lambda: T5Bias(2, 8, 20, bidirectional=False),
     "ClippedRelativeBias": lambda: ClippedRelativeBias(nn.Parameter(torch.linspace(-1, 1, 10).reshape(2, 5))),
     "Relative for all heads": lambda: ClippedRelativeBias(nn.Parameter(torch.tensor([0.5, -1.0, 2.0]))),
-    "somebody's own": lambda: Parabola(2),
+    "custom": lambda: Parabola(2),
 }
 
 
@@ -304,14 +304,14 @@ def test_a_relative_bias_with_grouped_heads():
     torch.testing.assert_close(regard.attention(query, key, value, bias=bias), expected)
 
 
-def test_without_heads_one_vector_serves():
+def test_a_single_vector_works_without_heads():
     query, key, value = inputs(queries=5, keys=7)
     for bias in (ALiBi(1), T5Bias(1), ClippedRelativeBias(torch.randn(5))):
         expected = plain(query, key, value, bias.dense(5, 7).double().reshape(5, 7))
         torch.testing.assert_close(regard.attention(query, key, value, bias=bias), expected)
 
 
-def test_a_vector_that_is_no_parameter_may_still_want_a_gradient():
+def test_a_vector_that_is_not_a_parameter_can_require_grad():
     vector = torch.randn(5, dtype=torch.float64, requires_grad=True)
     query, key, value = inputs(queries=5, keys=7)
     bias = ClippedRelativeBias(vector)
@@ -349,7 +349,7 @@ def test_several_biases_add_up(implementation):
     [(), (1,), (7,), (5, 1), (1, 7), (5, 7), (2, 1, 1), (2, 5, 7), (3, 1, 1, 7), (1, 2, 5, 1), (3, 2, 5, 7)],
 )
 @pytest.mark.parametrize("implementation", ["reference", "tiled"])
-def test_a_dense_bias_broadcasts_and_its_gradient_adds_up(shape, implementation):
+def test_a_dense_bias_broadcasts_and_its_gradient_is_summed(shape, implementation):
     bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     query, key, value = inputs(3, 2, queries=5, keys=7)
     expected = plain(query, key, value, bias)

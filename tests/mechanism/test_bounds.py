@@ -96,7 +96,7 @@ def test_a_mean_over_many_heads_makes_no_matrix(monkeypatch):
     assert 0 < largest.elements < n * n, largest.by
 
 
-def test_a_matrix_is_noticed():
+def test_a_full_matrix_is_detected():
     weights = attended(300)
     with Largest() as largest:
         weights.dense()
@@ -170,5 +170,5 @@ def test_a_million_keys_by_a_handful_of_rows():
 
 @linux
 @pytest.mark.slow
-def test_a_gigabyte_is_noticed():
+def test_a_gigabyte_is_detected():
     assert above_inputs(16_384, 16_384, "", [".dense()"]) > LIMIT

@@ -1,4 +1,4 @@
-"""Bad input: every mistake a caller can make is a regard error that names what it saw and tells the cure."""
+"""Invalid input: every mistake raises a regard error with the value and the fix."""
 
 import math
 import re
@@ -59,13 +59,13 @@ def value(*shape: int, **options: Any) -> Tensor:
 
 
 def call(q: Any = None, k: Any = None, v: Any = None, **options: Any) -> Tensor:
-    """`attention` of inputs that fit each other, unless told otherwise."""
+    """`attention` of valid inputs, unless overridden."""
     inputs = (query() if q is None else q, key() if k is None else k, value() if v is None else v)
     return regard.attention(*inputs, **options)
 
 
 def quietly(make: Callable[[], Tensor]) -> Tensor:
-    """Tensors of kinds that torch warns about when they are made."""
+    """Create tensors for which torch emits warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make()
@@ -76,7 +76,7 @@ def flags(*shape: int, **options: Any) -> Tensor:
 
 
 class Case(NamedTuple):
-    """What a caller does, what must be raised, and what the message must say."""
+    """A call, the expected error, and fragments of its message."""
 
     name: str
     run: Callable[[], Any]
@@ -483,7 +483,7 @@ def test_masks_of_impossible_numbers(case):
 
 
 class Lines(RelativeBias):
-    """Whatever line it is given, right or wrong."""
+    """A bias that returns a given line, valid or not."""
 
     def __init__(self, line: Any) -> None:
         super().__init__()
@@ -682,12 +682,12 @@ def test_options_that_cannot_be(case):
 
 
 def test_a_generator_may_stay_where_it_is():
-    """The seed is drawn where the generator lives and goes where the call is."""
+    """The seed is drawn on the generator's device and moved to the call's."""
     inputs = [t(device=META) for t in (query, key, value)]
     assert call(*inputs, dropout=0.5, generator=torch.Generator()).device == META
 
 
-# Numbers that are none
+# Invalid numbers
 
 
 @pytest.mark.parametrize(
@@ -737,11 +737,11 @@ def test_a_generator_may_stay_where_it_is():
         "Concat of None",
     ],
 )
-def test_what_is_no_number_or_no_size_is_refused_by_regard(make):
+def test_invalid_numbers_and_sizes_are_rejected_by_regard(make):
     check(Case("", make, RegardError, ()))
 
 
-# The same from every door
+# All entry points
 
 
 @pytest.mark.parametrize("run", [regard.attention, regard.attend, regard.explain])
@@ -755,7 +755,7 @@ def test_what_is_no_number_or_no_size_is_refused_by_regard(make):
         ((query(), [1.0], value()), DTypeError),
     ],
 )
-def test_every_door_refuses_the_same_inputs(run, inputs, error):
+def test_every_door_rejects_the_same_inputs(run, inputs, error):
     with pytest.raises(error):
         run(*inputs)
 
@@ -772,12 +772,12 @@ def test_every_door_refuses_the_same_inputs(run, inputs, error):
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
-def test_every_implementation_refuses_the_same_options(implementation, options, error):
+def test_every_implementation_rejects_the_same_options(implementation, options, error):
     with pytest.raises(error):
         call(implementation=implementation, **options)
 
 
-def test_self_attention_refuses_the_same():
+def test_self_attention_rejects_the_same():
     with pytest.raises(ShapeError, match=r"\(8,\)"):
         regard.self_attention(torch.zeros(8))
     with pytest.raises(MaskError):
@@ -795,14 +795,14 @@ def test_self_attention_refuses_the_same():
     ],
     ids=["normalize", "implementation", "score of text", "score of a class", "unknown name"],
 )
-def test_explain_refuses_what_attention_refuses(options):
+def test_explain_rejects_the_same_calls_as_attention(options):
     with pytest.raises((ValueError, TypeError)):
         regard.attention(query(), key(), value(), **options)
     with pytest.raises((ValueError, TypeError)):
         regard.explain(query(), key(), value(), **options)
 
 
-# The errors themselves
+# Error classes
 
 
 def test_the_tree_of_errors():
@@ -819,8 +819,8 @@ def test_the_tree_of_errors():
         assert error.__name__ in regard.errors.__doc__
 
 
-def test_good_calls_raise_nothing():
-    """The checks are no stricter than the formulas."""
+def test_valid_calls_do_not_raise():
+    """The checks accept everything that the formulas accept."""
     assert call().shape == (2, 6, 5, 4)
     assert call(query(2, 6, 0, 8)).shape == (2, 6, 0, 4)
     assert call(k=key(2, 3, 0, 8), v=value(2, 3, 0, 4)).shape == (2, 6, 5, 4)
@@ -879,7 +879,7 @@ def test_the_checker_can_fail(run, message):
         check(Case("", run, ShapeError, ("2", "3")))
 
 
-# Arguments as other libraries spell them
+# Argument names of other libraries
 
 X = torch.zeros(2, 3, 5, 8)
 
@@ -912,7 +912,7 @@ def test_keywords_of_other_libraries_are_answered_with_regards(function, keyword
     assert spelling in str(caught.value)
 
 
-def test_what_the_answers_name_is_there():
+def test_suggested_names_exist():
     from regard.mechanism.call import keyword_hints
 
     codes = [*keyword_hints._NORMALIZERS.values(), *keyword_hints._MASKS.values()]
@@ -931,7 +931,7 @@ def test_a_mask_by_position_is_to_be_named(function):
         function(X, X, X, Causal())
 
 
-def test_names_are_answered_with_what_they_stand_for():
+def test_names_get_a_matching_suggestion():
     with pytest.raises(DTypeError, match=r"normalize=Entmax15\(\)"):
         call(normalize="entmax15")
     with pytest.raises(DTypeError, match=r"such as Causal\(\)"):

@@ -1,4 +1,4 @@
-"""What the kernels compute: the formulas in float32, at most twice the rounding error of dense torch.
+"""The kernels compute the formulas in float32, with at most twice the rounding error of dense torch.
 
 Exact is the reference in float64 on the same float32 numbers, and the yardstick is the reference in float32.
 CI runs this file a second time with REGARD_ISA=generic.
@@ -34,7 +34,7 @@ PLAIN = ["softmax", "softmax1", "sigmoid", "relu", "mean", "sparsemax", "entmax1
 
 
 class Counting:
-    """The kernels, and how often each of them ran."""
+    """Wrapper that counts the runs of each kernel."""
 
     def __init__(self, kernels: Any) -> None:
         self.kernels, self.ran = kernels, Counter[str]()
@@ -57,19 +57,19 @@ def counted_kernels() -> Iterator[Counter[str]]:
 
 
 def upstream(output: Tensor) -> Tensor:
-    """A gradient from above, with no pattern."""
+    """An arbitrary output gradient."""
     return (
         torch.cos(torch.arange(output.numel(), dtype=torch.float64) ** 1.5).reshape(output.shape).to(output)
     )
 
 
-# How the numbers may lie in memory
+# Memory layouts
 
 Layout = Callable[[Tensor], Tensor]
 
 
 def _apart(x: Tensor, axis: int) -> Tensor:
-    """With other numbers between those that count."""
+    """A strided view into a larger tensor."""
     if x.dim() < -axis:
         return x
     return torch.stack([x, x + 1], axis if axis < -1 else -1).flatten(axis - 1, axis)[
@@ -78,7 +78,7 @@ def _apart(x: Tensor, axis: int) -> Tensor:
 
 
 def _expanded(x: Tensor, axis: int) -> Tensor:
-    """The same numbers along an axis, held once."""
+    """A tensor expanded along an axis."""
     return x if x.dim() < -axis else x.narrow(axis, 0, min(x.shape[axis], 1)).expand_as(x)
 
 
@@ -96,7 +96,7 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
-def test_layouts_are_what_they_are_called():
+def test_layouts_have_the_named_strides():
     x = torch.arange(60.0).reshape(3, 4, 5)
     seen = {name: layout(x) for name, layout in LAYOUTS.items()}
     for name, y in seen.items():
@@ -110,7 +110,7 @@ def test_layouts_are_what_they_are_called():
     assert seen["negative"].is_neg()
 
 
-# The one comparison
+# The comparison
 
 
 def computed(
@@ -120,7 +120,7 @@ def computed(
     layout: Layout = LAYOUTS["plain"],
     above: Layout = LAYOUTS["plain"],
 ) -> dict[str, Tensor]:
-    """Output, weights, and the gradients of everything that can have one, in float64."""
+    """Output, weights and all gradients, in float64."""
     inputs = case.tensors(dtype, rounded=torch.float32, requires_grad=True)
     options = case.options(dtype, rounded=torch.float32)
     laid = [layout(x) for x in inputs]
@@ -137,7 +137,7 @@ def computed(
 
 
 def agree(compute: Callable[[torch.dtype, str], dict[str, Tensor]], roundings: float = 4) -> None:
-    """The kernels' error is at most twice that of the dense formula in float32, beside a few roundings.
+    """The kernels' error is at most twice that of the dense formula in float32, plus a few roundings.
 
     The numbers here are of size 1, and so is what a sum is made of, even if it is small itself; gradients are
     made of products with a value. A sum over many pairs rounds more often, and a weight's relative error is
@@ -151,7 +151,7 @@ def agree(compute: Callable[[torch.dtype, str], dict[str, Tensor]], roundings: f
     value = values.norm(dim=-1).max().item() if values.numel() else 1.0
     scores = torch.where(scores == -math.inf, 0.0, scores).abs()
     roundings *= max(scores.max().item() / 8, 1) if scores.numel() else 1
-    # of a key at the very edge of the support no one knows whether it belongs to it, and its slope jumps
+    # keys at the edge of the support may be in or out, and the slope jumps there
     support, *others = (x["weights"] > 1e-20 for x in (exact, ours, plain))
     edges = sum(int((support != other).sum()) for other in others)
     assert edges <= max(2, pairs * 1e-5)
@@ -174,7 +174,7 @@ def check(case: Case, layout: str = "plain", above: str = "plain", roundings: fl
         return found
 
     with counted_kernels() as ran:
-        # numbers that are all the same round all the same way, and their sums are made of nothing else
+        # equal numbers all round the same way, so their rounding errors add up
         agree(compute, roundings * (10 if layout.startswith("one") else 1))
     ran.pop("lanes", None)
     if "negative" in (layout, above):
@@ -198,7 +198,7 @@ def test_the_kernels_agree_with_the_formulas(case):
     ],
     ids=["scale", "softcap"],
 )
-def test_a_wrong_kernel_is_noticed(wrong):
+def test_a_wrong_kernel_is_detected(wrong):
     class Wrong(Counting):
         def __getattr__(self, name: str) -> Any:
             kernel = getattr(self.kernels, name)
@@ -211,7 +211,7 @@ def test_a_wrong_kernel_is_noticed(wrong):
         agree(lambda dtype, name: computed(case, dtype, name))
 
 
-# Sizes: a tile, a block and a vector, and one more and one less
+# Sizes around a tile, a block and a vector
 
 QUERIES = [1, 2, 3, 4, 5, 11, 12, 13, 23, 24, 25, 47, 63, 64, 65, 97, 127, 128, 129]
 KEYS = [1, 2, 3, 4, 15, 16, 17, 71, 72, 73, 95, 96, 97, 143, 144, 145, 191, 192, 193]
@@ -228,14 +228,14 @@ def shapes(draw: st.DrawFn) -> Shape:
     width, value_width = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from(WIDTHS))
 
     def lead(heads: int) -> tuple[int, ...]:
-        """Each batch axis in full, or once for all."""
+        """Each batch axis in full or of size 1."""
         return (*(draw(st.sampled_from([size, 1])) for size in batch), heads)
 
-    query = (*batch, groups * per_group, queries, width)  # so that the call has these sizes
+    query = (*batch, groups * per_group, queries, width)  # gives the call these sizes
     return Shape(query, (*lead(groups), keys, width), (*lead(groups), keys, value_width))
 
 
-# relative biases of several thousand pairs' gradients each, which only the exact sums of c keep small
+# relative biases sum the gradients of thousands of pairs, which cancel only if c is exact
 @example(
     Shape((2, 4, 129, 17), (2, 1, 97, 17), (1, 1, 97, 5)), "dot", "softmax1", "union", "t5", "plain", "plain"
 )
@@ -246,13 +246,13 @@ def shapes(draw: st.DrawFn) -> Shape:
     normalize=st.sampled_from(FUSED),
     mask=st.sampled_from(sorted(MASKS)),
     bias=st.sampled_from(sorted(BIASES)),
-    # where all rows are the same all gradients are zero, and nothing but roundings
+    # with equal rows, gradients are zero up to rounding
     layout=st.sampled_from(sorted(LAYOUTS.keys() - {"one row", "one column"})),
     above=st.sampled_from(sorted(LAYOUTS)),
 )
-def test_sizes_and_strides_change_nothing(sizes, score, normalize, mask, bias, layout, above):
+def test_results_do_not_depend_on_sizes_and_strides(sizes, score, normalize, mask, bias, layout, above):
     assume(score != "cosine" or sizes.query[-1] > 3)  # the length of a vector with one number is anything
-    # among thousands of such calls some are of bad condition
+    # some of thousands of such calls are ill-conditioned
     check(Case("heads", score, normalize, mask, bias, sizes=sizes), layout, above, roundings=12)
 
 
@@ -303,7 +303,7 @@ def test_long_keys_of_the_other_normalizers(normalize):
 @pytest.mark.parametrize("normalize", ["softmax", "sparsemax", "entmax15"])
 @pytest.mark.parametrize("keys", [75, 500, 2000, 10000])
 def test_rows_of_nearly_equal_scores_sum_to_one(keys, normalize):
-    # as before any training: all keys have weight, and a rounding of τ counts as often as there are keys
+    # as at initialization: all keys have weight, and rounding errors of τ add up over the keys
     draw = torch.Generator().manual_seed(keys)
     query, key, value = torch.zeros(1, 8, 4), torch.zeros(1, keys, 4), torch.ones(1, keys, 1)
     noise, normalizer = torch.randn(1, 8, keys, generator=draw), NORMALIZERS[normalize](LONG, None)
@@ -318,7 +318,7 @@ def test_rows_of_nearly_equal_scores_sum_to_one(keys, normalize):
 
 @pytest.mark.parametrize("normalize", PLAIN)
 def test_many_rows_have_several_segments(normalize):
-    # backward, several segments of the rows add to the same keys
+    # in the backward pass, several row segments add to the same keys
     sizes = Shape((2, 2, 520, 9), (2, 1, 75, 9), (2, 1, 75, 7))
     for bias in ("no bias", "several", "two lines", "dense of queries"):
         check(Case("grouped", "softcap", normalize, "documents causal", bias, sizes=sizes))
@@ -353,7 +353,7 @@ def rough(*shape: int) -> Tensor:
 
 
 def holes(*shape: int) -> Tensor:
-    """Dense, with rows that see nothing, and a stretch that nobody sees."""
+    """A dense mask with fully masked rows and a fully masked range of keys."""
     mask = rough(*shape)
     mask[..., 5, :], mask[..., 64:70, :], mask[..., 20:120] = False, False, False
     return mask
@@ -413,7 +413,7 @@ def test_a_bias_may_hide(shared, normalize):
 
 @pytest.mark.parametrize("normalize", PLAIN)
 @pytest.mark.parametrize("mask", ["nothing", "per sequence and head", "lengths", "far apart"])
-def test_a_row_that_sees_nothing_is_zero_and_receives_nothing(mask, normalize):
+def test_a_row_without_visible_keys_is_zero_and_has_no_gradient(mask, normalize):
     x, y, z = (t.requires_grad_() for t in Case(sizes=LONG).tensors(torch.float32))
     rows = (
         HARD_MASKS[mask].dense(Q, K, LONG.lead)
@@ -431,7 +431,7 @@ def test_a_row_that_sees_nothing_is_zero_and_receives_nothing(mask, normalize):
 
 # NaN and infinity
 
-HIDDEN = 3  # the key that nobody sees, in the second sequence
+HIDDEN = 3  # masked key of the second sequence
 OTHERS = torch.arange(9) != HIDDEN
 HIDING: dict[str, Any] = {
     "dense": {"mask": OTHERS},
@@ -457,7 +457,7 @@ LEARNING = [
 def attention_of(
     learning: str, normalize: str, key: Tensor, value: Tensor, implementation: str | None, **options: Any
 ) -> list[Tensor]:
-    """The output, and the gradients of what learns, and of nothing else."""
+    """The output, and the gradients of the parameters only."""
     generator = torch.Generator().manual_seed(4)
 
     def numbers(*shape: int) -> Tensor:
@@ -497,7 +497,7 @@ def attention_of(
     ("learning", "normalize"),
     [(what, name) for what in LEARNING for name in PLAIN if what != "sink" or name == "softmax1"],
 )
-def test_what_nobody_sees_may_be_anything(learning, normalize):
+def test_masked_keys_may_contain_anything(learning, normalize):
     generator = torch.Generator().manual_seed(5)
     key, value = (torch.randn(2, 2, 9, 6, generator=generator) for _ in range(2))
     for hiding, options in HIDING.items():
@@ -517,7 +517,7 @@ def test_what_nobody_sees_may_be_anything(learning, normalize):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
 @pytest.mark.parametrize("where", ["query", "key", "value", "bias"])
 @pytest.mark.parametrize("normalize", PLAIN)
-def test_what_somebody_sees_is_as_bad_as_with_tiles(normalize, where, bad):
+def test_visible_nonfinite_values_match_the_tiled_result(normalize, where, bad):
     generator = torch.Generator().manual_seed(6)
     tensors = {name: torch.randn(3, 20, 5, generator=generator) for name in ("query", "key", "value")}
     tensors["bias"] = torch.randn(3, 20, 20, generator=generator)
@@ -535,7 +535,7 @@ def test_what_somebody_sees_is_as_bad_as_with_tiles(normalize, where, bad):
         found[name] = [output.detach(), quiet, *grads]
     for name in ("fused", None):
         for i, (one, other) in enumerate(zip(found[name], found["tiled"], strict=True)):
-            # what a row that has become NaN makes of gradients nobody knows
+            # gradients of a NaN row are undefined
             known = torch.ones_like(other, dtype=torch.bool) if i < 2 else other.isfinite()
             torch.testing.assert_close(one[known], other[known], rtol=1e-4, atol=1e-5, equal_nan=True)
 
@@ -543,7 +543,7 @@ def test_what_somebody_sees_is_as_bad_as_with_tiles(normalize, where, bad):
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0x7F800003, 0x7FFFFFFF, -1, -0x400000])
 @pytest.mark.parametrize("normalize", PLAIN)
 def test_any_nan_is_a_nan(normalize, bits):
-    # a number whose bits nobody chose, such as memory that nobody has filled
+    # arbitrary bits, as in uninitialized memory
     x = torch.randn(1, 7, 8, generator=torch.Generator().manual_seed(7))
     key = x.clone()
     key[0, 4, 3] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
@@ -623,7 +623,7 @@ def test_a_row_that_sees_infinity_in_a_bias_is_nan(normalize, bad):
 
 
 def test_numbers_that_overflow_are_no_harm():
-    # the product of query and key is infinite, but hidden; and sums of large values are finite in the end
+    # query · key overflows but is masked; sums of large values are finite
     x = torch.randn(1, 40, 8, generator=torch.Generator().manual_seed(8)) * 1e20
     value = torch.full((1, 40, 3), 3e38)
     for normalize in ("softmax", "entmax15", "sparsemax"):
@@ -713,19 +713,19 @@ class _InFloat32(regard.Score):
         return self.score.prepare(query.float(), key.float())
 
 
-def test_every_float16_is_read_as_what_it_is():
+def test_every_float16_value_is_read_exactly():
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int16)
     for dtype in (torch.float16, torch.bfloat16):
         every = bits.view(dtype)
         every = every[every.isfinite()]
-        # one key, so that its value is read as it is; and of values in all places of a vector
+        # one key, whose value is returned unchanged, at every position of a vector
         for width in (1, 7, 64):
             value = every[: len(every) // width * width].view(-1, 1, 1, width)
             ones = torch.ones(*value.shape[:-1], 1, dtype=dtype)
             assert torch.equal(regard.attention(ones, ones, value), value)
 
 
-# Looking at the weights
+# Reading weights
 
 LOOKS: dict[str, Callable[[regard.Weights], Tensor]] = {
     "dense": lambda weights: weights.dense(),
@@ -799,7 +799,7 @@ def test_looking_agrees_with_the_formulas(case):
 
 @pytest.mark.parametrize("most", [1, 2, 7, 64, 65])
 @pytest.mark.parametrize("case", LOOKED_AT, ids=lambda case: f"{case.name}{' long' if case.sizes else ''}")
-def test_top_is_what_sorting_finds(case, most):
+def test_topk_equals_sorting(case, most):
     weights = looked_at(case, torch.float32, "fused")
     with torch.no_grad():
         dense, scores = weights.dense(), weights.scores()
@@ -815,7 +815,7 @@ def test_top_is_what_sorting_finds(case, most):
         assert len(seen.unique()) == len(seen)
 
 
-def test_looking_with_dropout_sees_what_was_dropped():
+def test_reading_with_dropout_shows_the_dropped_weights():
     case = Case("grouped", "scaled dot", "softmax", "causal", sizes=LONG)
     one, other = (
         looked_at(case, torch.float32, name, dropout=0.5, generator=torch.Generator().manual_seed(3))
@@ -828,7 +828,7 @@ def test_looking_with_dropout_sees_what_was_dropped():
 
 
 def test_weights_with_many_batch_axes_multiply():
-    # the kernels know ten leading axes
+    # the kernels support ten leading axes
     for axes in range(6, 12):
         x = torch.randn(*[1] * (axes - 1), 2, 4, 3, 5, generator=torch.Generator().manual_seed(axes))
         output, weights = regard.attend(x, x, x)
@@ -845,7 +845,7 @@ def test_numbers_with_a_minus_in_their_strides_multiply():
     torch.testing.assert_close(regard.attention(minus, x, x), regard.attention(-x, x, x))
 
 
-# The short way of plain calls, which nobody has to ask for
+# The fast path
 
 POSITIONS = [
     None,
@@ -895,7 +895,7 @@ def test_the_short_way_is_the_general_way(sizes, score, normalize, mask, layout,
         assert one.shape == other.shape
 
 
-def test_calls_of_the_same_sizes_are_told_apart():
+def test_calls_of_equal_sizes_are_distinguished():
     x, y = (numbers.float() for numbers in Case("heads").tensors()[:2])
     y = y[..., :5, :].repeat(1, 1, 3, 1)
     for _ in range(2):

@@ -16,7 +16,7 @@ from regard import Causal, Documents, Mask, Padding, Prefix, Rule, Window
 from regard.mechanism import fast_path, fused, operator
 from regard.mechanism.mask_algebra import CallShape
 
-B, H, N, D = 4, 2, 10, 16  # lengths add up to N, so that they serve Padding and Documents
+B, H, N, D = 4, 2, 10, 16  # lengths sum to N, for Padding and Documents
 
 MAKERS: dict[str, Callable[[Any], Mask]] = {
     "padding": lambda lengths: Padding(lengths),
@@ -132,7 +132,7 @@ def test_weights_are_those_of_the_call(kind, source):
     torch.testing.assert_close(weights.dense(), expected.dense())
 
 
-def test_what_a_mask_hands_out_is_a_copy():
+def test_attributes_of_a_mask_are_copies():
     padding, documents = Padding(BEFORE), Documents([2, 3, 1, 4], BEFORE)
     expected = output(padding), output(documents)
     padding.lengths.fill_(1)
@@ -174,7 +174,7 @@ def test_attributes_cannot_be_set(mask, name, value):
     assert torch.equal(output(mask), expected)
 
 
-def test_a_subclass_may_have_attributes_of_its_own():
+def test_a_subclass_may_add_attributes():
     class Marked(Padding):
         def __init__(self, lengths: Any, mark: str) -> None:
             super().__init__(lengths)
@@ -200,7 +200,7 @@ def test_masks_are_equal_by_value(kind):
     assert len({make(BEFORE), make(AFTER)}) == 2
 
 
-def test_masks_that_differ_in_one_thing_are_not_equal():
+def test_masks_that_differ_in_one_attribute_are_not_equal():
     masks = [
         Padding([2, 3]),
         Padding([2, 3], side="left"),
@@ -262,13 +262,13 @@ def forgotten() -> None:
     not fused.available() or operator._FROM_ENVIRONMENT not in (None, "fused"), reason="no short way"
 )
 @each_mask
-def test_equal_masks_share_what_calls_remember(kind, forgotten):
+def test_equal_masks_share_a_cache_entry(kind, forgotten):
     for lengths in (BEFORE, torch.tensor(BEFORE), np.array(BEFORE)):
         output(MAKERS[kind](lengths))
     assert len(fast_path._WRITTEN) == 1
 
 
-def test_what_calls_remember_stays_small(forgotten):
+def test_the_cache_stays_small(forgotten):
     x = torch.randn(3, 1, 4, D)
     for i in range(600):
         lengths = [i % 5, i // 5 % 5, i // 25]

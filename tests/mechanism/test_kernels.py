@@ -1,4 +1,4 @@
-"""How the kernels behave: threads, forks, memory, instruction sets, and what torch does to a function."""
+"""The kernels with threads, forks, memory limits, instruction sets, and torch's transforms."""
 
 import itertools
 import json
@@ -30,7 +30,7 @@ from tests.recorder import Largest
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(not fused.available(), reason=fused.DESCRIPTION),
-    # torch loads its forward-mode rules and inductor through torch.jit, which it warns of itself
+    # torch loads forward-mode rules and inductor through torch.jit, which warns
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
 ]
 
@@ -47,7 +47,7 @@ def upstream(output: Tensor) -> Tensor:
 
 
 def everything(case: Case, **more: Any) -> list[Tensor]:
-    """Output, gradients, and what the weights say."""
+    """Output, gradients and statistics of the weights."""
     inputs = case.tensors(torch.float32, requires_grad=True)
     options = {**case.options(torch.float32), **more}
     quiet = regard.attention(*(x.detach() for x in inputs), **options)
@@ -69,7 +69,7 @@ def same_bits(one: list[Tensor], other: list[Tensor]) -> None:
         assert torch.equal(a, b), i
 
 
-# The same bits
+# Bitwise reproducibility
 
 WHOLE = Shape((3, 4, 150, 20), (3, 2, 170, 20), (3, 2, 170, 9))
 PROJECTED = Shape((3, 4, 150, 3), (3, 2, 170, 3), (3, 2, 170, 9))
@@ -89,7 +89,7 @@ THREADED = {
 
 
 class Projected(nn.Module, regard.Score):
-    """vᵀ tanh(query + key) of projections that have been made before.
+    """vᵀ tanh(query + key) of given projections.
 
     `Additive` leaves W query and U key, and their gradients, to torch's matrix product, which on some
     processors rounds differently with another number of threads. The kernels begin at the projections.
@@ -116,7 +116,7 @@ def test_neither_threads_nor_repetition_change_a_bit(name):
         def run(threads: int, more: dict[str, Any] = more) -> list[Tensor]:
             torch.set_num_threads(threads)
             torch.manual_seed(1)
-            # what torch itself adds up is small enough to be added by one thread
+            # sums by torch are small enough for one thread
             return everything(THREADED[name], **more)
 
         first = run(1)
@@ -125,7 +125,7 @@ def test_neither_threads_nor_repetition_change_a_bit(name):
 
 
 @pytest.mark.parametrize("normalize", PLAIN)
-def test_a_row_knows_nothing_of_other_sequences(normalize):
+def test_a_row_does_not_depend_on_other_sequences(normalize):
     for queries, keys in ((70, 150), (1, 3000)):
         options = {"normalize": NORMALIZERS[normalize](WHOLE, None), "mask": regard.Causal()}
         inputs = [numbers(3, 2, n, 20, seed=n) for n in (queries, keys, keys)]
@@ -139,7 +139,7 @@ def test_a_row_knows_nothing_of_other_sequences(normalize):
         same_bits(*found)
 
 
-def test_a_row_knows_nothing_of_the_future():
+def test_a_row_does_not_depend_on_later_tokens():
     x = numbers(2, 300, 20)
     y = torch.cat([x[:, :130], x[:, 130:] * -3], 1)
     one, other = (regard.attention(z, z, z, mask=regard.Causal())[:, :130] for z in (x, y))
@@ -270,7 +270,7 @@ for turn in range(3):
         limit(None)
         print(answer.splitlines()[0])
     sizes.append(held())
-# what malloc keeps for its threads varies by 17 to 30 MB a turn, so that a single small leak stays unseen
+# memory cached by malloc varies by 17 to 30 MB per iteration: one small leak is not visible
 print("kept" if sizes[2] - max(sizes[:2]) < 64 << 20 else f"leaked: {{sizes}}")
 """
 SPARSE = """
@@ -314,7 +314,7 @@ def test_memory_that_does_not_suffice_is_an_exception(name):
     assert "wrong" not in answers
     assert answers[-1] == "right", answers
     refused = [answer for answer in answers if answer.startswith("MemoryError: the attention kernels")]
-    # entropy needs no more for many keys than for few, and the result of top is torch's to allocate
+    # entropy takes no more memory for more keys; torch allocates the result of topk
     assert refused or name in ("entropy", "top"), answers
     assert all(re.search(r"allocate [\d.]+ MB .*torch.set_num_threads.*tiled", answer) for answer in refused)
     assert last == "kept"
@@ -354,16 +354,16 @@ def test_threads_that_cannot_be_started_are_done_without():
 @pytest.mark.parametrize("normalize", ["Softmax", "Sigmoid", "Entmax15"])
 def test_memory_is_linear(normalize):
     heads, tokens = 8, 4096
-    inputs = heads * tokens * 16 * 4  # bytes of one of them, of which a call has about a dozen
+    inputs = heads * tokens * 16 * 4  # bytes of one input; a call has about a dozen such tensors
     assert memory(heads, tokens, "fused", normalize) < 30 * inputs < heads * tokens * tokens * 4 / 8
 
 
-def test_quadratic_memory_is_noticed():
+def test_quadratic_memory_is_detected():
     assert memory(2, 2048, "reference", "Softmax") > 2 * 2048 * 2048 * 4
 
 
-def test_a_dense_bias_costs_its_gradient_once():
-    # and not once for each part of the work
+def test_the_gradient_of_a_dense_bias_is_held_once():
+    # not once per segment
     query, key = (numbers(2, 2048, 4).requires_grad_() for _ in range(2))
     bias = torch.zeros(2, 2048, 128, requires_grad=True)
     output = regard.attention(query, key[:, :128], key[:, :128], bias=bias)
@@ -395,7 +395,7 @@ class Described(NamedTuple):
 
 
 def described() -> Described:
-    """A call as the kernels read it."""
+    """An encoded call."""
     x, output, tau = numbers(1, 2, 3, 4), torch.empty(1, 2, 3, 4), torch.empty(1, 2, 1, 3, 2)
     plain = fused.FastCall((1, 2, 1), (3, 3, 4, 4), 0, False, (0.5, 1.0, 0.0, 0.0, 1.0), None, None)
     slots = fused.SLOTS
@@ -404,7 +404,7 @@ def described() -> Described:
     return Described(fused.encode(plain, per_query, per_key, tau), plain.factors, [x, output, tau])
 
 
-def test_a_description_that_ends_too_early_is_refused():
+def test_a_truncated_encoding_is_rejected():
     call = described()
     assert fused._KERNELS.forward(call.numbers, call.factors, 1)
     size = 4 + 2 * 5  # of one tensor
@@ -424,14 +424,14 @@ def test_a_description_that_ends_too_early_is_refused():
     ("at", "number"),
     [(0, 0), (0, 11), (0, -1), (1, -2), (5, 2**50), (10, 3), (11, 6), (11, -1), (16, 5), (17, 3), (18, 5)],
 )
-def test_a_number_beyond_its_range_is_refused(at, number):
+def test_out_of_range_numbers_are_rejected(at, number):
     call = described()
     call.numbers[at] = number
     with pytest.raises((ValueError, IndexError)):
         fused._KERNELS.forward(call.numbers, call.factors, 1)
 
 
-def test_a_tensor_of_the_wrong_type_is_refused():
+def test_tensors_of_the_wrong_dtype_are_rejected():
     call = described()
     first, size = 1 + 3 + 15, 4 + 2 * 5
     for tensor in range(5):  # query, output, key, value, tau
@@ -449,7 +449,7 @@ def test_a_tensor_of_the_wrong_type_is_refused():
             fused._KERNELS.forward(changed, call.factors, 1)
 
 
-def test_a_problem_of_a_dtype_that_no_kernel_reads_is_refused_by_name():
+def test_an_unsupported_dtype_is_named_in_the_error():
     x = numbers(1, 1, 3, 4)
     config = ProblemConfig(regard.Softmax(), terms=1, queries=3)
     start = torch.zeros(1, 1, 3, 1, dtype=torch.int32)
@@ -468,7 +468,7 @@ def test_a_wrong_instruction_set_fails_loudly():
     assert all(part in last for part in ("ArgumentError", "REGARD_ISA is 'mmx'", *ISAS))
 
 
-def test_the_instruction_set_is_the_one_that_was_asked_for():
+def test_the_requested_instruction_set_is_used():
     program = (
         "import torch, regard\n"
         "x = torch.eye(3)\n"
@@ -541,7 +541,7 @@ def test_without_kernels_everything_works_in_tiles():
 
 
 @pytest.mark.parametrize("name", ["REGARD_ISA", "REGARD_IMPLEMENTATION"])
-def test_kernels_that_are_asked_for_and_missing_fail_loudly(name):
+def test_missing_requested_kernels_raise(name):
     asked = {"REGARD_ISA": "generic", "REGARD_IMPLEMENTATION": "fused"}[name]
     others = {"REGARD_ISA": "", "REGARD_IMPLEMENTATION": ""}
     program = (
@@ -567,13 +567,13 @@ def test_the_environment_forces_the_kernels():
     assert regard.explain(x, x, x, implementation="fused").implementation == "tiled"
 
 
-# Far apart in memory
+# Large strides
 
 FAR = 2**30  # numbers: from the first to the third of three that are so far apart it is 2³¹
 
 
 def far(axis: int, seed: int) -> Tensor:
-    """(3, 3, 18), whose sequences (axis 0) or rows are far apart, in memory that is hardly touched."""
+    """(3, 3, 18), whose sequences (axis 0) or rows have huge strides, in mostly untouched memory."""
     room = torch.empty(2 * FAR + 200, dtype=torch.float32)
     x = room.as_strided((3, 3, 18), (FAR, 18, 1) if axis == 0 else (18, FAR, 1), seed)
     return x.copy_(numbers(3, 3, 18, seed=seed))
@@ -602,7 +602,7 @@ def test_offsets_need_more_than_32_bits(normalize, axis):
     same_bits(*found)
 
 
-# What torch does to a function
+# Transforms of torch
 
 SMALL = {
     "plain": {},
@@ -618,7 +618,7 @@ SMALL = {
 
 
 def inputs_of(dtype: torch.dtype = torch.float32, *, inside: bool = False, seed: int = 3) -> list[Tensor]:
-    """Query, key and value with grouped heads; these may stand inside the tokens, as after a projection."""
+    """Query, key and value with grouped heads, optionally stored token by token, as after a projection."""
     shapes = ((2, 6, 4, 5), (2, 3, 7, 5), (2, 3, 7, 9))
     found = [numbers(*shape, seed=seed + i) for i, shape in enumerate(shapes)]
     if inside:
@@ -648,7 +648,7 @@ def test_a_compiled_call_equals_the_eager_one(name):
 @pytest.mark.parametrize("inside", [False, True], ids=["heads outside", "heads inside"])
 @pytest.mark.parametrize("name", ["plain", "sink"])
 def test_a_call_compiled_to_machine_code_equals_the_eager_one(name, inside):
-    # the machine code relies on the strides that the operators promise
+    # compiled code relies on the declared strides
     torch.compiler.reset()
     matrix = numbers(5, 5).requires_grad_()
 
@@ -763,7 +763,7 @@ def test_a_script_serves_for_other_numbers():
 
 
 def test_gradients_of_a_part_of_the_inputs():
-    # each on its own is what it is among the others
+    # each alone equals the batched result
     options = {
         "bias": numbers(6, 4, 7).requires_grad_(),
         "normalize": regard.Softmax1(numbers(6).requires_grad_()),
@@ -778,7 +778,7 @@ def test_gradients_of_a_part_of_the_inputs():
         close(torch.autograd.grad(output, leaf[i], upstream(output))[0], every[i], rtol=1e-5, atol=1e-6)
 
 
-def test_a_gradient_with_a_minus_in_its_strides():
+def test_a_gradient_with_negative_strides():
     query, key, value = inputs_of()
     output = regard.attention(query, key, value)
     minus = torch._neg_view(upstream(output))
@@ -801,7 +801,7 @@ def test_saved_tensors_may_come_back_with_other_strides():
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.complex64])
-def test_no_kernel_reads_what_is_no_floating_point(dtype):
+def test_kernels_reject_integer_inputs(dtype):
     for shape in ((3, 4), (2, 3, 4), (1, 2, 3, 4)):
         x = torch.ones(shape).to(dtype)
         for call in (regard.attention, regard.attend):

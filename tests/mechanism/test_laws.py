@@ -1,4 +1,4 @@
-"""What must hold for every attention, on every implementation; and what attention elsewhere gets wrong."""
+"""Laws of attention, on every implementation, and known mistakes of other libraries."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(params=["reference", "tiled"])
 def attend(request, monkeypatch) -> Attend:
-    """`regard.attend` on one implementation; tiles are small, so that there are several."""
+    """`regard.attend` on one implementation; with small tiles, to have several."""
     monkeypatch.setattr(tiled, "TILE", 64)
     return partial(regard.attend, implementation=request.param)
 
@@ -101,7 +101,7 @@ def test_rows_with_a_sink_sum_to_less_than_one(attend, normalize):
 
 
 @pytest.mark.parametrize("normalize", SUM_TO_ONE)
-def test_one_key_gives_its_value(attention, normalize):
+def test_a_single_key_returns_its_value(attention, normalize):
     query, key, value = inputs(k=1)
     output = attention(query, key, value, normalize=build(NORMALIZERS, normalize))
     close(output, value.expand_as(output))
@@ -146,7 +146,7 @@ def test_a_fully_masked_row_is_zero_and_has_no_gradient(attend, score, normalize
 
 
 @pytest.mark.parametrize("normalize", NORMALIZERS)
-def test_nothing_but_masked_rows_is_zero_everywhere(attend, normalize):
+def test_fully_masked_calls_are_zero(attend, normalize):
     query, key, value = inputs()
     options = {
         "normalize": build(NORMALIZERS, normalize),
@@ -160,7 +160,7 @@ def test_nothing_but_masked_rows_is_zero_everywhere(attend, normalize):
         assert (grad == 0).all()
 
 
-def test_a_single_key_that_nobody_sees_is_not_read(attention):
+def test_a_single_masked_key_is_not_read(attention):
     query, key, value = inputs(k=1)
     bias = normal(3, 5, 1).requires_grad_()
     output = attention(query, key, value, bias=bias, mask=torch.zeros(1, dtype=torch.bool))
@@ -203,7 +203,7 @@ BAD = [math.nan, math.inf, -math.inf, torch.finfo(torch.float64).max]
 
 
 def spoil(tensors: list[Tensor], where: str, at: int, bad: float) -> list[Tensor]:
-    """Copies, of which key or value holds something bad at this token."""
+    """Copies with a bad key or value at this token."""
     copies = [tensor.detach().clone() for tensor in tensors]
     copies[{"key": 1, "value": 2}[where]][..., at, 1] = bad
     return [copy.requires_grad_() for copy in copies]
@@ -211,7 +211,7 @@ def spoil(tensors: list[Tensor], where: str, at: int, bad: float) -> list[Tensor
 
 @pytest.mark.parametrize("where", ["key", "value"])
 @pytest.mark.parametrize("score", FAMILIES)
-def test_what_a_masked_key_or_value_holds_never_leaks(attention, score, where):
+def test_masked_keys_and_values_do_not_leak(attention, score, where):
     for normalize in ("softmax", "learned sink", "sparsemax", "mean"):
         options = {
             "score": build(SCORES, score),
@@ -233,7 +233,7 @@ def test_what_a_masked_key_or_value_holds_never_leaks(attention, score, where):
 
 
 @pytest.mark.parametrize("score", FAMILIES)
-def test_what_the_query_of_a_masked_row_holds_never_leaks(attention, score):
+def test_queries_of_masked_rows_do_not_leak(attention, score):
     options = {"score": build(SCORES, score), "mask": torch.ones(5, 7, dtype=torch.bool)}
     options["mask"][2] = False
     clean, learned = inputs(), leaves(options)
@@ -248,7 +248,7 @@ def test_what_the_query_of_a_masked_row_holds_never_leaks(attention, score):
         close([output, *gradients(output, *spoilt, *learned)], wanted)
 
 
-def test_what_a_bias_holds_at_a_masked_place_never_leaks(attention):
+def test_biases_of_masked_pairs_do_not_leak(attention):
     tensors, seen = inputs(), regard.Causal().dense(5, 7)
     line = normal(3, 13)
     biases = [normal(5, 7), regard.ClippedRelativeBias(nn.Parameter(line))]
@@ -265,7 +265,7 @@ def test_what_a_bias_holds_at_a_masked_place_never_leaks(attention):
         close([output, *gradients(output, *tensors, dense, relative.vector)], wanted)
 
 
-def test_what_a_masked_key_holds_never_leaks_out_of_a_function(attention):
+def test_masked_keys_do_not_leak_from_score_functions(attention):
     query, key, value = (x.detach() for x in inputs())
     spoilt = key.clone()
     spoilt[:, 6] = math.nan
@@ -279,7 +279,7 @@ def test_what_a_masked_key_holds_never_leaks_out_of_a_function(attention):
 
 @pytest.mark.parametrize("where", ["key", "value"])
 @pytest.mark.parametrize("score", FAMILIES)
-def test_a_late_nan_leaves_earlier_rows_untouched(attention, score, where):
+def test_a_late_nan_does_not_affect_earlier_rows(attention, score, where):
     clean, score = inputs(q=7), build(SCORES, score)
     wanted = attention(*clean, score=score, mask=regard.Causal())
     (wanted_gradient,) = gradients(wanted, clean[0])
@@ -304,7 +304,7 @@ def test_a_loss_on_earlier_rows_has_no_nan_in_any_gradient(attention, where):
 
 
 @pytest.mark.parametrize("normalize", ["sparsemax", "entmax15", "entmax 2.5", "relu", "hard"])
-def test_a_weight_of_zero_reads_nothing(attend, normalize):
+def test_zero_weights_ignore_their_values(attend, normalize):
     key = torch.tensor([[3.0], [-50.0], [2.9]], dtype=torch.float64, requires_grad=True)
     query = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
     value = torch.tensor([[1.0], [math.nan], [2.0]], dtype=torch.float64, requires_grad=True)
@@ -394,7 +394,7 @@ def test_a_row_does_not_depend_on_the_rest_of_the_batch(attend):
                 torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13, msg=case.name)
 
 
-def test_a_batch_is_its_sequences_one_by_one(attention):
+def test_a_batch_equals_its_sequences_computed_separately(attention):
     query, key, value = inputs(lead=(2, 3))
     lengths = torch.tensor([7, 3])
     batched = attention(query, key, value, mask=regard.Padding(lengths))
@@ -476,7 +476,7 @@ class TestHalfPrecision:
 
     # a function computes in half precision itself
     @pytest.mark.parametrize(("score", "normalize"), [pair for pair in EVERY if pair[0] != "function"])
-    def test_the_result_is_the_exact_one_rounded(self, attention, dtype, score, normalize):
+    def test_the_result_is_the_correctly_rounded_one(self, attention, dtype, score, normalize):
         case = Case("grouped", score, normalize, "causal", "several")
         with tiles_of(2**20):
             exact = attention(
@@ -489,14 +489,14 @@ class TestHalfPrecision:
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e2, 1e4])
-def test_a_gaussian_keeps_its_digits_far_from_zero(attention, offset):
+def test_gaussian_scores_are_accurate_far_from_zero(attention, offset):
     tensors = [x.detach().float() for x in inputs(q=20, k=30)]
     tensors[:2] = [x + offset for x in tensors[:2]]
     exact, _ = naive.attention(*tensors, score=regard.Gaussian(), normalize=regard.Softmax())
     close(attention(*tensors, score=regard.Gaussian()).double(), exact, 3e-6)
 
 
-def test_a_softcap_of_infinity_is_no_cap(attention):
+def test_an_infinite_softcap_has_no_effect(attention):
     query, key, value = inputs()
     found = attention(query, key, value, score=regard.Dot(softcap=math.inf))
     wanted = attention(query, key, value, score=regard.Dot())
@@ -546,7 +546,7 @@ def test_axes_of_size_zero(attend, axis):
             assert grad.isfinite().all(), (score, normalize)
 
 
-def test_without_features_all_keys_are_alike(attention):
+def test_without_features_all_keys_are_equal(attention):
     query, key, value = inputs(d=0)
     close(attention(query, key, value), value.mean(-2, keepdim=True).expand(-1, 5, -1))
 
@@ -612,7 +612,7 @@ def test_heads_may_share_keys_of_fewer_axes(attention):
 
 
 def test_offsets_beyond_int32(attention):
-    # a storage of more than 2³¹ numbers, of which only the few that are written to take memory
+    # a storage of more than 2³¹ numbers; only the pages written to take memory
     vast = torch.empty(2**31 + 2**20, dtype=torch.bfloat16)
     key = vast.as_strided((7, 4), (2**28 + 3, 1), 2**19)
     value = vast.as_strided((7, 2), (2**28 + 3, 1), 2**19 + 64)
@@ -700,7 +700,7 @@ def test_a_rule_and_a_tensor_together_are_taken_by_every_path(attend):
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["with gradients", "without"])
 @pytest.mark.parametrize("kind", [torch.bool, torch.float64], ids=["boolean", "float"])
-def test_the_drop_in_does_with_causal_and_a_mask_what_torch_does(recorded, kind):
+def test_sdpa_with_causal_and_mask_matches_torch(recorded, kind):
     x, mask = normal(1, 2, 5, 4).requires_grad_(recorded), (normal(5, 5) > 0).to(kind)
     mask[:, 0] = True
     try:
@@ -782,7 +782,7 @@ class TestDropout:
         assert torch.equal(first, again)
         assert torch.equal(state, torch.get_rng_state())
 
-    def test_no_dropout_draws_nothing(self, attention):
+    def test_zero_dropout_draws_no_random_numbers(self, attention):
         state = torch.get_rng_state()
         attention(*inputs())
         assert torch.equal(state, torch.get_rng_state())

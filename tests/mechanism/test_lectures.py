@@ -88,7 +88,7 @@ class TestDictionary:
         return torch.eye(len(self.entries), dtype=torch.float64)
 
     def encode(self, word: str) -> Tensor:
-        """A row of its own for each key, and a row of zeros for what is no key."""
+        """One-hot rows for keys, zeros for anything else."""
         words = list(self.entries)
         return self.keys[[words.index(word)]] if word in words else torch.zeros_like(self.keys[:1])
 
@@ -117,7 +117,7 @@ class TestDictionary:
         )
         assert torch.equal(output, self.text())
 
-    def test_what_is_no_key_fits_all_of_them_equally(self, implementation):
+    def test_an_unknown_query_matches_all_keys_equally(self, implementation):
         output = regard.attention(
             self.encode("Shoe size"),
             self.keys,

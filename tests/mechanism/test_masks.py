@@ -42,7 +42,7 @@ def position(i: int, queries: int, keys: int, align: str) -> int:
 
 
 def looked(mask: Mask | Tensor, queries: int, keys: int, lead: Sequence[int] = ()) -> Tensor:
-    """What the operator looks at: with equal scores, exactly the keys in sight have weight."""
+    """The keys that the operator uses: with equal scores, exactly the visible keys have weight."""
     query, key = torch.zeros(*lead, queries, 2), torch.zeros(*lead, keys, 2)
     return regard.attend(query, key, key, mask=mask)[1].dense() != 0
 
@@ -62,12 +62,12 @@ def check(mask: Mask, expected: Tensor) -> None:
 
 @few
 @given(sizes, sizes, aligns)
-def test_causal_sees_its_own_key_and_those_before(queries, keys, align):
+def test_causal_sees_its_own_and_earlier_keys(queries, keys, align):
     expected = pairs(queries, keys, lambda i, j: j <= position(i, queries, keys, align))
     check(Causal(align=align), expected)
 
 
-def test_causal_is_aligned_to_the_end_unless_asked_otherwise():
+def test_causal_is_aligned_to_the_end_by_default():
     assert torch.equal(Causal().dense(3, 5), torch.ones(3, 5).tril(2).bool())
     assert torch.equal(Causal(align="start").dense(3, 5), torch.ones(3, 5).tril().bool())
     assert torch.equal(Causal().dense(5, 3), torch.ones(5, 3).tril(-2).bool())
@@ -86,7 +86,7 @@ def test_window_keeps_keys_up_to_the_querys_own(queries, keys, n, align):
 
 @few
 @given(st.integers(1, 9), st.integers(0, 5), st.integers(1, 12))
-def test_window_keeps_exactly_n_keys_its_own_included(queries, more, n):
+def test_window_keeps_exactly_n_keys_including_its_own(queries, more, n):
     keys = queries + more
     dense = Window(n).dense(queries, keys)
     own = torch.arange(queries) + more
@@ -168,7 +168,7 @@ def test_padding_takes_wide_unsigned_integers(dtype):
     assert Padding(torch.tensor([1, 3], dtype=dtype)).dense(1, 4, [2]).sum().item() == 4
 
 
-def test_padding_beyond_the_keys_hides_nothing():
+def test_padding_longer_than_the_keys_masks_nothing():
     assert Padding([4, 9]).dense(2, 4, [2]).all()
     assert Padding([4, 9], side="left").dense(2, 4, [2]).all()
 
@@ -177,7 +177,7 @@ document_lengths = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max
 
 
 def documents(lengths: Sequence[tuple[int, int]], sees: Callable[[int, int, int, int], bool]) -> Tensor:
-    """Blocks on the diagonal, one per document; `sees` is told i, j and the sizes of the block."""
+    """Blocks on the diagonal, one per document; `sees` receives i, j and the block sizes."""
     blocks = [pairs(q, k, lambda i, j, q=q, k=k: sees(i, j, q, k)) for q, k in lengths]
     return torch.block_diag(*blocks).bool() if blocks else torch.zeros(0, 0) > 0
 
@@ -435,13 +435,13 @@ def test_how_masks_are_written():
 @pytest.mark.parametrize(
     "mask", [m for m in EVERY_MASK if type(m) in (Causal, Window, Prefix, Padding)], ids=repr
 )
-def test_what_is_written_makes_the_same_mask(mask):
+def test_repr_recreates_the_mask(mask):
     again = eval(repr(mask), vars(regard))
     assert torch.equal(again.dense(5, 7), mask.dense(5, 7))
 
 
 def block_picture(dense: Tensor, rows: int, columns: int) -> str:
-    """Blocks of equal size: all, some or none of their pairs in sight."""
+    """Blocks of equal size: all, some or none of their pairs visible."""
     q, k = dense.shape
     share = dense.reshape(rows, q // rows, columns, k // columns).float().mean((1, 3))
     return "\n".join("".join("■" if x == 1 else "▪" if x > 0 else "·" for x in row) for row in share.tolist())
@@ -473,7 +473,7 @@ def test_a_drawing_has_at_most_32_rows_of_64_cells(queries, keys):
     assert set("".join(lines)) <= set("■▪·")
 
 
-def test_a_mask_of_no_queries_draws_nothing():
+def test_a_mask_without_queries_draws_an_empty_string():
     assert Causal().draw(0, 3) == ""
 
 
@@ -494,11 +494,11 @@ def test_a_mask_for_a_batch_draws_its_first_sequence():
     assert "Padding([1, 3])" in str(mask)
 
 
-def test_a_mask_for_an_empty_batch_draws_nothing():
+def test_a_mask_for_an_empty_batch_draws_an_empty_string():
     assert Padding([]).draw(2, 3, lead=[0]) == ""
 
 
-def test_the_size_of_a_drawing_may_be_given():
+def test_the_size_of_a_drawing_can_be_set():
     assert Causal().draw(2) == "■·\n■■"
     assert Causal().draw(2, 3) == "■■·\n■■■"
     assert Causal().draw(keys=9).split("\n")[-1] == "■" * 9
@@ -551,7 +551,7 @@ def test_frozen_masks_are_equal_by_value():
         Prefix(3).length = 4
 
 
-def test_a_mask_does_not_change_what_it_was_made_of():
+def test_combining_masks_does_not_modify_them():
     lengths, tensor = torch.tensor([1, 3]), torch.eye(4, dtype=torch.bool)
     mask = Padding(lengths) & tensor | Causal()
     mask.dense(4, 4, [2])
@@ -629,7 +629,7 @@ def tile_area(mask: Mask | None, queries: int, keys: int, budget: int = 2**20) -
     ],
     ids=repr,
 )
-def test_tiles_leave_out_what_nobody_sees(mask, share):
+def test_tiles_skip_masked_pairs(mask, share):
     assert tile_area(None, 4096, 4096) == 4096**2
     assert tile_area(mask, 4096, 4096) <= share * 4096**2
 
@@ -681,7 +681,7 @@ def test_the_operator_multiplies_no_more_than_that(backward):
     assert multiplications(Documents([64] * 16), n, width, backward=backward) <= everything / 8
 
 
-def test_nothing_in_sight_costs_nothing():
+def test_fully_masked_calls_cost_nothing():
     assert tile_area(Padding(0), 4096, 4096) == 0
     x = torch.randn(6, 4)
     assert torch.equal(regard.attention(x, x, x, mask=Padding(0)), torch.zeros(6, 4))

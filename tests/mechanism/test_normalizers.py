@@ -1,4 +1,4 @@
-"""Normalizers: φ, φ' and τ, the laws that rows of weights obey, and the `entmax` package beside ours."""
+"""Normalizers: φ, φ' and τ, the laws of weights, and a comparison with the `entmax` package."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from regard import (
     Sparsemax,
 )
 from regard.mechanism import autograd, fused
-from regard.mechanism.normalizers import to_text, from_text
+from regard.mechanism.normalizers import from_text, to_text
 
 few = settings(max_examples=20)
 implementations = pytest.mark.parametrize("implementation", ["reference", "tiled"])
@@ -101,7 +101,7 @@ def tolerance(normalize: Normalizer) -> float:
 
 @every
 def test_the_slope_is_the_derivative_of_phi(normalize):
-    x = torch.linspace(-3, 3, 61, dtype=torch.float64) + 0.0123  # beside the corners at 0
+    x = torch.linspace(-3, 3, 61, dtype=torch.float64) + 0.0123  # away from the kink at 0
     h = 1e-6
     numeric = (normalize.phi(x + h) - normalize.phi(x - h)) / (2 * h)
     torch.testing.assert_close(normalize.slope(x), numeric, atol=1e-7, rtol=1e-6)
@@ -169,7 +169,7 @@ def test_rows_sum_to_one(scores):
 
 @given(rows(), st.floats(-60, 60))
 @few
-def test_rows_with_a_sink_sum_to_what_the_sink_leaves(scores, sink):
+def test_rows_with_a_sink_sum_to_one_minus_the_sink(scores, sink):
     total = weights_of(scores, Softmax1(sink)).sum(-1)
     left = torch.nn.functional.pad(scores, (0, 1), value=sink).softmax(-1)[:, :-1].sum(-1)
     torch.testing.assert_close(total, left)
@@ -177,7 +177,7 @@ def test_rows_with_a_sink_sum_to_what_the_sink_leaves(scores, sink):
 
 @given(rows(), st.integers(1, 3))
 @few
-def test_a_masked_key_is_a_removed_key(scores, more):
+def test_masked_keys_equal_removed_keys(scores, more):
     hidden = torch.nn.functional.pad(scores, (more, 1), value=-math.inf)
     for normalize in ALL:
         weights = weights_of(hidden, normalize)
@@ -197,7 +197,7 @@ def test_the_order_of_keys_is_irrelevant(scores, data):
 @few
 def test_better_keys_weigh_no_less_and_equal_keys_weigh_the_same(scores):
     ordered = scores.sort(-1).values
-    seen = ordered[:, :-1] != -math.inf  # under Mean a key in sight may weigh less than nothing
+    seen = ordered[:, :-1] != -math.inf  # with Mean, visible keys may have negative weights
     for normalize in ALL:
         step = weights_of(ordered, normalize).diff(dim=-1)
         assert (step[seen] >= 0).all(), normalize
@@ -217,8 +217,8 @@ def test_weights_are_shares_where_they_are_not_means(scores):
 
 @given(rows(bound=4), st.sampled_from([-(2.0**20), -3.0, 2.0, 2.0**20]))
 @few
-def test_an_offset_of_the_row_changes_nothing(scores, offset):
-    scores = (scores * 2**10).round() / 2**10  # so that the sum is exact, and ties stay ties
+def test_weights_are_invariant_to_a_row_offset(scores, offset):
+    scores = (scores * 2**10).round() / 2**10  # makes the sum exact and keeps ties
     for normalize in SUM_TO_ONE:
         close(weights_of(scores + offset, normalize), weights_of(scores, normalize), normalize)
 
@@ -234,7 +234,7 @@ def test_the_laws_can_fail():
         close(weights_of(row(0.5, -1.0, 0.0), Loud()).sum(-1), torch.ones(1, dtype=torch.float64), Loud())
 
 
-def test_an_own_normalizer_that_does_not_do_what_it_says_is_refused():
+def test_a_custom_normalizer_with_wrong_sums_is_rejected():
     class Absolute(Softmax):
         def tau(self, scores):
             return torch.zeros_like(scores[..., :1])
@@ -250,7 +250,7 @@ def test_an_own_normalizer_that_does_not_do_what_it_says_is_refused():
 
 
 @every
-def test_nothing_in_sight_gives_zeros(normalize):
+def test_no_visible_keys_gives_zeros(normalize):
     scores = torch.full((3, 4), -math.inf, dtype=torch.float64, requires_grad=True)
     for implementation in ("reference", "tiled"):
         weights = weights_of(scores, normalize, implementation)
@@ -394,7 +394,7 @@ def test_the_comparison_with_the_package_can_fail():
         )
 
 
-def test_names_of_one_alpha_mean_the_same():
+def test_entmax_aliases_are_equal():
     scores = torch.randn(4, 9, dtype=torch.float64)
     assert torch.equal(weights_of(scores, Entmax15()), weights_of(scores, Entmax(1.5)))
     assert torch.equal(weights_of(scores, Sparsemax()), weights_of(scores, Entmax(2)))
@@ -454,8 +454,8 @@ def test_entmax_with_a_large_alpha_tends_to_hard(alpha):
     ("alpha", "keys"),
     [(3.0, 1000), (5.0, 1000), (7.5, 10), (7.5, 1000), (10.0, 100), (10.0, 1000), (50.0, 10), (1000.0, 2)],
 )
-def test_equal_scores_share_equally_whatever_alpha(alpha, keys, dtype):
-    """Queries that are zero, as padding or at the start of a training, score every key alike."""
+def test_equal_scores_give_equal_weights_for_any_alpha(alpha, keys, dtype):
+    """Zero queries, as in padding or at initialization, give equal scores."""
     normalize = accepted(alpha)
     if normalize is not None:
         weights = weights_of(torch.zeros(1, keys, dtype=dtype), normalize)
@@ -476,7 +476,7 @@ def test_entmax_is_sparser_with_a_larger_alpha():
 @given(rows(), st.floats(1e-3, 1e3))
 @few
 def test_temperature_divides_the_scores(scores, temperature):
-    expected = (scores / temperature).softmax(-1).nan_to_num()  # zeros where nothing is in sight
+    expected = (scores / temperature).softmax(-1).nan_to_num()  # zeros without visible keys
     torch.testing.assert_close(weights_of(scores, Softmax(temperature)), expected, atol=1e-9, rtol=1e-9)
 
 
@@ -489,7 +489,7 @@ def test_a_low_temperature_tends_to_hard_and_a_high_one_to_the_mean():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("temperature", [1e-46, 1e-30, 1e30, 3e38, math.inf])
-def test_an_extreme_temperature_is_refused_or_gives_shares(temperature, dtype):
+def test_an_extreme_temperature_is_rejected_or_valid(temperature, dtype):
     scores = row(0.3, 1.0, -2.0, 1.0, dtype=dtype).expand(1, 4).repeat(1, 50)
     try:
         weights = weights_of(scores, Softmax(temperature))
@@ -504,13 +504,13 @@ def test_an_extreme_temperature_is_refused_or_gives_shares(temperature, dtype):
 
 @given(rows())
 @few
-def test_a_sink_far_below_is_no_sink(scores):
+def test_a_very_low_sink_has_no_effect(scores):
     expected = weights_of(scores, Softmax())
     for sink in (-1e3, -1e30, -math.inf):
         torch.testing.assert_close(weights_of(scores, Softmax1(sink)), expected)
 
 
-def test_an_infinite_sink_is_refused_or_takes_everything():
+def test_an_infinite_sink_is_rejected_or_takes_everything():
     try:
         weights = weights_of(row(1.0, 2.0), Softmax1(math.inf))
     except regard.ArgumentError:
@@ -523,7 +523,7 @@ def test_a_sink_has_the_precision_of_the_call():
     assert weights.item() == pytest.approx(1 / (1 + math.exp(0.1)), rel=1e-14)
 
 
-def test_a_sink_is_one_more_key_whose_value_is_zero():
+def test_a_sink_is_an_extra_key_with_value_zero():
     query, key, value = torch.randn(3, 2, 5, 4, dtype=torch.float64).unbind()
     scores = query @ key.mT / 2
     sink = torch.tensor([0.3, -1.2], dtype=torch.float64)
@@ -549,11 +549,11 @@ def test_the_gradient_of_a_sink(lead, implementation):
     )
 
 
-def test_a_sink_of_one_number_serves_all_heads():
+def test_a_scalar_sink_applies_to_all_heads():
     x = torch.randn(2, 3, 5, 4)
-    alike = regard.attention(x, x, x, normalize=Softmax1(torch.full((3,), 0.7)))
-    torch.testing.assert_close(regard.attention(x, x, x, normalize=Softmax1(0.7)), alike)
-    torch.testing.assert_close(regard.attention(x, x, x, normalize=Softmax1(torch.tensor(0.7))), alike)
+    expected = regard.attention(x, x, x, normalize=Softmax1(torch.full((3,), 0.7)))
+    torch.testing.assert_close(regard.attention(x, x, x, normalize=Softmax1(0.7)), expected)
+    torch.testing.assert_close(regard.attention(x, x, x, normalize=Softmax1(torch.tensor(0.7))), expected)
 
 
 def test_a_learned_sink_is_a_module():
@@ -563,7 +563,7 @@ def test_a_learned_sink_is_a_module():
     assert repr(sink) == "Sink(heads=3)"
 
 
-def test_a_row_that_sees_nothing_gives_its_sink_no_gradient():
+def test_a_row_without_keys_gives_its_sink_no_gradient():
     normalize = Sink(heads=1)
     x = torch.randn(1, 3, 4)
     regard.attention(x, x, x, mask=regard.Padding(0), normalize=normalize).sum().backward()
@@ -576,7 +576,7 @@ def test_a_row_that_sees_nothing_gives_its_sink_no_gradient():
 @pytest.mark.parametrize(
     ("special", "general"), [(Sparsemax(), Entmax(2.0)), (Entmax15(), Entmax(1.5))], ids=repr
 )
-def test_a_name_for_an_alpha_is_that_entmax(special, general):
+def test_aliases_equal_their_entmax(special, general):
     assert special == general
     assert general == special
     assert hash(special) == hash(general)
@@ -584,12 +584,11 @@ def test_a_name_for_an_alpha_is_that_entmax(special, general):
     assert special != Entmax(1.7)
     assert from_text(to_text(special)) == from_text(to_text(general)) == special
     x = torch.randn(2, 3, 5, 8)
-    one, other = (regard.explain(x, x, x, normalize=one) for one in (special, general))
-    assert one == other
-    way = autograd if fused.available() else Mock()  # without kernels there is no short one
-    with patch.object(way, "run", side_effect=AssertionError("the long way")):
-        found = [regard.attention(x, x, x, normalize=one) for one in (special, general)]
-    assert torch.equal(*found)
+    assert regard.explain(x, x, x, normalize=special) == regard.explain(x, x, x, normalize=general)
+    path = autograd if fused.available() else Mock()  # without kernels there is no fast path
+    with patch.object(path, "run", side_effect=AssertionError("general path")):
+        outputs = [regard.attention(x, x, x, normalize=normalize) for normalize in (special, general)]
+    assert torch.equal(*outputs)
 
 
 def test_a_subclass_of_entmax_is_another_normalizer():
@@ -608,7 +607,7 @@ def test_a_subclass_of_entmax_is_another_normalizer():
     | st.floats(allow_nan=False, allow_infinity=False).map(Sigmoid)
     | st.sampled_from([Softmax(), Sparsemax(), Entmax15(), Mean(), Relu(), Sigmoid(), Hard()])
 )
-def test_spelling_loses_nothing(normalize):
+def test_text_form_is_exact(normalize):
     again = from_text(to_text(normalize))
     assert type(again) is type(normalize)
     assert again == normalize
@@ -616,12 +615,12 @@ def test_spelling_loses_nothing(normalize):
 
 
 def test_a_sinks_score_is_not_spelled():
-    """It may be a tensor; it is kept beside the text."""
+    """It may be a tensor, which is stored separately."""
     assert to_text(Softmax1(3.0)) == "Softmax1"
     assert isinstance(from_text("Softmax1"), Softmax1)
 
 
-def test_somebodys_own_normalizer_has_no_spelling():
+def test_custom_normalizers_have_no_text_form():
     class Mine(Softmax):
         pass
 
@@ -631,7 +630,7 @@ def test_somebodys_own_normalizer_has_no_spelling():
 
 
 @pytest.mark.parametrize("text", ["Softplus", "", "softmax 0x1p+0", "Sink"])
-def test_an_unknown_spelling_is_refused(text):
+def test_unknown_text_forms_are_rejected(text):
     with pytest.raises(regard.ArgumentError, match="no normalizer"):
         from_text(text)
 
@@ -722,7 +721,7 @@ def test_ones_own_normalizer_may_learn():
 
 
 class Squareplus(Normalizer):
-    """(x + √(x² + 4)) / 2, a soft relu: NaN at −inf, where nobody must ask it."""
+    """(x + √(x² + 4)) / 2, a soft relu: NaN at −inf, where it must not be evaluated."""
 
     sums_to_one = False
 
@@ -755,7 +754,7 @@ class SharedSquareplus(Squareplus):
 
 @implementations
 @pytest.mark.parametrize("normalize", [Squareplus(), SharedSquareplus()], ids=["Squareplus", "shared"])
-def test_ones_own_phi_has_no_say_where_a_key_is_masked(normalize, implementation):
+def test_custom_phi_is_ignored_for_masked_keys(normalize, implementation):
     make = torch.Generator().manual_seed(6)
     query, key, value = (
         torch.randn(n, 3, generator=make, dtype=torch.float64, requires_grad=True) for n in (3, 5, 5)
@@ -770,7 +769,7 @@ def test_ones_own_phi_has_no_say_where_a_key_is_masked(normalize, implementation
     )
 
 
-def test_an_unfinished_normalizer_says_what_it_lacks():
+def test_an_incomplete_normalizer_names_the_missing_method():
     class Half(Normalizer):
         def tau(self, scores):
             return scores[..., :1]
@@ -794,7 +793,7 @@ def test_equal_scores_of_very_many_keys_sum_to_one(normalize):
 
 
 @pytest.mark.parametrize("alpha", [1.3, 2.0, 2.5, 4.0])
-def test_rows_sum_to_one_while_derivatives_are_recorded(alpha):
+def test_rows_sum_to_one_with_autograd(alpha):
     torch.manual_seed(0)
     query, key = (torch.randn(4, 50, 8) * 3).requires_grad_(), torch.randn(4, 50, 8)
     options = {"normalize": regard.Entmax(alpha), "implementation": "reference"}

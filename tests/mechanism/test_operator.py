@@ -75,7 +75,7 @@ def test_implementations_agree_with_the_formulas(case):
 
 
 def test_the_formulas_agree_with_dense_torch():
-    # two independent ways to write it down, of which the next test uses the second
+    # two independent formulations; the next test uses the second
     sizes = Shape((2, 4, 5, 3), (2, 2, 7, 3), (2, 2, 7, 2))
     for case in pairs(("grouped",), masks=("no mask", "tensor"), biases=("no bias", "dense"), sizes=sizes):
         options = case.options()
@@ -148,7 +148,7 @@ def test_float32_error_is_at_most_twice_that_of_dense_torch(normalize):
     mask=st.sampled_from(sorted(MASKS)),
     bias=st.sampled_from(sorted(BIASES)),
 )
-def test_tiles_of_any_size_change_nothing(
+def test_results_do_not_depend_on_the_tile_size(
     tile, batch, groups, per_group, queries, keys, score, normalize, mask, bias
 ):
     if queries * keys * math.prod(batch) * groups * per_group // tile > 500:
@@ -388,7 +388,7 @@ class Slow(regard.Normalizer):
 
 @pytest.mark.parametrize("normalize", [Squares(), Slow()], ids=["Squares", "Slow"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_masked_key_has_no_weight_and_no_gradient_whatever_phi_says(implementation, normalize):
+def test_a_masked_key_has_no_weight_and_no_gradient_for_any_phi(implementation, normalize):
     tensors = Case("square", sizes=Shape((4, 3, 2), (2, 3, 2), (2, 3, 2))).tensors(requires_grad=True)
     options = {"normalize": normalize, "mask": regard.Causal(), "implementation": implementation}
     output, weights = regard.attend(*tensors, **options)
@@ -431,7 +431,7 @@ def test_a_wrong_environment_variable_fails_loudly():
     assert "reference, tiled, fused" in last
 
 
-def test_a_wrong_name_is_refused_with_the_right_ones():
+def test_an_unknown_implementation_lists_the_valid_ones():
     x = torch.eye(3)
     for call in (regard.attention, regard.attend, regard.explain):
         with pytest.raises(regard.ArgumentError, match="'quick'; there are reference, tiled, fused"):
@@ -449,20 +449,20 @@ class TestExplain:
     def _free_choice(self, monkeypatch):
         monkeypatch.setattr(operator, "_FROM_ENVIRONMENT", None)
 
-    def test_it_computes_nothing(self):
+    def test_explain_computes_nothing(self):
         x = torch.empty(8, 65536, 64, device="meta")
         text = str(regard.explain(x, x, x, mask=regard.Causal()))
         assert text.startswith("tiled\n")
         assert "137.4 GB" in text
 
     @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-    def test_it_knows_what_was_asked_for(self, name):
+    def test_explain_respects_the_requested_implementation(self, name):
         x = torch.eye(3)
         explanation = regard.explain(x, x, x, implementation=name)
         assert explanation.implementation == name
         assert "asked for by name" in explanation.reasons
 
-    def test_it_says_that_a_function_is_dense(self):
+    def test_explain_reports_dense_score_functions(self):
         x = torch.eye(3)
 
         def my_score(query, key):
@@ -471,14 +471,14 @@ class TestExplain:
         assert "my_score" in str(regard.explain(x, x, x, score=my_score))
         assert "my_score" not in str(regard.explain(x, x, x))
 
-    def test_it_says_why_a_learned_normalizer_is_dense(self):
+    def test_explain_reports_learned_normalizers(self):
         x = torch.eye(3)
         explanation = regard.explain(x, x, x, normalize=LearnedPositions())
         assert explanation.implementation == "reference"
         assert "Learned learns" in str(explanation)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-    def test_it_tells_what_is_then_done(self, dtype):
+    def test_explain_matches_the_call(self, dtype):
         for x in (torch.eye(3, dtype=dtype), torch.eye(3, dtype=dtype)[None, None]):
             for options in (
                 {},
@@ -498,7 +498,7 @@ class TestExplain:
                 assert in_tiles.called == (said == "tiled")
                 assert (kernels is not None and kernels.forward.called) == (said == "fused")
 
-    def test_it_says_why_the_kernels_are_not_taken(self):
+    def test_explain_reports_why_kernels_are_not_used(self):
         x = torch.eye(3)
         if fused.available():
             assert regard.explain(x, x, x).implementation == "fused"
@@ -514,12 +514,12 @@ class TestExplain:
                 assert reason in explanation.reasons[0] or asked == "tiled"
         assert "float64 has no kernel" in str(regard.explain(x.double(), x.double(), x.double()))
 
-    def test_it_refuses_what_attention_refuses(self):
+    def test_explain_rejects_what_attention_rejects(self):
         with pytest.raises(regard.ShapeError, match="4 tokens and value has 5"):
             regard.explain(torch.ones(3, 2), torch.ones(4, 2), torch.ones(5, 2))
 
 
-def test_explain_names_what_the_caller_gave_densely():
+def test_explain_names_dense_arguments():
     x = torch.zeros(8, 16)
     said = str(regard.explain(x, x, x, mask=torch.ones(8, 8, dtype=torch.bool), bias=[torch.zeros(8, 8)]))
     assert "the mask is a tensor, a dense matrix of 0.1 kB" in said

@@ -32,7 +32,7 @@ def child(code: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_every_private_function_is_there():
+def test_every_private_function_exists():
     """Otherwise regard still runs, but slower, and this torch needs another way to ask."""
     for name, path in PRIVATE.items():
         assert getattr(torch_state, name) is torch_state.private(path) is not None, path
@@ -59,7 +59,8 @@ def test_regard_is_imported_without_them():
         import regard.mechanism
         for module in pkgutil.iter_modules(regard.mechanism.__path__):
             importlib.import_module("regard.mechanism." + module.name)
-        from regard.mechanism.torch_state import batched, concrete, forward_mode, plain_cpu, traced, transformed
+        from regard.mechanism.torch_state import batched, concrete, forward_mode, plain_cpu
+        from regard.mechanism.torch_state import traced, transformed
 
         x = torch.ones(2, 3)
         print(plain_cpu(x), concrete(x), batched(x), traced(), transformed(), forward_mode())
@@ -67,7 +68,7 @@ def test_regard_is_imported_without_them():
     assert child(code) == ["False", "False", "False", "True", "True", "True"]
 
 
-def test_what_torch_needs_itself_may_be_missing_for_regard():
+def test_missing_private_functions_fall_back():
     """Deleted after torch has used them: TorchScript's registration, and the class of fake tensors."""
     code = """
         import importlib, torch, regard

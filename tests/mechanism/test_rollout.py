@@ -63,23 +63,23 @@ def test_rollout_is_the_product_of_the_matrices(lead, residual):
         torch.testing.assert_close(found, expected)
 
 
-def test_a_wrong_order_of_the_layers_is_noticed():
+def test_a_wrong_layer_order_is_detected():
     stack = layers((H,))
     with pytest.raises(AssertionError):
         torch.testing.assert_close(regard.rollout(stack, 3), product(stack[::-1])[3])
 
 
-def test_nothing_is_passed_on_but_the_residual():
+def test_residual_one_is_the_identity():
     found = regard.rollout(layers((H,)), range(N), residual=1.0)
     assert torch.equal(found, torch.eye(N, dtype=torch.float64))
 
 
-def test_one_layer_without_residual_is_its_mean_head():
+def test_one_layer_without_residual_is_the_head_mean():
     (only,) = layers((B, H), count=1)
     torch.testing.assert_close(regard.rollout([only], list(range(N)), residual=0.0), only.dense().mean(-3))
 
 
-def test_rows_that_sum_to_one_stay_so():
+def test_row_sums_of_one_are_preserved():
     x = torch.randn(H, N, D, dtype=torch.float64)
     stack = [regard.attend(x, x, x, mask=regard.Causal(), normalize=regard.Sparsemax())[1]] * 5
     found = regard.rollout(stack, range(N))
@@ -140,7 +140,7 @@ def test_queries_in_a_tensor_or_an_array(queries):
 
 
 @pytest.mark.parametrize("queries", [N, -N - 1, 100, [0, N]], ids=str)
-def test_a_query_that_is_not_there_is_refused(queries):
+def test_an_out_of_range_query_is_rejected(queries):
     with pytest.raises((IndexError, regard.ArgumentError)):
         regard.rollout(layers((H,)), queries)
 
@@ -156,7 +156,7 @@ def test_a_residual_is_a_share(residual):
         regard.rollout(layers((H,)), residual=residual)
 
 
-def test_layers_of_other_sizes_are_refused():
+def test_layers_of_different_sizes_are_rejected():
     x, y = torch.randn(H, N, D), torch.randn(H, N + 1, D)
     square, larger = regard.attend(x, x, x)[1], regard.attend(y, y, y)[1]
     for stack in ([regard.attend(x, y, y)[1]], [square, larger], [square, regard.attend(y, x, x)[1]]):

@@ -59,7 +59,7 @@ def compiled(compiler: str, folder: Path, kernels: Path, isa: str, sanitizers: l
 @pytest.fixture(scope="module")
 def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     if COMPILER is None:
-        pytest.skip("there is no C++ compiler")
+        pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("empty")
     (folder / "empty.cpp").write_text("int main() {}")
     done = run(COMPILER, *SANITIZE, folder / "empty.cpp", "-o", folder / "empty")
@@ -85,13 +85,13 @@ def test_random_problems_under_sanitizers(program):
     assert "0 of 300 rounds failed" in done.stdout
 
 
-def test_whatever_is_not_finite_is_noticed(program):
+def test_nonfinite_values_are_detected(program):
     done = run(program, "800", "poison")
     assert done.returncode == 0, done.stdout[-5000:]
     assert "0 of 800 rounds failed" in done.stdout
 
 
-def test_memory_that_is_refused_is_an_exception_and_leaks_nothing(program):
+def test_failed_allocations_raise_without_leaks(program):
     done = run(program, "60", "exhaust")
     assert done.returncode == 0, done.stdout[-5000:]
     assert "0 of 60 rounds failed" in done.stdout
@@ -109,7 +109,7 @@ def test_memory_that_is_refused_is_an_exception_and_leaks_nothing(program):
     ],
     ids=["reading too far", "a wrong power", "other keys are dropped"],
 )
-def test_a_mistake_is_noticed(file, right, wrong, seen, sanitizers, tmp_path):
+def test_a_memory_error_is_detected(file, right, wrong, seen, sanitizers, tmp_path):
     shutil.copytree(KERNELS, tmp_path / "kernels")
     text = (tmp_path / "kernels" / file).read_text()
     assert right in text, f"kernels/{file} has changed: make the mistake elsewhere"

@@ -130,7 +130,7 @@ def test_attention_is_the_softmax_of_the_formula_with_its_gradients(name, implem
 
 
 @pytest.mark.parametrize("name", EVERY_SCORE)
-def test_batches_and_shared_key_heads_score_each_on_its_own(name):
+def test_batches_and_shared_key_heads_are_scored_separately(name):
     score, query, (_, key, _) = make(name), inputs(2, 4)[0], inputs(2, 2)
     found = scores_of(score, query, key)
     assert found.shape == (2, 4, QUERIES, KEYS)
@@ -153,7 +153,7 @@ def test_widths_may_differ_where_the_score_allows_it(kind, implementation):
     torch.testing.assert_close(found, expected.softmax(-1) @ value)
 
 
-def test_additive_is_as_wide_as_the_key_unless_told():
+def test_additive_defaults_to_the_key_width():
     assert Additive(WIDTH, KEY_WIDTH).vector.shape == (KEY_WIDTH,)
     assert Additive(WIDTH, KEY_WIDTH, width=13).query_map.shape == (13, WIDTH)
     assert Additive(WIDTH, KEY_WIDTH, width=13).key_map.shape == (13, KEY_WIDTH)
@@ -171,7 +171,7 @@ def test_vectors_without_features_score_zero():
 
 
 @pytest.mark.parametrize("kind", [Dot, ScaledDot, Cosine, lambda softcap: General(WIDTH, WIDTH, softcap)])
-def test_softcap_bounds_the_scores_and_leaves_small_ones(kind):
+def test_softcap_bounds_scores_and_keeps_small_ones(kind):
     query, key, _ = (t.float() for t in inputs())
     torch.manual_seed(0)
     capped = kind(softcap=0.25)
@@ -191,7 +191,7 @@ def test_biases_are_added_after_the_softcap():
     torch.testing.assert_close(found, by_hand(Dot(softcap=1.0), query, key) + 100)
 
 
-def test_an_infinite_softcap_is_refused_or_no_cap():
+def test_an_infinite_softcap_is_rejected_or_ignored():
     query, key, _ = inputs()
     try:
         score = Dot(softcap=math.inf)
@@ -211,7 +211,7 @@ def test_a_zero_vector_has_cosine_zero():
     assert (found[:, 2] == 0).all()
     assert torch.isfinite(found).all()
     torch.testing.assert_close(
-        regard.attention(query, key, value, score=Cosine())[1], value.mean(0), msg="all keys alike"
+        regard.attention(query, key, value, score=Cosine())[1], value.mean(0), msg="equal keys"
     )
 
 
@@ -223,7 +223,7 @@ def test_a_zero_vector_has_a_finite_gradient():
     assert all(torch.isfinite(t.grad).all() for t in leaves)
 
 
-def test_a_zero_vector_does_not_explode_its_gradient():
+def test_the_gradient_at_a_zero_vector_is_bounded():
     """A padding row of zeros must not blow up the norm by which gradients are clipped."""
     query, key, value = (t.clone() for t in inputs())
     query[1] = 0
@@ -289,7 +289,7 @@ def test_gaussian_does_not_depend_on_where_the_origin_is(offset):
     torch.testing.assert_close(scores_of(Gaussian(), query, key), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_tiny_sigma_is_refused_or_finite():
+def test_a_tiny_sigma_is_rejected_or_finite():
     query, key, value = inputs()
     try:
         output = regard.attention(query, key, value, score=Gaussian(sigma=1e-200))
@@ -301,7 +301,7 @@ def test_a_tiny_sigma_is_refused_or_finite():
 # Concat and Additive
 
 
-def test_concat_of_width_one_is_the_papers():
+def test_concat_of_width_one_is_the_formula_of_the_paper():
     """Wang et al. 2018, "concatenation": relu(wᵀ [θ(x); φ(y)])."""
     score = Concat(WIDTH, KEY_WIDTH).double()
     query, key, _ = inputs(key_width=KEY_WIDTH)
@@ -417,7 +417,7 @@ def test_a_masked_key_never_leaks(name, hidden, implementation):
 
 
 def minkowski(query: Tensor, key: Tensor) -> Tensor:
-    """−Σ |q − k|, which is no dot product."""
+    """−Σ |q − k|, which is not a dot product."""
     return -(query.unsqueeze(-2) - key.unsqueeze(-3)).abs().sum(-1)
 
 
@@ -473,7 +473,7 @@ def test_a_function_may_return_less_than_all_axes():
     torch.testing.assert_close(found, table.softmax(-1) @ value)
 
 
-def test_a_function_sees_what_the_caller_gave():
+def test_a_score_function_receives_the_original_tensors():
     seen = []
 
     def score(query, key):
@@ -524,7 +524,7 @@ def test_a_score_of_ones_own_without_a_dense_matrix():
     torch.testing.assert_close(scores_of(Half(), query, key), 3 * torch.tanh(query @ key.mT / 6))
 
 
-def test_explain_says_that_a_function_is_dense():
+def test_explain_reports_a_dense_function():
     query, key, value = inputs()
     assert "minkowski" in str(regard.explain(query, key, value, score=minkowski))
     assert "minkowski" not in str(regard.explain(query, key, value))
@@ -543,7 +543,7 @@ def test_how_scores_are_written():
     assert repr(Concat(3, 5)) == "Concat(3, 5, width=1)"
 
 
-def test_what_general_prints_tells_its_softcap():
+def test_repr_of_general_shows_the_softcap():
     assert "softcap=2.0" in repr(General(3, 5, softcap=2.0))
 
 

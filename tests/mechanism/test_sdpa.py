@@ -194,7 +194,7 @@ def run(function: Callable[..., Tensor], args: Any, options: Any, mask_learns: b
     return [output, *torch.autograd.grad(output, leaves, direction)]
 
 
-def assert_alike(
+def assert_matches_torch(
     args: Any,
     options: Any,
     mask_learns: bool = False,
@@ -214,13 +214,13 @@ def assert_alike(
 @pytest.mark.parametrize("name", CASES)
 def test_output_and_gradients_are_torchs(name: str) -> None:
     args, options = CASES[name]()
-    assert_alike(args, options, rtol=1e-9, atol=1e-10)
+    assert_matches_torch(args, options, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "bias" in name or "−inf" in name])
 def test_a_mask_that_requires_grad_gets_torchs_gradient(name: str) -> None:
     args, options = CASES[name]()
-    assert_alike(args, options, mask_learns=True, rtol=1e-9, atol=1e-10)
+    assert_matches_torch(args, options, mask_learns=True, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_mask_that_requires_grad_gets_torchs_gradient(name: str) -> None:
 )
 def test_the_comparison_can_fail(wrong: Callable[..., Tensor]) -> None:
     with pytest.raises(AssertionError):
-        assert_alike(qkv(B, H), {"is_causal": True}, rtol=1e-9, atol=1e-10, function=wrong)
+        assert_matches_torch(qkv(B, H), {"is_causal": True}, rtol=1e-9, atol=1e-10, function=wrong)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -259,10 +259,10 @@ def test_masks_for_every_dtype(dtype: torch.dtype, kind: str) -> None:
     mask = boolean(B, 1, Q, K)
     if kind == "float":
         mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -math.inf)
-    if kind == "wide float":  # torch takes float32 beside half precision
+    if kind == "wide float":  # torch takes float32 with half precision
         mask = torch.zeros(mask.shape, dtype=torch.float32).masked_fill(~mask, -math.inf)
     tolerance = 1e-5 if dtype is torch.float32 else 5e-2
-    assert_alike(args, {"attn_mask": mask}, rtol=tolerance, atol=tolerance)
+    assert_matches_torch(args, {"attn_mask": mask}, rtol=tolerance, atol=tolerance)
 
 
 def test_causal_is_top_left() -> None:
@@ -281,7 +281,7 @@ def test_a_causal_scale_of_zero_is_the_mean_of_the_past() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_masked_cannot_leak(value: float) -> None:
+def test_masked_values_do_not_leak(value: float) -> None:
     # beyond torch: there 0 · NaN reaches the output
     args = qkv(B, H)
     mask = torch.ones(Q, K, dtype=torch.bool)
@@ -302,7 +302,7 @@ def test_nan_in_sight_is_seen() -> None:
 
 
 def _strided(kind: str) -> tuple[Tensor, Tensor, Tensor]:
-    if kind == "heads inside":  # what nearly every model passes: (b, n, h, d) with two axes swapped
+    if kind == "heads inside":  # the usual layout of models: (b, n, h, d) with two axes swapped
         return tuple(draw(B, n, H, D).transpose(1, 2) for n in (Q, K, K))
     if kind == "packed":
         return draw(B, Q, 3 * H * D).unflatten(-1, (3, H, D)).permute(2, 0, 3, 1, 4).unbind(0)
@@ -323,11 +323,11 @@ LAYOUTS = ["heads inside", "packed", "features outside", "every second", "expand
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_any_layout(kind: str, causal: bool) -> None:
-    assert_alike(_strided(kind), {"is_causal": causal}, rtol=1e-9, atol=1e-10)
+    assert_matches_torch(_strided(kind), {"is_causal": causal}, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", LAYOUTS[:2])
-def test_the_output_is_laid_out_like_the_query(kind: str) -> None:
+def test_the_output_has_the_layout_of_the_query(kind: str) -> None:
     args = _strided(kind)
     assert theirs(*args).stride() == args[0].stride() or kind == "packed"
     assert ours(*args).stride() == theirs(*args).stride()
@@ -523,7 +523,7 @@ def test_bias_objects_with_dropout_scale_and_shared_heads() -> None:
     torch.testing.assert_close(*results)
 
 
-def test_a_bias_object_and_is_causal_are_refused() -> None:
+def test_a_bias_object_and_is_causal_are_rejected() -> None:
     with pytest.raises(ValueError, match="CausalBias should not be used with causal=True"):
         ours(*qkv(B, H), attn_mask=causal_upper_left(Q, K), is_causal=True)
 
@@ -563,7 +563,7 @@ def test_no_kernel_at_all() -> None:
 
 @pytest.mark.parametrize("kernels", ["math", "flash", "efficient"])
 @pytest.mark.filterwarnings("ignore")
-def test_contexts_do_not_change_what_is_refused(kernels: str) -> None:
+def test_contexts_do_not_change_the_errors(kernels: str) -> None:
     single, half = draw(1, 4, 8, 16, dtype=torch.float32), draw(1, 4, 8, 16, dtype=torch.float16)
     with sdpa_kernel(BACKENDS[kernels]):
         assert_same_outcome((single, half, half), {}, refused=True)
@@ -590,7 +590,7 @@ def test_a_mask_with_whole_blocks_of_minus_infinity() -> None:
 
 
 def outcome(function: Callable[..., Any], args: Any, options: Any) -> Any:
-    """What a call does: the tensor it returns, or the type and the text of what it raises."""
+    """The result of a call: a tensor, or the type and message of its error."""
     try:
         return function(*args, **options)
     except Exception as error:
@@ -667,9 +667,9 @@ REFUSED: dict[str, Call] = {
     "bias too wide, 3-D": ((x[0], x[0], x[0]), {"attn_mask": torch.zeros(Q, Q + 1)}),
     "bytes for a mask": ((x, x, x), {"attn_mask": torch.ones(Q, Q, dtype=torch.uint8)}),
     "integers for a mask": ((x, x, x), {"attn_mask": torch.ones(Q, Q, dtype=torch.long)}),
-    "doubles beside floats": ((x, x, x), {"attn_mask": torch.zeros(Q, Q, dtype=torch.float64)}),
-    "halves beside floats": ((x, x, x), {"attn_mask": torch.zeros(Q, Q, dtype=torch.float16)}),
-    "halves beside floats, 3-D": ((x[0], x[0], x[0]), {"attn_mask": torch.zeros(Q, Q, dtype=torch.float16)}),
+    "doubles with floats": ((x, x, x), {"attn_mask": torch.zeros(Q, Q, dtype=torch.float64)}),
+    "halves with floats": ((x, x, x), {"attn_mask": torch.zeros(Q, Q, dtype=torch.float16)}),
+    "halves with floats, 3-D": ((x[0], x[0], x[0]), {"attn_mask": torch.zeros(Q, Q, dtype=torch.float16)}),
     "complex for a mask": ((x, x, x), {"attn_mask": torch.zeros(Q, Q, dtype=torch.cfloat)}),
     "mask and causal, 3-D": ((x[0],) * 3, {"attn_mask": torch.zeros(Q, Q), "is_causal": True}),
     "mask and causal, 2-D": ((x[0, 0],) * 3, {"attn_mask": torch.ones(Q, Q).bool(), "is_causal": True}),
@@ -714,12 +714,12 @@ REFUSED: dict[str, Call] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.filterwarnings("ignore")  # torch explains some refusals in warnings first
-def test_refuses_what_torch_refuses_in_its_words(name: str) -> None:
+def test_invalid_calls_raise_the_errors_of_torch(name: str) -> None:
     args, options = REFUSED[name]
     assert_same_outcome(args, options, refused=True)
 
 
-def test_another_refusal_is_noticed() -> None:
+def test_a_different_error_is_detected() -> None:
     def otherwise(*args: Any, **options: Any) -> Tensor:
         try:
             return ours(*args, **options)
@@ -750,9 +750,9 @@ ACCEPTED: dict[str, Call] = {
     "5-D mask": ((x, x, x), {"attn_mask": torch.zeros(1, B, H, Q, Q)}),
     "4-D mask, 3-D": ((x[0],) * 3, {"attn_mask": torch.zeros(B, H, Q, Q)}),
     "mask and causal": ((x, x, x), {"attn_mask": torch.zeros(Q, Q), "is_causal": True}),
-    "floats beside bfloat16": ((x.bfloat16(),) * 3, {"attn_mask": torch.zeros(Q, Q)}),
-    "floats beside bfloat16, 3-D": ((x[0].bfloat16(),) * 3, {"attn_mask": torch.zeros(Q, Q)}),
-    "bfloat16 beside floats": ((x, x, x), {"attn_mask": torch.zeros(Q, Q, dtype=torch.bfloat16)}),
+    "floats with bfloat16": ((x.bfloat16(),) * 3, {"attn_mask": torch.zeros(Q, Q)}),
+    "floats with bfloat16, 3-D": ((x[0].bfloat16(),) * 3, {"attn_mask": torch.zeros(Q, Q)}),
+    "bfloat16 with floats": ((x, x, x), {"attn_mask": torch.zeros(Q, Q, dtype=torch.bfloat16)}),
     "dropout of a tensor": ((x, x, x), {"dropout_p": torch.tensor(0.0)}),
     "dropout of numpy": ((x, x, x), {"dropout_p": np.float64(0)}),
     "scale of a tensor": ((x, x, x), {"scale": torch.tensor(0.5)}),
@@ -766,7 +766,7 @@ ACCEPTED: dict[str, Call] = {
 
 @pytest.mark.parametrize("name", ACCEPTED)
 @pytest.mark.filterwarnings("ignore")
-def test_does_with_odd_arguments_what_torch_does(name: str) -> None:
+def test_unusual_arguments_match_torch(name: str) -> None:
     assert_same_outcome(*ACCEPTED[name])
 
 
@@ -780,21 +780,21 @@ def test_torch_takes_any_scale(scale: float) -> None:
 
 
 @pytest.mark.parametrize("longer", ["key", "value"])
-def test_each_key_needs_its_value(longer: str) -> None:
+def test_key_and_value_need_equal_lengths(longer: str) -> None:
     # torch's fused kernel asks only the key for its length: it reads, and backward writes, beyond the others
     key, value = (x, x[..., :3, :]) if longer == "key" else (x[..., :3, :], x)
     with pytest.raises((RuntimeError, ValueError)):
         ours(x, key, value)
 
 
-def test_a_mask_on_another_device_is_refused() -> None:
-    # torch returns memory that nobody wrote
+def test_a_mask_on_another_device_is_rejected() -> None:
+    # torch returns uninitialized memory
     with pytest.raises((RuntimeError, ValueError)):
         ours(x, x, x, attn_mask=torch.zeros(Q, Q, device="meta"))
 
 
 @pytest.mark.slow
-def test_shared_heads_of_which_there_are_none_do_not_kill_the_process() -> None:
+def test_zero_shared_heads_do_not_crash() -> None:
     # torch divides by the number of key heads: SIGFPE
     program = (
         "import torch, regard\n"
@@ -826,7 +826,7 @@ def test_nested_tensors(layout: torch.layout) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_nested_and_dense_mixed_are_refused_alike() -> None:
+def test_mixed_nested_and_dense_inputs_raise_the_same_error() -> None:
     nested = torch.nested.nested_tensor([draw(n, H, D) for n in (3, 5)]).transpose(1, 2)
     dense = draw(2, H, 4, D)
     for args in ((nested, dense, dense), (dense, nested, nested)):
@@ -869,7 +869,7 @@ class _Duck:
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_a_subclass_sees_one_call_of_the_function(place: int) -> None:
+def test_a_subclass_intercepts_one_call(place: int) -> None:
     args: list[Tensor] = [*qkv(B, H), draw(Q, K)]
     expected = theirs(*args)
     args[place] = args[place].as_subclass(_Noted)
@@ -882,7 +882,7 @@ def test_a_subclass_sees_one_call_of_the_function(place: int) -> None:
 
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("place", range(4))
-def test_what_overrides_torchs_function_overrides_regards(
+def test_overrides_of_torch_also_override_regard(
     monkeypatch: pytest.MonkeyPatch, place: int, swapped: bool
 ) -> None:
     # whoever overrides compares with F.scaled_dot_product_attention, whatever that is at the time
@@ -894,7 +894,7 @@ def test_what_overrides_torchs_function_overrides_regards(
     assert ours(*args) == "quack"
 
 
-def test_a_mode_sees_one_call_of_the_function() -> None:
+def test_a_mode_intercepts_one_call() -> None:
     seen = []
 
     class Watching(TorchFunctionMode):
@@ -910,7 +910,7 @@ def test_a_mode_sees_one_call_of_the_function() -> None:
     torch.testing.assert_close(output, expected)
 
 
-def test_a_default_device_changes_nothing() -> None:
+def test_the_default_device_has_no_effect() -> None:
     """`with torch.device(…)` is a mode, too, and it is still regard's function that is called."""
     query, key, value = qkv(B, H)
     value[..., -1, :] = math.nan
@@ -1030,7 +1030,7 @@ def test_dropout_compiles() -> None:
 
 @pytest.fixture(scope="module")
 def info() -> Any:
-    """torch's OpInfo of the function; torch.testing imports expecttest, of which it needs one name."""
+    """torch's OpInfo of the function; torch.testing imports one name of expecttest."""
     if "expecttest" not in sys.modules:
         try:
             import expecttest  # noqa: F401
@@ -1095,7 +1095,7 @@ def test_opinfo_batched_gradcheck(info: Any) -> None:
 
 
 def test_opinfo_composite_compliance(info: Any) -> None:
-    """Every combination of plain tensors and a wrapper subclass, which nobody may look into."""
+    """Every combination of plain tensors and an opaque wrapper subclass."""
     from torch.testing._internal import composite_compliance
 
     for args, options in itertools.islice(
@@ -1252,7 +1252,7 @@ def test_the_inference_fast_path_agrees(swap: Callable[[], list[int]]) -> None:
         torch.testing.assert_close(encoder(x, src_key_padding_mask=padding), expected)
 
 
-def test_one_assignment_does_not_call_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replacing_the_function_does_not_recurse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where regard hands the call on: dropout, odd shapes, refusals."""
     args = qkv(B, H)
     monkeypatch.setattr(F, "scaled_dot_product_attention", ours)
@@ -1265,7 +1265,7 @@ def test_one_assignment_does_not_call_itself(monkeypatch: pytest.MonkeyPatch) ->
 
 
 # torch's CausalBias asks whether the function it meets is F.scaled_dot_product_attention, so what regard
-# hands on to torch's own function is no longer recognized once that name is regard's
+# hands on to torch's own function is not recognized once that name is regard's
 
 
 @pytest.mark.parametrize("build", [causal_upper_left, causal_lower_right])
@@ -1352,7 +1352,7 @@ check()
 
 
 @pytest.mark.parametrize("case", REPLACED)
-def test_what_ends_in_regard_in_torchs_place_does_not_call_itself(case: str) -> None:
+def test_wrappers_around_regard_do_not_recurse(case: str) -> None:
     before, after = REPLACED[case]
     program = SWAPPED.format(before=before, after=after)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -1360,7 +1360,7 @@ def test_what_ends_in_regard_in_torchs_place_does_not_call_itself(case: str) -> 
     assert done.stdout.split() == ["right"] * 3
 
 
-def test_a_bias_object_and_is_causal_are_refused_in_a_swapped_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bias_object_and_is_causal_are_rejected_in_a_swapped_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(F, "scaled_dot_product_attention", ours)
     with pytest.raises(ValueError, match="CausalBias should not be used with causal=True"):
         F.scaled_dot_product_attention(*qkv(B, H), attn_mask=causal_upper_left(Q, K), is_causal=True)
@@ -1417,7 +1417,7 @@ def test_swapped_models_learn_the_same(swap: Callable[[], list[int]]) -> None:
 
 
 @pytest.mark.parametrize("lead", [(), (2,), (1, 2)], ids=str)
-def test_no_heads_to_share_are_refused(lead):
+def test_zero_shared_heads_are_rejected(lead):
     """torch divides by their number, which ends the process."""
     query, key, value = (torch.randn(*lead, heads, 3, 5) for heads in (4, 0, 2))
     with pytest.raises(regard.ShapeError, match="query has 4 heads, key 0 and value 2"):

@@ -38,7 +38,9 @@ def run(problem: Problem) -> tuple[Tensor, Tensor, bool]:
     if torch._C._are_functorch_transforms_active():
         return *_Attention.apply(problem.config, names, forward_info, *tensors), False  # type: ignore[no-untyped-call]
     # `apply` ends up here, but first spends time on default arguments
-    output, tau = super(torch.autograd.Function, _Attention).apply(problem.config, names, forward_info, *tensors)  # type: ignore[no-untyped-call]
+    output, tau = super(torch.autograd.Function, _Attention).apply(
+        problem.config, names, forward_info, *tensors
+    )  # type: ignore[no-untyped-call]
     return output, tau, forward_info.used_kernels
 
 

@@ -57,8 +57,8 @@ SLOTS = {
             "tau",
             "output",
             "grad",
-            "found",
-            "found_keys",
+            "result",
+            "result_indices",
             "d_query",
             "d_key",
             "d_value",
@@ -194,20 +194,20 @@ def backward(
 def weights(problem: Problem, tau: Tensor) -> Tensor | None:
     """Return dense weights (…, g, r, q, k); None if they are not finite."""
     result = tau.new_zeros(*problem.lead(), problem.queries, problem.keys)
-    return result if _call("weights", _without_value(problem), {"tau": tau, "found": result}) else None
+    return result if _call("weights", _without_value(problem), {"tau": tau, "result": result}) else None
 
 
 def entropy(problem: Problem, tau: Tensor) -> Tensor | None:
     """Return the entropy of each row, (…, g, r, q, 1); None if the weights are not finite."""
     result = tau.new_empty(*problem.lead(), problem.queries, 1)
-    return result if _call("entropy", _without_value(problem), {"tau": tau, "found": result}) else None
+    return result if _call("entropy", _without_value(problem), {"tau": tau, "result": result}) else None
 
 
 def topk(problem: Problem, tau: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
     """Return the k largest weights of each row and their keys, (…, g, r, q, k); None if not finite."""
     values = tau.new_empty(*problem.lead(), problem.queries, k)
     keys = torch.empty_like(values, dtype=torch.int64)
-    extra = {"tau": tau, "found": values, "found_keys": keys}
+    extra = {"tau": tau, "result": values, "result_indices": keys}
     return (values, keys) if _call("top", _without_value(problem), extra, k=k) else None
 
 

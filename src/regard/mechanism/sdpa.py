@@ -197,9 +197,9 @@ def _mask_fits(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: 
         return False
     if _causal_bias(attn_mask):
         return (attn_mask.seq_len_q, attn_mask.seq_len_kv) == (query.shape[-2], key.shape[-2])
-    whole = (*query.shape[:-2], query.shape[-2], key.shape[-2])
+    shape = (*query.shape[:-2], query.shape[-2], key.shape[-2])
     valid_dtype = attn_mask.dtype is torch.bool or attn_mask.dtype == query.dtype
-    return valid_dtype and attn_mask.dim() >= 2 and broadcasts(attn_mask.shape, whole)
+    return valid_dtype and attn_mask.dim() >= 2 and broadcasts(attn_mask.shape, shape)
 
 
 # TorchScript cannot compile the function above; scripted modules call torch's operator instead.

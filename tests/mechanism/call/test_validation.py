@@ -1,4 +1,4 @@
-"""What custom classes return is checked, before any implementation runs: a right result, or an error."""
+"""Results of custom classes are checked before any implementation runs."""
 
 import math
 import subprocess
@@ -211,7 +211,7 @@ WRONG_SCORES: dict[str, tuple[Callable[[Tensor, Tensor], Any], type[RegardError]
 
 @every
 @pytest.mark.parametrize("case", WRONG_SCORES)
-def test_what_a_custom_score_returns_is_checked(case, implementation):
+def test_results_of_custom_scores_are_checked(case, implementation):
     prepare, error, words = WRONG_SCORES[case]
     refuses(implementation, error, words, score=Custom(prepare))
 
@@ -273,7 +273,7 @@ def test_replaced_parameters_of_a_built_in_score_are_checked(implementation):
 
 
 @every
-def test_what_a_custom_score_may_return(implementation):
+def test_valid_results_of_custom_scores_are_accepted(implementation):
     """Biases with fewer axes, a shared query, a softcap without end, and whole families."""
     column, row = torch.randn(Q, 1), torch.randn(1, K)
     same(
@@ -397,13 +397,13 @@ WRONG_RANGES: dict[str, tuple[Callable[..., Any], type[RegardError], tuple[str, 
 @every
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("case", WRONG_RANGES)
-def test_what_a_custom_rule_returns_is_checked(case, place, implementation):
+def test_results_of_custom_rules_are_checked(case, place, implementation):
     ranges, error, words = WRONG_RANGES[case]
     refuses(implementation, error, words, mask=PLACES[place](Ranges(ranges)))
 
 
 @pytest.mark.parametrize("case", WRONG_RANGES)
-def test_what_a_custom_rule_returns_is_checked_where_it_is_drawn(case):
+def test_results_of_custom_rules_are_checked_when_drawn(case):
     ranges, error, _ = WRONG_RANGES[case]
     with pytest.raises(error):
         Ranges(ranges).dense(Q, K, lead=(B, G * R))
@@ -411,7 +411,7 @@ def test_what_a_custom_rule_returns_is_checked_where_it_is_drawn(case):
         Ranges(ranges).draw(Q, K, lead=(B, G * R))
 
 
-def test_two_rows_for_many_queries_are_refused():
+def test_two_rows_for_many_queries_are_rejected():
     """In a process of its own: the kernels would read far beyond them."""
     code = """
         import torch, regard
@@ -442,7 +442,7 @@ def test_ranges_of_every_integer_dtype(dtype, place, implementation):
 @every
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("number", [3, np.int32(3), torch.tensor(3), torch.tensor([[3]], dtype=torch.int8)])
-def test_one_integer_serves_every_row(number, place, implementation):
+def test_one_integer_applies_to_every_row(number, place, implementation):
     def built_in(position: Tensor, keys: Any) -> tuple[None, Tensor]:
         return None, torch.zeros_like(position) + 3
 
@@ -546,14 +546,14 @@ WRONG_TERMS: dict[str, tuple[Callable[[CallShape], Any], type[RegardError], tupl
 @every
 @pytest.mark.parametrize("place", ["alone", "and", "or", "nested"])
 @pytest.mark.parametrize("case", WRONG_TERMS)
-def test_what_a_custom_mask_returns_is_checked(case, place, implementation):
+def test_results_of_custom_masks_are_checked(case, place, implementation):
     terms, error, words = WRONG_TERMS[case]
     refuses(implementation, error, words, mask=PLACES[place](Terms(terms)))  # type: ignore[arg-type]
 
 
 @every
 @pytest.mark.parametrize("place", ["alone", "and", "or", "nested"])
-def test_what_a_custom_mask_may_return(place, implementation):
+def test_valid_results_of_custom_masks_are_accepted(place, implementation):
     torch.manual_seed(0)
     per_head, one = torch.rand(B, G * R, Q, K) > 0.4, torch.rand(K) > 0.4
     starts = torch.randint(0, 3, (B, 1, Q, 1))
@@ -579,7 +579,7 @@ def test_subclasses_of_built_in_masks_are_checked(implementation):
 
 
 @every
-def test_what_a_custom_rule_keeps_can_change_after_the_call(implementation):
+def test_custom_rules_may_change_after_the_call(implementation):
     """The mask of a call is that of its forward pass, in backward too."""
     stop = torch.tensor([[1], [2], [3], [4], [5]])
     rule = Ranges(lambda position, keys: (None, stop))
@@ -618,7 +618,7 @@ WRONG_LINES: dict[str, tuple[Callable[[Tensor], Any], type[RegardError], tuple[s
 
 @every
 @pytest.mark.parametrize("case", WRONG_LINES)
-def test_what_a_custom_bias_returns_is_checked(case, implementation):
+def test_results_of_custom_biases_are_checked(case, implementation):
     line, error, words = WRONG_LINES[case]
     refuses(implementation, error, words, bias=Line(line))
 
@@ -644,7 +644,7 @@ def test_a_replaced_vector_of_a_built_in_bias_is_checked(implementation):
 
 
 class Own(Normalizer):
-    """Softmax, of which a part is replaced."""
+    """Softmax with one method replaced."""
 
     def __init__(self, **parts: Callable[..., Any]) -> None:
         self.parts = parts
@@ -706,7 +706,7 @@ WRONG_NORMALIZERS: dict[str, tuple[dict[str, Callable[..., Any]], type[RegardErr
 
 @every
 @pytest.mark.parametrize("case", WRONG_NORMALIZERS)
-def test_what_a_custom_normalizer_returns_is_checked(case, implementation):
+def test_results_of_custom_normalizers_are_checked(case, implementation):
     parts, error, words = WRONG_NORMALIZERS[case]
     refuses(implementation, error, words, normalize=Own(**parts))
 
@@ -722,13 +722,13 @@ def test_what_a_custom_normalizer_returns_is_checked(case, implementation):
         ({"divisor": lambda x: 1}, Softmax()),
     ],
 )
-def test_what_a_custom_normalizer_may_return(parts, expected, implementation):
+def test_valid_results_of_custom_normalizers_are_accepted(parts, expected, implementation):
     same(implementation, {"normalize": Own(**parts)}, {"normalize": expected})
 
 
 @every
 def test_the_last_rows_of_a_causal_mask_are_tried(implementation):
-    """The first row sees one key, of which even a wrong τ makes a weight of one."""
+    """The first row sees one key, which has weight one even with a wrong τ."""
     normalize = Own(tau=lambda scores: scores.amax(-1, keepdim=True))
     refuses(implementation, ArgumentError, ("sums_to_one",), normalize=normalize, mask=Causal(align="start"))
 
@@ -753,7 +753,7 @@ def test_a_subclass_of_softmax1_is_itself(implementation):
 
 
 @every
-def test_what_a_custom_sink_returns_is_checked(implementation):
+def test_results_of_custom_sinks_are_checked(implementation):
     class Other(Sink):
         def forward(self) -> Any:
             return self.score
@@ -765,7 +765,7 @@ def test_what_a_custom_sink_returns_is_checked(implementation):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_what_reaches_the_implementations_is_laid_out_alike(dtype):
+def test_problem_tensors_have_one_layout(dtype):
     """Every tensor of a problem has the dtype, the axes and the sizes that the kernels assume."""
     from regard.mechanism.call.arguments import Call, prepare
     from regard.mechanism.call.layout import Layout

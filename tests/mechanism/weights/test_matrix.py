@@ -42,7 +42,7 @@ def pairs(query: Tensor, key: Tensor) -> Tensor:
 
 
 def distances(query: Tensor, key: Tensor) -> Tensor:
-    """A score that is no score of regard's."""
+    """A custom score function."""
     return -pairs(query, key).abs().sum(-1)
 
 
@@ -310,7 +310,7 @@ few = pytest.mark.parametrize("case", FEW, ids=str)
 
 @many_tiles
 @cases
-def test_dense_is_what_the_formulas_say(case):
+def test_dense_equals_the_formulas(case):
     weights = case.weights()
     close(weights.dense(), case.dense(), case.dtype)
     assert weights.shape == (*case.lead, Q, K)
@@ -341,7 +341,7 @@ def test_with_dropout_the_weights_are_those_that_were_used(case):
 
 
 @cases
-def test_scores_are_what_the_formulas_say(case):
+def test_scores_equal_the_formulas(case):
     query, key, _ = case.tensors()
     expected = case.scores(query.double(), key.double()).masked_fill(~case.visible(), -math.inf)
     close(case.weights().scores(), expected, case.dtype)
@@ -370,7 +370,7 @@ def test_results_do_not_depend_on_the_tiles(case, monkeypatch):
             torch.testing.assert_close(found, expected)
 
 
-def test_it_is_described_like_a_tensor():
+def test_attributes_match_those_of_a_tensor():
     weights = Case(dtype=torch.float32).weights()
     assert weights.shape == weights.size() == torch.Size([B, G, Q, K])
     assert weights.size(-1) == K
@@ -388,7 +388,7 @@ def test_narrow_inputs_have_weights_of_float32(dtype):
     assert weights.dtype is weights.dense().dtype is weights.entropy().dtype is torch.float32
 
 
-def test_the_text_tells_what_it_is_and_what_it_costs():
+def test_repr_shows_the_call_and_its_memory():
     x = torch.zeros(1000, 4)
     weights = regard.attend(x, x, x, normalize=regard.Entmax(1.3), mask=regard.Causal())[1]
     text = "Weights(1000 × 1000, float32: ScaledDot, Entmax(alpha=1.3); holds 32.0 kB, dense 4.0 MB)"
@@ -427,7 +427,7 @@ LAZY = [
 
 @st.composite
 def indices(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
-    """What a tensor of this shape might be indexed with, now and then out of range."""
+    """Indices for a tensor of this shape, sometimes out of range."""
     kinds = ["number", "slice", "slice"]
     if draw(st.booleans()):
         kinds += ["list", "tensor", "array", "mask", "none"]
@@ -533,7 +533,7 @@ def test_a_boolean_matrix_as_an_index():
     ],
     ids=str,
 )
-def test_what_is_out_of_range_for_a_tensor_is_out_of_range(index):
+def test_out_of_range_indices_raise_as_for_a_tensor(index):
     weights = Case().weights()
     with pytest.raises(IndexError):
         weights.dense()[index]
@@ -578,7 +578,7 @@ def test_one_head_of_a_batch_can_be_indexed():
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_one_sequence_of_a_batch_is_that_of_the_dense_matrix(case):
+def test_one_sequence_of_a_batch_equals_the_dense_one(case):
     weights = case.weights()
     if weights.ndim - 2 - weights.has_heads < 1:
         with pytest.raises(regard.ArgumentError, match="of one sequence already"):
@@ -595,7 +595,7 @@ def test_one_sequence_of_a_batch_is_that_of_the_dense_matrix(case):
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_one_sequence_or_head_holds_no_others(joined):
+def test_one_sequence_or_head_does_not_keep_the_others_alive(joined):
     """Not even where query and key are one tensor, or parts of one."""
     x = torch.randn(11, 3, 50, 14)
     query, key = (x[..., :7], x[..., 7:]) if joined else (x, x)
@@ -624,7 +624,7 @@ def test_one_sequence_of_a_batch_has_its_gradient():
         torch.testing.assert_close(found, wanted)
 
 
-def test_one_head_of_a_batch_has_no_heads_left():
+def test_one_head_of_a_batch_has_no_heads_axis():
     head = Case().weights().heads(1)
     with pytest.raises(regard.ArgumentError, match="heads"):
         head.heads(0)
@@ -632,11 +632,11 @@ def test_one_head_of_a_batch_has_no_heads_left():
         head.mean("heads")
 
 
-def test_a_batch_of_one_can_be_cut_to_nothing():
+def test_a_batch_of_one_can_be_sliced_to_empty():
     assert Case(layout="ones").weights()[0:0].shape == (0, 1, Q, K)
 
 
-def test_a_head_that_is_not_there_is_an_index_error():
+def test_an_out_of_range_head_is_an_index_error():
     for index in (G, -G - 1, [0, G]):
         with pytest.raises(IndexError):
             Case().weights().heads(index)
@@ -698,7 +698,7 @@ def check_top(top: regard.TopK, dense: Tensor, visible: Tensor) -> None:
 
 @many_tiles
 @few
-def test_top_is_the_largest_visible_weights_in_order(case):
+def test_topk_returns_the_largest_visible_weights_in_order(case):
     weights = case.weights()
     for n in (1, 3, K, K + 4):
         top = weights.topk(n)
@@ -706,7 +706,7 @@ def test_top_is_the_largest_visible_weights_in_order(case):
         check_top(top, weights.dense(), case.visible())
 
 
-def test_top_ranks_negative_weights_too():
+def test_topk_ranks_negative_weights():
     case = Case(normalize="Mean", mask="Causal")
     weights = case.weights()
     assert (weights.dense() < 0).any()
@@ -722,21 +722,21 @@ def test_top_ranks_negative_weights_too():
         lambda top: top._replace(values=top.values + (top.indices == -1)),
     ],
 )
-def test_a_wrong_top_is_noticed(spoil):
+def test_a_wrong_topk_is_detected(spoil):
     case = Case(mask="Window")
     weights = case.weights()
     with pytest.raises(AssertionError):
         check_top(spoil(weights.topk(3)), weights.dense(), case.visible())
 
 
-def test_top_needs_a_number_above_zero():
+def test_topk_rejects_zero():
     with pytest.raises(regard.ArgumentError, match="0"):
         Case().weights().topk(0)
 
 
 @many_tiles
 @few
-def test_a_row_is_aligned_to_its_largest_weight(case):
+def test_argmax_is_the_largest_visible_weight(case):
     weights, visible = case.weights(), case.visible()
     dense = weights.dense().masked_fill(~visible, -1.0)
     expected = torch.where(visible.any(-1), dense.max(-1).values, -1.0)
@@ -812,7 +812,7 @@ PARTS = [
 
 @many_tiles
 @few
-def test_pool_of_a_part_is_that_of_its_weights(case):
+def test_pool_of_a_part_equals_the_dense_pool(case):
     weights = case.weights()
     dense = weights.dense()
     for rows, keys in PARTS:
@@ -855,7 +855,7 @@ def test_pool_of_wide_bands(dtype, options, heads):
         )
 
 
-def test_pool_of_nothing_is_empty():
+def test_pool_of_an_empty_part_is_empty():
     weights = Case().weights()
     assert weights.pool(2, 3, within=(slice(2, 2), slice(0, 4))).shape[-2:] == (0, 3)
     assert weights.pool(2, 3, within=(slice(4, 2), slice(6, 6))).shape[-2:] == (0, 0)
@@ -944,7 +944,7 @@ def test_a_transposed_product_that_does_not_fit_is_a_shape_error(size):
 
 
 @pytest.mark.parametrize("x", [np.ones(K), [1.0] * K, 2.0, None], ids=["array", "list", "number", "None"])
-def test_a_factor_that_is_no_tensor_is_refused(x):
+def test_a_factor_that_is_not_a_tensor_is_rejected(x):
     for operator in (Case().weights(), Case().weights().T):
         with pytest.raises(regard.DTypeError, match=type(x).__name__):
             operator @ x
@@ -959,7 +959,7 @@ def test_the_transpose_is_the_transpose():
 
 @many_tiles
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_a_zero_weight_reads_nothing(poison):
+def test_zero_weights_ignore_their_values(poison):
     for weights in (Case(mask="Causal").weights(), Case(normalize="Sparsemax", score="Dot").weights()):
         dense, x = weights.dense(), randn(K, 3)
         touched = dense[..., -1] != 0
@@ -973,7 +973,7 @@ def test_a_zero_weight_reads_nothing(poison):
 
 
 @many_tiles
-def test_a_zero_weight_reads_nothing_in_the_transpose():
+def test_zero_weights_ignore_their_values_in_the_transpose():
     weights = Case(mask="Causal").weights()
     y = randn(Q, 3)
     expected = weights.dense().mT @ y
@@ -1036,7 +1036,7 @@ def test_gradients_are_those_of_the_dense_formula(case):
         close(found[1], expected[1])
 
 
-def test_a_wrong_gradient_is_noticed():
+def test_a_wrong_gradient_is_detected():
     weights, query, _, dense = grad_ready(Case(mask="Causal"))
     with pytest.raises(AssertionError):
         close(gradients(weights.dense(), query)[0], gradients(dense * 1.001, query)[0])
@@ -1194,7 +1194,7 @@ def test_weights_of_ones_own_normalizer_are_lazy_too_but_cannot_be_saved(tmp_pat
 @pytest.mark.parametrize(
     "failure", [OSError("the disk is full"), KeyboardInterrupt()], ids=["full", "interrupted"]
 )
-def test_a_failed_save_leaves_what_was_there(step, failure, tmp_path, monkeypatch):
+def test_a_failed_save_keeps_the_old_file(step, failure, tmp_path, monkeypatch):
     path = Case().weights().save(tmp_path / "weights")
     before = path.read_bytes()
 
@@ -1224,7 +1224,7 @@ def test_a_missing_file_is_an_os_error(tmp_path):
 
 
 class Trap:
-    """What runs when it is unpickled."""
+    """An object whose unpickling runs code."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -1244,7 +1244,7 @@ def test_no_pickle_is_ever_opened(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-def test_files_that_hold_no_weights_are_refused(tmp_path):
+def test_files_that_hold_no_weights_are_rejected(tmp_path):
     whole = Case().weights().save(tmp_path / "whole").read_bytes()
     contents = {"empty": b"", "text": b"weights", "short": whole[:4], "header": whole[:40], "cut": whole[:-9]}
     contents |= {"longer": whole + b"more", "noise": b"\xff" * 100, "spoilt": b"\xff" + whole[1:]}
@@ -1254,7 +1254,7 @@ def test_files_that_hold_no_weights_are_refused(tmp_path):
             regard.Weights.load(tmp_path / name)
 
 
-def test_safetensors_files_of_others_are_refused(tmp_path):
+def test_safetensors_files_of_others_are_rejected(tmp_path):
     for name, metadata in {"none": None, "other": {"format": "pt"}, "no json": {"regard": "hello"}}.items():
         save_file({"query": torch.ones(2, 3)}, tmp_path / name, metadata)
         with pytest.raises(regard.ArgumentError, match=name):
@@ -1262,7 +1262,7 @@ def test_safetensors_files_of_others_are_refused(tmp_path):
 
 
 def described(path: Path) -> dict[str, Any]:
-    """What a saved file says of itself."""
+    """The metadata of a saved file."""
     content = path.read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return json.loads(header["__metadata__"]["regard"])
@@ -1294,7 +1294,7 @@ SPOILT: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("how", SPOILT)
-def test_a_description_that_makes_no_sense_is_refused(how, tmp_path):
+def test_a_description_that_makes_no_sense_is_rejected(how, tmp_path):
     path = Case(mask="Causal").weights().save(tmp_path / "weights")
     sign_and_save(SPOILT[how](described(path)), load_file(path), tmp_path / "spoilt")
     with pytest.raises(regard.ArgumentError) as refused:
@@ -1303,7 +1303,7 @@ def test_a_description_that_makes_no_sense_is_refused(how, tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["query", "key", "stop0"])
-def test_a_file_without_one_of_its_tensors_is_refused(missing, tmp_path):
+def test_a_file_with_a_missing_tensor_is_rejected(missing, tmp_path):
     path = Case(mask="Causal").weights().save(tmp_path / "weights")
     tensors = {name: tensor for name, tensor in load_file(path).items() if name != missing}
     sign_and_save(described(path), tensors, tmp_path / "spoilt")
@@ -1391,13 +1391,13 @@ ASKED: dict[str, Callable[[regard.Weights], Any]] = {
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("changed", ["query", "key"])
-def test_changed_tensors_are_noticed(asked, changed):
+def test_changed_tensors_are_detected(asked, changed):
     query, key, value = Case().tensors()
     weights = regard.attend(query, key, value, score=regard.Dot())[1]
     {"query": query, "key": key}[changed].mul_(2)
     with pytest.raises(regard.StaleError, match=changed):
         ASKED[asked](weights)
-    assert weights.shape == (B, G, Q, K)  # what it is can still be told
+    assert weights.shape == (B, G, Q, K)  # the shape is still available
     assert repr(weights)
 
 
@@ -1444,13 +1444,19 @@ def test_changes_elsewhere_do_not_matter():
     dense = weights.dense()
     value.zero_()
     output.zero_()
-    for seen in (weights.dense(), weights.scores(), weights.topk(2).values, weights.received(), weights[0, 0]):
+    for seen in (
+        weights.dense(),
+        weights.scores(),
+        weights.topk(2).values,
+        weights.received(),
+        weights[0, 0],
+    ):
         seen.zero_()
     weights.numpy().fill(0)
     assert torch.equal(weights.dense(), dense)
 
 
-def test_an_optimizer_step_is_noticed():
+def test_an_optimizer_step_is_detected():
     sink = regard.Sink(G)
     query, key, value = Case(dtype=torch.float32).tensors()
     weights = regard.attend(query, key, value, normalize=sink)[1]
@@ -1513,14 +1519,14 @@ def test_zero_sizes(queries, keys, width, heads, mask, normalize, dropout, tmp_p
     assert repr(weights)
 
 
-def test_a_batch_of_nothing():
+def test_empty_batches_work():
     weights = regard.attend(randn(0, G, Q, D), randn(0, G, K, D), randn(0, G, K, E))[1]
     assert weights.dense().shape == weights[:, [0, 1, 2]].shape == (0, G, Q, K)
     assert weights.pool(2, 3).shape == (0, G, 2, 3)
     assert weights.received().shape == (0, G, K)
 
 
-def test_a_map_of_nothing_has_no_blocks():
+def test_pool_of_an_empty_matrix_is_empty():
     nothing = randn(0, D)
     assert regard.attend(nothing, randn(K, D), randn(K, D))[1].pool(2, 3).shape == (0, 3)
     assert regard.attend(randn(Q, D), nothing, nothing)[1].pool(2, 3).shape == (2, 0)
@@ -1531,7 +1537,7 @@ def test_a_map_of_nothing_has_no_blocks():
     "normalize",
     [regard.Softmax(2.0), regard.Softmax1(), regard.Sparsemax(), regard.Entmax15(), regard.Sigmoid()],
 )
-def test_one_number_per_row_gives_the_weights_back(normalize: regard.Normalizer, dtype: torch.dtype):
+def test_weights_follow_from_scores_and_tau(normalize: regard.Normalizer, dtype: torch.dtype):
     query, key = randn(B, G, Q, D).to(dtype), randn(B, G, K, D).to(dtype)
     weights = regard.attend(query, key, key, normalize=normalize)[1]
     assert weights.tau.shape == (B, G, Q)
@@ -1542,7 +1548,7 @@ def test_one_number_per_row_gives_the_weights_back(normalize: regard.Normalizer,
         _ = weights.mean("heads").tau
 
 
-def test_what_is_held_is_linear_in_the_length():
+def test_memory_is_linear_in_the_length():
     short, long = (
         regard.attend(x, x, x, mask=regard.Causal())[1].held
         for x in (torch.randn(64, 8), torch.randn(128, 8))
@@ -1587,7 +1593,7 @@ class Node(torch.autograd.Function):
 
 @pytest.mark.parametrize("part", CUTS)
 @pytest.mark.parametrize("way", WAYS)
-def test_weights_let_go_of_value_and_its_graph(way: str, part: str) -> None:
+def test_weights_release_value_and_its_graph(way: str, part: str) -> None:
     class Mark:
         pass
 
@@ -1605,7 +1611,7 @@ def test_weights_let_go_of_value_and_its_graph(way: str, part: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_held_is_all_that_is_kept_alive(way: str, dtype: torch.dtype) -> None:
+def test_held_counts_all_memory_kept_alive(way: str, dtype: torch.dtype) -> None:
     """After everything else is gone, the tensors that are left are those which `held` counts."""
 
     def storages() -> dict[int, int]:
@@ -1618,7 +1624,7 @@ def test_what_is_held_is_all_that_is_kept_alive(way: str, dtype: torch.dtype) ->
         return seen
 
     x = torch.randn(2, 3, 5, 8, dtype=dtype)
-    regard.attend(x, x, x, **WAYS[way])[1].topk(1)  # what is cached is cached now
+    regard.attend(x, x, x, **WAYS[way])[1].topk(1)  # fill the caches
     before = storages()
     query, key, value = (torch.randn(2, 3, 5, 8).to(dtype) for _ in range(3))
     weights = regard.attend(query, key, value, **WAYS[way])[1]
@@ -1630,7 +1636,7 @@ def test_what_is_held_is_all_that_is_kept_alive(way: str, dtype: torch.dtype) ->
     assert weights.held - shared == sum(size for name, size in after.items() if name not in before)
 
 
-# Whatever torch is told meanwhile
+# Grad modes and autocast
 
 READS: dict[str, Callable[[regard.Weights], Tensor]] = {
     "dense": lambda weights: weights.dense(),
@@ -1710,7 +1716,7 @@ def expected_reads(options: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("options", READ)
-def test_a_read_does_not_depend_on_the_mode_it_is_asked_in(options: str, mode: str) -> None:
+def test_results_do_not_depend_on_the_grad_mode_of_the_read(options: str, mode: str) -> None:
     expected = expected_reads(options)
     weights = regard.attend(*read_from(), **READ[options])[1]
     with MODES[mode]():
@@ -1734,7 +1740,7 @@ def test_weights_that_were_made_under_autocast(options: str) -> None:
 
 @pytest.mark.parametrize("mode", ["autocast", "inference", "no_grad"])
 @pytest.mark.parametrize("implementation", [None, "tiled", "reference"])
-def test_a_first_look_in_another_mode_leaves_the_graph_whole(implementation: str | None, mode: str) -> None:
+def test_a_first_read_in_another_mode_keeps_the_graph(implementation: str | None, mode: str) -> None:
     x = torch.randn(2, 4, 40, 16, requires_grad=True)
 
     def gradient(weights: regard.Weights) -> Tensor:
@@ -1748,7 +1754,7 @@ def test_a_first_look_in_another_mode_leaves_the_graph_whole(implementation: str
     assert torch.equal(gradient(weights), expected)
 
 
-def test_tensors_that_change_before_the_first_look_are_noticed() -> None:
+def test_inputs_modified_before_the_first_read_are_detected() -> None:
     """On the fast path, where nothing has been prepared yet."""
     for name in ("query", "key"):
         tensors = {name: torch.randn(2, 3, 5, 8) for name in ("query", "key", "value")}

@@ -1,4 +1,4 @@
-"""What is read of lazy weights, and how: a row is the same in every part, and nothing is computed twice."""
+"""Reading lazy weights: a row is the same in every part, and nothing is computed twice."""
 
 import copy
 import itertools
@@ -116,7 +116,7 @@ def test_weights_whose_tau_is_not_known_agree_with_those_whose_is(
 @pytest.mark.parametrize("implementation", ["reference", "tiled", pytest.param("fused", marks=kernels)])
 @pytest.mark.parametrize("normalize", [*NORMALIZERS[:1], *NORMALIZERS[2:], regard.Entmax(1.3)], ids=repr)
 @pytest.mark.parametrize("size", WHOLES)
-def test_rows_sum_to_one_however_they_are_read(
+def test_rows_sum_to_one_in_every_reading(
     size: str, normalize: regard.Normalizer, implementation: str
 ) -> None:
     weights, dense = attend(size, normalize=normalize, implementation=implementation)
@@ -136,9 +136,7 @@ def test_rows_sum_to_one_however_they_are_read(
 
 
 @pytest.mark.parametrize("implementation", ["reference", "tiled"])
-def test_a_part_costs_no_more_than_its_pairs_where_scores_are_ordinary(
-    implementation: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_costs_no_more_than_its_pairs(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.mechanism import reference
 
     x = torch.randn(2, 64, 16, generator=torch.Generator().manual_seed(0))
@@ -188,7 +186,7 @@ CALLS: dict[str, dict[str, Any]] = {
 @kernels
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("call", CALLS)
-def test_tau_is_found_once(call: str, graph: bool, launches: list[str]) -> None:
+def test_tau_is_computed_once(call: str, graph: bool, launches: list[str]) -> None:
     x = torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(0), requires_grad=graph)
     with torch.set_grad_enabled(graph):
         weights = regard.attend(x, x, x, **CALLS[call])[1]
@@ -214,7 +212,7 @@ def test_tau_is_found_once(call: str, graph: bool, launches: list[str]) -> None:
     ],
     ids=["file", "pickle", "copy"],
 )
-def test_the_tau_of_other_kernels_is_found_again_and_kept(
+def test_tau_of_other_kernels_is_recomputed_once(
     again: Callable[[Weights, Any], Weights], launches: list[str], tmp_path: Any
 ) -> None:
     x = torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(0))
@@ -240,7 +238,7 @@ def test_a_wrong_tau_in_a_file_does_no_harm(tmp_path: Any) -> None:
 
 
 @kernels
-def test_what_torch_had_to_solve_is_not_taken_for_the_kernels(launches: list[str]) -> None:
+def test_tau_computed_by_torch_is_not_used_with_kernels(launches: list[str]) -> None:
     """A NaN that only some rows see: torch finds the output, and the kernels read the rows without it."""
     x = torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(0))
     key = x.clone()

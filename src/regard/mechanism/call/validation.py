@@ -74,28 +74,26 @@ def prepared(score: Score, result: object, query: Tensor, key: Tensor, lead: Seq
         )
     _check_family(name, result, width)
     return result._replace(
-        query=_as_wide(result.query, query),
-        key=_as_wide(result.key, key),
+        query=_expand_lead(result.query, query),
+        key=_expand_lead(result.key, key),
         softcap=None if result.softcap == math.inf else result.softcap,
         biases=_biases(name, result.biases, query, (*lead, query.shape[-2], key.shape[-2])),
     )
 
 
-def _as_wide(x: Tensor, given: Tensor) -> Tensor:
-    """x with the leading axes that were given: one that came back with size 1 is the same for all."""
-    lead = [
-        theirs if mine == 1 else mine for mine, theirs in zip(x.shape[:-2], given.shape[:-2], strict=True)
-    ]
+def _expand_lead(x: Tensor, original: Tensor) -> Tensor:
+    """Expand leading axes of size 1 to those of the original tensor."""
+    lead = [n if size == 1 else size for size, n in zip(x.shape[:-2], original.shape[:-2], strict=True)]
     return x if lead == [*x.shape[:-2]] else x.expand(*lead, -1, -1)
 
 
 def _like(what: str, x: object, query: Tensor) -> Tensor:
-    """A tensor of the dtype that `prepare` got."""
+    """Return x if it is a dense tensor with the dtype and device of query."""
     x = _dense(what, x, query.device)
     if x.dtype != query.dtype:
         raise DTypeError(
-            f"{what} of {x.dtype} for inputs of {query.dtype}; the dtype must stay the same: "
-            "return it .to(query.dtype)."
+            f"{what} of dtype {x.dtype} for inputs of dtype {query.dtype}; they must be equal: "
+            "return x.to(query.dtype)."
         )
     return x
 
@@ -133,7 +131,7 @@ def _check_family(name: str, result: Prepared, width: int) -> None:
     check_softcap(f"{name} returned softcap", result.softcap)
 
 
-def _biases(name: str, biases: Any, query: Tensor, whole: Sequence[int]) -> tuple[Tensor, ...]:
+def _biases(name: str, biases: Any, query: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
     """Check biases … g r q k, and add missing leading axes."""
     if not isinstance(biases, list | tuple):
         raise DTypeError(
@@ -141,24 +139,24 @@ def _biases(name: str, biases: Any, query: Tensor, whole: Sequence[int]) -> tupl
         )
     for bias in biases:
         bias = _like(f"{name} returned a bias", bias, query)
-        if not broadcasts(bias.shape, whole):
+        if not broadcasts(bias.shape, shape):
             raise ShapeError(
                 f"{name} returned a bias of shape {tuple(bias.shape)}, which does not broadcast to the "
-                f"shape of the scores, {tuple(whole)}."
+                f"shape of the scores, {tuple(shape)}."
             )
-    missing = [len(whole) - bias.dim() for bias in biases]
+    missing = [len(shape) - bias.dim() for bias in biases]
     return tuple(bias[(None,) * n] if n else bias for bias, n in zip(biases, missing, strict=True))
 
 
-def function_scores(scores: object, query: Tensor, key: Tensor, whole: Sequence[int]) -> Tensor:
+def function_scores(scores: object, query: Tensor, key: Tensor, shape: Sequence[int]) -> Tensor:
     """Check the result of a score function: it must broadcast to (…, h, q, k)."""
-    if not isinstance(scores, Tensor) or not broadcasts(scores.shape, whole):
+    if not isinstance(scores, Tensor) or not broadcasts(scores.shape, shape):
         actual = f"a {type(scores).__name__}"
         if isinstance(scores, Tensor):
             actual = f"shape {tuple(scores.shape)}"
         raise ShapeError(
             f"score returned {actual} for query {tuple(query.shape)} and key {tuple(key.shape)}; "
-            f"it must return shape {whole}."
+            f"it must return shape {shape}."
         )
     if not scores.is_floating_point():
         raise DTypeError(f"score returned dtype {scores.dtype}; it must be floating point: scores.float().")

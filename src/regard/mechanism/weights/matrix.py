@@ -183,9 +183,9 @@ class Weights(LazyMatrix):
         for tile, block, visible in self._tiles_with_visible():
             size = min(k, block.shape[-1])
             best = block.masked_fill(~visible, -math.inf).topk(size, -1)
-            seen = visible.gather(-1, best.indices)
-            values[tile.rows_index][..., :size] = torch.where(seen, best.values, 0.0)
-            indices[tile.rows_index][..., :size] = torch.where(seen, best.indices + tile.keys.start, -1)
+            kept = visible.gather(-1, best.indices)
+            values[tile.rows_index][..., :size] = torch.where(kept, best.values, 0.0)
+            indices[tile.rows_index][..., :size] = torch.where(kept, best.indices + tile.keys.start, -1)
         return TopK(self._merge_heads(values), self._merge_heads(indices))
 
     def argmax(self) -> Tensor:
