@@ -1,4 +1,4 @@
-"""What tests of layers share: numbers in float64, modules full of them, and closeness to match."""
+"""Helpers for exact comparisons in float64."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Normal numbers in float64; the same for the same shape and seed."""
+    """Normal values in float64, determined by shape and seed."""
     generator = torch.Generator().manual_seed(seed + 1000 * len(shape) + sum(shape))
     return torch.randn(shape, dtype=torch.float64, generator=generator)
 
@@ -17,7 +17,7 @@ def close(found: Tensor, wanted: Tensor, within: float = 1e-10) -> None:
 
 
 def filled(module: nn.Module) -> Any:
-    """In float64, with no parameter left at zero or one."""
+    """Convert to float64 and randomize all parameters."""
     module.double()
     with torch.no_grad():
         for seed, parameter in enumerate(module.parameters()):

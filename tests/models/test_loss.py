@@ -1,4 +1,4 @@
-"""vocabulary_loss is F.cross_entropy over F.linear, in less memory."""
+"""vocabulary_loss equals F.cross_entropy of F.linear, in less memory."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def problem(n: int = N, m: int = M, v: int = V, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
-    """x, weight, bias that want gradients, and labels."""
+    """x, weight and bias with requires_grad, and labels."""
     random = torch.Generator().manual_seed(seed)
     tensors = [torch.randn(shape, generator=random, dtype=torch.float64) for shape in ((n, m), (v, m), (v,))]
     labels = torch.randint(v, (n,), generator=random)
@@ -39,7 +39,7 @@ def plain(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, **opti
 def solve(
     function: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, **options: Any
 ) -> Any:
-    """The loss and the gradients of three times it."""
+    """The loss, and the gradients of 3 × loss."""
     loss = function(x, weight, bias, labels, **options)
     tensors = [t for t in (x, weight, bias) if t is not None]
     return loss, *torch.autograd.grad(3 * loss, tensors)
@@ -64,7 +64,7 @@ def test_equals_cross_entropy_over_all_logits(
 ) -> None:
     x, weight, bias, labels = problem(n, m, v, seed=seed)
     labels[torch.rand(n) < ignored] = -7
-    labels[0] = labels[0].clamp(min=0)  # of no labels at all torch makes NaN
+    labels[0] = labels[0].clamp(min=0)  # torch returns NaN if all labels are ignored
     given = (x, weight, bias if biased else None, labels)
     with pytest.MonkeyPatch.context() as patch:
         in_chunks(patch, rows, v)
@@ -156,7 +156,7 @@ def test_huge_logits_stay_finite() -> None:
 
 
 class Largest(TorchDispatchMode):
-    """The most elements that a tensor made meanwhile has."""
+    """Records the size of the largest tensor created."""
 
     elements = 0
 
@@ -172,7 +172,7 @@ def test_memory_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
     n, m, v, rows = 211, 3, 307, 13
     in_chunks(monkeypatch, rows, v)
     x, weight, bias, labels = (t.detach() for t in problem(n, m, v))
-    with Largest() as seen:  # inside the node of the graph, where a mode is off
+    with Largest() as seen:  # inside the autograd node, where modes are off
         module._loss._init_fn(x, weight, bias, labels, 0.1, -100, [True, True, True])
     assert seen.elements == rows * v
     with Largest() as plainly:
@@ -188,7 +188,7 @@ def test_unneeded_gradients_are_not_computed() -> None:
 
 def test_opcheck() -> None:
     x, weight, bias, labels = problem()
-    # test_aot_dispatch_dynamic differentiates the gradients too, which are outputs; the test below compiles.
+    # test_aot_dispatch_dynamic would differentiate the gradients, which are outputs; the next test compiles.
     parts = ("test_schema", "test_autograd_registration", "test_faketensor")
     for some, needs in ((bias, [True, True, True]), (None, [True, True, False])):
         torch.library.opcheck(module._loss, (x, weight, some, labels, 0.1, -100, needs), test_utils=parts)
@@ -223,7 +223,7 @@ def test_low_precision_sums_in_float32(monkeypatch: pytest.MonkeyPatch, dtype: t
     torch.testing.assert_close(ours[0].double(), theirs[0], rtol=1e-2, atol=0)
     for found, right in zip(
         ours[1:], theirs[1:], strict=True
-    ):  # 63 chunks added in bfloat16 would be off by more
+    ):  # 63 blocks summed in bfloat16 would be less accurate
         assert (found.double() - right).abs().max() <= 0.01 * right.abs().max()
 
 
@@ -248,7 +248,9 @@ def test_gradients_of_a_shared_matrix_add_up() -> None:
 def test_labels_out_of_range(label: int) -> None:
     x, weight, bias, labels = problem()
     labels[5] = label
-    with pytest.raises(ArgumentError, match=f"Label {label} is out of range for a vocabulary of {V}.*ignore_index={label}"):
+    with pytest.raises(
+        ArgumentError, match=f"Label {label} is out of range for a vocabulary of {V}.*ignore_index={label}"
+    ):
         vocabulary_loss(x, weight, bias, labels)
 
 

@@ -1,4 +1,4 @@
-"""What summary counts, against torch's counter of operations while the model runs."""
+"""summary compared with torch's FLOP counter."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,7 +29,7 @@ CONFIG = TransformerConfig(width=WIDTH, heads=4, layers=2, ffn_dim=40, dropout=0
 
 @pytest.fixture(autouse=True)
 def dense(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The reference, whose matrix products torch's counter sees."""
+    """Use the reference, whose matrix products torch's counter sees."""
     monkeypatch.setattr(operator, "_FROM_ENVIRONMENT", "reference")
     with torch.no_grad():
         yield
@@ -75,7 +75,7 @@ def test_cost_per_token(make: Callable[[], nn.Module]) -> None:
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_cost_of_recurrent_layers(cell: Any, bidirectional: bool) -> None:
     model = cell(WIDTH, 10, num_layers=3, bidirectional=bidirectional, batch_first=True)
-    model = model.double()  # in float32 it may be a single operation, which torch's counter does not know
+    model = model.double()  # in float32 it may be one fused operation, which torch does not count
     assert summary(model).cost == (counted(lambda: model(vectors().double())) / (BATCH * LENGTH),)
     assert summary(model).layers == (3,)
 
@@ -93,7 +93,7 @@ def test_cost_per_source_and_target_token(share: bool) -> None:
     source, target = summary(model, length=LENGTH).cost
     total = counted(lambda: model(tokens(), tokens()))
     assert BATCH * LENGTH * (source + target) == total
-    # what the decoder pays per target token, by taking steps; the cache makes the k-th look at k + 1 tokens
+    # decoder cost per target token, measured step by step; step k attends to k + 1 cached tokens
     state = model.start(tokens())
     for _ in range(LENGTH - 1):
         model.step(tokens()[:, 0], state)
@@ -131,8 +131,8 @@ def test_recurrent_cost_per_source_and_target_token(attention: Any) -> None:
     model = model.double()
     total = counted(lambda: model(tokens(), tokens()))
     if attention in ("additive", "concat"):
-        total += BATCH * LENGTH * 2 * WIDTH * LENGTH  # the product with v, which is not one of matrices
-    if attention == "additive":  # the first state is made once for a sentence, and counted for each token
+        total += BATCH * LENGTH * 2 * WIDTH * LENGTH  # the product with v, not a matrix product
+    if attention == "additive":  # the initial state is computed once per sentence but counted per token
         total += 2 * (WIDTH // 2) * (2 * WIDTH) * BATCH * (LENGTH - 1)
     assert BATCH * LENGTH * sum(found.cost) == total
     assert found.layers == (2, 2)
@@ -157,7 +157,7 @@ def test_cost_of_nonlocal_blocks(kind: Any) -> None:
 def test_cost_of_additive_scores(score: Any) -> None:
     layer = MultiHeadAttention(WIDTH, 4, score=score)
     total = counted(lambda: layer(vectors())) / (BATCH * LENGTH)
-    with_v = 2 * 4 * len(score.vector) * LENGTH  # a product that is not one of matrices
+    with_v = 2 * 4 * len(score.vector) * LENGTH  # not a matrix product
     assert summary(layer, length=LENGTH).cost == (total + with_v,)
 
 
@@ -187,7 +187,7 @@ def test_shared_parameters_are_counted_once_and_cost_each_use() -> None:
 
 
 class Tied(nn.Module):
-    """A vocabulary matrix that a Linear shares with an embedding, and that has a name."""
+    """A Linear whose weight is tied to an embedding and named output_weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,4 +271,4 @@ def test_compiled_model_gives_the_same_output():
     for block in model.decoder.blocks:
         block.cross = torch.compile(block.cross, backend="eager")
     assert summary(model) == plain
-    assert summary(torch.compile(model, backend="eager")) == plain  # in parts and whole
+    assert summary(torch.compile(model, backend="eager")) == plain  # submodules and model

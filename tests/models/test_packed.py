@@ -1,4 +1,4 @@
-"""Sentences packed and padded: one batch, laid out in two ways."""
+"""Packed and padded batches."""
 
 from itertools import pairwise
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 
 import regard
 from regard.models import Packed, pack
-from regard.models.packed import ModelInput, as_packed, as_padded, token_mask, reorder, reversed_order
+from regard.models.packed import ModelInput, as_packed, as_padded, reorder, reversed_order, token_mask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,7 +21,7 @@ FULL = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=5), min_size=1
 
 
 def numbered(batch: Packed, *rest: int) -> Tensor:
-    """A different number in every place."""
+    """Distinct values."""
     shape = (len(batch.tokens), *rest)
     return torch.arange(batch.tokens.numel() * torch.Size(rest).numel(), dtype=torch.float32).reshape(shape)
 
@@ -51,7 +51,7 @@ def test_packing_undoes_padding(sentences: list[list[int]], more: int) -> None:
     padded = batch.pad(batch.tokens, value=-1)
     assert padded.shape == (len(sentences), max(map(len, sentences), default=0))
     assert [[token for token in row if token >= 0] for row in padded.tolist()] == sentences
-    wider = torch.nn.functional.pad(padded, (0, more), value=7)  # what stands in the padding is forgotten
+    wider = torch.nn.functional.pad(padded, (0, more), value=7)  # padding content is irrelevant
     again = pack(wider, batch.lengths)
     assert torch.equal(again.tokens, batch.tokens)
     assert torch.equal(token_mask(padded, batch.lengths), padded >= 0)
@@ -180,7 +180,7 @@ def test_meta_device_shapes() -> None:
 
 
 def test_packed_equality_is_identity() -> None:
-    """Comparing tensors would have no single answer."""
+    """Tensors have no single truth value."""
     batch = Packed.of([[5, 6], [7]])
     assert batch == batch
     assert batch != Packed.of([[5, 6], [7]])

@@ -1,4 +1,4 @@
-"""Parameters from files that anybody may have written."""
+"""Reading parameters from untrusted files."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from regard.models.parameters import check_values, check_shapes, read_parameters
+from regard.models.parameters import check_shapes, check_values, read_parameters
 
 
 def model(device: str = "cpu") -> nn.Module:
@@ -17,7 +17,7 @@ def model(device: str = "cpu") -> nn.Module:
 
 
 def written(path: Path, **changed: Tensor | None) -> Path:
-    """The model's parameters in a file, some of them changed or, if None, left out."""
+    """Save the model's parameters, with some changed or, if None, omitted."""
     tensors = model().state_dict() | {name.replace("_", "."): one for name, one in changed.items()}
     save_file(
         {name: tensor for name, tensor in tensors.items() if tensor is not None}, path / "x.safetensors"

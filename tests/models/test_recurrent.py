@@ -1,4 +1,4 @@
-"""Recurrent sequence-to-sequence models: their equations, and what no padding, order or form may change."""
+"""Recurrent sequence-to-sequence models: their equations, and invariance to padding, batch and format."""
 
 import math
 from dataclasses import replace
@@ -77,7 +77,7 @@ def padded(packed: Packed, value: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def steps(model: RecurrentSeq2Seq, source: Tensor, target: Tensor) -> Tensor:
-    """Logits one step after the other, (b, t, V)."""
+    """Logits computed step by step, (b, t, V)."""
     state = model.start(source)
     return torch.stack([model.step(tokens, state) for tokens in target.unbind(1)], 1)
 
@@ -299,7 +299,7 @@ def test_keys_are_projected_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return project_source(self, source)
 
     monkeypatch.setattr(SourceAttention, "project_source", counted)
-    monkeypatch.setattr(regard.Additive, "prepare", None)  # which projects the keys in each call
+    monkeypatch.setattr(regard.Additive, "prepare", None)  # would project the keys in each call
     make(CONFIGS["gru additive"])(*batch())
     assert len(made) == 1
 

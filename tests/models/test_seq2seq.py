@@ -1,4 +1,4 @@
-"""What all sequence-to-sequence models get from their base: the loss and greedy decoding."""
+"""The loss and greedy decoding of the base class Seq2Seq."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ TARGET = Packed.of([[START, 5, END], [START, END], [START, 6, 7, 8, END]])
 
 
 class Told(State):
-    """Which word comes next, for each row."""
+    """The next index of each row."""
 
     def __init__(self, scripts: list[list[int]]) -> None:
         self.scripts, self.time = scripts, 0
@@ -39,7 +39,7 @@ class Told(State):
 
 
 class Teller(Seq2Seq):
-    """Says what its source says, which is a script."""
+    """A model that outputs its source."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ def test_greedy_stops_at_the_end_token() -> None:
     model = Teller()
     found = model.greedy(Packed.of(scripts), start=START, end=END, max_new_tokens=10)
     assert found == [[5], [], [6, 7, 8], [3, 4]]
-    assert model.read == [[START] * 4, [5, 6, 3], [7, 4], [8]]  # no more than the sentences that go on
+    assert model.read == [[START] * 4, [5, 6, 3], [7, 4], [8]]  # only unfinished sentences
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3])

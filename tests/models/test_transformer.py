@@ -1,4 +1,4 @@
-"""Transformers: packed, padded and alone give the same numbers, and so do steps and the whole."""
+"""Transformers: packed, padded and single sentences agree, and so do steps and teacher forcing."""
 
 import copy
 import math
@@ -54,7 +54,7 @@ TARGET = [[1, 5, 9, 2], [1, 14, 2], [1, 2]]
 
 
 def made(kind: Any, config: TransformerConfig = CONFIG, **options: Any) -> Any:
-    """A model in float64 whose parameters are all different from zero."""
+    """A model in float64 without zero parameters."""
     torch.manual_seed(0)
     model = kind(WORDS, config, **options).double()
     with torch.no_grad():
@@ -64,13 +64,13 @@ def made(kind: Any, config: TransformerConfig = CONFIG, **options: Any) -> Any:
 
 
 def padded(batch: Packed, noise: int = 0) -> tuple[Tensor, Tensor]:
-    """A padded batch, one place longer than needed, and its lengths; in the padding stands this token."""
+    """A padded batch, one column longer than needed, and its lengths."""
     tokens = nn.functional.pad(batch.pad(batch.tokens, value=noise), (0, 1), value=noise)
     return tokens, batch.lengths
 
 
 def rows(x: Tensor, batch: Packed) -> list[Tensor]:
-    """The real places of a padded result."""
+    """The values at tokens, without padding."""
     return [row[:length] for row, length in zip(x, batch.lengths.tolist(), strict=True)]
 
 
@@ -124,7 +124,9 @@ SENTENCE = st.lists(st.integers(0, WORDS - 1), min_size=1, max_size=9)
 @torch.no_grad()
 @given(pairs=st.lists(st.tuples(SENTENCE, SENTENCE), min_size=1, max_size=5), share=st.booleans())
 @settings(max_examples=25)
-def test_packed_equals_padded_for_any_sentences(pairs: list[tuple[list[int], list[int]]], share: bool) -> None:
+def test_packed_equals_padded_for_any_sentences(
+    pairs: list[tuple[list[int], list[int]]], share: bool
+) -> None:
     source, target = (Packed.of(side) for side in zip(*pairs, strict=True))
     agree(seq2seq_ways(made(Transformer, CONFIGS["t5"], share=share), source, target))
 
@@ -330,7 +332,7 @@ def test_generation_with_a_mask_equals_the_full_forward_pass(name: str, mask: re
         tokens.append(int(torch.multinomial(chances, 1, generator=draw)))
     draw.manual_seed(1)
     assert model.generate(tokens[:4], max_new_tokens=7, mask=mask, temperature=3.0, generator=draw) == tokens
-    # the same numbers, piece by piece
+    # the same values in several calls
     whole, caches = torch.tensor([tokens]), model.decoder.caches()
     pieces = [model(piece, mask=mask, caches=caches) for piece in whole.split([4, *[1] * 7], 1)]
     close(torch.cat(pieces, 1), model(whole, mask=mask))
@@ -359,7 +361,7 @@ def test_loss_with_a_mask(lengths: Tensor | None, mask: Any) -> None:
 def test_temperature_zero_takes_the_argmax() -> None:
     model, tokens = made(LanguageModel), [5, 6, 7]
     for parameter in model.decoder.blocks.parameters():
-        parameter *= 4  # so that it does not say the same token again and again
+        parameter *= 4  # or it repeats one token
     for _ in range(8):
         tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
     assert len(set(tokens[3:])) > 1
@@ -411,8 +413,8 @@ def test_sampling_with_a_temperature() -> None:
         for seed in (1, 1, 2)
         for t in (1e-3, 5.0)
     ]
-    assert draws[0] == draws[4] == model.generate([5], max_new_tokens=4)  # cold: the likeliest
-    assert draws[1] == draws[3]  # the same generator draws the same
+    assert draws[0] == draws[4] == model.generate([5], max_new_tokens=4)  # near zero: the argmax
+    assert draws[1] == draws[3]  # the same generator state
     assert draws[1] != draws[5]
 
 
@@ -423,7 +425,11 @@ def test_sampling_with_a_temperature() -> None:
         ({"prompt": [5], "max_new_tokens": -1}, regard.ArgumentError, "max_new_tokens=-1"),
         ({"prompt": [5], "max_new_tokens": 3, "temperature": -1.0}, regard.ArgumentError, "temperature=-1"),
         ({"prompt": [5], "max_new_tokens": 3, "end": "x"}, regard.DTypeError, "end='x'"),
-        ({"prompt": [WORDS], "max_new_tokens": 3}, regard.ArgumentError, "Token 23 is out of range for a vocabulary of 23"),
+        (
+            {"prompt": [WORDS], "max_new_tokens": 3},
+            regard.ArgumentError,
+            "Token 23 is out of range for a vocabulary of 23",
+        ),
     ],
 )
 def test_invalid_generate_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -510,7 +516,7 @@ def test_gradients_reach_every_parameter(kind: str, name: str) -> None:
 def test_saved_model_gives_the_same_output(kind: str, name: str, tmp_path: Path) -> None:
     make, loss = MODELS[kind]
     model, other = make(CONFIGS[name]).eval(), make(CONFIGS[name]).eval()
-    save_file(model.state_dict(), tmp_path / "model.safetensors")  # which refuses shared tensors
+    save_file(model.state_dict(), tmp_path / "model.safetensors")  # rejects shared tensors
     assert not torch.equal(loss(other), loss(model))
     other.load_state_dict(load_file(tmp_path / "model.safetensors"))
     assert torch.equal(loss(other), loss(model))
@@ -536,7 +542,7 @@ def test_shared_and_separate_embeddings() -> None:
 
 
 def test_embeddings_and_positions_have_similar_norms() -> None:
-    """√m times vectors of variance 1 / m, so that positions of size 1 do not drown them."""
+    """Embeddings are scaled by √m, so positions of norm √m do not dominate them."""
     torch.manual_seed(0)
     embedding = Embedding(1000, 64)
     assert 0.95 < embedding(torch.arange(1000)).std().item() < 1.05
@@ -571,7 +577,9 @@ def test_mask_tokens_proportions() -> None:
 @given(SENTENCE, st.floats(0.01, 1.0), st.integers(0, 1000))
 def test_mask_tokens_selects_at_least_one_token(sentence: list[int], share: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    _, labels = mask_tokens(Packed.of([sentence]), mask_id=1, vocab_size=WORDS, probability=share, generator=generator)
+    _, labels = mask_tokens(
+        Packed.of([sentence]), mask_id=1, vocab_size=WORDS, probability=share, generator=generator
+    )
     assert bool((labels != -100).any())
     assert share < 1 or bool((labels != -100).all())
 
@@ -724,7 +732,11 @@ def test_int32_tokens() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda m: m(torch.tensor([[5, 23]])), regard.ArgumentError, "Token 23 is out of range for a vocabulary of 23"),
+        (
+            lambda m: m(torch.tensor([[5, 23]])),
+            regard.ArgumentError,
+            "Token 23 is out of range for a vocabulary of 23",
+        ),
         (lambda m: m(torch.tensor([[5, -1]])), regard.ArgumentError, "Token -1 is out of range"),
         (lambda m: m(Packed.of([[5], [40]])), regard.ArgumentError, "Token 40 is out of range"),
         (lambda m: m(torch.tensor([5, 6])), regard.ShapeError, r"shape \(2,\)"),
@@ -765,9 +777,7 @@ def test_invalid_batches(kind: Any, call: Any, error: type[Exception], message: 
     ],
 )
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_invalid_pairs(
-    layout: str, source: Any, target: Any, error: type[Exception], message: str
-) -> None:
+def test_invalid_pairs(layout: str, source: Any, target: Any, error: type[Exception], message: str) -> None:
     batches = [Packed.of(source), Packed.of(target)]
     with pytest.raises(error, match=message):
         made(Transformer)(*(batches if layout == "packed" else [one.pad(one.tokens) for one in batches]))

@@ -1,4 +1,4 @@
-"""Words in sentences, tokens merged into them, and the questions one can ask of any encoder."""
+"""Word splitting, vocabularies, and the methods of WordEncoder."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 
 import regard
 from regard.errors import ArgumentError, DTypeError
-from regard.models.encoders.base import Comparison, WordVectors, Neighbor, TokenVectors, WordEncoder
+from regard.models.encoders.base import Comparison, Neighbor, TokenVectors, WordEncoder, WordVectors
 from regard.models.encoders.words import Vocabulary, close_words, fold, split_words
 from regard.models.layers.attention import MultiHeadAttention
 
@@ -20,7 +20,7 @@ WIDTH = 6
 
 
 class Letters(WordEncoder):
-    """Tokens of two letters at most, between marks, and two attentions: enough to be asked anything."""
+    """An encoder with tokens of up to two letters, special tokens and two attention layers."""
 
     layers = 3
 
@@ -32,7 +32,9 @@ class Letters(WordEncoder):
 
     def spans(self, sentence: str) -> list[tuple[int, int] | None]:
         pairs = [
-            (i, min(i + 2, word.stop)) for word in split_words(sentence) for i in range(word.start, word.stop, 2)
+            (i, min(i + 2, word.stop))
+            for word in split_words(sentence)
+            for i in range(word.start, word.stop, 2)
         ]
         return [None, *((i, j) for i, j in pairs if sentence[i:j] not in self.lost.split()), None]
 
@@ -169,7 +171,7 @@ def test_word_lookup():
     assert [embedded.index(w) for w in (("bark", 0), ("bark", 1), ("bark", -1))] == [1, 3, 3]
     assert embedded["bark", 1].item() == 3
     assert len(embedded) == 5
-    with pytest.raises(ArgumentError, match="Occurrence 2 of 'bark' is out of range: .* has 2"):
+    with pytest.raises(ArgumentError, match=r"Occurrence 2 of 'bark' is out of range: .* has 2"):
         embedded.index(("bark", 2))
     with pytest.raises(ArgumentError, match=r"'barks' is not in .* \(did you mean 'Bark'"):
         embedded.index("barks")
@@ -232,7 +234,7 @@ def test_nearest_ranks_all_words(encoder):
         "bark",
         "cat",
         "shed",
-    ]  # no "." either
+    ]  # no "."
     assert found == sorted(found, key=lambda each: -each.similarity)
     for each in found:
         assert each.sentence is not None
@@ -259,7 +261,7 @@ def test_invalid_nearest_arguments(encoder):
 
 
 def dense(encoder: Letters, sentence: str) -> Tensor:
-    """The weights of each attention: (attentions, h, n, n)."""
+    """The weights of all attention layers: (layers, h, n, n)."""
     with regard.watch(encoder) as seen, torch.no_grad():
         list(encoder.eval().token_vectors([sentence]))
     return torch.stack([weights.dense()[0] for weights in seen.values()])

@@ -1,4 +1,4 @@
-"""A masked language model as a word encoder: senses told apart, the loss, attention, and files."""
+"""BertEncoder: training, attention, and files."""
 
 import pytest
 import torch
@@ -49,14 +49,16 @@ def test_packed_and_padded_and_single_sentences_agree() -> None:
 def test_loss_reaches_every_parameter_and_never_masks_special_tokens() -> None:
     encoder = make()
     torch.manual_seed(1)
-    for _ in range(8):  # other gaps each time: words and positions that no gap sees get nothing at first
+    for _ in range(8):  # each call masks other tokens; some parameters get no gradient at first
         encoder.loss(TEXT * 4).backward()
     for name, parameter in encoder.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
     batch = encoder.pack(TEXT * 50)
-    _, labels = regard.models.mask_tokens(batch, mask_id=3, vocab_size=len(encoder.vocabulary), special_ids=[1, 2])
+    _, labels = regard.models.mask_tokens(
+        batch, mask_id=3, vocab_size=len(encoder.vocabulary), special_ids=[1, 2]
+    )
     assert not torch.isin(labels, torch.tensor([1, 2])).any()
     assert (labels >= MARKS).any()
 
@@ -128,7 +130,9 @@ def test_mismatched_files_are_rejected(tmp_path, spoil) -> None:
 def test_old_files_are_rejected_as_old(tmp_path) -> None:
     path = make().save(tmp_path / "bert.safetensors")
     about(format="bert 1")(path)
-    with pytest.raises(RegardError, match=r"earlier version of regard \('bert 1'; .* 'bert 2'\)\. Train .* again"):
+    with pytest.raises(
+        RegardError, match=r"earlier version of regard \('bert 1'; .* 'bert 2'\)\. Train .* again"
+    ):
         BertEncoder.load(path)
 
 

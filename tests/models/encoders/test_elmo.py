@@ -1,4 +1,4 @@
-"""The two language models: what each direction may see, senses told apart, and files good and bad."""
+"""ElmoEncoder: directions, training, and files."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def make(width: int = 5, layers: int = 2, dropout: float = 0.0) -> ElmoEncoder:
 
 
 def senses() -> tuple[list[str], list[str]]:
-    """Sentences in which dogs bark, and sentences about the bark of trees."""
+    """Sentences about barking dogs, and sentences about the bark of trees."""
     chance = random.Random(0)
     animals = product(["dogs", "foxes", "wolves"], ["bark", "growl", "howl"], ["cats", "people", "thieves"])
     plants = product(["rough", "brown", "old"], ["bark", "wood", "leaves"], ["oak", "pine", "birch"])
@@ -54,7 +54,7 @@ def test_context_separates_word_senses():
     same = [*alike(elmo, dogs, dogs), *alike(elmo, trees, trees)]
     other = alike(elmo, dogs, trees)
     assert min(same) > max(other) + 0.1
-    assert elmo.compare(dogs[0], trees[0], word="bark").similarities[0] == 1.0  # layer 0 knows no context
+    assert elmo.compare(dogs[0], trees[0], word="bark").similarities[0] == 1.0  # layer 0 has no context
     assert set(alike(static, dogs, trees)) == {1.0}
     near = elmo.nearest("bark", sentence=dogs[0], among=[*dogs[3:6], *trees], k=3)
     assert all(each.word == "bark" and each.sentence in dogs for each in near)
@@ -152,7 +152,7 @@ def test_training_overfits_and_is_reproducible():
     encoder = ElmoEncoder.learn(TEXT, **options, report=lambda _, loss: losses.append(loss))
     assert torch.equal(torch.random.get_rng_state(), state)
     assert len(losses) == 60
-    assert losses[-1] < 0.35 < 2 < losses[0]  # the first words cannot be foreseen
+    assert losses[-1] < 0.35 < 2 < losses[0]  # the first words are unpredictable
     again = ElmoEncoder.learn(TEXT, **options)
     assert all(torch.equal(x, again.state_dict()[name]) for name, x in encoder.state_dict().items())
     other = ElmoEncoder.learn(TEXT, **options, seed=1)
@@ -182,16 +182,14 @@ def test_unknown_words_have_a_vector_but_cannot_be_queried():
     (embedded,) = encoder.embed("Dogs chase cats")
     assert embedded.known == (True, False, True)
     with pytest.raises(
-        ArgumentError, match="ElmoEncoder does not know the word 'barked' .did you mean 'bark'"
+        ArgumentError, match=r"ElmoEncoder does not know the word 'barked' \(did you mean 'bark'"
     ):
         encoder.compare("dogs barked", "dogs barked", word="barked")
     with pytest.raises(ArgumentError, match="ElmoEncoder has no attention"):
         encoder.attended_words("dogs bark", "bark")
 
 
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute"
-)  # torch meets it, and hides it, where a graph breaks
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # raised and handled inside torch at a graph break
 def test_compile_and_meta_device():
     encoder = make().eval()
     packed = encoder.pack(TEXT)
@@ -237,14 +235,14 @@ def test_saved_encoder_gives_the_same_vectors(tmp_path):
     assert (again.best_layer, again.dropout.p, again.training) == (1, 0.25, False)
     assert torch.equal(again.embed("dogs bark")[0].vectors, encoder.embed("dogs bark")[0].vectors)
     assert torch.equal(again.loss(TEXT), encoder.eval().loss(TEXT))
-    again.loss(TEXT).backward()  # it can be trained on
+    again.loss(TEXT).backward()  # training can continue
     other = make()
     other.load_state_dict(encoder.state_dict())
     assert torch.equal(other.embed("dogs")[0].vectors, encoder.embed("dogs")[0].vectors)
 
 
 def rewritten(path: Path, change) -> None:
-    """The file again, after a change of its parameters and of its metadata, in place."""
+    """Change the parameters and metadata of a file in place."""
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (no mapping)
         metadata = file.metadata()
@@ -291,7 +289,10 @@ def tensors(change):
         (text("about", "[" * 50_000), "not a valid"),
         (text("about", "[]"), "metadata or its word list is missing"),
         (text("words", "?"), "not a valid"),
-        (lambda path: rewritten(path, lambda _, metadata: metadata.clear()), "metadata or its word list is missing"),
+        (
+            lambda path: rewritten(path, lambda _, metadata: metadata.clear()),
+            "metadata or its word list is missing",
+        ),
         (about(format="elmo 3"), "its format is 'elmo 3', not 'elmo 2'"),
         (about(format="elmo 1"), r"earlier version of regard \('elmo 1'; .* 'elmo 2'\)\. Train .* again"),
         (options(code="evil.py"), "options are .*code"),

@@ -1,4 +1,4 @@
-"""Pretrained encoders: the numbers of transformers, and an error for every file that is not right."""
+"""Pretrained encoders agree with transformers, and reject invalid files."""
 
 import json
 import os
@@ -52,7 +52,7 @@ WIDTH, LAYERS, HEADS, HIDDEN, POSITIONS = 14, 3, 2, 23, 41
 
 
 def word_pieces(folder: Path) -> None:
-    """BERT's tokenizer.json, padding and truncation included."""
+    """BERT's tokenizer.json, with padding and truncation."""
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
     tokenizer = tokenizers.BertWordPieceTokenizer(str(folder / "vocab.txt"))
     tokenizer.enable_truncation(7)
@@ -62,7 +62,7 @@ def word_pieces(folder: Path) -> None:
 
 
 def byte_pieces(folder: Path) -> int:
-    """RoBERTa's vocab.json and merges.txt; how many tokens there are."""
+    """Write RoBERTa's vocab.json and merges.txt; return the vocabulary size."""
     tokenizer = tokenizers.ByteLevelBPETokenizer()
     marks = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     tokenizer.train_from_iterator(SENTENCES * 3, vocab_size=300, min_frequency=2, special_tokens=marks)
@@ -71,7 +71,7 @@ def byte_pieces(folder: Path) -> int:
 
 
 def theirs(kind: str, folder: Path, **changes: Any) -> Any:
-    """A small model of transformers with random weights, saved."""
+    """Save a small transformers model with random weights."""
     transformers = pytest.importorskip("transformers")
     if kind == "roberta":
         vocabulary = byte_pieces(folder)
@@ -106,7 +106,7 @@ def theirs(kind: str, folder: Path, **changes: Any) -> Any:
 
 
 def named(kind: str = "bert", prefix: str = "") -> dict[str, torch.Tensor]:
-    """The tensors of a small BERT, by the names that Hugging Face gives them."""
+    """The tensors of a small BERT, with Hugging Face's names."""
     generator = torch.Generator().manual_seed(3)
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (len(VOCABULARY), WIDTH),
@@ -153,13 +153,13 @@ def configure(folder: Path, **changes: Any) -> None:
 
 
 def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
-    """Put tensors into model.safetensors, or take them out."""
+    """Add tensors to model.safetensors, or remove them."""
     tensors: dict[str, torch.Tensor | None] = {**load_file(folder / "model.safetensors"), **changes}
     save_file({name: x for name, x in tensors.items() if x is not None}, folder / "model.safetensors")
 
 
 def agree(encoder: PretrainedEncoder, model: Any, sentences: list[str] = SENTENCES) -> None:
-    """Hidden states and attentions of every layer, sentence by sentence and all packed together."""
+    """Compare hidden states and attentions of every layer, for single sentences and packed."""
     pieces = encoder.tokenizer.tokens(sentences)
     packed = Packed.of(pieces)
     with torch.no_grad():
@@ -213,7 +213,7 @@ def test_padded_equals_packed(folder):
     ("kind", "head"), [("bert", "cls"), ("roberta", "lm_head"), ("distilbert", "qa_outputs")]
 )
 def test_encoder_inside_a_larger_model(kind, head, tmp_path):
-    """Behind a prefix, with heads beside it."""
+    """With a prefix and task heads."""
     model = theirs(kind, tmp_path)
     inside = {f"{kind}.{name}": x for name, x in load_file(tmp_path / "model.safetensors").items()}
     save_file({**inside, f"{head}.weight": torch.ones(3, 5)}, tmp_path / "model.safetensors")
@@ -283,7 +283,7 @@ def test_word_vectors_are_means_of_subwords(folder):
 
 
 def test_sentence_does_not_depend_on_the_batch(folder, monkeypatch):
-    """Sentences are packed in batches, and each has its own vectors whatever the batches."""
+    """Vectors do not depend on how sentences are batched."""
     encoder = load_encoder(folder)
     at_once = encoder.embed(SENTENCES[:3] * 3)
     monkeypatch.setattr("regard.models.encoders.pretrained.TOKENS_AT_ONCE", 11)
@@ -353,7 +353,7 @@ def test_gradients_reach_every_parameter(folder):
 
 
 def test_files_may_be_deleted_after_loading(folder):
-    """The parameters are in memory of their own."""
+    """The parameters are not mapped from the file."""
     encoder = load_encoder(folder)
     wanted = encoder(torch.tensor([[2, 5, 3]]))
     size = (folder / "model.safetensors").stat().st_size
@@ -386,7 +386,10 @@ def test_compiles_in_one_graph(folder):
 def test_too_long_sentence_is_rejected(folder):
     encoder = load_encoder(folder)
     encoder.embed("bark " * (POSITIONS - 2))
-    with pytest.raises(ArgumentError, match=f"Sentence 1 is too long: {POSITIONS + 1} tokens; .* at most {POSITIONS}\\. Split it"):
+    with pytest.raises(
+        ArgumentError,
+        match=f"Sentence 1 is too long: {POSITIONS + 1} tokens; .* at most {POSITIONS}\\. Split it",
+    ):
         encoder.embed(["bark", "bark " * (POSITIONS - 1)])
     with pytest.raises(ArgumentError, match=f"too long: {POSITIONS + 2} tokens"):
         encoder(torch.zeros(1, POSITIONS + 2, dtype=torch.long))
@@ -436,7 +439,7 @@ def test_invalid_paths(folder, monkeypatch):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_dir", refuse)
-    with pytest.raises(ArgumentError, match=": Permission denied. Pass a folder"):
+    with pytest.raises(ArgumentError, match=r": Permission denied\. Pass a folder"):
         load_encoder(folder)
 
 
@@ -678,9 +681,7 @@ def test_symlinks_are_followed(folder, tmp_path_factory):
 
 def test_missing_tokenizer(folder):
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(
-        ArgumentError, match=r"has no tokenizer; add tokenizer\.json, or vocab\.txt"
-    ):
+    with pytest.raises(ArgumentError, match=r"has no tokenizer; add tokenizer\.json, or vocab\.txt"):
         load_encoder(folder)
 
 
@@ -697,9 +698,7 @@ def test_tokenizer_that_would_panic(folder):
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3}, "merges": ["a b"]}
     model |= {"continuing_subword_prefix": "abcdef"}
     (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
-    with pytest.raises(
-        ArgumentError, match=r"is not supported: its merge 'b' is short"
-    ):
+    with pytest.raises(ArgumentError, match=r"is not supported: its merge 'b' is short"):
         load_encoder(folder)
 
 

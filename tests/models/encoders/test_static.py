@@ -1,4 +1,4 @@
-"""Static vectors: the same word has the same vector everywhere; files of them, good and bad."""
+"""Static vectors: training, lookup and files."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -116,7 +116,7 @@ def test_vectors_factorize_ppmi():
     pairs, counts = static._cooccurrences(corpus(), vocabulary, 2)
     size = len(vocabulary) - 1
     table = torch.zeros(size, size, dtype=torch.double)
-    for sentence in corpus():  # one pair after the other
+    for sentence in corpus():  # count pairs one by one
         numbers = [n - 1 for n in vocabulary.ids(sentence.split())]
         for i, first in enumerate(numbers):
             for j, second in enumerate(numbers):
@@ -169,7 +169,7 @@ def test_saved_vectors_are_exact(encoder, tmp_path):
     for word in ("a 1", "a nan", " a", "a\nb", "a\0", "\ud800"):
         with pytest.raises(ArgumentError, match="cannot be stored"):
             StaticEncoder([word], torch.ones(1, 3)).save(path)
-    assert StaticEncoder.load(path).vocabulary == encoder.vocabulary  # what was there still is
+    assert StaticEncoder.load(path).vocabulary == encoder.vocabulary  # the old file is still there
 
 
 @given(st.lists(st.text("a1 .-\t\r\u3000´é", min_size=1, max_size=5), min_size=1, max_size=3, unique=True))
@@ -184,7 +184,7 @@ def test_saved_files_can_be_loaded(tmp_path_factory, words):
 
 @pytest.mark.usefixtures("one_thread")
 def test_standalone_accents_are_saved(tmp_path):
-    """Their compatible form has a blank inside."""
+    """Their NFKC form contains a space."""
     encoder = StaticEncoder.learn(["he said ´ here", "‾ and ¨ ﷺ"] * 3, width=3)
     again = StaticEncoder.load(encoder.save(tmp_path / "vectors.txt"))
     assert again.vocabulary == encoder.vocabulary

@@ -1,4 +1,4 @@
-"""Tokenizers of others: what would fill the memory is refused before it is made, and real ones are taken."""
+"""Untrusted tokenizers: those that would exhaust memory are rejected, real ones are accepted."""
 
 import base64
 import json
@@ -19,13 +19,13 @@ from regard.translation.tokens import TokenVectors
 
 
 class _Layout:
-    """As far as a tokenizer cares."""
+    """The parts of a layout that tokenizers use."""
 
     vocabulary = 1000
 
 
 def normalizing(*steps: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A tokenizer with these normalizers."""
+    """A tokenizer with the given parts."""
     model = {"type": "WordLevel", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]"}
     return {
         "version": "1.0",
@@ -102,7 +102,7 @@ def test_exploding_tokenizers_are_rejected(name, tmp_path):
 
 
 def test_rejected_tokenizers_would_explode():
-    """The first of them, in a process with little memory: Rust ends it."""
+    """Without the check, Rust aborts a process with little memory."""
     code = (
         "import resource, sys; from tokenizers import Tokenizer\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31))\n"
@@ -118,18 +118,18 @@ def test_rejected_tokenizers_would_explode():
 
 
 def test_duplicate_keys_are_read_as_checked(tmp_path):
-    """Python takes the last of two; whatever Rust takes, it is given one."""
+    """Python reads the last of two equal keys; Rust gets only that one."""
     harmless, harmful = (json.dumps(replacing("a", text)) for text in ("b", LONG))
     text = json.dumps(normalizing())
     inner = '"normalizer": {"type": "Sequence", "normalizers": [%s]}'
     twice = f"{inner % ', '.join([harmful] * 4)}, {inner % harmless}"
     assert inner % "" in text
     (tmp_path / "tokenizer.json").write_text(text.replace(inner % "", twice))
-    assert read_tokenizer(tmp_path, _Layout).tokens(["a"]) == [[1]]  # a has become b, which is unknown
+    assert read_tokenizer(tmp_path, _Layout).ids(["a"]) == [[1]]  # a was normalized to b, which is unknown
 
 
 def charsmap() -> str:
-    """SentencePiece's own table for NFKC."""
+    """SentencePiece's NFKC table."""
     pb = pytest.importorskip("sentencepiece.sentencepiece_model_pb2")
     model = pb.ModelProto()
     model.ParseFromString(TokenVectors.learn(["ein Hund bellt"] * 10, kind="bpe", size=40).content)
@@ -137,7 +137,7 @@ def charsmap() -> str:
 
 
 def real() -> dict[str, Tokenizer]:
-    """Tokenizers as those of usual models are made."""
+    """Tokenizers of common models."""
     vocabulary = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "<s>": 3, "</s>": 4, "▁": 5, "a": 6, "##a": 7, "▁a": 8}
     marks = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
@@ -205,7 +205,7 @@ def test_minilm_tokenizer_is_accepted():
 
 
 def test_panic_becomes_an_argument_error():
-    """What Rust raises is no Exception."""
+    """Rust panics are not Exceptions."""
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
     text = json.dumps(normalizing(model=model | {"continuing_subword_prefix": "abcdef"}, added_tokens=[]))
     with pytest.raises(ArgumentError, match="it fails: PanicException") as raised, _guard("it fails"):

@@ -1,4 +1,4 @@
-"""keep_memory and return_memory, in processes of their own, as they cannot be undone."""
+"""keep_memory and return_memory, each in a separate process: they cannot be undone."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ def faults(keep: bool) -> list[int]:
 @pytest.mark.skipif(not allocation._glibc(), reason="only glibc is told")
 def test_freed_pages_are_reused() -> None:
     assert max(faults(keep=True)) < 100
-    # What the call is there to change; where pages are huge they are few, hence the low bound.
+    # Huge pages are few, hence the low bound.
     assert max(faults(keep=False)) > 100
 
 
@@ -56,7 +56,7 @@ del_ = numpy.ones(2**22 - 2**12)  # just below 32 MB: from here on glibc keeps s
 del del_
 before = held()
 arrays = [numpy.ones(2**20) for _ in range(20)]  # 8 MB each
-arrays = arrays[-1:]  # which holds the top of the heap
+arrays = arrays[-1:]  # at the top of the heap
 print(held() - before)
 """
 
@@ -70,12 +70,12 @@ def test_freed_blocks_below_live_ones_are_released() -> None:
         done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
         found[returned] = int(done.stdout)
     assert found[True] < 20  # the 8 MB of one array
-    assert found[False] > 100  # what the call is there to change
+    assert found[False] > 100  # gaps in the heap
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
-    """What the C library is told from here on, in place of telling it."""
+    """Record the options instead of passing them to the C library."""
     options: list[dict[int, int]] = []
     monkeypatch.setattr(allocation, "_set", lambda given: bool(options.append(given)) or True)
     return options
@@ -91,7 +91,13 @@ def test_training_from_python_leaves_the_allocator_unchanged(
 def test_training_from_the_command_line_keeps_memory(tmp_path: Path, told: list[dict[int, int]]) -> None:
     pytest.importorskip("typer")
     (tmp_path / "a.tsv").write_text("".join(f"a b {n}\tc {n} d\n" for n in range(60)))
-    settings = ["tokens.kind=words", "model.width=16", "model.heads=2", "training.updates=1", "corpus.dev_size=4"]
+    settings = [
+        "tokens.kind=words",
+        "model.width=16",
+        "model.heads=2",
+        "training.updates=1",
+        "corpus.dev_size=4",
+    ]
     options = [option for setting in settings for option in ("--set", setting)]
     run("train", tmp_path / "a.tsv", "--output", tmp_path / "model", "--preset", "tiny", *options)
     assert len(told) == 1

@@ -1,4 +1,4 @@
-"""Heads beside each other equal one head after the other by hand, at once and step by step."""
+"""Multi-head attention compared with a loop over heads, in one call and step by step."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
-from regard.models import Attends, KVCache, KeyValues, MultiHeadAttention, RotaryPositions, SelfAttention
+from regard.models import Attends, KeyValues, KVCache, MultiHeadAttention, RotaryPositions, SelfAttention
 from tests import naive
 from tests.models.exact import close, filled, normal
 
@@ -26,7 +26,7 @@ def layer_of(**options: Any) -> MultiHeadAttention:
 
 
 def projections(layer: MultiHeadAttention) -> list[tuple[Tensor, Tensor | float]]:
-    """The matrix and bias of queries, keys and values, read from the state dict."""
+    """Weight and bias of queries, keys and values, from the state dict."""
     state = layer.state_dict()
     sizes = [layer.heads * layer.head_width, layer.key_heads * layer.head_width]
     sizes.append(layer.key_heads * layer.head_value_width)
@@ -48,7 +48,7 @@ def by_hand(
     mask: Any = None,
     bias: Any = None,
 ) -> Tensor:
-    """Head after head: project with this head's rows, attend pair by pair, and stand beside the others."""
+    """Reference: one head at a time, one query-key pair at a time."""
     parts = []
     for x, (matrix, shift), own in zip(
         (query, key, value), projections(layer), (layer.heads, layer.key_heads, layer.key_heads), strict=True
@@ -56,8 +56,8 @@ def by_hand(
         size = len(matrix) // own
         heads = []
         for head in range(layer.heads):
-            mine = head * own // layer.heads  # neighbours share a key head
-            rows = slice(mine * size, (mine + 1) * size)
+            key_head = head * own // layer.heads  # adjacent heads share a key head
+            rows = slice(key_head * size, (key_head + 1) * size)
             heads.append(x @ matrix[rows].T + (shift[rows] if isinstance(shift, Tensor) else 0.0))
         parts.append(torch.stack(heads, -3))
     output, _ = naive.attention(*parts, score=layer.score, normalize=layer.normalize, mask=mask, bias=bias)
@@ -151,7 +151,7 @@ def test_any_leading_axes(lead: tuple[int, ...]) -> None:
 
 
 def test_initialization() -> None:
-    """The fused matrix is drawn part by part: its bound is that of a projection of its own."""
+    """Each part of the fused matrix has the bound of a separate projection."""
     layer = MultiHeadAttention(64, 4, key_heads=1)
     for which, rows in enumerate((64, 16, 16)):
         matrix, bias = layer.projection(which)
@@ -165,7 +165,7 @@ def test_initialization() -> None:
 
 
 class Products(TorchDispatchMode):
-    """Counts the products with a matrix of parameters."""
+    """Counts the matrix products with parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -303,7 +303,7 @@ def test_empty_cache_crop_and_select() -> None:
 
 @torch.no_grad()
 def test_cache_grows_geometrically() -> None:
-    """Its tokens move when its room doubles, not at every step."""
+    """The buffer is reallocated when its capacity doubles, not at every step."""
     cache, places = KVCache(), set()
     for _ in range(200):
         projected = cache.extend(normal(2, 3, 1, 5), normal(2, 3, 1, 7))
@@ -418,7 +418,11 @@ def test_state_dict_is_complete(kind: str) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: MultiHeadAttention(10, 4), regard.ArgumentError, "width=10 and heads=4; width must be a multiple of heads"),
+        (
+            lambda: MultiHeadAttention(10, 4),
+            regard.ArgumentError,
+            "width=10 and heads=4; width must be a multiple of heads",
+        ),
         (lambda: MultiHeadAttention(12, 4, key_heads=3), regard.ArgumentError, "heads=4 and key_heads=3"),
         (lambda: MultiHeadAttention(12, 4, key_heads=8), regard.ArgumentError, "heads=4 and key_heads=8"),
         (lambda: MultiHeadAttention(12, 0), regard.ArgumentError, "heads=0"),

@@ -1,4 +1,4 @@
-"""Blocks by hand: residuals, norms before and after, feed-forwards, and who sees whom."""
+"""Blocks compared with their formulas and with torch."""
 
 import math
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.models import KVCache, DecoderBlock, EncoderBlock, FeedForward, Residual, Stack, TransformerConfig
+from regard.models import DecoderBlock, EncoderBlock, FeedForward, KVCache, Residual, Stack, TransformerConfig
 from tests.models.exact import close, filled, normal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -137,10 +137,10 @@ def test_causal_stack_cannot_see_the_future(kind: Any, cross: bool) -> None:
     before = stack(x, source, mask=regard.Causal())
     for t in range(7):
         changed = x.clone()
-        changed[:, t] += normal(12)  # a norm would not see a constant
+        changed[:, t] += normal(12)  # a norm would remove a constant
         after = stack(changed, source, mask=regard.Causal())
         assert torch.equal(after[:, :t], before[:, :t])
-        assert (after[:, t:] != before[:, t:]).any(-1).all()  # and all that follows does see it
+        assert (after[:, t:] != before[:, t:]).any(-1).all()  # every later position changes
 
 
 def test_masked_source_is_irrelevant() -> None:

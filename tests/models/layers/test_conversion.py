@@ -1,4 +1,4 @@
-"""torch's multi-head attention and regard's give the same numbers, in both directions."""
+"""Conversion to and from torch's multi-head attention preserves the outputs."""
 
 from functools import partial
 from typing import Any
@@ -86,7 +86,7 @@ def test_to_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "zero"])
 def test_masks_are_equivalent(name: str) -> None:
-    """In torch True means: may not look."""
+    """In torch, True means masked."""
     module = theirs(name).eval()
     layer, given = MultiHeadAttention.from_torch(module), inputs(module)
     lengths = torch.tensor([5, 2])
@@ -108,7 +108,7 @@ def test_weights_agree(name: str) -> None:
     with regard.watch(layer) as seen:
         layer(*given)
     weights = module(*given, average_attn_weights=False)[1]
-    close(seen[0].dense(), weights[..., :5])  # torch shows its zero key, the last one
+    close(seen[0].dense(), weights[..., :5])  # torch's last key is the zero key
 
 
 @pytest.mark.parametrize("name", ["plain", "other widths"])

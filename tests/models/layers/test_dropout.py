@@ -1,4 +1,4 @@
-"""Dropout between the parts of a block: the formula, its gradients, and torch's own where kernels fail."""
+"""Fused dropout: the formula, its gradients, and the fallback to torch."""
 
 import pytest
 import torch
@@ -8,13 +8,13 @@ from regard.mechanism import fused
 from regard.mechanism.dropout import _mix
 from regard.models.layers.dropout import Dropout
 
-SHAPE = (7, 10_007)  # longer than a piece of work, and no multiple of a vector
+SHAPE = (7, 10_007)  # more than one work item, not a multiple of the vector width
 SHARE = 0.3
 kernels = pytest.mark.skipif(not fused.available(), reason="there are no kernels")
 
 
 def drawn(function: object, *given: Tensor) -> tuple[Tensor, Tensor]:
-    """A result, and what its numbers were multiplied by, from the formula."""
+    """The expected result and its scale factors."""
     torch.manual_seed(3)
     result = function(*given)  # type: ignore[operator]
     torch.manual_seed(3)

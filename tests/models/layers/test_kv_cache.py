@@ -35,9 +35,7 @@ def test_rows_keep_their_source(sources: int, selections: list[list[int]]) -> No
 
 
 @given(sources=st.integers(1, 5), selections=SELECTIONS, queries=st.integers(1, 3))
-def test_shared_source_equals_copies(
-    sources: int, selections: list[list[int]], queries: int
-) -> None:
+def test_shared_source_equals_copies(sources: int, selections: list[list[int]], queries: int) -> None:
     layer = filled(MultiHeadAttention(12, 4, key_heads=2, head_width=(3, 5)))
     lengths = torch.arange(sources) % 3 + 1
     whole = layer.project_source(normal(sources, 3, 12))

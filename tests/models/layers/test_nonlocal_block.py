@@ -114,9 +114,9 @@ def test_gradients_reach_every_parameter(kind: Kind, norm: bool) -> None:
     block(torch.randn(2, CHANNELS, 3, 5, dtype=torch.float64) / 2).pow(3).sum().backward()
     unseen = set()
     if kind == "embedded":
-        unseen.add("key_map.bias")  # moves all scores of a row, which softmax does not see
+        unseen.add("key_map.bias")  # shifts all scores of a row, which does not change softmax
     if norm and kind in ("gaussian", "embedded"):
-        unseen.add("value_map.bias")  # moves all outputs alike, which the norm does not see
+        unseen.add("value_map.bias")  # shifts all outputs, which does not change the norm
     for name, parameter in block.named_parameters():
         assert parameter.grad is not None, name
         assert (parameter.grad.abs().max() > 1e-9) == (name not in unseen), name
@@ -124,7 +124,7 @@ def test_gradients_reach_every_parameter(kind: Kind, norm: bool) -> None:
 
 @given(st.permutations(range(15)), st.sampled_from(KINDS))
 def test_position_order_is_irrelevant(order: list[int], kind: Kind) -> None:
-    """Permuted places give permuted outputs: the block knows no neighbours."""
+    """Permuted positions give permuted outputs."""
     block = awake(CHANNELS, kind)
     x = torch.randn(2, CHANNELS, 15)
     torch.testing.assert_close(block(x[..., order]), block(x)[..., order], atol=1e-3, rtol=1e-3)
@@ -191,7 +191,7 @@ def test_watched_weights_reproduce_the_output(kind: Kind) -> None:
 
 
 def test_large_grid_needs_linear_memory() -> None:
-    """128 × 128 places: their weights would take a gigabyte, and one row is a picture."""
+    """128 × 128 positions: dense weights would take a gigabyte."""
     block, x = awake(2), torch.randn(1, 2, 128, 128)
     with torch.no_grad(), regard.watch(block) as seen:
         block(x)
@@ -230,7 +230,7 @@ def test_any_normalizer() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_state_gives_the_same_output(kind: Kind, tmp_path: Path) -> None:
     block, x = awake(CHANNELS, kind), torch.randn(2, CHANNELS, 3, 5)
-    block(x)  # moves the running mean
+    block(x)  # updates the running mean
     save_file(block.state_dict(), tmp_path / "block.safetensors")
     other = NonLocal(CHANNELS, kind)
     other.load_state_dict(load_file(tmp_path / "block.safetensors"))
@@ -272,7 +272,7 @@ def test_one_channel() -> None:
 
 
 class Pixels(nn.Module):
-    """Say at each marked pixel whether the other marked pixel has its colour."""
+    """Predict at each marked pixel whether the other one has the same colour."""
 
     def __init__(self, middle: nn.Module) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ def pixels() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def accuracy(middle: nn.Module) -> float:
-    """How often a model is right after training, on what it was trained on."""
+    """Training accuracy."""
     x, equal, marked = pixels()
     model = Pixels(middle)
     optimizer = torch.optim.Adam(model.parameters(), 0.02)
@@ -312,16 +312,14 @@ def accuracy(middle: nn.Module) -> float:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", KINDS)
 def test_distant_pixels_are_compared(kind: Kind) -> None:
-    torch.manual_seed(
-        2
-    )  # with some seeds the one relu of "concat" starts below zero everywhere, and stays there
+    torch.manual_seed(2)  # with some seeds the relu of "concat" starts negative everywhere and never recovers
     assert accuracy(NonLocal(16, kind)) == 1
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_convolution_does_not_compare_distant_pixels() -> None:
     torch.manual_seed(0)
-    assert accuracy(nn.Conv2d(16, 16, 3, padding=1)) < 0.8  # it sees its own colour, and perhaps a border
+    assert accuracy(nn.Conv2d(16, 16, 3, padding=1)) < 0.8  # it sees only its own colour and perhaps a border
 
 
 def test_invalid_input_is_rejected() -> None:

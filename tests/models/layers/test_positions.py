@@ -1,4 +1,4 @@
-"""Where a token stands: laws of each way to say it."""
+"""Properties of the position encodings."""
 
 import math
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ KINDS = [kind for kind in get_args(Positions) if kind != "none"]
 
 @pytest.fixture
 def wide() -> Iterator[None]:
-    """float64 unless said otherwise."""
+    """float64 by default."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -47,7 +47,7 @@ def stack(kind: Any, **options: Any) -> Stack:
 
 
 def shuffled(encoder: Stack, **options: Any) -> tuple[Tensor, Tensor]:
-    """The output of shuffled tokens, and the shuffled output of tokens."""
+    """The output of permuted tokens, and the permuted output."""
     x, order = normal(2, 7, 12), torch.tensor([3, 0, 6, 2, 5, 1, 4])
     return encoder(x[:, order], **options), encoder(x, **options)[:, order]
 
@@ -66,7 +66,7 @@ def test_with_positions_it_is_not_equivariant(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_permuting_tokens_with_their_positions_is_equivariant(kind: str) -> None:
-    """What enters is the position said, not the place in the tensor; biases alone go by the place."""
+    """Positions are taken from the argument, not from the index; only biases use the index."""
     encoder, x, order = stack(kind), normal(2, 7, 12), torch.tensor([3, 0, 6, 2, 5, 1, 4])
     found = encoder(x[:, order], positions=torch.arange(7)[order])
     if kind in ("alibi", "t5"):
@@ -82,12 +82,14 @@ def test_only_learned_positions_are_limited(kind: str, causal: bool) -> None:
     mask = regard.Causal() if causal else None
     model(x[:, :11], mask=mask).sum().backward()
     if kind == "learned":
-        with pytest.raises(regard.ArgumentError, match="Position 59 is out of range: LearnedPositions has 11. Shorten"):
+        with pytest.raises(
+            regard.ArgumentError, match=r"Position 59 is out of range: LearnedPositions has 11\. Shorten"
+        ):
             model(x, mask=mask)
     else:
         found = model(x, mask=mask)
         assert bool(torch.isfinite(found).all())
-        if causal:  # what lies beyond changes nothing before
+        if causal:  # later tokens do not affect earlier ones
             close(found[:, :11], model(x[:, :11], mask=mask))
 
 
@@ -107,7 +109,7 @@ def test_sinusoidal_formula(width: int) -> None:
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
 def test_shift_is_a_linear_map(position: int, further: int) -> None:
-    """PE(p + k) = M PE(p), and M knows k alone: each pair of features turns by k times its frequency."""
+    """PE(p + k) = M PE(p), where M depends on k only: each feature pair rotates by k times its frequency."""
     here, there = SinusoidalPositions(8)(torch.tensor([position, position + further])).double()
     frequencies = 10_000 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
     matrix = torch.block_diag(
@@ -121,7 +123,7 @@ def test_shift_is_a_linear_map(position: int, further: int) -> None:
 
 @pytest.mark.parametrize("kind", [SinusoidalPositions, RotaryPositions])
 def test_distant_positions_differ(kind: Any, wide: None) -> None:
-    """float32 angles could not tell some positions of millions apart."""
+    """float32 angles would be equal for some positions above a million."""
     found = kind(8)(torch.tensor([10**7, 10**7 + 1]))
     found = torch.cat(found, -1) if isinstance(found, tuple) else found
     assert (found[0] - found[1]).abs().max() > 0.5
@@ -211,7 +213,7 @@ def test_rotary_positions_per_sequence() -> None:
 
 
 def test_t5_direction() -> None:
-    """A decoder sees the left alone, so all of its buckets serve it."""
+    """A decoder uses all buckets for the left side."""
     buckets = {}
     for causal in (False, True):
         positions = stack("t5", causal=causal).positions
