@@ -25,7 +25,7 @@ from benchmarks.data import DATA
 from benchmarks.workers import ask, dismiss
 from regard.models import Packed, Transformer, TransformerConfig, keep_memory
 from regard.translation.decoding.search import Beam, search
-from regard.translation.tokens import END, MARKS, PADDING
+from regard.translation.tokens import END, SPECIAL_TOKENS, PADDING
 
 SIZE, BATCH = 5, 64
 SENTENCES = DATA / "multi30k" / "test_2016_flickr.de"
@@ -44,14 +44,14 @@ ONCE = ("JoeyNMT",)  # one round takes minutes
 LEAN = "regard, lean"
 
 
-class Rotation(NamedTuple):
+class Timing(NamedTuple):
     """One batch: the time it took, and the translations."""
 
     seconds: float
     found: list[list[int]]
 
 
-Rounds = list[list[Rotation]]
+Rounds = list[list[Timing]]
 
 
 def main(quick: bool = False, folder: str | None = None) -> list[dict[str, object]]:
@@ -142,7 +142,7 @@ def compete(
         order, shuffle = list(entries), random.Random(0).shuffle
         found: dict[str, Rounds] = {name: [] for name in entries}
         for done in range(-1, rounds):  # the first round warms up, on a few batches
-            turns: dict[str, list[Rotation]] = {name: [] for name in entries if done <= 0 or name not in ONCE}
+            turns: dict[str, list[Timing]] = {name: [] for name in entries if done <= 0 or name not in ONCE}
             for batch in batches if done >= 0 else batches[:: max(len(batches) // 3, 1)]:
                 shuffle(order)
                 for name in (one for one in order if one in turns):
@@ -167,7 +167,7 @@ def work(pipe: Connection, name: str, model: Any, words: list[int]) -> None:
                 batch = pipe.recv()
                 begun = time.perf_counter()
                 found = translate(batch)
-                pipe.send(Rotation(time.perf_counter() - begun, found))
+                pipe.send(Timing(time.perf_counter() - begun, found))
     except EOFError:
         return
     except Exception as error:
@@ -214,7 +214,7 @@ def hugging_faces(model: Any, words: list[int], folder: Path) -> Translate:
             max_length=None,
             max_new_tokens=_most(batch),
         )
-        return [[token for token in row if token >= MARKS - 1] for row in found.tolist()]
+        return [[token for token in row if token >= SPECIAL_TOKENS - 1] for row in found.tolist()]
 
     return translate
 
