@@ -1,6 +1,7 @@
 """Argument checks. Each error names the argument, its value and the allowed values."""
 
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -44,6 +45,18 @@ def check_int(name: str, value: Any, *, min: int = 0, why: str = "") -> None:
         raise DTypeError(f"{name}={_shown(value)}; it must be an integer, at least {min}.")
     if value < min:
         raise ArgumentError(f"{name}={value}; it must be at least {min}{why}.")
+
+
+def check_bool(name: str, value: Any) -> None:
+    """Raise unless `value` is a bool."""
+    if not isinstance(value, bool):
+        raise DTypeError(f"{name}={value!r}; it must be True or False.")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ArgumentError(f"{name}={value!r}; choose one of {', '.join(choices)}.")
 
 
 def check_type(name: str, value: Any, kind: type, cure: str) -> None:

@@ -13,8 +13,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from regard._util.checks import check_int, check_number, check_type
-from regard.errors import ArgumentError, DTypeError, ShapeError
+from regard._util.checks import check_bool, check_choice, check_int, check_number, check_type
+from regard.errors import ArgumentError, ShapeError
 from regard.mechanism.masks import Padding
 from regard.mechanism.scores import Additive, Dot, General, Score
 from regard.mechanism.torch_state import concrete
@@ -67,16 +67,10 @@ class RecurrentConfig:
         check_int("RecurrentConfig got width", self.width, min=1)
         check_int("RecurrentConfig got layers", self.layers, min=1)
         check_number("RecurrentConfig got dropout", self.dropout, min=0, below=1)
-        for name, kinds in (("cell", get_args(Cell)), ("attention", get_args(AttentionKind))):
-            if getattr(self, name) not in kinds:
-                raise ArgumentError(
-                    f"RecurrentConfig got {name}={getattr(self, name)!r}; choose one of {', '.join(kinds)}."
-                )
+        check_choice("RecurrentConfig got cell", self.cell, get_args(Cell))
+        check_choice("RecurrentConfig got attention", self.attention, get_args(AttentionKind))
         for name in ("bidirectional", "reverse", "input_feeding"):
-            if not isinstance(getattr(self, name), bool):
-                raise DTypeError(
-                    f"RecurrentConfig got {name}={getattr(self, name)!r}; it must be True or False."
-                )
+            check_bool(f"RecurrentConfig got {name}", getattr(self, name))
         if self.bidirectional and self.width % 2:
             raise ArgumentError(
                 f"RecurrentConfig got width={self.width} and bidirectional=True; each direction has half the "

@@ -204,7 +204,9 @@ class WordEncoder(nn.Module):
         for i, (text, words) in enumerate(zip(texts, splits, strict=True)):
             if not words:
                 raise ArgumentError(f"Sentence {i}, {shorten(text)!r}, has no words; remove it.")
-        return [_merge(*sentence) for sentence in zip(texts, splits, self.eval_token_vectors(texts), strict=True)]
+        return [
+            _merge(*sentence) for sentence in zip(texts, splits, self.eval_token_vectors(texts), strict=True)
+        ]
 
     def compare(
         self, first: str, second: str, *, word: WordQuery | tuple[WordQuery, WordQuery]

@@ -208,7 +208,7 @@ class MultiHeadAttention(Attends):
         if key is None:
             if value is not None:
                 raise ArgumentError(
-                    f"MultiHeadAttention got a value of shape {_shape(value)} and no key; pass both, or "
+                    f"MultiHeadAttention got a value of shape {tuple(value.shape)} and no key; pass both, or "
                     "neither for self-attention."
                 )
             queries, projected = self._project_self(query)
@@ -275,7 +275,9 @@ class MultiHeadAttention(Attends):
         if not isinstance(x, Tensor):
             raise DTypeError(f"MultiHeadAttention got a {name} of type {type(x).__name__}; pass a tensor.")
         if x.dim() < 2 or x.shape[-1] != width:
-            raise ShapeError(f"{name} has shape {_shape(x)}; this MultiHeadAttention needs (…, n, {width}).")
+            raise ShapeError(
+                f"{name} has shape {tuple(x.shape)}; this MultiHeadAttention needs (…, n, {width})."
+            )
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
@@ -326,7 +328,3 @@ def _pair(name: str, value: int | tuple[int, int] | None, default: int) -> tuple
     check_int(f"MultiHeadAttention got {name}", first, min=1)
     check_int(f"MultiHeadAttention got {name}", second, min=1)
     return first, second
-
-
-def _shape(x: Tensor) -> str:
-    return str(tuple(x.shape))

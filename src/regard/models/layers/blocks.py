@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard._util.checks import check_int, check_number
+from regard._util.checks import check_bool, check_choice, check_int, check_number
 from regard.errors import ArgumentError, DTypeError
 from regard.mechanism.biases import ALiBi, T5Bias
 from regard.mechanism.call.arguments import Bias
@@ -67,10 +67,7 @@ class TransformerConfig:
         for name in ("width", "layers", "heads", "max_positions"):
             check_int(f"TransformerConfig got {name}", getattr(self, name), min=1)
         for name in ("norm_first", "linear_bias"):
-            if not isinstance(getattr(self, name), bool):
-                raise DTypeError(
-                    f"TransformerConfig got {name}={getattr(self, name)!r}; it must be True or False."
-                )
+            check_bool(f"TransformerConfig got {name}", getattr(self, name))
         check_int("TransformerConfig got ffn_dim", self.resolved_ffn_dim, min=1)
         if self.key_heads is not None:
             check_int("TransformerConfig got key_heads", self.key_heads, min=1)
@@ -82,11 +79,7 @@ class TransformerConfig:
         check_number("TransformerConfig got dropout", self.dropout, min=0, below=1)
         check_number("TransformerConfig got eps", self.eps, above=0)
         for name, choices in (("activation", Activation), ("norm", Norm), ("positions", Positions)):
-            if getattr(self, name) not in get_args(choices):
-                raise ArgumentError(
-                    f"TransformerConfig got {name}={getattr(self, name)!r}; choose one of "
-                    f"{', '.join(get_args(choices))}."
-                )
+            check_choice(f"TransformerConfig got {name}", getattr(self, name), get_args(choices))
         if self.width % self.heads:
             raise ArgumentError(
                 f"TransformerConfig got width={self.width} and heads={self.heads}; width must be a multiple "
@@ -165,10 +158,7 @@ class FeedForward(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if activation not in get_args(Activation):
-            raise ArgumentError(
-                f"FeedForward got activation={activation!r}; choose one of {', '.join(get_args(Activation))}."
-            )
+        check_choice("FeedForward got activation", activation, get_args(Activation))
         check_int("FeedForward got width", width, min=1)
         check_int("FeedForward got ffn_dim", ffn_dim, min=1)
         self.activation = activation

@@ -153,8 +153,8 @@ class KVCache:
     def _check(self, key: Tensor, value: Tensor) -> None:
         if key.shape[:-1] != value.shape[:-1]:
             raise ShapeError(
-                f"KVCache got keys of shape {_shape(key)} and values of shape {_shape(value)}; only the last "
-                "axis may differ."
+                f"KVCache got keys of shape {tuple(key.shape)} and values of shape {tuple(value.shape)}; "
+                "only the last axis may differ."
             )
         if self._buffer is None:
             return
@@ -162,8 +162,8 @@ class KVCache:
         for name, old, new in (("keys", cached.key, key), ("values", cached.value, value)):
             if old.shape[:-2] != new.shape[:-2] or old.shape[-1] != new.shape[-1]:
                 raise ShapeError(
-                    f"KVCache holds {name} of shape {_shape(old)} and got {name} of shape {_shape(new)}; "
-                    "use a new KVCache() for each layer and each batch."
+                    f"KVCache holds {name} of shape {tuple(old.shape)} and got {name} of shape "
+                    f"{tuple(new.shape)}; use a new KVCache() for each layer and each batch."
                 )
             if old.dtype != new.dtype:
                 raise DTypeError(
@@ -211,7 +211,3 @@ class KVCache:
 
     def __repr__(self) -> str:
         return f"KVCache(<{self.length} tokens>)"
-
-
-def _shape(x: Tensor) -> str:
-    return str(tuple(x.shape))

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from regard._util.checks import check_int
+from regard._util.checks import check_choice, check_int
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.normalizers import Mean, Normalizer, Sink, Softmax
 from regard.mechanism.scores import Concat, Dot, Score
@@ -67,8 +67,7 @@ class NonLocal(Attends):
         check_int("NonLocal got inner", inner, min=1)
         for size in pool if isinstance(pool, tuple) else (1 if pool is None else pool,):
             check_int("NonLocal got pool", size, min=1)
-        if kind not in get_args(Kind):
-            raise ArgumentError(f"NonLocal got kind={kind!r}; choose one of {', '.join(get_args(Kind))}.")
+        check_choice("NonLocal got kind", kind, get_args(Kind))
         self.channels, self.kind, self.pool = channels, kind, pool
         self.score: Score = Concat(inner, inner) if kind == "concat" else Dot()
         if normalize is None:
