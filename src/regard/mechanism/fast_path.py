@@ -26,8 +26,9 @@ _MASKS = {type(None), Causal, Window, Documents, Padding}  # immutable and hasha
 _CACHE: dict[Hashable, tuple[FastCall, list[int]]] = {}  # encoded calls, except for the addresses
 _CACHE_SIZE = 256  # calls
 _MAX_CACHED_ROWS = 4096  # masked calls with more queries are not cached: their intervals are too large
-_QUERY, _KEY, _VALUE, _OUTPUT, _GRAD = (SLOTS[name] for name in ("query", "key", "value", "output", "grad"))
-_D_QUERY, _D_KEY, _D_VALUE = (SLOTS[name] for name in ("d_query", "d_key", "d_value"))
+_QUERY, _KEY, _VALUE, _OUTPUT, _GRAD, _D_QUERY, _D_KEY, _D_VALUE = (
+    SLOTS.get(name, 0) for name in ("query", "key", "value", "output", "grad", "d_query", "d_key", "d_value")
+)
 
 
 def attention(

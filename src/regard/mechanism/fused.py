@@ -8,7 +8,6 @@ import importlib
 import math
 import os
 from collections.abc import Iterator, Sequence
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -29,59 +28,26 @@ from regard.mechanism.normalizers import (
 )
 from regard.mechanism.tiled import empty, heads_inside
 
-# As in kernels/abi.h and kernels/module.cpp.
-_FAMILIES = {"dot": 0, "tanh": 1, "relu": 2}
-NORMALIZERS: dict[type[Normalizer], int | dict[float, int]] = {  # Entmax by its alpha
-    Softmax: 0,
-    Softmax1: 0,
-    Sigmoid: 1,
-    Relu: 2,
-    Mean: 3,
-    Sparsemax: 4,
-    Entmax15: 5,
-    Entmax: {2.0: 4, 1.5: 5},
+# Names as in kernels/abi.h; Entmax has kernels for two alphas.
+NORMALIZERS: dict[type[Normalizer], str | dict[float, str]] = {
+    Softmax: "softmax",
+    Softmax1: "softmax",
+    Sigmoid: "sigmoid",
+    Relu: "relu",
+    Mean: "mean",
+    Sparsemax: "sparsemax",
+    Entmax15: "entmax15",
+    Entmax: {2.0: "sparsemax", 1.5: "entmax15"},
 }
-_TYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.int64: 4, torch.bool: 5}
-SLOTS = {
-    name: slot
-    for slot, name in enumerate(
-        [
-            "query",
-            "key",
-            "value",
-            "vector",
-            "sink",
-            "seed",
-            "row",
-            "head",
-            "tau",
-            "output",
-            "grad",
-            "result",
-            "result_indices",
-            "d_query",
-            "d_key",
-            "d_value",
-            "d_vector",
-            "d_sink",
-        ]
-    )
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int64": torch.int64,
+    "boolean": torch.bool,
 }
 _DROPOUT_KINDS = {"add": 0, "relu": 1, "relu_back": 2}
-_BIAS, _LINE, _START, _STOP, _ALLOWED, _D_BIAS, _D_LINE = range(
-    100, 800, 100
-)  # first slots of numbered tensors
 _MAX_TERMS, _MAX_AXES = 4, 11
-for _name, _first, _count in (
-    ("bias", _BIAS, 4),
-    ("line", _LINE, 2),
-    ("start", _START, _MAX_TERMS),
-    ("stop", _STOP, _MAX_TERMS),
-    ("allowed", _ALLOWED, _MAX_TERMS),
-    ("d_bias", _D_BIAS, 4),
-    ("d_line", _D_LINE, 2),
-):
-    SLOTS |= {f"{_name}{i}": _first + i for i in range(_count)}
 _HEADER = 16  # numbers before the first tensor, except for the lead
 Tensors = Sequence[tuple[int, Tensor]]  # pairs of slot and tensor
 FLOAT_TYPES = {torch.float32, torch.bfloat16, torch.float16}
@@ -89,7 +55,7 @@ _MAX_SEGMENTS = 8  # parallel parts of the backward pass, independent of the thr
 _MIN_SEGMENT_ROWS = 256
 
 
-def _load() -> tuple[ModuleType | None, str]:
+def _load() -> tuple[Any, str]:
     """Return the compiled kernels and a description; None and the reason if they are missing."""
     isa = os.environ.get("REGARD_ISA")
     try:
@@ -110,6 +76,9 @@ def _load() -> tuple[ModuleType | None, str]:
 
 
 _KERNELS, DESCRIPTION = _load()
+# Numbers of the tensors and dtypes of a call, from kernels/abi.h; empty without kernels.
+SLOTS: dict[str, int] = getattr(_KERNELS, "SLOTS", {})
+_TYPES = {_DTYPES[name]: i for name, i in getattr(_KERNELS, "TYPES", {}).items() if name in _DTYPES}
 
 
 def available() -> bool:
@@ -126,7 +95,7 @@ def unsupported_reason(normalize: Normalizer, dtype: torch.dtype, device: torch.
     """Why the kernels do not support such calls; None if they do."""
     if _KERNELS is None:
         return DESCRIPTION
-    if _kernel_number(normalize) is None:
+    if _kernel_name(normalize) is None:
         return f"{type(normalize).__name__} has no kernel"
     if dtype not in FLOAT_TYPES:
         return f"{str(dtype).removeprefix('torch.')} has no kernel"
@@ -140,7 +109,7 @@ def supports(problem: Problem) -> bool:
     query, tensors = problem["query"], problem.tensors
     return (
         _KERNELS is not None
-        and _kernel_number(problem.config.normalize) is not None
+        and _kernel_name(problem.config.normalize) is not None
         and query.dtype in FLOAT_TYPES
         and query.device.type == "cpu"
         and query.dim() <= _MAX_AXES
@@ -207,8 +176,8 @@ def topk(problem: Problem, tau: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
     """Return the k largest weights of each row and their keys, (…, g, r, q, k); None if not finite."""
     values = tau.new_empty(*problem.lead(), problem.queries, k)
     keys = torch.empty_like(values, dtype=torch.int64)
-    extra = {"tau": tau, "result": values, "result_indices": keys}
-    return (values, keys) if _call("top", _without_value(problem), extra, k=k) else None
+    extra = {"tau": tau, "result": values, "indices": keys}
+    return (values, keys) if _call("topk", _without_value(problem), extra, k=k) else None
 
 
 def product(problem: Problem, x: Tensor) -> Tensor | None:
@@ -256,7 +225,7 @@ def supports_dropout(*tensors: Tensor) -> bool:
 def dropout(kind: str, x: Tensor | None, y: Tensor, *, probability: float, seed: int) -> Tensor:
     """Layer dropout in one pass; kernels/dropout.h lists the kinds."""
     out, address = torch.empty_like(y), 0 if x is None else x.data_ptr()
-    _KERNELS.dropout(  # type: ignore[union-attr]
+    _KERNELS.dropout(
         _DROPOUT_KINDS[kind],
         address,
         y.data_ptr(),
@@ -284,7 +253,7 @@ def _grad_buffer(problem: Problem, name: str, lead: tuple[int, ...], segments: i
         return _GradBuffer(_empty_in_order((), (*lead, problem.queries, query.shape[-1]), query))
     if name == "sink":
         return _GradBuffer(query.new_empty(*lead, problem.queries, 1))
-    lanes = _KERNELS.lanes()  # type: ignore[union-attr]
+    lanes = _KERNELS.lanes()
     if name in ("key", "value", "vector"):
         tokens = 1 if name == "vector" else problem.keys
         width = -(-problem[name].shape[-1] // lanes) * lanes
@@ -355,12 +324,9 @@ def _call(kernel: str, problem: Problem, extra: dict[str, Any], segments: int = 
     if not queries or 0 in lead:
         return _zero_grads(extra)
     encoded: list[int] = []
-    biases = lines = 0
+    biases, lines = len(problem.all("bias")), len(problem.all("line"))
     for name, tensor in tensors.items():
-        slot = SLOTS[name]
-        biases += _BIAS <= slot < _LINE
-        lines += _LINE <= slot < _START
-        encoded += (slot, _type(name, tensor), 0, tensor.data_ptr(), *tensor.shape, *tensor.stride())
+        encoded += (SLOTS[name], _type(name, tensor), 0, tensor.data_ptr(), *tensor.shape, *tensor.stride())
     for name, item in extra.items():
         if type(item) is _GradBuffer:
             tensor, axis = item.tensor, int(item.segment_stride is not None)
@@ -371,7 +337,7 @@ def _call(kernel: str, problem: Problem, extra: dict[str, Any], segments: int = 
     normalizer, counts, sharpness, bias = encode_normalizer(normalize)
     sizes = (queries, problem.keys, width, 0 if value is None else value.shape[-1])
     position, limits = (config.queries, problem.first_key), (int(config.dropout * 2**32), segments, k)
-    kinds = (_FAMILIES[config.family], normalizer, counts)
+    kinds = (_KERNELS.SCORES[config.family], normalizer, counts)
     numbers = _header(lead, sizes, position, kinds, limits, (biases, lines, config.terms))
     factors = (config.scale, sharpness, config.softcap or 0.0, bias, 1 / (1 - config.dropout))
     return getattr(_KERNELS, kernel)(numbers + encoded, factors, torch.get_num_threads())
@@ -431,7 +397,7 @@ def encode(call: FastCall, per_query: Tensors, per_key: Tensors, tau: Tensor) ->
     """Encode a call as numbers: the header, then each tensor."""
     lead, sizes, start, stop = call.lead, call.sizes, call.start, call.stop
     masked = start is not None or stop is not None
-    kinds = (_FAMILIES["dot"], call.normalizer, call.counts)
+    kinds = (_KERNELS.SCORES["dot"], call.normalizer, call.counts)
     numbers = _header(lead, sizes, (sizes[0], 0), kinds, (0, 1, 0), (0, 0, masked))
     *batch, groups, per_group = lead
     for slot, tensor in per_query:
@@ -452,7 +418,7 @@ def encode(call: FastCall, per_query: Tensors, per_key: Tensors, tau: Tensor) ->
         )
         numbers += (*outer, head, 0, row, column)
     numbers += (SLOTS["tau"], _type("tau", tau), 0, tau.data_ptr(), *tau.shape, *tau.stride())
-    for slot, side in ((_START, start), (_STOP, stop)):
+    for slot, side in ((SLOTS["start0"], start), (SLOTS["stop0"], stop)):
         if side is not None:
             numbers += (slot, _type("the mask", side), 0, side.data_ptr(), *side.shape, *side.stride())
     return numbers
@@ -462,13 +428,12 @@ def encode_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
     """Return the kernel number, whether it counts the keys, the inverse temperature and the bias."""
     sharpness = 1 / normalize.temperature if type(normalize) is Softmax else 1.0
     bias = normalize.bias if type(normalize) is Sigmoid else 0.0
-    kernel = _kernel_number(normalize)
-    assert kernel is not None
-    return kernel, bias is None, sharpness, bias or 0.0
+    name = _kernel_name(normalize)
+    return _KERNELS.NORMALIZERS[name], bias is None, sharpness, bias or 0.0
 
 
-def _kernel_number(normalize: Normalizer) -> int | None:
-    """Return the kernel number of a normalizer; for Entmax, only α = 1.5 and 2 have one."""
+def _kernel_name(normalize: Normalizer) -> str | None:
+    """Return the kernel of a normalizer; None if there is none."""
     kernel = NORMALIZERS.get(type(normalize))
     if isinstance(kernel, dict):
         assert isinstance(normalize, Entmax)
@@ -480,7 +445,7 @@ def is_single_segment(call: FastCall) -> bool:
     """Whether the backward pass needs neither segments nor padding."""
     *units, per_group = call.lead
     queries, _, width, value_width = call.sizes
-    lanes = _KERNELS.lanes()  # type: ignore[union-attr]
+    lanes = _KERNELS.lanes()
     return width % lanes == value_width % lanes == 0 and _segments(math.prod(units), per_group * queries) == 1
 
 
