@@ -27,7 +27,7 @@ def attentions_of(output):
 
 @pytest.mark.parametrize("side", ["none", "right", "left"])
 @pytest.mark.parametrize("name", KINDS)
-def test_outputs_and_weights_equal_eagers(name, side):
+def test_outputs_and_weights_equal_eager_attention(name, side):
     model, given = hosts.make(name), hosts.batch(name, side)
     found = {}
     for implementation in ("eager", "regard"):
@@ -51,7 +51,7 @@ def test_outputs_and_weights_equal_eagers(name, side):
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", hosts.WRITERS)
-def test_generation_equals_eagers(name, cache):
+def test_generation_equals_eager_attention(name, cache):
     model, given = hosts.make(name), hosts.batch(name, "left")
     given.pop("decoder_input_ids", None)
     options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": cache, "pad_token_id": 0}
@@ -66,7 +66,7 @@ def test_generation_equals_eagers(name, cache):
     torch.testing.assert_close(written["regard"][1], written["eager"][1], atol=1e-4, rtol=1e-4)
 
 
-def test_weights_of_a_generation_stay_true_though_a_static_cache_is_overwritten():
+def test_weights_of_a_generation_survive_overwriting_a_static_cache():
     model, given = hosts.make("llama"), hosts.batch("llama", "left")
     kept = {}
     for implementation in ("eager", "regard"):
@@ -88,7 +88,7 @@ def test_weights_of_a_generation_stay_true_though_a_static_cache_is_overwritten(
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "mistral", "gpt-oss", "gemma2", "t5"])
-def test_gradients_equal_eagers(name):
+def test_gradients_equal_eager_attention(name):
     # eager's softmax is in float32: rows that see nothing become NaN there, as windows within padding do
     side = "none" if name in ("mistral", "gemma2") else "right"
     model, given = hosts.make(name), hosts.batch(name, side)
@@ -111,7 +111,7 @@ def test_gradients_equal_eagers(name):
         torch.testing.assert_close(found, expected, atol=1e-5 * max(scale, 1e-3), rtol=1e-5)
 
 
-def test_packed_sequences_do_not_see_each_other():
+def test_packed_sequences_do_not_attend_to_each_other():
     model = hosts.make("llama", "regard")
     ids = hosts.batch("llama")["input_ids"][:1]
     places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
@@ -143,7 +143,7 @@ def test_dropout_drops_in_training_only():
         assert not torch.equal(model(**given).logits, model(**given).logits)
 
 
-def test_from_pretrained_and_a_call_without_asking_for_weights(tmp_path):
+def test_from_pretrained_and_a_call_without_weights(tmp_path):
     hosts.make("llama").save_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="regard")
     assert model.config._attn_implementation == "regard"
@@ -154,7 +154,7 @@ def test_from_pretrained_and_a_call_without_asking_for_weights(tmp_path):
     assert hosted_attention(attention, x, x[:, :2], x[:, :2], None)[1] is None
 
 
-def test_a_mask_of_ones_own_is_added_to_the_scores():
+def test_a_custom_additive_mask_is_added_to_the_scores():
     model, given = hosts.make("llama"), hosts.batch("llama")
     mask = torch.randn(3, 1, 9, 9)
     logits = {}
@@ -178,7 +178,9 @@ def test_half_precision_runs():
 
 def test_transformers_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers.masking_utils", None)
-    with pytest.raises(ArgumentError, match=r"5\.3 or newer: pip install transformers\."):
+    with pytest.raises(
+        ArgumentError, match=r"requires transformers 5\.3 or newer: pip install -U transformers"
+    ):
         regard.huggingface.enable()
 
 
@@ -273,7 +275,7 @@ def test_models_that_rely_on_their_masks_equal_eager(name, side):
 
 
 @pytest.mark.parametrize("name", [*READERS_OF_MASKS, *hosts.WRITERS])
-def test_no_output_depends_on_what_comes_after_it(name):
+def test_no_output_depends_on_later_tokens(name):
     torch.manual_seed(1)
     if name in READERS_OF_MASKS:
         model, given = reader_of_masks(name), to_read(name, "none")
@@ -289,7 +291,7 @@ def test_no_output_depends_on_what_comes_after_it(name):
     assert not torch.equal(before[:, -1], after[:, -1])
 
 
-def test_a_mask_left_out_where_it_is_needed_is_found(monkeypatch):
+def test_check_finds_a_missing_mask(monkeypatch):
     from regard.inspection import huggingface
 
     model = reader_of_masks("nllb-moe")
@@ -297,13 +299,14 @@ def test_a_mask_left_out_where_it_is_needed_is_found(monkeypatch):
     assert model.config._attn_implementation != "regard"  # it was only tried
     monkeypatch.setattr(huggingface, "_flags_suffice", lambda model: True)
     with pytest.raises(
-        ArgumentError, match="NllbMoeModel on regard reads the future: another last token changes"
+        ArgumentError,
+        match="NllbMoeModel on regard attends to future tokens: changing the last token changes",
     ):
         regard.huggingface.check(model)
     assert model.config._attn_implementation != "regard"
 
 
-def test_another_output_than_eagers_is_found():
+def test_check_finds_a_wrong_output():
     from transformers.modeling_utils import AttentionInterface
 
     def doubled(*args, **kwargs):
@@ -311,7 +314,10 @@ def test_another_output_than_eagers_is_found():
         return 2 * output, weights
 
     AttentionInterface.register("regard", doubled)
-    with pytest.raises(ArgumentError, match=r"BertForMaskedLM on regard is off by .* from eager"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"BertForMaskedLM on regard differs from eager attention by .*; its largest output is",
+    ):
         regard.huggingface.check(hosts.make("bert"))
 
 
@@ -328,21 +334,21 @@ def asked_by(model, *sizes, **options):
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss"])
-def test_masks_are_none_where_they_say_nothing(name):
+def test_masks_are_none_if_nothing_is_masked(name):
     model = hosts.make(name)
     assert asked_by(model, 2, 5, 5) is None
     assert asked_by(model, 2, 1, 9, q_offset=8) is None
     assert asked_by(model, 2, 5, 5, attention_mask=torch.ones(2, 5, dtype=torch.bool)) is None
 
 
-def test_masks_are_whole_where_nobody_says_that_attention_is_causal():
+def test_masks_are_dense_if_no_flag_says_causal():
     expected = torch.ones(5, 5, dtype=torch.bool).tril()
     for mask in (hosted_mask(2, 5, 5), asked_by(reader_of_masks("nllb-moe"), 2, 5, 5)):
         assert torch.equal((mask == 0)[0, 0], expected)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_reading_says_what_the_mask_says(seed):
+def test_compact_masks_equal_the_dense_mask(seed):
     draw = np.random.default_rng(seed)
     b, h, q, k = draw.integers(1, 4, 4)
     if seed % 2:  # intervals, some of them empty
@@ -350,7 +356,7 @@ def test_every_reading_says_what_the_mask_says(seed):
         seen = torch.from_numpy((np.arange(k) >= start) & (np.arange(k) < stop))
     else:
         seen = torch.from_numpy(draw.random((b, h, q, k)) < 0.6)
-    mask, span = mask_compaction.cheapest(seen)
+    mask, span = mask_compaction.compact(seen)
     if isinstance(mask, regard.Mask):
         assert torch.equal(mask.dense(q, k, (b, h)), seen)
     else:
@@ -360,7 +366,7 @@ def test_every_reading_says_what_the_mask_says(seed):
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_padding_is_read_as_lengths_and_only_once(side):
+def test_padding_is_read_once_as_lengths(side):
     seen = torch.arange(7) < torch.tensor([2, 7, 0, 5])[:, None]
     seen = seen if side == "right" else seen.flip(-1)
     mask = asked_by(
@@ -379,7 +385,7 @@ def test_padding_is_read_as_lengths_and_only_once(side):
     assert torch.equal(read.mask.dense(7, 7, (4, 1)), mask)
 
 
-def test_a_mask_that_was_changed_is_read_again():
+def test_a_modified_mask_is_read_again():
     mask = torch.ones(1, 1, 3, 3, dtype=torch.bool).tril()
     before = mask_compaction.read(mask)
     mask[..., 0, 2] = True
@@ -388,7 +394,7 @@ def test_a_mask_that_was_changed_is_read_again():
     assert not after.exact
 
 
-def test_rows_that_see_nothing_by_finite_numbers_look_at_all_alike():
+def test_rows_hidden_by_finite_numbers_have_uniform_weights():
     low = torch.finfo(torch.float32).min
     mask = torch.tensor([[0.0, low], [low, low]])[None, None]
     x = torch.randn(1, 1, 2, 4)
@@ -398,7 +404,7 @@ def test_rows_that_see_nothing_by_finite_numbers_look_at_all_alike():
     assert torch.equal(hidden[0, 1, 0], torch.zeros(4))
 
 
-# Weights in the place of tensors
+# Weights that behave like tensors
 
 
 @pytest.fixture
@@ -407,7 +413,7 @@ def weights():
     return Attentions.of(regard.attend(x, x, x, mask=regard.Causal())[1])
 
 
-def test_weights_do_what_tensors_do(weights):
+def test_weights_behave_like_tensors(weights):
     dense = weights.dense()
     assert weights.shape == dense.shape
     assert weights.size(1) == weights.size(dim=1) == 3
@@ -451,7 +457,7 @@ def test_gradients_pass_through_the_weights(groups):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_weights_of_a_query_that_was_changed_are_not_told():
+def test_weights_of_a_modified_query_raise():
     x = torch.randn(1, 2, 3, 4)
     module = torch.nn.Identity()
     _, weights = hosted_attention(module, x, x, x, None, output_attentions=True)
@@ -460,9 +466,9 @@ def test_weights_of_a_query_that_was_changed_are_not_told():
         weights.dense()
 
 
-def test_a_model_that_only_carries_the_name_is_told():
+def test_check_finds_models_that_ignore_the_implementation():
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
     regard.huggingface.check(transformers.BertModel(transformers.BertConfig(**sizes, intermediate_size=8)))
     falcon = transformers.FalconModel(transformers.FalconConfig(**sizes))
-    with pytest.raises(regard.ArgumentError, match="FalconAttention computes attention of its own"):
+    with pytest.raises(regard.ArgumentError, match="FalconAttention computes its own attention"):
         regard.huggingface.check(falcon)
