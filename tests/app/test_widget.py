@@ -88,7 +88,7 @@ def test_weights_that_have_changed_are_told_of(monkeypatch):
     monkeypatch.setattr(widget, "send", lambda content, buffers=None: sent.append(content))
     x.zero_()
     widget._handle_custom_msg({"id": 1, "question": "tile"}, [])
-    assert "changed in place" in sent[0]["error"]
+    assert "modified in place" in sent[0]["error"]
 
 
 def test_hostile_tokens_travel_as_text():

@@ -342,7 +342,7 @@ def test_scores_that_cannot_be(case):
         "of int",
         lambda: call(mask=torch.ones(5, 7).long()),
         DTypeError,
-        ("int64", "torch.bool", "True = may look"),
+        ("int64", "torch.bool", "True = may attend"),
     ),
     ("of uint8", lambda: call(mask=torch.ones(5, 7).byte()), DTypeError, ("uint8", "torch.bool")),
     ("of float, combined", lambda: Causal() & torch.zeros(5, 7), DTypeError, ("float32", "torch.bool")),

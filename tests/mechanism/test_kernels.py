@@ -535,7 +535,7 @@ def test_without_kernels_everything_works_in_tiles():
     done = run_python(UNBUILT, REGARD_ISA="", REGARD_IMPLEMENTATION="")
     assert done.returncode == 0, done.stderr
     first, *refusals = done.stdout.splitlines()
-    assert re.match("tiled: .*the kernels are not there", first)
+    assert re.match("tiled: .*the kernels are not available", first)
     assert len(refusals) == 3
     assert all(re.match("implementation is 'fused'.*C\\+\\+ compiler", refusal) for refusal in refusals)
 

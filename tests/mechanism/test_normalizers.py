@@ -150,7 +150,7 @@ def test_phi_and_tau_by_their_formulas():
 
 
 def test_the_count_is_of_keys_in_sight():
-    """n is the number of keys that a row may look at, not the number of keys."""
+    """n is the number of visible keys, not the number of keys."""
     scores, hidden = row(1.0, 2.0), row(1.0, -math.inf, 2.0, -math.inf)
     for normalize in (Mean(), Relu(), Sigmoid()):
         assert torch.equal(weights_of(hidden, normalize)[:, [0, 2]], weights_of(scores, normalize))

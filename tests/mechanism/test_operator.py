@@ -460,7 +460,7 @@ class TestExplain:
         x = torch.eye(3)
         explanation = regard.explain(x, x, x, implementation=name)
         assert explanation.implementation == name
-        assert "asked for by name" in explanation.reasons
+        assert "requested by name" in explanation.reasons
 
     def test_explain_reports_dense_score_functions(self):
         x = torch.eye(3)

@@ -394,7 +394,7 @@ def test_repr_shows_the_call_and_its_memory():
     text = "Weights(1000 × 1000, float32: ScaledDot, Entmax(alpha=1.3); holds 32.0 kB, dense 4.0 MB)"
     assert repr(weights) == text
     assert repr(weights.T) == f"transpose of {text}"
-    assert "mean of the heads" in repr(Case().weights().mean("heads"))
+    assert "mean over heads" in repr(Case().weights().mean("heads"))
     assert "Additive" in repr(Case(score="Additive").weights())
 
 
