@@ -109,7 +109,9 @@ def main() -> None:
     try:
         with join_world(shard=given.shard) as world:
             data, settings = (TOKENS, IDS, DEV), config(given.model, given.settings)
-            trainer = Fated(given.folder, settings, *data, links=LINKS, callbacks=[PlainDisplay()], world=world)
+            trainer = Fated(
+                given.folder, settings, *data, links=LINKS, callbacks=[PlainDisplay()], world=world
+            )
             trainer.fate = given
             held = Held() if given.held else None
             finished = trainer.run().finished

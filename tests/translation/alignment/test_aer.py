@@ -60,12 +60,12 @@ def test_links_round_trip_through_files(tmp_path_factory: pytest.TempPathFactory
 @pytest.mark.parametrize(
     ("line", "base", "message"),
     [
-        ("0-0 1:2", 0, "line 2: '1:2' is no link; .*0p1"),
-        ("0-0 1-2-0.5", 0, "line 2: '1-2-0.5' is no link"),
+        ("0-0 1:2", 0, "line 2: '1:2' is not a link. Write .*0p1"),
+        ("0-0 1-2-0.5", 0, "line 2: '1-2-0.5' is not a link"),
         ("1-1 0-2", 1, "line 2: '0-2' counts words from 0, .* give base=0"),
-        ("1--1", 0, "line 2: '1--1' is no link"),
-        ("٣-1", 0, "is no link"),
-        ("1-" + 20 * "9", 0, "is no link"),
+        ("1--1", 0, "line 2: '1--1' is not a link"),
+        ("٣-1", 0, "is not a link"),
+        ("1-" + 20 * "9", 0, "is not a link"),
         (b"\xff-1", 0, "line 2: not UTF-8"),
         ("1-1", 2, "index_base=2; it must be 0 or 1"),
     ],
@@ -79,7 +79,7 @@ def test_invalid_links_are_rejected(tmp_path: Path, line: str | bytes, base: int
 
 def test_possible_links_are_only_valid_in_gold_files(tmp_path: Path) -> None:
     (tmp_path / "links").write_text("0p0\n")
-    with pytest.raises(ArgumentError, match="line 1: '0p0' is no link"):
+    with pytest.raises(ArgumentError, match="line 1: '0p0' is not a link"):
         read_pharaoh(tmp_path / "links")
 
 
