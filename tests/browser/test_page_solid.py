@@ -2,36 +2,36 @@
 
 import pytest
 
-from tests.browser.visiting import ENCODER, HOSTILE, SHOTS, SIZES, Visit, log, trainings, translation
+from tests.browser.visit import ENCODER, HOSTILE, SHOTS, SIZES, Visit, log, trainings, translation
 
 pytestmark = pytest.mark.timeout(240)
 NARROW = SIZES[2:3]
 
 
-ROOMS = {
+SECTIONS = {
     "translate": ("text", "Sentence", ".translation"),
     "heads": ("text", "Text", ".regard-attention"),
-    "words": ("first", "First sentence", "#room"),
-    "order": ("sentence", "Sentence", "#verdict"),
+    "words": ("first", "First sentence", "#section"),
+    "order": ("sentence", "Sentence", "#summary"),
     "long": ("text", "Text", ".regard-attention"),
 }
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_hostile_text_is_only_text(visit: Visit, room: str) -> None:
-    if room == "words" and not ENCODER:
+@pytest.mark.parametrize("section", SECTIONS)
+def test_hostile_text_is_only_text(visit: Visit, section: str) -> None:
+    if section == "words" and not ENCODER:
         pytest.skip("minilm is not installed")
-    name, label, result = ROOMS[room]
+    name, label, result = SECTIONS[section]
     state = {name: f"{HOSTILE} src"} | (
-        {"second": f"{HOSTILE} too", "word": "src"} if room == "words" else {}
+        {"second": f"{HOSTILE} too", "word": "src"} if section == "words" else {}
     )
-    visit.enter(room, **state)
+    visit.enter(section, **state)
     visit.page.wait_for_selector(result)
     assert HOSTILE in visit.page.get_by_label(label, exact=True).input_value()
     visit.page.wait_for_timeout(200)
     visit.settle()
     visit.no_markup_came_of_text()
-    visit.look(f"hostile-{room}", NARROW)
+    visit.look(f"hostile-{section}", NARROW)
 
 
 def test_hostile_names_of_models_and_trainings_are_only_text(visit: Visit) -> None:
@@ -43,7 +43,7 @@ def test_hostile_names_of_models_and_trainings_are_only_text(visit: Visit) -> No
         "layers": 1,
         "heads": 1,
     }
-    more = {"longest": None, "languages": HOSTILE, "examples": [HOSTILE]}
+    more = {"max_tokens": None, "languages": HOSTILE, "examples": [HOSTILE]}
     page = visit.page
     page.route(
         "**/api/models", lambda route: route.fulfill(json={"models": [model | more], "folders": [HOSTILE]})
@@ -63,9 +63,9 @@ def test_hostile_names_of_models_and_trainings_are_only_text(visit: Visit) -> No
 def test_rooms_without_a_model_say_how_to_get_one(visit: Visit) -> None:
     visit.answer("models", {"models": [], "folders": []})
     visit.answer("training", {"trainings": []})
-    for room in ("translate", "heads", "words", "training"):
-        visit.enter(room)
-        assert "regard look" in visit.text(".vacant"), room
+    for section in ("translate", "heads", "words", "training"):
+        visit.enter(section)
+        assert "regard look" in visit.text(".empty-state"), section
     visit.look("empty-training", SIZES[:1])
 
 
@@ -75,14 +75,14 @@ def test_the_servers_sentence_is_shown_and_can_be_tried_again(rough: Visit) -> N
         "**/api/lookup", lambda route: route.fulfill(status=500, json={"error": f"{HOSTILE}: give another."})
     )
     rough.enter("lookup")
-    page.wait_for_selector(".trouble .notice")
-    assert HOSTILE in rough.text(".trouble .notice")
+    page.wait_for_selector(".errors .notice")
+    assert HOSTILE in rough.text(".errors .notice")
     rough.no_markup_came_of_text()
     rough.look("error", (SIZES[0], SIZES[3]))
     page.unroute("**/api/lookup")
     page.get_by_role("button", name="Try again").click()
     page.wait_for_selector(".working")
-    assert page.locator(".trouble .notice").count() == 0
+    assert page.locator(".errors .notice").count() == 0
 
 
 def test_a_refusal_that_would_come_again_offers_no_second_try(rough: Visit) -> None:
@@ -90,13 +90,13 @@ def test_a_refusal_that_would_come_again_offers_no_second_try(rough: Visit) -> N
     told = "Too long: 902 tokens; this model reads at most 512."
     page.route("**/api/lookup", lambda route: route.fulfill(status=422, json={"error": told}))
     rough.enter("lookup")
-    page.wait_for_selector(".trouble .notice")
-    assert told in rough.text(".trouble .notice")
+    page.wait_for_selector(".errors .notice")
+    assert told in rough.text(".errors .notice")
     assert page.get_by_role("button", name="Try again").count() == 0
     page.unroute("**/api/lookup")
     page.get_by_label("Score", exact=True).select_option("cosine")  # another question
     page.wait_for_selector(".working")
-    assert page.locator(".trouble .notice").count() == 0
+    assert page.locator(".errors .notice").count() == 0
 
 
 @pytest.mark.skipif(not ENCODER, reason="minilm is not installed")
@@ -106,8 +106,8 @@ def test_a_text_that_is_too_long_for_a_model_is_told_without_a_second_try(rough:
     page.wait_for_selector(".regard-attention")
     page.get_by_label("Text", exact=True).fill("dogs bark at strangers " * 400)
     page.get_by_role("button", name="Show the map").click()
-    page.wait_for_selector(".trouble .notice")
-    assert "512" in rough.text(".trouble .notice")
+    page.wait_for_selector(".errors .notice")
+    assert "512" in rough.text(".errors .notice")
     assert page.get_by_role("button", name="Try again").count() == 0
     rough.look("too-long", SIZES[:1])
 
@@ -124,14 +124,14 @@ def test_a_busy_server_is_asked_again_by_the_view(rough: Visit) -> None:
         else:
             route.continue_()
 
-    page.route("**/api/exhibits/*/tile", answer)
+    page.route("**/api/views/*/tile", answer)
     rough.enter("long", text="the dog barks and the cat sleeps " * 20)
     page.wait_for_selector(".regard-attention canvas")
-    rough.until("!document.querySelector('.regard-attention .waits')")
+    rough.until("!document.querySelector('.regard-attention .loading')")
     page.wait_for_timeout(2500)
     rough.settle()
     assert len(refused) == 2
-    assert "could not be shown" not in rough.text("#room")
+    assert "Loading failed" not in rough.text("#section")
 
 
 def test_a_model_that_is_being_trained_is_waited_for(visit: Visit) -> None:
@@ -140,16 +140,16 @@ def test_a_model_that_is_being_trained_is_waited_for(visit: Visit) -> None:
     page = visit.page
     page.route("**/api/models", lambda route: route.fulfill(json=found))
     visit.answer("translate", translation("zwei Hunde"))
-    for room in ("lookup", "order"):
-        visit.enter(room)
-        assert page.locator(".vacant").count() == 0
+    for section in ("lookup", "order"):
+        visit.enter(section)
+        assert page.locator(".empty-state").count() == 0
     visit.enter("heads")
-    assert "being trained" in visit.text(".vacant")
+    assert "being trained" in visit.text(".empty-state")
     visit.enter("translate")
-    assert "being trained" in visit.text(".vacant")
+    assert "being trained" in visit.text(".empty-state")
     visit.look("expected", (SIZES[0], SIZES[3]))
     model = {"name": "transformer", "kind": "translator", "about": "", "attends": True, "layers": 1}
-    more = {"heads": 1, "longest": None, "languages": "en-de", "examples": ["two dogs"]}
+    more = {"heads": 1, "max_tokens": None, "languages": "en-de", "examples": ["two dogs"]}
     found.update(models=[model | more], pending=[])
     page.wait_for_selector(".translation")
     assert visit.text(".translation") == "zwei Hunde"
@@ -172,7 +172,7 @@ def test_a_slow_answer_is_waited_for_visibly_and_an_outdated_one_is_dropped(visi
     visit.enter("lookup")
     page.route("**/api/lookup", lambda route: route.continue_() if held else held.append(route))
     page.get_by_label("Score", exact=True).select_option("cosine")
-    page.wait_for_selector(".stage.busy")
+    page.wait_for_selector(".panel.busy")
     page.get_by_label("Score", exact=True).select_option("gaussian")
     visit.until("document.querySelector('.formula').innerText.includes('−‖q − k‖²')")
     held[0].fulfill(status=400, json={"error": "too late"})
@@ -185,7 +185,7 @@ def test_rooms_are_reached_with_the_keyboard_and_remember_what_was_there(visit: 
     page = visit.page
     page.set_viewport_size({"width": 360, "height": 740})
     visit.enter("order", sentence="two words", order="1.0")
-    menu = page.get_by_role("button", name="Rooms")
+    menu = page.get_by_role("button", name="Menu")
     menu.focus()
     page.keyboard.press("Enter")
     assert menu.get_attribute("aria-expanded") == "true"
@@ -199,17 +199,17 @@ def test_rooms_are_reached_with_the_keyboard_and_remember_what_was_there(visit: 
     assert page.locator("#to-lookup").get_attribute("aria-current") == "page"
     menu.click()
     page.get_by_role("link", name="Order").click()
-    page.wait_for_selector("#verdict")
+    page.wait_for_selector("#summary")
     assert page.get_by_label("Sentence").input_value() == "two words"
 
 
 def test_every_control_has_a_name(visit: Visit) -> None:
-    for room in ("translate", "lookup", "heads", "order", "long", "training"):
-        visit.enter(room)
+    for section in ("translate", "lookup", "heads", "order", "long", "training"):
+        visit.enter(section)
         unnamed = visit.page.evaluate("""[...document.querySelectorAll('main :is(button, input, select)')]
             .filter((node) => !node.labels?.length && !node.ariaLabel && !node.textContent.trim())
             .map((node) => node.outerHTML)""")
-        assert unnamed == [], room
+        assert unnamed == [], section
 
 
 def test_the_page_loads_nothing_from_elsewhere(visit: Visit) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from pages.__main__ import ROOT
 from pages.runner import code_blocks
-from tests.browser.visiting import SHOTS
+from tests.browser.visit import SHOTS
 
 DOCS = ROOT / "docs"
 PAGES = sorted(page.relative_to(DOCS).with_suffix(".html").as_posix() for page in DOCS.rglob("*.md"))
