@@ -93,8 +93,8 @@ def test_queries_of_a_cache_are_aligned_to_the_last_keys():
     weights = torch.rand(20, 20, generator=torch.Generator().manual_seed(0)).tril()
     rows = weights[-4:]
     (head,) = head_statistics(rows)
-    expected = weights.diagonal(-1)[-4:].mean(), weights.diagonal()[-4:].mean()
-    assert (head.measures["previous"], head.measures["same"]) == pytest.approx(expected)
+    expected = [float(weights.diagonal(offset)[-4:].mean()) for offset in (-1, 0)]
+    assert [head.measures["previous"], head.measures["same"]] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("shape", [(2, 0, 0), (2, 0, 3), (2, 3, 0)])

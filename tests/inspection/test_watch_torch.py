@@ -506,7 +506,7 @@ def test_a_warning_for_a_compiled_block_among_others(wrapped: bool) -> None:
     ):
         model(x)
     assert list(seen) == ["0"]
-    assert "not seen: the attention in 1 ran as compiled code" in repr(seen)
+    assert "not recorded: the attention in 1 ran as compiled code" in repr(seen)
     with pytest.raises(KeyError, match="Not recorded: the attention in 1"):
         _ = seen["1"]
 

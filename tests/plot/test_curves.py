@@ -200,11 +200,11 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_command_draws_and_sums_up(folder, capsys):
+def test_the_command_draws_and_prints_a_summary(folder, capsys):
     run("small", "--output", "curves.svg")
     assert capsys.readouterr().out == (
         "small  300 updates in 6.0 minutes; best dev BLEU 31.25 at update 200, after 4.0 minutes; "
-        "lowest dev loss 2.000 at update 300\nThe picture is curves.svg.\n"
+        "lowest dev loss 2.000 at update 300\nPicture: curves.svg\n"
     )
     assert (folder / "curves.svg").read_bytes().startswith(b"<?xml")
 
@@ -222,16 +222,16 @@ def test_several_folders_and_files(folder, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "'nothing' does not exist; name the folder of a training."),
-        (["empty"], "the folder 'empty' has no log.csv; name the folder of a training."),
+        (["nothing"], "'nothing' does not exist; name a folder written by regard train."),
+        (["empty"], "'empty' has no log.csv; name a folder written by regard train."),
         (["small", "small"], "'small' is given 2 times"),
-        (["small", "-o", "x.txt"], "--output is 'x.txt'; it can end in .png, .svg, .pdf."),
-        (["small", "-o", "no/x.png"], "there is no folder 'no'; make it first."),
+        (["small", "-o", "x.txt"], "--output 'x.txt' must end in .png, .svg or .pdf."),
+        (["small", "-o", "no/x.png"], "--output 'no/x.png': the folder 'no' does not exist; create it first."),
         (["new"], "The log of 'new' has no rows yet; wait for the first report."),
         ([], "Missing argument"),
     ],
 )
-def test_what_is_refused_is_one_line(arguments, message, folder, capsys):
+def test_errors_of_the_command_are_one_line(arguments, message, folder, capsys):
     (folder / "empty").mkdir()
     CsvLog(folder / "new").on_begin("a model", 0, 1)
     run(*arguments, status=2)

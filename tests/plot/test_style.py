@@ -240,7 +240,7 @@ def test_a_heatmap_has_no_grid():
 
 def hexes(name: str) -> list[str]:
     """Return the weight colors of the page."""
-    (line,) = re.findall(rf"const {name} = (.*);", static("attention/colours.js"))
+    (line,) = re.findall(rf"const {name} = (.*);", static("attention/colors.js"))
     return ["#" + "".join(f"{part:02x}" for part in color) for color in json.loads(line)]
 
 
