@@ -18,7 +18,7 @@ from regard.translation.data.cleaning import LengthFilter, clean_pairs
 from regard.translation.data.formats import read_lines, read_pairs, write_pairs
 from regard.translation.data.pairs import Pair, fingerprint, normalize_spaces, split_pairs
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
+DATA = Path(__file__).parents[4] / "shared" / "data"
 PAIRS = [
     Pair("two dogs", "zwei Hunde"),
     Pair("", ""),

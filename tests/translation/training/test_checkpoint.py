@@ -187,7 +187,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "unknown setting": (lambda folder: settings(folder, "model", wisth=3), "Did you mean model.width"),
     "wrong type": (lambda folder: settings(folder, "model", width="16"), "must be an integer, got '16'"),
     "wrong width": (lambda folder: settings(folder, "model", width=18), "shape"),
-    "wrong layers": (lambda folder: settings(folder, "model", layers=2), "tensors are missing or unexpected"),
+    "wrong layers": (lambda folder: settings(folder, "model", layers=2), "missing or unexpected tensors"),
     "other kind": (lambda folder: settings(folder, "model", kind="plain"), "missing or unexpected"),
     "other vocabulary": (
         lambda folder: Tokenizer.learn(["a b"], kind="words").save(folder / SHARED),
@@ -219,10 +219,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "config without end": (
         lambda folder: os.truncate(folder / CONFIG, 10**12),
-        "has 1000.0 GB, and at most 1.0 MB are read",
+        "has 1000.0 GB; the limit for such a file is 1.0 MB",
     ),
     "vocabulary that is a pipe": (lambda folder: replace(folder / SHARED), "is a named pipe"),
-    "vocabulary without end": (lambda folder: os.truncate(folder / SHARED, 10**12), "at most 268.4 MB"),
+    "vocabulary without end": (lambda folder: os.truncate(folder / SHARED, 10**12), "the limit for such a file is 268.4 MB"),
     "weights that are a pipe": (lambda folder: replace(folder / MODEL), "is a named pipe"),
     "weights that are a folder": (lambda folder: replace(folder / MODEL, os.mkdir), "is a folder"),
     "weights without end": (
@@ -230,7 +230,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "the limit for such a file is",
     ),
     "damaged vocabulary": (lambda folder: (folder / SHARED).write_bytes(b"x"), "not a SentencePiece model"),
-    "NaN": (lambda folder: changed(folder, first=torch.full((48,), torch.nan)), "not finite"),
+    "NaN": (lambda folder: changed(folder, first=torch.full((48,), torch.nan)), "has NaN or infinite values"),
     "missing tensor": (lambda folder: changed(folder, first=None), "missing or unexpected"),
     "more tensors": (lambda folder: changed(folder, more=torch.ones(1)), "missing or unexpected"),
     "cut off": (lambda folder: os.truncate(folder / MODEL, 1000), "damaged"),

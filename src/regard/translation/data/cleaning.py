@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from regard._util.checks import check_int, check_number
-from regard._util.text import pluralize
 from regard.translation.data.pairs import Pair, check_pair, check_pairs, normalize_spaces
 
 
@@ -64,7 +63,7 @@ class LengthFilter:
             (self.unequal, "with very different lengths"),
         ]
         details = ", ".join(f"{count:,} {reason}" for count, reason in reasons if count)
-        pairs = pluralize(self.seen, "pair")
+        pairs = f"{self.seen:,} pair{'' if self.seen == 1 else 's'}"
         return f"dropped {self.total:,} of {pairs}: {details}" if details else f"dropped none of {pairs}"
 
 

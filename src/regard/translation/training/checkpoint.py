@@ -96,7 +96,7 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
         model.load_state_dict(parameters, assign=True)
     except _READ_ERRORS as error:
         raise ArgumentError(
-            f"{os.fspath(folder)!r} is damaged ({str(error)[:300]}). Copy it again, or train a new model."
+            f"{os.fspath(folder)!r} is damaged ({str(error)[:300].rstrip('.')}). Copy it again, or train a new model."
         ) from None
     return LoadedModel(model.eval(), tokens, folder_config)
 
