@@ -132,7 +132,7 @@ def test_each_row_and_column_needs_its_token():
         ViewModel.of(lazy(), queries=list("abcd"), keys=list("ABCDEFG"))
     with pytest.raises(regard.DTypeError):
         ViewModel.of(lazy(), queries="abcde", keys=list("ABCDEFG"))
-    with pytest.raises(regard.ArgumentError, match="place 2"):
+    with pytest.raises(regard.ArgumentError, match="Position 2"):
         TextView(("a", "b"), special=(2,))
     with pytest.raises(regard.ArgumentError, match="text 1"):
         InputView("", [TextView(("a",))], [LayerView("", "", "self", torch.ones(1, 1), 0, 1)])
@@ -264,8 +264,8 @@ NAMES = [
     "height",
     "width",
     "side",
-    "place",
-    "most",
+    "position",
+    "k",
     "bins",
     "size",
     "head",
@@ -276,7 +276,7 @@ NAMES = [
 
 
 @given(
-    st.sampled_from(["tile", "top", "received", "heads", "numbers", "what"]),
+    st.sampled_from(["tile", "topk", "received", "heads", "numbers", "what"]),
     st.dictionaries(st.sampled_from(NAMES), anything, max_size=4),
 )
 @settings(max_examples=300)
@@ -308,7 +308,7 @@ def test_weights_that_are_no_numbers_are_shown_as_nothing():
     for weights in (regard.attend(query, query, query)[1], torch.full((1, 3, 3), math.nan)):
         view = ViewModel.of(weights)
         assert not view.ask("tile", {}).arrays[0].any()
-        for question in ("top", "received", "heads"):
+        for question in ("topk", "received", "heads"):
             facts, arrays = view.ask(question, {})
             json.dumps(facts, allow_nan=False)
             assert all(np.isfinite(array).all() for array in arrays)
@@ -329,7 +329,7 @@ def test_nothing_and_almost_nothing(queries, keys, dense):
     else:
         with pytest.raises(regard.ArgumentError, match="there are none"):
             view.ask(
-                "numbers" if not dense else "top",
+                "numbers" if not dense else "topk",
                 {"key": 0} if not dense else {"side": "query" if not queries else "key"},
             )
 
@@ -418,7 +418,7 @@ def test_the_pieces_of_a_translation_are_those_that_the_model_wrote():
     (one,) = look_at_translations(ours, [found]).inputs
     cross = next(layer for layer in one.layers if layer.kind == "cross")
     assert list(one.texts[cross.queries].tokens) == ["[START]", *found.tokens]
-    expected = ours._weigh([found._read.args[1][0].passage])  # what alignments are read from
+    expected = ours._weigh([found._align.args[1][0].part])  # the weights behind alignments
     assert cross.weights.shape[-2] == 1 + len(found.tokens)
     assert all(weights.shape[0] == len(found.tokens) for weights in expected.values())
 
@@ -444,8 +444,8 @@ def test_pictures_of_many_heads_have_a_size():
     [
         ("tile", {}, H * Q * K),
         ("tile", {"heads": [1], "rows": [1, 3], "columns": [0, 4]}, 8),
-        ("top", {"side": "query", "position": 0}, H * K),
-        ("top", {"side": "key", "position": 0, "heads": [0]}, Q),
+        ("topk", {"side": "query", "position": 0}, H * K),
+        ("topk", {"side": "key", "position": 0, "heads": [0]}, Q),
         ("received", {"heads": [0, 1]}, 2 * Q * K),
         ("heads", {}, 4 * H * Q * K),
         ("numbers", {"query": 0, "key": 0}, K),
@@ -467,7 +467,7 @@ def test_long_answers_are_interrupted_between_parts(question, asked, monkeypatch
     monkeypatch.setattr("regard._util.interrupt._PAIRS", 2000)
     monkeypatch.setattr("regard.app.protocol._BAND", 2000)
     monkeypatch.setattr("regard.mechanism.tiled.budget", lambda problem: 2000)
-    monkeypatch.setattr("regard.mechanism.call.problem.WHOLE", 2000)
+    monkeypatch.setattr("regard.mechanism.call.problem.MAX_SINGLE_TILE", 2000)
     weights = lazy(2, 200, 50)
     expected = ViewModel.of(weights.dense()).ask(question, asked)
     checks = []
@@ -509,7 +509,7 @@ def test_a_recurrent_translator_looks_step_by_step():
 
 
 def test_a_sentence_too_long_for_the_model_is_shown_in_words():
-    short = translator(settings={"settings": {"corpus": {"max_tokens": 5}}})
+    short = translator(config={"settings": {"corpus": {"max_tokens": 5}}})
     (one,) = look_at_translation(short, ["ein Hund bellt"]).inputs
     assert {layer.kind for layer in one.layers} <= {"words"}
     assert "at most 5" in one.note
