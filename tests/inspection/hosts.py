@@ -102,10 +102,10 @@ def batch(name: str, side: str = "none", size: int = 3, length: int = 9) -> dict
             seen[i, -2 * i :] = 0
         if side == "left":
             seen[i, : 2 * i] = 0
-    given = {
+    inputs = {
         "input_ids": torch.randint(3, 50, (size, length), generator=draw),
         "attention_mask": seen,
     }
     if name in PAIRS:
-        given["decoder_input_ids"] = torch.randint(3, 50, (size, 5), generator=draw)
-    return given
+        inputs["decoder_input_ids"] = torch.randint(3, 50, (size, 5), generator=draw)
+    return inputs

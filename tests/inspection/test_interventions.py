@@ -24,8 +24,8 @@ def quiet(one_thread):
 def host(name, implementation):
     if implementation == "regard":
         regard.huggingface.enable()
-    model, given = hosts.make(name, implementation), hosts.batch(name, "right")
-    return model, lambda: model(**given).logits
+    model, inputs = hosts.make(name, implementation), hosts.batch(name, "right")
+    return model, lambda: model(**inputs).logits
 
 
 def own():
@@ -81,7 +81,7 @@ def test_replacing_weights_by_themselves_changes_nothing(pair):
         edited = run()
     scale = max(exact.abs().max(), 1)
     eager = getattr(getattr(model, "config", None), "_attn_implementation", None) == "eager"
-    # eager attention of transformers rounds its weights to float32 whatever the model is in
+    # eager attention of transformers rounds its weights to float32 for any model dtype
     assert (edited - exact).abs().max() <= (4e-7 if eager else 1e-12) * scale
     allowed = 4 * (before - exact).abs().max() + 8 * torch.finfo(before.dtype).eps * scale
     assert (after - exact).abs().max() <= allowed
@@ -182,10 +182,10 @@ def test_mean_ablation_is_the_mean_over_batch_and_positions():
 
 def test_layers_before_the_edited_one_are_untouched():
     model = hosts.make("gpt2", "sdpa")
-    given = hosts.batch("gpt2", "right")
-    before = model(**given, output_hidden_states=True).hidden_states
+    inputs = hosts.batch("gpt2", "right")
+    before = model(**inputs, output_hidden_states=True).hidden_states
     with regard.edit(model, "transformer.h.1.attn", None, regard.ZeroAblation()):
-        after = model(**given, output_hidden_states=True).hidden_states
+        after = model(**inputs, output_hidden_states=True).hidden_states
     assert torch.equal(before[1], after[1])
     assert not torch.equal(before[2], after[2])
 
@@ -196,45 +196,45 @@ def test_other_heads_of_the_layer_keep_their_outputs():
     x = torch.randn(2, 5, 16)
     expected, weights = layer(x, x, x)
     with regard.edit(layer, 0, [1], regard.ZeroAblation()):
-        found, same = layer(x, x, x)
-    assert torch.equal(found[..., 4:8], torch.zeros(2, 5, 4))
-    torch.testing.assert_close(found[..., 8:], expected[..., 8:], atol=1e-6, rtol=1e-6)
+        result, same = layer(x, x, x)
+    assert torch.equal(result[..., 4:8], torch.zeros(2, 5, 4))
+    torch.testing.assert_close(result[..., 8:], expected[..., 8:], atol=1e-6, rtol=1e-6)
     assert torch.equal(weights, same)
 
 
 def test_generation_is_edited():
-    model, given = hosts.make("llama", "sdpa"), hosts.batch("llama", "left")
+    model, inputs = hosts.make("llama", "sdpa"), hosts.batch("llama", "left")
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    before = model.generate(**given, **options)
+    before = model.generate(**inputs, **options)
     with regard.edit(model, None, None, regard.ReplaceWeights(lambda weights: weights)):
-        assert torch.equal(model.generate(**given, **options), before)
+        assert torch.equal(model.generate(**inputs, **options), before)
     with regard.edit(model, None, None, regard.ZeroAblation()):
-        assert not torch.equal(model.generate(**given, **options), before)
+        assert not torch.equal(model.generate(**inputs, **options), before)
 
 
 def test_gradients_pass_through_an_edit():
-    model, given = hosts.make("llama", "sdpa"), hosts.batch("llama")
+    model, inputs = hosts.make("llama", "sdpa"), hosts.batch("llama")
     query = model.model.layers[0].self_attn.q_proj.weight
     with torch.enable_grad():
-        (expected,) = torch.autograd.grad(model(**given).logits.square().mean(), query)
+        (expected,) = torch.autograd.grad(model(**inputs).logits.square().mean(), query)
         with regard.edit(model, 0, None, regard.ReplaceWeights(lambda weights: weights)):
-            (found,) = torch.autograd.grad(model(**given).logits.square().mean(), query)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+            (result,) = torch.autograd.grad(model(**inputs).logits.square().mean(), query)
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-4)
 
 
 def test_other_threads_are_not_edited():
     model, run = own()
-    before, found = run(), []
+    before, result = run(), []
 
     def elsewhere():
         with torch.no_grad():
-            found.append(run())
+            result.append(run())
 
     with regard.edit(model, None, None, regard.ZeroAblation()):
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
-    assert torch.equal(found[0], before)
+    assert torch.equal(result[0], before)
 
 
 def test_no_patch_remains_afterwards():
@@ -315,25 +315,25 @@ def test_a_model_without_attention_and_a_wrong_shape():
 @pytest.mark.parametrize("name", HOSTS)
 def test_importance_of_every_head_is_its_divergence(name):
     model = hosts.make(name, "sdpa").train()
-    given = hosts.batch(name)
-    table = regard.importance(model, given)
+    inputs = hosts.batch(name)
+    table = regard.importance(model, inputs)
     assert len(table) == 4 * len(attentions(model))
     assert model.training
     assert (table["change"].diff().dropna() <= 0).all()
     assert (table["change"] >= -1e-6).all()
     first = table.iloc[0]
     model.eval()
-    before = model(**given).logits.log_softmax(-1)
+    before = model(**inputs).logits.log_softmax(-1)
     with regard.edit(model, first["layer"], int(first["head"]), regard.ZeroAblation()):
-        after = model(**given).logits.log_softmax(-1)
+        after = model(**inputs).logits.log_softmax(-1)
     divergence = (before.exp() * (before - after)).sum(-1).mean()
     assert first["change"] == pytest.approx(divergence.item(), rel=1e-3)
     assert attentions(model)[first["layer"]] is list(attentions(model).values())[first["number"]]
 
 
 def test_importance_by_the_models_loss_and_by_a_custom_one():
-    model, given = hosts.make("gpt2", "sdpa"), hosts.batch("gpt2")
-    labels = {**given, "labels": given["input_ids"]}
+    model, inputs = hosts.make("gpt2", "sdpa"), hosts.batch("gpt2")
+    labels = {**inputs, "labels": inputs["input_ids"]}
     table = regard.importance(model, labels)
     with regard.edit(model, 0, 1, regard.ZeroAblation()):
         change = model(**labels).loss - 0
@@ -369,7 +369,7 @@ def elsewhere(function):
     results = []
 
     def run():
-        torch.set_num_threads(1)  # a setting of each thread, and the rounding depends on it
+        torch.set_num_threads(1)  # set per thread, and rounding depends on it
         with torch.no_grad():
             results.append(function())
 
@@ -432,7 +432,7 @@ def test_direct_calls_of_sdpa_raise(layers):
 
 def test_direct_calls_of_sdpa_among_other_layers():
     model = nn.ModuleList([Direct(), MultiHeadAttention(8, 2)])
-    with regard.edit(model, None, None, regard.ZeroAblation()):  # all that can be
+    with regard.edit(model, None, None, regard.ZeroAblation()):  # everything that can be edited
         pass
     with (
         pytest.raises(ArgumentError, match="edit cannot change Direct"),

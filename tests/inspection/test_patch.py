@@ -42,9 +42,9 @@ def test_patch_and_unpatch_count():
 
 
 def test_modules_that_imported_it_by_name_are_patched(monkeypatch):
-    module = types.ModuleType("somebodys_attention")
+    module = types.ModuleType("custom_attention")
     module.sdpa, module.other = THEIRS, F.softmax
-    monkeypatch.setitem(sys.modules, "somebodys_attention", module)
+    monkeypatch.setitem(sys.modules, "custom_attention", module)
     with regard.patched():
         assert module.sdpa is OURS
         assert module.other is F.softmax
@@ -81,9 +81,9 @@ def test_torchs_transformer_computes_the_same(training, monkeypatch):
     expected = model(source, target, tgt_mask=mask, tgt_is_causal=True)
     calls = counted(monkeypatch)
     with regard.patched():
-        found = model(source, target, tgt_mask=mask, tgt_is_causal=True)
+        result = model(source, target, tgt_mask=mask, tgt_is_causal=True)
     assert len(calls) == 6
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
 
 
 class Attention(nn.Module):
@@ -106,10 +106,10 @@ def test_a_custom_module_and_its_gradients(monkeypatch):
     (theirs,) = torch.autograd.grad(expected.square().sum(), x)
     calls = counted(monkeypatch)
     with regard.patched():
-        found = model(x)
-    (ours,) = torch.autograd.grad(found.square().sum(), x)
+        result = model(x)
+    (ours,) = torch.autograd.grad(result.square().sum(), x)
     assert calls
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 

@@ -217,15 +217,15 @@ def test_watching_does_not_change_dropout() -> None:
 
 def test_watching_does_not_change_gradients() -> None:
     model = language_model()
-    found = []
+    result = []
     for watched in (False, True):
         if watched:
             with regard.watch(model):
                 loss = model(TOKENS).square().mean()
         else:
             loss = model(TOKENS).square().mean()
-        found.append(torch.autograd.grad(loss, list(model.parameters())))
-    for one, other in zip(*found, strict=True):
+        result.append(torch.autograd.grad(loss, list(model.parameters())))
+    for one, other in zip(*result, strict=True):
         assert torch.equal(one, other)
 
 
@@ -377,12 +377,12 @@ def test_threads_record_only_their_own_calls() -> None:
     sizes: dict[int, set[int]] = {}
 
     def look(size: int) -> None:
-        x, found = torch.randn(size, 8), sizes.setdefault(size, set())
+        x, result = torch.randn(size, 8), sizes.setdefault(size, set())
         for _ in range(50):
             with regard.watch(layer) as seen:
                 layer(x)
-            found.update(weights.shape[-1] for weights in seen.values())
-            found.add(-len(seen))
+            result.update(weights.shape[-1] for weights in seen.values())
+            result.add(-len(seen))
 
     threads = [Thread(target=look, args=(size,)) for size in (3, 5, 7)]
     for thread in threads:

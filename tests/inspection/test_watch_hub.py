@@ -53,7 +53,7 @@ def build(name: str, seed: int = 0) -> Any:
     auto, options = kinds[name]
     torch.manual_seed(seed)
     model = auto.from_config(AutoConfig.for_model(name, **options)).eval()
-    for parameter in model.parameters():  # so that the weights are far from equal
+    for parameter in model.parameters():  # far from uniform weights
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.4)
     return model
@@ -64,10 +64,10 @@ def inputs(model: Any) -> dict[str, Tensor]:
     ids = torch.randint(3, 40, (2, 7))
     mask = torch.ones_like(ids)
     mask[0, 4:] = 0
-    found = {"input_ids": ids, "attention_mask": mask}
+    result = {"input_ids": ids, "attention_mask": mask}
     if model.config.is_encoder_decoder:
-        found["decoder_input_ids"] = torch.randint(3, 40, (2, 5))
-    return found
+        result["decoder_input_ids"] = torch.randint(3, 40, (2, 5))
+    return result
 
 
 def attentions(output: Any) -> list[Tensor]:
@@ -88,14 +88,14 @@ ALL = ["bert", "gpt2", "llama", "mistral", "gemma2", "gpt_oss", "t5", "bart", "m
 @pytest.mark.parametrize("name", ALL)
 def test_weights_equal_eager_attention(name: str) -> None:
     model = build(name)
-    given = inputs(model)
+    arguments = inputs(model)
     model.set_attn_implementation("eager")
-    expected = attentions(model(**given, output_attentions=True))
+    expected = attentions(model(**arguments, output_attentions=True))
     for implementation in implementations(model):
         model.set_attn_implementation(implementation)
-        before = model(**given)[0]
+        before = model(**arguments)[0]
         with regard.watch(model) as seen:
-            during = model(**given)[0]
+            during = model(**arguments)[0]
         assert torch.equal(before, during)
         assert len(seen) == len(expected)
         for weights, right in zip(seen.values(), expected, strict=True):
@@ -112,11 +112,11 @@ def test_self_and_cross_attention_are_distinguished() -> None:
         ("decoder.layers.0.encoder_attn", "cross"),
     ]
     assert [seen.causal(name) for name in seen][:3] == [False, True, False]
-    given = inputs(model)
+    arguments = inputs(model)
     queries, keys = seen.texts(2, row=1)
-    assert queries == [f"w{i}" for i in given["decoder_input_ids"][1]]
-    assert keys == [f"w{i}" for i in given["input_ids"][1]]
-    assert seen.texts(0)[0] == seen.tokens == [f"w{i}" for i in given["input_ids"][0]]
+    assert queries == [f"w{i}" for i in arguments["decoder_input_ids"][1]]
+    assert keys == [f"w{i}" for i in arguments["input_ids"][1]]
+    assert seen.texts(0)[0] == seen.tokens == [f"w{i}" for i in arguments["input_ids"][0]]
 
 
 def test_long_masks_are_stored_as_intervals() -> None:
@@ -130,7 +130,7 @@ def test_long_masks_are_stored_as_intervals() -> None:
     assert not names & {"allowed0", "bias0"}
     assert {"start0", "stop0"} <= names
     starts = [weights.problem["start0"].data_ptr() for weights in seen.values()]
-    assert starts[0] == starts[1]  # found once
+    assert starts[0] == starts[1]  # read once
 
 
 def test_layers_are_numbered() -> None:
@@ -150,10 +150,10 @@ def test_layers_are_numbered() -> None:
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generation_is_one_map(name: str, cache: str) -> None:
     model = build(name)
-    given = inputs(model)
+    arguments = inputs(model)
     if not model.config.is_encoder_decoder:
-        given["attention_mask"] = given["attention_mask"].flip(-1)  # padding on the left
-    given.pop("decoder_input_ids", None)
+        arguments["attention_mask"] = arguments["attention_mask"].flip(-1)  # padding on the left
+    arguments.pop("decoder_input_ids", None)
     options = {
         "max_new_tokens": 6,
         "min_new_tokens": 6,
@@ -163,16 +163,16 @@ def test_generation_is_one_map(name: str, cache: str) -> None:
     }
     for implementation in implementations(model):
         model.set_attn_implementation(implementation)
-        before = model.generate(**given, **options)
+        before = model.generate(**arguments, **options)
         with regard.watch(model) as seen:
-            during = model.generate(**given, **options)
+            during = model.generate(**arguments, **options)
         assert torch.equal(before, during)
         whole = {"input_ids": during[:, :-1]}
         if model.config.is_encoder_decoder:
-            whole = {**given, "decoder_input_ids": during[:, :-1]}
+            whole = {**arguments, "decoder_input_ids": during[:, :-1]}
         else:
             extra = torch.ones(2, 5, dtype=torch.long)
-            whole["attention_mask"] = torch.cat([given["attention_mask"], extra], -1)
+            whole["attention_mask"] = torch.cat([arguments["attention_mask"], extra], -1)
             whole["position_ids"] = (whole["attention_mask"].cumsum(-1) - 1).clamp(min=0)
         model.set_attn_implementation("eager")
         expected = attentions(model(**whole, output_attentions=True))
@@ -180,10 +180,10 @@ def test_generation_is_one_map(name: str, cache: str) -> None:
         by_name = sorted(seen, key=lambda n: ("decoder" in n, list(seen).index(n)))
         real = whole["attention_mask"].bool() if not model.config.is_encoder_decoder else None
         for entry, right in zip(by_name, expected, strict=True):
-            found = seen[entry].dense()
-            if real is not None:  # what a padded query sees is nobody's business
-                found, right = (w.transpose(1, 2)[real] for w in (found, right))
-            torch.testing.assert_close(found, right, rtol=0, atol=1e-5)
+            result = seen[entry].dense()
+            if real is not None:  # rows of padded queries do not matter
+                result, right = (w.transpose(1, 2)[real] for w in (result, right))
+            torch.testing.assert_close(result, right, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
@@ -192,15 +192,15 @@ def test_generation_is_one_map(name: str, cache: str) -> None:
 def test_beam_search_joins_the_rows_of_each_sequence(name: str, returned: int) -> None:
     for seed in range(2):
         model = build(name, seed)
-        given = inputs(model)
-        given.pop("decoder_input_ids", None)
+        arguments = inputs(model)
+        arguments.pop("decoder_input_ids", None)
         if not model.config.is_encoder_decoder:
-            given.pop("attention_mask")
+            arguments.pop("attention_mask")
         options = {"max_new_tokens": 8, "num_beams": 3, "num_return_sequences": returned, "do_sample": False}
         model.set_attn_implementation("sdpa")
-        before = model.generate(**given, **options)
+        before = model.generate(**arguments, **options)
         with regard.watch(model) as seen:
-            during = model.generate(**given, **options)
+            during = model.generate(**arguments, **options)
         assert torch.equal(before, during)
         model.set_attn_implementation("eager")
         decoder = model.config.is_encoder_decoder
@@ -215,7 +215,7 @@ def test_beam_search_joins_the_rows_of_each_sequence(name: str, returned: int) -
             if decoder:
                 item = slice(number // returned, number // returned + 1)
                 whole = {
-                    **{k: v[item] for k, v in given.items()},
+                    **{k: v[item] for k, v in arguments.items()},
                     "decoder_input_ids": sequence[None, :length],
                 }
             expected = attentions(model(**whole, output_attentions=True))
@@ -226,8 +226,8 @@ def test_beam_search_joins_the_rows_of_each_sequence(name: str, returned: int) -
             ]
             rights = expected[-len(layers) :]
             for entry, right in zip(layers, rights, strict=True):
-                found = seen[entry][number, :, :length, : right.shape[-1]]
-                torch.testing.assert_close(found, right[0], rtol=0, atol=1e-5)
+                result = seen[entry][number, :, :length, : right.shape[-1]]
+                torch.testing.assert_close(result, right[0], rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
@@ -335,8 +335,8 @@ def test_masks_of_flash_kernels(causal: bool, window: int | None, queries: int) 
     if window:
         expected = expected & ((number - place).abs() < window)
     assert mask is not None
-    found = (number >= mask.start) & (number < mask.stop)
-    assert torch.equal(found.expand_as(expected), expected)
+    result = (number >= mask.start) & (number < mask.stop)
+    assert torch.equal(result.expand_as(expected), expected)
 
 
 def test_packed_sequences_of_flash_kernels() -> None:
@@ -345,8 +345,8 @@ def test_packed_sequences_of_flash_kernels() -> None:
     x = torch.randn(1, 1, 5, 4)
     mask = _flash_mask(x, x, None, True, None, {"cu_seq_lens_k": torch.tensor([0, 2, 5], dtype=torch.int32)})
     assert mask is not None
-    found = (torch.arange(5) >= mask.start) & (torch.arange(5) < mask.stop)
-    assert torch.equal(found, regard.Documents([2, 3], within=regard.Causal()).dense(5))
+    result = (torch.arange(5) >= mask.start) & (torch.arange(5) < mask.stop)
+    assert torch.equal(result, regard.Documents([2, 3], within=regard.Causal()).dense(5))
 
 
 def test_an_assistant_model_has_its_own_cache() -> None:
@@ -418,7 +418,7 @@ def test_beams_after_a_prompt_of_embeddings() -> None:
         assert torch.allclose(weights.dense(), one, atol=1e-5)
 
 
-# Generation with keys that change
+# Generation with changing keys
 
 
 def written_with(change: Any, **options: Any) -> tuple[Any, Any, Tensor]:
@@ -528,7 +528,7 @@ def test_custom_caches_are_not_joined() -> None:
             torch.tensor([[5, 6, 7]]), max_new_tokens=4, min_new_tokens=4, do_sample=False
         )
     assert output.shape == (1, 7)
-    assert seen[0].shape[-2:] == (3, 3)  # the prompt, which is one call
+    assert seen[0].shape[-2:] == (3, 3)  # the prompt is one call
     with pytest.raises(regard.ArgumentError, match="step 3 attends to 5 keys and the first step to 4"):
         _ = seen["transformer.h.0.self_attention@2"]
 
@@ -548,7 +548,7 @@ def test_drafts_and_chunks_give_one_map(name: str, options: dict[str, Any]) -> N
     model.set_attn_implementation("eager")
     expected = attentions(model(output[:, :-1], output_attentions=True))
     for weights, right in zip(seen.values(), expected, strict=True):
-        length = min(weights.shape[-2], right.shape[-2])  # the last draft may reach further
+        length = min(weights.shape[-2], right.shape[-2])  # the last draft may be longer
         assert length >= 14
         torch.testing.assert_close(
             weights.dense()[..., :length, :length], right[..., :length, :length], rtol=0, atol=1e-5
@@ -559,14 +559,14 @@ def test_drafts_and_chunks_give_one_map(name: str, options: dict[str, Any]) -> N
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_cross_attention_alone_joins_the_rows_of_each_sequence(name: str) -> None:
     model = build(name)
-    given = inputs(model)
-    given.pop("decoder_input_ids")
+    arguments = inputs(model)
+    arguments.pop("decoder_input_ids")
     options = {"max_new_tokens": 8, "min_new_tokens": 8, "num_beams": 3, "do_sample": False}
     alone = "*EncDecAttention" if name == "t5" else "*encoder_attn"
     with regard.watch(model) as whole:
-        written = model.generate(**given, **options)
+        written = model.generate(**arguments, **options)
     with regard.watch(model, layers=alone) as seen:
-        assert torch.equal(model.generate(**given, **options), written)
+        assert torch.equal(model.generate(**arguments, **options), written)
     assert len(seen) == 2
     for entry in seen:
         assert torch.equal(seen[entry].dense(), whole[entry].dense())

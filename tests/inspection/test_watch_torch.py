@@ -32,7 +32,7 @@ def everything_is_restored() -> Any:
 
 
 def causal_mask(n: int) -> Tensor:
-    return torch.ones(n, n, dtype=torch.bool).triu(1)  # torch's True hides
+    return torch.ones(n, n, dtype=torch.bool).triu(1)  # True hides a key in torch
 
 
 # nn.MultiheadAttention
@@ -50,7 +50,7 @@ def test_multihead_attention_returns_the_same_weights(
     layer = nn.MultiheadAttention(12, 3, batch_first=batch_first, **options).eval()
     query, key, value = torch.randn(2, 5, 12), torch.randn(2, 5, layer.kdim), torch.randn(2, 5, layer.vdim)
     padding = torch.tensor([[False] * 5, [False, False, False, True, True]])
-    given = {
+    inputs = {
         "none": {},
         "padding": {"key_padding_mask": padding},
         "causal": {"attn_mask": causal_mask(5)},
@@ -60,9 +60,9 @@ def test_multihead_attention_returns_the_same_weights(
     }[masks]
     if not batch_first:
         query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-    output, expected = layer(query, key, value, average_attn_weights=False, **given)
+    output, expected = layer(query, key, value, average_attn_weights=False, **inputs)
     with regard.watch(layer) as seen:
-        quiet = layer(query, key, value, need_weights=False, **given)[0]
+        quiet = layer(query, key, value, need_weights=False, **inputs)[0]
     assert list(seen) == [""]
     torch.testing.assert_close(quiet, output, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(seen[0].dense(), expected, rtol=1e-4, atol=1e-6)
@@ -81,12 +81,12 @@ def test_unbatched_multihead_attention() -> None:
 
 def expected_of(model: nn.TransformerEncoder, x: Tensor, **masks: Any) -> list[Tensor]:
     """Return the weights of each layer on the slow path, from nn.MultiheadAttention."""
-    found: list[Any] = []
+    result: list[Any] = []
 
     def tell(layer: Any, args: Any, kwargs: Any, output: Any) -> None:
-        given = {**kwargs, "need_weights": True, "average_attn_weights": False}
+        inputs = {**kwargs, "need_weights": True, "average_attn_weights": False}
         with torch.no_grad():
-            found.append(MULTIHEAD(layer, *args, **given)[1])
+            result.append(MULTIHEAD(layer, *args, **inputs)[1])
 
     hooks = [layer.self_attn.register_forward_hook(tell, with_kwargs=True) for layer in model.layers]
     torch.backends.mha.set_fastpath_enabled(False)
@@ -96,7 +96,7 @@ def expected_of(model: nn.TransformerEncoder, x: Tensor, **masks: Any) -> list[T
         torch.backends.mha.set_fastpath_enabled(True)
         for hook in hooks:
             hook.remove()
-    return found
+    return result
 
 
 def encoder(norm_first: bool = False, nested: bool = False) -> nn.TransformerEncoder:
@@ -109,15 +109,15 @@ def encoder(norm_first: bool = False, nested: bool = False) -> nn.TransformerEnc
 @pytest.mark.parametrize("masks", ["none", "causal", "padding"])
 def test_the_fast_path_is_recorded(norm_first: bool, masks: str) -> None:
     model, x = encoder(norm_first), torch.randn(2, 5, 16)
-    given: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "causal": {"mask": causal_mask(5)},
         "padding": {"src_key_padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2])},
     }.get(masks, {})
     with torch.no_grad():
-        before = model(x, **given)
+        before = model(x, **inputs)
         with regard.watch(model) as seen:
-            during = model(x, **given)
-        expected = expected_of(model, x, **given)
+            during = model(x, **inputs)
+        expected = expected_of(model, x, **inputs)
     assert torch.equal(before, during)
     assert list(seen) == ["layers.0.self_attn", "layers.1.self_attn"]
     for weights, right in zip(seen.values(), expected, strict=True):
@@ -168,7 +168,7 @@ def test_a_whole_transformer() -> None:
     assert seen["decoder.layers.0.multihead_attn"].shape == (2, 4, 3, 5)
 
 
-# Calls of SDPA
+# SDPA
 
 
 class Direct(nn.Module):
@@ -222,7 +222,7 @@ def test_grouped_heads_and_more_keys_than_queries() -> None:
     with regard.watch(Grouped()) as seen:
         seen_module = Grouped()
         seen_module(query, key)
-    assert not seen  # another one of its kind
+    assert not seen  # another instance is not watched
     model = Grouped()
     with regard.watch(model) as seen:
         model(query, key)
@@ -249,13 +249,13 @@ def test_inputs_modified_later_raise() -> None:
             return F.scaled_dot_product_attention(query, key, key)
 
     model, query, fresh = Buffered(), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
-    written = torch.zeros(1, 2, 5, 4).copy_(fresh)  # as a static cache is
+    written = torch.zeros(1, 2, 5, 4).copy_(fresh)  # like a static cache
     with regard.watch(model) as seen:
         model(query, fresh)
         model(query, written)
     expected = seen["@2"].dense()
     written += 1
-    torch.testing.assert_close(seen["@2"].dense(), expected)  # it was copied
+    torch.testing.assert_close(seen["@2"].dense(), expected)  # copied
     fresh += 1
     with pytest.raises(regard.StaleError):
         seen[0].dense()
@@ -306,10 +306,10 @@ def test_select_heads() -> None:
 
 def test_nested_watches_and_threads() -> None:
     model = Direct()
-    found: dict[int, set[tuple[int, ...]]] = {}
+    result: dict[int, set[tuple[int, ...]]] = {}
 
     def look(size: int) -> None:
-        shapes = found.setdefault(size, set())
+        shapes = result.setdefault(size, set())
         for _ in range(20):
             with regard.watch(model) as seen, regard.watch(model) as inner:
                 model(torch.randn(1, size, 8))
@@ -321,7 +321,7 @@ def test_nested_watches_and_threads() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {size: {(1, 2, size, size), (1, 1)} for size in (3, 5)}
+    assert result == {size: {(1, 2, size, size), (1, 1)} for size in (3, 5)}
 
 
 def test_an_exception_restores_everything() -> None:
@@ -388,17 +388,17 @@ class Own(nn.Module):
 def test_a_half_registered_hook_does_nothing() -> None:
     """torch registers a hook before its with_kwargs flag; another thread may run in between."""
     model, x = Own(), torch.randn(1, 2, 5, 8)
-    expected, found = model(x), []
+    expected, result = model(x), []
 
     def elsewhere() -> None:
-        found.append(model(x))
+        result.append(model(x))
 
     with regard.watch(model) as seen:
         model._forward_pre_hooks_with_kwargs.clear()
         thread = Thread(target=elsewhere)
         thread.start()
         thread.join()
-    assert torch.equal(found[0], expected)
+    assert torch.equal(result[0], expected)
     assert not seen
 
 
@@ -420,7 +420,7 @@ def test_calls_in_one_thread_while_another_watches_and_edits() -> None:
     threads_of_torch = torch.get_num_threads()
 
     def plain(number: int) -> None:
-        torch.set_num_threads(threads_of_torch)  # a setting of each thread, and the rounding depends on it
+        torch.set_num_threads(threads_of_torch)  # set per thread, and rounding depends on it
         with torch.no_grad():
             while not done.is_set() and not wrong:
                 try:
@@ -431,7 +431,7 @@ def test_calls_in_one_thread_while_another_watches_and_edits() -> None:
 
     threads = [Thread(target=plain, args=(number,)) for number in range(3)]
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)  # so that threads meet often
+    sys.setswitchinterval(1e-5)  # frequent thread switches
     try:
         for thread in threads:
             thread.start()
