@@ -222,7 +222,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "has 1000.0 GB; the limit for such a file is 1.0 MB",
     ),
     "vocabulary that is a pipe": (lambda folder: replace(folder / SHARED), "is a named pipe"),
-    "vocabulary without end": (lambda folder: os.truncate(folder / SHARED, 10**12), "the limit for such a file is 268.4 MB"),
+    "vocabulary without end": (
+        lambda folder: os.truncate(folder / SHARED, 10**12),
+        "the limit for such a file is 268.4 MB",
+    ),
     "weights that are a pipe": (lambda folder: replace(folder / MODEL), "is a named pipe"),
     "weights that are a folder": (lambda folder: replace(folder / MODEL, os.mkdir), "is a folder"),
     "weights without end": (

@@ -95,8 +95,9 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
         _check_parameters(parameters, json.loads(metadata.get(_CHECKSUMS, "{}")), tokens)
         model.load_state_dict(parameters, assign=True)
     except _READ_ERRORS as error:
+        reason = str(error)[:300].rstrip(".")
         raise ArgumentError(
-            f"{os.fspath(folder)!r} is damaged ({str(error)[:300].rstrip('.')}). Copy it again, or train a new model."
+            f"{os.fspath(folder)!r} is damaged ({reason}). Copy it again, or train a new model."
         ) from None
     return LoadedModel(model.eval(), tokens, folder_config)
 

@@ -145,7 +145,7 @@ class World(Protocol):
         """Wait for all processes."""
 
 
-class SingleProcess:
+class SingleProcess(World):
     """Training in a single process.
 
     >>> import torch
@@ -161,20 +161,16 @@ class SingleProcess:
         self.device = torch.device(device)
 
     def build(self, build: Callable[[], Objective]) -> BuiltModel:
-        """Build a new model."""
         objective = build().to(self.device)
         return BuiltModel(objective.model, objective)
 
     def no_sync(self, objective: nn.Module) -> AbstractContextManager[None]:
-        """Do nothing."""
         return nullcontext()
 
     def sum(self, number: float) -> float:
-        """Return the number."""
         return number
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
-        """Return the numbers."""
         return list(numbers)
 
     @contextmanager
@@ -193,48 +189,42 @@ class SingleProcess:
     def load_for_evaluation(
         self, folder: Path, build: Callable[[], Seq2Seq]
     ) -> AbstractContextManager[Seq2Seq]:
-        """Load the model of a folder."""
         return nullcontext(load_model(folder).model)
 
     def save(
         self, folder: Path, step: int, model: Seq2Seq, optimizer: Optimizer, state: Mapping[str, Any]
     ) -> Checkpoint:
-        """Save a checkpoint."""
         tensors = optimizer_tensors(optimizer, _names(model))
         return Checkpoint.save(folder, step, model.state_dict(), tensors, state)
 
     def restore(self, checkpoint: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
-        """Restore model and optimizer from a checkpoint."""
         model.load_state_dict(checkpoint.parameters())
         restore_optimizer(optimizer, _names(model), checkpoint.optimizer())
 
     def sync_errors(self) -> AbstractContextManager[None]:
-        """Do nothing."""
         return nullcontext()
 
     def barrier(self) -> None:
-        """Do nothing."""
+        pass
 
 
 class RemoteError(RegardError):
     """Another process failed and reports the error."""
 
 
-class Parallel:
+class Parallel(SingleProcess):
     """Data-parallel training: each process has the whole model and a part of each batch."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
-        self.device = device
         # for Python numbers and errors, with a long timeout
         self._group = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
-        self._single = SingleProcess(device)
 
     def build(self, build: Callable[[], Objective]) -> BuiltModel:
-        """Build a new model; each process has all of it."""
         from torch.nn.parallel import DistributedDataParallel
 
-        model, objective = self._single.build(build)
+        model, objective = super().build(build)
         objective.register_forward_hook(self._scale_gradient)
         wrapped = DistributedDataParallel(objective, gradient_as_bucket_view=True)
         # DDP rebuilds its buckets after the first backward pass, which changes the order of summation. Let it
@@ -250,15 +240,12 @@ class Parallel:
             loss.register_hook(lambda gradient: gradient * self.size)
 
     def no_sync(self, objective: nn.Module) -> AbstractContextManager[None]:
-        """Do not synchronize gradients in this block."""
         return objective.no_sync()  # type: ignore[operator]
 
     def sum(self, number: float) -> float:
-        """Sum a number over all processes."""
         return self.sums([number])[0]
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
-        """Sum each number over all processes."""
         return self._reduce(numbers, distributed.ReduceOp.SUM)
 
     def _reduce(self, numbers: Sequence[float], operation: Any) -> list[float]:
@@ -270,37 +257,27 @@ class Parallel:
     def candidate(
         self, folder: Path, model: Seq2Seq, checkpoints: Sequence[Checkpoint]
     ) -> Iterator[Candidate | None]:
-        """As in a single process, in rank 0."""
         with ExitStack() as stack:
             candidate = None
             with self.sync_errors():
                 if self.rank == 0:
-                    candidate = stack.enter_context(self._single.candidate(folder, model, checkpoints))
+                    candidate = stack.enter_context(super().candidate(folder, model, checkpoints))
             yield candidate
-
-    def load_for_evaluation(
-        self, folder: Path, build: Callable[[], Seq2Seq]
-    ) -> AbstractContextManager[Seq2Seq]:
-        """Load the model of a folder."""
-        return self._single.load_for_evaluation(folder, build)
 
     def save(
         self, folder: Path, step: int, model: Seq2Seq, optimizer: Optimizer, state: Mapping[str, Any]
     ) -> Checkpoint:
-        """Save a checkpoint in rank 0."""
         with self.sync_errors():
             if self.rank == 0:
-                self._single.save(folder, step, model, optimizer, state)
+                super().save(folder, step, model, optimizer, state)
         return Checkpoint.at(folder, step)
 
     def restore(self, checkpoint: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
-        """Restore model and optimizer; each process reads everything."""
         with self.sync_errors():
-            self._single.restore(checkpoint, model, optimizer)
+            super().restore(checkpoint, model, optimizer)
 
     @contextmanager
     def sync_errors(self) -> Iterator[None]:
-        """An error in this block in any process ends all; the lowest rank that failed raises its own."""
         failure = None
         try:
             yield
@@ -316,7 +293,6 @@ class Parallel:
             raise RemoteError(f"Training failed in process {rank}, which reports the error.")
 
     def barrier(self) -> None:
-        """Wait for all processes."""
         with self.sync_errors():
             pass
 
@@ -329,7 +305,6 @@ class Sharded(Parallel):
         self._share = Share(self.rank, self.size)
 
     def build(self, build: Callable[[], Objective]) -> BuiltModel:
-        """Build a new model of which each process holds some rows, gathered block by block."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -381,13 +356,11 @@ class Sharded(Parallel):
     def load_for_evaluation(
         self, folder: Path, build: Callable[[], Seq2Seq]
     ) -> AbstractContextManager[Seq2Seq]:
-        """Load the model of a folder; one block is read at a time."""
         return streamed_model(build, folder / MODEL)
 
     def save(
         self, folder: Path, step: int, model: Seq2Seq, optimizer: Optimizer, state: Mapping[str, Any]
     ) -> Checkpoint:
-        """Save a checkpoint in rank 0; the others send their parts."""
         checkpoint = Checkpoint.at(folder, step)
         tensors = optimizer_tensors(optimizer, _names(model))
         with self.sync_errors(), Checkpoint.writing(folder, step) if self.rank == 0 else nullcontext():
@@ -400,7 +373,6 @@ class Sharded(Parallel):
         return checkpoint
 
     def restore(self, checkpoint: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
-        """Restore model and optimizer; each process reads its part."""
         with self.sync_errors():
             if self.rank == 0:
                 checkpoint.check()
