@@ -170,8 +170,7 @@ def _config_text(folder_config: Mapping[str, Any]) -> str:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Create a folder and lock it for one training; remove it at the end if it was created and stays "
-    "empty."""
+    """Create and lock a folder for one training; finally remove it if it was created and is empty."""
     created = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
@@ -364,8 +363,7 @@ class Checkpoint(NamedTuple):
     @classmethod
     @contextmanager
     def writing(cls, folder: Path, step: int) -> Iterator[Path]:
-        """A temporary folder that becomes the checkpoint of this step when the block ends without an "
-        "error."""
+        """A temporary folder that becomes the checkpoint when the block ends without an error."""
         checkpoint = cls.at(folder, step)
         part = checkpoint.part
         with _temporary_folder(folder, checkpoint.path, part):
@@ -380,8 +378,7 @@ class Checkpoint(NamedTuple):
 
     @staticmethod
     def prune(folder: Path, keep: Sequence["Checkpoint"]) -> None:
-        """Remove all other checkpoints, and those that a killed training left incomplete. Foreign files "
-        "stay."""
+        """Remove all other checkpoints, complete or not. Foreign files stay."""
         kept = {checkpoint.path for checkpoint in keep}
         for path in (folder / "checkpoints").glob("*"):
             if _PART.fullmatch(path.name):

@@ -171,9 +171,7 @@ class Trainer:
         batches = self.batches.from_step(progress.step * training.accumulate)
         stats, silent = RunningStats(progress.seconds), False
         while progress.step < self.steps:
-            if (
-                progress.step in self.extended_at
-            ):  # not stored: the checkpoint may be older than the extension
+            if progress.step in self.extended_at:  # the checkpoint may be older than the extension
                 progress.without_improvement = 0
             if self._patience_exhausted():
                 return self._finish("No further improvement")
@@ -200,8 +198,7 @@ class Trainer:
         return self._finish("Finished")
 
     def _update(self, batches: Sequence[tuple[int, NDArray[numpy.int64]]]) -> tuple[float, int]:
-        """Do one update with these batches; return this process's part of the loss, and the number of "
-        "tokens."""
+        """Do one update; return this process's part of the loss, and the number of tokens."""
         training, world = self.config.training, self.world
         torch.manual_seed(dropout_seed(training.seed, self.progress.step, world.rank, world.size))
         parts = [self._part(epoch, indices) for epoch, indices in batches]
