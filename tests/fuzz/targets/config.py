@@ -35,7 +35,8 @@ ODD = ("", " ", "\ufeff1", "\udcff", "\0", "a\nb", "\r", "\n", "# a comment")
 VALUES = (*NUMBERS, *OTHERS, *LONG, *ODD)
 TABLES = ("[model]", "[training]", "[[model]]", "[model.x]", "[", "]", "[a.b.c.d]", "=", "'''", "{", "}")
 LINES = """width = 16|learning_rate = 0.1|learning_rate = 1e400|layers = 2|kind = 'plain'|x = 1|size = -1
-epochs = 1979-05-27|heads = [1, 2]|heads = {a = 1}|dropout = nan|"" = 1|model = 3|é = 1|a.b = 1""".replace("\n", "|").split("|")
+epochs = 1979-05-27|heads = [1, 2]
+heads = {a = 1}|dropout = nan|"" = 1|model = 3|é = 1|a.b = 1""".replace("\n", "|").split("|")
 PIECES = (*TABLES, *LINES, "seed = " + "9" * 5000, "x = " + "[" * 3000, "a" * 5000, *ODD)
 
 
