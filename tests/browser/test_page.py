@@ -55,7 +55,7 @@ def test_lookup(visit: Visit) -> None:
     visit.look("lookup-dictionary", ((1280, 900, "light"),))
 
 
-def test_every_score_and_normalizer_is_worked_out_as_the_server_computes_it(visit: Visit) -> None:
+def test_calculations_of_every_score_and_normalizer_are_correct(visit: Visit) -> None:
     visit.enter("lookup", preset="soft")
     page = visit.page
     for label in ("Score", "Normalizer, hard to soft"):
@@ -67,10 +67,10 @@ def test_every_score_and_normalizer_is_worked_out_as_the_server_computes_it(visi
 
 
 def check_arithmetic(text: str) -> None:
-    """Each `… = number` of sums, products and the functions in them, up to the digits that are written."""
-    told = re.findall(r"^(?:score|weight|number \d+)\n(.+) = (\S+)$", text, re.MULTILINE)
-    assert told
-    for formula, result in told:
+    """Evaluate each `… = number`, up to the digits shown."""
+    equations = re.findall(r"^(?:score|weight|number \d+)\n(.+) = (\S+)$", text, re.MULTILINE)
+    assert equations
+    for formula, result in equations:
         if set(":;") & set(formula) or "·" in result:
             continue  # in words, in two steps, or a power of ten
         python = formula.translate(str.maketrans("·−", "*-")).replace("²", "**2")
@@ -140,7 +140,7 @@ def test_order(visit: Visit) -> None:
     assert words.all_inner_texts() == ["one", "two", "three"]
 
 
-def test_a_long_text_is_a_map(visit: Visit) -> None:
+def test_long_text(visit: Visit) -> None:
     visit.enter("long")
     page = visit.page
     assert "No text yet" in visit.text("#section")
@@ -161,7 +161,7 @@ def test_a_long_text_is_a_map(visit: Visit) -> None:
     visit.until("document.querySelector('#section').innerText.includes('is not a text file')")
 
 
-def test_the_example_of_a_long_text_is_the_same_every_time_and_as_long_as_it_says(visit: Visit) -> None:
+def test_the_sample_text_is_deterministic_and_has_the_requested_length(visit: Visit) -> None:
     visit.enter("long")
     texts = visit.page.evaluate(
         "import('./static/page/sample_text.js').then(({ sampleText }) => [32000, 32000, 100].map(sampleText))"
@@ -184,13 +184,13 @@ def test_training(visit: Visit) -> None:
     visit.look("training")
 
 
-def test_a_training_that_runs_is_followed(visit: Visit) -> None:
+def test_a_running_training_is_polled(visit: Visit) -> None:
     rows = [row(step) for step in (1, 2, 3)]
-    asked: list[str] = []
+    payload: list[str] = []
 
     def answer(route) -> None:
-        asked.append(route.request.url)
-        steps = min(len(asked), 3)
+        payload.append(route.request.url)
+        steps = min(len(payload), 3)
         route.fulfill(json={"steps": steps, "state": "running", "rows": rows[:steps], "samples": []})
 
     page = visit.page
@@ -199,10 +199,10 @@ def test_a_training_that_runs_is_followed(visit: Visit) -> None:
     visit.enter("training")
     visit.until(r"/updates\s+2/.test(document.querySelector('.numbers')?.innerText)")
     assert visit.text(".live") == "Running."
-    assert "a%20b" in asked[0]
+    assert "a%20b" in payload[0]
 
 
-def test_a_training_is_followed_whatever_becomes_of_it(visit: Visit) -> None:
+def test_changes_of_training_state_are_shown(visit: Visit) -> None:
     """Finished, resumed, killed, restarted: the page shows the current state."""
     now = {"steps": 2, "state": "finished"}
 
@@ -214,7 +214,7 @@ def test_a_training_is_followed_whatever_becomes_of_it(visit: Visit) -> None:
     visit.answer("training", trainings("run"))
     visit.page.route("**/api/training/*", answer)
     visit.enter("training")
-    for steps, state, told in (
+    for steps, state, message in (
         (2, "finished", "Finished."),
         (4, "running", "Running."),
         (4, "stopped", "Stopped. Resume with regard train --resume."),
@@ -222,7 +222,7 @@ def test_a_training_is_followed_whatever_becomes_of_it(visit: Visit) -> None:
         (5, "finished", "Finished."),
     ):
         now.update(steps=steps, state=state)
-        visit.until(f"document.querySelector('.live')?.innerText === {told!r}")
+        visit.until(f"document.querySelector('.live')?.innerText === {message!r}")
         visit.until(rf"/updates\s+{steps}\b/.test(document.querySelector('.numbers').innerText)")
         assert f"run: {steps} updates, {state}" in visit.text("#section select")
         visit.look(f"training-{state}-{steps}", SIZES[:1])

@@ -1,4 +1,4 @@
-"""The page of `regard look` when things go wrong: hostile text, no models, errors, a server that is gone."""
+"""The page of `regard look` with hostile text, without models, with errors and a lost server."""
 
 import pytest
 
@@ -18,7 +18,7 @@ SECTIONS = {
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_hostile_text_is_only_text(visit: Visit, section: str) -> None:
+def test_hostile_text_is_shown_as_text(visit: Visit, section: str) -> None:
     if section == "words" and not ENCODER:
         pytest.skip("minilm is not installed")
     name, label, result = SECTIONS[section]
@@ -34,7 +34,7 @@ def test_hostile_text_is_only_text(visit: Visit, section: str) -> None:
     visit.look(f"hostile-{section}", NARROW)
 
 
-def test_hostile_names_of_models_and_trainings_are_only_text(visit: Visit) -> None:
+def test_hostile_names_are_shown_as_text(visit: Visit) -> None:
     model = {
         "name": HOSTILE,
         "kind": "translator",
@@ -60,7 +60,7 @@ def test_hostile_names_of_models_and_trainings_are_only_text(visit: Visit) -> No
     visit.no_markup_came_of_text()
 
 
-def test_rooms_without_a_model_say_how_to_get_one(visit: Visit) -> None:
+def test_sections_without_a_model_show_the_commands_to_get_one(visit: Visit) -> None:
     visit.answer("models", {"models": [], "folders": []})
     visit.answer("training", {"trainings": []})
     for section in ("translate", "heads", "words", "training"):
@@ -69,7 +69,7 @@ def test_rooms_without_a_model_say_how_to_get_one(visit: Visit) -> None:
     visit.look("empty-training", SIZES[:1])
 
 
-def test_the_servers_sentence_is_shown_and_can_be_tried_again(rough: Visit) -> None:
+def test_server_errors_are_shown_with_a_retry_button(rough: Visit) -> None:
     page = rough.page
     page.route(
         "**/api/lookup", lambda route: route.fulfill(status=500, json={"error": f"{HOSTILE}: give another."})
@@ -85,13 +85,13 @@ def test_the_servers_sentence_is_shown_and_can_be_tried_again(rough: Visit) -> N
     assert page.locator(".errors .notice").count() == 0
 
 
-def test_a_refusal_that_would_come_again_offers_no_second_try(rough: Visit) -> None:
+def test_final_errors_have_no_retry_button(rough: Visit) -> None:
     page = rough.page
-    told = "Too long: 902 tokens; this model reads at most 512."
-    page.route("**/api/lookup", lambda route: route.fulfill(status=422, json={"error": told}))
+    message = "Too long: 902 tokens; this model reads at most 512."
+    page.route("**/api/lookup", lambda route: route.fulfill(status=422, json={"error": message}))
     rough.enter("lookup")
     page.wait_for_selector(".errors .notice")
-    assert told in rough.text(".errors .notice")
+    assert message in rough.text(".errors .notice")
     assert page.get_by_role("button", name="Try again").count() == 0
     page.unroute("**/api/lookup")
     page.get_by_label("Score", exact=True).select_option("cosine")  # another question
@@ -100,7 +100,7 @@ def test_a_refusal_that_would_come_again_offers_no_second_try(rough: Visit) -> N
 
 
 @pytest.mark.skipif(not ENCODER, reason="minilm is not installed")
-def test_a_text_that_is_too_long_for_a_model_is_told_without_a_second_try(rough: Visit) -> None:
+def test_a_text_too_long_for_the_model_has_no_retry_button(rough: Visit) -> None:
     page = rough.page
     rough.enter("long", model="minilm", text="dogs bark at strangers " * 60)
     page.wait_for_selector(".regard-attention")
@@ -112,7 +112,7 @@ def test_a_text_that_is_too_long_for_a_model_is_told_without_a_second_try(rough:
     rough.look("too-long", SIZES[:1])
 
 
-def test_a_busy_server_is_asked_again_by_the_view(rough: Visit) -> None:
+def test_the_view_retries_while_the_server_is_busy(rough: Visit) -> None:
     page, refused = rough.page, []
 
     def answer(route) -> None:
@@ -134,8 +134,8 @@ def test_a_busy_server_is_asked_again_by_the_view(rough: Visit) -> None:
     assert "Loading failed" not in rough.text("#section")
 
 
-def test_a_model_that_is_being_trained_is_waited_for(visit: Visit) -> None:
-    """Rooms without a model are open meanwhile, and its own opens by itself."""
+def test_the_page_waits_for_a_model_in_training(visit: Visit) -> None:
+    """Sections that need no model are open; the others open when it is ready."""
     found = {"models": [], "pending": ["transformer"], "folders": [], "recordings": []}
     page = visit.page
     page.route("**/api/models", lambda route: route.fulfill(json=found))
@@ -155,7 +155,7 @@ def test_a_model_that_is_being_trained_is_waited_for(visit: Visit) -> None:
     assert visit.text(".translation") == "zwei Hunde"
 
 
-def test_a_server_that_is_gone_is_waited_for(rough: Visit) -> None:
+def test_the_page_reconnects_to_a_lost_server(rough: Visit) -> None:
     page = rough.page
     rough.enter("lookup")
     page.route("**/api/**", lambda route: route.abort())
@@ -167,7 +167,7 @@ def test_a_server_that_is_gone_is_waited_for(rough: Visit) -> None:
     rough.until("document.querySelector('.formula').innerText.includes('‖q‖')")  # asked again by itself
 
 
-def test_a_slow_answer_is_waited_for_visibly_and_an_outdated_one_is_dropped(visit: Visit) -> None:
+def test_slow_answers_show_a_loading_bar_and_outdated_ones_are_dropped(visit: Visit) -> None:
     page, held = visit.page, []
     visit.enter("lookup")
     page.route("**/api/lookup", lambda route: route.continue_() if held else held.append(route))
@@ -181,7 +181,7 @@ def test_a_slow_answer_is_waited_for_visibly_and_an_outdated_one_is_dropped(visi
     assert page.locator(".notice").count() == 0
 
 
-def test_rooms_are_reached_with_the_keyboard_and_remember_what_was_there(visit: Visit) -> None:
+def test_sections_are_reached_by_keyboard_and_keep_their_state(visit: Visit) -> None:
     page = visit.page
     page.set_viewport_size({"width": 360, "height": 740})
     visit.enter("order", sentence="two words", order="1.0")
@@ -212,10 +212,10 @@ def test_every_control_has_a_name(visit: Visit) -> None:
         assert unnamed == [], section
 
 
-def test_the_page_loads_nothing_from_elsewhere(visit: Visit) -> None:
-    asked: list[str] = []
-    visit.page.on("request", lambda request: asked.append(request.url))
+def test_the_page_loads_nothing_from_other_servers(visit: Visit) -> None:
+    payload: list[str] = []
+    visit.page.on("request", lambda request: payload.append(request.url))
     visit.enter("lookup")
     visit.enter("translate")
-    assert asked
-    assert [url for url in asked if not url.startswith((visit.address, "data:", "blob:", "about:"))] == []
+    assert payload
+    assert [url for url in payload if not url.startswith((visit.address, "data:", "blob:", "about:"))] == []

@@ -33,8 +33,8 @@ def served():
 @pytest.fixture
 def opened(page, served):
     def opened(data="small", **options):
-        asked = f"?data={data}" if data else "?"
-        page.goto(f"{served[0]}{asked}&options={json.dumps(options)}")
+        payload = f"?data={data}" if data else "?"
+        page.goto(f"{served[0]}{payload}&options={json.dumps(options)}")
         page.wait_for_selector(".toolbar, .empty, .message")
         page.wait_for_timeout(100)
         return page
@@ -81,7 +81,7 @@ def test_lines_show_every_token_on_both_sides(opened):
     assert page.locator(".drawing path").count() > 20
 
 
-def test_pointing_at_a_query_shows_its_row_in_per_cent(opened):
+def test_hovering_a_query_shows_its_row_in_percent(opened):
     page = opened(heads=[2])
     page.hover(".side.query .token:nth-child(4)")
     page.wait_for_selector(".token.selected")
@@ -92,7 +92,7 @@ def test_pointing_at_a_query_shows_its_row_in_per_cent(opened):
     assert [float(share or 0) for share in shown] == pytest.approx(100 * row * (row >= 0.005), abs=0.51)
 
 
-def test_a_click_keeps_a_token_and_a_second_one_lets_it_go(opened):
+def test_a_click_pins_a_token_and_a_second_unpins_it(opened):
     page = opened()
     page.click(".side.key .token:nth-child(3)")
     page.mouse.move(5, 5)
@@ -108,7 +108,7 @@ def test_special_tokens_can_be_hidden(opened):
     assert page.locator(".side.query .token").all_text_contents() == CAT["tokens"][1:-1]
 
 
-def test_arrow_keys_move_among_tokens_and_tell_what_they_read(opened):
+def test_arrow_keys_move_among_tokens_and_describe_them(opened):
     page = opened(heads=[0])
     page.locator(".side.query .token").first.focus()
     page.keyboard.press("ArrowDown")
@@ -136,7 +136,7 @@ def test_heads_are_toggled_and_none_is_an_empty_state(opened):
     assert page.evaluate("shown.state.heads") is None
 
 
-def test_words_lie_in_two_rows_where_there_is_room(opened):
+def test_words_are_in_two_rows_on_wide_screens(opened):
     page = opened("several")
     assert page.locator(".drawing.across").count() == 1
     page.set_viewport_size({"width": 200, "height": 700})
@@ -166,16 +166,17 @@ def test_texts_are_never_markup(opened):
 
 
 @pytest.mark.parametrize(
-    ("data", "options", "told"), [("several", {"input": 3}, "no attention layers"), ("none", {}, "no inputs")]
+    ("data", "options", "message"),
+    [("several", {"input": 3}, "no attention"), ("none", {}, "no inputs")],
 )
-def test_where_there_is_nothing_it_is_said(opened, data, options, told):
-    assert told in opened(data, **options).locator(".empty").text_content()
+def test_empty_views_say_so(opened, data, options, message):
+    assert message in opened(data, **options).locator(".empty").text_content()
 
 
 # Search
 
 
-def test_a_word_is_found_over_its_pieces(opened):
+def test_search_finds_words_across_tokens(opened):
     page = opened()
     page.get_by_label("Find a token").fill("because")
     assert page.locator(".found").text_content() == "1 of 1"
@@ -188,22 +189,22 @@ def test_a_word_is_found_over_its_pieces(opened):
 # Matrix
 
 
-def test_the_cell_under_the_keyboard_cursor_is_told(opened):
+def test_the_cell_under_the_keyboard_cursor_is_described(opened):
     page = opened(view="matrix", heads=[1])
     page.locator(".map canvas").focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
     page.wait_for_timeout(150)
     weight = 100 * weights(SMALL, 0, 0)[1, 2, 1]
-    told = page.locator(".readout").text_content()
-    assert told.startswith("query 3 “cat” → key 2 “the”: ")
-    assert float(told.split(": ")[1].split()[0]) == pytest.approx(weight, rel=0.06)
+    message = page.locator(".readout").text_content()
+    assert message.startswith("query 3 “cat” → key 2 “the”: ")
+    assert float(message.split(": ")[1].split()[0]) == pytest.approx(weight, rel=0.06)
     page.keyboard.press("Enter")
     assert page.evaluate("[shown.state.query, shown.state.key]") == [2, 1]
     assert page.locator(".rankings section:not([hidden])").count() == 3
 
 
-def test_a_click_on_the_map_keeps_its_cell(opened):
+def test_a_click_on_the_map_pins_its_cell(opened):
     page = opened(view="matrix")
     page.locator(".map canvas").click(position={"x": 300, "y": 300})
     query, key = page.evaluate("[shown.state.query, shown.state.key]")
@@ -214,7 +215,7 @@ def test_a_click_on_the_map_keeps_its_cell(opened):
 # A long text, from a server
 
 
-def test_a_long_map_asks_for_few_tiles_and_zooms_to_single_weights(opened, served):
+def test_a_long_map_loads_few_tiles_and_zooms_to_single_weights(opened, served):
     _, counts = served
     counts.clear()
     page = opened("", view="matrix")
@@ -249,16 +250,16 @@ def test_wheel_and_drag_move_a_long_map(opened):
     assert page.locator(".map-bar").text_content() != before
     page.mouse.move(420, 420)
     page.wait_for_timeout(200)
-    told = page.locator(".readout").text_content()
+    message = page.locator(".readout").text_content()
     page.mouse.down()
     page.mouse.move(300, 300, steps=4)
     page.mouse.up()
     page.mouse.move(420, 420)
     page.wait_for_timeout(200)
-    assert page.locator(".readout").text_content() != told
+    assert page.locator(".readout").text_content() != message
 
 
-def test_lines_of_a_long_text_are_a_window(opened):
+def test_lines_of_a_long_text_show_a_window(opened):
     page = opened("", view="lines")
     page.wait_for_timeout(200)
     assert page.locator(".token").count() == 80
@@ -271,7 +272,7 @@ def test_lines_of_a_long_text_are_a_window(opened):
     assert page.locator(".token").count() == 80
 
 
-def test_trouble_is_told_and_can_be_tried_again(browser, served):
+def test_errors_are_shown_with_a_retry_button(browser, served):
     base, counts = served
     page = browser.new_page()  # a failed request is on the console, rightly
     counts["broken"] = 1
@@ -291,7 +292,7 @@ def test_trouble_is_told_and_can_be_tried_again(browser, served):
 # Heads and numbers
 
 
-def test_heads_are_pictures_that_enlarge(opened):
+def test_head_thumbnails_can_be_enlarged(opened):
     page = opened(view="heads")
     page.wait_for_selector(".thumbnail.still", state="detached")
     assert page.locator("button.thumbnail").count() == 32
@@ -318,7 +319,7 @@ def test_numbers_lead_from_products_to_the_weight(opened):
     page.wait_for_selector(".readout:has-text('sat → sat')")
 
 
-def test_without_vectors_numbers_say_why(opened):
+def test_numbers_without_vectors_give_a_reason(opened):
     assert "no query and key vectors" in opened("several", view="numbers").locator(".body").text_content()
 
 
@@ -334,7 +335,7 @@ def test_a_phone_never_scrolls_sideways(opened, page, view, scheme):
         assert sideways(opened(data, view=view)) <= 0
 
 
-def test_tabs_are_moved_through_by_arrow_keys(opened):
+def test_arrow_keys_move_between_tabs(opened):
     page = opened()
     page.get_by_role("tab", name="Lines").focus()
     page.keyboard.press("ArrowRight")
@@ -356,7 +357,7 @@ def test_the_widget_shows_what_its_kernel_answers(page, served):
     assert page.locator("#view .toolbar").count() == 0
 
 
-def test_a_standing_alone_file_opens_from_disk(page, tmp_path):
+def test_a_standalone_page_opens_from_disk(page, tmp_path):
     from regard.app.standalone import write_page
     from regard.app.view_model import ViewModel
 

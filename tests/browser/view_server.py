@@ -83,11 +83,11 @@ def view_data(*inputs, title=""):
     """Return embedded data; an input is (title, texts, [(label, kind, heads, queries, keys, options)])."""
     described, stored = [], []
     for name, texts, layers in inputs:
-        sizes = [len(one["tokens"]) for one in texts]
+        sizes = [len(item["tokens"]) for item in texts]
         held = [
             made(h, sizes[q], sizes[k], seed=n, **extra) for n, (_, _, h, q, k, extra) in enumerate(layers)
         ]
-        told = [
+        message = [
             {
                 "name": label,
                 "label": label,
@@ -99,7 +99,7 @@ def view_data(*inputs, title=""):
             }
             for label, kind, h, q, k, extra in layers
         ]
-        described.append({"title": name, "note": "", "texts": texts, "layers": told})
+        described.append({"title": name, "note": "", "texts": texts, "layers": message})
         stored.append({"layers": held})
     return {"view": {"title": title, "inputs": described}, "inputs": stored}
 
@@ -166,27 +166,27 @@ class Handler(http.server.BaseHTTPRequestHandler):
         )
 
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         question = self.path.rpartition("/")[2]
         self.counts[question] += 1
         if self.counts["broken"]:
             self.send_error(503)
             return
-        facts, arrays = answer(question, asked)
+        facts, arrays = answer(question, payload)
         self.send(
             json.dumps({"facts": facts, "arrays": [pack(array) for array in arrays]}), "application/json"
         )
 
 
-def answer(question, asked):
+def answer(question, payload):
     """Answer for a long text in which every token attends to the one 1000 before it."""
     if question == "tile":
-        (top, bottom), (left, right) = asked["rows"], asked["columns"]
-        rows = np.linspace(top, bottom, asked["height"], endpoint=False)
-        columns = np.linspace(left, right, asked["width"], endpoint=False)
-        near = np.abs(rows[:, None] - 1000 - columns[None]) < max((bottom - top) / asked["height"], 1)
-        return {}, [np.where(near, 0.5, 1e-5)[None].repeat(1 if asked["mean"] else 2, 0)]
+        (top, bottom), (left, right) = payload["rows"], payload["columns"]
+        rows = np.linspace(top, bottom, payload["height"], endpoint=False)
+        columns = np.linspace(left, right, payload["width"], endpoint=False)
+        near = np.abs(rows[:, None] - 1000 - columns[None]) < max((bottom - top) / payload["height"], 1)
+        return {}, [np.where(near, 0.5, 1e-5)[None].repeat(1 if payload["mean"] else 2, 0)]
     if question == "topk":
-        step = -1000 if asked["side"] == "query" else 1000
-        return {"positions": [asked["position"] + step], "weights": [0.5]}, []
-    return {"positions": [20000, 7], "weights": [800.0, 30.0]}, [np.ones(asked["bins"])]
+        step = -1000 if payload["side"] == "query" else 1000
+        return {"positions": [payload["position"] + step], "weights": [0.5]}, []
+    return {"positions": [20000, 7], "weights": [800.0, 30.0]}, [np.ones(payload["bins"])]

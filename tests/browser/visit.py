@@ -36,8 +36,8 @@ def served(root: Path) -> Iterator[str]:
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         said = iter(server.stdout.readline, "")
-        found = filter(None, (re.search(r"http://\S+", line) for line in said))
-        yield next(found).group()
+        result = filter(None, (re.search(r"http://\S+", line) for line in said))
+        yield next(result).group()
         server.terminate()
 
 
@@ -93,9 +93,9 @@ class Visit:
 
 def translation(text: str) -> dict:
     """Return a response of /api/translate with this text in every field."""
-    one = {"source": text, "text": text, "score": 0.0, "tokens": [text], "note": text, "reason": text}
+    item = {"source": text, "text": text, "score": 0.0, "tokens": [text], "note": text, "reason": text}
     more = {"alternatives": [{"text": f"{text} 2", "score": -1.0}], "alignment": None}
-    return {"translations": [one | more], "view": None}
+    return {"translations": [item | more], "view": None}
 
 
 def trainings(name: str, state: str = "finished") -> dict:
