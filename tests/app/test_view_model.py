@@ -134,7 +134,7 @@ def test_each_row_and_column_needs_its_token():
         ViewModel.of(lazy(), queries="abcde", keys=list("ABCDEFG"))
     with pytest.raises(regard.ArgumentError, match="Position 2"):
         TextView(("a", "b"), special=(2,))
-    with pytest.raises(regard.ArgumentError, match="text 1"):
+    with pytest.raises(regard.ArgumentError, match="keys=1, out of range for 1 texts"):
         InputView("", [TextView(("a",))], [LayerView("", "", "self", torch.ones(1, 1), 0, 1)])
 
 
