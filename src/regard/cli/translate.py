@@ -201,7 +201,7 @@ def _write_shards(writer: "Writer", model: Path, file: Path, output: Path, world
         writer.number = number * shards.lines
         with open_output(shards.path(number)) as to:
             writer.write(lines, to)
-    world.wait()
+    world.barrier()
     if world.rank == 0:
         shards.join(output)
 
