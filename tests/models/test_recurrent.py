@@ -512,16 +512,19 @@ def test_any_lengths_in_any_format(data: st.DataObject) -> None:
     [
         (
             {"input_feeding": True, "attention": "additive"},
-            "feeding=True and attention='additive'; its steps are fed",
+            "input_feeding=True and attention='additive'; input feeding needs dot, general or concat",
         ),
-        ({"input_feeding": True, "attention": "none"}, "there is nothing to feed"),
-        ({"cell": "rnn"}, "cell='rnn'; there are lstm, gru"),
-        ({"attention": "luong"}, "attention='luong'; there are none, additive, dot, general, concat"),
-        ({"width": 7}, "width=7 and bidirectional=True; .* an even one: 8"),
+        (
+            {"input_feeding": True, "attention": "none"},
+            "input_feeding=True and attention='none'; input feeding needs",
+        ),
+        ({"cell": "rnn"}, "cell='rnn'; choose one of lstm, gru"),
+        ({"attention": "luong"}, "attention='luong'; choose one of none, additive, dot, general, concat"),
+        ({"width": 7}, "width=7 and bidirectional=True; .* must be even: 8"),
         ({"width": 0}, "width=0; it must be at least 1"),
         ({"layers": 1.5}, "layers=1.5; it must be an integer"),
         ({"dropout": 1.0}, "dropout=1.0; it must be at least 0 and below 1"),
-        ({"reverse": "yes"}, "reverse='yes'; it is True or False"),
+        ({"reverse": "yes"}, "reverse='yes'; it must be True or False"),
     ],
 )
 def test_invalid_configs(options: dict[str, object], message: str) -> None:
@@ -548,7 +551,7 @@ ONES = torch.ones(2, 3, dtype=torch.long)
         (ShapeError, "source has 1 sentences and target has 2", ONES[:1], {}),
         (
             ShapeError,
-            "a length is 4 and the batch has 3 places",
+            "A length is 4 and the rows have 3 tokens",
             ONES,
             {"source_lengths": torch.tensor([4, 1])},
         ),
@@ -557,7 +560,7 @@ ONES = torch.ones(2, 3, dtype=torch.long)
         (ArgumentError, "Target sentence 0 has length 0", ONES, {"target_lengths": torch.tensor([0, 2])}),
         (
             ShapeError,
-            "a length is -1",
+            "A length is -1",
             ONES,
             {"source_lengths": torch.tensor([-1, 1])},
         ),

@@ -201,7 +201,7 @@ def test_packed_batches_reject_lengths(side: str, other: str) -> None:
     given: dict[str, Any] = {
         name: one if name == side or other == "packed" else padded(one)[0] for name, one in batches.items()
     }
-    with pytest.raises(regard.ArgumentError, match="has its own 3 lengths"):
+    with pytest.raises(regard.ArgumentError, match="includes its 3 lengths"):
         made(Transformer)(**given, **{f"{side}_lengths": torch.tensor([1, 1, 1])})
 
 
@@ -312,7 +312,7 @@ def test_generation_with_caches_equals_without(name: str) -> None:
     for _ in range(8):
         chances = torch.softmax(model(torch.tensor([tokens]))[0, -1] / 3, -1)
         tokens.append(int(torch.multinomial(chances, 1, generator=draw)))
-    options: dict[str, Any] = {"most": 8, "temperature": 3.0, "generator": draw}
+    options: dict[str, Any] = {"max_new_tokens": 8, "temperature": 3.0, "generator": draw}
     draw.manual_seed(1)
     assert model.generate([5, 6, 0], **options) == tokens
     end = next(token for token in tokens[4:] if token != 0)
@@ -592,9 +592,9 @@ def test_mask_tokens_of_an_empty_batch() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mask": WORDS, "vocabulary": WORDS}, "Token 23 is out of range for a vocabulary of 23"),
-        ({"mask": -1, "vocabulary": WORDS}, "mask=-1"),
-        ({"mask": 0, "vocabulary": 0}, "vocabulary=0"),
+        ({"mask_id": WORDS, "vocab_size": WORDS}, "Token 23 is out of range for a vocabulary of 23"),
+        ({"mask_id": -1, "vocab_size": WORDS}, "mask_id=-1"),
+        ({"mask_id": 0, "vocab_size": 0}, "vocab_size=0"),
     ],
 )
 def test_invalid_mask_tokens_arguments(options: dict[str, int], message: str) -> None:
@@ -747,17 +747,17 @@ def test_int32_tokens() -> None:
         (
             lambda m: m(Packed.of([[5], [6]]), torch.tensor([1, 1])),
             regard.ArgumentError,
-            "a Packed batch knows its 2 lengths",
+            "Packed, which includes its 2 lengths",
         ),
         (
             lambda m: m(torch.tensor([[5, 6]]), torch.tensor([3])),
             regard.ShapeError,
-            "length is 3 and the batch has 2 places",
+            "length is 3 and the rows have 2 tokens",
         ),
         (
             lambda m: m(torch.tensor([[5, 6]]), torch.tensor([1, 1])),
             regard.ShapeError,
-            r"\(1, 2\) and the lengths \(2,\)",
+            r"\(1, 2\) and lengths \(2,\)",
         ),
         (lambda m: m(torch.tensor([[5, 6]]), [2]), regard.DTypeError, "lengths of type list"),
     ],
@@ -786,8 +786,8 @@ def test_invalid_pairs(layout: str, source: Any, target: Any, error: type[Except
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: made(LanguageModel).loss(Packed.of([[5, 6], []])), "sentence 1 has no tokens"),
-        (lambda: made(Transformer).loss(Packed.of([[5], [6]]), Packed.of([[1, 2], []])), "sentence 1 "),
+        (lambda: made(LanguageModel).loss(Packed.of([[5, 6], []])), "Sentence 1 has no tokens"),
+        (lambda: made(Transformer).loss(Packed.of([[5], [6]]), Packed.of([[1, 2], []])), "(?i)sentence 1 "),
     ],
 )
 def test_empty_target_is_rejected(call: Any, message: str) -> None:
@@ -804,7 +804,7 @@ def test_source_and_target_sizes_must_match(shape: tuple[int, ...]) -> None:
 
 
 def test_packed_language_model_batch_rejects_lengths() -> None:
-    with pytest.raises(regard.ArgumentError, match="has its own 3 lengths"):
+    with pytest.raises(regard.ArgumentError, match="includes its 3 lengths"):
         made(LanguageModel).loss(Packed.of(SOURCE), torch.tensor([1, 1, 1]))
 
 

@@ -449,7 +449,7 @@ def test_invalid_layers(make: Any, error: type[Exception], message: str) -> None
         (
             lambda layer: layer(normal(3, 12), normal(5, 12), normal(5, 7)),
             regard.ShapeError,
-            r"value has the shape \(5, 7\)",
+            r"value has shape \(5, 7\)",
         ),
         (
             lambda layer: layer(normal(3, 12), normal(5, 12), normal(4, 12)),
@@ -464,7 +464,7 @@ def test_invalid_layers(make: Any, error: type[Exception], message: str) -> None
         (
             lambda layer: layer(normal(3, 12), rotation=RotaryPositions(4)(torch.arange(3))),
             regard.ShapeError,
-            "heads of 4 features",
+            "4 features per head",
         ),
         (
             lambda layer: layer(normal(3, 12), rotation=RotaryPositions(2)(torch.arange(5))),
