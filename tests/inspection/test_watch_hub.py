@@ -327,7 +327,7 @@ def test_masks_of_flash_kernels(causal: bool, window: int | None, queries: int) 
 
     query, key = torch.randn(2, 1, queries, 4), torch.randn(2, 1, 6, 4)
     padding = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
-    mask = _flash_mask(query, key, padding, causal, window, {})
+    mask = _flash_mask(query, key, padding, causal, {"sliding_window": window})
     place, number = torch.arange(queries)[:, None] + 6 - queries, torch.arange(6)
     expected = padding.bool()[:, None, None].expand(2, 1, queries, 6)
     if causal:
@@ -343,7 +343,7 @@ def test_packed_sequences_of_flash_kernels() -> None:
     from regard.inspection.hooks.transformers import _flash_mask
 
     x = torch.randn(1, 1, 5, 4)
-    mask = _flash_mask(x, x, None, True, None, {"cu_seq_lens_k": torch.tensor([0, 2, 5], dtype=torch.int32)})
+    mask = _flash_mask(x, x, None, True, {"cu_seq_lens_k": torch.tensor([0, 2, 5], dtype=torch.int32)})
     assert mask is not None
     result = (torch.arange(5) >= mask.start) & (torch.arange(5) < mask.stop)
     assert torch.equal(result, regard.Documents([2, 3], within=regard.Causal()).dense(5))
