@@ -631,7 +631,7 @@ def test_custom_normalizers_have_no_text_form():
 
 @pytest.mark.parametrize("text", ["Softplus", "", "softmax 0x1p+0", "Sink"])
 def test_unknown_text_forms_are_rejected(text):
-    with pytest.raises(regard.ArgumentError, match="no normalizer"):
+    with pytest.raises(regard.ArgumentError, match="unknown normalizer"):
         from_text(text)
 
 
@@ -695,7 +695,7 @@ def test_ones_own_normalizer_needs_phi_slope_and_tau(normalize, implementation):
 def test_ones_own_normalizer_may_learn():
     """A temperature as a parameter: its gradient is that of softmax(s / t)."""
 
-    class LearnedPositions(nn.Module, Normalizer):
+    class LearnedScale(nn.Module, Normalizer):
         def __init__(self):
             super().__init__()
             self.temperature = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
@@ -709,7 +709,7 @@ def test_ones_own_normalizer_may_learn():
         def slope(self, x):
             return self.phi(x) / self.temperature
 
-    normalize = LearnedPositions()
+    normalize = LearnedScale()
     query, key, value = torch.randn(3, 2, 5, 4, dtype=torch.float64).unbind()
     actual = regard.attention(query, key, value, normalize=normalize)
     expected = (query @ key.mT / 2 / normalize.temperature).softmax(-1) @ value

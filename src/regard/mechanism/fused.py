@@ -76,8 +76,10 @@ def _load() -> tuple[Any, str]:
 
 
 _KERNELS, DESCRIPTION = _load()
-# Numbers of the tensors and dtypes of a call, from kernels/abi.h; empty without kernels.
+# Numbers of tensors, scores, normalizers and dtypes, from kernels/abi.h; empty without kernels.
 SLOTS: dict[str, int] = getattr(_KERNELS, "SLOTS", {})
+_SCORES: dict[str, int] = getattr(_KERNELS, "SCORES", {})
+_NORMALIZERS: dict[str | None, int] = getattr(_KERNELS, "NORMALIZERS", {})
 _TYPES = {_DTYPES[name]: i for name, i in getattr(_KERNELS, "TYPES", {}).items() if name in _DTYPES}
 
 
@@ -337,7 +339,7 @@ def _call(kernel: str, problem: Problem, extra: dict[str, Any], segments: int = 
     normalizer, counts, sharpness, bias = encode_normalizer(normalize)
     sizes = (queries, problem.keys, width, 0 if value is None else value.shape[-1])
     position, limits = (config.queries, problem.first_key), (int(config.dropout * 2**32), segments, k)
-    kinds = (_KERNELS.SCORES[config.family], normalizer, counts)
+    kinds = (_SCORES[config.family], normalizer, counts)
     numbers = _header(lead, sizes, position, kinds, limits, (biases, lines, config.terms))
     factors = (config.scale, sharpness, config.softcap or 0.0, bias, 1 / (1 - config.dropout))
     return getattr(_KERNELS, kernel)(numbers + encoded, factors, torch.get_num_threads())
@@ -397,7 +399,7 @@ def encode(call: FastCall, per_query: Tensors, per_key: Tensors, tau: Tensor) ->
     """Encode a call as numbers: the header, then each tensor."""
     lead, sizes, start, stop = call.lead, call.sizes, call.start, call.stop
     masked = start is not None or stop is not None
-    kinds = (_KERNELS.SCORES["dot"], call.normalizer, call.counts)
+    kinds = (_SCORES["dot"], call.normalizer, call.counts)
     numbers = _header(lead, sizes, (sizes[0], 0), kinds, (0, 1, 0), (0, 0, masked))
     *batch, groups, per_group = lead
     for slot, tensor in per_query:
@@ -428,8 +430,7 @@ def encode_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
     """Return the kernel number, whether it counts the keys, the inverse temperature and the bias."""
     sharpness = 1 / normalize.temperature if type(normalize) is Softmax else 1.0
     bias = normalize.bias if type(normalize) is Sigmoid else 0.0
-    name = _kernel_name(normalize)
-    return _KERNELS.NORMALIZERS[name], bias is None, sharpness, bias or 0.0
+    return _NORMALIZERS[_kernel_name(normalize)], bias is None, sharpness, bias or 0.0
 
 
 def _kernel_name(normalize: Normalizer) -> str | None:

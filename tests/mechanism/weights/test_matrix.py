@@ -911,7 +911,7 @@ def test_pool_of_a_part_next_to_a_broken_key():
 
 @pytest.mark.parametrize("part", [slice(0, 4, 2), 3, None])
 def test_pool_takes_a_part_as_slices(part):
-    with pytest.raises(regard.ArgumentError, match="without a step"):
+    with pytest.raises(regard.ArgumentError, match="without steps"):
         Case().weights().pool(2, 2, within=(slice(None), part))
 
 
@@ -1300,7 +1300,7 @@ def test_safetensors_files_of_others_are_rejected(tmp_path):
             regard.Weights.load(tmp_path / name)
 
 
-def described(path: Path) -> dict[str, Any]:
+def metadata_of(path: Path) -> dict[str, Any]:
     """The metadata of a saved file."""
     content = path.read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -1308,18 +1308,19 @@ def described(path: Path) -> dict[str, Any]:
 
 
 def sign_and_save(text: Any, tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a file with a valid checksum: what a checksum cannot notice must be refused, too."""
+    """Write a file with a valid checksum: inconsistent content must be rejected all the same."""
     if isinstance(text, dict):
         rest = {name: part for name, part in text.items() if name != "checksum"}
         text = {**rest, "checksum": checksum(tensors, tensors.__getitem__, json.dumps(rest))}
     save_file(tensors, path, {"regard": json.dumps(text)})
 
 
-SPOILT: dict[str, Callable[[dict[str, Any]], Any]] = {
+INVALID_METADATA: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a list": lambda text: [text],
     "a number": lambda text: 5,
     "a later format": lambda text: {**text, "format": "weights 9"},
-    "an older format": lambda text: {**text, "format": "weights 1"},
+    "an older format": lambda text: {**text, "format": "weights 2"},
+    "no rows_per_key_head": lambda text: {n: part for n, part in text.items() if n != "rows_per_key_head"},
     "no lead": lambda text: {name: part for name, part in text.items() if name != "lead"},
     "another lead": lambda text: {**text, "lead": [3, 3]},
     "no normalizer": lambda text: {name: part for name, part in text.items() if name != "normalize"},
@@ -1332,23 +1333,33 @@ SPOILT: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("how", SPOILT)
-def test_a_description_that_makes_no_sense_is_rejected(how, tmp_path):
+@pytest.mark.parametrize("how", INVALID_METADATA)
+def test_inconsistent_metadata_is_rejected(how, tmp_path):
     path = Case(mask="Causal").weights().save(tmp_path / "weights")
-    sign_and_save(SPOILT[how](described(path)), load_file(path), tmp_path / "spoilt")
+    sign_and_save(INVALID_METADATA[how](metadata_of(path)), load_file(path), tmp_path / "spoilt")
     with pytest.raises(regard.ArgumentError) as refused:
         regard.Weights.load(tmp_path / "spoilt")
-    assert "does not have its checksum" not in str(refused.value)
+    assert "does not match its checksum" not in str(refused.value)
+
+
+def test_older_formats_are_reported_as_old(tmp_path):
+    path = Case(mask="Causal").weights().save(tmp_path / "weights")
+    for old in ("weights 1", "weights 2"):
+        sign_and_save({**metadata_of(path), "format": old}, load_file(path), tmp_path / "old")
+        with pytest.raises(
+            regard.ArgumentError, match=f"{old}.*older version of regard; save the weights again"
+        ):
+            regard.Weights.load(tmp_path / "old")
 
 
 @pytest.mark.parametrize("missing", ["query", "key", "stop0"])
 def test_a_file_with_a_missing_tensor_is_rejected(missing, tmp_path):
     path = Case(mask="Causal").weights().save(tmp_path / "weights")
     tensors = {name: tensor for name, tensor in load_file(path).items() if name != missing}
-    sign_and_save(described(path), tensors, tmp_path / "spoilt")
+    sign_and_save(metadata_of(path), tensors, tmp_path / "spoilt")
     with pytest.raises(regard.ArgumentError) as refused:
         regard.Weights.load(tmp_path / "spoilt")
-    assert "does not have its checksum" not in str(refused.value)
+    assert "does not match its checksum" not in str(refused.value)
 
 
 @kept

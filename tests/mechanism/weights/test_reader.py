@@ -192,14 +192,14 @@ def test_tau_is_computed_once(call: str, graph: bool, launches: list[str]) -> No
         weights = regard.attend(x, x, x, **CALLS[call])[1]
     with torch.no_grad():
         weights.topk(5)
-        assert launches == ["forward", "top"]
+        assert launches == ["forward", "topk"]
         weights.entropy()
         weights.dense()
         weights.received()
         weights[:, 3]
         weights.heads(1).topk(2)
         weights.detach().to("cpu").entropy()
-    assert launches[2:] == ["entropy", "weights", "backward", "weights", "top", "entropy"]
+    assert launches[2:] == ["entropy", "weights", "backward", "weights", "topk", "entropy"]
 
 
 @kernels
@@ -221,7 +221,7 @@ def test_tau_of_other_kernels_is_recomputed_once(
     weights.topk(5)
     weights.entropy()
     weights.heads(0).entropy()
-    assert launches == ["forward", "top", "entropy", "entropy"]
+    assert launches == ["forward", "topk", "entropy", "entropy"]
 
 
 @kernels
@@ -254,7 +254,7 @@ def test_tau_computed_by_torch_is_not_used_with_kernels(launches: list[str]) -> 
     launches.clear()
     weights.entropy()
     weights.topk(3)
-    assert launches.count("top") == launches.count("entropy") == 0  # refused once, and not asked again
+    assert launches.count("topk") == launches.count("entropy") == 0  # refused once, and not asked again
     assert not reference[:, :20].isnan().any()
     assert reference[:, 20:].isnan().any()
 
