@@ -197,8 +197,7 @@ def _version(requested: bool) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True),
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Train and inspect attention models: translation, word alignment, contextual word vectors."""

@@ -9,7 +9,7 @@ import typer
 
 from regard._util.text import printable
 from regard.cli.evaluate import check_picture, names_of
-from regard.cli.shared import console, padded
+from regard.cli.shared import PictureFile, console, padded
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ def curves(
             metavar="FOLDER", help="Folders written by regard train, also while it runs; or log.csv files."
         ),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Picture: a .png, .svg or .pdf file.")
-    ] = Path("curves.png"),
+    output: PictureFile = Path("curves.png"),
 ) -> None:
     """Draw training curves: loss and BLEU over updates and over time."""
     check_picture(output, "--output")

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -19,8 +20,8 @@ from regard.errors import ArgumentError
 if TYPE_CHECKING:
     from regard.translation.evaluation import Scores
 
-_DECODING = "Decoding"
-_REPORT = "Report"
+_decoding = partial(typer.Option, rich_help_panel="Decoding")
+_report = partial(typer.Option, rich_help_panel="Report")
 
 
 class Evaluation(NamedTuple):
@@ -50,8 +51,7 @@ def evaluate(
         ),
     ],
     reference: Annotated[
-        str | None,
-        typer.Argument(metavar="REFERENCE", help="Reference translations, line by line."),
+        str | None, typer.Argument(metavar="REFERENCE", help="Reference translations, line by line.")
     ] = None,
     model: Annotated[
         list[Path] | None,
@@ -66,58 +66,27 @@ def evaluate(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Text file with existing translations to score. Repeatable."),
     ] = None,
-    beam: Annotated[
-        int,
-        typer.Option(min=1, help="Beam size; 1 is greedy.", rich_help_panel=_DECODING),
-    ] = 5,
-    batch: Annotated[
-        int, typer.Option(min=1, help="Batch size in sentences.", rich_help_panel=_DECODING)
-    ] = 64,
+    beam: Annotated[int, _decoding(min=1, help="Beam size; 1 is greedy.")] = 5,
+    batch: Annotated[int, _decoding(min=1, help="Batch size in sentences.")] = 64,
     languages: Annotated[
-        str,
-        typer.Option(metavar="FROM-TO", help="Languages of the embedded corpus.", rich_help_panel=_DECODING),
+        str, _decoding(metavar="FROM-TO", help="Languages of the embedded corpus.")
     ] = "en-de",
     tokenize: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="sacreBLEU tokenizer: 13a, intl, zh, ja-mecab, ko-mecab, char or none.",
-            rich_help_panel=_REPORT,
-        ),
+        _report(metavar="NAME", help="sacreBLEU tokenizer: 13a, intl, zh, ja-mecab, ko-mecab, char or none."),
     ] = "13a",
-    lowercase: Annotated[
-        bool,
-        typer.Option(
-            "--lowercase",
-            help="Ignore case in BLEU and chrF.",
-            rich_help_panel=_REPORT,
-        ),
-    ] = False,
-    lengths: Annotated[
-        bool,
-        typer.Option("--by-length", help="Also print scores by sentence length.", rich_help_panel=_REPORT),
-    ] = False,
+    lowercase: Annotated[bool, _report("--lowercase", help="Ignore case in BLEU and chrF.")] = False,
+    lengths: Annotated[bool, _report("--by-length", help="Also print scores by sentence length.")] = False,
     picture: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Also draw BLEU by length: a .png, .svg or .pdf file.",
-            rich_help_panel=_REPORT,
-        ),
+        Path | None, _report(metavar="FILE", help="Also draw BLEU by length: a .png, .svg or .pdf file.")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Also write the translations to a file, line by line.",
-            rich_help_panel=_REPORT,
+        _report(
+            "--output", "-o", metavar="FILE", help="Also write the translations to a file, line by line."
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print all results as JSON.", rich_help_panel=_REPORT)
-    ] = False,
+    as_json: Annotated[bool, _report("--json", help="Print all results as JSON.")] = False,
 ) -> None:
     """Translate a test set and score the translations: BLEU, chrF, exact match and speed."""
     folders, files = model or [], translations or []
@@ -269,11 +238,9 @@ def _to_dict(evaluation: Evaluation) -> dict[str, Any]:
     """Return JSON-serializable scores and speed."""
     scores = asdict(evaluation.scores)
     scores["by_length"] = [
-        {"first": bucket.lengths.first, "last": bucket.lengths.last, **bucket._asdict()}
-        for bucket in evaluation.scores.by_length
+        {**lengths._asdict(), "bleu": bleu, "sentences": sentences, "exact": exact}
+        for lengths, bleu, sentences, exact in evaluation.scores.by_length
     ]
-    for bucket in scores["by_length"]:
-        del bucket["lengths"]
     sentences, tokens = evaluation.speeds()
     return {
         **scores,

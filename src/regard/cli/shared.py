@@ -7,7 +7,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
 
 from regard._util.files import open_atomic
 from regard._util.text import format_bytes, printable
@@ -45,6 +47,20 @@ PIP_ARGUMENTS = {
     "num2words": "babel num2words",
 }
 _MAX_BYTES = 1 << 28  # of text read at once
+
+# options of several commands
+ModelFolder = Annotated[
+    Path, typer.Option("--model", "-m", metavar="FOLDER", help="Folder written by regard train.")
+]
+OutputFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Output file, written when finished. [default: stdout]"
+    ),
+]
+PictureFile = Annotated[
+    Path, typer.Option("--output", "-o", metavar="FILE", help="Picture: a .png, .svg or .pdf file.")
+]
 
 
 def console() -> "Console":

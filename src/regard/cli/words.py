@@ -38,8 +38,7 @@ def embed(
         list[str] | None, typer.Argument(metavar="SENTENCE", help="Sentences, each in quotes.")
     ] = None,
     file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Text file with one sentence per line; - is stdin."),
+        Path | None, typer.Option(metavar="FILE", help="Text file with one sentence per line; - is stdin.")
     ] = None,
     model: Model = "minilm",
     layer: Annotated[
@@ -134,12 +133,10 @@ def attention(
     ] = None,
     model: Model = "minilm",
     layer: Annotated[
-        int | None,
-        typer.Option(help="One layer, from 0; -1 is the last. [default: mean of all]"),
+        int | None, typer.Option(help="One layer, from 0; -1 is the last. [default: mean of all]")
     ] = None,
     head: Annotated[
-        int | None,
-        typer.Option(help="One head, from 0; -1 is the last. [default: mean of all]"),
+        int | None, typer.Option(help="One head, from 0; -1 is the last. [default: mean of all]")
     ] = None,
 ) -> None:
     """Print the attention weights of a word in a sentence; they sum to 1."""
