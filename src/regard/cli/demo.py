@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from regard.cli.shared import check_folder, two_languages
+from regard.cli.shared import check_folder, parse_languages
 
 
 def demo(
@@ -25,7 +25,7 @@ def demo(
     The corpus is generated: dates, times and numbers in words. The sentences translated at the end contain
     values that do not occur in the training data.
     """
-    two_languages(languages)
+    parse_languages(languages)
     for folder in (output, output / model):
         check_folder(folder)
     from regard.cli.demo_pipeline import run

@@ -13,7 +13,15 @@ import typer
 
 from regard._util.files import write_atomic
 from regard._util.text import printable
-from regard.cli.shared import check_input, check_model, check_output, console, load, padded, two_languages
+from regard.cli.shared import (
+    check_input,
+    check_model,
+    check_output,
+    console,
+    load,
+    pad_names,
+    parse_languages,
+)
 from regard.cli.translate import check_sizes
 from regard.errors import ArgumentError
 
@@ -90,7 +98,7 @@ def evaluate(
 ) -> None:
     """Translate a test set and score the translations: BLEU, chrF, exact match and speed."""
     folders, files = model or [], translations or []
-    names = names_of([*folders, *files])
+    names = unique_names([*folders, *files])
     _check_options(folders, files, output, picture)
     check_sizes(beam, batch)
     _check_corpus(source, reference, languages)
@@ -149,7 +157,7 @@ def _check_options(
 def _check_corpus(source: str, reference: str | None, languages: str) -> None:
     """Raise unless the languages are valid, or the files readable."""
     if _is_built_in(source, reference):
-        two_languages(languages)
+        parse_languages(languages)
         return
     check_input(Path(source), "SOURCE")
     if reference is not None:
@@ -165,7 +173,7 @@ def _pairs(source: str, reference: str | None, languages: str) -> Sequence[tuple
     if _is_built_in(source, reference):
         from regard.translation.data.builtin import embedded_corpus
 
-        corpus = embedded_corpus(*two_languages(languages))
+        corpus = embedded_corpus(*parse_languages(languages))
         return corpus.test if source == "embedded" else [*corpus.test, *corpus.longer]
     from regard.translation.data.formats import read_pairs
 
@@ -191,7 +199,7 @@ def check_picture(path: Path, option: str) -> None:
     check_output(path, option)
 
 
-def names_of(paths: Sequence[Path]) -> list[str]:
+def unique_names(paths: Sequence[Path]) -> list[str]:
     """Return the last component of each path, or the whole path if it is ambiguous."""
     for path in paths:
         if paths.count(path) > 1:
@@ -287,7 +295,7 @@ def _print_table(rows: Iterable[Sequence[str]]) -> None:
     columns = list(zip(*rows, strict=True))
     widths = [max(map(cell_len, column)) for column in columns]
     screen = console()
-    names = padded(columns[0])
+    names = pad_names(columns[0])
     for number, (name, *cells) in enumerate(zip(names, *columns[1:], strict=True)):
         right = (" " * (width - cell_len(cell)) + cell for width, cell in zip(widths[1:], cells, strict=True))
         screen.print("  ".join([name, *right]).rstrip(), style="dim" if number == 0 else None)

@@ -70,7 +70,7 @@ def console() -> "Console":
     return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
-def padded(names: Sequence[str]) -> list[str]:
+def pad_names(names: Sequence[str]) -> list[str]:
     """Pad names to the same width in terminal cells."""
     from rich.cells import cell_len
 
@@ -220,7 +220,7 @@ def _select_head(translator: "Translator", folder: Path, quiet: bool) -> None:
         )
 
 
-def two_languages(languages: str) -> tuple[str, str]:
+def parse_languages(languages: str) -> tuple[str, str]:
     """Parse --languages: en-de is English to German."""
     names = tuple(languages.split("-"))
     if len(names) != 2 or not all(names):

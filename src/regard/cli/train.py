@@ -24,7 +24,7 @@ from regard.cli.shared import (
     check_input,
     check_model,
     console,
-    two_languages,
+    parse_languages,
 )
 from regard.errors import ArgumentError
 
@@ -253,7 +253,7 @@ def _check_files(
 
 def _check_settings(languages: str, config: Path | None, settings: Sequence[str]) -> None:
     """Raise for mistakes that can be found before torch is imported."""
-    two_languages(languages)
+    parse_languages(languages)
     if config is not None:
         check_regular(config)
     for setting in settings:
@@ -351,7 +351,7 @@ def _corpus(options: TrainOptions, format: Any) -> "tuple[Iterable[Pair] | None,
 def _embedded(languages: str) -> "tuple[Iterable[Pair], Iterable[Pair]]":
     from regard.translation.data.builtin import embedded_corpus
 
-    corpus = embedded_corpus(*two_languages(languages))
+    corpus = embedded_corpus(*parse_languages(languages))
     return corpus.train, corpus.dev
 
 
