@@ -27,7 +27,11 @@ def rows_after(folder: Path, after: int) -> TrainingResponse:
     """Return everything logged after a step."""
     running = is_training(folder)
     log = read_log(folder / LOG)
-    rows = msgspec.convert([row for row in log if row.step > after], list[LogRow], from_attributes=True)
+    rows = [
+        LogRow(**{field: getattr(row, field) for field in LogRow.__struct_fields__})
+        for row in log
+        if row.step > after
+    ]
     samples = [sample for sample in _read_samples(folder) if sample.step > after]
     state = _state(folder, log, running)
     return TrainingResponse(steps=_last_step(log), state=state, rows=rows, samples=samples)
