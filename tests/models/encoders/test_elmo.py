@@ -99,11 +99,11 @@ def test_layers_follow_the_paper():
     states = encoder.states(tokens)
     x = encoder.embedding(tokens)
     torch.testing.assert_close(states[0], torch.cat([x, x], -1))
-    first = encoder.ahead.lstms[0](x)[0]
-    second = encoder.ahead.lstms[1](first)[0] + first
+    first = encoder.forward_lm.lstms[0](x)[0]
+    second = encoder.forward_lm.lstms[1](first)[0] + first
     torch.testing.assert_close(states[1:, ..., :5], torch.stack([first, second]))
-    first = encoder.back.lstms[0](x.flip(1))[0]
-    second = encoder.back.lstms[1](first)[0] + first
+    first = encoder.backward_lm.lstms[0](x.flip(1))[0]
+    second = encoder.backward_lm.lstms[1](first)[0] + first
     torch.testing.assert_close(states[1:, ..., 5:], torch.stack([first, second]).flip(2))
 
 
@@ -147,7 +147,7 @@ def test_gradients_reach_every_parameter():
 
 def test_training_overfits_and_is_reproducible():
     losses: list[float] = []
-    options = {"width": 16, "least": 1, "dropout": 0.0, "epochs": 60, "rate": 2e-2}
+    options = {"width": 16, "min_count": 1, "dropout": 0.0, "epochs": 60, "learning_rate": 2e-2}
     state = torch.random.get_rng_state()
     encoder = ElmoEncoder.learn(TEXT, **options, report=lambda _, loss: losses.append(loss))
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -204,21 +204,24 @@ def test_compile_and_meta_device():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ElmoEncoder(Vocabulary(["a"])), "with its own marks"),
-        (lambda: ElmoEncoder(Vocabulary([], special_tokens=MARKS)), "with its own marks"),
-        (lambda: ElmoEncoder(["a"]), "with its own marks"),
+        (lambda: ElmoEncoder(Vocabulary(["a"])), "with its special tokens"),
+        (lambda: ElmoEncoder(Vocabulary([], special_tokens=MARKS)), "with its special tokens"),
+        (lambda: ElmoEncoder(["a"]), "with its special tokens"),
         (lambda: make(width=0), "width=0"),
         (lambda: make(layers=0), "layers=0"),
         (lambda: make(dropout=1.0), "dropout=1.0"),
-        (lambda: ElmoEncoder.learn([]), "0 sentences with words, in which none occurs 2 times"),
+        (lambda: ElmoEncoder.learn([]), "0 sentences with words, but no word occurs 2 times"),
         (lambda: ElmoEncoder.learn(["a", " "]), "1 sentences with words"),
         (lambda: ElmoEncoder.learn(TEXT, epochs=0), "epochs=0"),
         (lambda: ElmoEncoder.learn(TEXT, max_seconds=0), "seconds=0"),
-        (lambda: ElmoEncoder.learn(TEXT, learning_rate=-1), "rate=-1"),
+        (lambda: ElmoEncoder.learn(TEXT, learning_rate=-1), "learning_rate=-1"),
         (lambda: make().embed(""), "no words"),
         (lambda: make().states(torch.zeros(3, dtype=torch.long)), r"\(3,\)"),
-        (lambda: make().states(torch.zeros(2, 3, dtype=torch.long), torch.tensor([4, 1])), "a length is 4"),
-        (lambda: make().loss([3]), "sentence 0 is a int"),
+        (
+            lambda: make().states(torch.zeros(2, 3, dtype=torch.long), torch.tensor([4, 1])),
+            "A length is 4 and the rows have 3 tokens",
+        ),
+        (lambda: make().loss([3]), "Sentence 0 is a int"),
     ],
 )
 def test_invalid_input_is_rejected(call, message):

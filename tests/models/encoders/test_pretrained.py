@@ -160,7 +160,7 @@ def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
 
 def agree(encoder: PretrainedEncoder, model: Any, sentences: list[str] = SENTENCES) -> None:
     """Compare hidden states and attentions of every layer, for single sentences and packed."""
-    pieces = encoder.tokenizer.tokens(sentences)
+    pieces = encoder.tokenizer.ids(sentences)
     packed = Packed.of(pieces)
     with torch.no_grad():
         layers = [packed.split(x) for x in encoder.states(packed)]
@@ -257,7 +257,7 @@ def test_vocabulary_files_give_the_tokens_of_transformers(kind, lower, tmp_path)
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": lower}))
         tokenizer = transformers.RobertaTokenizer.from_pretrained(tmp_path)
     sentences = [*SENTENCES, "Déjà [MASK] <mask> unlikely", "  two  spaces "]
-    assert load_encoder(tmp_path).tokenizer.tokens(sentences) == tokenizer(sentences)["input_ids"]
+    assert load_encoder(tmp_path).tokenizer.ids(sentences) == tokenizer(sentences)["input_ids"]
 
 
 def test_gamma_and_beta_norm_names(folder):
@@ -276,7 +276,7 @@ def test_word_vectors_are_means_of_subwords(folder):
     (embedded,) = encoder.embed("Dogs may bark, unlikely.")
     assert embedded.words == ("Dogs", "may", "bark", ",", "unlikely", ".")
     (tokens,) = encoder.tokenizer(["Dogs may bark, unlikely."])
-    layers = torch.stack(encoder.states(Packed.of([tokens.tokens])))
+    layers = torch.stack(encoder.states(Packed.of([tokens.ids])))
     assert tokens.tokens[5:8] == ["un", "##like", "##ly"]
     torch.testing.assert_close(embedded["unlikely"], layers[:, 5:8].mean(1))
     torch.testing.assert_close(embedded["may"], layers[:, 2])
@@ -286,7 +286,7 @@ def test_sentence_does_not_depend_on_the_batch(folder, monkeypatch):
     """Vectors do not depend on how sentences are batched."""
     encoder = load_encoder(folder)
     at_once = encoder.embed(SENTENCES[:3] * 3)
-    monkeypatch.setattr("regard.models.encoders.pretrained.TOKENS_AT_ONCE", 11)
+    monkeypatch.setattr("regard.models.encoders.pretrained.BATCH_TOKENS", 11)
     for each, alone in zip(encoder.embed(SENTENCES[:3] * 3), at_once, strict=True):
         assert each.words == alone.words
         torch.testing.assert_close(each.vectors, alone.vectors, rtol=0, atol=1e-5)
@@ -295,7 +295,7 @@ def test_sentence_does_not_depend_on_the_batch(folder, monkeypatch):
 def test_sentence_vectors_are_normalized_means(folder):
     encoder = load_encoder(folder)
     vectors = encoder.sentence_vectors(SENTENCES[:2])
-    tokens = encoder.tokenizer.tokens(SENTENCES[:2])
+    tokens = encoder.tokenizer.ids(SENTENCES[:2])
     means = torch.stack([encoder(Packed.of([one])).mean(0) for one in tokens])
     torch.testing.assert_close(vectors, means / means.norm(dim=-1, keepdim=True))
     assert encoder.sentence_vectors([]).shape == (0, WIDTH)
@@ -490,14 +490,14 @@ def test_missing_tokenizers_package(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no JSON"),
-        (b'{"model_type": "bert"', "no JSON"),
-        (b"[1, 2]", "holds a list"),
-        (b"[" * 100_000, "no JSON"),
-        (b'{"vocab_size": ' + b"9" * 5000 + b"}", "no JSON"),
-        (b"\xff\xfe{}", "no UTF-8"),
-        (b" " * (2**20 + 1), r"more than 1\.0 MB"),
-        (b"{}", "model_type=None; load_encoder reads bert"),
+        (b"", "not valid JSON"),
+        (b'{"model_type": "bert"', "not valid JSON"),
+        (b"[1, 2]", "contains a list"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'{"vocab_size": ' + b"9" * 5000 + b"}", "not valid JSON"),
+        (b"\xff\xfe{}", "not UTF-8"),
+        (b" " * (2**20 + 1), r"larger than 1\.0 MB"),
+        (b"{}", "model_type=None; load_encoder supports bert"),
     ],
 )
 def test_invalid_config_files(content, message, folder):
@@ -509,7 +509,7 @@ def test_invalid_config_files(content, message, folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type='gpt2'; load_encoder reads bert, roberta"),
+        ({"model_type": "gpt2"}, "model_type='gpt2'; load_encoder supports bert, roberta"),
         ({"model_type": ["bert"]}, "model_type="),
         ({"hidden_size": -14}, "hidden_size=-14"),
         ({"hidden_size": "14"}, "hidden_size='14'"),
@@ -518,13 +518,13 @@ def test_invalid_config_files(content, message, folder):
         ({"hidden_size": 10**30}, "hidden_size=1000"),
         ({"hidden_size": None}, "hidden_size=None"),
         ({"hidden_size": 2**30}, "word_embeddings"),
-        ({"hidden_size": 26}, r"has the shape \(70, 14\) and config.json asks for \(70, 26\)"),
+        ({"hidden_size": 26}, r"has shape \(70, 14\); config.json requires \(70, 26\)"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000 and the weights have 3 layers"),
         ({"num_hidden_layers": 2}, "num_hidden_layers=2 and the weights have 3 layers"),
-        ({"num_attention_heads": 3}, "describes no model: .*heads=3"),
+        ({"num_attention_heads": 3}, "is invalid: .*heads=3"),
         ({"num_attention_heads": 0}, "num_attention_heads=0"),
-        ({"intermediate_size": 2**30}, r"config.json asks for \(1073741824, 14\)"),
-        ({"vocab_size": 2**30}, r"asks for \(1073741824, 14\)"),
+        ({"intermediate_size": 2**30}, r"config.json requires \(1073741824, 14\)"),
+        ({"vocab_size": 2**30}, r"requires \(1073741824, 14\)"),
         ({"type_vocab_size": 3}, r"token_type.*\(3, 14\)"),
         ({"max_position_embeddings": 2**30}, r"position_embeddings.*1073741824"),
         ({"layer_norm_eps": -1.0}, r"layer_norm_eps=-1\.0; it must be above 0 and below 1"),
@@ -532,15 +532,15 @@ def test_invalid_config_files(content, message, folder):
         ({"layer_norm_eps": 1}, "layer_norm_eps=1;"),
         ({"layer_norm_eps": True}, "layer_norm_eps=True"),
         ({"hidden_dropout_prob": 10**400}, "dropout=1000"),
-        ({"layer_norm_eps": "x" * 10**5}, "describes no model.{,400}$"),
+        ({"layer_norm_eps": "x" * 10**5}, "is invalid.{,400}$"),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps=nan"),
         ({"hidden_dropout_prob": 1.5}, r"dropout=1\.5"),
-        ({"hidden_act": "gelu_new"}, "hidden_act='gelu_new'; load_encoder knows gelu .* and relu"),
+        ({"hidden_act": "gelu_new"}, "hidden_act='gelu_new'; load_encoder supports gelu .* and relu"),
         ({"hidden_act": {"a": 1}}, "hidden_act="),
         ({"position_embedding_type": "relative_key"}, "relative_key.*'absolute'"),
         ({"is_decoder": True}, "is_decoder=True"),
         ({"add_cross_attention": True}, "add_cross_attention=True"),
-        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"model_type": "roberta", "pad_token_id": 40}, "pad_token_id=40 and max_position_embeddings=41"),
         ({"model_type": "roberta", "pad_token_id": -1}, "pad_token_id=-1"),
     ],
@@ -567,25 +567,25 @@ KEY = "encoder.layer.1.attention.self.key"
         ({f"encoder.layer.{i}.output.dense.bias": None for i in range(3)}, "lack .*0.output.dense.bias"),
         (
             {"embeddings.word_embeddings.weight": None},
-            "lack embeddings.word_embeddings.weight, also behind bert",
+            "lack embeddings.word_embeddings.weight, also with the prefixes bert",
         ),
         (
             {f"{KEY}.weight": torch.ones(14, 15)},
-            r"has the shape \(14, 15\) and config.json asks for \(14, 14\)",
+            r"has shape \(14, 15\); config.json requires \(14, 14\)",
         ),
-        ({f"{KEY}.weight": torch.ones(14 * 14)}, r"has the shape \(196,\)"),
-        ({f"{KEY}.weight": torch.ones(14, 14, dtype=torch.int8)}, "is of I8"),
+        ({f"{KEY}.weight": torch.ones(14 * 14)}, r"has shape \(196,\)"),
+        ({f"{KEY}.weight": torch.ones(14, 14, dtype=torch.int8)}, "has dtype I8"),
         ({f"{KEY}.weight": torch.full((14, 14), torch.nan)}, "NaN or infinite"),
         ({f"{KEY}.bias": torch.tensor([0.0] * 13 + [torch.inf])}, f"{KEY}.bias .*NaN or infinite"),
         (
             {"encoder.layer.1.adapter.weight": torch.ones(2)},
-            "have 'encoder.layer.1.adapter.weight', which is no",
+            "have 'encoder.layer.1.adapter.weight', which regard does not support",
         ),
         ({"encoder.layer.7.output.dense.bias": torch.ones(14)}, "the weights have 4 layers"),
-        ({"something.else": torch.ones(2)}, "have 'something.else', which is no part"),
+        ({"something.else": torch.ones(2)}, "have 'something.else', which regard does not support"),
         (
             {"embeddings.LayerNorm.gamma": torch.ones(14)},
-            "both 'embeddings.LayerNorm.gamma' and 'embeddings.LayerNorm.weight', which are one",
+            "both 'embeddings.LayerNorm.gamma' and 'embeddings.LayerNorm.weight', two names of one tensor",
         ),
         ({"embeddings.LayerNorm.beta": torch.ones(14)}, "both .*beta' and .*bias'"),
     ],
@@ -651,7 +651,7 @@ def test_index_must_refer_to_the_same_folder(name, folder):
 def test_index_without_weight_map(index, folder):
     (folder / "model.safetensors").rename(folder / "one.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ArgumentError, match="has no weight_map"):
+    with pytest.raises(ArgumentError, match="has no valid weight_map"):
         load_encoder(folder)
 
 
@@ -726,11 +726,11 @@ def test_vocabulary_without_special_tokens(folder):
 @pytest.mark.parametrize(
     ("vocabulary", "merges", "message"),
     [
-        ({"<s>": 0, "</s>": "1"}, "", "gives '</s>' a number that is none"),
+        ({"<s>": 0, "</s>": "1"}, "", "gives '</s>' an id that is not an integer"),
         ({"<s>": 0, "</s>": 1, "a": 10**9}, "", "from 0 to 1000000000"),
         ({"<s>": 0, "</s>": -1}, "", "from -1 to 0"),
-        ({"<s>": 0, "</s>": 1}, "a b\n", "are no tokenizer"),
-        ({"<s>": 0, "</s>": 1}, "a\n", "are no tokenizer"),
+        ({"<s>": 0, "</s>": 1}, "a b\n", "are not a valid tokenizer"),
+        ({"<s>": 0, "</s>": 1}, "a\n", "are not a valid tokenizer"),
     ],
 )
 def test_invalid_byte_bpe_files(vocabulary, merges, message, folder):
@@ -755,7 +755,7 @@ def test_minilm_equals_transformers():
     encoder = load_encoder("minilm")
     agree(encoder, model, [*SENTENCES, "word " * 200])
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    assert encoder.tokenizer.tokens(SENTENCES) == tokenizer(SENTENCES)["input_ids"]
+    assert encoder.tokenizer.ids(SENTENCES) == tokenizer(SENTENCES)["input_ids"]
 
 
 @needs_minilm
