@@ -174,7 +174,8 @@ def added(bias: Any, at: tuple[int, ...], i: int, j: int, queries: int, keys: in
         case regard.ALiBi():
             return -slope(head, len(bias.slopes)) * abs(distance)
         case regard.T5Bias():
-            return bias.table[bucket(distance, bias.buckets, bias.max_distance, bias.bidirectional), head].item()
+            row = bucket(distance, bias.buckets, bias.max_distance, bias.bidirectional)
+            return bias.table[row, head].item()
     return sum(added(part, at, i, j, queries, keys) for part in bias)
 
 
