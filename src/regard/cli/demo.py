@@ -11,7 +11,10 @@ from regard.cli.shared import check_folder, parse_languages
 def demo(
     model: Annotated[
         Literal["transformer", "recurrent", "plain"],
-        typer.Option(help="transformer, recurrent (RNN with Bahdanau attention) or plain (no attention)."),
+        typer.Option(
+            metavar="NAME",
+            help="transformer, recurrent (RNN with Bahdanau attention) or plain (no attention).",
+        ),
     ] = "transformer",
     languages: Annotated[str, typer.Option(metavar="FROM-TO", help="Source and target language.")] = "en-de",
     output: Annotated[
