@@ -82,8 +82,8 @@ def steps(model: RecurrentSeq2Seq, source: Tensor, target: Tensor) -> Tensor:
     return torch.stack([model.step(tokens, state) for tokens in target.unbind(1)], 1)
 
 
-def close(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
 
 
 # Learning
@@ -105,8 +105,8 @@ def test_model_memorizes_a_few_sentences(config: RecurrentConfig) -> None:
         optimizer.step()
         if loss.item() < 0.05:
             break
-    found = model.eval().greedy(source, start=START, end=END, max_new_tokens=7)
-    assert found == [sentence[::-1] for sentence in sentences]
+    actual = model.eval().greedy(source, start=START, end=END, max_new_tokens=7)
+    assert actual == [sentence[::-1] for sentence in sentences]
 
 
 @every
@@ -177,9 +177,9 @@ def test_padding_content_is_irrelevant(config: RecurrentConfig, value: int) -> N
     model = make(config)
     source, target = batch()
     (sources, source_lengths), (targets, target_lengths) = padded(source, value), padded(target, value)
-    found = model(sources, targets, source_lengths=source_lengths, target_lengths=target_lengths)
-    close(found[target.sentences, target.positions], model(source, target))
-    assert torch.isfinite(found).all()
+    actual = model(sources, targets, source_lengths=source_lengths, target_lengths=target_lengths)
+    close(actual[target.sentences, target.positions], model(source, target))
+    assert torch.isfinite(actual).all()
 
 
 @every
@@ -233,8 +233,8 @@ def test_steps_equal_teacher_forcing(config: RecurrentConfig) -> None:
     close(steps(model, source, target), model(source, target))
     packed = Packed.of([[5, 6, 7, 8], [9], [3, 4]])
     state = model.start(packed)
-    found = torch.stack([model.step(tokens, state) for tokens in target.unbind(1)], 1)
-    close(found, model(*padded(packed)[:1], target, source_lengths=packed.lengths))
+    actual = torch.stack([model.step(tokens, state) for tokens in target.unbind(1)], 1)
+    close(actual, model(*padded(packed)[:1], target, source_lengths=packed.lengths))
 
 
 @every
@@ -247,11 +247,11 @@ def test_select_reorders_and_repeats_rows(config: RecurrentConfig) -> None:
     model.step(first, state)
     state.select(rows)
     assert len(state) == 5
-    found = model.step(then, state)
+    actual = model.step(then, state)
     parts = source.split(source.tokens)
     chosen = Packed.of([parts[i].tolist() for i in rows.tolist()])
-    wanted = model(chosen, Packed.of(torch.stack([first[rows], then], 1).tolist()))
-    close(found, wanted[1::2])
+    expected = model(chosen, Packed.of(torch.stack([first[rows], then], 1).tolist()))
+    close(actual, expected[1::2])
 
 
 # Seeing
@@ -309,11 +309,11 @@ def test_keys_are_projected_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def gru(x: Tensor, s: Tensor, rnn: nn.GRU, layer: str) -> Tensor:
     """Cho et al. 2014; with torch's reset after the product."""
-    in_proj, again = (
+    inputs, states = (
         y @ getattr(rnn, f"weight_{name}_l{layer}").T + getattr(rnn, f"bias_{name}_l{layer}")
         for name, y in (("ih", x), ("hh", s))
     )
-    (r, z, n), (rs, zs, ns) = in_proj.chunk(3, -1), again.chunk(3, -1)
+    (r, z, n), (rs, zs, ns) = inputs.chunk(3, -1), states.chunk(3, -1)
     reset, update = torch.sigmoid(r + rs), torch.sigmoid(z + zs)
     return (1 - update) * torch.tanh(n + reset * ns) + update * s
 
@@ -456,8 +456,8 @@ def test_compiled_model_gives_the_same_output(name: str, form: str) -> None:
         close(compiled(source, target), model(source, target))
     else:
         tokens, lengths = padded(source)
-        found = compiled(tokens, padded(target)[0], source_lengths=lengths)
-        close(found.flatten(0, 1), model(source, target))
+        actual = compiled(tokens, padded(target)[0], source_lengths=lengths)
+        close(actual.flatten(0, 1), model(source, target))
     torch.compiler.reset()
 
 
@@ -481,12 +481,12 @@ def test_meta_device_shapes(config: RecurrentConfig) -> None:
 def test_precisions_agree() -> None:
     source, target = batch()
     model = make(CONFIGS["deep additive"])
-    wanted = model(source, target)
-    found = model.float()(source, target)
-    assert found.dtype is torch.float32
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
+    expected = model(source, target)
+    actual = model.float()(source, target)
+    assert actual.dtype is torch.float32
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-5)
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(model(source, target).double(), wanted, rtol=0.1, atol=0.1)
+        torch.testing.assert_close(model(source, target).double(), expected, rtol=0.1, atol=0.1)
 
 
 @given(st.data())
@@ -500,8 +500,8 @@ def test_any_lengths_in_any_format(data: st.DataObject) -> None:
     model = make(config)
     with torch.no_grad():
         (sources, source_lengths), (targets, target_lengths) = padded(source), padded(target)
-        found = model(sources, targets, source_lengths=source_lengths, target_lengths=target_lengths)
-        close(found[target.sentences, target.positions], model(source, target))
+        actual = model(sources, targets, source_lengths=source_lengths, target_lengths=target_lengths)
+        close(actual[target.sentences, target.positions], model(source, target))
 
 
 # Mistakes

@@ -35,7 +35,7 @@ def senses() -> tuple[list[str], list[str]]:
     chance = random.Random(0)
     animals = product(["dogs", "foxes", "wolves"], ["bark", "growl", "howl"], ["cats", "people", "thieves"])
     plants = product(["rough", "brown", "old"], ["bark", "wood", "leaves"], ["oak", "pine", "birch"])
-    first = [f"the {a} {b} at {c} {chance.choice(['loudly', 'again'])}" for a, b, c in animals]
+    first = [f"the {a} {b} at {c} {chance.choice(['loudly', 'loaded'])}" for a, b, c in animals]
     return first, [f"the {a} {b} of the {c} {chance.choice(['dries', 'cracks'])}" for a, b, c in plants]
 
 
@@ -153,8 +153,8 @@ def test_training_overfits_and_is_reproducible():
     assert torch.equal(torch.random.get_rng_state(), state)
     assert len(losses) == 60
     assert losses[-1] < 0.35 < 2 < losses[0]  # the first words are unpredictable
-    again = ElmoEncoder.learn(TEXT, **options)
-    assert all(torch.equal(x, again.state_dict()[name]) for name, x in encoder.state_dict().items())
+    loaded = ElmoEncoder.learn(TEXT, **options)
+    assert all(torch.equal(x, loaded.state_dict()[name]) for name, x in encoder.state_dict().items())
     other = ElmoEncoder.learn(TEXT, **options, seed=1)
     assert not torch.equal(other.embedding.weight, encoder.embedding.weight)
     assert not encoder.training
@@ -233,12 +233,12 @@ def test_saved_encoder_gives_the_same_vectors(tmp_path):
     encoder = make(dropout=0.25)
     encoder.best_layer = 1
     assert encoder.save(tmp_path / "elmo") == tmp_path / "elmo"
-    again = ElmoEncoder.load(tmp_path / "elmo")
-    assert again.vocabulary == encoder.vocabulary
-    assert (again.best_layer, again.dropout.p, again.training) == (1, 0.25, False)
-    assert torch.equal(again.embed("dogs bark")[0].vectors, encoder.embed("dogs bark")[0].vectors)
-    assert torch.equal(again.loss(TEXT), encoder.eval().loss(TEXT))
-    again.loss(TEXT).backward()  # training can continue
+    loaded = ElmoEncoder.load(tmp_path / "elmo")
+    assert loaded.vocabulary == encoder.vocabulary
+    assert (loaded.best_layer, loaded.dropout.p, loaded.training) == (1, 0.25, False)
+    assert torch.equal(loaded.embed("dogs bark")[0].vectors, encoder.embed("dogs bark")[0].vectors)
+    assert torch.equal(loaded.loss(TEXT), encoder.eval().loss(TEXT))
+    loaded.loss(TEXT).backward()  # training can continue
     other = make()
     other.load_state_dict(encoder.state_dict())
     assert torch.equal(other.embed("dogs")[0].vectors, encoder.embed("dogs")[0].vectors)

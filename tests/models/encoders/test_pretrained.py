@@ -165,16 +165,16 @@ def agree(encoder: PretrainedEncoder, model: Any, sentences: list[str] = SENTENC
     with torch.no_grad():
         layers = [packed.split(x) for x in encoder.states(packed)]
         for i, tokens in enumerate(pieces):
-            wanted = model(torch.tensor([tokens]), output_hidden_states=True, output_attentions=True)
+            expected = model(torch.tensor([tokens]), output_hidden_states=True, output_attentions=True)
             with regard.watch(encoder) as seen:
                 alone = encoder.states(torch.tensor([tokens]))
-            assert len(alone) == len(wanted.hidden_states) == encoder.layers
-            for ours, together, hidden in zip(alone, layers, wanted.hidden_states, strict=True):
+            assert len(alone) == len(expected.hidden_states) == encoder.layers
+            for ours, together, hidden in zip(alone, layers, expected.hidden_states, strict=True):
                 torch.testing.assert_close(ours, hidden, rtol=0, atol=1e-5)
                 torch.testing.assert_close(together[i], hidden[0], rtol=0, atol=1e-5)
-            for number, weights in enumerate(wanted.attentions):
-                found = seen[f"blocks.{number}.attention"].dense()
-                torch.testing.assert_close(found, weights, rtol=0, atol=1e-5)
+            for number, weights in enumerate(expected.attentions):
+                actual = seen[f"blocks.{number}.attention"].dense()
+                torch.testing.assert_close(actual, weights, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
@@ -205,8 +205,8 @@ def test_padded_equals_packed(folder):
     encoder, lengths = load_encoder(folder), torch.tensor([5, 2, 7])
     packed = Packed(torch.randint(5, 40, (14,)), lengths)
     padded = encoder(packed.pad(packed.tokens), lengths)
-    for row, length, wanted in zip(padded, lengths, packed.split(encoder(packed)), strict=True):
-        torch.testing.assert_close(row[:length], wanted, rtol=0, atol=1e-5)
+    for row, length, expected in zip(padded, lengths, packed.split(encoder(packed)), strict=True):
+        torch.testing.assert_close(row[:length], expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -261,13 +261,13 @@ def test_vocabulary_files_give_the_tokens_of_transformers(kind, lower, tmp_path)
 
 
 def test_gamma_and_beta_norm_names(folder):
-    wanted = load_encoder(folder)(torch.tensor([[2, 5, 3]]))
+    expected = load_encoder(folder)(torch.tensor([[2, 5, 3]]))
     tensors = load_file(folder / "model.safetensors")
     norms = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
     for new, old in norms.items():
         tensors = {name.replace(new, old): x for name, x in tensors.items()}
     save_file(tensors, folder / "model.safetensors")
-    assert torch.equal(load_encoder(folder)(torch.tensor([[2, 5, 3]])), wanted)
+    assert torch.equal(load_encoder(folder)(torch.tensor([[2, 5, 3]])), expected)
 
 
 def test_word_vectors_are_means_of_subwords(folder):
@@ -304,10 +304,10 @@ def test_sentence_vectors_are_normalized_means(folder):
 @pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 0.1), (torch.float64, 1e-5)])
 def test_sentence_vectors_have_the_encoders_dtype(dtype, error, folder):
     encoder = load_encoder(folder)
-    wanted = encoder.sentence_vectors(SENTENCES[:2])
-    found = encoder.to(dtype).sentence_vectors(SENTENCES[:2])
-    assert found.dtype == encoder.sentence_vectors([]).dtype == dtype
-    torch.testing.assert_close(found.float(), wanted, rtol=0, atol=error)
+    expected = encoder.sentence_vectors(SENTENCES[:2])
+    actual = encoder.to(dtype).sentence_vectors(SENTENCES[:2])
+    assert actual.dtype == encoder.sentence_vectors([]).dtype == dtype
+    torch.testing.assert_close(actual.float(), expected, rtol=0, atol=error)
 
 
 def test_sentence_without_tokens_is_rejected(folder):
@@ -341,9 +341,9 @@ def test_unknown_words_are_rejected(folder):
 
 
 def test_attended_words(folder):
-    found = load_encoder(folder).attended_words("Dogs may bark", "bark", layer=1, head=1)
-    assert [one.word for one in found] == ["[CLS]", "Dogs", "may", "bark", "[SEP]"]
-    assert sum(one.weight for one in found) == pytest.approx(1, abs=1e-5)
+    actual = load_encoder(folder).attended_words("Dogs may bark", "bark", layer=1, head=1)
+    assert [one.word for one in actual] == ["[CLS]", "Dogs", "may", "bark", "[SEP]"]
+    assert sum(one.weight for one in actual) == pytest.approx(1, abs=1e-5)
 
 
 def test_gradients_reach_every_parameter(folder):
@@ -355,11 +355,11 @@ def test_gradients_reach_every_parameter(folder):
 def test_files_may_be_deleted_after_loading(folder):
     """The parameters are not mapped from the file."""
     encoder = load_encoder(folder)
-    wanted = encoder(torch.tensor([[2, 5, 3]]))
+    expected = encoder(torch.tensor([[2, 5, 3]]))
     size = (folder / "model.safetensors").stat().st_size
     with (folder / "model.safetensors").open("r+b") as file:
         file.write(b"\xff" * size)
-    assert torch.equal(encoder(torch.tensor([[2, 5, 3]])), wanted)
+    assert torch.equal(encoder(torch.tensor([[2, 5, 3]])), expected)
 
 
 def test_state_dict_round_trip(folder):
@@ -597,10 +597,10 @@ def test_mismatched_tensors(changes, message, folder):
 
 
 def test_task_heads_are_skipped(folder):
-    wanted = load_encoder(folder)(torch.tensor([[2, 5, 3]]))
+    expected = load_encoder(folder)(torch.tensor([[2, 5, 3]]))
     heads = {"pooler.dense.weight": torch.full((14, 14), torch.nan), "cls.predictions.bias": torch.ones(3)}
     rewrite(folder, **heads, **{"embeddings.position_ids": torch.arange(41)[None]})
-    assert torch.equal(load_encoder(folder)(torch.tensor([[2, 5, 3]])), wanted)
+    assert torch.equal(load_encoder(folder)(torch.tensor([[2, 5, 3]])), expected)
 
 
 @pytest.mark.parametrize("size", [0, 5, 8, 100, 5000, -1])
@@ -780,8 +780,8 @@ def test_context_separates_word_senses(word, one, alike, other):
 
 @needs_minilm
 def test_layer_zero_has_no_context():
-    found = load_encoder("minilm").compare("Dogs may bark.", "Trees shed bark in winter.", word="bark")
-    assert found.similarities[0] == 1 > found.similarities[1:].max()
+    actual = load_encoder("minilm").compare("Dogs may bark.", "Trees shed bark in winter.", word="bark")
+    assert actual.similarities[0] == 1 > actual.similarities[1:].max()
 
 
 @needs_minilm

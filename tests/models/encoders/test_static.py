@@ -48,17 +48,17 @@ def test_unknown_words_have_a_vector_but_cannot_be_queried(encoder):
 
 
 def test_nearest_in_the_vocabulary_or_in_sentences(encoder):
-    found = encoder.nearest("dogs", k=100)
-    assert sorted(each.word for each in found) == ["Paris", "bark", "trees"]  # not itself, no punctuation
-    expected = F.cosine_similarity(encoder.vector("dogs"), encoder.vector(found[0].word), dim=0)
-    assert found[0].similarity == pytest.approx(expected.item(), abs=1e-6)
-    assert found == sorted(found, key=lambda each: -each.similarity)
+    actual = encoder.nearest("dogs", k=100)
+    assert sorted(each.word for each in actual) == ["Paris", "bark", "trees"]  # not itself, no punctuation
+    expected = F.cosine_similarity(encoder.vector("dogs"), encoder.vector(actual[0].word), dim=0)
+    assert actual[0].similarity == pytest.approx(expected.item(), abs=1e-6)
+    assert actual == sorted(actual, key=lambda each: -each.similarity)
     assert [each.word for each in encoder.nearest("dogs", among=["paris , dogs"], k=1)] == ["dogs"]
 
 
 def test_nearest_ignores_the_sentence(encoder):
-    found = encoder.nearest("dogs")
-    assert encoder.nearest("dogs", sentence="See DOGS bark") == encoder.nearest(("dogs", 0)) == found
+    actual = encoder.nearest("dogs")
+    assert encoder.nearest("dogs", sentence="See DOGS bark") == encoder.nearest(("dogs", 0)) == actual
     with pytest.raises(ArgumentError, match="'dogs' is not in 'trees bark'"):
         encoder.nearest("dogs", sentence="trees bark")
     with pytest.raises(ArgumentError, match="layer=7"):
@@ -163,9 +163,9 @@ def test_too_small_texts_are_rejected(sentences, options, message):
 def test_saved_vectors_are_exact(encoder, tmp_path):
     path = encoder.save(tmp_path / "vectors.txt")
     assert path.read_text().splitlines()[0] == "6 7"
-    again = StaticEncoder.load(path)
-    assert torch.equal(again.vectors, encoder.vectors)
-    assert again.vocabulary == encoder.vocabulary
+    loaded = StaticEncoder.load(path)
+    assert torch.equal(loaded.vectors, encoder.vectors)
+    assert loaded.vocabulary == encoder.vocabulary
     for word in ("a 1", "a nan", " a", "a\nb", "a\0", "\ud800"):
         with pytest.raises(ArgumentError, match="cannot be stored"):
             StaticEncoder([word], torch.ones(1, 3)).save(path)
@@ -177,19 +177,19 @@ def test_saved_files_can_be_loaded(tmp_path_factory, words):
     path: Path = tmp_path_factory.getbasetemp() / "saved.txt"
     encoder = StaticEncoder(words, torch.randn(len(words), 3))
     with suppress(ArgumentError):
-        again = StaticEncoder.load(encoder.save(path))
-        assert again.vocabulary == encoder.vocabulary
-        assert torch.equal(again.vectors, encoder.vectors)
+        loaded = StaticEncoder.load(encoder.save(path))
+        assert loaded.vocabulary == encoder.vocabulary
+        assert torch.equal(loaded.vectors, encoder.vectors)
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_standalone_accents_are_saved(tmp_path):
     """Their NFKC form contains a space."""
     encoder = StaticEncoder.learn(["he said ´ here", "‾ and ¨ ﷺ"] * 3, width=3)
-    again = StaticEncoder.load(encoder.save(tmp_path / "vectors.txt"))
-    assert again.vocabulary == encoder.vocabulary
-    assert "´" in again.vocabulary
-    assert not any(" " in word for word in again.vocabulary)
+    loaded = StaticEncoder.load(encoder.save(tmp_path / "vectors.txt"))
+    assert loaded.vocabulary == encoder.vocabulary
+    assert "´" in loaded.vocabulary
+    assert not any(" " in word for word in loaded.vocabulary)
 
 
 GLOVE = b"the 1 2 3\n. . . 4 5 6\nna\xc3\xafve -1e-3 .5 7\n"

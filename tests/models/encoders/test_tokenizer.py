@@ -193,9 +193,9 @@ def real() -> dict[str, Tokenizer]:
 def test_real_tokenizers_give_the_same_tokens(tmp_path):
     for name, tokenizer in real().items():
         tokenizer.save(str(tmp_path / "tokenizer.json"))
-        found = read_tokenizer(tmp_path, _Layout)
+        actual = read_tokenizer(tmp_path, _Layout)
         for text in ("a", "Ein Hund  bellt ﷺ", "a a\ta"):
-            assert found.ids([text]) == [tokenizer.encode(text).ids], name
+            assert actual.ids([text]) == [tokenizer.encode(text).ids], name
 
 
 def test_minilm_tokenizer_is_accepted():
