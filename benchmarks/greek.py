@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def aligned(folder: Path, pairs: Sequence[Pair], settings: Sequence[str]) -> list[Links]:
-    """Train on all pairs, some of which are judged by as well, and read the links of all."""
+    """Train on all pairs, validate on some of them, and read the links of all."""
     config = TranslationConfig.preset("tiny").override(settings)
     train(folder, pairs, dev=pairs[:300], config=config, resume=True, callbacks=[create_display()])
     return [alignment.links() for alignment in load_translator(folder).align(pairs)]
