@@ -39,7 +39,8 @@ def main() -> None:
     report("diagonal", verses, [diagonal(verse) for verse in verses])
     anchors = LexicalAligner.learn(pairs)
     report("lexical aligner", verses, anchors.links(pairs, "grow-diag-final-and"))
-    settings = [*SETTINGS, f"training.guided_alignment_weight={asked.guide}", f"training.epochs={asked.epochs}"]
+    guided = f"training.guided_alignment_weight={asked.guide}"
+    settings = [*SETTINGS, guided, f"training.epochs={asked.epochs}"]
     forward = aligned(asked.folder / "grc-en", pairs, settings)
     report("Greek → English", verses, forward)
     back = aligned(asked.folder / "en-grc", [Pair(target, source) for source, target in pairs], settings)
