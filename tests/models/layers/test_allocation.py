@@ -74,21 +74,23 @@ def test_freed_blocks_below_live_ones_are_released() -> None:
 
 
 @pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
+def allocator_options(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
     """Record the options instead of passing them to the C library."""
     options: list[dict[int, int]] = []
-    monkeypatch.setattr(allocation, "_set", lambda given: bool(options.append(given)) or True)
+    monkeypatch.setattr(allocation, "_set", lambda values: bool(options.append(values)) or True)
     return options
 
 
 def test_training_from_python_leaves_the_allocator_unchanged(
-    tmp_path: Path, settings: list[dict[int, int]]
+    tmp_path: Path, allocator_options: list[dict[int, int]]
 ) -> None:
     train_small(tmp_path)
-    assert settings == []
+    assert allocator_options == []
 
 
-def test_training_from_the_command_line_keeps_memory(tmp_path: Path, settings: list[dict[int, int]]) -> None:
+def test_training_from_the_command_line_keeps_memory(
+    tmp_path: Path, allocator_options: list[dict[int, int]]
+) -> None:
     pytest.importorskip("typer")
     (tmp_path / "a.tsv").write_text("".join(f"a b {n}\tc {n} d\n" for n in range(60)))
     settings = [
@@ -100,5 +102,5 @@ def test_training_from_the_command_line_keeps_memory(tmp_path: Path, settings: l
     ]
     options = [option for setting in settings for option in ("--set", setting)]
     run("train", tmp_path / "a.tsv", "--output", tmp_path / "model", "--preset", "tiny", *options)
-    assert len(settings) == 1
-    assert allocation._MMAP_MAX in settings[0]
+    assert len(allocator_options) == 1
+    assert allocation._MMAP_MAX in allocator_options[0]
