@@ -287,7 +287,10 @@ def test_weights_refer_to_the_original_source_order(config: RecurrentConfig) -> 
 
 
 def test_model_without_attention_has_no_weights() -> None:
-    with pytest.raises(ArgumentError, match="no module attends"), regard.watch(make(CONFIGS["lstm none"])):
+    with (
+        pytest.raises(ArgumentError, match="without attention layers"),
+        regard.watch(make(CONFIGS["lstm none"])),
+    ):
         pass
 
 
