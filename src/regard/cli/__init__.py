@@ -108,7 +108,7 @@ def _limit_spinning() -> None:
     """Let waiting OpenMP threads spin briefly, then sleep, unless the environment says otherwise.
 
     By default they spin so long that other busy processes slow training down several times; without any
-    spinning it is slower on an idle machine (docs/results.md). OpenMP reads the variable when torch is imported.
+    spinning it is slower on an idle machine (docs/results.md). OpenMP reads the variable when it is loaded.
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in _WAIT_POLICIES):
         os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
