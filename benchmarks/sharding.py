@@ -107,8 +107,8 @@ def measure(folder: Path, size: Size, kind: Kind) -> None:
     config = TranslationConfig.preset("base").override(
         [
             *(f"model.width={size.width}", f"model.layers={size.layers}", f"model.heads={size.width // 64}"),
-            *("training.batch_tokens=1000", "training.updates=4", "training.validate_every=2", "training.save_every=2"),
-            *("training.average_checkpoints=2", "training.metric=loss"),
+            *("training.batch_tokens=1000", "training.updates=4", "training.validate_every=2"),
+            *("training.save_every=2", "training.average_checkpoints=2", "training.metric=loss"),
         ]
     )
     with join_world(shard=kind.shard) as world:

@@ -25,7 +25,7 @@ from benchmarks.data import DATA
 from benchmarks.workers import ask, dismiss
 from regard.models import Packed, Transformer, TransformerConfig, keep_memory
 from regard.translation.decoding.search import Beam, search
-from regard.translation.tokens import END, SPECIAL_TOKENS, PADDING
+from regard.translation.tokens import END, PADDING, SPECIAL_TOKENS
 
 SIZE, BATCH = 5, 64
 SENTENCES = DATA / "multi30k" / "test_2016_flickr.de"
