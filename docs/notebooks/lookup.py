@@ -62,8 +62,8 @@ def _(keys, mo, output, plt, query, speeds, weights):
     _arrows = zip(speeds, keys, row, strict=True)
     for _name, _end, _weight in [*_arrows, ("query", query[0], None)]:
         _width = 2 if _weight is None else 1 + 4 * _weight
-        _colour = "#D55E00" if _weight is None else plt.get_cmap("cividis_r")(0.15 + 0.85 * _weight)
-        _arrow = {"arrowstyle": "->", "color": _colour, "lw": _width, "shrinkA": 0, "shrinkB": 0}
+        _color = "#D55E00" if _weight is None else plt.get_cmap("cividis_r")(0.15 + 0.85 * _weight)
+        _arrow = {"arrowstyle": "->", "color": _color, "lw": _width, "shrinkA": 0, "shrinkB": 0}
         plane.annotate("", _end.tolist(), (0, 0), arrowprops=_arrow)
         _beyond = _end + 0.28 * _end / _end.norm().clamp(min=1e-9)
         plane.text(

@@ -92,8 +92,8 @@ def _(query_choice, embedded, normalize, regard, score, width, words):
 @app.cell(hide_code=True)
 def _(query_choice, mo, plt, regard, row, tau, weights, words):
     figure, (_bars, _map) = plt.subplots(1, 2, figsize=(10, 4.2), width_ratios=[1, 1.3])
-    _colours = ["#D55E00" if position == query_choice.value else "#0072B2" for position in range(len(words))]
-    _bars.barh(range(len(words)), row.tolist(), color=_colours)
+    _colors = ["#D55E00" if position == query_choice.value else "#0072B2" for position in range(len(words))]
+    _bars.barh(range(len(words)), row.tolist(), color=_colors)
     _bars.set_yticks(range(len(words)), words)
     _bars.set_xlabel(f"weight for “{words[query_choice.value]}”")
     _bars.set_xlim(min(0, row.min().item()), max(1, row.max().item()))
