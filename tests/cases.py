@@ -84,8 +84,8 @@ class Draw:
     def booleans(self, *shape: int) -> Tensor:
         return (torch.rand(shape, generator=self.generator) < 0.6).to(self.device)
 
-    def integers(self, least: int, most: int, *shape: int) -> Tensor:
-        return torch.randint(least, most + 1, shape, generator=self.generator).to(self.device)
+    def integers(self, low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high + 1, shape, generator=self.generator).to(self.device)
 
     def into(self, module: nn.Module) -> Any:
         """The module with random parameters."""
@@ -274,16 +274,16 @@ class Case:
 
 def leaves(options: Mapping[str, Any]) -> list[Tensor]:
     """Every tensor in the options that receives a gradient."""
-    found: list[Tensor] = []
+    parameters: list[Tensor] = []
     for option in options.values():
         for part in option if isinstance(option, list) else [option]:
             if isinstance(part, nn.Module):
-                found += [parameter for parameter in part.parameters() if parameter.requires_grad]
+                parameters += [parameter for parameter in part.parameters() if parameter.requires_grad]
             elif isinstance(part, regard.Softmax1):
                 part = part.score
             if isinstance(part, Tensor) and part.requires_grad:
-                found.append(part)
-    return found
+                parameters.append(part)
+    return parameters
 
 
 def product(
@@ -311,10 +311,10 @@ def pairs(
     """Few combinations, in which any two names of different kinds meet at least once."""
     kinds = [list(names) for names in (shapes, scores, normalizers, masks, biases)]
     missing = {
-        frozenset({(a, one), (b, other)})
+        frozenset({(a, first), (b, second)})
         for a, b in itertools.combinations(range(len(kinds)), 2)
-        for one in kinds[a]
-        for other in kinds[b]
+        for first in kinds[a]
+        for second in kinds[b]
     }
     used: Counter[tuple[int, str]] = Counter()
 
@@ -327,15 +327,15 @@ def pairs(
 
         return max(kinds[kind], key=worth)
 
-    found = []
+    cases = []
     while missing:
         chosen = dict(min(missing, key=sorted))
         for kind in sorted(range(len(kinds)), key=lambda kind: -len(kinds[kind])):
             chosen.setdefault(kind, best(kind, chosen))
         used.update(chosen.items())
         missing -= {frozenset(two) for two in itertools.combinations(chosen.items(), 2)}
-        found.append(Case(*(chosen[kind] for kind in range(len(kinds))), sizes=sizes))
-    return found
+        cases.append(Case(*(chosen[kind] for kind in range(len(kinds))), sizes=sizes))
+    return cases
 
 
 TABLE = pairs()

@@ -119,7 +119,7 @@ def pair_score(score: Any) -> Callable[[np.ndarray, np.ndarray], float]:
 
 
 def sees(mask: Any, at: tuple[int, ...], i: int, j: int, queries: int, keys: int) -> bool:
-    """Whether query i may look at key j."""
+    """Whether query i may attend to key j."""
     here = (
         i if getattr(mask, "align", "end") == "start" else i + keys - queries
     )  # the key that query i stands at

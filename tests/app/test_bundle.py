@@ -1,4 +1,4 @@
-"""The view as one text: in order, nothing twice, and a text that JavaScript accepts."""
+"""Bundles: order, unique names and valid JavaScript."""
 
 import posixpath
 import re
@@ -16,7 +16,7 @@ ENTRIES = ["attention/export.js", "attention/widget.js"]
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_each_module_stands_below_those_that_it_needs(entry):
+def test_modules_follow_their_imports(entry):
     order = re.findall(r"^// ([\w/-]+\.js)$", bundle(entry), re.M)
     assert len(order) == len(set(order)) > 5
     assert order[-1] == entry
@@ -28,7 +28,7 @@ def test_each_module_stands_below_those_that_it_needs(entry):
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_nothing_is_imported_and_only_the_widget_exports(entry):
+def test_bundles_have_no_imports_and_only_the_widget_exports(entry):
     text = bundle(entry)
     assert not re.search(r"^\s*import\b|\bimport\(", text, re.M)
     assert re.findall(r"^export .*", text, re.M) == (
@@ -38,7 +38,7 @@ def test_nothing_is_imported_and_only_the_widget_exports(entry):
 
 @pytest.mark.skipif(not NODE, reason="needs node")
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_javascript_accepts_it(entry, tmp_path):
+def test_bundles_are_valid_javascript(entry, tmp_path):
     path = tmp_path / "bundle.mjs"
     path.write_text(bundle(entry), "utf-8")
     checked = subprocess.run([NODE, "--check", path], capture_output=True, text=True, timeout=120)
@@ -47,7 +47,7 @@ def test_javascript_accepts_it(entry, tmp_path):
     assert subprocess.run([NODE, "--check", path], capture_output=True, timeout=120).returncode
 
 
-def test_a_name_in_two_modules_is_refused():
+def test_duplicate_names_are_refused():
     with pytest.raises(ArgumentError, match=r"b\.js and a\.js both declare 'one'"):
         join({"a.js": "const one = 1;", "b.js": "function one() {}"}, "b.js")
 
@@ -68,31 +68,29 @@ def test_a_name_in_two_modules_is_refused():
         "  export const three = 3;",
     ],
 )
-def test_what_cannot_be_left_out_is_refused(line):
+def test_unsupported_imports_are_refused(line):
     with pytest.raises(ArgumentError, match=r"b\.js"):
         join({"a.js": "export const one = 1;", "b.js": line}, "b.js")
 
 
-def test_only_the_entry_has_a_default():
+def test_only_the_entry_has_a_default_export():
     with pytest.raises(ArgumentError, match=r"a\.js has a default"):
         join({"a.js": "export default 1;", "b.js": ""}, "b.js")
 
 
-def test_a_circle_is_refused(monkeypatch):
+def test_circular_imports_are_refused(monkeypatch):
     texts = {"attention/a.js": 'import { b } from "./b.js";', "attention/b.js": 'import { a } from "./a.js";'}
     monkeypatch.setattr(module, "static", texts.__getitem__)
-    with pytest.raises(
-        ArgumentError, match=r"a\.js imports attention/b\.js imports attention/a\.js"
-    ):
+    with pytest.raises(ArgumentError, match=r"a\.js imports attention/b\.js imports attention/a\.js"):
         module.bundle.__wrapped__("attention/a.js")
 
 
-def test_names_at_the_top_level():
+def test_top_level_names():
     text = (
         "let a = 1;\nexport async function b() {\n  let c;\n}\nconst { d, e: f } = g;\nclass H extends I {}"
     )
     assert top_level(text) == ["a", "b", "d", "f", "H"]
 
 
-def test_the_style_loads_nothing():
+def test_the_style_sheet_loads_nothing():
     assert not re.search(r"url\(|@import|https?:", style())

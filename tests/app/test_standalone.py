@@ -1,4 +1,4 @@
-"""The page that stands alone: what is in it, and that no word can become part of it as markup."""
+"""The standalone page: its contents, and that no word becomes markup."""
 
 import base64
 import json
@@ -44,7 +44,7 @@ DOGS = ("zwei", "große", "Hunde"), ("two", "big", "dogs")
 
 
 def translated(source, target, weights: torch.Tensor | None = None, **others) -> Translation:
-    """By default each target word looks at one source word, in turn."""
+    """Return a translation; by default, target words attend to the source words in turn."""
     if weights is None:
         weights = torch.eye(len(source)).repeat(len(target), 1)[: len(target)]
     alignment = Alignment(tuple(source), tuple(target), weights)
@@ -59,7 +59,7 @@ def lazy(heads=2, queries=5, keys=5, **options) -> regard.Weights:
 
 
 class Page(HTMLParser):
-    """The elements of a page with their attributes, and the text within each kind of them."""
+    """The elements of a page with their attributes, and the text by tag."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def written(*translations: Translation, title: str = "Dogs", about: str = "") ->
 # What is in it
 
 
-def test_the_page_holds_the_words_and_their_weights():
+def test_the_page_contains_words_and_weights():
     weights = torch.rand(3, 3, generator=torch.Generator().manual_seed(0)) / 3
     page = Page(written(translated(*DOGS, weights, note="copied"), translated(*DOGS)))
     first, second = page.inputs
@@ -112,7 +112,7 @@ def test_the_page_holds_the_words_and_their_weights():
     np.testing.assert_array_equal(floats(page.layer(1)["weights"])[0], torch.eye(3))
 
 
-def test_the_page_holds_all_heads_and_what_they_do():
+def test_the_page_contains_all_heads_and_their_statistics():
     weights = lazy(mask=regard.Causal())
     page = Page(make_page(weights, title="Heads"))
     held = page.layer()
@@ -122,7 +122,7 @@ def test_the_page_holds_all_heads_and_what_they_do():
     assert page.inputs[0]["note"] == ""
 
 
-def test_the_page_holds_the_numbers_behind_the_weights():
+def test_the_page_contains_query_key_and_tau():
     weights = lazy(keys=7)
     page = Page(make_page(weights))
     held = page.layer()
@@ -133,7 +133,7 @@ def test_the_page_holds_the_numbers_behind_the_weights():
     assert page.inputs[0]["layers"][0]["vectors"] is True
 
 
-def test_key_heads_that_are_shared_are_given_to_each():
+def test_shared_key_heads_are_repeated():
     generator = torch.Generator().manual_seed(0)
     query, key = torch.randn(4, 5, 3, generator=generator), torch.randn(2, 6, 3, generator=generator)
     held = Page(make_page(regard.attend(query, key, key)[1])).layer()
@@ -141,7 +141,7 @@ def test_key_heads_that_are_shared_are_given_to_each():
     np.testing.assert_array_equal(floats(held["key"]), key.repeat_interleave(2, 0))
 
 
-def test_many_weights_become_means_of_blocks_and_the_page_says_so():
+def test_large_matrices_are_pooled_with_a_note():
     weights = lazy(1, 700, 600)
     page = Page(make_page(weights))
     held = page.layer()
@@ -152,28 +152,28 @@ def test_many_weights_become_means_of_blocks_and_the_page_says_so():
     assert page.inputs[0]["layers"][0]["vectors"] is False  # what the file lacks is not offered
 
 
-def test_many_layers_become_smaller_so_that_a_browser_opens_them(monkeypatch):
+def test_many_layers_are_pooled_to_a_smaller_size(monkeypatch):
     monkeypatch.setattr(embedded, "_MAX_WEIGHTS", 3 * 2 * 100 * 100)
     page = Page(make_page({f"blocks.{n}": lazy(2, 120, 120) for n in range(3)}))
     shapes = [layer["weights"]["shape"] for layer in page.data["inputs"][0]["layers"]]
     assert shapes == [[2, 96, 96]] * 3
 
 
-def test_vectors_that_would_fill_the_file_are_left_out(monkeypatch):
+def test_large_vectors_are_omitted(monkeypatch):
     monkeypatch.setattr(embedded, "_MAX_VECTOR_NUMBERS", 10)
     page = Page(make_page(lazy()))
     assert page.layer()["query"] is None
     assert page.inputs[0]["layers"][0]["vectors"] is False
 
 
-def test_a_page_of_nothing():
+def test_an_empty_page():
     page = Page(written())
     assert page.inputs == []
     assert page.data["inputs"] == []
 
 
 @pytest.mark.parametrize("shape", [(2, 0, 0), (2, 0, 3), (1, 1, 1), (0, 0), (2, 3)])
-def test_pages_of_nearly_nothing(shape):
+def test_pages_of_empty_and_tiny_matrices(shape):
     page = Page(make_page(torch.zeros(shape)))
     assert page.layer()["weights"]["shape"] == [*([1] if len(shape) == 2 else []), *shape]
 
@@ -182,13 +182,13 @@ def test_a_model_without_attention_is_shown_without_lines():
     def refuse():
         raise ArgumentError("this Recurrent does not attend")
 
-    (one,) = Page(written(Translation("ein Hund", "a dog", -1.0, [], _align=refuse))).inputs
-    assert one["layers"] == []
-    assert one["note"] == "this Recurrent does not attend"
+    (item,) = Page(written(Translation("ein Hund", "a dog", -1.0, [], _align=refuse))).inputs
+    assert item["layers"] == []
+    assert item["note"] == "this Recurrent does not attend"
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, -0.25, 1.5])
-def test_what_is_no_weight_does_not_break_the_page(odd):
+def test_invalid_weights_do_not_break_the_page(odd):
     weights = torch.tensor([[odd, 0.5]])
     page = Page(written(translated(["ein", "Hund"], ["dog"], weights, score=odd)))
     assert floats(page.layer()["weights"]).tolist() == [[[1 if odd == 1.5 else 0, 0.5]]]
@@ -201,17 +201,17 @@ def test_what_is_no_weight_does_not_break_the_page(odd):
 
 
 @given(sentences, sentences, st.text(letters), st.text(letters))
-def test_no_word_becomes_markup(source, target, title, about):
+def test_words_never_become_markup(source, target, title, about):
     page = Page(written(translated(source, target), title=title, about=about))
     assert page.elements == Page(written(translated(*DOGS))).elements
     assert not re.search("[<>&\u2028\u2029]", page.texts["json"])
-    (one,) = page.inputs
+    (item,) = page.inputs
     shown = [[word.encode("utf-8", "replace").decode() for word in side] for side in (source, target)]
-    assert [text["tokens"] for text in one["texts"]] == shown
+    assert [text["tokens"] for text in item["texts"]] == shown
 
 
 @pytest.mark.parametrize("token", [*HOSTILE, "", "x" * 10_000])
-def test_no_token_title_or_name_becomes_markup(token):
+def test_tokens_titles_and_names_never_become_markup(token):
     page = Page(make_page({token: torch.eye(1)}, title=token, about=token))
     assert page.elements == Page(written()).elements
     text = make_page(ViewModel.of(lazy(keys=5), queries=[token] * 5, title=token))
@@ -220,14 +220,14 @@ def test_no_token_title_or_name_becomes_markup(token):
 
 
 @pytest.mark.parametrize("text", HOSTILE[:-1])
-def test_title_and_sentence_about_it_are_text(text):
+def test_title_and_about_are_text(text):
     page = Page(written(title=text, about=text))
     assert page.texts["title"] == page.texts["h1"] == text
     assert text in page.texts["p"]
 
 
-def test_only_the_own_style_and_script_may_run():
-    """Each is known by its hash; one letter more, and the browser refuses it."""
+def test_the_policy_allows_only_our_style_and_script():
+    """Both are allowed by their hashes."""
     page = Page(written(translated(*DOGS)))
     (policy,) = (
         dict(attributes)["content"]
@@ -241,7 +241,7 @@ def test_only_the_own_style_and_script_may_run():
     assert rules == dict.fromkeys(["default-src", "base-uri", "form-action"], "'none'")
 
 
-def test_nothing_is_loaded():
+def test_the_page_loads_nothing():
     text = written(translated(*DOGS))
     assert {name for _, *attributes in Page(text).elements for name, _ in attributes}.isdisjoint(
         {"src", "href", "style", "onload", "onclick"}
@@ -250,7 +250,7 @@ def test_nothing_is_loaded():
     assert not re.search(r"url\(|@import|XMLHttp|\bimport\b", text)
 
 
-def test_the_script_makes_no_markup_of_text():
+def test_the_script_never_creates_markup_from_text():
     script = Page(written()).texts["script"]
     assert not re.search(r"HTML\b|document\.write|\beval\b|Function\(|DOMParser|createContextual", script)
 
@@ -265,7 +265,7 @@ def test_the_script_finds_every_element_it_names():
 # Writing and showing it
 
 
-def test_other_endings_are_refused(tmp_path):
+def test_other_extensions_are_refused(tmp_path):
     with pytest.raises(ArgumentError, match=r"page\.png.*\.html"):
         write_page(tmp_path / "page.png", [], title="Dogs")
     with pytest.raises(ArgumentError, match=r"page\.png.*\.html"):
@@ -273,8 +273,8 @@ def test_other_endings_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_page_is_written_whole(tmp_path, monkeypatch):
-    """What was there stays until the new one is complete."""
+def test_the_page_is_written_atomically(tmp_path, monkeypatch):
+    """The old page stays until the new one is complete."""
     path = write_page(tmp_path / "new" / "page.html", [translated(*DOGS)], title="Dogs")
     before = path.read_bytes()
     assert before.decode("utf-8") == written(translated(*DOGS))
@@ -285,7 +285,7 @@ def test_the_page_is_written_whole(tmp_path, monkeypatch):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_weights_and_what_was_seen_write_themselves(tmp_path):
+def test_weights_and_seen_have_to_html(tmp_path):
     page = Page(
         lazy().to_html(tmp_path / "w.html", queries=list("abcde"), title="Letters").read_text("utf-8")
     )
@@ -298,7 +298,7 @@ def test_weights_and_what_was_seen_write_themselves(tmp_path):
     assert page.data["view"]["title"] == "Seen"
 
 
-def test_outside_a_notebook_a_page_opens_in_the_browser(tmp_path, monkeypatch):
+def test_outside_a_notebook_show_opens_the_browser(tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
     monkeypatch.setattr(module.tempfile, "mkdtemp", lambda **_: str(tmp_path))
@@ -308,7 +308,7 @@ def test_outside_a_notebook_a_page_opens_in_the_browser(tmp_path, monkeypatch):
     assert Page(path.read_text("utf-8")).inputs[0]["texts"][0]["tokens"] == list("abcde")
 
 
-def test_in_a_notebook_the_widget_is_shown(monkeypatch):
+def test_in_a_notebook_show_returns_a_widget(monkeypatch):
     from regard.app.widget import AttentionWidget
 
     monkeypatch.setattr(webbrowser, "open", lambda _: pytest.fail("opened"))
@@ -316,25 +316,25 @@ def test_in_a_notebook_the_widget_is_shown(monkeypatch):
     assert isinstance(show(lazy()), AttentionWidget)
 
 
-def test_a_script_is_no_notebook():
+def test_a_script_is_not_a_notebook():
     assert not module._in_notebook()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not BROWSER, reason="needs chromium")
-def test_a_browser_draws_it_and_runs_no_word(tmp_path):
-    """The browser says what the page has become once its script has run."""
+def test_a_browser_draws_the_page_and_runs_no_words(tmp_path):
+    """Check the DOM after the script has run."""
     path = write_page(
         tmp_path / "page.html", [translated(HOSTILE, HOSTILE[::-1]), translated(*DOGS)], title="Dogs"
     )
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/browser"]
-    found = subprocess.run(
+    result = subprocess.run(
         [BROWSER, *options, "--virtual-time-budget=5000", "--dump-dom", path.as_uri()],
         capture_output=True,
         check=True,
         timeout=240,
     ).stdout.decode()
-    page = Page(found)
+    page = Page(result)
     assert page.texts["title"] == "Dogs"
     tags = [tag for tag, *_ in page.elements]
     assert (tags.count("script"), tags.count("img")) == (2, 0)

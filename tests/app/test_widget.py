@@ -1,4 +1,4 @@
-"""The widget's side in the kernel: messages in, answers out, and never an exception."""
+"""The kernel side of the widget: it answers every message and never raises."""
 
 import json
 
@@ -19,7 +19,7 @@ def weights() -> regard.Weights:
 
 @pytest.fixture
 def talk(weights, monkeypatch):
-    """Sends a message as a browser would, and gives what was sent back."""
+    """Send a message as a browser would; return the reply."""
     widget = AttentionWidget(weights, queries=list("abcde"), title="Letters")
     sent = []
     monkeypatch.setattr(widget, "send", lambda content, buffers=None: sent.append((content, buffers)))
@@ -33,7 +33,7 @@ def talk(weights, monkeypatch):
     return ask
 
 
-def test_the_view_gets_what_is_there(weights):
+def test_the_widget_state_describes_the_view(weights):
     widget = AttentionWidget(weights, queries=list("abcde"), title="Letters", view="matrix")
     state = widget.get_state()
     assert state["view"] == ViewModel.of(weights, queries=list("abcde"), title="Letters").describe()
@@ -42,19 +42,19 @@ def test_the_view_gets_what_is_there(weights):
     assert ".regard-attention" in state["_css"]
 
 
-def test_a_question_is_answered_with_numbers(talk, weights):
+def test_a_tile_is_sent_as_a_buffer(talk, weights):
     content, buffers = talk({"id": 7, "question": "tile", "arguments": {"heads": [1], "rows": [1, 3]}})
     assert (content["id"], content["facts"], content["shapes"]) == (7, {}, [[1, 2, 5]])
-    found = np.frombuffer(buffers[0], "<f4").reshape(content["shapes"][0])
-    np.testing.assert_allclose(found, weights.dense()[[1], 1:3], atol=1e-6)
+    result = np.frombuffer(buffers[0], "<f4").reshape(content["shapes"][0])
+    np.testing.assert_allclose(result, weights.dense()[[1], 1:3], atol=1e-6)
 
 
-@pytest.mark.parametrize("question", ["tile", "top", "received", "heads", "numbers"])
+@pytest.mark.parametrize("question", ["tile", "topk", "received", "heads", "numbers"])
 def test_every_question_is_answered(talk, question):
     content, buffers = talk({"id": 1, "question": question, "arguments": {"input": 0, "layer": 0}})
     assert "error" not in content
     assert json.dumps(content, allow_nan=False)
-    assert [4 * np.prod(shape, dtype=int) for shape in content["shapes"]] == [len(one) for one in buffers]
+    assert [4 * np.prod(shape, dtype=int) for shape in content["shapes"]] == [len(item) for item in buffers]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_every_question_is_answered(talk, question):
         {"id": 3},
     ],
 )
-def test_a_wrong_question_gets_a_message(talk, message):
+def test_invalid_questions_get_an_error_message(talk, message):
     content, buffers = talk(message)
     assert content["id"] == 3
     assert len(content["error"]) > 10
@@ -76,22 +76,22 @@ def test_a_wrong_question_gets_a_message(talk, message):
 
 
 @pytest.mark.parametrize("message", [None, [], "tile", 3, {}, {"id": [1], "question": "tile"}])
-def test_what_is_no_question_does_no_harm(talk, message):
+def test_invalid_messages_are_harmless(talk, message):
     content, _ = talk(message)
     assert content["id"] is None
 
 
-def test_weights_that_have_changed_are_told_of(monkeypatch):
+def test_modified_inputs_are_reported(monkeypatch):
     x = torch.randn(1, 3, 4)
     widget = show(regard.attend(x, x, x)[1])
     sent = []
     monkeypatch.setattr(widget, "send", lambda content, buffers=None: sent.append(content))
     x.zero_()
     widget._handle_custom_msg({"id": 1, "question": "tile"}, [])
-    assert "changed in place" in sent[0]["error"]
+    assert "modified in place" in sent[0]["error"]
 
 
-def test_hostile_tokens_travel_as_text():
+def test_hostile_tokens_are_sent_as_text():
     tokens = ["</script><img src=x onerror=alert(1)>", "\udc80", "\u2028", "", "x" * 10_000]
     state = show(torch.rand(5, 5), tokens).get_state()
     text = json.dumps(state["view"]).encode()

@@ -1,11 +1,11 @@
-"""A real browser for the tests that need one; they are skipped, visibly, where there is none."""
+"""A real browser; tests that need one are skipped if there is none."""
 
 import shutil
 from collections.abc import Iterator
 
 import pytest
 
-from tests.browser.visiting import Visit, served
+from tests.browser.visit import Visit, served
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -17,7 +17,7 @@ def _program() -> str:
     return program
 
 
-@pytest.fixture(scope="module")  # no longer, as other tests could not run event loops of their own beside it
+@pytest.fixture(scope="module")  # not longer: other tests run their own event loops
 def browser() -> Iterator:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     program = _program()
@@ -29,7 +29,7 @@ def browser() -> Iterator:
 
 @pytest.fixture
 def page(browser) -> Iterator:
-    """An empty page; whatever it says on its error console fails the test."""
+    """An empty page; any message on its error console fails the test."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     page.set_default_timeout(10_000)
@@ -43,7 +43,7 @@ def page(browser) -> Iterator:
 
 @pytest.fixture(scope="session")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where `regard look` listens, with small models."""
+    """The address of `regard look` with small models."""
     _program()
     with served(tmp_path_factory.mktemp("look")) as address:
         yield address
@@ -51,13 +51,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def visit(page, address: str) -> Visit:
-    """A visit to the page, whose error console has to stay empty."""
+    """A visit whose error console must stay empty."""
     return Visit(page, address)
 
 
 @pytest.fixture
 def rough(browser, address: str) -> Iterator[Visit]:
-    """A visit on which requests fail, as the browser then says on its console."""
+    """A visit on which requests may fail, which the browser reports on its console."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     page.set_default_timeout(10_000)

@@ -1,11 +1,11 @@
-"""The page of `regard look`: every room is opened, used and looked at, in light and dark, wide and narrow."""
+"""The page of `regard look`: every section, light and dark, wide and narrow."""
 
 import re
 from math import exp, tanh
 
 import pytest
 
-from tests.browser.visiting import SIZES, Visit, needs_encoder, row, trainings
+from tests.browser.visit import SIZES, Visit, needs_encoder, row, trainings
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -14,7 +14,7 @@ def test_translate(visit: Visit) -> None:
     visit.enter("translate")
     page = visit.page
     page.wait_for_selector(".translation")
-    page.get_by_label("Sentence").fill("1 2 3")  # and while it is typed, it is translated
+    page.get_by_label("Sentence").fill("1 2 3")  # translated while typing
     visit.until("location.hash.includes('text=1+2+3')")
     visit.settle()
     page.wait_for_selector(".regard-attention [role=tab]")
@@ -23,12 +23,12 @@ def test_translate(visit: Visit) -> None:
     page.get_by_label("Translations").fill("3")
     page.get_by_label("Translations").press("Enter")
     page.wait_for_selector(".alternatives li")
-    page.get_by_label("Beside it").select_option("plain")
-    page.wait_for_selector(".notice.calm")  # why the one without attention has no alignment
+    page.get_by_label("Compare with").select_option("plain")
+    page.wait_for_selector(".notice.calm")  # the reason why there is no alignment
     assert page.locator(".translation").count() == 2
     visit.settle()
     visit.look("translate")
-    assert "beside=plain" in page.url
+    assert "compare=plain" in page.url
     assert "best=3" in page.url
 
 
@@ -36,7 +36,7 @@ def test_lookup(visit: Visit) -> None:
     visit.enter("lookup")
     page = visit.page
     scores = [
-        cell.inner_text() for cell in page.locator(".calculation").first.locator("tbody tr.chosen td").all()
+        cell.inner_text() for cell in page.locator(".calculation").first.locator("tbody tr.selected td").all()
     ]
     assert scores == ["2.00", "4.00", "4.00"]
     assert "1·0 + 0·1 + 2·1 = 2" in visit.text(".working")
@@ -55,7 +55,7 @@ def test_lookup(visit: Visit) -> None:
     visit.look("lookup-dictionary", ((1280, 900, "light"),))
 
 
-def test_every_score_and_normalizer_is_worked_out_as_the_server_computes_it(visit: Visit) -> None:
+def test_calculations_of_every_score_and_normalizer_are_correct(visit: Visit) -> None:
     visit.enter("lookup", preset="soft")
     page = visit.page
     for label in ("Score", "Normalizer, hard to soft"):
@@ -67,10 +67,10 @@ def test_every_score_and_normalizer_is_worked_out_as_the_server_computes_it(visi
 
 
 def check_arithmetic(text: str) -> None:
-    """Each `… = number` of sums, products and the functions in them, up to the digits that are written."""
-    told = re.findall(r"^(?:score|weight|number \d+)\n(.+) = (\S+)$", text, re.MULTILINE)
-    assert told
-    for formula, result in told:
+    """Evaluate each `… = number`, up to the digits shown."""
+    equations = re.findall(r"^(?:score|weight|number \d+)\n(.+) = (\S+)$", text, re.MULTILINE)
+    assert equations
+    for formula, result in equations:
         if set(":;") & set(formula) or "·" in result:
             continue  # in words, in two steps, or a power of ten
         python = formula.translate(str.maketrans("·−", "*-")).replace("²", "**2")
@@ -82,7 +82,7 @@ def check_arithmetic(text: str) -> None:
 def test_a_lookup_can_be_shared_as_a_link(visit: Visit) -> None:
     visit.enter("lookup", q="1,0", k="0,1;2,0", v="3;4", normalize="hard", score="dot")
     assert "0·3 + 1·4 = 4" in visit.text(".working")
-    visit.enter("lookup", q="1,0;x", k="</script>", normalize="nothing")  # what makes no sense is left out
+    visit.enter("lookup", q="1,0;x", k="</script>", normalize="nothing")  # invalid values are ignored
     assert "1·0 + 0·1 + 2·1 = 2" in visit.text(".working")
 
 
@@ -102,7 +102,7 @@ def test_words_in_context(visit: Visit) -> None:
     page.get_by_label("Layer", exact=True).select_option("2")
     page.get_by_label("Head", exact=True).select_option("3")
     visit.settle()
-    page.wait_for_selector(".bars .chosen")
+    page.wait_for_selector(".bars .selected")
     shares = [
         float(share.strip("<% "))
         for share in page.locator(".bars").first.inner_text().split("\n")
@@ -111,7 +111,7 @@ def test_words_in_context(visit: Visit) -> None:
     assert sum(shares) == pytest.approx(100, abs=1.5)
     page.locator(".chart svg[tabindex]").focus()
     page.keyboard.press("ArrowLeft")  # reads the last layer off
-    assert page.locator(".lines-named b").count() >= 2
+    assert page.locator(".chart-legend b").count() >= 2
     visit.look("words")
     page.get_by_label("Second sentence").fill("nothing else")
     visit.until("document.body.innerText.includes('no word in common')")
@@ -120,30 +120,30 @@ def test_words_in_context(visit: Visit) -> None:
 def test_order(visit: Visit) -> None:
     visit.enter("order", sentence="one two three", order="2.1.0")
     page = visit.page
-    page.wait_for_selector("#verdict")
-    assert "nothing changes but the order" in visit.text("#verdict")
+    page.wait_for_selector("#summary")
+    assert "only the order changes" in visit.text("#summary")
     page.get_by_label("Positions").select_option("sinusoidal")
-    visit.until("document.querySelector('#verdict').innerText.includes('changes: by')")
+    visit.until("document.querySelector('#summary').innerText.includes('changes by')")
     page.wait_for_selector(".gallery canvas")
     visit.look("order")
-    words = page.locator(".loose-word span")
+    words = page.locator(".draggable span")
     assert words.all_inner_texts() == ["three", "two", "one"]
-    page.locator(".loose-word").first.focus()
+    page.locator(".draggable").first.focus()
     page.keyboard.press("ArrowRight")
     assert words.all_inner_texts() == ["two", "three", "one"]
-    box = page.locator(".loose-word").nth(2).bounding_box()
+    box = page.locator(".draggable").nth(2).bounding_box()
     page.mouse.move(box["x"] + 5, box["y"] + 5)
     page.mouse.down()
-    first = page.locator(".loose-word").first.bounding_box()
+    first = page.locator(".draggable").first.bounding_box()
     page.mouse.move(first["x"] + 5, first["y"] + 5, steps=4)
     page.mouse.up()
     assert words.all_inner_texts() == ["one", "two", "three"]
 
 
-def test_a_long_text_is_a_map(visit: Visit) -> None:
+def test_long_text(visit: Visit) -> None:
     visit.enter("long")
     page = visit.page
-    assert "No text yet" in visit.text("#room")
+    assert "No text yet" in visit.text("#section")
     visit.look("long-empty", ((1280, 900, "light"),))
     verse = "row my boat down the stream , merrily merrily and row again ."
     page.get_by_label("Text", exact=True).fill("\n".join([verse] * 60))
@@ -154,43 +154,43 @@ def test_a_long_text_is_a_map(visit: Visit) -> None:
     page.set_input_files(
         "input[type=file]", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"one two " * 50}
     )
-    visit.until("document.querySelector('.tally').innerText.startsWith('100 words')")
+    visit.until("document.querySelector('.text-size').innerText.startsWith('100 words')")
     page.set_input_files(
         "input[type=file]", {"name": "a.bin", "mimeType": "text/plain", "buffer": b"\0" * 50}
     )
-    visit.until("document.querySelector('#room').innerText.includes('is no text file')")
+    visit.until("document.querySelector('#section').innerText.includes('is not a text file')")
 
 
-def test_the_example_of_a_long_text_is_the_same_every_time_and_as_long_as_it_says(visit: Visit) -> None:
+def test_the_sample_text_is_deterministic_and_has_the_requested_length(visit: Visit) -> None:
     visit.enter("long")
-    songs = visit.page.evaluate(
-        "import('./static/page/song.js').then(({song}) => [song(32000), song(32000), song(100)])"
+    texts = visit.page.evaluate(
+        "import('./static/page/sample_text.js').then(({ sampleText }) => [32000, 32000, 100].map(sampleText))"
     )
-    assert songs[0] == songs[1]
-    assert [len(song.split()) for song in songs] == [32_000, 32_000, 100]
-    assert songs[0].count("O row my darling") > 100
+    assert texts[0] == texts[1]
+    assert [len(text.split()) for text in texts] == [32_000, 32_000, 100]
+    assert texts[0].count("O row my darling") > 100
 
 
 def test_training(visit: Visit) -> None:
     visit.enter("training", name="transformer")
     page = visit.page
     page.wait_for_selector(".chart path")
-    page.wait_for_selector("#judgement")
+    page.wait_for_selector("#validation")
     assert re.search(r"updates\s+4\b", visit.text(".numbers"))
     newest = visit.text("output")
-    page.locator("#judgement").focus()
+    page.locator("#validation").focus()
     page.keyboard.press("Home")
     assert visit.text("output") != newest
     visit.look("training")
 
 
-def test_a_training_that_runs_is_followed(visit: Visit) -> None:
+def test_a_running_training_is_polled(visit: Visit) -> None:
     rows = [row(step) for step in (1, 2, 3)]
-    asked: list[str] = []
+    payload: list[str] = []
 
     def answer(route) -> None:
-        asked.append(route.request.url)
-        steps = min(len(asked), 3)
+        payload.append(route.request.url)
+        steps = min(len(payload), 3)
         route.fulfill(json={"steps": steps, "state": "running", "rows": rows[:steps], "samples": []})
 
     page = visit.page
@@ -199,11 +199,11 @@ def test_a_training_that_runs_is_followed(visit: Visit) -> None:
     visit.enter("training")
     visit.until(r"/updates\s+2/.test(document.querySelector('.numbers')?.innerText)")
     assert visit.text(".live") == "Running."
-    assert "a%20b" in asked[0]
+    assert "a%20b" in payload[0]
 
 
-def test_a_training_is_followed_whatever_becomes_of_it(visit: Visit) -> None:
-    """Finished, resumed, killed, begun anew: the room says what is true, without being asked again."""
+def test_changes_of_training_state_are_shown(visit: Visit) -> None:
+    """Finished, resumed, killed, restarted: the page shows the current state."""
     now = {"steps": 2, "state": "finished"}
 
     def answer(route) -> None:
@@ -214,15 +214,15 @@ def test_a_training_is_followed_whatever_becomes_of_it(visit: Visit) -> None:
     visit.answer("training", trainings("run"))
     visit.page.route("**/api/training/*", answer)
     visit.enter("training")
-    for steps, state, told in (
+    for steps, state, message in (
         (2, "finished", "Finished."),
         (4, "running", "Running."),
-        (4, "stopped", "Stopped before its end; regard train --resume goes on with it."),
+        (4, "stopped", "Stopped. Resume with regard train --resume."),
         (3, "running", "Running."),
         (5, "finished", "Finished."),
     ):
         now.update(steps=steps, state=state)
-        visit.until(f"document.querySelector('.live')?.innerText === {told!r}")
+        visit.until(f"document.querySelector('.live')?.innerText === {message!r}")
         visit.until(rf"/updates\s+{steps}\b/.test(document.querySelector('.numbers').innerText)")
-        assert f"run: {steps} updates, {state}" in visit.text("#room select")
+        assert f"run: {steps} updates, {state}" in visit.text("#section select")
         visit.look(f"training-{state}-{steps}", SIZES[:1])

@@ -1,40 +1,40 @@
-"""The page of `regard look` when things go wrong: hostile text, no models, errors, a server that is gone."""
+"""The page of `regard look` with hostile text, without models, with errors and a lost server."""
 
 import pytest
 
-from tests.browser.visiting import ENCODER, HOSTILE, SHOTS, SIZES, Visit, log, trainings, translation
+from tests.browser.visit import ENCODER, HOSTILE, SHOTS, SIZES, Visit, log, trainings, translation
 
 pytestmark = pytest.mark.timeout(240)
 NARROW = SIZES[2:3]
 
 
-ROOMS = {
+SECTIONS = {
     "translate": ("text", "Sentence", ".translation"),
     "heads": ("text", "Text", ".regard-attention"),
-    "words": ("first", "First sentence", "#room"),
-    "order": ("sentence", "Sentence", "#verdict"),
+    "words": ("first", "First sentence", "#section"),
+    "order": ("sentence", "Sentence", "#summary"),
     "long": ("text", "Text", ".regard-attention"),
 }
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_hostile_text_is_only_text(visit: Visit, room: str) -> None:
-    if room == "words" and not ENCODER:
+@pytest.mark.parametrize("section", SECTIONS)
+def test_hostile_text_is_shown_as_text(visit: Visit, section: str) -> None:
+    if section == "words" and not ENCODER:
         pytest.skip("minilm is not installed")
-    name, label, result = ROOMS[room]
+    name, label, result = SECTIONS[section]
     state = {name: f"{HOSTILE} src"} | (
-        {"second": f"{HOSTILE} too", "word": "src"} if room == "words" else {}
+        {"second": f"{HOSTILE} too", "word": "src"} if section == "words" else {}
     )
-    visit.enter(room, **state)
+    visit.enter(section, **state)
     visit.page.wait_for_selector(result)
     assert HOSTILE in visit.page.get_by_label(label, exact=True).input_value()
     visit.page.wait_for_timeout(200)
     visit.settle()
     visit.no_markup_came_of_text()
-    visit.look(f"hostile-{room}", NARROW)
+    visit.look(f"hostile-{section}", NARROW)
 
 
-def test_hostile_names_of_models_and_trainings_are_only_text(visit: Visit) -> None:
+def test_hostile_names_are_shown_as_text(visit: Visit) -> None:
     model = {
         "name": HOSTILE,
         "kind": "translator",
@@ -43,7 +43,7 @@ def test_hostile_names_of_models_and_trainings_are_only_text(visit: Visit) -> No
         "layers": 1,
         "heads": 1,
     }
-    more = {"longest": None, "languages": HOSTILE, "examples": [HOSTILE]}
+    more = {"max_tokens": None, "languages": HOSTILE, "examples": [HOSTILE]}
     page = visit.page
     page.route(
         "**/api/models", lambda route: route.fulfill(json={"models": [model | more], "folders": [HOSTILE]})
@@ -60,59 +60,59 @@ def test_hostile_names_of_models_and_trainings_are_only_text(visit: Visit) -> No
     visit.no_markup_came_of_text()
 
 
-def test_rooms_without_a_model_say_how_to_get_one(visit: Visit) -> None:
+def test_sections_without_a_model_show_the_commands_to_get_one(visit: Visit) -> None:
     visit.answer("models", {"models": [], "folders": []})
     visit.answer("training", {"trainings": []})
-    for room in ("translate", "heads", "words", "training"):
-        visit.enter(room)
-        assert "regard look" in visit.text(".vacant"), room
+    for section in ("translate", "heads", "words", "training"):
+        visit.enter(section)
+        assert "regard look" in visit.text(".empty-state"), section
     visit.look("empty-training", SIZES[:1])
 
 
-def test_the_servers_sentence_is_shown_and_can_be_tried_again(rough: Visit) -> None:
+def test_server_errors_are_shown_with_a_retry_button(rough: Visit) -> None:
     page = rough.page
     page.route(
         "**/api/lookup", lambda route: route.fulfill(status=500, json={"error": f"{HOSTILE}: give another."})
     )
     rough.enter("lookup")
-    page.wait_for_selector(".trouble .notice")
-    assert HOSTILE in rough.text(".trouble .notice")
+    page.wait_for_selector(".errors .notice")
+    assert HOSTILE in rough.text(".errors .notice")
     rough.no_markup_came_of_text()
     rough.look("error", (SIZES[0], SIZES[3]))
     page.unroute("**/api/lookup")
     page.get_by_role("button", name="Try again").click()
     page.wait_for_selector(".working")
-    assert page.locator(".trouble .notice").count() == 0
+    assert page.locator(".errors .notice").count() == 0
 
 
-def test_a_refusal_that_would_come_again_offers_no_second_try(rough: Visit) -> None:
+def test_final_errors_have_no_retry_button(rough: Visit) -> None:
     page = rough.page
-    told = "Too long: 902 tokens; this model reads at most 512."
-    page.route("**/api/lookup", lambda route: route.fulfill(status=422, json={"error": told}))
+    message = "Too long: 902 tokens; this model reads at most 512."
+    page.route("**/api/lookup", lambda route: route.fulfill(status=422, json={"error": message}))
     rough.enter("lookup")
-    page.wait_for_selector(".trouble .notice")
-    assert told in rough.text(".trouble .notice")
+    page.wait_for_selector(".errors .notice")
+    assert message in rough.text(".errors .notice")
     assert page.get_by_role("button", name="Try again").count() == 0
     page.unroute("**/api/lookup")
     page.get_by_label("Score", exact=True).select_option("cosine")  # another question
     page.wait_for_selector(".working")
-    assert page.locator(".trouble .notice").count() == 0
+    assert page.locator(".errors .notice").count() == 0
 
 
 @pytest.mark.skipif(not ENCODER, reason="minilm is not installed")
-def test_a_text_that_is_too_long_for_a_model_is_told_without_a_second_try(rough: Visit) -> None:
+def test_a_text_too_long_for_the_model_has_no_retry_button(rough: Visit) -> None:
     page = rough.page
     rough.enter("long", model="minilm", text="dogs bark at strangers " * 60)
     page.wait_for_selector(".regard-attention")
     page.get_by_label("Text", exact=True).fill("dogs bark at strangers " * 400)
     page.get_by_role("button", name="Show the map").click()
-    page.wait_for_selector(".trouble .notice")
-    assert "512" in rough.text(".trouble .notice")
+    page.wait_for_selector(".errors .notice")
+    assert "512" in rough.text(".errors .notice")
     assert page.get_by_role("button", name="Try again").count() == 0
     rough.look("too-long", SIZES[:1])
 
 
-def test_a_busy_server_is_asked_again_by_the_view(rough: Visit) -> None:
+def test_the_view_retries_while_the_server_is_busy(rough: Visit) -> None:
     page, refused = rough.page, []
 
     def answer(route) -> None:
@@ -124,38 +124,38 @@ def test_a_busy_server_is_asked_again_by_the_view(rough: Visit) -> None:
         else:
             route.continue_()
 
-    page.route("**/api/exhibits/*/tile", answer)
+    page.route("**/api/views/*/tile", answer)
     rough.enter("long", text="the dog barks and the cat sleeps " * 20)
     page.wait_for_selector(".regard-attention canvas")
-    rough.until("!document.querySelector('.regard-attention .waits')")
+    rough.until("!document.querySelector('.regard-attention .loading')")
     page.wait_for_timeout(2500)
     rough.settle()
     assert len(refused) == 2
-    assert "could not be shown" not in rough.text("#room")
+    assert "Loading failed" not in rough.text("#section")
 
 
-def test_a_model_that_is_being_trained_is_waited_for(visit: Visit) -> None:
-    """Rooms without a model are open meanwhile, and its own opens by itself."""
+def test_the_page_waits_for_a_model_in_training(visit: Visit) -> None:
+    """Sections that need no model are open; the others open when it is ready."""
     found = {"models": [], "pending": ["transformer"], "folders": [], "recordings": []}
     page = visit.page
     page.route("**/api/models", lambda route: route.fulfill(json=found))
     visit.answer("translate", translation("zwei Hunde"))
-    for room in ("lookup", "order"):
-        visit.enter(room)
-        assert page.locator(".vacant").count() == 0
+    for section in ("lookup", "order"):
+        visit.enter(section)
+        assert page.locator(".empty-state").count() == 0
     visit.enter("heads")
-    assert "being trained" in visit.text(".vacant")
+    assert "being trained" in visit.text(".empty-state")
     visit.enter("translate")
-    assert "being trained" in visit.text(".vacant")
+    assert "being trained" in visit.text(".empty-state")
     visit.look("expected", (SIZES[0], SIZES[3]))
     model = {"name": "transformer", "kind": "translator", "about": "", "attends": True, "layers": 1}
-    more = {"heads": 1, "longest": None, "languages": "en-de", "examples": ["two dogs"]}
+    more = {"heads": 1, "max_tokens": None, "languages": "en-de", "examples": ["two dogs"]}
     found.update(models=[model | more], pending=[])
     page.wait_for_selector(".translation")
     assert visit.text(".translation") == "zwei Hunde"
 
 
-def test_a_server_that_is_gone_is_waited_for(rough: Visit) -> None:
+def test_the_page_reconnects_to_a_lost_server(rough: Visit) -> None:
     page = rough.page
     rough.enter("lookup")
     page.route("**/api/**", lambda route: route.abort())
@@ -167,12 +167,12 @@ def test_a_server_that_is_gone_is_waited_for(rough: Visit) -> None:
     rough.until("document.querySelector('.formula').innerText.includes('‖q‖')")  # asked again by itself
 
 
-def test_a_slow_answer_is_waited_for_visibly_and_an_outdated_one_is_dropped(visit: Visit) -> None:
+def test_slow_answers_show_a_loading_bar_and_outdated_ones_are_dropped(visit: Visit) -> None:
     page, held = visit.page, []
     visit.enter("lookup")
     page.route("**/api/lookup", lambda route: route.continue_() if held else held.append(route))
     page.get_by_label("Score", exact=True).select_option("cosine")
-    page.wait_for_selector(".stage.busy")
+    page.wait_for_selector(".panel.busy")
     page.get_by_label("Score", exact=True).select_option("gaussian")
     visit.until("document.querySelector('.formula').innerText.includes('−‖q − k‖²')")
     held[0].fulfill(status=400, json={"error": "too late"})
@@ -181,11 +181,11 @@ def test_a_slow_answer_is_waited_for_visibly_and_an_outdated_one_is_dropped(visi
     assert page.locator(".notice").count() == 0
 
 
-def test_rooms_are_reached_with_the_keyboard_and_remember_what_was_there(visit: Visit) -> None:
+def test_sections_are_reached_by_keyboard_and_keep_their_state(visit: Visit) -> None:
     page = visit.page
     page.set_viewport_size({"width": 360, "height": 740})
     visit.enter("order", sentence="two words", order="1.0")
-    menu = page.get_by_role("button", name="Rooms")
+    menu = page.get_by_role("button", name="Menu")
     menu.focus()
     page.keyboard.press("Enter")
     assert menu.get_attribute("aria-expanded") == "true"
@@ -199,23 +199,23 @@ def test_rooms_are_reached_with_the_keyboard_and_remember_what_was_there(visit: 
     assert page.locator("#to-lookup").get_attribute("aria-current") == "page"
     menu.click()
     page.get_by_role("link", name="Order").click()
-    page.wait_for_selector("#verdict")
+    page.wait_for_selector("#summary")
     assert page.get_by_label("Sentence").input_value() == "two words"
 
 
 def test_every_control_has_a_name(visit: Visit) -> None:
-    for room in ("translate", "lookup", "heads", "order", "long", "training"):
-        visit.enter(room)
+    for section in ("translate", "lookup", "heads", "order", "long", "training"):
+        visit.enter(section)
         unnamed = visit.page.evaluate("""[...document.querySelectorAll('main :is(button, input, select)')]
             .filter((node) => !node.labels?.length && !node.ariaLabel && !node.textContent.trim())
             .map((node) => node.outerHTML)""")
-        assert unnamed == [], room
+        assert unnamed == [], section
 
 
-def test_the_page_loads_nothing_from_elsewhere(visit: Visit) -> None:
-    asked: list[str] = []
-    visit.page.on("request", lambda request: asked.append(request.url))
+def test_the_page_loads_nothing_from_other_servers(visit: Visit) -> None:
+    payload: list[str] = []
+    visit.page.on("request", lambda request: payload.append(request.url))
     visit.enter("lookup")
     visit.enter("translate")
-    assert asked
-    assert [url for url in asked if not url.startswith((visit.address, "data:", "blob:", "about:"))] == []
+    assert payload
+    assert [url for url in payload if not url.startswith((visit.address, "data:", "blob:", "about:"))] == []

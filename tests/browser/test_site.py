@@ -6,7 +6,7 @@ import pytest
 
 from pages.__main__ import ROOT
 from pages.runner import code_blocks
-from tests.browser.visiting import SHOTS
+from tests.browser.visit import SHOTS
 
 DOCS = ROOT / "docs"
 PAGES = sorted(page.relative_to(DOCS).with_suffix(".html").as_posix() for page in DOCS.rglob("*.md"))
@@ -32,7 +32,7 @@ def screen(browser, request):
 
 @pytest.mark.parametrize("screen", SCREENS, indirect=True)
 @pytest.mark.parametrize("name", PAGES)
-def test_page_fits_and_shows_its_pictures(site, screen, name):
+def test_pages_fit_and_images_load(site, screen, name):
     kind, page = screen
     page.goto((site / name).as_uri())
     page.wait_for_load_state()
@@ -45,8 +45,8 @@ def test_page_fits_and_shows_its_pictures(site, screen, name):
     assert page.locator("body").get_attribute("data-md-color-scheme") == scheme
 
 
-def test_code_is_copied_as_it_stands(site, page):
-    """Though each line is a box of its own on the page."""
+def test_copied_code_equals_the_source(site, page):
+    """Each line is an element of its own on the page."""
     page.goto((site / "path/order.html").as_uri())
     copied = page.evaluate(
         """() => [...document.querySelectorAll(".language-python code")].map((code) => {

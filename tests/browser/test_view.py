@@ -13,7 +13,9 @@ import pytest
 import torch
 
 import regard
-from tests.browser.viewing import CAT, EVIL, SMALL, STATIC, Handler
+from tests.browser.view_server import CAT, EVIL, SMALL, STATIC, Handler
+
+MODULES = [*STATIC.glob("attention/*.js"), *STATIC.glob("shared/*.js")]
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +33,8 @@ def served():
 @pytest.fixture
 def opened(page, served):
     def opened(data="small", **options):
-        asked = f"?data={data}" if data else "?"
-        page.goto(f"{served[0]}{asked}&options={json.dumps(options)}")
+        payload = f"?data={data}" if data else "?"
+        page.goto(f"{served[0]}{payload}&options={json.dumps(options)}")
         page.wait_for_selector(".toolbar, .empty, .message")
         page.wait_for_timeout(100)
         return page
@@ -54,18 +56,18 @@ def sideways(page):
 
 def test_top_level_names_are_unique_over_all_modules():
     begins = re.compile(r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", re.MULTILINE)
-    names = Counter(name for path in STATIC.glob("*.js") for name in begins.findall(path.read_text()))
+    names = Counter(name for path in MODULES for name in begins.findall(path.read_text()))
     assert names["mount"] == 1
     assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_modules_are_small_and_import_by_name_on_one_line():
-    for path in STATIC.glob("*.js"):
+    for path in MODULES:
         lines = path.read_text().splitlines()
         assert len(lines) < 400, path.name
         for line in lines:
             if line.startswith("import"):
-                assert re.fullmatch(r'import \{ [\w, ]+ \} from "\./\w+\.js";', line), line
+                assert re.fullmatch(r'import \{ [\w, ]+ \} from "\.(/|\./shared/)\w+\.js";', line), line
         assert "innerHTML" not in path.read_text()
 
 
@@ -79,10 +81,10 @@ def test_lines_show_every_token_on_both_sides(opened):
     assert page.locator(".drawing path").count() > 20
 
 
-def test_pointing_at_a_query_shows_its_row_in_per_cent(opened):
+def test_hovering_a_query_shows_its_row_in_percent(opened):
     page = opened(heads=[2])
     page.hover(".side.query .token:nth-child(4)")
-    page.wait_for_selector(".token.chosen")
+    page.wait_for_selector(".token.selected")
     row = weights(SMALL, 0, 0)[2, 3]
     shown = page.locator(".side.key .token").evaluate_all(
         "nodes => nodes.map((node) => node.dataset.share ?? '')"
@@ -90,12 +92,12 @@ def test_pointing_at_a_query_shows_its_row_in_per_cent(opened):
     assert [float(share or 0) for share in shown] == pytest.approx(100 * row * (row >= 0.005), abs=0.51)
 
 
-def test_a_click_keeps_a_token_and_a_second_one_lets_it_go(opened):
+def test_a_click_pins_a_token_and_a_second_unpins_it(opened):
     page = opened()
     page.click(".side.key .token:nth-child(3)")
     page.mouse.move(5, 5)
     assert page.evaluate("shown.state.key") == 2
-    assert page.locator(".side.key .token.chosen").count() == 1
+    assert page.locator(".side.key .token.selected").count() == 1
     page.click(".side.key .token:nth-child(3)")
     assert page.evaluate("shown.state.key") is None
 
@@ -106,7 +108,7 @@ def test_special_tokens_can_be_hidden(opened):
     assert page.locator(".side.query .token").all_text_contents() == CAT["tokens"][1:-1]
 
 
-def test_arrow_keys_move_among_tokens_and_tell_what_they_read(opened):
+def test_arrow_keys_move_among_tokens_and_describe_them(opened):
     page = opened(heads=[0])
     page.locator(".side.query .token").first.focus()
     page.keyboard.press("ArrowDown")
@@ -128,13 +130,13 @@ def test_heads_are_toggled_and_none_is_an_empty_state(opened):
     page.get_by_role("button", name="Head 2", exact=True).click()
     assert page.evaluate("shown.state.heads") == [2]
     page.get_by_role("button", name="none").click()
-    assert "Choose a head" in page.locator(".readout").text_content()
+    assert "Select a head" in page.locator(".readout").text_content()
     assert page.locator(".drawing path").count() == 0
     page.get_by_role("button", name="all", exact=True).click()
     assert page.evaluate("shown.state.heads") is None
 
 
-def test_words_lie_in_two_rows_where_there_is_room(opened):
+def test_words_are_in_two_rows_on_wide_screens(opened):
     page = opened("several")
     assert page.locator(".drawing.across").count() == 1
     page.set_viewport_size({"width": 200, "height": 700})
@@ -146,10 +148,10 @@ def test_words_lie_in_two_rows_where_there_is_room(opened):
 
 def test_two_inputs_side_by_side(opened):
     page = opened("several")
-    page.get_by_label("beside").select_option("1")
+    page.get_by_label("Compare with").select_option("1")
     assert page.locator(".pane").count() == 2
     assert page.locator(".pane >> nth=1").locator(".side.key .token").all_text_contents() == ["Tee"]
-    page.get_by_label("beside").select_option("")
+    page.get_by_label("Compare with").select_option("")
     assert page.locator(".pane").count() == 1
 
 
@@ -164,44 +166,45 @@ def test_texts_are_never_markup(opened):
 
 
 @pytest.mark.parametrize(
-    ("data", "options", "told"), [("several", {"input": 3}, "no layers"), ("none", {}, "nothing")]
+    ("data", "options", "message"),
+    [("several", {"input": 3}, "no attention"), ("none", {}, "no inputs")],
 )
-def test_where_there_is_nothing_it_is_said(opened, data, options, told):
-    assert told in opened(data, **options).locator(".empty").text_content()
+def test_empty_views_say_so(opened, data, options, message):
+    assert message in opened(data, **options).locator(".empty").text_content()
 
 
 # Search
 
 
-def test_a_word_is_found_over_its_pieces(opened):
+def test_search_finds_words_across_tokens(opened):
     page = opened()
     page.get_by_label("Find a token").fill("because")
     assert page.locator(".found").text_content() == "1 of 1"
     assert page.evaluate("shown.state.query") == 7
     page.get_by_label("Find a token").fill("the")
-    page.get_by_role("button", name="The next one").click()
+    page.get_by_role("button", name="Next match").click()
     assert page.evaluate("shown.state.query") == 5
 
 
 # Matrix
 
 
-def test_the_cell_under_the_keyboard_cursor_is_told(opened):
+def test_the_cell_under_the_keyboard_cursor_is_described(opened):
     page = opened(view="matrix", heads=[1])
     page.locator(".map canvas").focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
     page.wait_for_timeout(150)
     weight = 100 * weights(SMALL, 0, 0)[1, 2, 1]
-    told = page.locator(".readout").text_content()
-    assert told.startswith("query 3 “cat” → key 2 “the”: ")
-    assert float(told.split(": ")[1].split()[0]) == pytest.approx(weight, rel=0.06)
+    message = page.locator(".readout").text_content()
+    assert message.startswith("query 3 “cat” → key 2 “the”: ")
+    assert float(message.split(": ")[1].split()[0]) == pytest.approx(weight, rel=0.06)
     page.keyboard.press("Enter")
     assert page.evaluate("[shown.state.query, shown.state.key]") == [2, 1]
-    assert page.locator(".panel section:not([hidden])").count() == 3
+    assert page.locator(".rankings section:not([hidden])").count() == 3
 
 
-def test_a_click_on_the_map_keeps_its_cell(opened):
+def test_a_click_on_the_map_pins_its_cell(opened):
     page = opened(view="matrix")
     page.locator(".map canvas").click(position={"x": 300, "y": 300})
     query, key = page.evaluate("[shown.state.query, shown.state.key]")
@@ -212,19 +215,19 @@ def test_a_click_on_the_map_keeps_its_cell(opened):
 # A long text, from a server
 
 
-def test_a_long_map_asks_for_few_tiles_and_zooms_to_single_weights(opened, served):
+def test_a_long_map_loads_few_tiles_and_zooms_to_single_weights(opened, served):
     _, counts = served
     counts.clear()
     page = opened("", view="matrix")
-    page.wait_for_selector(".map:not(.waits)")
+    page.wait_for_selector(".map:not(.loading)")
     assert 1 <= counts["tile"] <= 25
     assert "mean of" in page.locator(".map-bar").text_content()
-    page.locator(".panel .row").first.click()  # the most read key: 20,001
-    page.wait_for_selector(".map:not(.waits)")
+    page.locator(".rankings .row").first.click()  # the most read key: 20,001
+    page.wait_for_selector(".map:not(.loading)")
     assert page.evaluate("shown.state.key") == 20000
     assert "mean of" not in page.locator(".map-bar").text_content()
-    page.locator(".panel section:not([hidden]) .row").first.click()  # the query that reads it most
-    page.wait_for_selector(".map:not(.waits)")
+    page.locator(".rankings section:not([hidden]) .row").first.click()  # the query that reads it most
+    page.wait_for_selector(".map:not(.loading)")
     page.locator(".map canvas").focus()
     page.keyboard.press("Shift")
     page.wait_for_timeout(200)
@@ -238,7 +241,7 @@ def test_a_long_map_asks_for_few_tiles_and_zooms_to_single_weights(opened, serve
 
 def test_wheel_and_drag_move_a_long_map(opened):
     page = opened("", view="matrix")
-    page.wait_for_selector(".map:not(.waits)")
+    page.wait_for_selector(".map:not(.loading)")
     before = page.locator(".map-bar").text_content()
     page.locator(".map canvas").hover(position={"x": 400, "y": 300})
     for _ in range(8):
@@ -247,29 +250,29 @@ def test_wheel_and_drag_move_a_long_map(opened):
     assert page.locator(".map-bar").text_content() != before
     page.mouse.move(420, 420)
     page.wait_for_timeout(200)
-    told = page.locator(".readout").text_content()
+    message = page.locator(".readout").text_content()
     page.mouse.down()
     page.mouse.move(300, 300, steps=4)
     page.mouse.up()
     page.mouse.move(420, 420)
     page.wait_for_timeout(200)
-    assert page.locator(".readout").text_content() != told
+    assert page.locator(".readout").text_content() != message
 
 
-def test_lines_of_a_long_text_are_a_window(opened):
+def test_lines_of_a_long_text_show_a_window(opened):
     page = opened("", view="lines")
     page.wait_for_timeout(200)
     assert page.locator(".token").count() == 80
     page.get_by_label("Find a token").fill("w30303")
     page.wait_for_timeout(300)
-    assert page.locator(".side.query .token.chosen").text_content() == "w30303"
-    page.locator(".panel section:not([hidden]) .row").first.click()
+    assert page.locator(".side.query .token.selected").text_content() == "w30303"
+    page.locator(".rankings section:not([hidden]) .row").first.click()
     page.wait_for_timeout(300)
     assert "w29303" in page.locator(".side.key .token").all_text_contents()
     assert page.locator(".token").count() == 80
 
 
-def test_trouble_is_told_and_can_be_tried_again(browser, served):
+def test_errors_are_shown_with_a_retry_button(browser, served):
     base, counts = served
     page = browser.new_page()  # a failed request is on the console, rightly
     counts["broken"] = 1
@@ -279,7 +282,7 @@ def test_trouble_is_told_and_can_be_tried_again(browser, served):
         page.wait_for_load_state("networkidle")  # what is on its way would succeed, and end the trouble
         counts["broken"] = 0
         page.get_by_role("button", name="Try again").click()
-        page.wait_for_selector(".map:not(.waits)")
+        page.wait_for_selector(".map:not(.loading)")
         assert page.locator(".message:not([hidden])").count() == 0
     finally:
         counts["broken"] = 0
@@ -289,7 +292,7 @@ def test_trouble_is_told_and_can_be_tried_again(browser, served):
 # Heads and numbers
 
 
-def test_heads_are_pictures_that_enlarge(opened):
+def test_head_thumbnails_can_be_enlarged(opened):
     page = opened(view="heads")
     page.wait_for_selector(".thumbnail.still", state="detached")
     assert page.locator("button.thumbnail").count() == 32
@@ -316,11 +319,8 @@ def test_numbers_lead_from_products_to_the_weight(opened):
     page.wait_for_selector(".readout:has-text('sat → sat')")
 
 
-def test_without_vectors_numbers_say_why(opened):
-    assert (
-        "without the query and key vectors"
-        in opened("several", view="numbers").locator(".body").text_content()
-    )
+def test_numbers_without_vectors_give_a_reason(opened):
+    assert "no query and key vectors" in opened("several", view="numbers").locator(".body").text_content()
 
 
 # Everywhere
@@ -335,7 +335,7 @@ def test_a_phone_never_scrolls_sideways(opened, page, view, scheme):
         assert sideways(opened(data, view=view)) <= 0
 
 
-def test_tabs_are_moved_through_by_arrow_keys(opened):
+def test_arrow_keys_move_between_tabs(opened):
     page = opened()
     page.get_by_role("tab", name="Lines").focus()
     page.keyboard.press("ArrowRight")
@@ -347,7 +347,7 @@ def test_the_widget_shows_what_its_kernel_answers(page, served):
     page.goto(f"{served[0]}?widget")
     page.wait_for_selector(".drawing path")
     page.hover(".side.query .token:nth-child(4)")
-    page.wait_for_selector(".token.chosen")
+    page.wait_for_selector(".token.selected")
     best = CAT["tokens"][int(weights(SMALL, 0, 0)[2, 3].argmax())]
     assert page.locator(".readout").text_content().startswith(f"query “sat”: “{best}” ")
     page.get_by_role("tab", name="Heads").click()
@@ -357,7 +357,7 @@ def test_the_widget_shows_what_its_kernel_answers(page, served):
     assert page.locator("#view .toolbar").count() == 0
 
 
-def test_a_standing_alone_file_opens_from_disk(page, tmp_path):
+def test_a_standalone_page_opens_from_disk(page, tmp_path):
     from regard.app.standalone import write_page
     from regard.app.view_model import ViewModel
 

@@ -1,4 +1,4 @@
-"""Commands, run in this process."""
+"""Run commands in this process."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from regard.cli import main
 
 
 def run(*arguments: object, status: int = 0) -> None:
-    """Run a command, which must leave with this exit status."""
-    with pytest.raises(SystemExit) as left:
+    """Run a command and check its exit status."""
+    with pytest.raises(SystemExit) as exit:
         main([str(argument) for argument in arguments])
-    assert (left.value.code or 0) == status
+    assert (exit.value.code or 0) == status

@@ -1,4 +1,4 @@
-"""`regard align`: links of given pairs, in one direction or both, and how they compare with gold links."""
+"""`regard align`: links in one direction or both, and the error rate against gold links."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ pytest.importorskip("typer")
 from regard.translation.alignment.aer import error_rate, read_gold
 from regard.translation.alignment.cross_attention import AlignmentHead
 from regard.translation.data.links import reverse_links, symmetrize, to_pharaoh
-from regard.translation.translator import Translator, load_translator
+from regard.translation.translator import load_translator
 from tests.cli.running import run
 from tests.translation import folders
 
@@ -49,57 +49,58 @@ def gold(tmp_path) -> Path:
     return path
 
 
-def wanted(model: Path, **choice) -> list[str]:
-    translator = load_translator(model)
-    if choice:
-        translator = Translator(translator.model, translator.tokens, choice=AlignmentHead(**choice))
-    return [one.to_pharaoh() for one in translator.align(PAIRS)]
+def expected(model: Path, **options) -> list[str]:
+    head = AlignmentHead(**options) if options else None
+    return [alignment.to_pharaoh() for alignment in load_translator(model).align(PAIRS, head)]
 
 
 def test_two_files(model, files, capsys):
     run("align", "-m", model, *files)
-    assert capsys.readouterr().out.split("\n") == [*wanted(model), ""]
+    assert capsys.readouterr().out.split("\n") == [*expected(model), ""]
 
 
 def test_pairs_in_one_file(model, tmp_path, capsys):
     path = tmp_path / "pairs.tsv"
     path.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
     run("align", "-m", model, path)
-    assert capsys.readouterr().out.split("\n") == [*wanted(model), ""]
+    assert capsys.readouterr().out.split("\n") == [*expected(model), ""]
 
 
 def test_two_sentences(model, capsys):
     run("align", "-m", model, "--text", *PAIRS[0])
-    assert capsys.readouterr().out.splitlines() == wanted(model)[:1]
+    assert capsys.readouterr().out.splitlines() == expected(model)[:1]
 
 
-def test_output_is_written_whole(model, files, tmp_path, capsys):
+def test_output_file(model, files, tmp_path, capsys):
     run("align", "-m", model, *files, "-o", tmp_path / "links")
-    assert (tmp_path / "links").read_text().split("\n") == [*wanted(model), ""]
+    assert (tmp_path / "links").read_text().split("\n") == [*expected(model), ""]
     assert capsys.readouterr().out == ""
 
 
-def test_another_attention(model, files, capsys):
+def test_layer_heads_and_shift_can_be_selected(model, files, capsys):
     run("align", "-m", model, *files, "--layer", 1, "--heads", "1", "--shift", "input")
     shown = capsys.readouterr().out.split("\n")
-    assert shown == [*wanted(model, layer=1, heads=(1,), shift="input"), ""]
-    run("align", "-m", model, *files, "--layer", 1)  # all heads: those that were chosen are of another layer
-    assert capsys.readouterr().out.split("\n") == [*wanted(model, layer=1, shift="output"), ""]
+    assert shown == [*expected(model, layer=1, heads=(1,), shift="input"), ""]
+    run("align", "-m", model, *files, "--layer", 1)  # all heads: the selected ones belong to another layer
+    assert capsys.readouterr().out.split("\n") == [*expected(model, layer=1, shift="output"), ""]
 
 
-def test_the_last_head_is_minus_one(model, files, capsys):
-    for heads, same in (("-1", (1,)), ("-2,1", (0, 1)), ("-2", (0,))):
+def test_negative_heads_count_from_the_last(model, files, capsys):
+    for heads, positive in (("-1", (1,)), ("-2,1", (0, 1)), ("-2", (0,))):
         run("align", "-m", model, *files, "--layer", -1, "--heads", heads)
         shown = capsys.readouterr().out.split("\n")
-        assert shown == [*wanted(model, layer=1, heads=same, shift="output"), ""]
-    for heads, why in (("-3", "--heads has -3 and the attention has 2; give 0 to 1"), ("--1", "-1 for the")):
+        assert shown == [*expected(model, layer=1, heads=positive, shift="output"), ""]
+    for heads, message in (
+        ("-3", "--heads -3 is out of range: the layer has 2 heads. Use 0 to 1"),
+        ("--1", "-1 for the last head"),
+    ):
         run("align", "-m", model, *files, "--heads", heads, status=2)
-        assert why in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_a_threshold(model, files, capsys):
     run("align", "-m", model, *files, "--threshold", 0.2)
-    lines = [one.to_pharaoh(0.2) for one in load_translator(model).align(PAIRS)]
+    lines = [alignment.to_pharaoh(0.2) for alignment in load_translator(model).align(PAIRS)]
     assert capsys.readouterr().out.split("\n") == [*lines, ""]
 
 
@@ -110,35 +111,33 @@ def test_both_directions(how, model, reverse, files, capsys):
     forward = load_translator(model).align(PAIRS)
     backward = load_translator(reverse).align([(target, source) for source, target in PAIRS])
     lines = [
-        to_pharaoh(symmetrize(one.links(), reverse_links(other.links()), how or "grow-diag-final-and"))
-        for one, other in zip(forward, backward, strict=True)
+        to_pharaoh(symmetrize(first.links(), reverse_links(second.links()), how or "grow-diag-final-and"))
+        for first, second in zip(forward, backward, strict=True)
     ]
     assert capsys.readouterr().out.split("\n") == [*lines, ""]
 
 
 def test_gold(model, files, gold, tmp_path, capsys):
     run("align", "-m", model, *files, "--gold", gold, "--index-base", 1, "-o", tmp_path / "links")
-    links = [one.links() for one in load_translator(model).align(PAIRS)]
+    links = [alignment.links() for alignment in load_translator(model).align(PAIRS)]
     assert capsys.readouterr().out == f"{error_rate(links, read_gold(gold, 1))}\n"
-    assert (tmp_path / "links").read_text().split("\n") == [*wanted(model), ""]
+    assert (tmp_path / "links").read_text().split("\n") == [*expected(model), ""]
     run("align", "-m", model, *files, "--gold", gold, "--index-base", 1)
     assert capsys.readouterr().out.startswith("AER ")
 
 
 def test_soft(model, files, capsys):
     run("align", "-m", model, *files, "--soft")
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    for one, read in zip(found, load_translator(model).align(PAIRS), strict=True):
-        assert (tuple(one["source_words"]), tuple(one["target_words"])) == (
-            read.source_words,
-            read.target_words,
-        )
-        assert one["links"] == read.to_pharaoh()
-        for row, weights in zip(one["weights"], read.weights.tolist(), strict=True):
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for values, alignment in zip(printed, load_translator(model).align(PAIRS), strict=True):
+        assert tuple(values["source_words"]) == alignment.source_words
+        assert tuple(values["target_words"]) == alignment.target_words
+        assert values["links"] == alignment.to_pharaoh()
+        for row, weights in zip(values["weights"], alignment.weights.tolist(), strict=True):
             assert row == pytest.approx(weights, abs=1e-4)
 
 
-def test_drawn(model, capsys):
+def test_draw(model, capsys):
     run("align", "-m", model, "--text", *PAIRS[0], "--draw")
     shown = capsys.readouterr().out
     assert all(word in shown for word in PAIRS[0][1].split())
@@ -148,60 +147,63 @@ def test_drawn(model, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ein Hund", "a dog"], "there is no file 'ein Hund'; to align two sentences, add --text"),
+        (["ein Hund", "a dog"], "The file 'ein Hund' does not exist. To align two sentences, add --text"),
         (["--text", "ein"], "--text needs two sentences"),
         (["no", "such"], "no: No such file or directory; check the path"),
         (["-", "-"], "SOURCE and TARGET are both -"),
-        (["{a}", "{b}", "--symmetrize", "union"], "give the other one: --reverse-model FOLDER"),
+        (
+            ["{a}", "{b}", "--symmetrize", "union"],
+            "--symmetrize union needs a second model: --reverse-model FOLDER",
+        ),
         (["{a}", "{b}", "--symmetrize", "onion"], "'onion' is not one of"),
-        (["{a}", "{b}", "--index-base", "1"], "--index-base 1 says how a gold file counts; give it, too"),
-        (["{a}", "{b}", "--soft", "--draw"], "--soft and --draw are two ways"),
-        (["{a}", "{b}", "--soft", "--threshold", "0.5"], "--threshold is about links"),
-        (["{a}", "{b}", "--heads", "1,x"], "--heads is '1,x'; give numbers from 0 on"),
+        (["{a}", "{b}", "--index-base", "1"], "--index-base 1 applies to a gold file; add --gold FILE"),
+        (["{a}", "{b}", "--soft", "--draw"], "--soft and --draw are exclusive"),
+        (["{a}", "{b}", "--soft", "--threshold", "0.5"], "--threshold applies to links; remove it"),
+        (["{a}", "{b}", "--heads", "1,x"], "--heads is '1,x'; pass numbers separated by commas"),
         (
             ["{a}", "{b}", "--heads", "9"],
-            "head 9, and the attention has 2; give 0 to 1, or None (--heads all)",
+            "Head 9 is out of range: the layer has 2 heads. Use 0 to 1, or None (--heads all)",
         ),
-        (["{a}", "{b}", "--threshold", "2"], "--threshold is 2; weights are above 0 and at most 1"),
-        (["{a}", "{b}", "--layer", "9"], "the choice is layer 9"),
+        (["{a}", "{b}", "--threshold", "2"], "--threshold is 2; it must be above 0 and at most 1"),
+        (["{a}", "{b}", "--layer", "9"], "Layer 9 is out of range: the model has 2 cross-attention layers"),
         (
             ["{a}", "{b}", "--gold", "{gold}"],
-            "words, between white space. If its words are counted from 1, say",
+            "separated by white space. If the file counts words from 1, use --index-base 1.",
         ),
         (["{a}", "{b}", "--gold", "{a}"], "'ein' is no link"),
         (["{a}", "{b}", "--gold", "nowhere"], "nowhere: No such file"),
-        (["{a}", "{gold}", "--gold", "{short}"], "has links of 1 pairs and there are 4"),
+        (["{a}", "{gold}", "--gold", "{short}"], "has 1 lines, but there are 4 sentence pairs"),
         (["{a}", "{short}"], "4 lines and"),
-        (["{a}", "{b}", "-o", "no/such/x"], "there is no folder 'no/such'"),
+        (["{a}", "{b}", "-o", "no/such/x"], "the folder 'no/such' does not exist"),
         (["{a}", "{b}", "--reverse-model", "no/such"], "'no/such' does not exist"),
     ],
 )
-def test_refusals(arguments, message, model, files, gold, tmp_path, capsys):
+def test_errors_are_one_line(arguments, message, model, files, gold, tmp_path, capsys):
     (tmp_path / "short").write_text("0-0\n")
     names = {"a": files[0], "b": files[1], "gold": gold, "short": tmp_path / "short"}
-    run("align", "-m", model, *(one.format(**names) for one in arguments), status=2)
+    run("align", "-m", model, *(argument.format(**names) for argument in arguments), status=2)
     shown = capsys.readouterr()
     assert message in shown.err
     assert shown.err.count("\n") == 1
 
 
-def test_a_gold_file_that_counts_from_1_is_not_read_as_if_from_0(model, tmp_path, capsys):
+def test_a_gold_file_that_counts_from_1_is_detected(model, tmp_path, capsys):
     (tmp_path / "pairs.tsv").write_text("ein Hund bellt laut\ta dog barks loudly\n" * 12)
     (tmp_path / "gold").write_text("1-1 2-2 3p3\n" * 12)
     options = ["align", "-m", model, tmp_path / "pairs.tsv", "--gold", tmp_path / "gold"]
     run(*options, status=2)
-    assert "links no first word, of either side, in 12 pairs" in capsys.readouterr().err
-    for base in (0, 1):  # who says it means it
+    assert "never links word 0 in 12 pairs, so it seems to count from 1" in capsys.readouterr().err
+    for base in (0, 1):  # an explicit base is accepted
         run(*options, "--index-base", base)
         assert capsys.readouterr().out.startswith("AER")
 
 
-def test_long_pairs_are_aligned_in_smaller_groups(model, files, monkeypatch, capsys):
-    monkeypatch.setattr("regard.cli.align._CELLS", 10)
+def test_long_pairs_are_aligned_in_smaller_batches(model, files, monkeypatch, capsys):
+    monkeypatch.setattr("regard.cli.align._BATCH_CELLS", 10)
     run("align", "-m", model, *files)
-    assert capsys.readouterr().out.split("\n") == [*wanted(model), ""]
+    assert capsys.readouterr().out.split("\n") == [*expected(model), ""]
 
 
 def test_a_model_without_attention(tmp_path, files, capsys):
     run("align", "-m", folders.write(tmp_path / "plain", "plain"), *files, status=2)
-    assert "does not attend to the source" in capsys.readouterr().err
+    assert "has no cross-attention, so it cannot align words" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`regard curves`: logs that are drawn, and strange ones that are told in one line."""
+"""`regard curves`: the picture, the summary, and one-line errors for invalid logs."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from regard.translation.training.logs import _HEADER
 from tests.cli.running import run
 
 
-def test_what_is_no_number_is_left_out(tmp_path, capsys):
+def test_nan_and_inf_are_skipped(tmp_path, capsys):
     rows = b"10,1,5,0.1,100,60,4,nan\n20,2,nan,0.1,100,120,inf,31.5\n30,3,2,0.1,100,,2,\n"
     (tmp_path / "log.csv").write_bytes(_HEADER + rows)
     run("curves", tmp_path, "-o", tmp_path / "x.svg")
@@ -31,7 +31,7 @@ def test_what_is_no_number_is_left_out(tmp_path, capsys):
         (b"\xff\xfe\x00" * 99 + b"\n", "is no log of a training"),
     ],
 )
-def test_a_strange_log_is_one_line(content, message, tmp_path, capsys):
+def test_an_invalid_log_is_reported_in_one_line(content, message, tmp_path, capsys):
     (tmp_path / "log.csv").write_bytes(content)
     run("curves", tmp_path, "-o", tmp_path / "x.png", status=2)
     shown = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`regard draw`: a picture of each kind, and one line for what does not go together."""
+"""`regard draw`: each kind of picture, and one-line errors."""
 
 import json
 from pathlib import Path
@@ -44,10 +44,10 @@ def text_of(path: Path) -> str:
     return path.read_text("utf-8")
 
 
-def test_a_file_of_weights(weights, capsys):
+def test_a_weights_file(weights, capsys):
     Path("tokens.txt").write_text("eins\nzwei\n\nvier\nfünf\n")
     run("draw", weights, "-o", "x.svg", "--queries", "a b c d e", "--keys", "tokens.txt", "--title", "T")
-    assert capsys.readouterr().out == "3 × 5 × 5 weights\nThe picture is x.svg.\n"
+    assert capsys.readouterr().out == "3 × 5 × 5 weights\nPicture: x.svg\n"
     assert all(f">{name}<" in text_of(Path("x.svg")) for name in ("a", "e", "fünf", "∅", "T", "head 2"))
     run("draw", weights, "-o", "y.png", "--head", "1", "--log", "--dark")
     assert capsys.readouterr().out.startswith("5 × 5 weights\n")
@@ -56,8 +56,8 @@ def test_a_file_of_weights(weights, capsys):
 
 def test_a_translator(translator, tmp_path, capsys):
     run("draw", "-m", translator, "ein Hund bellt", "-o", tmp_path / "x.svg")
-    (found,) = regard.load_translator(translator).translate("ein Hund bellt")
-    assert capsys.readouterr().out.splitlines()[0] == found.text
+    (translation,) = regard.load_translator(translator).translate("ein Hund bellt")
+    assert capsys.readouterr().out.splitlines()[0] == translation.text
     assert all(f">{word}<" in text_of(tmp_path / "x.svg") for word in ("ein", "Hund", "bellt", "source"))
     run("draw", "-m", translator, "ein Hund", "--heads", "-o", tmp_path / "y.svg")
     shown = capsys.readouterr().out.splitlines()
@@ -76,11 +76,11 @@ def test_an_encoder(encoder, tmp_path, capsys):
     assert ">head 0<" not in text_of(tmp_path / "z.svg")
 
 
-def test_the_last_head_is_minus_one(weights, encoder, translator):
-    for what in ([weights], ["-m", encoder, "Dogs"], ["-m", translator, "ein Hund", "--layer", "-1"]):
+def test_negative_heads_count_from_the_last(weights, encoder, translator):
+    for subject in ([weights], ["-m", encoder, "Dogs"], ["-m", translator, "ein Hund", "--layer", "-1"]):
         pictures = []
-        for head in (-2, -1, 2 if what == [weights] else 1):
-            run("draw", *what, "--head", head, "-o", "x.png")
+        for head in (-2, -1, 2 if subject == [weights] else 1):
+            run("draw", *subject, "--head", head, "-o", "x.png")
             pictures.append(Path("x.png").read_bytes())
         assert pictures[0] != pictures[1] == pictures[2]
 
@@ -88,18 +88,18 @@ def test_the_last_head_is_minus_one(weights, encoder, translator):
 def test_masks_and_positions(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run("draw", "--mask", "causal", "--mask", "window:4", "--size", "8x12")
-    assert capsys.readouterr().out == "Causal() & Window(4)\nThe picture is picture.png.\n"
+    assert capsys.readouterr().out == "Causal() & Window(4)\nPicture: picture.png\n"
     run("draw", "--mask", "documents:2,3", "--queries", "a b c d e", "-o", "x.svg")
     assert text_of(Path("x.svg")).count(">e<") == 2
     for kind in ("sinusoidal", "learned", "rotary", "alibi", "t5"):
         run("draw", "--positions", kind, "--size", "6", "-o", f"{kind}.svg")
-    assert "before any training" in capsys.readouterr().out
+    assert "untrained" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "there is nothing to draw; give a file of weights"),
+        ([], "draw needs a weights file, --model and a sentence, --mask or --positions"),
         (["--mask", "causal", "--positions", "t5"], "--mask and --positions are different pictures"),
         (["x.safetensors"], "x.safetensors: No such file"),
         (["two words"], "there is no file 'two words'; with a sentence goes --model FOLDER."),
@@ -108,27 +108,33 @@ def test_masks_and_positions(tmp_path, monkeypatch, capsys):
         (["--model", "minilm"], "--model needs a sentence"),
         (["--model", "nothing", "Dogs bark."], "'nothing' does not exist"),
         (["--mask", "causal", "Dogs"], "--mask is a picture of its own; leave 'Dogs' away."),
-        (["--mask", "causal", "--log"], "--log does not go with --mask; what does is --size, --queries"),
-        (["--positions", "t5", "--head", "1"], "--head does not go with --positions; what does is --size."),
-        (["--mask", "diagonal"], "--mask is 'diagonal'; it can be causal, window:4"),
-        (["--mask", "window"], "--mask is 'window'; it can be"),
+        (["--mask", "causal", "--log"], "--log does not apply to --mask; its options are --size, --queries"),
+        (
+            ["--positions", "t5", "--head", "1"],
+            "--head does not apply to --positions; its options are --size.",
+        ),
+        (["--mask", "diagonal"], "--mask is 'diagonal'; use causal, window:4"),
+        (["--mask", "window"], "--mask is 'window'; use causal"),
         (["--mask", "documents:2,3", "--size", "9"], "Documents has 5 queries in all and the call has 9"),
-        (["--mask", "causal", "--size", "0"], "--size is '0'; it is a number"),
-        (["--mask", "causal", "--size", "2", "--keys", "a b"], "give one of the two"),
-        (["--positions", "t5", "--size", "2x3"], "positions have one number: --size 2."),
-        (["--mask", "causal", "--size", "999999"], "--size is 999999 and at most 50,000 are drawn"),
-        (["--mask", "documents:0"], "--mask is 'documents:0'; it can be"),
+        (["--mask", "causal", "--size", "0"], "--size is '0'; pass one number"),
+        (
+            ["--mask", "causal", "--size", "2", "--keys", "a b"],
+            "--size and --queries or --keys are exclusive",
+        ),
+        (["--positions", "t5", "--size", "2x3"], "for positions, pass one number: --size 2."),
+        (["--mask", "causal", "--size", "999999"], "--size is 999999; the maximum is 50,000"),
+        (["--mask", "documents:0"], "--mask is 'documents:0'; use causal"),
         (["--model", "", "Dogs"], "--model is empty"),
-        ([""], "there is nothing to draw"),
-        (["--model", "minilm", " "], "there is nothing to draw"),
-        (["weights.safetensors", "--head", "3"], "--head is 3 and there are 0 to 2; give one of them, or −1"),
-        (["weights.safetensors", "--head", "-4"], "--head is -4 and there are 0 to 2"),
+        ([""], "WEIGHTS or SENTENCE is empty"),
+        (["--model", "minilm", " "], "WEIGHTS or SENTENCE is empty"),
+        (["weights.safetensors", "--head", "3"], "--head 3 is out of range; use 0 to 2, or −1"),
+        (["weights.safetensors", "--head", "-4"], "--head -4 is out of range; use 0 to 2"),
         (["weights.safetensors", "--queries", "a b"], "there are 2 tokens for 5 queries"),
-        (["weights.safetensors", "-o", "x.txt"], "--output is 'x.txt'; it can end in .png, .svg, .pdf."),
-        (["weights.safetensors", "-o", "folder.png"], "--output is 'folder.png', a folder"),
+        (["weights.safetensors", "-o", "x.txt"], "--output 'x.txt' must end in .png, .svg or .pdf."),
+        (["weights.safetensors", "-o", "folder.png"], "--output 'folder.png' is a folder"),
     ],
 )
-def test_what_is_refused_is_one_line(arguments, message, weights, capsys):
+def test_errors_are_one_line(arguments, message, weights, capsys):
     Path("tokens.txt").write_text("no weights")
     Path("folder.png").mkdir()
     run("draw", *arguments, status=2)
@@ -138,16 +144,16 @@ def test_what_is_refused_is_one_line(arguments, message, weights, capsys):
     assert not Path("picture.png").exists()
 
 
-def test_heads_that_are_not_there(encoder, translator, tmp_path, capsys):
-    for model, option, number, there in (
+def test_layers_and_heads_out_of_range(encoder, translator, tmp_path, capsys):
+    for model, option, number, valid in (
         (encoder, "--layer", LAYERS, f"0 to {LAYERS - 1}"),
         (encoder, "--head", 99, "0 to "),
         (translator, "--layer", 2, "0 to 1"),
     ):
         run("draw", "-m", model, "ein Hund", option, number, "-o", tmp_path / "x.png", status=2)
-        assert f"{option} is {number} and there are {there}" in capsys.readouterr().err
+        assert f"{option} {number} is out of range; use {valid}" in capsys.readouterr().err
     run("draw", "-m", translator, "ein Hund", "--log", "-o", tmp_path / "x.png", status=2)
-    assert "--log is for heads; add --heads" in capsys.readouterr().err
+    assert "--log applies to heads; add --heads" in capsys.readouterr().err
     plain = folders.write(tmp_path / "plain", "plain")
     run("draw", "-m", plain, "ein Hund", "-o", tmp_path / "x.png", status=2)
-    assert "does not attend to the source" in capsys.readouterr().err
+    assert "has no cross-attention" in capsys.readouterr().err

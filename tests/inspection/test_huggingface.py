@@ -27,23 +27,23 @@ def attentions_of(output):
 
 @pytest.mark.parametrize("side", ["none", "right", "left"])
 @pytest.mark.parametrize("name", KINDS)
-def test_outputs_and_weights_equal_eagers(name, side):
-    model, given = hosts.make(name), hosts.batch(name, side)
-    found = {}
+def test_outputs_and_weights_equal_eager_attention(name, side):
+    model, inputs = hosts.make(name), hosts.batch(name, side)
+    result = {}
     for implementation in ("eager", "regard"):
         model.set_attn_implementation(implementation)
         with torch.no_grad():
-            found[implementation] = model(**given, output_attentions=True)
-    theirs, ours = found["eager"], found["regard"]
-    # what padding itself computes is nobody's business
-    real = given["attention_mask"].bool() if name not in hosts.PAIRS else torch.ones(3, 5, dtype=torch.bool)
+            result[implementation] = model(**inputs, output_attentions=True)
+    theirs, ours = result["eager"], result["regard"]
+    # outputs of padding do not matter
+    real = inputs["attention_mask"].bool() if name not in hosts.PAIRS else torch.ones(3, 5, dtype=torch.bool)
     torch.testing.assert_close(ours.logits[real], theirs.logits[real], atol=1e-4, rtol=1e-4)
     assert len(attentions_of(theirs)) == len(attentions_of(ours)) > 0
     for expected, weights in zip(attentions_of(theirs), attentions_of(ours), strict=True):
         assert isinstance(weights, regard.Weights)
         assert weights.shape == expected.shape
         seen = (
-            given["attention_mask"].bool() if weights.shape[-2] == 9 else torch.ones(3, 5, dtype=torch.bool)
+            inputs["attention_mask"].bool() if weights.shape[-2] == 9 else torch.ones(3, 5, dtype=torch.bool)
         )
         apart = (weights.dense() - expected).abs() * seen[:, None, :, None]
         assert apart.max() < 1e-5
@@ -51,28 +51,28 @@ def test_outputs_and_weights_equal_eagers(name, side):
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", hosts.WRITERS)
-def test_generation_equals_eagers(name, cache):
-    model, given = hosts.make(name), hosts.batch(name, "left")
-    given.pop("decoder_input_ids", None)
+def test_generation_equals_eager_attention(name, cache):
+    model, inputs = hosts.make(name), hosts.batch(name, "left")
+    inputs.pop("decoder_input_ids", None)
     options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": cache, "pad_token_id": 0}
     written = {}
     for implementation in ("eager", "regard"):
         model.set_attn_implementation(implementation)
-        found = model.generate(
-            **given, **options, disable_compile=True, return_dict_in_generate=True, output_logits=True
+        result = model.generate(
+            **inputs, **options, disable_compile=True, return_dict_in_generate=True, output_logits=True
         )
-        written[implementation] = (found.sequences, torch.stack(found.logits))
+        written[implementation] = (result.sequences, torch.stack(result.logits))
     assert torch.equal(written["regard"][0], written["eager"][0])
     torch.testing.assert_close(written["regard"][1], written["eager"][1], atol=1e-4, rtol=1e-4)
 
 
-def test_weights_of_a_generation_stay_true_though_a_static_cache_is_overwritten():
-    model, given = hosts.make("llama"), hosts.batch("llama", "left")
+def test_weights_of_a_generation_survive_overwriting_a_static_cache():
+    model, inputs = hosts.make("llama"), hosts.batch("llama", "left")
     kept = {}
     for implementation in ("eager", "regard"):
         model.set_attn_implementation(implementation)
-        found = model.generate(
-            **given,
+        result = model.generate(
+            **inputs,
             max_new_tokens=3,
             do_sample=False,
             pad_token_id=0,
@@ -81,25 +81,25 @@ def test_weights_of_a_generation_stay_true_though_a_static_cache_is_overwritten(
             return_dict_in_generate=True,
             output_attentions=True,
         )
-        kept[implementation] = found.attentions
+        kept[implementation] = result.attentions
     for theirs, ours in zip(kept["eager"][1:], kept["regard"][1:], strict=True):
         for expected, weights in zip(theirs, ours, strict=True):
             torch.testing.assert_close(weights.dense(), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "mistral", "gpt-oss", "gemma2", "t5"])
-def test_gradients_equal_eagers(name):
-    # eager's softmax is in float32: rows that see nothing become NaN there, as windows within padding do
+def test_gradients_equal_eager_attention(name):
+    # eager attention computes softmax in float32: rows without keys, such as windows in padding, become NaN
     side = "none" if name in ("mistral", "gemma2") else "right"
-    model, given = hosts.make(name), hosts.batch(name, side)
-    exact = name != "gpt-oss"  # whose experts know no float64
+    model, inputs = hosts.make(name), hosts.batch(name, side)
+    exact = name != "gpt-oss"  # whose experts do not support float64
     model = model.double() if exact else model
     gradients = {}
     for implementation in ("eager", "regard"):
         model.set_attn_implementation(implementation)
         model.zero_grad()
-        logits = model(**given).logits
-        real = given["attention_mask"].bool() if name not in hosts.PAIRS else slice(None)
+        logits = model(**inputs).logits
+        real = inputs["attention_mask"].bool() if name not in hosts.PAIRS else slice(None)
         logits[real].square().mean().backward()
         gradients[implementation] = {
             n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
@@ -107,11 +107,11 @@ def test_gradients_equal_eagers(name):
     assert gradients["eager"].keys() == gradients["regard"].keys()
     for parameter, expected in gradients["eager"].items():
         scale = expected.abs().max().item()
-        found = gradients["regard"][parameter]
-        torch.testing.assert_close(found, expected, atol=1e-5 * max(scale, 1e-3), rtol=1e-5)
+        result = gradients["regard"][parameter]
+        torch.testing.assert_close(result, expected, atol=1e-5 * max(scale, 1e-3), rtol=1e-5)
 
 
-def test_packed_sequences_do_not_see_each_other():
+def test_packed_sequences_do_not_attend_to_each_other():
     model = hosts.make("llama", "regard")
     ids = hosts.batch("llama")["input_ids"][:1]
     places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
@@ -132,53 +132,55 @@ def test_a_prompt_in_two_pieces_equals_one():
 
 
 def test_dropout_drops_in_training_only():
-    model, given = hosts.make("bert", "regard", attention_probs_dropout_prob=0.5), hosts.batch("bert")
+    model, inputs = hosts.make("bert", "regard", attention_probs_dropout_prob=0.5), hosts.batch("bert")
     model.config.hidden_dropout_prob = 0.0
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout) and "dropout" in module._get_name().lower():
             module.p = module.p if module.p == 0.5 else 0.0
     with torch.no_grad():
-        assert torch.equal(model(**given).logits, model(**given).logits)
+        assert torch.equal(model(**inputs).logits, model(**inputs).logits)
         model.train()
-        assert not torch.equal(model(**given).logits, model(**given).logits)
+        assert not torch.equal(model(**inputs).logits, model(**inputs).logits)
 
 
-def test_from_pretrained_and_a_call_without_asking_for_weights(tmp_path):
+def test_from_pretrained_and_a_call_without_weights(tmp_path):
     hosts.make("llama").save_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="regard")
     assert model.config._attn_implementation == "regard"
-    given = hosts.batch("llama")
-    assert model(**given).attentions is None
+    inputs = hosts.batch("llama")
+    assert model(**inputs).attentions is None
     attention = model.model.layers[0].self_attn
     x = torch.randn(1, 4, 3, 8)
     assert hosted_attention(attention, x, x[:, :2], x[:, :2], None)[1] is None
 
 
-def test_a_mask_of_ones_own_is_added_to_the_scores():
-    model, given = hosts.make("llama"), hosts.batch("llama")
+def test_a_custom_additive_mask_is_added_to_the_scores():
+    model, inputs = hosts.make("llama"), hosts.batch("llama")
     mask = torch.randn(3, 1, 9, 9)
     logits = {}
     for implementation in ("eager", "regard"):
         model.set_attn_implementation(implementation)
         with torch.no_grad():
-            logits[implementation] = model(given["input_ids"], attention_mask=mask).logits
+            logits[implementation] = model(inputs["input_ids"], attention_mask=mask).logits
     torch.testing.assert_close(logits["regard"], logits["eager"], atol=1e-5, rtol=1e-5)
 
 
 def test_half_precision_runs():
-    model, given = hosts.make("llama", "regard").bfloat16(), hosts.batch("llama", "left")
+    model, inputs = hosts.make("llama", "regard").bfloat16(), hosts.batch("llama", "left")
     with torch.no_grad():
-        ours = model(**given).logits
+        ours = model(**inputs).logits
         model.set_attn_implementation("sdpa")
-        theirs = model(**given).logits
-    real = given["attention_mask"].bool()
+        theirs = model(**inputs).logits
+    real = inputs["attention_mask"].bool()
     assert ours.dtype is torch.bfloat16
     torch.testing.assert_close(ours[real], theirs[real], atol=0.1, rtol=0.1)
 
 
 def test_transformers_is_an_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers.masking_utils", None)
-    with pytest.raises(ArgumentError, match=r"5\.3 or newer: pip install transformers\."):
+    with pytest.raises(
+        ArgumentError, match=r"requires transformers 5\.3 or newer: pip install -U transformers"
+    ):
         regard.huggingface.enable()
 
 
@@ -193,7 +195,7 @@ def test_enable_twice_and_disable():
         hosts.make("bert").set_attn_implementation("regard")
 
 
-# Models that rely on their masks alone
+# Models that rely on their masks only
 
 PAIR = {
     "d_model": 16, "encoder_layers": 1, "decoder_layers": 2,
@@ -239,71 +241,72 @@ def reader_of_masks(name):
 
 
 def to_read(name, side):
-    given = hosts.batch("bart", side, length=8)
+    inputs = hosts.batch("bart", side, length=8)
     if name == "whisper":
-        return {"input_features": torch.randn(3, 8, 24), "decoder_input_ids": given["decoder_input_ids"]}
+        return {"input_features": torch.randn(3, 8, 24), "decoder_input_ids": inputs["decoder_input_ids"]}
     if name not in ("informer", "time_series_transformer"):
-        return given
+        return inputs
     draw = torch.Generator().manual_seed(1)
 
     def numbers(*size):
         return torch.randn(*size, generator=draw)
 
-    seen = given["attention_mask"].float()
+    seen = inputs["attention_mask"].float()
     return {
         "past_values": numbers(3, 8), "past_time_features": numbers(3, 8, 2), "past_observed_mask": seen,
         "future_values": numbers(3, 4), "future_time_features": numbers(3, 4, 2),
     }  # fmt: skip
 
 
-def on(model, implementation, given):
+def on(model, implementation, inputs):
     model.set_attn_implementation(implementation)
-    torch.manual_seed(2)  # informer draws the keys that it reads
+    torch.manual_seed(2)  # informer samples the keys it attends to
     with torch.no_grad():
-        return model(**given)[0]
+        return model(**inputs)[0]
 
 
 @pytest.mark.parametrize("side", ["none", "right", "left"])
 @pytest.mark.parametrize("name", READERS_OF_MASKS)
 def test_models_that_rely_on_their_masks_equal_eager(name, side):
     torch.manual_seed(1)
-    model, given = reader_of_masks(name), to_read(name, side)
-    expected = on(model, "eager", given)
-    torch.testing.assert_close(on(model, "regard", given), expected, atol=1e-4, rtol=1e-4)
+    model, inputs = reader_of_masks(name), to_read(name, side)
+    expected = on(model, "eager", inputs)
+    torch.testing.assert_close(on(model, "regard", inputs), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", [*READERS_OF_MASKS, *hosts.WRITERS])
-def test_no_output_depends_on_what_comes_after_it(name):
+def test_no_output_depends_on_later_tokens(name):
     torch.manual_seed(1)
     if name in READERS_OF_MASKS:
-        model, given = reader_of_masks(name), to_read(name, "none")
+        model, inputs = reader_of_masks(name), to_read(name, "none")
     else:
-        model, given = hosts.make(name), hosts.batch(name)
-    last = next(n for n in ("future_values", "decoder_input_ids", "input_ids") if n in given)
-    # a model of series reads each value one step later, and so does nothing with the last one
+        model, inputs = hosts.make(name), hosts.batch(name)
+    last = next(n for n in ("future_values", "decoder_input_ids", "input_ids") if n in inputs)
+    # a time series model reads each value one step later and does not use the last one
     place = -2 if last == "future_values" else -1
-    changed = given[last].clone()
+    changed = inputs[last].clone()
     changed[:, place] = changed[:, place] + 1 if changed.is_floating_point() else (changed[:, place] + 1) % 50
-    before, after = (on(model, "regard", {**given, last: x}) for x in (given[last], changed))
+    before, after = (on(model, "regard", {**inputs, last: x}) for x in (inputs[last], changed))
     assert torch.equal(before[:, :-1], after[:, :-1])
     assert not torch.equal(before[:, -1], after[:, -1])
 
 
-def test_a_mask_left_out_where_it_is_needed_is_found(monkeypatch):
+def test_check_finds_a_missing_mask(monkeypatch):
     from regard.inspection import huggingface
 
     model = reader_of_masks("nllb-moe")
     regard.huggingface.check(model)
-    assert model.config._attn_implementation != "regard"  # it was only tried
+    assert model.config._attn_implementation != "regard"  # restored after the check
     monkeypatch.setattr(huggingface, "_flags_suffice", lambda model: True)
     with pytest.raises(
-        ArgumentError, match="NllbMoeModel on regard reads the future: another last token changes"
+        ArgumentError,
+        match="NllbMoeModel on regard attends to future tokens: changing the last token changes",
     ):
         regard.huggingface.check(model)
     assert model.config._attn_implementation != "regard"
 
 
-def test_another_output_than_eagers_is_found():
+def test_check_finds_a_wrong_output():
     from transformers.modeling_utils import AttentionInterface
 
     def doubled(*args, **kwargs):
@@ -311,7 +314,10 @@ def test_another_output_than_eagers_is_found():
         return 2 * output, weights
 
     AttentionInterface.register("regard", doubled)
-    with pytest.raises(ArgumentError, match=r"BertForMaskedLM on regard is off by .* from eager"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"BertForMaskedLM on regard differs from eager attention by .*; its largest output is",
+    ):
         regard.huggingface.check(hosts.make("bert"))
 
 
@@ -328,21 +334,21 @@ def asked_by(model, *sizes, **options):
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss"])
-def test_masks_are_none_where_they_say_nothing(name):
+def test_masks_are_none_if_nothing_is_masked(name):
     model = hosts.make(name)
     assert asked_by(model, 2, 5, 5) is None
     assert asked_by(model, 2, 1, 9, q_offset=8) is None
     assert asked_by(model, 2, 5, 5, attention_mask=torch.ones(2, 5, dtype=torch.bool)) is None
 
 
-def test_masks_are_whole_where_nobody_says_that_attention_is_causal():
+def test_masks_are_dense_if_no_flag_says_causal():
     expected = torch.ones(5, 5, dtype=torch.bool).tril()
     for mask in (hosted_mask(2, 5, 5), asked_by(reader_of_masks("nllb-moe"), 2, 5, 5)):
         assert torch.equal((mask == 0)[0, 0], expected)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_reading_says_what_the_mask_says(seed):
+def test_compact_masks_equal_the_dense_mask(seed):
     draw = np.random.default_rng(seed)
     b, h, q, k = draw.integers(1, 4, 4)
     if seed % 2:  # intervals, some of them empty
@@ -350,7 +356,7 @@ def test_every_reading_says_what_the_mask_says(seed):
         seen = torch.from_numpy((np.arange(k) >= start) & (np.arange(k) < stop))
     else:
         seen = torch.from_numpy(draw.random((b, h, q, k)) < 0.6)
-    mask, span = mask_compaction.cheapest(seen)
+    mask, span = mask_compaction.compact(seen)
     if isinstance(mask, regard.Mask):
         assert torch.equal(mask.dense(q, k, (b, h)), seen)
     else:
@@ -360,7 +366,7 @@ def test_every_reading_says_what_the_mask_says(seed):
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_padding_is_read_as_lengths_and_only_once(side):
+def test_padding_is_read_once_as_lengths(side):
     seen = torch.arange(7) < torch.tensor([2, 7, 0, 5])[:, None]
     seen = seen if side == "right" else seen.flip(-1)
     mask = asked_by(
@@ -379,7 +385,7 @@ def test_padding_is_read_as_lengths_and_only_once(side):
     assert torch.equal(read.mask.dense(7, 7, (4, 1)), mask)
 
 
-def test_a_mask_that_was_changed_is_read_again():
+def test_a_modified_mask_is_read_again():
     mask = torch.ones(1, 1, 3, 3, dtype=torch.bool).tril()
     before = mask_compaction.read(mask)
     mask[..., 0, 2] = True
@@ -388,7 +394,7 @@ def test_a_mask_that_was_changed_is_read_again():
     assert not after.exact
 
 
-def test_rows_that_see_nothing_by_finite_numbers_look_at_all_alike():
+def test_rows_hidden_by_finite_numbers_have_uniform_weights():
     low = torch.finfo(torch.float32).min
     mask = torch.tensor([[0.0, low], [low, low]])[None, None]
     x = torch.randn(1, 1, 2, 4)
@@ -398,7 +404,7 @@ def test_rows_that_see_nothing_by_finite_numbers_look_at_all_alike():
     assert torch.equal(hidden[0, 1, 0], torch.zeros(4))
 
 
-# Weights in the place of tensors
+# Weights that behave like tensors
 
 
 @pytest.fixture
@@ -407,7 +413,7 @@ def weights():
     return Attentions.of(regard.attend(x, x, x, mask=regard.Causal())[1])
 
 
-def test_weights_do_what_tensors_do(weights):
+def test_weights_behave_like_tensors(weights):
     dense = weights.dense()
     assert weights.shape == dense.shape
     assert weights.size(1) == weights.size(dim=1) == 3
@@ -447,11 +453,11 @@ def test_gradients_pass_through_the_weights(groups):
     output, weights = hosted_attention(torch.nn.Identity(), query, key, value, output_attentions=True)
     again = (weights.dense() @ value.repeat_interleave(4 // groups, 1)).transpose(1, 2)
     expected = torch.autograd.grad(output.square().sum(), (query, key, value))
-    found = torch.autograd.grad(again.square().sum(), (query, key, value))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    result = torch.autograd.grad(again.square().sum(), (query, key, value))
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_weights_of_a_query_that_was_changed_are_not_told():
+def test_weights_of_a_modified_query_raise():
     x = torch.randn(1, 2, 3, 4)
     module = torch.nn.Identity()
     _, weights = hosted_attention(module, x, x, x, None, output_attentions=True)
@@ -460,9 +466,9 @@ def test_weights_of_a_query_that_was_changed_are_not_told():
         weights.dense()
 
 
-def test_a_model_that_only_carries_the_name_is_told():
+def test_check_finds_models_that_ignore_the_implementation():
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
     regard.huggingface.check(transformers.BertModel(transformers.BertConfig(**sizes, intermediate_size=8)))
     falcon = transformers.FalconModel(transformers.FalconConfig(**sizes))
-    with pytest.raises(regard.ArgumentError, match="FalconAttention computes attention of its own"):
+    with pytest.raises(regard.ArgumentError, match="FalconAttention computes its own attention"):
         regard.huggingface.check(falcon)

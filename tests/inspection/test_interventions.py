@@ -24,8 +24,8 @@ def quiet(one_thread):
 def host(name, implementation):
     if implementation == "regard":
         regard.huggingface.enable()
-    model, given = hosts.make(name, implementation), hosts.batch(name, "right")
-    return model, lambda: model(**given).logits
+    model, inputs = hosts.make(name, implementation), hosts.batch(name, "right")
+    return model, lambda: model(**inputs).logits
 
 
 def own():
@@ -63,7 +63,7 @@ def pair(request):
 # Laws
 
 
-def test_weights_replaced_by_themselves_change_nothing(pair):
+def test_replacing_weights_by_themselves_changes_nothing(pair):
     """In float64 nothing beyond rounding; in float32 no more than float32 itself is off.
 
     The edited model multiplies weights and values where its kernel rounds in another order, and the layers
@@ -81,13 +81,13 @@ def test_weights_replaced_by_themselves_change_nothing(pair):
         edited = run()
     scale = max(exact.abs().max(), 1)
     eager = getattr(getattr(model, "config", None), "_attn_implementation", None) == "eager"
-    # eager attention of transformers rounds its weights to float32 whatever the model is in
+    # eager attention of transformers rounds its weights to float32 for any model dtype
     assert (edited - exact).abs().max() <= (4e-7 if eager else 1e-12) * scale
     allowed = 4 * (before - exact).abs().max() + 8 * torch.finfo(before.dtype).eps * scale
     assert (after - exact).abs().max() <= allowed
 
 
-def test_uniform_equals_equal_weights_on_what_is_seen(pair):
+def test_uniform_attention_equals_equal_weights_on_visible_keys(pair):
     model, run = pair
 
     def even(weights):
@@ -102,7 +102,7 @@ def test_uniform_equals_equal_weights_on_what_is_seen(pair):
     assert not torch.allclose(first, run(), atol=1e-5)
 
 
-def test_afterwards_all_is_as_before(pair):
+def test_the_model_is_unchanged_afterwards(pair):
     model, run = pair
     before = run()
     edited = []
@@ -120,7 +120,10 @@ def test_afterwards_all_is_as_before(pair):
 
 def test_edits_nest_and_heads_add_up(pair):
     model, run = pair
-    with regard.edit(model, -1, [0], regard.ZeroAblation()), regard.edit(model, -1, [1, 2, 3], regard.ZeroAblation()):
+    with (
+        regard.edit(model, -1, [0], regard.ZeroAblation()),
+        regard.edit(model, -1, [1, 2, 3], regard.ZeroAblation()),
+    ):
         apart = run()
     with regard.edit(model, -1, None, regard.ZeroAblation()):
         together = run()
@@ -145,7 +148,7 @@ PROJECTIONS = {
 
 
 @pytest.mark.parametrize("name", HOSTS)
-def test_zero_equals_nothing_before_the_projection(name):
+def test_zero_ablation_equals_a_zero_input_of_the_projection(name):
     model, run = host(name, "sdpa")
     with regard.edit(model, 0, None, regard.ZeroAblation()):
         edited = run()
@@ -156,7 +159,7 @@ def test_zero_equals_nothing_before_the_projection(name):
     assert not torch.equal(run(), edited)
 
 
-def test_zero_of_one_head_equals_columns_of_the_projection():
+def test_zero_ablation_of_one_head_equals_zero_columns_of_the_projection():
     model, run = own()
     with regard.edit(model, 1, [2], regard.ZeroAblation()):
         edited = run()
@@ -165,7 +168,7 @@ def test_zero_of_one_head_equals_columns_of_the_projection():
     torch.testing.assert_close(run(), edited, atol=1e-6, rtol=1e-6)
 
 
-def test_average_is_the_mean_over_batch_and_places():
+def test_mean_ablation_is_the_mean_over_batch_and_positions():
     layer, x = MultiHeadAttention(8, 2), torch.randn(3, 5, 8)
     seen = []
     with regard.edit(layer, 0, [1], regard.ReplaceOutput(lambda output: seen.append(output) or output)):
@@ -179,10 +182,10 @@ def test_average_is_the_mean_over_batch_and_places():
 
 def test_layers_before_the_edited_one_are_untouched():
     model = hosts.make("gpt2", "sdpa")
-    given = hosts.batch("gpt2", "right")
-    before = model(**given, output_hidden_states=True).hidden_states
+    inputs = hosts.batch("gpt2", "right")
+    before = model(**inputs, output_hidden_states=True).hidden_states
     with regard.edit(model, "transformer.h.1.attn", None, regard.ZeroAblation()):
-        after = model(**given, output_hidden_states=True).hidden_states
+        after = model(**inputs, output_hidden_states=True).hidden_states
     assert torch.equal(before[1], after[1])
     assert not torch.equal(before[2], after[2])
 
@@ -193,48 +196,48 @@ def test_other_heads_of_the_layer_keep_their_outputs():
     x = torch.randn(2, 5, 16)
     expected, weights = layer(x, x, x)
     with regard.edit(layer, 0, [1], regard.ZeroAblation()):
-        found, same = layer(x, x, x)
-    assert torch.equal(found[..., 4:8], torch.zeros(2, 5, 4))
-    torch.testing.assert_close(found[..., 8:], expected[..., 8:], atol=1e-6, rtol=1e-6)
+        result, same = layer(x, x, x)
+    assert torch.equal(result[..., 4:8], torch.zeros(2, 5, 4))
+    torch.testing.assert_close(result[..., 8:], expected[..., 8:], atol=1e-6, rtol=1e-6)
     assert torch.equal(weights, same)
 
 
 def test_generation_is_edited():
-    model, given = hosts.make("llama", "sdpa"), hosts.batch("llama", "left")
+    model, inputs = hosts.make("llama", "sdpa"), hosts.batch("llama", "left")
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    before = model.generate(**given, **options)
+    before = model.generate(**inputs, **options)
     with regard.edit(model, None, None, regard.ReplaceWeights(lambda weights: weights)):
-        assert torch.equal(model.generate(**given, **options), before)
+        assert torch.equal(model.generate(**inputs, **options), before)
     with regard.edit(model, None, None, regard.ZeroAblation()):
-        assert not torch.equal(model.generate(**given, **options), before)
+        assert not torch.equal(model.generate(**inputs, **options), before)
 
 
 def test_gradients_pass_through_an_edit():
-    model, given = hosts.make("llama", "sdpa"), hosts.batch("llama")
+    model, inputs = hosts.make("llama", "sdpa"), hosts.batch("llama")
     query = model.model.layers[0].self_attn.q_proj.weight
     with torch.enable_grad():
-        (expected,) = torch.autograd.grad(model(**given).logits.square().mean(), query)
+        (expected,) = torch.autograd.grad(model(**inputs).logits.square().mean(), query)
         with regard.edit(model, 0, None, regard.ReplaceWeights(lambda weights: weights)):
-            (found,) = torch.autograd.grad(model(**given).logits.square().mean(), query)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+            (result,) = torch.autograd.grad(model(**inputs).logits.square().mean(), query)
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-4)
 
 
-def test_other_threads_are_left_alone():
+def test_other_threads_are_not_edited():
     model, run = own()
-    before, found = run(), []
+    before, result = run(), []
 
     def elsewhere():
         with torch.no_grad():
-            found.append(run())
+            result.append(run())
 
     with regard.edit(model, None, None, regard.ZeroAblation()):
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
-    assert torch.equal(found[0], before)
+    assert torch.equal(result[0], before)
 
 
-def test_nothing_stands_in_afterwards():
+def test_no_patch_remains_afterwards():
     from transformers.modeling_utils import AttentionInterface
 
     from regard.models.layers.attention import Attends
@@ -250,13 +253,16 @@ def test_nothing_stands_in_afterwards():
     )
     before = [getattr(owner, name) for owner, name in owners]
     model, run = own()
-    with regard.edit(model, 0, None, regard.ZeroAblation()), regard.edit(model, 1, None, regard.ZeroAblation()):
+    with (
+        regard.edit(model, 0, None, regard.ZeroAblation()),
+        regard.edit(model, 1, None, regard.ZeroAblation()),
+    ):
         run()
     assert all(getattr(owner, name) is one for (owner, name), one in zip(owners, before, strict=True))
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-# Mistakes
+# Errors
 
 
 def test_layers_by_number_name_and_pattern():
@@ -270,33 +276,36 @@ def test_layers_by_number_name_and_pattern():
 
 
 @pytest.mark.parametrize(
-    ("layers", "heads", "change", "error", "told"),
+    ("layers", "heads", "intervention", "error", "message"),
     [
         ("nowhere", None, regard.ZeroAblation(), ArgumentError, r"'nowhere'.*decoder.blocks.0.attention"),
-        (7, None, regard.ZeroAblation(), ArgumentError, r"layer 7; there are 2"),
+        (7, None, regard.ZeroAblation(), ArgumentError, r"layers=7\): out of range for 2 layers"),
         (True, None, regard.ZeroAblation(), DTypeError, "number, a name or a pattern"),
-        (0, [4], regard.ZeroAblation(), ArgumentError, r"head 4.*has 4"),
-        (0, ["a"], regard.ZeroAblation(), DTypeError, "heads are numbers"),
-        (0, None, regard.ZeroAblation, DTypeError, r"Zero\(\)"),
+        (0, [4], regard.ZeroAblation(), ArgumentError, r"head 4 is out of range; .* has heads 0 to 3"),
+        (0, ["a"], regard.ZeroAblation(), DTypeError, "got 'a'; pass a number, a list of numbers"),
+        (0, None, regard.ZeroAblation, DTypeError, r"ZeroAblation\(\)"),
         (0, None, "zero", DTypeError, "'zero'"),
     ],
 )
-def test_mistakes_are_told(layers, heads, change, error, told):
+def test_errors_of_edit(layers, heads, intervention, error, message):
     model, _ = own()
-    with pytest.raises(error, match=told), regard.edit(model, layers, heads, change):
+    with pytest.raises(error, match=message), regard.edit(model, layers, heads, intervention):
         pass
 
 
 def test_a_model_without_attention_and_a_wrong_shape():
     none, zero = nn.Linear(2, 2), regard.ZeroAblation()
-    with pytest.raises(ArgumentError, match="nothing to edit in a Linear"), regard.edit(none, 0, None, zero):
+    with (
+        pytest.raises(ArgumentError, match="got a Linear without attention layers"),
+        regard.edit(none, 0, None, zero),
+    ):
         pass
     with pytest.raises(DTypeError, match="a str"), regard.edit("model", 0, None, regard.ZeroAblation()):
         pass
     model, run = own()
-    told = r"\(1, 4, 4, 4\) and returned \(1, 4, 4\)"
+    message = r"\(1, 4, 4, 4\) and returned \(1, 4, 4\)"
     wrong = regard.ReplaceOutput(lambda output: output[:, 0])
-    with pytest.raises(ShapeError, match=told), regard.edit(model, 0, None, wrong):
+    with pytest.raises(ShapeError, match=message), regard.edit(model, 0, None, wrong):
         run()
 
 
@@ -306,25 +315,25 @@ def test_a_model_without_attention_and_a_wrong_shape():
 @pytest.mark.parametrize("name", HOSTS)
 def test_importance_of_every_head_is_its_divergence(name):
     model = hosts.make(name, "sdpa").train()
-    given = hosts.batch(name)
-    table = regard.importance(model, given)
+    inputs = hosts.batch(name)
+    table = regard.importance(model, inputs)
     assert len(table) == 4 * len(attentions(model))
     assert model.training
     assert (table["change"].diff().dropna() <= 0).all()
     assert (table["change"] >= -1e-6).all()
     first = table.iloc[0]
     model.eval()
-    before = model(**given).logits.log_softmax(-1)
+    before = model(**inputs).logits.log_softmax(-1)
     with regard.edit(model, first["layer"], int(first["head"]), regard.ZeroAblation()):
-        after = model(**given).logits.log_softmax(-1)
+        after = model(**inputs).logits.log_softmax(-1)
     divergence = (before.exp() * (before - after)).sum(-1).mean()
     assert first["change"] == pytest.approx(divergence.item(), rel=1e-3)
     assert attentions(model)[first["layer"]] is list(attentions(model).values())[first["number"]]
 
 
-def test_importance_by_the_models_loss_and_by_ones_own():
-    model, given = hosts.make("gpt2", "sdpa"), hosts.batch("gpt2")
-    labels = {**given, "labels": given["input_ids"]}
+def test_importance_by_the_models_loss_and_by_a_custom_one():
+    model, inputs = hosts.make("gpt2", "sdpa"), hosts.batch("gpt2")
+    labels = {**inputs, "labels": inputs["input_ids"]}
     table = regard.importance(model, labels)
     with regard.edit(model, 0, 1, regard.ZeroAblation()):
         change = model(**labels).loss - 0
@@ -335,7 +344,7 @@ def test_importance_by_the_models_loss_and_by_ones_own():
     assert own_loss.equals(table)
 
 
-def test_a_head_that_is_not_read_matters_nothing():
+def test_a_head_that_is_not_used_has_no_importance():
     model, _ = own()
     model.decoder.blocks[0].attention.out_proj.weight[:, :4] = 0
     table = regard.importance(model, torch.tensor([[5, 6, 7]]))
@@ -344,7 +353,7 @@ def test_a_head_that_is_not_read_matters_nothing():
     assert last["change"] == pytest.approx(0, abs=1e-7)
 
 
-def test_importance_needs_something_that_counts():
+def test_importance_needs_a_loss_or_logits():
     model, _ = encoder()
     x = torch.randn(1, 3, 16)
     with pytest.raises(ArgumentError, match="loss=lambda"):
@@ -360,7 +369,7 @@ def elsewhere(function):
     results = []
 
     def run():
-        torch.set_num_threads(1)  # a setting of each thread, and the rounding depends on it
+        torch.set_num_threads(1)  # set per thread, and rounding depends on it
         with torch.no_grad():
             results.append(function())
 
@@ -389,7 +398,7 @@ def test_other_threads_keep_torchs_fast_path():
     assert torch.equal(run(), expected)
 
 
-def test_the_fast_path_stays_as_it_was_set_meanwhile():
+def test_a_fast_path_set_during_the_edit_stays():
     model, run = encoder()
 
     def off(output):
@@ -412,18 +421,21 @@ class Direct(nn.Module):
 
 
 @pytest.mark.parametrize("layers", [None, "0", "*"])
-def test_calls_of_sdpa_are_said_not_to_be_editable(layers):
+def test_direct_calls_of_sdpa_raise(layers):
     model = nn.Sequential(Direct())
-    said = r"Direct calls torch's .* itself\. watch sees such calls, but edit"
-    with pytest.raises(ArgumentError, match=said), regard.edit(model, layers, None, regard.ZeroAblation()):
+    message = r"edit cannot change Direct, which calls scaled_dot_product_attention itself"
+    with pytest.raises(ArgumentError, match=message), regard.edit(model, layers, None, regard.ZeroAblation()):
         pass
-    with pytest.raises(ArgumentError, match="Direct calls torch's"):
+    with pytest.raises(ArgumentError, match="edit cannot change Direct"):
         regard.importance(model, torch.randn(1, 2, 3, 4))
 
 
-def test_calls_of_sdpa_beside_other_layers():
+def test_direct_calls_of_sdpa_among_other_layers():
     model = nn.ModuleList([Direct(), MultiHeadAttention(8, 2)])
-    with regard.edit(model, None, None, regard.ZeroAblation()):  # all that can be
+    with regard.edit(model, None, None, regard.ZeroAblation()):  # everything that can be edited
         pass
-    with pytest.raises(ArgumentError, match="Direct calls"), regard.edit(model, "0", None, regard.ZeroAblation()):
+    with (
+        pytest.raises(ArgumentError, match="edit cannot change Direct"),
+        regard.edit(model, "0", None, regard.ZeroAblation()),
+    ):
         pass

@@ -13,7 +13,7 @@ THEIRS = F.scaled_dot_product_attention
 OURS = regard.scaled_dot_product_attention
 
 
-def test_the_place_is_taken_and_given_back():
+def test_patch_and_restore():
     with regard.patched():
         assert F.scaled_dot_product_attention is OURS
         with regard.patched():
@@ -22,7 +22,7 @@ def test_the_place_is_taken_and_given_back():
     assert F.scaled_dot_product_attention is THEIRS
 
 
-def test_given_back_after_an_exception():
+def test_restored_after_an_exception():
     with pytest.raises(ZeroDivisionError), regard.patched():
         _ = 1 / 0
     assert F.scaled_dot_product_attention is THEIRS
@@ -41,17 +41,17 @@ def test_patch_and_unpatch_count():
     regard.unpatch()
 
 
-def test_modules_that_imported_it_by_name_are_reached(monkeypatch):
-    module = types.ModuleType("somebodys_attention")
+def test_modules_that_imported_it_by_name_are_patched(monkeypatch):
+    module = types.ModuleType("custom_attention")
     module.sdpa, module.other = THEIRS, F.softmax
-    monkeypatch.setitem(sys.modules, "somebodys_attention", module)
+    monkeypatch.setitem(sys.modules, "custom_attention", module)
     with regard.patched():
         assert module.sdpa is OURS
         assert module.other is F.softmax
     assert module.sdpa is THEIRS
 
 
-def test_what_somebody_else_put_there_stays(monkeypatch):
+def test_other_replacements_stay(monkeypatch):
     def another(*args):
         return THEIRS(*args)
 
@@ -64,7 +64,7 @@ def test_what_somebody_else_put_there_stays(monkeypatch):
 
 
 def counted(monkeypatch):
-    """How often regard computes."""
+    """Count the calls of regard."""
     from regard.mechanism import sdpa
 
     calls, original = [], sdpa.attention
@@ -81,13 +81,13 @@ def test_torchs_transformer_computes_the_same(training, monkeypatch):
     expected = model(source, target, tgt_mask=mask, tgt_is_causal=True)
     calls = counted(monkeypatch)
     with regard.patched():
-        found = model(source, target, tgt_mask=mask, tgt_is_causal=True)
+        result = model(source, target, tgt_mask=mask, tgt_is_causal=True)
     assert len(calls) == 6
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
 
 
 class Attention(nn.Module):
-    """As vision models write it."""
+    """Attention as vision models write it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,22 +99,22 @@ class Attention(nn.Module):
         return self.proj(x.transpose(1, 2).flatten(-2))
 
 
-def test_ones_own_module_and_its_gradients(monkeypatch):
+def test_a_custom_module_and_its_gradients(monkeypatch):
     torch.manual_seed(0)
     model, x = Attention(), torch.randn(2, 5, 16, requires_grad=True)
     expected = model(x)
     (theirs,) = torch.autograd.grad(expected.square().sum(), x)
     calls = counted(monkeypatch)
     with regard.patched():
-        found = model(x)
-    (ours,) = torch.autograd.grad(found.square().sum(), x)
+        result = model(x)
+    (ours,) = torch.autograd.grad(result.square().sum(), x)
     assert calls
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_what_ends_in_any_order_leaves_nothing_behind():
-    """Each of patch, watch and edit stands in for torch's function for as long as it lasts, and no longer."""
+def test_patches_removed_in_any_order_leave_nothing_behind():
+    """patch, watch and edit wrap torch's function exactly as long as they are active."""
     model, x = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), torch.randn(1, 3, 8)
     original = torch.nn.functional.scaled_dot_product_attention
 
@@ -138,7 +138,7 @@ def test_what_ends_in_any_order_leaves_nothing_behind():
             assert not hasattr(torch.nn.MultiheadAttention.forward, "__wrapped__")
 
 
-def test_a_watched_model_is_seen_whoever_patches():
+def test_a_patched_model_can_be_watched():
     model, x = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), torch.randn(1, 3, 8)
     with regard.watch(model) as seen, regard.patched():
         model(x)

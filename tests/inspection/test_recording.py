@@ -1,4 +1,4 @@
-"""A recording answers questions, and can be kept in a folder that nobody has to trust."""
+"""Recordings: head statistics, rollout, and folders, which are not trusted."""
 
 import json
 import math
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard
-from regard.inspection.recording import measure
+from regard.inspection import head_statistics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Model(nn.Module):
-    """Two layers of attention, over embedded tokens."""
+    """Two attention layers over embedded tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def watched(**options: Any) -> regard.Seen:
 
 
 def dense_measures(weights: Tensor, ids: Tensor) -> dict[str, Tensor]:
-    """The same, the plain way: weights (b, h, n, n)."""
+    """Compute the measures of dense weights (b, h, n, n)."""
     n = weights.shape[-1]
     row, key = torch.arange(n)[:, None], torch.arange(n)
     repeats = torch.stack(
@@ -64,7 +64,7 @@ def dense_measures(weights: Tensor, ids: Tensor) -> dict[str, Tensor]:
     }
 
 
-def test_measures_are_those_of_the_dense_matrix() -> None:
+def test_measures_equal_those_of_the_dense_matrix() -> None:
     seen = watched()
     table = seen.heads(frame=False)
     for layer, name in enumerate(seen):
@@ -80,21 +80,30 @@ def test_measures_of_many_tiles() -> None:
     x = torch.randn(1, 2, 700, 4)
     weights = regard.attend(x, x, x, mask=regard.Causal())[1]
     ids = torch.randint(0, 50, (1, 700))
-    found, expected = measure(weights, ids), dense_measures(weights.dense().double(), ids)
+    heads, expected = head_statistics(weights, ids=ids), dense_measures(weights.dense().double(), ids)
     for name, values in expected.items():
-        torch.testing.assert_close(found[name], values, rtol=1e-4, atol=1e-5)
+        measured = torch.tensor([head.measures[name] for head in heads], dtype=torch.float64)
+        torch.testing.assert_close(measured, values, rtol=1e-4, atol=1e-5)
 
 
-def test_the_first_token_stands_after_the_padding() -> None:
+def test_the_first_key_follows_left_padding() -> None:
     x = torch.randn(1, 2, 5, 4)
     mask = regard.Causal() & regard.Padding([3], side="left")
     weights = regard.attend(x, x, x, mask=mask)[1]
-    found = measure(weights, None)
-    torch.testing.assert_close(found["first"], weights.dense()[0, :, 2:, 2].mean(-1).double())
-    assert math.isnan(found["induction"][0])
+    heads = head_statistics(weights)
+    first = torch.tensor([head.measures["first"] for head in heads])
+    torch.testing.assert_close(first, weights.dense()[0, :, 2:, 2].mean(-1))
+    assert all("induction" not in head.measures for head in heads)
 
 
-def test_a_frame() -> None:
+def test_measures_that_do_not_apply_are_nan() -> None:
+    layer = regard.models.SelfAttention()
+    with regard.watch(layer) as seen:
+        layer(torch.eye(3))
+    assert math.isnan(seen.heads(frame=False)[0]["induction"])  # no token ids
+
+
+def test_heads_as_a_pandas_frame() -> None:
     pandas = pytest.importorskip("pandas")
     frame = watched().heads()
     assert isinstance(frame, pandas.DataFrame)
@@ -102,13 +111,13 @@ def test_a_frame() -> None:
     assert frame.groupby("layer")["entropy"].mean().between(0, 2).all()
 
 
-def test_rollout_goes_through_all_layers() -> None:
+def test_rollout_uses_all_layers() -> None:
     seen = watched()
     assert torch.equal(seen.rollout(-1), regard.rollout([seen[0], seen[1]], -1))
     torch.testing.assert_close(seen.rollout().sum(-1), torch.ones(2))
 
 
-def test_a_folder_holds_all_of_it(tmp_path: Path) -> None:
+def test_save_and_load(tmp_path: Path) -> None:
     seen = watched()
     again = regard.Seen.load(seen.save(tmp_path / "recording"))
     assert list(again) == list(seen)
@@ -128,7 +137,7 @@ def test_a_folder_holds_all_of_it(tmp_path: Path) -> None:
     assert once_more.texts(0) == seen.texts(0)
 
 
-def test_several_calls_in_a_folder(tmp_path: Path) -> None:
+def test_save_and_load_several_calls(tmp_path: Path) -> None:
     model = Model().eval()
     with torch.no_grad(), regard.watch(model) as seen:
         model(IDS)
@@ -147,15 +156,16 @@ def test_to_another_device() -> None:
     assert there.texts(0) == seen.texts(0)
 
 
-# Folders that are none
+# Invalid folders
 
 
-def test_another_version_is_told(tmp_path: Path) -> None:
+def test_another_format_version_raises(tmp_path: Path) -> None:
     watched().save(tmp_path)
     about = json.loads((tmp_path / "recording.json").read_text())
     (tmp_path / "recording.json").write_text(json.dumps({**about, "format": "recording 9", "regard": "7.5"}))
     with pytest.raises(
-        regard.ArgumentError, match=r"is a 'recording 9', written by regard 7.5; this is regard"
+        regard.ArgumentError,
+        match=r"has the format 'recording 9' of regard 7.5; regard .* reads 'recording 2'",
     ):
         regard.Seen.load(tmp_path)
 
@@ -202,15 +212,15 @@ def test_another_version_is_told(tmp_path: Path) -> None:
         {"format": 5},
     ],
 )
-def test_hostile_descriptions_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_malformed_descriptions_raise(tmp_path: Path, change: dict[str, Any]) -> None:
     watched().save(tmp_path)
     about = json.loads((tmp_path / "recording.json").read_text())
     (tmp_path / "recording.json").write_text(json.dumps({**about, **change}))
-    with pytest.raises(regard.ArgumentError, match="holds no recording that can be read"):
+    with pytest.raises(regard.ArgumentError, match="Cannot read the recording"):
         regard.Seen.load(tmp_path)
 
 
-def test_links_and_other_files_are_refused(tmp_path: Path) -> None:
+def test_symlinks_and_other_files_raise(tmp_path: Path) -> None:
     home = watched().save(tmp_path / "recording")
     (home / "0.safetensors").rename(tmp_path / "elsewhere")
     (home / "0.safetensors").symlink_to(tmp_path / "elsewhere")
@@ -218,23 +228,23 @@ def test_links_and_other_files_are_refused(tmp_path: Path) -> None:
         regard.Seen.load(home)
     (home / "0.safetensors").unlink()
     (home / "0.safetensors").write_bytes(b"\x80\x04pickle")
-    with pytest.raises(regard.ArgumentError, match="holds no lazy weights that can be read"):
+    with pytest.raises(regard.ArgumentError, match="Cannot load lazy weights from"):
         regard.Seen.load(home)
     (home / "recording.json").write_text("[" * 100_000)
-    with pytest.raises(regard.ArgumentError, match="holds no recording"):
+    with pytest.raises(regard.ArgumentError, match="Cannot read the recording"):
         regard.Seen.load(home)
-    with pytest.raises(regard.ArgumentError, match=r"holds no recording; one is written by Seen.save"):
+    with pytest.raises(regard.ArgumentError, match=r"is not a recording. Seen.save writes one"):
         regard.Seen.load(tmp_path / "nowhere")
 
 
-def test_what_is_something_else_is_not_overwritten(tmp_path: Path) -> None:
+def test_other_folders_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(regard.ArgumentError, match="holds something else already"):
+    with pytest.raises(regard.ArgumentError, match="exists and is not a recording"):
         watched().save(tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
-def test_half_precision_can_be_kept(tmp_path: Path) -> None:
+def test_half_precision_can_be_saved(tmp_path: Path) -> None:
     class Half(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(x, x, x)

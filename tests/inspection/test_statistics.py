@@ -1,4 +1,4 @@
-"""What heads do: each label on a head that does nothing else, and measures equal to their definitions."""
+"""Head statistics: labels of idealized heads, and measures equal to their definitions."""
 
 import math
 
@@ -7,14 +7,9 @@ import pytest
 import torch
 
 import regard
-from regard.app.view_model import LayerView
-from regard.inspection.statistics import tell
+from regard.inspection import head_statistics
 
 N = 12
-
-
-def of(weights, kind="self") -> list:
-    return tell(LayerView("attention", "layer 0", kind, weights))
 
 
 def first_column(n: int) -> torch.Tensor:
@@ -35,9 +30,9 @@ def first_column(n: int) -> torch.Tensor:
         (torch.zeros(N, N), "mixed"),
     ],
 )
-def test_a_head_that_does_one_thing(weights, label):
-    (told,) = of(weights)
-    assert told.label == label
+def test_labels_of_self_attention(weights, label):
+    (head,) = head_statistics(weights)
+    assert head.label == label
 
 
 @pytest.mark.parametrize(
@@ -49,53 +44,76 @@ def test_a_head_that_does_one_thing(weights, label):
         (torch.full((N, 2 * N), 0.5 / N), "broad"),
     ],
 )
-def test_a_head_across_two_texts(weights, label):
-    (told,) = of(weights, "cross")
-    assert told.label == label
+def test_labels_of_cross_attention(weights, label):
+    (head,) = head_statistics(weights, cross=True)
+    assert head.label == label
 
 
 @pytest.mark.parametrize("size", [(40, 40), (600, 600)])
 @pytest.mark.parametrize("mask", [None, regard.Causal()])
 @pytest.mark.parametrize("normalize", [regard.Softmax(), regard.Sparsemax()])
-def test_measures_are_as_defined(size, mask, normalize):
+def test_measures_equal_their_definitions(size, mask, normalize):
     generator = torch.Generator().manual_seed(0)
     query, key = (3 * torch.randn(2, n, 8, generator=generator) for n in size)
     weights = regard.attend(query, key, key, mask=mask, normalize=normalize)[1]
-    dense = weights.dense().double()
-    n = len(dense[0])
+    matrices = weights.dense().double()
+    n = len(matrices[0])
     distances = (torch.arange(n)[:, None] - torch.arange(n)).abs()
-    for lazy, plain, matrix in zip(of(weights), of(weights.dense()), dense, strict=True):
+    for lazy, dense, matrix in zip(
+        head_statistics(weights), head_statistics(weights.dense()), matrices, strict=True
+    ):
+        entropy = torch.special.entr(matrix).sum(-1).mean()
         expected = {
             "previous": matrix.diagonal(-1).mean(),
             "next": matrix.diagonal(1).mean(),
             "same": matrix.diagonal().mean(),
-            "first": matrix[2:, 0].mean(),
-            "broad": torch.special.entr(matrix).sum(-1).mean() / math.log(n),
+            "first": matrix[:, 0].mean(),
+            "entropy": entropy,
+            "normalized_entropy": entropy / math.log(n),
             "distance": (matrix * distances).sum() / n,
         }
-        for told in (lazy, plain):
-            assert told.measures.keys() == expected.keys()
+        for head in (lazy, dense):
+            assert head.measures.keys() == expected.keys()
             for name, value in expected.items():
-                assert told.measures[name] == pytest.approx(float(value), abs=1e-4, rel=1e-4), name
+                assert head.measures[name] == pytest.approx(float(value), abs=1e-4, rel=1e-4), name
 
 
-def test_measures_across_two_texts():
+def test_measures_of_cross_attention():
     weights = torch.rand(6, 9, generator=torch.Generator().manual_seed(0)).softmax(-1)
-    (told,) = of(weights, "cross")
-    centre = (np.arange(6) + 0.5) * 1.5 - 0.5
-    away = np.abs(np.arange(9) - centre[:, None])
-    assert told.measures["distance"] == pytest.approx((weights.numpy() * away).sum() / 6, rel=1e-4)
-    assert told.measures["diagonal"] == pytest.approx((weights.numpy() * (away <= 1)).sum() / 6, rel=1e-4)
+    (head,) = head_statistics(weights, cross=True)
+    centers = (np.arange(6) + 0.5) * 1.5 - 0.5
+    distances = np.abs(np.arange(9) - centers[:, None])
+    assert head.measures["distance"] == pytest.approx((weights.numpy() * distances).sum() / 6, rel=1e-4)
+    near = distances <= 1
+    assert head.measures["diagonal"] == pytest.approx((weights.numpy() * near).sum() / 6, rel=1e-4)
+
+
+def test_queries_of_a_cache_are_aligned_to_the_last_keys():
+    """The last query is the last key: the measures of the last rows equal those of the rows alone."""
+    weights = torch.rand(20, 20, generator=torch.Generator().manual_seed(0)).tril()
+    rows = weights[-4:]
+    (head,) = head_statistics(rows)
+    expected = [float(weights.diagonal(offset)[-4:].mean()) for offset in (-1, 0)]
+    assert [head.measures["previous"], head.measures["same"]] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("shape", [(2, 0, 0), (2, 0, 3), (2, 3, 0)])
-def test_nothing_is_told_of_nothing(shape):
-    assert [told.label for told in of(torch.zeros(shape))] == ["empty", "empty"]
+def test_empty_weights_are_labeled_empty(shape):
+    assert [head.label for head in head_statistics(torch.zeros(shape))] == ["empty", "empty"]
 
 
-def test_measures_are_numbers():
-    (told,) = of(torch.full((3, 3), math.nan))
-    assert all(math.isfinite(value) for value in told.to_dict()["measures"].values())
+def test_fully_masked_weights_have_no_measures():
+    x = torch.zeros(2, 3, 4)
+    heads = head_statistics(regard.attend(x, x, x, mask=torch.zeros(3, 3, dtype=torch.bool))[1])
+    assert [(head.label, head.to_dict()["measures"]) for head in heads] == [("mixed", {})] * 2
+
+
+def test_measures_in_json_are_finite():
+    (head,) = head_statistics(torch.full((3, 3), math.nan))
+    assert all(math.isfinite(value) for value in head.to_dict()["measures"].values())
     query = torch.randn(1, 4, 2) * 9
-    (told,) = of(regard.attend(query, query, query, normalize=regard.Mean())[1])  # negative weights
-    assert all(math.isfinite(value) for value in told.to_dict()["measures"].values())
+    (head,) = head_statistics(
+        regard.attend(query, query, query, normalize=regard.Mean())[1]
+    )  # negative weights
+    assert head.to_dict()["measures"]
+    assert all(math.isfinite(value) for value in head.to_dict()["measures"].values())

@@ -1,4 +1,4 @@
-"""Looking into a model while it runs changes nothing, and shows each attention by its name."""
+"""Watching a model changes nothing and records each attention layer by name."""
 
 import copy
 import gc
@@ -38,7 +38,7 @@ def language_model(**options: Any) -> LanguageModel:
 
 
 def unwatched(model: nn.Module) -> bool:
-    """Nothing is left in any module, not even an empty list."""
+    """Check that nothing is left in any module, not even an empty list."""
     return not any("watchers" in vars(module) for module in model.modules())
 
 
@@ -49,7 +49,7 @@ class Failure(Exception):
 # Names
 
 
-def test_attentions_are_named_by_their_modules() -> None:
+def test_layers_are_named_by_their_modules() -> None:
     model = language_model()
     with regard.watch(model) as seen:
         model(TOKENS)
@@ -60,7 +60,7 @@ def test_attentions_are_named_by_their_modules() -> None:
     assert all(isinstance(modules[name], MultiHeadAttention) for name in seen)
 
 
-def test_a_transformer_shows_both_its_sides() -> None:
+def test_a_transformer_has_encoder_and_decoder_layers() -> None:
     model = Transformer(23, CONFIG)
     with regard.watch(model) as seen:
         model(torch.tensor([[5, 6, 7]]), torch.tensor([[1, 8, 9, 10, 2]]))
@@ -76,18 +76,18 @@ def test_a_transformer_shows_both_its_sides() -> None:
     assert seen["decoder.blocks.0.cross"].dense().all()
 
 
-def test_attentions_are_numbered_in_order() -> None:
+def test_layers_are_numbered_in_order() -> None:
     model = language_model(layers=3)
     with regard.watch(model) as seen:
         model(TOKENS)
     assert [seen[i] for i in range(3)] == list(seen.values())
     assert seen[-1] is seen["decoder.blocks.2.attention"]
     for wrong in (3, -4):
-        with pytest.raises(IndexError, match=rf"seen\[{wrong}\] of 3"):
+        with pytest.raises(IndexError, match=rf"seen\[{wrong}\] is out of range for 3 layers, 0 to 2"):
             seen[wrong]
 
 
-def test_several_calls_have_names_of_their_own() -> None:
+def test_each_call_of_a_module_has_a_name() -> None:
     layer, x = MultiHeadAttention(12, 3), torch.randn(5, 12)
     with regard.watch(nn.Sequential(layer)) as seen:
         for n in (2, 3, 5):
@@ -119,27 +119,29 @@ def test_the_model_itself_has_no_name() -> None:
     assert repr(seen) == "Seen((the model): Weights(1 × 3 × 3))"
 
 
-def test_a_module_in_two_places_is_seen_once_per_call() -> None:
+def test_a_shared_module_is_recorded_once_per_call() -> None:
     layer = SelfAttention()
     with regard.watch(nn.Sequential(layer, nn.Identity(), layer)) as seen:
         nn.Sequential(layer, layer)(torch.eye(3))
     assert list(seen) == ["0", "0@2"]
 
 
-def test_names_that_were_not_seen() -> None:
+def test_errors_for_unknown_names() -> None:
     model = language_model()
     with regard.watch(model) as seen:
         with pytest.raises(KeyError, match="nothing yet: call the model inside the with block"):
             seen["decoder"]
         model(TOKENS)
     for look in (seen.__getitem__, seen.calls):
-        with pytest.raises(KeyError, match=r"'decoder' was not seen; seen were decoder.blocks.0.attention, "):
+        with pytest.raises(
+            KeyError, match=r"'decoder' was not recorded. Recorded: decoder.blocks.0.attention, "
+        ):
             look("decoder")
     assert "decoder" not in seen
     assert seen.get("decoder") is None
 
 
-def test_what_was_seen_can_be_read() -> None:
+def test_repr() -> None:
     model = language_model()
     with regard.watch(model) as seen:
         assert repr(seen) == "Seen()"
@@ -189,7 +191,7 @@ def test_packed_weights_stay_inside_their_sentences() -> None:
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "rotary", "t5"])
 @pytest.mark.parametrize("normalize", [regard.Softmax(), regard.Entmax15(), regard.Sigmoid(), regard.Sink(3)])
-def test_watching_changes_no_bit(kind: str, normalize: Any) -> None:
+def test_watching_does_not_change_outputs(kind: str, normalize: Any) -> None:
     model = language_model(width=24, normalize=normalize, positions=kind)
     before = model(TOKENS)
     with regard.watch(model) as seen:
@@ -200,7 +202,7 @@ def test_watching_changes_no_bit(kind: str, normalize: Any) -> None:
     assert len(seen) == 2
 
 
-def test_watching_changes_no_dropout() -> None:
+def test_watching_does_not_change_dropout() -> None:
     model = language_model(dropout=0.3)
     outputs = []
     for watched in (False, True):
@@ -213,24 +215,24 @@ def test_watching_changes_no_dropout() -> None:
     assert torch.equal(*outputs)
 
 
-def test_watching_changes_no_gradient() -> None:
+def test_watching_does_not_change_gradients() -> None:
     model = language_model()
-    found = []
+    result = []
     for watched in (False, True):
         if watched:
             with regard.watch(model):
                 loss = model(TOKENS).square().mean()
         else:
             loss = model(TOKENS).square().mean()
-        found.append(torch.autograd.grad(loss, list(model.parameters())))
-    for one, other in zip(*found, strict=True):
+        result.append(torch.autograd.grad(loss, list(model.parameters())))
+    for one, other in zip(*result, strict=True):
         assert torch.equal(one, other)
 
 
-# Only inside
+# Only inside the block
 
 
-def test_nothing_is_seen_outside() -> None:
+def test_nothing_is_recorded_outside_the_block() -> None:
     model = language_model()
     model(TOKENS)
     with regard.watch(model) as seen:
@@ -252,7 +254,7 @@ def test_an_exception_ends_the_watch() -> None:
     assert not seen
 
 
-def test_what_was_seen_before_an_exception_stays() -> None:
+def test_a_recording_before_an_exception_stays() -> None:
     model = language_model()
     with suppress(Failure), regard.watch(model) as seen:
         model(TOKENS)
@@ -261,7 +263,7 @@ def test_what_was_seen_before_an_exception_stays() -> None:
     assert seen[0].dense().shape == (2, 3, 5, 5)
 
 
-def test_watches_inside_each_other() -> None:
+def test_nested_watches() -> None:
     model = language_model()
     with regard.watch(model) as outer:
         model(TOKENS)
@@ -287,14 +289,14 @@ def test_watches_that_end_in_any_order() -> None:
     assert unwatched(model)
 
 
-def test_a_part_is_watched_alone() -> None:
+def test_a_submodule_can_be_watched() -> None:
     model = language_model()
     with regard.watch(model.decoder.blocks[0]) as seen:
         model(TOKENS)
     assert list(seen) == ["attention"]
 
 
-def test_the_same_model_again() -> None:
+def test_a_model_can_be_watched_again() -> None:
     model = language_model()
     with regard.watch(model) as first:
         model(TOKENS)
@@ -305,7 +307,7 @@ def test_the_same_model_again() -> None:
     assert torch.equal(first[0].dense(), second[0].dense())
 
 
-def test_nothing_is_kept() -> None:
+def test_no_references_remain() -> None:
     model = language_model()
     with regard.watch(model) as seen:
         model(TOKENS)
@@ -315,14 +317,14 @@ def test_nothing_is_kept() -> None:
     assert gone() is None
 
 
-def test_state_dict_and_copies_know_nothing_of_it() -> None:
+def test_state_dicts_and_copies_are_unaffected() -> None:
     model = language_model()
     with regard.watch(model):
         assert not any("watch" in name for name in model.state_dict())
     assert unwatched(copy.deepcopy(model))
 
 
-# Layers of one's own
+# Custom layers
 
 
 class Twice(Attends):
@@ -330,7 +332,7 @@ class Twice(Attends):
         return self.attention(x, x, self.attention(x, x, x, mask=regard.Causal()))
 
 
-def test_layers_of_ones_own_are_seen() -> None:
+def test_custom_layers_are_recorded() -> None:
     layer = Twice()
     with regard.watch(nn.Sequential(nn.Linear(3, 3), layer)) as seen:
         layer(torch.randn(2, 5, 3))
@@ -339,7 +341,7 @@ def test_layers_of_ones_own_are_seen() -> None:
     assert seen["1@2"].dense().all()
 
 
-def test_caches_are_seen_as_they_were() -> None:
+def test_weights_of_a_cache_are_those_of_their_step() -> None:
     layer, cache = MultiHeadAttention(12, 3), KVCache()
     with torch.no_grad(), regard.watch(layer) as seen:
         for _ in range(40):
@@ -349,20 +351,20 @@ def test_caches_are_seen_as_they_were() -> None:
         torch.testing.assert_close(weights.dense().sum(-1), torch.ones(3, 1))
 
 
-# What cannot be
+# Errors
 
 
-def test_models_that_do_not_attend() -> None:
+def test_models_without_attention_raise() -> None:
     with (
-        pytest.raises(regard.ArgumentError, match="got a Linear in which no module attends"),
+        pytest.raises(regard.ArgumentError, match="got a Linear without attention layers"),
         regard.watch(nn.Linear(3, 4)),
     ):
         pass
 
 
-def test_what_is_no_model() -> None:
+def test_other_objects_raise() -> None:
     with (
-        pytest.raises(regard.DTypeError, match="watch got a function"),
+        pytest.raises(regard.DTypeError, match=r"watch\(\) got a function"),
         regard.watch(
             lambda x: x  # type: ignore[arg-type]
         ),
@@ -370,17 +372,17 @@ def test_what_is_no_model() -> None:
         pass
 
 
-def test_threads_see_their_own_calls_alone() -> None:
+def test_threads_record_only_their_own_calls() -> None:
     layer = MultiHeadAttention(8, 2)
     sizes: dict[int, set[int]] = {}
 
     def look(size: int) -> None:
-        x, found = torch.randn(size, 8), sizes.setdefault(size, set())
+        x, result = torch.randn(size, 8), sizes.setdefault(size, set())
         for _ in range(50):
             with regard.watch(layer) as seen:
                 layer(x)
-            found.update(weights.shape[-1] for weights in seen.values())
-            found.add(-len(seen))
+            result.update(weights.shape[-1] for weights in seen.values())
+            result.add(-len(seen))
 
     threads = [Thread(target=look, args=(size,)) for size in (3, 5, 7)]
     for thread in threads:
@@ -410,7 +412,7 @@ def test_steps_are_joined() -> None:
     torch.testing.assert_close(seen.joined(""), at_once[0].dense())
 
 
-def test_lengths_are_those_of_the_call() -> None:
+def test_masks_have_the_lengths_of_their_call() -> None:
     layer, lengths, x = MultiHeadAttention(8, 2), torch.tensor([4, 2]), torch.randn(2, 4, 8)
     with torch.no_grad(), regard.watch(layer) as seen:
         layer(x, mask=regard.Padding(lengths))

@@ -1,4 +1,4 @@
-"""Models of Hugging Face, watched: not a bit of them changes, and the weights are those of eager."""
+"""Watched Hugging Face models: outputs do not change, and the weights equal those of eager attention."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def build(name: str, seed: int = 0) -> Any:
     auto, options = kinds[name]
     torch.manual_seed(seed)
     model = auto.from_config(AutoConfig.for_model(name, **options)).eval()
-    for parameter in model.parameters():  # so that the weights are far from equal
+    for parameter in model.parameters():  # far from uniform weights
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.4)
     return model
@@ -64,10 +64,10 @@ def inputs(model: Any) -> dict[str, Tensor]:
     ids = torch.randint(3, 40, (2, 7))
     mask = torch.ones_like(ids)
     mask[0, 4:] = 0
-    found = {"input_ids": ids, "attention_mask": mask}
+    result = {"input_ids": ids, "attention_mask": mask}
     if model.config.is_encoder_decoder:
-        found["decoder_input_ids"] = torch.randint(3, 40, (2, 5))
-    return found
+        result["decoder_input_ids"] = torch.randint(3, 40, (2, 5))
+    return result
 
 
 def attentions(output: Any) -> list[Tensor]:
@@ -86,23 +86,23 @@ ALL = ["bert", "gpt2", "llama", "mistral", "gemma2", "gpt_oss", "t5", "bart", "m
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ALL)
-def test_weights_are_those_of_eager(name: str) -> None:
+def test_weights_equal_eager_attention(name: str) -> None:
     model = build(name)
-    given = inputs(model)
+    arguments = inputs(model)
     model.set_attn_implementation("eager")
-    expected = attentions(model(**given, output_attentions=True))
+    expected = attentions(model(**arguments, output_attentions=True))
     for implementation in implementations(model):
         model.set_attn_implementation(implementation)
-        before = model(**given)[0]
+        before = model(**arguments)[0]
         with regard.watch(model) as seen:
-            during = model(**given)[0]
+            during = model(**arguments)[0]
         assert torch.equal(before, during)
         assert len(seen) == len(expected)
         for weights, right in zip(seen.values(), expected, strict=True):
             torch.testing.assert_close(weights.dense(), right, rtol=0, atol=1e-5)
 
 
-def test_sides_are_told_apart() -> None:
+def test_self_and_cross_attention_are_distinguished() -> None:
     model = build("bart")
     with torch.no_grad(), regard.watch(model, tokenizer=lambda ids: [f"w{i}" for i in ids]) as seen:
         model(**inputs(model))
@@ -112,14 +112,14 @@ def test_sides_are_told_apart() -> None:
         ("decoder.layers.0.encoder_attn", "cross"),
     ]
     assert [seen.causal(name) for name in seen][:3] == [False, True, False]
-    given = inputs(model)
+    arguments = inputs(model)
     queries, keys = seen.texts(2, row=1)
-    assert queries == [f"w{i}" for i in given["decoder_input_ids"][1]]
-    assert keys == [f"w{i}" for i in given["input_ids"][1]]
-    assert seen.texts(0)[0] == seen.tokens == [f"w{i}" for i in given["input_ids"][0]]
+    assert queries == [f"w{i}" for i in arguments["decoder_input_ids"][1]]
+    assert keys == [f"w{i}" for i in arguments["input_ids"][1]]
+    assert seen.texts(0)[0] == seen.tokens == [f"w{i}" for i in arguments["input_ids"][0]]
 
 
-def test_long_masks_are_kept_as_ranges() -> None:
+def test_long_masks_are_stored_as_intervals() -> None:
     model = build("llama")
     ids = torch.randint(3, 40, (2, 64))
     mask = torch.ones_like(ids)
@@ -130,7 +130,7 @@ def test_long_masks_are_kept_as_ranges() -> None:
     assert not names & {"allowed0", "bias0"}
     assert {"start0", "stop0"} <= names
     starts = [weights.problem["start0"].data_ptr() for weights in seen.values()]
-    assert starts[0] == starts[1]  # found once
+    assert starts[0] == starts[1]  # read once
 
 
 def test_layers_are_numbered() -> None:
@@ -150,10 +150,10 @@ def test_layers_are_numbered() -> None:
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generation_is_one_map(name: str, cache: str) -> None:
     model = build(name)
-    given = inputs(model)
+    arguments = inputs(model)
     if not model.config.is_encoder_decoder:
-        given["attention_mask"] = given["attention_mask"].flip(-1)  # padding on the left
-    given.pop("decoder_input_ids", None)
+        arguments["attention_mask"] = arguments["attention_mask"].flip(-1)  # padding on the left
+    arguments.pop("decoder_input_ids", None)
     options = {
         "max_new_tokens": 6,
         "min_new_tokens": 6,
@@ -163,16 +163,16 @@ def test_generation_is_one_map(name: str, cache: str) -> None:
     }
     for implementation in implementations(model):
         model.set_attn_implementation(implementation)
-        before = model.generate(**given, **options)
+        before = model.generate(**arguments, **options)
         with regard.watch(model) as seen:
-            during = model.generate(**given, **options)
+            during = model.generate(**arguments, **options)
         assert torch.equal(before, during)
         whole = {"input_ids": during[:, :-1]}
         if model.config.is_encoder_decoder:
-            whole = {**given, "decoder_input_ids": during[:, :-1]}
+            whole = {**arguments, "decoder_input_ids": during[:, :-1]}
         else:
             extra = torch.ones(2, 5, dtype=torch.long)
-            whole["attention_mask"] = torch.cat([given["attention_mask"], extra], -1)
+            whole["attention_mask"] = torch.cat([arguments["attention_mask"], extra], -1)
             whole["position_ids"] = (whole["attention_mask"].cumsum(-1) - 1).clamp(min=0)
         model.set_attn_implementation("eager")
         expected = attentions(model(**whole, output_attentions=True))
@@ -180,27 +180,27 @@ def test_generation_is_one_map(name: str, cache: str) -> None:
         by_name = sorted(seen, key=lambda n: ("decoder" in n, list(seen).index(n)))
         real = whole["attention_mask"].bool() if not model.config.is_encoder_decoder else None
         for entry, right in zip(by_name, expected, strict=True):
-            found = seen[entry].dense()
-            if real is not None:  # what a padded query sees is nobody's business
-                found, right = (w.transpose(1, 2)[real] for w in (found, right))
-            torch.testing.assert_close(found, right, rtol=0, atol=1e-5)
+            result = seen[entry].dense()
+            if real is not None:  # rows of padded queries do not matter
+                result, right = (w.transpose(1, 2)[real] for w in (result, right))
+            torch.testing.assert_close(result, right, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bart", "t5"])
 @pytest.mark.parametrize("returned", [1, 2])
-def test_beam_search_follows_its_rows(name: str, returned: int) -> None:
+def test_beam_search_joins_the_rows_of_each_sequence(name: str, returned: int) -> None:
     for seed in range(2):
         model = build(name, seed)
-        given = inputs(model)
-        given.pop("decoder_input_ids", None)
+        arguments = inputs(model)
+        arguments.pop("decoder_input_ids", None)
         if not model.config.is_encoder_decoder:
-            given.pop("attention_mask")
+            arguments.pop("attention_mask")
         options = {"max_new_tokens": 8, "num_beams": 3, "num_return_sequences": returned, "do_sample": False}
         model.set_attn_implementation("sdpa")
-        before = model.generate(**given, **options)
+        before = model.generate(**arguments, **options)
         with regard.watch(model) as seen:
-            during = model.generate(**given, **options)
+            during = model.generate(**arguments, **options)
         assert torch.equal(before, during)
         model.set_attn_implementation("eager")
         decoder = model.config.is_encoder_decoder
@@ -215,7 +215,7 @@ def test_beam_search_follows_its_rows(name: str, returned: int) -> None:
             if decoder:
                 item = slice(number // returned, number // returned + 1)
                 whole = {
-                    **{k: v[item] for k, v in given.items()},
+                    **{k: v[item] for k, v in arguments.items()},
                     "decoder_input_ids": sequence[None, :length],
                 }
             expected = attentions(model(**whole, output_attentions=True))
@@ -226,12 +226,12 @@ def test_beam_search_follows_its_rows(name: str, returned: int) -> None:
             ]
             rights = expected[-len(layers) :]
             for entry, right in zip(layers, rights, strict=True):
-                found = seen[entry][number, :, :length, : right.shape[-1]]
-                torch.testing.assert_close(found, right[0], rtol=0, atol=1e-5)
+                result = seen[entry][number, :, :length, : right.shape[-1]]
+                torch.testing.assert_close(result, right[0], rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
-def test_generation_with_words_and_a_table() -> None:
+def test_tokens_and_head_table_of_a_generation() -> None:
     model = build("llama")
     ids = torch.tensor([[5, 6, 7, 5, 6, 7]])
     with regard.watch(model, layers=-1, tokenizer=lambda ids: [str(i) for i in ids]) as seen:
@@ -254,7 +254,7 @@ def test_generation_with_words_and_a_table() -> None:
 
 
 @torch.no_grad()
-def test_prompt_lookup_takes_back_what_was_refused() -> None:
+def test_prompt_lookup_drops_rejected_tokens() -> None:
     model = build("llama")
     ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
     with regard.watch(model) as seen:
@@ -285,7 +285,7 @@ def test_generation_without_a_cache() -> None:
         torch.testing.assert_close(weights.dense(), right, rtol=0, atol=1e-5)
 
 
-def test_attention_of_their_own_is_named() -> None:
+def test_a_warning_names_custom_attention() -> None:
     from transformers import AutoConfig, AutoModel
 
     auto: Any = AutoModel
@@ -321,35 +321,35 @@ def test_everything_is_restored() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("queries", [1, 4, 6])
-def test_flash_kernels_hide_by_themselves(causal: bool, window: int | None, queries: int) -> None:
-    """Their causality counts from the end, windows reach as far on both sides, and padding has two axes."""
-    from regard.inspection.hooks.transformers import _flash_rows
+def test_masks_of_flash_kernels(causal: bool, window: int | None, queries: int) -> None:
+    """Causality is aligned to the end, windows are symmetric, and padding has two axes."""
+    from regard.inspection.hooks.transformers import _flash_mask
 
     query, key = torch.randn(2, 1, queries, 4), torch.randn(2, 1, 6, 4)
     padding = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
-    rows = _flash_rows(query, key, padding, causal, window, {})
+    mask = _flash_mask(query, key, padding, causal, window, {})
     place, number = torch.arange(queries)[:, None] + 6 - queries, torch.arange(6)
     expected = padding.bool()[:, None, None].expand(2, 1, queries, 6)
     if causal:
         expected = expected & (number <= place)
     if window:
         expected = expected & ((number - place).abs() < window)
-    assert rows is not None
-    found = (number >= rows.start) & (number < rows.stop)
-    assert torch.equal(found.expand_as(expected), expected)
+    assert mask is not None
+    result = (number >= mask.start) & (number < mask.stop)
+    assert torch.equal(result.expand_as(expected), expected)
 
 
 def test_packed_sequences_of_flash_kernels() -> None:
-    from regard.inspection.hooks.transformers import _flash_rows
+    from regard.inspection.hooks.transformers import _flash_mask
 
     x = torch.randn(1, 1, 5, 4)
-    rows = _flash_rows(x, x, None, True, None, {"cu_seq_lens_k": torch.tensor([0, 2, 5], dtype=torch.int32)})
-    assert rows is not None
-    found = (torch.arange(5) >= rows.start) & (torch.arange(5) < rows.stop)
-    assert torch.equal(found, regard.Documents([2, 3], within=regard.Causal()).dense(5))
+    mask = _flash_mask(x, x, None, True, None, {"cu_seq_lens_k": torch.tensor([0, 2, 5], dtype=torch.int32)})
+    assert mask is not None
+    result = (torch.arange(5) >= mask.start) & (torch.arange(5) < mask.stop)
+    assert torch.equal(result, regard.Documents([2, 3], within=regard.Causal()).dense(5))
 
 
-def test_an_assistant_has_caches_of_its_own() -> None:
+def test_an_assistant_model_has_its_own_cache() -> None:
     model, assistant = build("llama"), build("llama", seed=1)
     ids = torch.randint(3, 40, (1, 9), generator=torch.Generator().manual_seed(0))
     options = {"max_new_tokens": 7, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -362,7 +362,7 @@ def test_an_assistant_has_caches_of_its_own() -> None:
         assert torch.allclose(weights.dense(), one, atol=1e-5)
 
 
-def test_sinks_that_were_changed_afterwards_are_noticed() -> None:
+def test_modified_sinks_raise() -> None:
     model = build("gpt_oss")
     with torch.no_grad(), regard.watch(model) as seen:
         model(torch.tensor([[5, 6, 7]]))
@@ -374,7 +374,7 @@ def test_sinks_that_were_changed_afterwards_are_noticed() -> None:
         seen[0].dense()
 
 
-def test_what_nobody_counts_is_copied() -> None:
+def test_inference_tensors_are_copied() -> None:
     class Model(torch.nn.Module):
         def forward(self, x: Tensor, mask: Tensor) -> Tensor:
             return torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)
@@ -390,7 +390,7 @@ def test_what_nobody_counts_is_copied() -> None:
     assert seen[1].dense().triu(1).abs().max() == 0
 
 
-def test_a_module_that_all_layers_share_is_rolled_out_whole() -> None:
+def test_rollout_of_a_module_shared_by_all_layers() -> None:
     model = build("albert")
     with torch.no_grad(), regard.watch(model) as seen:
         model(torch.tensor([[5, 6, 7, 8]]))
@@ -398,7 +398,7 @@ def test_a_module_that_all_layers_share_is_rolled_out_whole() -> None:
     assert torch.allclose(seen.rollout(), regard.rollout(list(seen.values())), atol=1e-6)
 
 
-def test_beams_after_a_prompt_of_vectors() -> None:
+def test_beams_after_a_prompt_of_embeddings() -> None:
     model = build("llama")
     prompt = model.get_input_embeddings()(torch.randint(3, 40, (2, 5))).detach()
     options = {
@@ -418,11 +418,11 @@ def test_beams_after_a_prompt_of_vectors() -> None:
         assert torch.allclose(weights.dense(), one, atol=1e-5)
 
 
-# Generation with keys that change
+# Generation with changing keys
 
 
 def written_with(change: Any, **options: Any) -> tuple[Any, Any, Tensor]:
-    """A recording of a generation after each of whose forward passes the cache is changed."""
+    """Record a generation that changes its cache after each forward pass."""
     model = build("llama")
 
     def changed(module: Any, args: Any, kwargs: Any, output: Any) -> None:
@@ -457,16 +457,16 @@ def test_steps_whose_keys_change_are_not_joined(change: Any) -> None:
     assert len(seen) == 2
     for name in seen:
         with pytest.raises(
-            regard.ArgumentError, match=r"cannot be joined to one map, because .* default cache, or"
+            regard.ArgumentError, match=r"cannot join the steps of generate, because .* default cache, or"
         ):
             _ = seen[name]
-    assert "model.layers.0.self_attn: refused" in repr(seen)
-    with pytest.raises(regard.ArgumentError, match="cannot be joined"):
+    assert "model.layers.0.self_attn: not available" in repr(seen)
+    with pytest.raises(regard.ArgumentError, match="cannot join the steps"):
         seen.heads()
 
 
-def test_a_cache_that_keeps_the_last_keys_is_joined() -> None:
-    """The keys that are left are unchanged, so the map is right: each step sees the last four and itself."""
+def test_a_sliding_cache_is_joined() -> None:
+    """The remaining keys are unchanged, so the map is correct: a step attends to the last four and itself."""
 
     def keep_the_last(layer: Any) -> None:
         layer.keys, layer.values = (x[..., -4:, :] for x in (layer.keys, layer.values))
@@ -502,8 +502,8 @@ def test_quantized_caches_are_not_joined() -> None:
         _ = seen[0]
 
 
-def test_single_steps_with_a_cache_that_changes_are_seen_as_they_are() -> None:
-    """What the error advises: a call outside generate is seen with the keys that it attended to."""
+def test_single_steps_with_a_changing_cache_are_recorded() -> None:
+    """What the error advises: a call outside generate is recorded with the keys it attended to."""
     model = build("llama")
     model.set_attn_implementation("eager")
     ids = torch.tensor([[5, 6, 7, 8, 9]])
@@ -517,7 +517,7 @@ def test_single_steps_with_a_cache_that_changes_are_seen_as_they_are() -> None:
         torch.testing.assert_close(weights.dense(), right, rtol=0, atol=1e-6)
 
 
-def test_keys_that_a_model_caches_by_itself_are_not_joined_to_a_wrong_map() -> None:
+def test_custom_caches_are_not_joined() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 40}
@@ -528,8 +528,8 @@ def test_keys_that_a_model_caches_by_itself_are_not_joined_to_a_wrong_map() -> N
             torch.tensor([[5, 6, 7]]), max_new_tokens=4, min_new_tokens=4, do_sample=False
         )
     assert output.shape == (1, 7)
-    assert seen[0].shape[-2:] == (3, 3)  # the prompt, which is one call
-    with pytest.raises(regard.ArgumentError, match="step 3 attends to 5 keys, and the first to 4"):
+    assert seen[0].shape[-2:] == (3, 3)  # the prompt is one call
+    with pytest.raises(regard.ArgumentError, match="step 3 attends to 5 keys and the first step to 4"):
         _ = seen["transformer.h.0.self_attention@2"]
 
 
@@ -540,7 +540,7 @@ def test_keys_that_a_model_caches_by_itself_are_not_joined_to_a_wrong_map() -> N
     [{"assistant_early_exit": 1}, {"prefill_chunk_size": 3}, {"prompt_lookup_num_tokens": 3}],
     ids=str,
 )
-def test_drafts_and_chunks_leave_one_map(name: str, options: dict[str, Any]) -> None:
+def test_drafts_and_chunks_give_one_map(name: str, options: dict[str, Any]) -> None:
     model = build(name)
     ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
     with regard.watch(model) as seen:
@@ -548,7 +548,7 @@ def test_drafts_and_chunks_leave_one_map(name: str, options: dict[str, Any]) -> 
     model.set_attn_implementation("eager")
     expected = attentions(model(output[:, :-1], output_attentions=True))
     for weights, right in zip(seen.values(), expected, strict=True):
-        length = min(weights.shape[-2], right.shape[-2])  # the last draft may reach further
+        length = min(weights.shape[-2], right.shape[-2])  # the last draft may be longer
         assert length >= 14
         torch.testing.assert_close(
             weights.dense()[..., :length, :length], right[..., :length, :length], rtol=0, atol=1e-5
@@ -557,16 +557,16 @@ def test_drafts_and_chunks_leave_one_map(name: str, options: dict[str, Any]) -> 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["t5", "bart"])
-def test_cross_attention_alone_follows_its_beams(name: str) -> None:
+def test_cross_attention_alone_joins_the_rows_of_each_sequence(name: str) -> None:
     model = build(name)
-    given = inputs(model)
-    given.pop("decoder_input_ids")
+    arguments = inputs(model)
+    arguments.pop("decoder_input_ids")
     options = {"max_new_tokens": 8, "min_new_tokens": 8, "num_beams": 3, "do_sample": False}
     alone = "*EncDecAttention" if name == "t5" else "*encoder_attn"
     with regard.watch(model) as whole:
-        written = model.generate(**given, **options)
+        written = model.generate(**arguments, **options)
     with regard.watch(model, layers=alone) as seen:
-        assert torch.equal(model.generate(**given, **options), written)
+        assert torch.equal(model.generate(**arguments, **options), written)
     assert len(seen) == 2
     for entry in seen:
         assert torch.equal(seen[entry].dense(), whole[entry].dense())
@@ -574,7 +574,7 @@ def test_cross_attention_alone_follows_its_beams(name: str) -> None:
 
 
 @torch.no_grad()
-def test_a_generation_goes_on_from_a_cache() -> None:
+def test_a_generation_continues_from_a_cache() -> None:
     model = build("llama")
     ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
     cache = model(ids[:, :5], use_cache=True).past_key_values
@@ -589,7 +589,7 @@ def test_a_generation_goes_on_from_a_cache() -> None:
 
 
 @torch.no_grad()
-def test_what_another_thread_does_with_the_model_is_no_step() -> None:
+def test_calls_in_other_threads_are_not_steps() -> None:
     from threading import Thread
 
     model = build("llama")

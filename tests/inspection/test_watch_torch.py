@@ -1,4 +1,4 @@
-"""Models of plain torch, watched: not a bit of them changes, and the weights are those that torch tells."""
+"""Watched torch models: outputs do not change, and the weights equal those that torch returns."""
 
 import gc
 import sys
@@ -32,7 +32,7 @@ def everything_is_restored() -> Any:
 
 
 def causal_mask(n: int) -> Tensor:
-    return torch.ones(n, n, dtype=torch.bool).triu(1)  # torch's True hides
+    return torch.ones(n, n, dtype=torch.bool).triu(1)  # True hides a key in torch
 
 
 # nn.MultiheadAttention
@@ -43,12 +43,14 @@ def causal_mask(n: int) -> Tensor:
     "options", [{}, {"kdim": 6, "vdim": 10}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"bias": False}]
 )
 @pytest.mark.parametrize("masks", ["none", "padding", "causal", "both", "heads", "added"])
-def test_multihead_attention_tells_the_same(batch_first: bool, options: dict[str, Any], masks: str) -> None:
+def test_multihead_attention_returns_the_same_weights(
+    batch_first: bool, options: dict[str, Any], masks: str
+) -> None:
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(12, 3, batch_first=batch_first, **options).eval()
     query, key, value = torch.randn(2, 5, 12), torch.randn(2, 5, layer.kdim), torch.randn(2, 5, layer.vdim)
     padding = torch.tensor([[False] * 5, [False, False, False, True, True]])
-    given = {
+    inputs = {
         "none": {},
         "padding": {"key_padding_mask": padding},
         "causal": {"attn_mask": causal_mask(5)},
@@ -58,9 +60,9 @@ def test_multihead_attention_tells_the_same(batch_first: bool, options: dict[str
     }[masks]
     if not batch_first:
         query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-    output, expected = layer(query, key, value, average_attn_weights=False, **given)
+    output, expected = layer(query, key, value, average_attn_weights=False, **inputs)
     with regard.watch(layer) as seen:
-        quiet = layer(query, key, value, need_weights=False, **given)[0]
+        quiet = layer(query, key, value, need_weights=False, **inputs)[0]
     assert list(seen) == [""]
     torch.testing.assert_close(quiet, output, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(seen[0].dense(), expected, rtol=1e-4, atol=1e-6)
@@ -74,17 +76,17 @@ def test_unbatched_multihead_attention() -> None:
     assert seen.kind(0) == "self"
 
 
-# Encoder layers, whose fast path calls nothing that could be seen
+# Encoder layers, whose fast path calls no Python function
 
 
 def expected_of(model: nn.TransformerEncoder, x: Tensor, **masks: Any) -> list[Tensor]:
-    """The weights of each layer on the slow path, as nn.MultiheadAttention tells them."""
-    found: list[Any] = []
+    """Return the weights of each layer on the slow path, from nn.MultiheadAttention."""
+    result: list[Any] = []
 
     def tell(layer: Any, args: Any, kwargs: Any, output: Any) -> None:
-        given = {**kwargs, "need_weights": True, "average_attn_weights": False}
+        inputs = {**kwargs, "need_weights": True, "average_attn_weights": False}
         with torch.no_grad():
-            found.append(MULTIHEAD(layer, *args, **given)[1])
+            result.append(MULTIHEAD(layer, *args, **inputs)[1])
 
     hooks = [layer.self_attn.register_forward_hook(tell, with_kwargs=True) for layer in model.layers]
     torch.backends.mha.set_fastpath_enabled(False)
@@ -94,7 +96,7 @@ def expected_of(model: nn.TransformerEncoder, x: Tensor, **masks: Any) -> list[T
         torch.backends.mha.set_fastpath_enabled(True)
         for hook in hooks:
             hook.remove()
-    return found
+    return result
 
 
 def encoder(norm_first: bool = False, nested: bool = False) -> nn.TransformerEncoder:
@@ -105,17 +107,17 @@ def encoder(norm_first: bool = False, nested: bool = False) -> nn.TransformerEnc
 
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("masks", ["none", "causal", "padding"])
-def test_the_fast_path_is_seen(norm_first: bool, masks: str) -> None:
+def test_the_fast_path_is_recorded(norm_first: bool, masks: str) -> None:
     model, x = encoder(norm_first), torch.randn(2, 5, 16)
-    given: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "causal": {"mask": causal_mask(5)},
         "padding": {"src_key_padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2])},
     }.get(masks, {})
     with torch.no_grad():
-        before = model(x, **given)
+        before = model(x, **inputs)
         with regard.watch(model) as seen:
-            during = model(x, **given)
-        expected = expected_of(model, x, **given)
+            during = model(x, **inputs)
+        expected = expected_of(model, x, **inputs)
     assert torch.equal(before, during)
     assert list(seen) == ["layers.0.self_attn", "layers.1.self_attn"]
     for weights, right in zip(seen.values(), expected, strict=True):
@@ -123,7 +125,7 @@ def test_the_fast_path_is_seen(norm_first: bool, masks: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*prototype")
-def test_nested_tensors_are_seen_padded() -> None:
+def test_nested_tensors_are_recorded_with_padding() -> None:
     model, x = encoder(nested=True), torch.randn(2, 5, 16)
     padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     with torch.no_grad():
@@ -166,11 +168,11 @@ def test_a_whole_transformer() -> None:
     assert seen["decoder.layers.0.multihead_attn"].shape == (2, 4, 3, 5)
 
 
-# Calls of SDPA
+# SDPA
 
 
 class Direct(nn.Module):
-    """Attention as people write it themselves."""
+    """A custom attention layer that calls SDPA."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -183,7 +185,7 @@ class Direct(nn.Module):
 
 
 def expected_sdpa(query: Tensor, key: Tensor, **options: Any) -> Tensor:
-    """The weights, read off by attending to unit vectors."""
+    """Compute the weights by attending to unit vectors."""
     return SDPA(query, key, torch.eye(key.shape[-2]).expand(*key.shape[:-1], key.shape[-2]), **options)
 
 
@@ -211,7 +213,7 @@ def test_calls_of_sdpa(options: dict[str, Any]) -> None:
     torch.testing.assert_close(seen[0].dense(), expected_sdpa(query, key, **options), rtol=1e-4, atol=1e-6)
 
 
-def test_heads_that_share_keys_and_keys_beyond_the_queries() -> None:
+def test_grouped_heads_and_more_keys_than_queries() -> None:
     class Grouped(nn.Module):
         def forward(self, query: Tensor, key: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(query, key, key, is_causal=True, enable_gqa=True)
@@ -220,7 +222,7 @@ def test_heads_that_share_keys_and_keys_beyond_the_queries() -> None:
     with regard.watch(Grouped()) as seen:
         seen_module = Grouped()
         seen_module(query, key)
-    assert not seen  # another one of its kind
+    assert not seen  # another instance is not watched
     model = Grouped()
     with regard.watch(model) as seen:
         model(query, key)
@@ -228,7 +230,7 @@ def test_heads_that_share_keys_and_keys_beyond_the_queries() -> None:
     torch.testing.assert_close(seen[0].dense(), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_regards_stand_in_for_sdpa_is_seen_once() -> None:
+def test_patched_sdpa_is_recorded_once() -> None:
     model, x = Direct(), torch.randn(2, 5, 8)
     theirs = F.scaled_dot_product_attention
     setattr(F, "scaled_dot_product_attention", regard.scaled_dot_product_attention)  # noqa: B010
@@ -241,28 +243,28 @@ def test_regards_stand_in_for_sdpa_is_seen_once() -> None:
     assert list(seen) == [""]
 
 
-def test_what_changes_afterwards_is_noticed() -> None:
+def test_inputs_modified_later_raise() -> None:
     class Buffered(nn.Module):
         def forward(self, query: Tensor, key: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(query, key, key)
 
     model, query, fresh = Buffered(), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
-    written = torch.zeros(1, 2, 5, 4).copy_(fresh)  # as a static cache is
+    written = torch.zeros(1, 2, 5, 4).copy_(fresh)  # like a static cache
     with regard.watch(model) as seen:
         model(query, fresh)
         model(query, written)
     expected = seen["@2"].dense()
     written += 1
-    torch.testing.assert_close(seen["@2"].dense(), expected)  # it was copied
+    torch.testing.assert_close(seen["@2"].dense(), expected)  # copied
     fresh += 1
     with pytest.raises(regard.StaleError):
         seen[0].dense()
 
 
-# Choices
+# Selection
 
 
-def test_layers_are_chosen() -> None:
+def test_select_layers() -> None:
     model = nn.Transformer(16, 4, 2, 2, 32, batch_first=True).eval()
     source, target = torch.randn(1, 5, 16), torch.randn(1, 3, 16)
     chosen: list[tuple[Any, list[str]]] = [
@@ -277,19 +279,20 @@ def test_layers_are_chosen() -> None:
         assert list(seen) == expected
     with (
         pytest.raises(
-            regard.ArgumentError, match=r"'encoder.layers.7'.*no name fits it; there are encoder.layers.0"
+            regard.ArgumentError,
+            match=r"'encoder.layers.7'.*no layer matches. The layers are encoder.layers.0",
         ),
         regard.watch(model, layers="encoder.layers.7"),
     ):
         pass
     with (
-        pytest.raises(regard.ArgumentError, match="got the layer 6; there are 6"),
+        pytest.raises(regard.ArgumentError, match=r"watch\(layers=6\): out of range for 6 layers"),
         regard.watch(model, layers=6),
     ):
         pass
 
 
-def test_heads_are_chosen() -> None:
+def test_select_heads() -> None:
     model, x = encoder(), torch.randn(2, 5, 16)
     mask = (torch.rand(8, 5, 5) < 0.4) & ~torch.eye(5, dtype=torch.bool)
     with torch.no_grad(), regard.watch(model) as whole, regard.watch(model, heads=[3, 1]) as some:
@@ -298,15 +301,15 @@ def test_heads_are_chosen() -> None:
         torch.testing.assert_close(some[name].dense(), whole[name].dense()[:, [3, 1]])
 
 
-# Side by side
+# Concurrency
 
 
-def test_watches_inside_each_other_and_in_threads() -> None:
+def test_nested_watches_and_threads() -> None:
     model = Direct()
-    found: dict[int, set[tuple[int, ...]]] = {}
+    result: dict[int, set[tuple[int, ...]]] = {}
 
     def look(size: int) -> None:
-        shapes = found.setdefault(size, set())
+        shapes = result.setdefault(size, set())
         for _ in range(20):
             with regard.watch(model) as seen, regard.watch(model) as inner:
                 model(torch.randn(1, size, 8))
@@ -318,7 +321,7 @@ def test_watches_inside_each_other_and_in_threads() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {size: {(1, 2, size, size), (1, 1)} for size in (3, 5)}
+    assert result == {size: {(1, 2, size, size), (1, 1)} for size in (3, 5)}
 
 
 def test_an_exception_restores_everything() -> None:
@@ -328,7 +331,7 @@ def test_an_exception_restores_everything() -> None:
     assert not model._forward_pre_hooks
 
 
-# What cannot be seen
+# Unseen attention
 
 
 class OwnAttention(nn.Module):
@@ -336,7 +339,7 @@ class OwnAttention(nn.Module):
         return torch.softmax(x @ x.mT, -1) @ x
 
 
-def test_attention_that_bypasses_everything_is_named() -> None:
+def test_a_warning_names_unseen_attention() -> None:
     model = nn.Sequential(OwnAttention())
     with (
         pytest.warns(UserWarning, match="Sequential: nothing, although it ran: OwnAttention computes"),
@@ -354,7 +357,7 @@ def test_a_model_that_did_not_run() -> None:
         seen[0]
 
 
-def test_what_a_backward_pass_computes_again_is_seen_once():
+def test_checkpointed_attention_is_recorded_once():
     class Model(torch.nn.Module):
         def forward(self, x):
             return torch.nn.functional.scaled_dot_product_attention(x, x, x)
@@ -382,26 +385,26 @@ class Own(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*called in another thread")
-def test_a_hook_that_torch_has_noted_in_half_does_nothing() -> None:
-    """torch notes a hook first, then that it takes kwargs; another thread may run between the two."""
+def test_a_half_registered_hook_does_nothing() -> None:
+    """torch registers a hook before its with_kwargs flag; another thread may run in between."""
     model, x = Own(), torch.randn(1, 2, 5, 8)
-    expected, found = model(x), []
+    expected, result = model(x), []
 
     def elsewhere() -> None:
-        found.append(model(x))
+        result.append(model(x))
 
     with regard.watch(model) as seen:
         model._forward_pre_hooks_with_kwargs.clear()
         thread = Thread(target=elsewhere)
         thread.start()
         thread.join()
-    assert torch.equal(found[0], expected)
+    assert torch.equal(result[0], expected)
     assert not seen
 
 
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:.*called in another thread")
-def test_plain_calls_go_on_while_another_thread_watches_and_edits() -> None:
+def test_calls_in_one_thread_while_another_watches_and_edits() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     models = [
@@ -417,7 +420,7 @@ def test_plain_calls_go_on_while_another_thread_watches_and_edits() -> None:
     threads_of_torch = torch.get_num_threads()
 
     def plain(number: int) -> None:
-        torch.set_num_threads(threads_of_torch)  # a setting of each thread, and the rounding depends on it
+        torch.set_num_threads(threads_of_torch)  # set per thread, and rounding depends on it
         with torch.no_grad():
             while not done.is_set() and not wrong:
                 try:
@@ -428,7 +431,7 @@ def test_plain_calls_go_on_while_another_thread_watches_and_edits() -> None:
 
     threads = [Thread(target=plain, args=(number,)) for number in range(3)]
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)  # so that threads meet often
+    sys.setswitchinterval(1e-5)  # frequent thread switches
     try:
         for thread in threads:
             thread.start()
@@ -451,7 +454,7 @@ def test_plain_calls_go_on_while_another_thread_watches_and_edits() -> None:
 
 
 @pytest.mark.parametrize("form", ["intervals", "holes", "numbers"])
-def test_rows_of_a_mask_are_let_go_with_it(form: str) -> None:
+def test_the_cache_entry_of_a_mask_is_freed_with_it(form: str) -> None:
     from regard.inspection.capture import MaskReader
 
     reader = MaskReader()
@@ -462,15 +465,15 @@ def test_rows_of_a_mask_are_let_go_with_it(form: str) -> None:
     }
     mask = masks.pop(form)
     rows = reader.read(mask)
-    assert reader.read(mask) is rows  # remembered while the mask lives
+    assert reader.read(mask) is rows  # cached while the mask lives
     kept = [weakref.ref(part) for part in rows if part is not None]
     del rows, mask
     gc.collect()
     assert [ref() for ref in kept] == [None] * len(kept)
-    assert not reader._known
+    assert not len(reader._cache)
 
 
-# What cannot be seen is said
+# Warnings
 
 
 def blocks() -> nn.Sequential:
@@ -478,7 +481,7 @@ def blocks() -> nn.Sequential:
     return nn.Sequential(Own(), Own()).eval()
 
 
-def test_a_compiled_model_is_reported_with_a_way_to_see_it() -> None:
+def test_a_warning_for_a_compiled_model() -> None:
     model, x = blocks(), torch.randn(1, 2, 5, 8)
     fast = torch.compile(model, backend="eager")
     with pytest.warns(UserWarning, match="Sequential ran as compiled code"), regard.watch(fast) as seen:
@@ -491,7 +494,7 @@ def test_a_compiled_model_is_reported_with_a_way_to_see_it() -> None:
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
-def test_a_compiled_block_among_others_is_reported(wrapped: bool) -> None:
+def test_a_warning_for_a_compiled_block_among_others(wrapped: bool) -> None:
     model, x = blocks(), torch.randn(1, 2, 5, 8)
     if wrapped:
         model[1] = torch.compile(model[1], backend="eager")
@@ -503,12 +506,12 @@ def test_a_compiled_block_among_others_is_reported(wrapped: bool) -> None:
     ):
         model(x)
     assert list(seen) == ["0"]
-    assert "not seen: the attention in 1 ran as compiled code" in repr(seen)
-    with pytest.raises(KeyError, match="Not seen: the attention in 1"):
+    assert "not recorded: the attention in 1 ran as compiled code" in repr(seen)
+    with pytest.raises(KeyError, match="Not recorded: the attention in 1"):
         _ = seen["1"]
 
 
-def test_compiled_blocks_that_were_not_asked_for_are_not_reported() -> None:
+def test_no_warning_for_compiled_blocks_that_are_not_selected() -> None:
     model = blocks()
     model[1].compile(backend="eager")
     with warnings.catch_warnings():
@@ -518,7 +521,7 @@ def test_compiled_blocks_that_were_not_asked_for_are_not_reported() -> None:
     assert repr(seen) == "Seen(0: Weights(1 × 2 × 5 × 5))"
 
 
-def test_a_call_in_another_thread_is_reported() -> None:
+def test_a_warning_for_a_call_in_another_thread() -> None:
     model = blocks()
 
     def call_elsewhere() -> None:

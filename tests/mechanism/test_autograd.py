@@ -417,10 +417,10 @@ def test_many_cotangents_at_once(name: str) -> None:
     case = make(name)
     output = case.call(*case.inputs)
     directions = torch.stack([cotangent(output), torch.ones_like(output), torch.zeros_like(output)])
-    found = torch.autograd.grad(output, case.inputs, directions, is_grads_batched=True, retain_graph=True)
+    actual = torch.autograd.grad(output, case.inputs, directions, is_grads_batched=True, retain_graph=True)
     for number, direction in enumerate(directions):
         expected = torch.autograd.grad(output, case.inputs, direction, retain_graph=True)
-        close([g[number] for g in found], list(expected))
+        close([g[number] for g in actual], list(expected))
 
 
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # torch's own, of its constants
@@ -527,8 +527,8 @@ def test_vmap_over_one_input_equals_a_loop(name: str, place: int) -> None:
     args = list(case.inputs)
     args[place] = torch.stack([args[place], 0.5 * args[place] + 0.1, -args[place]])
     in_dims = tuple(0 if i == place else None for i in range(len(args)))
-    found = torch.vmap(case.call, in_dims, randomness="same")(*args)
-    close(found, loop(case.call, in_dims, *args))
+    actual = torch.vmap(case.call, in_dims, randomness="same")(*args)
+    close(actual, loop(case.call, in_dims, *args))
 
 
 @pytest.mark.parametrize(("name", "place"), EACH_INPUT)
@@ -543,12 +543,12 @@ def test_gradients_of_each_sample(name: str, place: int) -> None:
         return case.call(*args).square().sum()
 
     every = tuple(range(len(args)))
-    found = torch.vmap(torch.func.grad(loss, every), in_dims, randomness="same")(*args)
+    actual = torch.vmap(torch.func.grad(loss, every), in_dims, randomness="same")(*args)
     for number in range(2):
         one = [a[number] if i == place else a for i, a in enumerate(args)]
         leaves = [a.clone().requires_grad_() for a in one]
         expected = torch.autograd.grad(loss(*leaves), leaves, allow_unused=True, materialize_grads=True)
-        close([g[number] for g in found], list(expected))
+        close([g[number] for g in actual], list(expected))
 
 
 @pytest.mark.parametrize(
@@ -616,8 +616,8 @@ def test_vmap_with_the_same_dropout_equals_a_loop_with_one_seed() -> None:
         return regard.attention(q, key, value, dropout=0.5)
 
     torch.manual_seed(1)
-    found = torch.vmap(call, randomness="same")(several)
-    for output, q in zip(found, several, strict=True):
+    actual = torch.vmap(call, randomness="same")(several)
+    for output, q in zip(actual, several, strict=True):
         torch.manual_seed(1)
         close(output, call(q))
 
@@ -631,8 +631,8 @@ def test_vmap_with_different_dropout(place: int) -> None:
     def call(*args: Tensor) -> Tensor:
         return regard.attention(*args, dropout=0.5)
 
-    found = torch.vmap(call, in_dims, randomness="different")(*args)
-    assert len({tuple(output.flatten().tolist()) for output in found}) == 4
+    actual = torch.vmap(call, in_dims, randomness="different")(*args)
+    assert len({tuple(output.flatten().tolist()) for output in actual}) == 4
     grads = torch.vmap(torch.func.grad(lambda *a: call(*a).sum(), place), in_dims, randomness="different")(
         *args
     )
@@ -848,8 +848,8 @@ def test_saved_tensors_can_be_moved_away() -> None:
     case = make("everything")
     with torch.autograd.graph.save_on_cpu():
         output = case.call(*case.inputs)
-    found = torch.autograd.grad(output, case.inputs, cotangent(output))
-    close([output, *found], gradients(case.call, case.inputs))
+    actual = torch.autograd.grad(output, case.inputs, cotangent(output))
+    close([output, *actual], gradients(case.call, case.inputs))
 
 
 def test_anomaly_mode_accepts_rows_without_keys() -> None:
@@ -928,8 +928,8 @@ def test_autocast(given: tuple[torch.dtype, ...], result: torch.dtype) -> None:
     exact = [t.detach().double().requires_grad_() for t in args]
     expected = regard.attention(*exact, mask=regard.Causal())
     close(output.double(), expected, rtol=3e-2, atol=3e-2)
-    for found, true in zip(grads, torch.autograd.grad(expected.sum(), exact), strict=True):
-        close(found.double(), true, rtol=5e-2, atol=5e-2)
+    for actual, true in zip(grads, torch.autograd.grad(expected.sum(), exact), strict=True):
+        close(actual.double(), true, rtol=5e-2, atol=5e-2)
 
 
 def test_mixed_dtypes_are_rejected_outside_autocast() -> None:
@@ -985,10 +985,10 @@ def test_gradients_do_not_depend_on_autocast_during_backward(
                 "product": lambda: weights @ args[2],
             }[of]()
             wanted = args[:2]
-            found = torch.autograd.grad(result.square().sum(), wanted, create_graph=twice)
+            actual = torch.autograd.grad(result.square().sum(), wanted, create_graph=twice)
             if twice:
-                found = torch.autograd.grad(sum(g.square().sum() for g in found), wanted)
-        return list(found)
+                actual = torch.autograd.grad(sum(g.square().sum() for g in actual), wanted)
+        return list(actual)
 
     for forward in (False, True):
         for inside, outside in zip(grads(forward, True), grads(forward, False), strict=True):
@@ -1036,9 +1036,9 @@ ON_THE_CPU = ("a tensor for a mask", "both", "ALiBi", "everything", "Concat of w
 def test_meta_tensors(name: str) -> None:
     case = CASES[name]()
     inputs = tuple(t.to("meta").requires_grad_() for t in case.inputs)
-    found, expected = gradients(case.call, inputs), gradients(case.call, make(name).inputs)
-    assert all(t.is_meta for t in found)
-    assert [(t.shape, t.dtype) for t in found] == [(t.shape, t.dtype) for t in expected]
+    actual, expected = gradients(case.call, inputs), gradients(case.call, make(name).inputs)
+    assert all(t.is_meta for t in actual)
+    assert [(t.shape, t.dtype) for t in actual] == [(t.shape, t.dtype) for t in expected]
 
 
 @pytest.mark.parametrize(
@@ -1054,8 +1054,8 @@ def test_meta_tensors(name: str) -> None:
 )
 def test_modules_and_masks_on_meta(build: Callable[[], dict[str, Any]]) -> None:
     inputs = tuple(t.to("meta").requires_grad_() for t in qkv())
-    found = gradients(lambda *a: regard.attention(*a, **build()), inputs)
-    assert [t.shape for t in found[1:]] == [t.shape for t in inputs]
+    actual = gradients(lambda *a: regard.attention(*a, **build()), inputs)
+    assert [t.shape for t in actual[1:]] == [t.shape for t in inputs]
 
 
 def test_a_mask_on_another_device_is_rejected() -> None:
@@ -1082,8 +1082,8 @@ def test_fake_tensors(name: str) -> None:
     expected = gradients(case.call, make(name).inputs)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         inputs = tuple(mode.from_tensor(t).requires_grad_() for t in case.inputs)
-        found = gradients(case.call, inputs)
-    assert [(t.shape, t.dtype) for t in found] == [(t.shape, t.dtype) for t in expected]
+        actual = gradients(case.call, inputs)
+    assert [(t.shape, t.dtype) for t in actual] == [(t.shape, t.dtype) for t in expected]
 
 
 @pytest.mark.parametrize(
@@ -1120,9 +1120,9 @@ def test_a_mask_of_fake_lengths_prints_itself() -> None:
 def test_lazy_weights_without_values(read: str, device: str) -> None:
     with FakeTensorMode() if device == "fake" else torch.device("meta"):
         args = [torch.empty(H, n, D, dtype=torch.float64) for n in (Q, K, K)]
-        found = READERS[read](regard.attend(*args, mask=regard.Causal())[1])
+        actual = READERS[read](regard.attend(*args, mask=regard.Causal())[1])
     expected = READERS[read](regard.attend(*(torch.zeros(t.shape, dtype=DOUBLE) for t in args))[1])
-    assert found.shape == expected.shape
+    assert actual.shape == expected.shape
     assert repr(regard.attend(*args)[1]) if device == "meta" else True
 
 
@@ -1216,8 +1216,8 @@ def test_compiled_dropout_draws_the_same_numbers(options: dict[str, Any]) -> Non
 )
 def test_objects_can_be_created_in_a_compiled_function(call: Callable[..., Tensor], extra: Any) -> None:
     inputs = tuple(t.requires_grad_() for t in qkv())
-    found = gradients(compiled(lambda *args: call(*args, *extra)), inputs)
-    close(found, gradients(lambda *args: call(*args, *extra), inputs))
+    actual = gradients(compiled(lambda *args: call(*args, *extra)), inputs)
+    close(actual, gradients(lambda *args: call(*args, *extra), inputs))
 
 
 @pytest.mark.parametrize(
@@ -1283,9 +1283,9 @@ def test_autocast_compiles() -> None:
         with torch.autocast("cpu", dtype=HALF):
             return regard.attention(*args, mask=regard.Causal())
 
-    found = gradients(compiled(call), inputs)
-    assert found[0].dtype is HALF
-    close(found, gradients(call, inputs))
+    actual = gradients(compiled(call), inputs)
+    assert actual[0].dtype is HALF
+    close(actual, gradients(call, inputs))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -1461,8 +1461,8 @@ NEEDS_A_COMPILER = pytest.mark.skipif(
 def test_inductor() -> None:
     case = CASES["everything"]()
     inputs = tuple(t.float().requires_grad_() for t in case.inputs)
-    found, expected = gradients(compiled(case.call, "inductor"), inputs), gradients(case.call, inputs)
-    close(found, expected, rtol=1e-4, atol=1e-5)
+    actual, expected = gradients(compiled(case.call, "inductor"), inputs), gradients(case.call, inputs)
+    close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @SLOW
@@ -1658,8 +1658,8 @@ def test_a_copy_does_the_same(name: str, way: str) -> None:
     other = COPIES[way](value)
     assert type(other) is type(value)
     assert repr(other) == repr(value)
-    found, expected = (regard.attention(*args, **{option: v}) for v in (other, value))
-    assert torch.equal(found, expected)
+    actual, expected = (regard.attention(*args, **{option: v}) for v in (other, value))
+    assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("name", MODULES)

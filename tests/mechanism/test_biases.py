@@ -128,21 +128,21 @@ def bucket(distance: int, buckets: int, reach: int, bidirectional: bool) -> int:
 def test_t5_buckets_pair_by_pair(buckets, reach, bidirectional):
     distances = list(range(-300, 301))
     expected = [bucket(d, buckets, reach, bidirectional) for d in distances]
-    found = T5Bias(2, buckets, reach, bidirectional).bucket(torch.tensor(distances)).tolist()
-    wrong = {d: (f, e) for d, f, e in zip(distances, found, expected, strict=True) if f != e}
+    actual = T5Bias(2, buckets, reach, bidirectional).bucket(torch.tensor(distances)).tolist()
+    wrong = {d: (f, e) for d, f, e in zip(distances, actual, expected, strict=True) if f != e}
     assert not wrong, "distance: (found, expected)"
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_t5_buckets_are_all_used_and_grow_outwards(bidirectional):
     bias = T5Bias(2, bidirectional=bidirectional)
-    found = bias.bucket(torch.arange(-300, 301))
+    actual = bias.bucket(torch.arange(-300, 301))
     used = set(range(32)) - {16} if bidirectional else set(range(32))  # 16 would be a positive distance of 0
-    assert set(found.tolist()) == used
-    assert (found[:301].diff() <= 0).all()
-    assert (found[301:].diff() >= 0).all()
+    assert set(actual.tolist()) == used
+    assert (actual[:301].diff() <= 0).all()
+    assert (actual[301:].diff() >= 0).all()
     if not bidirectional:
-        assert (found[300:] == 0).all()
+        assert (actual[300:] == 0).all()
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -174,10 +174,10 @@ def test_repr_of_t5_shows_the_direction():
 @few
 def test_distances_are_clipped(reach, queries, keys, per_head):
     vector = torch.randn((2, 2 * reach + 1) if per_head else (2 * reach + 1,), dtype=torch.float64)
-    found = ClippedRelativeBias(vector).dense(queries, keys)
+    actual = ClippedRelativeBias(vector).dense(queries, keys)
     for head, line in enumerate(vector if per_head else [vector]):
         expected = matrix(queries, keys, lambda r, line=line: float(line[max(-reach, min(r, reach)) + reach]))
-        assert torch.equal(found[head] if per_head else found, expected)
+        assert torch.equal(actual[head] if per_head else actual, expected)
 
 
 def test_relative_keeps_a_parameter_as_one():
@@ -195,16 +195,16 @@ def test_relative_keeps_a_parameter_as_one():
 @few
 def test_spread_puts_the_line_on_the_diagonals(queries, keys):
     line = torch.randn(2, max(queries + keys - 1, 0))
-    found = expand_line(line, queries, keys)
-    assert found.shape == (2, queries, keys)
+    actual = expand_line(line, queries, keys)
+    assert actual.shape == (2, queries, keys)
     for i in range(queries):
         for j in range(keys):
-            assert torch.equal(found[:, i, j], line[:, j - i + queries - 1])
+            assert torch.equal(actual[:, i, j], line[:, j - i + queries - 1])
 
 
 @given(st.integers(0, 7), st.integers(0, 7))
 @few
-def test_gather_diagonals_is_the_transpose_of_spread(queries, keys):
+def test_sum_diagonals_is_the_transpose_of_expand_line(queries, keys):
     """⟨expand_line(line), matrix⟩ = ⟨line, sum_diagonals(matrix)⟩, for all lines and matrices."""
     line = torch.randn(2, max(queries + keys - 1, 0), dtype=torch.float64)
     other = torch.randn(2, queries, keys, dtype=torch.float64)
@@ -270,10 +270,10 @@ def test_a_relative_bias_equals_its_matrix(make, queries, keys, implementation):
 
     name, _, size = implementation.partition(" ")
     with tile_of(int(size or 1)):
-        found = regard.attention(query, key, value, bias=bias, implementation=name)
-        grads = torch.autograd.grad(found, learned, grad)
+        actual = regard.attention(query, key, value, bias=bias, implementation=name)
+        grads = torch.autograd.grad(actual, learned, grad)
         dense = regard.attention(query, key, value, bias=bias.dense(queries, keys), implementation=name)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(dense, expected)
     torch.testing.assert_close(grads, expected_grads)
 
@@ -289,9 +289,9 @@ def test_a_relative_bias_under_a_mask_equals_its_matrix(mask):
     visible = mask.dense(5, 7, [3, 2])
     expected = plain(query, key, value, bias.dense(5, 7).masked_fill(~visible, -math.inf))
     with tile_of(6):
-        found = regard.attention(query, key, value, bias=bias, mask=mask)
-        grads = torch.autograd.grad(found, learned, grad)
-    torch.testing.assert_close(found, expected)
+        actual = regard.attention(query, key, value, bias=bias, mask=mask)
+        grads = torch.autograd.grad(actual, learned, grad)
+    torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(grads, torch.autograd.grad(expected, learned, grad))
 
 
@@ -315,9 +315,9 @@ def test_a_vector_that_is_not_a_parameter_can_require_grad():
     vector = torch.randn(5, dtype=torch.float64, requires_grad=True)
     query, key, value = inputs(queries=5, keys=7)
     bias = ClippedRelativeBias(vector)
-    found = torch.autograd.grad(regard.attention(query, key, value, bias=bias).square().sum(), vector)
+    actual = torch.autograd.grad(regard.attention(query, key, value, bias=bias).square().sum(), vector)
     dense = torch.autograd.grad(plain(query, key, value, bias.dense(5, 7)).square().sum(), vector)
-    torch.testing.assert_close(found, dense)
+    torch.testing.assert_close(actual, dense)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "tiled"])
@@ -333,11 +333,11 @@ def test_several_biases_add_up(implementation):
     learned = [query, key, value, one.table, two.vector, three, four]
     expected = plain(query, key, value, one.dense(5, 7) + two.dense(5, 7) + three + four)
     with tile_of(16):
-        found = regard.attention(
+        actual = regard.attention(
             query, key, value, bias=[one, three, two, four], implementation=implementation
         )
-        grads = torch.autograd.grad(found.square().sum(), learned)
-    torch.testing.assert_close(found, expected)
+        grads = torch.autograd.grad(actual.square().sum(), learned)
+    torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(grads, torch.autograd.grad(expected.square().sum(), learned))
     torch.testing.assert_close(
         regard.attention(query, key, value, bias=()), regard.attention(query, key, value)
@@ -354,9 +354,9 @@ def test_a_dense_bias_broadcasts_and_its_gradient_is_summed(shape, implementatio
     query, key, value = inputs(3, 2, queries=5, keys=7)
     expected = plain(query, key, value, bias)
     with tile_of(9):
-        found = regard.attention(query, key, value, bias=bias, implementation=implementation)
-        (grad,) = torch.autograd.grad(found.square().sum(), bias)
-    torch.testing.assert_close(found, expected)
+        actual = regard.attention(query, key, value, bias=bias, implementation=implementation)
+        (grad,) = torch.autograd.grad(actual.square().sum(), bias)
+    torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(grad, torch.autograd.grad(expected.square().sum(), bias)[0])
     assert grad.shape == bias.shape
 
@@ -364,8 +364,8 @@ def test_a_dense_bias_broadcasts_and_its_gradient_is_summed(shape, implementatio
 def test_minus_infinity_in_a_bias_hides_a_key():
     query, key, value = inputs(queries=5, keys=7)
     bias = torch.where(torch.arange(7) < 4, 0.0, -math.inf).double()
-    found = regard.attention(query, key, value, bias=bias)
-    torch.testing.assert_close(found, regard.attention(query, key, value, mask=Padding(4)))
+    actual = regard.attention(query, key, value, bias=bias)
+    torch.testing.assert_close(actual, regard.attention(query, key, value, mask=Padding(4)))
 
 
 def test_the_comparison_can_fail():
@@ -405,6 +405,6 @@ def test_a_relative_bias_in_half_precision():
     query, key, value = (t.detach().to(torch.bfloat16) for t in inputs(3, 2, queries=5, keys=7))
     bias = T5Bias(2, 8, 20)
     expected = plain(query.float(), key.float(), value.float(), bias.dense(5, 7))
-    found = regard.attention(query, key, value, bias=bias)
-    assert found.dtype is torch.bfloat16
-    torch.testing.assert_close(found.float(), expected, atol=0.02, rtol=0.02)
+    actual = regard.attention(query, key, value, bias=bias)
+    assert actual.dtype is torch.bfloat16
+    torch.testing.assert_close(actual.float(), expected, atol=0.02, rtol=0.02)

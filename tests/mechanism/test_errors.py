@@ -179,7 +179,7 @@ def table(*cases: tuple[str, Callable[[], Any], type[RegardError], tuple[str, ..
         DTypeError,
         ("key", "ndarray", "torch.as_tensor(key)"),
     ),
-    ("value is a number", lambda: call(v=3.0), DTypeError, ("value", "float", "torch.Tensor")),
+    ("value is a number", lambda: call(v=3.0), DTypeError, ("value", "float", "torch.as_tensor")),
     ("query is None", lambda: regard.attention(None, key(), value()), DTypeError, ("query", "NoneType")),
     ("key is None", lambda: regard.attention(query(), None, value()), DTypeError, ("key", "NoneType")),
     ("value is None", lambda: regard.attention(query(), key(), None), DTypeError, ("value", "NoneType")),
@@ -342,7 +342,7 @@ def test_scores_that_cannot_be(case):
         "of int",
         lambda: call(mask=torch.ones(5, 7).long()),
         DTypeError,
-        ("int64", "torch.bool", "True = may look"),
+        ("int64", "torch.bool", "True = may attend"),
     ),
     ("of uint8", lambda: call(mask=torch.ones(5, 7).byte()), DTypeError, ("uint8", "torch.bool")),
     ("of float, combined", lambda: Causal() & torch.zeros(5, 7), DTypeError, ("float32", "torch.bool")),
@@ -379,7 +379,7 @@ def test_scores_that_cannot_be(case):
         "both ends, and",
         lambda: Causal() & Causal(align="start"),
         MaskError,
-        ("Causal()", "Causal(align='start')", "Give both the same align="),
+        ("Causal()", "Causal(align='start')", "Use the same align="),
     ),
     (
         "both ends, or",
@@ -416,7 +416,12 @@ def test_masks_that_do_not_fit(case):
     ("Prefix of a half", lambda: Prefix(2.5), RegardError, ("2.5",)),
     ("Prefix of text", lambda: Prefix("2"), RegardError, ("2",)),
     ("Prefix of a list", lambda: Prefix([2, 3]), RegardError, ("[2, 3]",)),
-    ("Padding count", lambda: call(mask=Padding([1, 2, 3])), MaskError, ("(3,)", "(2, 6)", "one number per")),
+    (
+        "Padding count",
+        lambda: call(mask=Padding([1, 2, 3])),
+        MaskError,
+        ("(3,)", "(2, 6)", "one length per sequence"),
+    ),
     ("Padding axes", lambda: call(mask=Padding([[1, 2, 3]] * 2)), MaskError, ("(2, 3)", "(2, 6)")),
     (
         "Padding without a batch",
@@ -442,13 +447,13 @@ def test_masks_that_do_not_fit(case):
         "Documents queries",
         lambda: call(mask=Documents([2, 2], [3, 4])),
         MaskError,
-        ("4 queries", "5 queries", "add up"),
+        ("4 queries", "5 queries", "sum to"),
     ),
     (
         "Documents keys",
         lambda: call(mask=Documents([2, 3], [3, 3])),
         MaskError,
-        ("6 keys", "7 keys", "add up"),
+        ("6 keys", "7 keys", "sum to"),
     ),
     (
         "Documents counts",
@@ -540,12 +545,12 @@ class Lines(RelativeBias):
         ShapeError,
         ("6", "1"),
     ),
-    ("Relative even", lambda: ClippedRelativeBias(torch.zeros(4)), ShapeError, ("(4,)", "odd length")),
+    ("Relative even", lambda: ClippedRelativeBias(torch.zeros(4)), ShapeError, ("(4,)", "(2r + 1)")),
     (
         "Relative axes",
         lambda: ClippedRelativeBias(torch.zeros(2, 3, 5)),
         ShapeError,
-        ("(2, 3, 5)", "one axis of heads"),
+        ("(2, 3, 5)", "(heads, 2r + 1)"),
     ),
     ("Relative of a list", lambda: ClippedRelativeBias([0.0, 1.0, 2.0]), DTypeError, ("vector", "list")),
     ("Relative of an array", lambda: ClippedRelativeBias(np.zeros(3)), DTypeError, ("vector", "ndarray")),
@@ -918,7 +923,7 @@ def test_suggested_names_exist():
     codes = [*keyword_hints._NORMALIZERS.values(), *keyword_hints._MASKS.values()]
     named = {code.partition("(")[0] for code in codes}
     named |= {
-        name for text in keyword_hints._ELSEWHERE.values() for name in re.findall(r"regard\.(\w+)", text)
+        name for text in keyword_hints._EQUIVALENTS.values() for name in re.findall(r"regard\.(\w+)", text)
     }
     assert all(hasattr(regard, name) for name in named)
 

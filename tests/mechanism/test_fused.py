@@ -131,9 +131,9 @@ def computed(
     learned |= {f"parameter {i}": leaf for i, leaf in enumerate(leaves(options))}
     gradient = above(upstream(output))
     grads = torch.autograd.grad(output, tuple(learned.values()), gradient, materialize_grads=True)
-    found = {"scores": scores, "values": laid[2], "output": output, "weights": weights.detach().dense()}
-    found |= {f"d {name}": grad for name, grad in zip(learned, grads, strict=True)}
-    return {name: x.detach().double() for name, x in found.items()}
+    actual = {"scores": scores, "values": laid[2], "output": output, "weights": weights.detach().dense()}
+    actual |= {f"d {name}": grad for name, grad in zip(learned, grads, strict=True)}
+    return {name: x.detach().double() for name, x in actual.items()}
 
 
 def agree(compute: Callable[[torch.dtype, str], dict[str, Tensor]], roundings: float = 4) -> None:
@@ -168,10 +168,10 @@ def agree(compute: Callable[[torch.dtype, str], dict[str, Tensor]], roundings: f
 
 def check(case: Case, layout: str = "plain", above: str = "plain", roundings: float = 4) -> None:
     def compute(dtype: torch.dtype, name: str) -> dict[str, Tensor]:
-        found = computed(case, dtype, name, LAYOUTS[layout], LAYOUTS[above])
+        actual = computed(case, dtype, name, LAYOUTS[layout], LAYOUTS[above])
         if case.normalize == "entmax 2.5":  # whose slope has no bound at the edge of its support
-            return {name: found[name] for name in ("scores", "values", "output", "weights")}
-        return found
+            return {name: actual[name] for name in ("scores", "values", "output", "weights")}
+        return actual
 
     with counted_kernels() as ran:
         # equal numbers all round the same way, so their rounding errors add up
@@ -509,8 +509,8 @@ def test_masked_keys_may_contain_anything(learning, normalize):
                     if where in (name, "both"):
                         wild[name][1, :, HIDDEN] = bad
                 for implementation in ("fused", None):
-                    found = attention_of(learning, normalize, *wild.values(), implementation, **options)
-                    for one, other in zip(found, wanted, strict=True):
+                    actual = attention_of(learning, normalize, *wild.values(), implementation, **options)
+                    for one, other in zip(actual, wanted, strict=True):
                         assert torch.allclose(one, other, rtol=1e-5, atol=2e-6), (hiding, bad, where)
 
 
@@ -523,7 +523,7 @@ def test_visible_nonfinite_values_match_the_tiled_result(normalize, where, bad):
     tensors["bias"] = torch.randn(3, 20, 20, generator=generator)
     tensors[where][1, 12, 2] = bad
     bias, normalizer = tensors.pop("bias"), NORMALIZERS[normalize](LONG, None)
-    found = {}
+    actual = {}
     for name in ("tiled", "fused", None):
         inputs = [t.clone().requires_grad_() for t in tensors.values()]
         learned = [*inputs, bias.clone().requires_grad_()]
@@ -532,9 +532,9 @@ def test_visible_nonfinite_values_match_the_tiled_result(normalize, where, bad):
         plain = {"mask": regard.Causal(), "normalize": normalizer}
         quiet = regard.attention(*(x.detach() for x in inputs), implementation=name, **plain)
         grads = torch.autograd.grad(output, learned, upstream(output))
-        found[name] = [output.detach(), quiet, *grads]
+        actual[name] = [output.detach(), quiet, *grads]
     for name in ("fused", None):
-        for i, (one, other) in enumerate(zip(found[name], found["tiled"], strict=True)):
+        for i, (one, other) in enumerate(zip(actual[name], actual["tiled"], strict=True)):
             # gradients of a NaN row are undefined
             known = torch.ones_like(other, dtype=torch.bool) if i < 2 else other.isfinite()
             torch.testing.assert_close(one[known], other[known], rtol=1e-4, atol=1e-5, equal_nan=True)
@@ -587,14 +587,14 @@ def test_matches_that_overflow_are_as_bad_as_in_the_formulas(normalize, score, s
         hidden = torch.zeros(queries, keys).masked_fill(~seen, -math.inf)
         for more in ({}, {"mask": whole}, {"mask": seen}, {"bias": hidden}):
             every = {**options, **more}
-            found = {
+            actual = {
                 name: regard.attend(query, key, value, implementation=name, **every)
                 for name in ("reference", "tiled", "fused", None)
             }
             overflows = "bias" not in more and more.get("mask") is not seen
             overflows &= score != "softcap"  # a cap bounds infinity
-            for output, weights in found.values():
-                for part, wanted in zip((output, weights.dense()), found["reference"], strict=True):
+            for output, weights in actual.values():
+                for part, wanted in zip((output, weights.dense()), actual["reference"], strict=True):
                     wanted = wanted if isinstance(wanted, Tensor) else wanted.dense()
                     assert part[:, row].isnan().all() == part[:, row].isnan().any() == overflows
                     torch.testing.assert_close(part[:, :row], wanted[:, :row], rtol=1e-4, atol=1e-5)
@@ -655,20 +655,20 @@ def test_dropout_drops_the_same_weights_as_tiles(dropout, normalize):
         Shape((2, 3, 4, 1, 4), (2, 1, 2, 9, 4), (3, 2, 9, 4)),
     ):
         case = Case("grouped", "scaled dot", normalize, "causal", sizes=sizes)
-        found = {}
+        actual = {}
         for name in ("tiled", "fused", None):
             inputs = case.tensors(torch.float32, requires_grad=True)
             options = {**case.options(torch.float32), "dropout": dropout}
             generator = torch.Generator().manual_seed(11)
             output, weights = regard.attend(*inputs, generator=generator, implementation=name, **options)
             grads = torch.autograd.grad(output, inputs, upstream(output))
-            found[name] = [weights.detach().dense(), output.detach(), *grads]
-        assert (found["tiled"][0] == 0).any()
+            actual[name] = [weights.detach().dense(), output.detach(), *grads]
+        assert (actual["tiled"][0] == 0).any()
         for name in ("fused", None):
-            for one, other in zip(found[name], found["tiled"], strict=True):
+            for one, other in zip(actual[name], actual["tiled"], strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-5, atol=5e-6)
             if normalize in ("softmax", "sigmoid", "mean"):
-                assert torch.equal(found[name][0] == 0, found["tiled"][0] == 0)
+                assert torch.equal(actual[name][0] == 0, actual["tiled"][0] == 0)
 
 
 # bfloat16 and float16
@@ -688,7 +688,7 @@ def test_dropout_drops_the_same_weights_as_tiles(dropout, normalize):
     ids=lambda case: case.name,
 )
 def test_narrow_inputs_are_computed_in_float32_and_rounded_once(case, dtype):
-    found = []
+    actual = []
     for held in (dtype, torch.float32):
         inputs = case.tensors(held, rounded=dtype, requires_grad=True)
         options = case.options(held, rounded=dtype)
@@ -698,8 +698,8 @@ def test_narrow_inputs_are_computed_in_float32_and_rounded_once(case, dtype):
         output = regard.attention(*inputs, **options)
         grads = torch.autograd.grad(output, inputs, upstream(output).to(dtype).to(held))
         quiet = regard.attention(*(x.detach() for x in inputs), **options)
-        found.append([x.to(dtype) for x in (output, quiet, *grads)])
-    for narrow, wide in zip(*found, strict=True):
+        actual.append([x.to(dtype) for x in (output, quiet, *grads)])
+    for narrow, wide in zip(*actual, strict=True):
         torch.testing.assert_close(narrow, wide, rtol=0, atol=0)
 
 
@@ -790,23 +790,23 @@ def test_looking_agrees_with_the_formulas(case):
     exact, ours = (looked_at(case, *how) for how in ((torch.float64, "reference"), (torch.float32, "fused")))
     with torch.no_grad(), counted_kernels() as ran:
         for name, look in {**LOOKS, **(OF_HEADS if case.shapes.heads > 2 else {})}.items():
-            found, wanted = look(ours), look(exact)
-            assert found.dtype is torch.float32
-            torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-5, atol=1e-5, msg=name)
+            actual, wanted = look(ours), look(exact)
+            assert actual.dtype is torch.float32
+            torch.testing.assert_close(actual.double(), wanted.double(), rtol=1e-5, atol=1e-5, msg=name)
     for kernel in ("forward", "backward", "weights", "entropy"):
         assert ran[kernel], kernel
 
 
-@pytest.mark.parametrize("most", [1, 2, 7, 64, 65])
+@pytest.mark.parametrize("k", [1, 2, 7, 64, 65])
 @pytest.mark.parametrize("case", LOOKED_AT, ids=lambda case: f"{case.name}{' long' if case.sizes else ''}")
-def test_topk_equals_sorting(case, most):
+def test_topk_equals_sorting(case, k):
     weights = looked_at(case, torch.float32, "fused")
     with torch.no_grad():
         dense, scores = weights.dense(), weights.scores()
-        values, keys = weights.topk(most)
-    most = min(most, weights.shape[-1])
-    assert values.shape == keys.shape == (*weights.shape[:-1], most)
-    sorted_ = dense.masked_fill(scores == -math.inf, -math.inf).sort(-1, descending=True).values[..., :most]
+        values, keys = weights.topk(k)
+    k = min(k, weights.shape[-1])
+    assert values.shape == keys.shape == (*weights.shape[:-1], k)
+    sorted_ = dense.masked_fill(scores == -math.inf, -math.inf).sort(-1, descending=True).values[..., :k]
     torch.testing.assert_close(values, torch.where(sorted_ == -math.inf, 0.0, sorted_), rtol=1e-5, atol=1e-6)
     assert torch.equal(keys >= 0, sorted_ > -math.inf)
     torch.testing.assert_close(dense.gather(-1, keys.clamp(min=0))[keys >= 0], values[keys >= 0])
@@ -874,9 +874,9 @@ ALIKE = [
     dtype=st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]),
     learns=st.tuples(st.booleans(), st.booleans(), st.booleans()),
 )
-def test_the_short_way_is_the_general_way(sizes, score, normalize, mask, layout, above, dtype, learns):
+def test_the_fast_path_equals_the_general_path(sizes, score, normalize, mask, layout, above, dtype, learns):
     options = {"score": score, "normalize": normalize, "mask": mask}
-    found = []
+    actual = []
     for name in ("fused", None):
         leaf = [
             x.to(dtype).requires_grad_(learn)
@@ -889,8 +889,8 @@ def test_the_short_way_is_the_general_way(sizes, score, normalize, mask, layout,
         grads = torch.autograd.grad(output, wanted, LAYOUTS[above](upstream(output))) if wanted else ()
         with torch.no_grad():
             alone = regard.attention(*laid, implementation=name, **options)
-            found.append([alone, output, weights.detach().dense(), *grads])
-    for one, other in zip(*found, strict=True):
+            actual.append([alone, output, weights.detach().dense(), *grads])
+    for one, other in zip(*actual, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
         assert one.shape == other.shape
 

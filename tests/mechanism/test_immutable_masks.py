@@ -116,9 +116,9 @@ def test_gradients_are_those_of_the_forward_pass(kind, source, implementation):
     query, key, value = tensors = inputs(requires_grad=True)
     result = regard.attention(query, key, value, mask=MAKERS[kind](lengths), implementation=implementation)
     change()
-    found = torch.autograd.grad(result.square().sum(), tensors)
+    actual = torch.autograd.grad(result.square().sum(), tensors)
     expected = regard.attention(query, key, value, mask=MAKERS[kind](BEFORE), implementation="reference")
-    for mine, theirs in zip(found, torch.autograd.grad(expected.square().sum(), tensors), strict=True):
+    for mine, theirs in zip(actual, torch.autograd.grad(expected.square().sum(), tensors), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -167,7 +167,7 @@ def test_attributes_of_a_mask_are_copies():
 def test_attributes_cannot_be_set(mask, name, value):
     expected = output(mask)
     kind = type(mask).__name__
-    with pytest.raises(AttributeError, match=rf"cannot set {name} of {kind}.*immutable.*Make a new {kind}"):
+    with pytest.raises(AttributeError, match=rf"cannot set {name} of {kind}.*immutable.*Create a new {kind}"):
         setattr(mask, name, value)
     with pytest.raises(AttributeError, match=f"cannot delete {name}"):
         delattr(mask, name)
@@ -254,18 +254,18 @@ def test_copies_are_equal(kind, copied):
 
 @pytest.fixture
 def forgotten() -> None:
-    fast_path._WRITTEN.clear()
+    fast_path._CACHE.clear()
     fast_path._interval.cache_clear()
 
 
 @pytest.mark.skipif(
-    not fused.available() or operator._FROM_ENVIRONMENT not in (None, "fused"), reason="no short way"
+    not fused.available() or operator._FROM_ENVIRONMENT not in (None, "fused"), reason="no fast path"
 )
 @each_mask
 def test_equal_masks_share_a_cache_entry(kind, forgotten):
     for lengths in (BEFORE, torch.tensor(BEFORE), np.array(BEFORE)):
         output(MAKERS[kind](lengths))
-    assert len(fast_path._WRITTEN) == 1
+    assert len(fast_path._CACHE) == 1
 
 
 def test_the_cache_stays_small(forgotten):
@@ -275,7 +275,7 @@ def test_the_cache_stays_small(forgotten):
         seen = (torch.arange(4) < torch.tensor(lengths)[:, None, None, None]).expand(3, 1, 4, 4)
         expected = regard.attention(x, x, x, mask=seen, implementation="reference")
         torch.testing.assert_close(regard.attention(x, x, x, mask=Padding(lengths)), expected)
-    assert len(fast_path._WRITTEN) <= 256
+    assert len(fast_path._CACHE) <= 256
     assert fast_path._interval.cache_info().currsize <= 16
 
 
@@ -287,7 +287,7 @@ def test_large_masks_and_long_calls_are_not_remembered(forgotten):
     torch.testing.assert_close(regard.attention(many, many, many, mask=Padding(lengths)), expected)
     long = torch.randn(1, 5000, D)
     regard.attention(long, long[:, :8], long[:, :8], mask=Causal())
-    assert not fast_path._WRITTEN
+    assert not fast_path._CACHE
     assert not fast_path._interval.cache_info().currsize
 
 
@@ -306,9 +306,9 @@ def test_a_custom_rule_inside_documents_may_change(forgotten):
     result = regard.attention(*tensors, mask=mask)
     rule.keys = 3
     torch.testing.assert_close(output(mask), output(Documents(BEFORE, within=Window(3))))
-    found = torch.autograd.grad(result.square().sum(), tensors)
+    actual = torch.autograd.grad(result.square().sum(), tensors)
     expected = regard.attention(*tensors, mask=Documents(BEFORE, within=Window(1)))
-    for mine, theirs in zip(found, torch.autograd.grad(expected.square().sum(), tensors), strict=True):
+    for mine, theirs in zip(actual, torch.autograd.grad(expected.square().sum(), tensors), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
     assert Documents(BEFORE, within=rule) != Documents(BEFORE, within=rule)
 
@@ -321,9 +321,9 @@ def test_threads_with_masks_of_their_own():
         for i in range(150):
             lengths = [(thread + i) % 7, i % 7, (3 * i + thread) % 7]
             seen = (torch.arange(6) < torch.tensor(lengths)[:, None, None, None]).expand(3, 1, 6, 6)
-            found = regard.attention(x, x, x, mask=Padding(lengths))
+            actual = regard.attention(x, x, x, mask=Padding(lengths))
             expected = regard.attention(x, x, x, mask=seen, implementation="reference")
-            if not torch.allclose(found, expected, atol=1e-5):
+            if not torch.allclose(actual, expected, atol=1e-5):
                 wrong.append(lengths)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
@@ -373,8 +373,8 @@ def output_of(x: Tensor, mask: Mask) -> Tensor:
 def test_lengths_under_vmap():
     x = inputs()[0]
     lengths = torch.tensor([BEFORE, AFTER])
-    found = torch.func.vmap(lambda lengths: output_of(x, Padding(lengths)))(lengths)
-    torch.testing.assert_close(found, torch.stack([output_of(x, Padding(n)) for n in lengths]))
+    actual = torch.func.vmap(lambda lengths: output_of(x, Padding(lengths)))(lengths)
+    torch.testing.assert_close(actual, torch.stack([output_of(x, Padding(n)) for n in lengths]))
 
 
 def test_masks_made_in_inference_mode_serve_training():

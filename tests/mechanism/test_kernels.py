@@ -60,8 +60,8 @@ def everything(case: Case, **more: Any) -> list[Tensor]:
 @torch.no_grad()
 def looking(weights: regard.Weights) -> list[Tensor]:
     *_, queries, keys = weights.shape
-    found = [weights.dense(), weights.entropy(), weights.received(), *weights.topk(3), weights.pool(3, 3)]
-    return [*found, weights @ numbers(keys, 2), weights.T @ numbers(queries, 2)]
+    actual = [weights.dense(), weights.entropy(), weights.received(), *weights.topk(3), weights.pool(3, 3)]
+    return [*actual, weights @ numbers(keys, 2), weights.T @ numbers(queries, 2)]
 
 
 def same_bits(one: list[Tensor], other: list[Tensor]) -> None:
@@ -130,13 +130,13 @@ def test_a_row_does_not_depend_on_other_sequences(normalize):
         options = {"normalize": NORMALIZERS[normalize](WHOLE, None), "mask": regard.Causal()}
         inputs = [numbers(3, 2, n, 20, seed=n) for n in (queries, keys, keys)]
         others = [torch.cat([x[:1] * 7, x[1:2], -x[2:]]) for x in inputs]
-        found = []
+        actual = []
         for three in (inputs, others):
             leaf = [x.clone().requires_grad_() for x in three]
             output = regard.attention(*leaf, **options)
             grads = torch.autograd.grad(output, leaf, upstream(output))
-            found.append([regard.attention(*three, **options)[1], output[1], *(grad[1] for grad in grads)])
-        same_bits(*found)
+            actual.append([regard.attention(*three, **options)[1], output[1], *(grad[1] for grad in grads)])
+        same_bits(*actual)
 
 
 def test_a_row_does_not_depend_on_later_tokens():
@@ -150,11 +150,11 @@ def test_python_threads_may_call_at_once():
     cases = [THREADED["many heads"], THREADED["sparsemax"], THREADED["decoding"]] * 2
     torch.set_num_threads(2)
     wanted = [everything(case) for case in cases]
-    found: dict[int, list[Tensor]] = {}
+    actual: dict[int, list[Tensor]] = {}
 
     def work(i: int) -> None:
         for _ in range(3):
-            found[i] = everything(cases[i])
+            actual[i] = everything(cases[i])
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(len(cases))]
     for thread in threads:
@@ -162,7 +162,7 @@ def test_python_threads_may_call_at_once():
     for thread in threads:
         thread.join()
     for i, one in enumerate(wanted):
-        same_bits(one, found[i])
+        same_bits(one, actual[i])
 
 
 # Processes
@@ -484,27 +484,27 @@ COMPARED = """
 import sys, torch
 sys.path.insert(0, {root!r})
 from tests.mechanism.test_kernels import THREADED, everything, own_score
-def found(name, case):
+def actual(name, case):
     options = {{"dropout": 0.1, "generator": torch.Generator().manual_seed(1), **own_score(name)}}
     return everything(case, **options)
-torch.save({{name: found(name, case) for name, case in THREADED.items()}}, {path!r})
+torch.save({{name: actual(name, case) for name, case in THREADED.items()}}, {path!r})
 """
 
 
 def test_instruction_sets_differ_by_roundings_only(tmp_path):
-    found = {}
+    actual = {}
     root = str(Path(__file__).parents[2])
     for isa in ISAS:
         path = str(tmp_path / isa)
         done = run_python(COMPARED.format(root=root, path=path), REGARD_ISA=isa, OMP_NUM_THREADS="1")
         assert done.returncode == 0, done.stderr
-        found[isa] = torch.load(path)
+        actual[isa] = torch.load(path)
     for one, other in itertools.pairwise(ISAS):
         for name in THREADED:
-            for i, (a, b) in enumerate(zip(found[one][name], found[other][name], strict=True)):
+            for i, (a, b) in enumerate(zip(actual[one][name], actual[other][name], strict=True)):
                 if a.is_floating_point():  # keys of equal weight may stand in either order
                     close(a, b, rtol=1e-4, atol=1e-4, msg=lambda text, at=(name, i): f"{at}\n{text}")
-        outputs = ([found[isa][name][1] for name in THREADED] for isa in (one, other))
+        outputs = ([actual[isa][name][1] for name in THREADED] for isa in (one, other))
         assert not all(map(torch.equal, *outputs))  # or else they are one and the same
 
 
@@ -535,7 +535,7 @@ def test_without_kernels_everything_works_in_tiles():
     done = run_python(UNBUILT, REGARD_ISA="", REGARD_IMPLEMENTATION="")
     assert done.returncode == 0, done.stderr
     first, *refusals = done.stdout.splitlines()
-    assert re.match("tiled: .*the kernels are not there", first)
+    assert re.match("tiled: .*the kernels are not available", first)
     assert len(refusals) == 3
     assert all(re.match("implementation is 'fused'.*C\\+\\+ compiler", refusal) for refusal in refusals)
 
@@ -593,13 +593,13 @@ def test_offsets_need_more_than_32_bits(normalize, axis):
             regard.attention(*inputs, implementation=implementation, **options),
             regard.attention(*near, **options),
         )
-    found = []
+    actual = []
     for three in (inputs, near):
         leaf = [x.detach().requires_grad_() for x in three]
         output, weights = regard.attend(*leaf, **options)
         grads = torch.autograd.grad(output, leaf, upstream(output))
-        found.append([output.detach(), *grads, *looking(weights.detach())])
-    same_bits(*found)
+        actual.append([output.detach(), *grads, *looking(weights.detach())])
+    same_bits(*actual)
 
 
 # Transforms of torch
@@ -620,10 +620,10 @@ SMALL = {
 def inputs_of(dtype: torch.dtype = torch.float32, *, inside: bool = False, seed: int = 3) -> list[Tensor]:
     """Query, key and value with grouped heads, optionally stored token by token, as after a projection."""
     shapes = ((2, 6, 4, 5), (2, 3, 7, 5), (2, 3, 7, 9))
-    found = [numbers(*shape, seed=seed + i) for i, shape in enumerate(shapes)]
+    actual = [numbers(*shape, seed=seed + i) for i, shape in enumerate(shapes)]
     if inside:
-        found = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in found]
-    return [x.to(dtype).requires_grad_() for x in found]
+        actual = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in actual]
+    return [x.to(dtype).requires_grad_() for x in actual]
 
 
 def derived(call: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:

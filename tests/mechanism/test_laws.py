@@ -75,8 +75,8 @@ def gradients(output: Tensor, *wanted: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(output, wanted, upstream(output), materialize_grads=True)
 
 
-def close(found: Any, wanted: Any, within: float = 1e-10) -> None:
-    torch.testing.assert_close(found, wanted, rtol=within, atol=within)
+def close(actual: Any, wanted: Any, within: float = 1e-10) -> None:
+    torch.testing.assert_close(actual, wanted, rtol=within, atol=within)
 
 
 # Rows
@@ -132,16 +132,16 @@ def test_a_fully_masked_row_is_zero_and_has_no_gradient(attend, score, normalize
     output, weights = attend(query, key, value, mask=seen, **options)
     assert (output[:, 2] == 0).all()
     assert (weights.dense()[:, 2] == 0).all()
-    found = gradients(output, query, key, value, *learned)
-    assert all(grad.isfinite().all() for grad in found)
-    assert (found[0][:, 2] == 0).all()
+    actual = gradients(output, query, key, value, *learned)
+    assert all(grad.isfinite().all() for grad in actual)
+    assert (actual[0][:, 2] == 0).all()
 
     rest = [0, 1, 3, 4]  # as if the row were not there
     fewer = attend(query[:, rest], key, value, **options)[0]
     wanted = torch.autograd.grad(
         fewer, (query, key, value, *learned), upstream(output)[:, rest], materialize_grads=True
     )
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(actual, wanted, strict=True):
         close(one, other)
 
 
@@ -225,9 +225,9 @@ def test_masked_keys_and_values_do_not_leak(attention, score, where):
         for bad in BAD:
             spoilt = spoil(clean, where, 2, bad)
             output = attention(*spoilt, **options)
-            found = [output, *gradients(output, *spoilt, *learned)]
+            actual = [output, *gradients(output, *spoilt, *learned)]
             names = ["output", "query", "key", "value", *["a parameter"] * len(learned)]
-            for name, one, other in zip(names, found, wanted, strict=True):
+            for name, one, other in zip(names, actual, wanted, strict=True):
                 message = f"{bad} reaches {name} or its gradient under {normalize}"
                 torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10, msg=message)
 
@@ -298,8 +298,8 @@ def test_a_loss_on_earlier_rows_has_no_nan_in_any_gradient(attention, where):
     wanted = gradients(attention(*clean, mask=regard.Causal())[:, :5], *clean)
     for bad in BAD:
         spoilt = spoil(clean, where, 5, bad)
-        found = gradients(attention(*spoilt, mask=regard.Causal())[:, :5], *spoilt)
-        for one, other in zip(found, wanted, strict=True):
+        actual = gradients(attention(*spoilt, mask=regard.Causal())[:, :5], *spoilt)
+        for one, other in zip(actual, wanted, strict=True):
             close(one, other)
 
 
@@ -390,8 +390,8 @@ def test_a_row_does_not_depend_on_the_rest_of_the_batch(attend):
             for tensor in others:
                 tensor[0] = content
             changed, changed_weights = attend(*others, **options)
-            for found, wanted in ((changed[1], output[1]), (changed_weights[1], weights[1])):
-                torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13, msg=case.name)
+            for actual, wanted in ((changed[1], output[1]), (changed_weights[1], weights[1])):
+                torch.testing.assert_close(actual, wanted, rtol=1e-13, atol=1e-13, msg=case.name)
 
 
 def test_a_batch_equals_its_sequences_computed_separately(attention):
@@ -498,10 +498,10 @@ def test_gaussian_scores_are_accurate_far_from_zero(attention, offset):
 
 def test_an_infinite_softcap_has_no_effect(attention):
     query, key, value = inputs()
-    found = attention(query, key, value, score=regard.Dot(softcap=math.inf))
+    actual = attention(query, key, value, score=regard.Dot(softcap=math.inf))
     wanted = attention(query, key, value, score=regard.Dot())
-    close(found, wanted)
-    close(gradients(found, query, key, value), gradients(wanted, query, key, value))
+    close(actual, wanted)
+    close(gradients(actual, query, key, value), gradients(wanted, query, key, value))
 
 
 def test_a_softcap_bounds_infinite_scores(attend):
@@ -570,11 +570,11 @@ def test_strides_are_irrelevant(attention, layout, score):
     wanted = attention(*tensors, **options)
     strided = [LAYOUTS[layout](x) for x in tensors]
     assert not any(x.is_contiguous() for x in strided)
-    found = attention(*strided, **odd)
-    close(found, wanted)
+    actual = attention(*strided, **odd)
+    close(actual, wanted)
     above = upstream(wanted)
     for one, other in zip(
-        torch.autograd.grad(found, tensors, LAYOUTS[layout](above)),
+        torch.autograd.grad(actual, tensors, LAYOUTS[layout](above)),
         torch.autograd.grad(wanted, tensors, above),
         strict=True,
     ):
@@ -587,11 +587,11 @@ def test_expanded_inputs_and_gradients(attention, score):
     options = {"score": build(SCORES, score), "mask": regard.Causal()}
     expanded = [x.expand(2, 3, -1, -1) for x in (query, key, value)]
     repeated = [x.repeat(2, 3, 1, 1) for x in (query, key, value)]
-    found, wanted = attention(*expanded, **options), attention(*repeated, **options)
-    close(found, wanted)
-    above = torch.ones((), dtype=torch.float64).expand(found.shape)  # as sum().backward() sends it
+    actual, wanted = attention(*expanded, **options), attention(*repeated, **options)
+    close(actual, wanted)
+    above = torch.ones((), dtype=torch.float64).expand(actual.shape)  # as sum().backward() sends it
     for one, other in zip(
-        torch.autograd.grad(found, (query, key, value), above),
+        torch.autograd.grad(actual, (query, key, value), above),
         torch.autograd.grad(wanted, (query, key, value), above.contiguous()),
         strict=True,
     ):
@@ -692,10 +692,10 @@ def test_a_rule_and_a_tensor_together_are_taken_by_every_path(attend):
     seen = normal(7, 7) > 0
     seen[:, 0] = True
     wanted = attend(query, key, value, mask=seen & torch.ones(7, 7).tril().bool())
-    found = attend(query, key, value, mask=regard.Causal() & seen)
-    close(found[0], wanted[0])
-    close(found[1].dense(), wanted[1].dense())
-    close(gradients(found[0], query, key, value), gradients(wanted[0], query, key, value))
+    actual = attend(query, key, value, mask=regard.Causal() & seen)
+    close(actual[0], wanted[0])
+    close(actual[1].dense(), wanted[1].dense())
+    close(gradients(actual[0], query, key, value), gradients(wanted[0], query, key, value))
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["with gradients", "without"])

@@ -69,8 +69,8 @@ class TestSelfAttention:
     def test_all_outputs(self, implementation):
         output = regard.attention(*self.query_key_value, score=regard.Dot(), implementation=implementation)
         scores, values = [[2, 4, 4], [4, 16, 12], [4, 12, 10]], self.query_key_value[2].tolist()
-        for found, row in zip(output.tolist(), scores, strict=True):
-            assert found == pytest.approx(by_hand(row, values), abs=1e-13)
+        for actual, row in zip(output.tolist(), scores, strict=True):
+            assert actual == pytest.approx(by_hand(row, values), abs=1e-13)
 
 
 class TestDictionary:
@@ -104,8 +104,8 @@ class TestDictionary:
         return "".join(chr(round(letter)) for letter in output[0].tolist()).rstrip()
 
     def test_the_date_of_birth(self, implementation):
-        found = self.look_up("Date of birth", normalize=regard.Hard(), implementation=implementation)
-        assert found == "May 5th 2000"
+        actual = self.look_up("Date of birth", normalize=regard.Hard(), implementation=implementation)
+        assert actual == "May 5th 2000"
 
     def test_every_key_returns_its_value(self, implementation):
         for word, value in self.entries.items():
@@ -142,13 +142,13 @@ class TestDictionary:
         assert gaps == sorted(gaps, reverse=True)
         assert gaps[0] > 1
         assert gaps[-1] < 1e-12
-        found = self.look_up(
+        actual = self.look_up(
             "Date of birth",
             score=regard.Dot(),
             normalize=regard.Softmax(temperature=0.05),
             implementation=implementation,
         )
-        assert found == "May 5th 2000"
+        assert actual == "May 5th 2000"
 
 
 class TestThreeByThree:
@@ -172,9 +172,9 @@ class TestThreeByThree:
         output = regard.attention(
             self.query, self.key, self.value, score=regard.ScaledDot(scale), implementation=implementation
         )
-        for found, row in zip(output.tolist(), self.scores, strict=True):
+        for actual, row in zip(output.tolist(), self.scores, strict=True):
             wanted = by_hand([scale * score for score in row], self.value.tolist())
-            assert found == pytest.approx(wanted, abs=1e-12)
+            assert actual == pytest.approx(wanted, abs=1e-12)
 
     def test_the_default_scale_is_one_over_the_root_of_the_width(self, implementation):
         torch.testing.assert_close(

@@ -363,9 +363,9 @@ def test_rules_from_both_ends_contradict_each_other(first, second):
             combine(first("start"), second("end"))
         assert repr(first("start")) in str(error.value)
         assert repr(second("end")) in str(error.value)
-        with pytest.raises(MaskError, match="different ends"):
+        with pytest.raises(MaskError, match="align positions differently"):
             combine(first("end"), second("start"))
-        with pytest.raises(MaskError, match="different ends"):
+        with pytest.raises(MaskError, match="align positions differently"):
             combine(first("end") & Padding(3), second("start") | Padding(2))
 
 

@@ -84,9 +84,9 @@ def rows(*, bound: float = 50.0) -> st.SearchStrategy[Tensor]:
     )
 
 
-def close(found: Tensor, expected: Tensor, normalize: Normalizer, times: float = 1) -> None:
+def close(actual: Tensor, expected: Tensor, normalize: Normalizer, times: float = 1) -> None:
     atol = times * tolerance(normalize)
-    torch.testing.assert_close(found, expected, atol=atol, rtol=1e-9, msg=lambda m: f"{normalize!r}: {m}")
+    torch.testing.assert_close(actual, expected, atol=atol, rtol=1e-9, msg=lambda m: f"{normalize!r}: {m}")
 
 
 def tolerance(normalize: Normalizer) -> float:
@@ -150,7 +150,7 @@ def test_phi_and_tau_by_their_formulas():
 
 
 def test_the_count_is_of_keys_in_sight():
-    """n is the number of keys that a row may look at, not the number of keys."""
+    """n is the number of visible keys, not the number of keys."""
     scores, hidden = row(1.0, 2.0), row(1.0, -math.inf, 2.0, -math.inf)
     for normalize in (Mean(), Relu(), Sigmoid()):
         assert torch.equal(weights_of(hidden, normalize)[:, [0, 2]], weights_of(scores, normalize))
@@ -361,7 +361,7 @@ def test_entmax_agrees_with_the_package(alpha, spread, implementation):
     """Weights and gradients, on random rows."""
     make = torch.Generator().manual_seed(1)
     scores = spread * torch.randn(20, 13, generator=make, dtype=torch.float64)
-    found = scores.clone().requires_grad_()
+    actual = scores.clone().requires_grad_()
     weights = weights_of(scores, ours(alpha), implementation)
     atol = max(1e-9, tolerance(ours(alpha)))
     torch.testing.assert_close(weights, theirs(alpha)(scores), atol=atol, rtol=1e-7)
@@ -372,8 +372,8 @@ def test_entmax_agrees_with_the_package(alpha, spread, implementation):
     (theirs(alpha)(expected) @ value).square().sum().backward()
     zeros = torch.zeros(20, 1, dtype=torch.float64)
     options = {"score": Dot(), "normalize": ours(alpha), "implementation": implementation}
-    regard.attention(zeros, zeros[:13], value, bias=found, **options).square().sum().backward()
-    torch.testing.assert_close(found.grad, expected.grad, atol=1e-6, rtol=1e-5)
+    regard.attention(zeros, zeros[:13], value, bias=actual, **options).square().sum().backward()
+    torch.testing.assert_close(actual.grad, expected.grad, atol=1e-6, rtol=1e-5)
 
 
 @alphas
@@ -541,10 +541,10 @@ def test_the_gradient_of_a_sink(lead, implementation):
     sink = normalize.score
     scores = torch.cat([query @ key.mT / 2, sink[:, None, None].expand(*lead, 5, 1)], -1)
     expected = scores.softmax(-1)[..., :-1] @ value
-    found = regard.attention(query, key, value, normalize=normalize, implementation=implementation)
-    torch.testing.assert_close(found, expected)
+    actual = regard.attention(query, key, value, normalize=normalize, implementation=implementation)
+    torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(
-        torch.autograd.grad(found.square().sum(), [sink, query]),
+        torch.autograd.grad(actual.square().sum(), [sink, query]),
         torch.autograd.grad(expected.square().sum(), [sink, query]),
     )
 
@@ -711,11 +711,11 @@ def test_ones_own_normalizer_may_learn():
 
     normalize = LearnedPositions()
     query, key, value = torch.randn(3, 2, 5, 4, dtype=torch.float64).unbind()
-    found = regard.attention(query, key, value, normalize=normalize)
+    actual = regard.attention(query, key, value, normalize=normalize)
     expected = (query @ key.mT / 2 / normalize.temperature).softmax(-1) @ value
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(
-        torch.autograd.grad(found.square().sum(), normalize.temperature),
+        torch.autograd.grad(actual.square().sum(), normalize.temperature),
         torch.autograd.grad(expected.square().sum(), normalize.temperature),
     )
 
@@ -760,11 +760,11 @@ def test_custom_phi_is_ignored_for_masked_keys(normalize, implementation):
         torch.randn(n, 3, generator=make, dtype=torch.float64, requires_grad=True) for n in (3, 5, 5)
     )
     options = {"normalize": normalize, "implementation": implementation}
-    found = regard.attention(query, key, value, mask=regard.Padding(2), **options)
+    actual = regard.attention(query, key, value, mask=regard.Padding(2), **options)
     expected = regard.attention(query, key[:2], value[:2], **options)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(
-        torch.autograd.grad(found.square().sum(), [query, key, value]),
+        torch.autograd.grad(actual.square().sum(), [query, key, value]),
         torch.autograd.grad(expected.square().sum(), [query, key, value]),
     )
 
@@ -775,7 +775,7 @@ def test_an_incomplete_normalizer_names_the_missing_method():
             return scores[..., :1]
 
     x = torch.randn(3, 2)
-    with pytest.raises(NotImplementedError, match=r"Half needs a method phi"):
+    with pytest.raises(NotImplementedError, match=r"Half must implement phi"):
         regard.attention(x, x, x, normalize=Half())
 
 

@@ -49,8 +49,8 @@ def derived(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
     return [output.detach(), *torch.autograd.grad(output, inputs, upstream(output), materialize_grads=True)]
 
 
-def close(found: Tensor, wanted: Tensor, within: float = 1e-10) -> None:
-    torch.testing.assert_close(found, wanted, rtol=within, atol=within)
+def close(actual: Tensor, wanted: Tensor, within: float = 1e-10) -> None:
+    torch.testing.assert_close(actual, wanted, rtol=within, atol=within)
 
 
 # Against the formulas
@@ -62,15 +62,15 @@ def test_implementations_agree_with_the_formulas(case):
     options = case.options()
     wanted, weights = naive.attention(query, key, value, **options)
     inputs = (query, key, value, *leaves(options))
-    found = {}
+    actual = {}
     with tiles_of(64):
         for name in IMPLEMENTATIONS:
             output, lazy = regard.attend(query, key, value, implementation=name, **options)
             assert output.shape == wanted.shape
             close(output.detach(), wanted)
             close(lazy.dense().detach(), weights)
-            found[name] = torch.autograd.grad(output, inputs, upstream(output), materialize_grads=True)
-    for one, other in zip(*found.values(), strict=True):
+            actual[name] = torch.autograd.grad(output, inputs, upstream(output), materialize_grads=True)
+    for one, other in zip(*actual.values(), strict=True):
         close(one, other)
 
 
@@ -460,7 +460,7 @@ class TestExplain:
         x = torch.eye(3)
         explanation = regard.explain(x, x, x, implementation=name)
         assert explanation.implementation == name
-        assert "asked for by name" in explanation.reasons
+        assert "requested by name" in explanation.reasons
 
     def test_explain_reports_dense_score_functions(self):
         x = torch.eye(3)

@@ -33,14 +33,14 @@ def child(code: str) -> list[str]:
 
 
 def test_every_private_function_exists():
-    """Otherwise regard still runs, but slower, and this torch needs another way to ask."""
+    """Without them regard runs, but slower: this torch needs other private functions."""
     for name, path in PRIVATE.items():
         assert getattr(torch_state, name) is torch_state.private(path) is not None, path
     assert torch_state.private("_C._nothing_of_the_kind") is None
     assert torch_state.private("_nothing._at._all") is None
     assert None not in torch_state._MODES
     assert None not in torch_state._PLAIN_CPU_KEYS
-    assert torch_state._QUIET
+    assert torch_state._PROBES_AVAILABLE
     assert torch_state.FakeTensor is torch._subclasses.fake_tensor.FakeTensor
 
 
@@ -81,13 +81,13 @@ def test_missing_private_functions_fall_back():
         import torch._subclasses.fake_tensor as home
         real = home.FakeTensor
         del home.FakeTensor
-        importlib.reload(concrete)
+        importlib.reload(torch_state)
         home.FakeTensor = real
         x = torch.randn(2, 3, 5, 8)
         found = sdpa.scaled_dot_product_attention(x, x, x, is_causal=True)
         expected = regard.attention(x, x, x, mask=regard.Causal(), implementation="reference")
         print(torch.allclose(found, expected, atol=1e-6))
-        print(concrete.subclassed(x), concrete.FakeTensor is real)
+        print(torch_state.subclassed(x), torch_state.FakeTensor is real)
     """
     assert child(code) == ["True", "False", "False"]
 
@@ -104,22 +104,22 @@ def test_results_are_the_same_without_them(missing, mask, monkeypatch):
     expected = run()
     monkeypatch.setattr(torch_state, missing, None)
     monkeypatch.setattr(torch_state, "_PROBES_AVAILABLE", missing in ("_dispatch_mode", "_legacy_batched"))
-    for found, right in zip(run(), expected, strict=True):
-        torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
+    for actual, right in zip(run(), expected, strict=True):
+        torch.testing.assert_close(actual, right, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(
-    not fused.available() or operator._FROM_ENVIRONMENT not in (None, "fused"), reason="no short way"
+    not fused.available() or operator._FROM_ENVIRONMENT not in (None, "fused"), reason="no fast path"
 )
-def test_the_short_way_is_taken_only_if_torch_answers(monkeypatch):
+def test_the_fast_path_needs_all_private_functions(monkeypatch):
     x = torch.randn(2, 3, 5, 8)
-    fast_path._WRITTEN.clear()
+    fast_path._CACHE.clear()
     regard.attention(x, x, x)
-    assert len(fast_path._WRITTEN) == 1
-    fast_path._WRITTEN.clear()
+    assert len(fast_path._CACHE) == 1
+    fast_path._CACHE.clear()
     monkeypatch.setattr(torch_state, "_PROBES_AVAILABLE", False)
     regard.attention(x, x, x)
-    assert not fast_path._WRITTEN
+    assert not fast_path._CACHE
 
 
 def test_a_first_import_in_inference_mode_keeps_the_fast_path():

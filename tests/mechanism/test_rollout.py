@@ -57,10 +57,10 @@ def test_rollout_is_the_product_of_the_matrices(lead, residual):
         range(N): whole,
         None: whole.mean(-2),
     }.items():
-        found = regard.rollout(stack, queries, residual=residual)
-        assert found.shape == expected.shape
-        assert found.shape[: len(batch)] == batch
-        torch.testing.assert_close(found, expected)
+        actual = regard.rollout(stack, queries, residual=residual)
+        assert actual.shape == expected.shape
+        assert actual.shape[: len(batch)] == batch
+        torch.testing.assert_close(actual, expected)
 
 
 def test_a_wrong_layer_order_is_detected():
@@ -70,8 +70,8 @@ def test_a_wrong_layer_order_is_detected():
 
 
 def test_residual_one_is_the_identity():
-    found = regard.rollout(layers((H,)), range(N), residual=1.0)
-    assert torch.equal(found, torch.eye(N, dtype=torch.float64))
+    actual = regard.rollout(layers((H,)), range(N), residual=1.0)
+    assert torch.equal(actual, torch.eye(N, dtype=torch.float64))
 
 
 def test_one_layer_without_residual_is_the_head_mean():
@@ -82,17 +82,17 @@ def test_one_layer_without_residual_is_the_head_mean():
 def test_row_sums_of_one_are_preserved():
     x = torch.randn(H, N, D, dtype=torch.float64)
     stack = [regard.attend(x, x, x, mask=regard.Causal(), normalize=regard.Sparsemax())[1]] * 5
-    found = regard.rollout(stack, range(N))
-    torch.testing.assert_close(found.sum(-1), torch.ones(N, dtype=torch.float64))
-    assert found.triu(1).count_nonzero() == 0  # causal in every layer, causal in all
+    actual = regard.rollout(stack, range(N))
+    torch.testing.assert_close(actual.sum(-1), torch.ones(N, dtype=torch.float64))
+    assert actual.triu(1).count_nonzero() == 0  # causal in every layer, causal in all
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_narrow_layers(dtype):
     stack = layers((H,), dtype=dtype)
-    found = regard.rollout(stack, [1, 5])
-    assert found.dtype is torch.float32
-    torch.testing.assert_close(found.double(), product(stack)[[1, 5]], rtol=1e-5, atol=1e-6)
+    actual = regard.rollout(stack, [1, 5])
+    assert actual.dtype is torch.float32
+    torch.testing.assert_close(actual.double(), product(stack)[[1, 5]], rtol=1e-5, atol=1e-6)
 
 
 def test_grouped_heads():
@@ -105,9 +105,9 @@ def test_gradients_flow_through_all_layers():
     query = torch.randn(2, H, N, D, dtype=torch.float64, requires_grad=True)
     stack = [regard.attend(each, each, each)[1] for each in query]
     direction = torch.randn(N, dtype=torch.float64)
-    (found,) = torch.autograd.grad(regard.rollout(stack, 2) @ direction, query, retain_graph=True)
+    (actual,) = torch.autograd.grad(regard.rollout(stack, 2) @ direction, query, retain_graph=True)
     (expected,) = torch.autograd.grad(product(stack)[2] @ direction, query)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_layers_may_be_a_tuple():
@@ -118,8 +118,8 @@ def test_layers_may_be_a_tuple():
 @pytest.mark.parametrize("lead", ["heads", "batch"])
 def test_averaged_layers_are_taken_as_they_are(lead):
     stack = layers(LEADS[lead])
-    found = regard.rollout([weights.mean("heads") for weights in stack], 3)
-    torch.testing.assert_close(found, product(stack)[..., 3, :])
+    actual = regard.rollout([weights.mean("heads") for weights in stack], 3)
+    torch.testing.assert_close(actual, product(stack)[..., 3, :])
 
 
 @pytest.mark.parametrize("lead", ["heads", "batch"])
@@ -129,8 +129,8 @@ def test_one_head_of_each_layer(lead):
     for weights in stack:
         head = weights.dense()[..., 1, :, :]
         expected = (torch.eye(N, dtype=torch.float64) / 2 + head / 2) @ expected
-    found = regard.rollout([weights.heads(1) for weights in stack], 3)
-    torch.testing.assert_close(found, expected[..., 3, :])
+    actual = regard.rollout([weights.heads(1) for weights in stack], 3)
+    torch.testing.assert_close(actual, expected[..., 3, :])
 
 
 @pytest.mark.parametrize("queries", [torch.tensor([4, 0]), np.array([4, 0])], ids=["tensor", "array"])

@@ -121,22 +121,22 @@ def test_attention_is_the_softmax_of_the_formula_with_its_gradients(name, implem
     leaves = [t.requires_grad_() for t in inputs()]
     learned = [*leaves, *(score.parameters() if isinstance(score, nn.Module) else ())]
     expected = by_hand(score, *leaves[:2]).softmax(-1) @ leaves[2]
-    found = regard.attention(*leaves, score=score, implementation=implementation)
-    torch.testing.assert_close(found, expected)
-    weight = torch.randn_like(found)
+    actual = regard.attention(*leaves, score=score, implementation=implementation)
+    torch.testing.assert_close(actual, expected)
+    weight = torch.randn_like(actual)
     torch.testing.assert_close(
-        torch.autograd.grad(found, learned, weight), torch.autograd.grad(expected, learned, weight)
+        torch.autograd.grad(actual, learned, weight), torch.autograd.grad(expected, learned, weight)
     )
 
 
 @pytest.mark.parametrize("name", EVERY_SCORE)
 def test_batches_and_shared_key_heads_are_scored_separately(name):
     score, query, (_, key, _) = make(name), inputs(2, 4)[0], inputs(2, 2)
-    found = scores_of(score, query, key)
-    assert found.shape == (2, 4, QUERIES, KEYS)
+    actual = scores_of(score, query, key)
+    assert actual.shape == (2, 4, QUERIES, KEYS)
     for b in range(2):
         for h in range(4):
-            torch.testing.assert_close(found[b, h], by_hand(score, query[b, h], key[b, h // 2]))
+            torch.testing.assert_close(actual[b, h], by_hand(score, query[b, h], key[b, h // 2]))
 
 
 # Widths
@@ -149,8 +149,8 @@ def test_widths_may_differ_where_the_score_allows_it(kind, implementation):
     query, key, value = inputs(key_width=KEY_WIDTH)
     expected = by_hand(score, query, key)
     torch.testing.assert_close(scores_of(score, query, key), expected)
-    found = regard.attention(query, key, value, score=score, implementation=implementation)
-    torch.testing.assert_close(found, expected.softmax(-1) @ value)
+    actual = regard.attention(query, key, value, score=score, implementation=implementation)
+    torch.testing.assert_close(actual, expected.softmax(-1) @ value)
 
 
 def test_additive_defaults_to_the_key_width():
@@ -180,15 +180,15 @@ def test_softcap_bounds_scores_and_keeps_small_ones(kind):
     assert scores_of(capped, query * 1e6, key).abs().max() <= 0.25
     if not isinstance(free, Cosine):
         small = query * 1e-3
-        found, expected = scores_of(capped, small, key), scores_of(free, small, key)
-        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-4)
+        actual, expected = scores_of(capped, small, key), scores_of(free, small, key)
+        torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-4)
 
 
 def test_biases_are_added_after_the_softcap():
     query, key, _ = inputs()
     bias = torch.full((QUERIES, KEYS), 100.0, dtype=torch.float64)
-    found = scores_of(Dot(softcap=1.0), query, key, bias=bias)
-    torch.testing.assert_close(found, by_hand(Dot(softcap=1.0), query, key) + 100)
+    actual = scores_of(Dot(softcap=1.0), query, key, bias=bias)
+    torch.testing.assert_close(actual, by_hand(Dot(softcap=1.0), query, key) + 100)
 
 
 def test_an_infinite_softcap_is_rejected_or_ignored():
@@ -206,10 +206,10 @@ def test_an_infinite_softcap_is_rejected_or_ignored():
 def test_a_zero_vector_has_cosine_zero():
     query, key, value = (t.clone() for t in inputs())
     query[1], key[2] = 0, 0
-    found = scores_of(Cosine(), query, key)
-    assert (found[1] == 0).all()
-    assert (found[:, 2] == 0).all()
-    assert torch.isfinite(found).all()
+    actual = scores_of(Cosine(), query, key)
+    assert (actual[1] == 0).all()
+    assert (actual[:, 2] == 0).all()
+    assert torch.isfinite(actual).all()
     torch.testing.assert_close(
         regard.attention(query, key, value, score=Cosine())[1], value.mean(0), msg="equal keys"
     )
@@ -263,12 +263,12 @@ def test_gaussian_is_the_squared_distance_even_where_offsets_count(normalize, fo
     """One number per query falls out of a softmax, and of nothing else."""
     leaves = [t.requires_grad_() for t in inputs(2)]
     expected = formula(gauss(leaves[0], leaves[1], sigma)) @ leaves[2]
-    found = regard.attention(
+    actual = regard.attention(
         *leaves, score=Gaussian(sigma), normalize=normalize, implementation=implementation
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(
-        torch.autograd.grad(found.square().sum(), leaves),
+        torch.autograd.grad(actual.square().sum(), leaves),
         torch.autograd.grad(expected.square().sum(), leaves),
     )
 
@@ -426,10 +426,10 @@ def minkowski(query: Tensor, key: Tensor) -> Tensor:
 def test_any_function_is_a_score(lead, implementation):
     leaves = [t.requires_grad_() for t in inputs(*lead)]
     expected = minkowski(leaves[0], leaves[1]).softmax(-1) @ leaves[2]
-    found = regard.attention(*leaves, score=minkowski, implementation=implementation)
-    torch.testing.assert_close(found, expected)
+    actual = regard.attention(*leaves, score=minkowski, implementation=implementation)
+    torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(
-        torch.autograd.grad(found.square().sum(), leaves),
+        torch.autograd.grad(actual.square().sum(), leaves),
         torch.autograd.grad(expected.square().sum(), leaves),
     )
     torch.testing.assert_close(scores_of(minkowski, leaves[0], leaves[1]), minkowski(leaves[0], leaves[1]))
@@ -446,8 +446,8 @@ def test_a_function_with_grouped_heads(key_lead, implementation):
         return x.repeat_interleave(4 // x.shape[1], 1)
 
     expected = minkowski(query, every(key)).softmax(-1) @ every(value)
-    found = regard.attention(query, key, value, score=minkowski, implementation=implementation)
-    torch.testing.assert_close(found, expected)
+    actual = regard.attention(query, key, value, score=minkowski, implementation=implementation)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_a_function_equals_the_score_it_computes():
@@ -461,16 +461,16 @@ def test_a_function_equals_the_score_it_computes():
 
 def test_a_function_may_take_widths_that_differ():
     query, key, value = inputs(key_width=KEY_WIDTH)
-    found = regard.attention(query, key, value, score=lambda q, k: q.sum(-1, keepdim=True) * k.sum(-1)[None])
+    actual = regard.attention(query, key, value, score=lambda q, k: q.sum(-1, keepdim=True) * k.sum(-1)[None])
     expected = (query.sum(-1)[:, None] * key.sum(-1)).softmax(-1) @ value
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_a_function_may_return_less_than_all_axes():
     query, key, value = inputs(2, 3)
     table = torch.randn(QUERIES, KEYS, dtype=torch.float64)
-    found = regard.attention(query, key, value, score=lambda q, k: table)
-    torch.testing.assert_close(found, table.softmax(-1) @ value)
+    actual = regard.attention(query, key, value, score=lambda q, k: table)
+    torch.testing.assert_close(actual, table.softmax(-1) @ value)
 
 
 def test_a_score_function_receives_the_original_tensors():
@@ -506,11 +506,11 @@ def test_a_module_is_a_score_and_learns(implementation):
     torch.manual_seed(0)
     score, (query, key, value) = Network().double(), inputs(2, 3)
     learned = list(score.parameters())
-    found = regard.attention(query, key, value, score=score, implementation=implementation)
+    actual = regard.attention(query, key, value, score=score, implementation=implementation)
     expected = score(query, key).softmax(-1) @ value
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(
-        torch.autograd.grad(found.square().sum(), learned),
+        torch.autograd.grad(actual.square().sum(), learned),
         torch.autograd.grad(expected.square().sum(), learned),
     )
 

@@ -344,9 +344,9 @@ def test_heads_merge_without_a_copy_as_in_torchs_tutorial() -> None:
 def test_gradients_of_a_strided_cotangent() -> None:
     args = [t.requires_grad_() for t in qkv(B, H)]
     direction = draw(B, Q, H, 2 * D).transpose(1, 2)[..., ::2]
-    found = torch.autograd.grad(ours(*args), args, direction)
+    actual = torch.autograd.grad(ours(*args), args, direction)
     expected = torch.autograd.grad(theirs(*args), args, direction)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     summed = torch.autograd.grad(ours(*args).sum(), args)  # an expanded cotangent
     torch.testing.assert_close(summed, torch.autograd.grad(theirs(*args).sum(), args))
 
@@ -384,8 +384,8 @@ def test_requires_grad_follows_the_inputs(which: tuple[bool, ...]) -> None:
     assert mine.requires_grad == expected.requires_grad == any(which)
     leaves = [t for t in args if t.requires_grad]
     if leaves:
-        found = torch.autograd.grad(mine.sum(), leaves)
-        torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), leaves))
+        actual = torch.autograd.grad(mine.sum(), leaves)
+        torch.testing.assert_close(actual, torch.autograd.grad(expected.sum(), leaves))
 
 
 def test_no_graph_without_grad() -> None:
@@ -418,9 +418,9 @@ def test_batched_gradients(causal: bool) -> None:
 
 def test_vectorized_jacobian() -> None:
     query, key, value = qkv(H, q=2, k=3)
-    found = torch.autograd.functional.jacobian(lambda q: ours(q, key, value), query, vectorize=True)
+    actual = torch.autograd.functional.jacobian(lambda q: ours(q, key, value), query, vectorize=True)
     torch.testing.assert_close(
-        found, torch.autograd.functional.jacobian(lambda q: ours(q, key, value), query)
+        actual, torch.autograd.functional.jacobian(lambda q: ours(q, key, value), query)
     )
 
 
@@ -435,17 +435,17 @@ def test_vmap(in_dims: tuple[int | None, ...]) -> None:
         for t, at in zip(qkv(B, H), in_dims, strict=True)
     ]
     for options in ({}, {"is_causal": True}, {"attn_mask": boolean(Q, K)}):
-        found = torch.vmap(lambda *a, o=options: ours(*a, **o), in_dims)(*args)
+        actual = torch.vmap(lambda *a, o=options: ours(*a, **o), in_dims)(*args)
         expected = torch.vmap(lambda *a, o=options: theirs(*a, **o), in_dims)(*args)
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(actual, expected)
 
 
 def test_vmap_over_masks() -> None:
     query, key, value = qkv(B, H)
     for masks in (torch.stack([boolean(Q, K) for _ in range(3)]), draw(3, Q, K)):
-        found = torch.vmap(lambda m: ours(query, key, value, attn_mask=m))(masks)
+        actual = torch.vmap(lambda m: ours(query, key, value, attn_mask=m))(masks)
         expected = torch.stack([theirs(query, key, value, attn_mask=m) for m in masks])
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(actual, expected)
 
 
 def test_functional_derivatives() -> None:
@@ -503,19 +503,19 @@ def test_bias_objects(build: Callable[..., Tensor], sizes: tuple[int, int], dtyp
     bias = build(*sizes)
     tolerance = {"rtol": 5e-3, "atol": 5e-3} if dtype is torch.float16 else {}
     dense = run(theirs, args, {"attn_mask": bias._materialize("cpu")})
-    found = run(ours, args, {"attn_mask": bias})
-    for a, b in zip(found, dense, strict=True):
+    actual = run(ours, args, {"attn_mask": bias})
+    for a, b in zip(actual, dense, strict=True):
         torch.testing.assert_close(a, b, **tolerance)
     if build is causal_upper_left:
-        torch.testing.assert_close(found[0], ours(*args, is_causal=True))
+        torch.testing.assert_close(actual[0], ours(*args, is_causal=True))
 
 
 def test_bias_objects_with_dropout_scale_and_shared_heads() -> None:
     query, key, value = draw(B, 6, Q, D), draw(B, 3, K, D), draw(B, 3, K, D)
     bias = causal_lower_right(Q, K)
-    found = ours(query, key, value, bias, scale=0.3, enable_gqa=True)
+    actual = ours(query, key, value, bias, scale=0.3, enable_gqa=True)
     expected = theirs(query, key, value, bias._materialize("cpu"), scale=0.3, enable_gqa=True)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     results = []
     for function in (ours, theirs):
         torch.manual_seed(3)
@@ -601,17 +601,21 @@ def outcome(function: Callable[..., Any], args: Any, options: Any) -> Any:
 def assert_same_outcome(
     args: Any, options: Any, refused: bool | None = None, function: Callable[..., Any] = ours
 ) -> None:
-    expected, found = outcome(theirs, args, options), outcome(function, args, options)
+    expected, actual = outcome(theirs, args, options), outcome(function, args, options)
     if refused is not None:
         assert isinstance(expected, tuple) == refused, "the case is not what it says it is"
     if isinstance(expected, tuple):
-        assert isinstance(found, tuple), f"torch refuses: {expected}"
-        assert found == expected
+        assert isinstance(actual, tuple), f"torch refuses: {expected}"
+        assert actual == expected
     else:
-        assert isinstance(found, Tensor), f"torch accepts, regard says {found}"
-        assert (found.shape, found.dtype, found.layout) == (expected.shape, expected.dtype, expected.layout)
-        if not found.is_meta:
-            torch.testing.assert_close(found, expected)
+        assert isinstance(actual, Tensor), f"torch accepts, regard says {actual}"
+        assert (actual.shape, actual.dtype, actual.layout) == (
+            expected.shape,
+            expected.dtype,
+            expected.layout,
+        )
+        if not actual.is_meta:
+            torch.testing.assert_close(actual, expected)
 
 
 x = torch.linspace(-1, 1, B * H * Q * D).reshape(B, H, Q, D)  # float32, the same for all three
@@ -818,9 +822,9 @@ def test_nested_tensors(layout: torch.layout) -> None:
     else:  # only the axis behind the batch's may be ragged
         turned = [part.transpose(0, 1) for part in parts]
         nested = torch.nested.nested_tensor(turned, layout=layout).transpose(1, 2)
-    found, expected = ours(nested, nested, nested), theirs(nested, nested, nested)
-    assert found.is_nested
-    for a, b, part in zip(found.unbind(), expected.unbind(), parts, strict=True):
+    actual, expected = ours(nested, nested, nested), theirs(nested, nested, nested)
+    assert actual.is_nested
+    for a, b, part in zip(actual.unbind(), expected.unbind(), parts, strict=True):
         torch.testing.assert_close(a, b)
         torch.testing.assert_close(a, ours(part, part, part))
 
@@ -830,10 +834,10 @@ def test_mixed_nested_and_dense_inputs_raise_the_same_error() -> None:
     nested = torch.nested.nested_tensor([draw(n, H, D) for n in (3, 5)]).transpose(1, 2)
     dense = draw(2, H, 4, D)
     for args in ((nested, dense, dense), (dense, nested, nested)):
-        expected, found = outcome(theirs, args, {}), outcome(ours, args, {})
-        assert isinstance(expected, tuple) == isinstance(found, tuple)
+        expected, actual = outcome(theirs, args, {}), outcome(ours, args, {})
+        assert isinstance(expected, tuple) == isinstance(actual, tuple)
         if isinstance(expected, tuple):
-            assert found == expected
+            assert actual == expected
     assert_same_outcome((dense, dense, dense), {"attn_mask": nested}, refused=True)
 
 
@@ -842,11 +846,11 @@ def test_nested_tensors_with_options() -> None:
     parts = [draw(n, H, D) for n in (3, 5, 2)]
     nested = torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
     for options in ({"is_causal": True}, {"scale": 0.3}, {"attn_mask": boolean(5, 5)}):
-        expected, found = outcome(theirs, (nested,) * 3, options), outcome(ours, (nested,) * 3, options)
+        expected, actual = outcome(theirs, (nested,) * 3, options), outcome(ours, (nested,) * 3, options)
         if isinstance(expected, tuple):
-            assert found == expected
+            assert actual == expected
         else:
-            torch.testing.assert_close(found.values(), expected.values())
+            torch.testing.assert_close(actual.values(), expected.values())
 
 
 class _Noted(Tensor):
@@ -917,8 +921,8 @@ def test_the_default_device_has_no_effect() -> None:
     mask = torch.arange(K) < K - 1
     expected = ours(query, key, value, attn_mask=mask[None])
     with torch.device("cpu"):
-        found = ours(query, key, value, attn_mask=mask[None])
-    torch.testing.assert_close(found, expected)
+        actual = ours(query, key, value, attn_mask=mask[None])
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("learns", [False, True])
@@ -947,12 +951,12 @@ def test_parameters_are_no_obstacle(learns: bool) -> None:
 def test_autocast(dtype: torch.dtype, given: tuple[torch.dtype, ...]) -> None:
     args = [t.to(d) for t, d in zip(qkv(B, H), given, strict=True)]
     with torch.autocast("cpu", dtype=dtype):
-        expected, found = outcome(theirs, args, {}), outcome(ours, args, {})
+        expected, actual = outcome(theirs, args, {}), outcome(ours, args, {})
     if isinstance(expected, tuple):
-        assert found == expected
+        assert actual == expected
         return
-    assert found.dtype == expected.dtype
-    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -960,14 +964,14 @@ def test_autocast_with_a_mask(mask_dtype: torch.dtype) -> None:
     args = [t.float().requires_grad_() for t in qkv(B, H)]
     mask = boolean(Q, K) if mask_dtype is torch.bool else draw(Q, K, dtype=mask_dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected, found = (outcome(f, args, {"attn_mask": mask}) for f in (theirs, ours))
+        expected, actual = (outcome(f, args, {"attn_mask": mask}) for f in (theirs, ours))
     if isinstance(expected, tuple):
-        assert found == expected
+        assert actual == expected
         return
-    assert found.dtype is torch.bfloat16
-    torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)
+    assert actual.dtype is torch.bfloat16
+    torch.testing.assert_close(actual, expected, rtol=3e-2, atol=3e-2)
     for a, b in zip(
-        torch.autograd.grad(found.sum(), args), torch.autograd.grad(expected.sum(), args), strict=True
+        torch.autograd.grad(actual.sum(), args), torch.autograd.grad(expected.sum(), args), strict=True
     ):
         assert a.dtype is torch.float32
         torch.testing.assert_close(a, b, rtol=5e-2, atol=5e-2)
@@ -984,9 +988,9 @@ def test_compiles_into_one_graph(name: str) -> None:
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     args, options = CASES[name]()
-    found = run(torch.compile(ours, backend=counter, fullgraph=True), args, options)
+    actual = run(torch.compile(ours, backend=counter, fullgraph=True), args, options)
     assert counter.frame_count == 1
-    torch.testing.assert_close(found, run(ours, args, options))
+    torch.testing.assert_close(actual, run(ours, args, options))
 
 
 @pytest.mark.parametrize("build", [causal_upper_left, causal_lower_right])
@@ -996,9 +1000,9 @@ def test_bias_objects_compile_into_one_graph(build: Callable[..., Tensor]) -> No
     args = [t.half() for t in qkv(1, 1, q=23, k=56, d=15, e=15)]
     bias = build(23, 56)
     with sdpa_kernel(BACKENDS["all"]):
-        found = run(torch.compile(ours, backend=counter), args, {"attn_mask": bias})
+        actual = run(torch.compile(ours, backend=counter), args, {"attn_mask": bias})
     assert counter.frame_count == 1
-    for a, b in zip(found, run(theirs, args, {"attn_mask": bias}), strict=True):
+    for a, b in zip(actual, run(theirs, args, {"attn_mask": bias}), strict=True):
         torch.testing.assert_close(a, b, rtol=5e-3, atol=5e-3)
 
 
@@ -1011,8 +1015,8 @@ def test_compiles_inside_a_kernel_context(kernels: str) -> None:
         with sdpa_kernel(BACKENDS[kernels]):
             return ours(*args, is_causal=True)
 
-    found = torch.compile(call, backend="aot_eager", fullgraph=True)(*args)
-    torch.testing.assert_close(found, theirs(*args, is_causal=True))
+    actual = torch.compile(call, backend="aot_eager", fullgraph=True)(*args)
+    torch.testing.assert_close(actual, theirs(*args, is_causal=True))
 
 
 def test_dropout_compiles() -> None:
@@ -1020,9 +1024,9 @@ def test_dropout_compiles() -> None:
     args = qkv(B, H)
     compiled = torch.compile(lambda *a: ours(*a, dropout_p=0.5), backend="aot_eager", fullgraph=True)
     torch.manual_seed(5)
-    found = compiled(*args)
+    actual = compiled(*args)
     torch.manual_seed(5)
-    torch.testing.assert_close(found, theirs(*args, dropout_p=0.5))
+    torch.testing.assert_close(actual, theirs(*args, dropout_p=0.5))
 
 
 # OpInfo: the samples that torch tests its own function with
@@ -1044,8 +1048,8 @@ def info() -> Any:
         warnings.simplefilter("ignore")
         from torch.testing._internal.common_methods_invocations import op_db
     setattr(torch.backends, flag, allowed)
-    (found,) = (op for op in op_db if op.name == "nn.functional.scaled_dot_product_attention")
-    return found
+    (actual,) = (op for op in op_db if op.name == "nn.functional.scaled_dot_product_attention")
+    return actual
 
 
 def samples(info: Any, dtype: torch.dtype, dropout: bool | None = None, learn: bool = True) -> Iterator[Call]:
@@ -1245,9 +1249,9 @@ def test_the_inference_fast_path_agrees(swap: Callable[[], list[int]]) -> None:
     with torch.no_grad():
         expected = encoder(x, src_key_padding_mask=padding)
     calls = swap()
-    found = encoder(x, src_key_padding_mask=padding)
+    actual = encoder(x, src_key_padding_mask=padding)
     assert len(calls) == 2
-    torch.testing.assert_close(found.masked_fill(padding[..., None], 0), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual.masked_fill(padding[..., None], 0), expected, rtol=1e-4, atol=1e-5)
     with torch.no_grad():
         torch.testing.assert_close(encoder(x, src_key_padding_mask=padding), expected)
 
@@ -1371,8 +1375,8 @@ def test_nested_tensors_in_a_swapped_call(monkeypatch: pytest.MonkeyPatch) -> No
     nested = torch.nested.nested_tensor([draw(n, H, D) for n in (3, 5)], layout=torch.jagged).transpose(1, 2)
     expected = theirs(nested, nested, nested)
     monkeypatch.setattr(F, "scaled_dot_product_attention", ours)
-    found = F.scaled_dot_product_attention(nested, nested, nested)
-    for a, b in zip(found.unbind(), expected.unbind(), strict=True):
+    actual = F.scaled_dot_product_attention(nested, nested, nested)
+    for a, b in zip(actual.unbind(), expected.unbind(), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -1382,8 +1386,8 @@ def test_swapped_modules_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     x, mask = torch.randn(B, Q, 12), nn.Transformer.generate_square_subsequent_mask(Q)
     expected = module(x, src_mask=mask)
     monkeypatch.setattr(F, "scaled_dot_product_attention", ours)
-    found = torch.compile(module, backend="aot_eager", fullgraph=True)(x, src_mask=mask)
-    torch.testing.assert_close(found, expected)
+    actual = torch.compile(module, backend="aot_eager", fullgraph=True)(x, src_mask=mask)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated, and torch's tests still use it

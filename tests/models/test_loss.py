@@ -68,16 +68,16 @@ def test_equals_cross_entropy_over_all_logits(
     given = (x, weight, bias if biased else None, labels)
     with pytest.MonkeyPatch.context() as patch:
         in_chunks(patch, rows, v)
-        ours = solve(vocabulary_loss, *given, smoothing=smoothing, ignore=-7)
-    theirs = solve(plain, *given, smoothing=smoothing, ignore=-7)
+        ours = solve(vocabulary_loss, *given, label_smoothing=smoothing, ignore_index=-7)
+    theirs = solve(plain, *given, label_smoothing=smoothing, ignore_index=-7)
     torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("rows", [N - 1, N, N + 1, 1, 4])
 def test_block_size_is_irrelevant(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    whole = solve(vocabulary_loss, *problem(), smoothing=0.1)
+    whole = solve(vocabulary_loss, *problem(), label_smoothing=0.1)
     in_chunks(monkeypatch, rows)
-    torch.testing.assert_close(solve(vocabulary_loss, *problem(), smoothing=0.1), whole)
+    torch.testing.assert_close(solve(vocabulary_loss, *problem(), label_smoothing=0.1), whole)
 
 
 @pytest.mark.parametrize("biased", [True, False])
@@ -150,9 +150,9 @@ def test_ignored_rows_may_contain_anything() -> None:
 
 def test_huge_logits_stay_finite() -> None:
     x, weight, bias, labels = problem(dtype=torch.float32)
-    ours = solve(vocabulary_loss, x * 1e4, weight, bias, labels, smoothing=0.1)
+    ours = solve(vocabulary_loss, x * 1e4, weight, bias, labels, label_smoothing=0.1)
     assert all(found.isfinite().all() for found in ours)
-    torch.testing.assert_close(ours, solve(plain, x * 1e4, weight, bias, labels, smoothing=0.1))
+    torch.testing.assert_close(ours, solve(plain, x * 1e4, weight, bias, labels, label_smoothing=0.1))
 
 
 class Largest(TorchDispatchMode):
@@ -176,7 +176,7 @@ def test_memory_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
         module._loss._init_fn(x, weight, bias, labels, 0.1, -100, [True, True, True])
     assert seen.elements == rows * v
     with Largest() as plainly:
-        plain(x, weight, bias, labels, smoothing=0.1)
+        plain(x, weight, bias, labels, label_smoothing=0.1)
     assert plainly.elements >= n * v
 
 
@@ -197,8 +197,8 @@ def test_opcheck() -> None:
 def test_compiles_in_one_graph() -> None:
     x, weight, bias, labels = problem()
     compiled = torch.compile(vocabulary_loss, fullgraph=True, backend="aot_eager")
-    ours = solve(compiled, x, weight, bias, labels, smoothing=0.1)
-    torch.testing.assert_close(ours, solve(plain, x, weight, bias, labels, smoothing=0.1))
+    ours = solve(compiled, x, weight, bias, labels, label_smoothing=0.1)
+    torch.testing.assert_close(ours, solve(plain, x, weight, bias, labels, label_smoothing=0.1))
 
 
 def test_meta_tensors() -> None:
@@ -215,11 +215,11 @@ def test_meta_tensors() -> None:
 def test_low_precision_sums_in_float32(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     in_chunks(monkeypatch, 16, itemsize=4)
     x, weight, bias, labels = problem(1009, dtype=dtype)
-    ours = solve(vocabulary_loss, x, weight, bias, labels, smoothing=0.1)
+    ours = solve(vocabulary_loss, x, weight, bias, labels, label_smoothing=0.1)
     assert ours[0].dtype is torch.float32
     assert all(found.dtype is dtype for found in ours[1:])
     exact = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
-    theirs = solve(plain, *exact, labels, smoothing=0.1)
+    theirs = solve(plain, *exact, labels, label_smoothing=0.1)
     torch.testing.assert_close(ours[0].double(), theirs[0], rtol=1e-2, atol=0)
     for found, right in zip(
         ours[1:], theirs[1:], strict=True

@@ -200,7 +200,7 @@ def long(*numbers: int) -> Tensor:
         (
             lambda: Packed(long(1, 2, 3), long(1, 1)),
             regard.ShapeError,
-            "3 tokens and lengths that add up to 2",
+            "3 tokens and lengths that sum to 2",
         ),
         (lambda: Packed(long(1, 2), long(3, -1)), regard.ArgumentError, "length of -1"),
         (lambda: Packed(long(1, 2)[None], long(2)), regard.ShapeError, r"tokens of shape \(1, 2\)"),
@@ -221,7 +221,7 @@ def long(*numbers: int) -> Tensor:
         (
             lambda: pack(long(1, 2)[None], long(3)),
             regard.ShapeError,
-            "length is 3 and the batch has 2 places",
+            "length is 3 and the rows have 2 tokens",
         ),
         (lambda: pack(long(1, 2)[None], long(-1)), regard.ShapeError, "length is -1"),
         (lambda: pack(long(1, 2)[None], [2]), regard.DTypeError, "lengths of type list"),

@@ -1,4 +1,4 @@
-"""Curves: what they show, that nothing overlaps, and what is refused; and `regard curves`."""
+"""Curves: values, layout and errors; and `regard curves`."""
 
 from itertools import combinations
 
@@ -16,15 +16,15 @@ from regard.translation.training.progress import Report, ValidationResult
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def rows(steps: int = 40, best: int = 30, judged: bool = True) -> list[LogRow]:
-    """A model that learns, and overfits after its best step."""
+def rows(steps: int = 40, best: int = 30, validated: bool = True) -> list[LogRow]:
+    """Return the log of a model that overfits after its best step."""
     return [
         LogRow(
             step,
             loss=9 / step,
             seconds=step * 30.0,
-            dev_loss=10 / step if judged and step % 5 == 0 else None,
-            dev_bleu=30.0 - abs(step - best) if judged and step % 5 == 0 else None,
+            dev_loss=10 / step if validated and step % 5 == 0 else None,
+            dev_bleu=30.0 - abs(step - best) if validated and step % 5 == 0 else None,
         )
         for step in range(1, steps + 1)
     ]
@@ -32,7 +32,7 @@ def rows(steps: int = 40, best: int = 30, judged: bool = True) -> list[LogRow]:
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures that are drawn, before they are written."""
+    """Collect the figures before they are written."""
     drawn = []
     save = curves.save
     monkeypatch.setattr(curves, "save", lambda figure, path: drawn.append(figure) or save(figure, path))
@@ -43,8 +43,10 @@ def names(figure) -> list[str]:
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_axes_begin_at_the_beginning_also_for_a_single_point(tmp_path, figures):
-    draw_curves({"short": [LogRow(20, loss=5.0, seconds=9.0, dev_loss=5.0, dev_bleu=0.02)]}, tmp_path / "x.png")
+def test_axes_start_at_0_even_for_a_single_point(tmp_path, figures):
+    draw_curves(
+        {"short": [LogRow(20, loss=5.0, seconds=9.0, dev_loss=5.0, dev_bleu=0.02)]}, tmp_path / "x.png"
+    )
     (_, _, bleu, minutes) = figures[0].axes
     assert bleu.get_xlim()[0] == minutes.get_xlim()[0] == bleu.get_ylim()[0] == 0
     assert bleu.get_ylim()[1] >= 1
@@ -64,20 +66,23 @@ def test_losses_and_bleu_over_updates_and_minutes(tmp_path, figures):
     assert [text.get_text() for text in bleu.texts] == ["30.0", "30.0"]  # the best of each
 
 
-def test_without_judgements_only_losses(tmp_path, figures):
-    draw_curves({"small": rows(judged=False)}, tmp_path / "curves.svg")
+def test_without_validation_only_losses_are_drawn(tmp_path, figures):
+    draw_curves({"small": rows(validated=False)}, tmp_path / "curves.svg")
     assert len(figures[0].axes) == 2
 
 
-def test_rows_without_a_time_are_drawn_over_updates_alone(tmp_path, figures):
+def test_rows_without_a_time_are_drawn_over_updates_only(tmp_path, figures):
     draw_curves(
-        {"small": [LogRow(1, dev_bleu=1.0), LogRow(2, loss=3.0, seconds=60, dev_bleu=2.0)]}, tmp_path / "x.pdf"
+        {"small": [LogRow(1, dev_bleu=1.0), LogRow(2, loss=3.0, seconds=60, dev_bleu=2.0)]},
+        tmp_path / "x.pdf",
     )
     assert (tmp_path / "x.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_one_row_and_numbers_that_are_none(tmp_path):
-    draw_curves({"one": [LogRow(1, loss=float("nan"), seconds=1.0, dev_loss=float("inf"))]}, tmp_path / "x.png")
+def test_one_row_and_nonfinite_losses(tmp_path):
+    draw_curves(
+        {"one": [LogRow(1, loss=float("nan"), seconds=1.0, dev_loss=float("inf"))]}, tmp_path / "x.png"
+    )
 
 
 @pytest.mark.parametrize("count", [1, 3, 9])
@@ -91,12 +96,12 @@ def test_nothing_overlaps(count, tmp_path, figures):
     assert all(page.x0 <= box.x0 and box.x1 <= page.x1 + 1 for box in boxes)
 
 
-def test_names_are_letters_and_no_formulas(tmp_path, figures):
+def test_names_are_not_parsed_as_formulas(tmp_path, figures):
     draw_curves({"_hidden": rows(), "$x_1^$": rows(), "漢字\n\x1b": rows()}, tmp_path / "x.png")
     assert names(figures[0]) == [" _hidden", "$x_1^$", "漢字 �"]
 
 
-def test_the_same_curves_make_the_same_file(tmp_path):
+def test_files_are_reproducible(tmp_path):
     first, second = (
         draw_by_length({"a": [("1", 2.0, 3)]}, tmp_path / name).read_bytes() for name in ("1.png", "2.png")
     )
@@ -107,11 +112,11 @@ LENGTHS = [LengthRange(1, 5), LengthRange(6, 10), LengthRange(11, None)]
 
 
 def test_by_length_has_a_curve_for_each_model(tmp_path, figures):
-    found = {
+    buckets = {
         "plain": [LengthBucket(each, 30 - 9.0 * i, 1200 - i, 0.5) for i, each in enumerate(LENGTHS)],
         "attention": [LengthBucket(each, 33.0, 1200 - i, 0.5) for i, each in enumerate(LENGTHS)],
     }
-    path = draw_by_length(found, tmp_path / "lengths.png", score="exact match", title="Tatoeba")
+    path = draw_by_length(buckets, tmp_path / "lengths.png", score="exact match", title="Tatoeba")
     assert path.read_bytes().startswith(PNG)
     (axes,) = figures[0].axes
     assert [list(line.get_ydata()) for line in axes.get_lines()] == [[30, 21, 12], [33, 33, 33]]
@@ -120,34 +125,34 @@ def test_by_length_has_a_curve_for_each_model(tmp_path, figures):
     assert (axes.get_ylabel(), axes.get_title(), axes.get_ylim()[0]) == ("exact match", "Tatoeba", 0)
 
 
-def test_a_length_that_one_model_has_not_seen_is_a_gap(tmp_path, figures):
-    found = {
+def test_a_missing_length_is_a_gap(tmp_path, figures):
+    buckets = {
         "a": [LengthBucket(LENGTHS[0], 1.0, 9, 0), LengthBucket(LENGTHS[2], 2.0, 9, 0)],
         "b": [LengthBucket(LENGTHS[1], 3.0, 9, 0)],
     }
-    draw_by_length(found, tmp_path / "x.svg")
+    draw_by_length(buckets, tmp_path / "x.svg")
     assert [list(line.get_xdata()) for line in figures[0].axes[0].get_lines()] == [[0, 2], [1]]
 
 
-def test_what_cannot_be_drawn_is_refused(tmp_path):
-    with pytest.raises(ArgumentError, match=r"x.gif' can end in .png, .svg, .pdf"):
+def test_errors(tmp_path):
+    with pytest.raises(ArgumentError, match=r"x.gif': use the suffix .png, .svg, .pdf"):
         draw_curves({"small": rows()}, tmp_path / "x.gif")
     with pytest.raises(ArgumentError, match="got no logs"):
         draw_curves({}, tmp_path / "x.png")
-    with pytest.raises(ArgumentError, match="the log of 'small' has no rows yet"):
+    with pytest.raises(ArgumentError, match="The log of 'small' has no rows yet"):
         draw_curves({"small": []}, tmp_path / "x.png")
     with pytest.raises(ArgumentError, match="got no lengths"):
         draw_by_length({"small": []}, tmp_path / "x.png")
     assert list(tmp_path.iterdir()) == []
 
 
-def compared(*similarities: float, best: int = -1) -> Comparison:
+def comparison(*similarities: float, best: int = -1) -> Comparison:
     return Comparison(("bark", "Bark"), ("Dogs bark.", "Bark of $trees$"), torch.tensor(similarities), best)
 
 
-def test_words_by_layer(tmp_path, figures):
-    found = {"minilm": compared(1.0, 0.5, 0.25, best=1), "static": compared(-0.5)}
-    draw_comparison(found, tmp_path / "x.svg")
+def test_similarity_by_layer(tmp_path, figures):
+    comparisons = {"minilm": comparison(1.0, 0.5, 0.25, best=1), "static": comparison(-0.5)}
+    draw_comparison(comparisons, tmp_path / "x.svg")
     (axes,) = figures[0].axes
     first, star, second = axes.get_lines()
     assert list(first.get_ydata()) == [1.0, 0.5, 0.25]
@@ -159,7 +164,7 @@ def test_words_by_layer(tmp_path, figures):
 
 
 def test_one_comparison_is_named_by_its_words(tmp_path, figures):
-    draw_comparison(compared(1.0, 0.5), tmp_path / "x.png", dark=True)
+    draw_comparison(comparison(1.0, 0.5), tmp_path / "x.png", dark=True)
     assert names(figures[0]) == ["bark in “Dogs bark.” and Bark in “Bark of $trees$”"]
     with pytest.raises(ArgumentError, match="got no comparisons"):
         draw_comparison({}, tmp_path / "y.png")
@@ -195,11 +200,11 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_command_draws_and_sums_up(folder, capsys):
+def test_the_command_draws_and_prints_a_summary(folder, capsys):
     run("small", "--output", "curves.svg")
     assert capsys.readouterr().out == (
         "small  300 updates in 6.0 minutes; best dev BLEU 31.25 at update 200, after 4.0 minutes; "
-        "lowest dev loss 2.000 at update 300\nThe picture is curves.svg.\n"
+        "lowest dev loss 2.000 at update 300\nPicture: curves.svg\n"
     )
     assert (folder / "curves.svg").read_bytes().startswith(b"<?xml")
 
@@ -217,16 +222,16 @@ def test_several_folders_and_files(folder, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "'nothing' does not exist; name the folder of a training."),
-        (["empty"], "the folder 'empty' has no log.csv; name the folder of a training."),
+        (["nothing"], "'nothing' does not exist; name a folder written by regard train."),
+        (["empty"], "'empty' has no log.csv; name a folder written by regard train."),
         (["small", "small"], "'small' is given 2 times"),
-        (["small", "-o", "x.txt"], "--output is 'x.txt'; it can end in .png, .svg, .pdf."),
-        (["small", "-o", "no/x.png"], "there is no folder 'no'; make it first."),
-        (["new"], "the log of 'new' has no rows yet; wait for its first report."),
+        (["small", "-o", "x.txt"], "--output 'x.txt' must end in .png, .svg or .pdf."),
+        (["small", "-o", "no/x.png"], "--output 'no/x.png': the folder 'no' does not exist; create it first."),
+        (["new"], "The log of 'new' has no rows yet; wait for the first report."),
         ([], "Missing argument"),
     ],
 )
-def test_what_is_refused_is_one_line(arguments, message, folder, capsys):
+def test_errors_of_the_command_are_one_line(arguments, message, folder, capsys):
     (folder / "empty").mkdir()
     CsvLog(folder / "new").on_begin("a model", 0, 1)
     run(*arguments, status=2)

@@ -1,4 +1,4 @@
-"""Pictures of matrices: the right numbers in the right places, and what is refused."""
+"""Heatmaps: values, labels and errors."""
 
 from itertools import pairwise
 from types import SimpleNamespace
@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 import regard
 from regard.plot import grids
 from regard.plot.heatmaps import (
-    CELLS,
-    SMALL,
+    MAX_CELLS,
+    MAX_GRID_CELLS,
     draw_alignments,
     draw_heads,
     draw_mask,
@@ -28,7 +28,7 @@ def weights_of(n: int, *lead: int) -> regard.Weights:
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures that are drawn, before they are written."""
+    """Collect the figures before they are written."""
     drawn = []
     save = grids.save
     monkeypatch.setattr(grids, "save", lambda figure, path: drawn.append(figure) or save(figure, path))
@@ -36,7 +36,7 @@ def figures(monkeypatch):
 
 
 def images(figure) -> list[np.ndarray]:
-    """The matrices of a figure, in order; a colour bar has none."""
+    """Return the matrices of a figure, in order."""
     return [axes.images[0].get_array().data for axes in figure.axes if axes.images]
 
 
@@ -44,7 +44,7 @@ def names(axis) -> list[str]:
     return [label.get_text() for label in axis.get_ticklabels()]
 
 
-def test_a_small_matrix_is_shown_as_it_is():
+def test_a_small_matrix_is_not_pooled():
     weights = weights_of(5)
     axes = Figure().subplots()
     image = regard.heatmap(axes, weights, queries=list("abcde"), keys=list("vwxyz"), title="five")
@@ -52,15 +52,15 @@ def test_a_small_matrix_is_shown_as_it_is():
     assert names(axes.xaxis) == list("vwxyz")
     assert names(axes.yaxis) == list("abcde")
     assert axes.get_title() == "five"
-    assert len(axes.texts) == 25  # each cell with its number
+    assert len(axes.texts) == 25  # a number in each cell
 
 
-def test_a_large_matrix_is_pooled_and_counts_tokens():
-    n = 3 * CELLS
+def test_a_large_matrix_is_pooled_and_axes_count_tokens():
+    n = 3 * MAX_CELLS
     axes = Figure().subplots()
     weights = weights_of(n)
     image = regard.heatmap(axes, weights, log=True)
-    pooled = weights.pool(CELLS, CELLS)
+    pooled = weights.pool(MAX_CELLS, MAX_CELLS)
     torch.testing.assert_close(torch.tensor(image.get_array().data), pooled)
     assert axes.get_xlim() == (-0.5, n - 0.5)
     assert axes.get_ylim() == (n - 0.5, -0.5)
@@ -96,33 +96,33 @@ def test_unusual_numbers_are_drawn(matrix, log, tmp_path):
     draw_weights(matrix, tmp_path / "x.svg", log=log)
 
 
-def test_what_is_no_matrix_is_refused(tmp_path):
+def test_wrong_shapes_raise(tmp_path):
     with pytest.raises(regard.ShapeError, match=r"\(2, 3, 5, 5\).*weights\[0, 0\]"):
         regard.heatmap(Figure().subplots(), weights_of(5, 2, 3))
     with pytest.raises(regard.ShapeError, match="4 tokens for 5 keys"):
         regard.heatmap(Figure().subplots(), weights_of(5), keys=list("abcd"))
     with pytest.raises(regard.ShapeError, match="3 tokens for 5 queries"):
         draw_weights(weights_of(5), tmp_path / "x.png", queries=list("abc"))
-    with pytest.raises(regard.ShapeError, match=r"these are \(5,\)"):
+    with pytest.raises(regard.ShapeError, match=r"got shape \(5,\)"):
         draw_weights(torch.zeros(5), tmp_path / "x.png")
-    with pytest.raises(regard.ArgumentError, match="nothing to draw"):
+    with pytest.raises(regard.ArgumentError, match="Nothing to draw"):
         draw_weights(torch.zeros(0, 3), tmp_path / "x.png")
-    with pytest.raises(regard.ArgumentError, match=r"2,000 matrices.*choose 1 to 1,024"):
+    with pytest.raises(regard.ArgumentError, match=r"2,000 matrices; select 1 to 1,024"):
         draw_weights(torch.zeros(2000, 1, 1), tmp_path / "x.png")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_several_heads_are_a_grid(tmp_path, figures):
+def test_heads_are_drawn_as_a_grid(tmp_path, figures):
     weights = weights_of(7, 2, 3)
     draw_weights(weights, tmp_path / "x.svg", queries=list("abcdefg"), keys=list("tuvwxyz"))
     torch.testing.assert_close(torch.tensor(np.stack(images(figures[0]))), weights.dense().reshape(6, 7, 7))
     first, *_, last = [axes for axes in figures[0].axes if axes.images]
     assert (first.get_title(), last.get_title()) == ("head 0", "")
-    assert (names(first.yaxis), names(first.xaxis)) == (list("abcdefg"), [])  # at the outer edges alone
+    assert (names(first.yaxis), names(first.xaxis)) == (list("abcdefg"), [])  # only at the outer edges
     assert (names(last.yaxis), names(last.xaxis)) == ([], list("tuvwxyz"))
 
 
-def test_heads_are_called_what_one_says(tmp_path, figures):
+def test_titles_of_heads(tmp_path, figures):
     draw_weights(weights_of(3, 2), tmp_path / "x.svg", titles=["0, 3", "4, 1"])
     draw_heads(
         {"dot": weights_of(3, 2), "cosine": weights_of(3, 2)}, tmp_path / "y.svg", titles=["softmax", "hard"]
@@ -133,7 +133,7 @@ def test_heads_are_called_what_one_says(tmp_path, figures):
         draw_weights(weights_of(3, 2), tmp_path / "z.svg", titles=["one"])
 
 
-def test_heat_maps_that_are_compared_share_their_limits():
+def test_limits_set_the_color_scale():
     axes = Figure().subplots()
     assert regard.heatmap(axes, torch.eye(2) / 2).get_clim() == (0, 0.5)
     assert regard.heatmap(axes, torch.eye(2) / 2, limits=(0, 1)).get_clim() == (0, 1)
@@ -142,29 +142,29 @@ def test_heat_maps_that_are_compared_share_their_limits():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"limits": (1, 0)}, r"limits are 1 and 0; .* the first smaller than the second"),
-        ({"limits": (2, 2)}, "limits are 2 and 2"),
-        ({"limits": (1,)}, r"limits are \(1,\); give two numbers"),
-        ({"limits": (0, 1, 2)}, r"limits are \(0, 1, 2\); give two numbers"),
-        ({"limits": 1}, r"limits are 1; give two numbers.*limits=\(0, 1\)"),
-        ({"limits": (None, 1)}, r"limits are \(None, 1\); give two numbers"),
-        ({"limits": (0, float("nan"))}, "limits are 0 and nan; both must be finite"),
-        ({"limits": (float("-inf"), 1)}, "limits are -inf and 1; both must be finite"),
-        ({"limits": (0, 1), "log": True}, r"limits are 0 and 1, and log=True .*limits=\(0\.0001, 1\)"),
-        ({"limits": (-2, -1), "log": True}, r"limits are -2 and -1, and log=True .*begin above 0"),
-        ({"names": None}, r"names are None; give two strings.*\('', ''\) for none"),
-        ({"names": "ab"}, "names are 'ab'; give two strings"),
-        ({"names": ("queries",)}, r"names are \('queries',\); give two strings"),
+        ({"limits": (1, 0)}, r"limits=\(1, 0\): .* the first smaller than the second"),
+        ({"limits": (2, 2)}, r"limits=\(2, 2\): both must be finite"),
+        ({"limits": (1,)}, r"limits=\(1,\): pass two numbers"),
+        ({"limits": (0, 1, 2)}, r"limits=\(0, 1, 2\): pass two numbers"),
+        ({"limits": 1}, r"limits=1: pass two numbers.*limits=\(0, 1\)"),
+        ({"limits": (None, 1)}, r"limits=\(None, 1\): pass two numbers"),
+        ({"limits": (0, float("nan"))}, r"limits=\(0, nan\): both must be finite"),
+        ({"limits": (float("-inf"), 1)}, r"limits=\(-inf, 1\): both must be finite"),
+        ({"limits": (0, 1), "log": True}, r"limits=\(0, 1\): a logarithmic scale .*\(0\.0001, 1\)"),
+        ({"limits": (-2, -1), "log": True}, r"limits=\(-2, -1\): .* needs positive limits"),
+        ({"names": None}, r"names=None\): pass two strings"),
+        ({"names": "ab"}, r"names='ab'\): pass two strings"),
+        ({"names": ("queries",)}, r"names=\('queries',\)\): pass two strings"),
     ],
 )
-def test_a_heat_map_says_what_is_wrong(options, message):
+def test_errors_of_a_heatmap(options, message):
     axes = Figure().subplots()
     with pytest.raises(regard.ArgumentError, match=message):
         regard.heatmap(axes, torch.eye(2), **options)
     assert not axes.images
 
 
-def test_limits_may_be_logarithmic_and_numbers_of_any_kind():
+def test_limits_may_be_logarithmic_and_of_any_numeric_type():
     axes = Figure().subplots()
     assert regard.heatmap(axes, torch.eye(2), limits=(0.1, 1), log=True).get_clim() == (0.1, 1)
     assert regard.heatmap(axes, torch.eye(2), limits=torch.tensor([0, 2])).get_clim() == (0, 2)
@@ -172,7 +172,7 @@ def test_limits_may_be_logarithmic_and_numbers_of_any_kind():
 
 
 @pytest.mark.parametrize("made", [np.array, list])
-def test_arrays_are_drawn_as_tensors_are(made, tmp_path, figures):
+def test_arrays_are_drawn_like_tensors(made, tmp_path, figures):
     rows = [[0.25, 0.75, 0.0], [0.5, 0.0, 0.5]]
     image = regard.heatmap(Figure().subplots(), made(rows))
     np.testing.assert_allclose(image.get_array().data, rows)
@@ -182,55 +182,59 @@ def test_arrays_are_drawn_as_tensors_are(made, tmp_path, figures):
         np.testing.assert_allclose(images(figure)[0], rows)
 
 
-def test_an_array_that_runs_backwards_or_cannot_be_written_is_drawn():
+def test_arrays_with_negative_strides_or_read_only_are_drawn():
     rows = np.eye(3)[::-1]
     rows.flags.writeable = False
     np.testing.assert_array_equal(regard.heatmap(Figure().subplots(), rows).get_array().data, rows)
 
 
-def test_what_holds_no_numbers_is_refused(tmp_path):
+def test_wrong_types_raise(tmp_path):
     with pytest.raises(regard.ShapeError, match=r"weights of shape \(0, 3\).*at least one query and one key"):
         regard.heatmap(Figure().subplots(), torch.zeros(0, 3))
     for wrong in ("weights", [[0.5], [0.5, 0.5]], {"a": torch.eye(2)}):
-        with pytest.raises(regard.DTypeError, match=rf"type {type(wrong).__name__}.*a tensor or an array"):
+        with pytest.raises(regard.DTypeError, match=rf"a {type(wrong).__name__} .*a tensor or an array"):
             regard.heatmap(Figure().subplots(), wrong)
     for wrong in (weights_of(3, 2), torch.zeros(2, 3, 3), [weights_of(3, 2)]):
-        with pytest.raises(regard.DTypeError, match=rf"{type(wrong).__name__}; give weights by name, {{"):
+        with pytest.raises(regard.DTypeError, match=rf"{type(wrong).__name__}; pass a mapping, {{"):
             draw_heads(wrong, tmp_path / "x.svg")
-    with pytest.raises(regard.DTypeError, match=r"titles hold 1, of the type int; give strings: str\(title"):
+    with pytest.raises(regard.DTypeError, match=r"title is 1 of type int; pass strings: str\(title"):
         draw_weights(weights_of(3, 2), tmp_path / "x.svg", titles=[1, 2])
-    with pytest.raises(regard.DTypeError, match=r"path is 8, of the type int; give one that ends in \.png"):
+    with pytest.raises(regard.DTypeError, match="path must be a string or a Path, got 8 of type int"):
         draw_mask(regard.Causal(), 8)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_large_heads_are_pooled(tmp_path, figures):
-    weights = weights_of(3 * SMALL, 2)
+    weights = weights_of(3 * MAX_GRID_CELLS, 2)
     draw_weights(weights, tmp_path / "x.png")
-    torch.testing.assert_close(torch.tensor(np.stack(images(figures[0]))), weights.pool(SMALL, SMALL))
+    torch.testing.assert_close(
+        torch.tensor(np.stack(images(figures[0]))), weights.pool(MAX_GRID_CELLS, MAX_GRID_CELLS)
+    )
 
 
-def test_a_row_for_each_layer_and_a_column_for_each_head(tmp_path, figures):
+def test_draw_heads_has_a_row_per_layer_and_a_column_per_head(tmp_path, figures):
     model = regard.models.LanguageModel(50, regard.models.TransformerConfig(width=16, heads=2, layers=3))
     with regard.watch(model) as seen:
         model(torch.tensor([[5, 6, 7, 8]]))
     draw_heads(seen, tmp_path / "x.svg", queries=list("abcd"), keys=list("abcd"))
-    wanted = torch.cat([weights.dense()[0] for weights in seen.values()])
-    torch.testing.assert_close(torch.tensor(np.stack(images(figures[0]))), wanted.detach())
+    expected = torch.cat([weights.dense()[0] for weights in seen.values()])
+    torch.testing.assert_close(torch.tensor(np.stack(images(figures[0]))), expected.detach())
     texts = [text.get_text() for text in figures[0].texts]
     assert texts[:3] == ["decoder 0", "decoder 1", "decoder 2"]
     limits = {axes.images[0].get_clim() for axes in figures[0].axes if axes.images}
-    assert len(limits) == 1  # all in the same colours
+    assert len(limits) == 1  # the same color scale
 
 
-def test_heads_of_a_batch_are_refused(tmp_path):
-    with pytest.raises(regard.ShapeError, match=r"weights of 'a' have the shape \(2, 3, 5, 5\)"):
+def test_heads_of_a_batch_raise(tmp_path):
+    with pytest.raises(
+        regard.ShapeError, match=r"weights of 'a' have the shape \(2, 3, 5, 5\); .*\(h, q, k\)"
+    ):
         draw_heads({"a": weights_of(5, 2, 3)}, tmp_path / "x.png")
     with pytest.raises(regard.ArgumentError, match="got no layers"):
         draw_heads({}, tmp_path / "x.png")
 
 
-def aligned(sources: int, targets: int) -> SimpleNamespace:
+def alignment(sources: int, targets: int) -> SimpleNamespace:
     weights = torch.rand(targets, sources)
     words = {
         "source_words": [f"s{i}" for i in range(sources)],
@@ -240,34 +244,38 @@ def aligned(sources: int, targets: int) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("size", [1, 12, 50])
-def test_an_alignment_names_the_words(size, tmp_path, figures):
-    one = aligned(size, size)
-    path = draw_alignments(one, tmp_path / "x.png", title="a $title^$ 漢")
+def test_an_alignment_is_labeled_with_its_words(size, tmp_path, figures):
+    words = alignment(size, size)
+    path = draw_alignments(words, tmp_path / "x.png", title="a $title^$ 漢")
     assert path.read_bytes().startswith(b"\x89PNG")
     axes = figures[0].axes[0]
-    assert names(axes.xaxis) == one.source_words
-    assert names(axes.yaxis) == one.target_words
+    assert names(axes.xaxis) == words.source_words
+    assert names(axes.yaxis) == words.target_words
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("source", "target")
 
 
 def test_alignments_side_by_side(tmp_path, figures):
-    some = [aligned(3, 4), aligned(5, 2)]
-    draw_alignments(some, tmp_path / "x.svg", titles=["one", "two"])
-    for image, one in zip(images(figures[0]), some, strict=True):
-        np.testing.assert_allclose(image, one.weights)
+    alignments = [alignment(3, 4), alignment(5, 2)]
+    draw_alignments(alignments, tmp_path / "x.svg", titles=["one", "two"])
+    for image, words in zip(images(figures[0]), alignments, strict=True):
+        np.testing.assert_allclose(image, words.weights)
     with pytest.raises(regard.ArgumentError, match="1 titles for 2 alignments"):
-        draw_alignments(some, tmp_path / "y.svg", titles=["one"])
-    draw_alignments(some, tmp_path / "z.svg", across=1)
+        draw_alignments(alignments, tmp_path / "y.svg", titles=["one"])
+    draw_alignments(alignments, tmp_path / "z.svg", columns=1)
     left = [axes.get_position().x0 for axes in figures[-1].axes if axes.images]
     assert left[0] == left[1]  # one below the other
 
 
-def test_what_is_no_alignment_is_refused(tmp_path):
+def test_invalid_alignments_raise(tmp_path):
     for sources, targets in ((0, 1), (1, 0)):
-        with pytest.raises(regard.ArgumentError, match="give sentences that have words"):
-            draw_alignments(aligned(sources, targets), tmp_path / "x.png")
+        with pytest.raises(
+            regard.ArgumentError, match=f"alignment of {targets} target words and {sources} source words"
+        ):
+            draw_alignments(alignment(sources, targets), tmp_path / "x.png")
     wrong = SimpleNamespace(source_words=list("abc"), target_words=list("de"), weights=torch.zeros(3, 2))
-    with pytest.raises(regard.ShapeError, match=r"2 target words and 3 source words has weights of shape"):
+    with pytest.raises(
+        regard.ShapeError, match=r"2 target words and 3 source words has weights of shape \(3, 2\).*\(2, 3\)"
+    ):
         draw_alignments(wrong, tmp_path / "x.png")
     assert list(tmp_path.iterdir()) == []
 
@@ -283,10 +291,10 @@ MASKS = [
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
-def test_a_mask_is_drawn_as_it_is(mask, tmp_path, figures):
+def test_a_small_mask_is_not_pooled(mask, tmp_path, figures):
     draw_mask(mask, tmp_path / "x.svg", queries=7)
-    wanted = mask if isinstance(mask, torch.Tensor) else mask.dense(7)
-    np.testing.assert_array_equal(images(figures[0])[0], wanted.float())
+    expected = mask if isinstance(mask, torch.Tensor) else mask.dense(7)
+    np.testing.assert_array_equal(images(figures[0])[0], expected.float())
 
 
 @pytest.mark.parametrize(
@@ -299,19 +307,19 @@ def test_a_mask_is_drawn_as_it_is(mask, tmp_path, figures):
     ],
     ids=str,
 )
-def test_a_mask_has_its_own_size(mask, size, tmp_path, figures):
+def test_default_size_of_a_mask(mask, size, tmp_path, figures):
     draw_mask(mask, tmp_path / "x.svg")
-    wanted = mask if isinstance(mask, torch.Tensor) else mask.dense(*size)
-    np.testing.assert_array_equal(images(figures[0])[0], wanted.float())
+    expected = mask if isinstance(mask, torch.Tensor) else mask.dense(*size)
+    np.testing.assert_array_equal(images(figures[0])[0], expected.float())
 
 
-def test_a_mask_with_names_for_its_keys_alone_has_its_own_queries(tmp_path, figures):
+def test_a_mask_with_key_tokens_only_has_its_own_queries(tmp_path, figures):
     draw_mask(torch.ones(5, 3, dtype=torch.bool), tmp_path / "x.svg", keys=list("abc"))
     assert images(figures[0])[0].shape == (5, 3)
     assert names(figures[0].axes[0].xaxis) == list("abc")
 
 
-def test_a_mask_of_a_batch_and_one_with_tokens(tmp_path, figures):
+def test_a_mask_of_a_batch_with_tokens(tmp_path, figures):
     mask = regard.Padding([1, 3])
     draw_mask(mask, tmp_path / "x.svg", queries=list("abc"), keys=list("wxyz"), lead=[2])
     np.testing.assert_array_equal(np.stack(images(figures[0])), mask.dense(3, 4, [2]).float())
@@ -327,9 +335,9 @@ def test_masks_side_by_side_have_titles(tmp_path, figures):
 
 
 def test_a_large_mask_is_pooled(tmp_path, figures):
-    draw_mask(regard.Causal(), tmp_path / "x.png", queries=2 * CELLS)
+    draw_mask(regard.Causal(), tmp_path / "x.png", queries=2 * MAX_CELLS)
     (image,) = images(figures[0])
-    assert image.shape == (CELLS, CELLS)
+    assert image.shape == (MAX_CELLS, MAX_CELLS)
     assert (image[0, 0], image[0, 1], image[1, 0]) == (0.75, 0, 1)
 
 
@@ -345,10 +353,10 @@ def test_positions_are_matrices(tmp_path, figures):
     assert len(rotary) == 2
 
 
-def test_biases_are_lines_and_others_are_refused(tmp_path):
+def test_biases_are_drawn_and_other_types_raise(tmp_path):
     for bias in (regard.ALiBi(3), regard.T5Bias(12), regard.ClippedRelativeBias(torch.zeros(5))):
         assert draw_positions(bias, tmp_path / "x.svg", length=5).stat().st_size
-    with pytest.raises(regard.DTypeError, match="got a Linear; it draws Sinusoidal, Learned, Rotary"):
+    with pytest.raises(regard.DTypeError, match="got a Linear; pass SinusoidalPositions, LearnedPositions"):
         draw_positions(torch.nn.Linear(2, 2), tmp_path / "y.svg")
     with pytest.raises(regard.ArgumentError, match="length"):
         draw_positions(regard.ALiBi(3), tmp_path / "y.svg", length=0)

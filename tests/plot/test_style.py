@@ -1,4 +1,4 @@
-"""What all pictures share: texts that fit, colours, and files that are the same for the same picture."""
+"""The shared style of pictures: text that fits, colors, and reproducible files."""
 
 import json
 import random
@@ -19,7 +19,7 @@ from regard.app.bundle import static
 from regard.errors import ArgumentError
 from regard.plot import labels, style
 from regard.plot.curves import draw_curves
-from regard.plot.grids import Panel, Sheet, _Paper
+from regard.plot.grids import GridOptions, Panel, _Grid
 from regard.plot.heatmaps import draw_weights, heatmap
 from regard.translation.training.logs import LogRow
 
@@ -45,20 +45,20 @@ HOSTILE = [
 
 
 def corners(text) -> np.ndarray:
-    """The four corners of a label as it is turned, in pixels."""
+    """Return the four corners of a rotated label in pixels."""
     angle = text.get_rotation()
     text.set_rotation(0)
     box = text.get_window_extent()
     text.set_rotation(angle)
     x, y = text.get_transform().transform(text.get_position())
-    turned = np.deg2rad(angle)
-    turn = np.array([[np.cos(turned), -np.sin(turned)], [np.sin(turned), np.cos(turned)]])
+    radians = np.deg2rad(angle)
+    rotation = np.array([[np.cos(radians), -np.sin(radians)], [np.sin(radians), np.cos(radians)]])
     around = np.array([[box.x0, box.y0], [box.x1, box.y0], [box.x1, box.y1], [box.x0, box.y1]]) - (x, y)
-    return around @ turn.T + (x, y)
+    return around @ rotation.T + (x, y)
 
 
 def apart(first: np.ndarray, second: np.ndarray) -> bool:
-    """Whether some line parallel to a side of either lies between two rectangles."""
+    """Return whether a line parallel to one of their sides separates two rectangles."""
     for sides in (first, second):
         for side in (sides[1] - sides[0], sides[2] - sides[1]):
             a, b = first @ side, second @ side
@@ -72,7 +72,7 @@ def shown(axis) -> list:
 
 
 def check_labels(figure) -> None:
-    """No two labels of an axis overlap, and nothing is cut off."""
+    """Check that no labels of an axis overlap and that nothing is cut off."""
     figure.canvas.draw()
     page = figure.bbox
     for axes in figure.axes:
@@ -88,24 +88,25 @@ def check_labels(figure) -> None:
 
 
 def drawn(panels: list[list[Panel]], **options) -> Figure:
-    texts = [style.label(t) for row in panels for p in row for t in [*(p.queries or ()), *(p.keys or ())]]
-    with style.drawing(texts), style.missing_letters_are_boxes():
-        figure = _Paper(panels, Sheet(**options), style.LIGHT).draw()
+    texts = [
+        style.token_label(t) for row in panels for p in row for t in [*(p.queries or ()), *(p.keys or ())]
+    ]
+    with style.plot_style(texts), style.ignore_missing_glyphs():
+        figure = _Grid(panels, GridOptions(**options), style.LIGHT).draw()
         figure.set_dpi(100)
         check_labels(figure)
         return figure
 
 
-def tokens(chance: random.Random, number: int) -> list[str]:
+def tokens(chance: random.Random, count: int) -> list[str]:
     longest = chance.choice([1, 4, 12, 60])
     return [
-        "".join(chance.choice("abWMäß漢$_ ") for _ in range(chance.randint(0, longest)))
-        for _ in range(number)
+        "".join(chance.choice("abWMäß漢$_ ") for _ in range(chance.randint(0, longest))) for _ in range(count)
     ]
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_no_labels_overlap_and_nothing_is_cut(seed):
+def test_labels_neither_overlap_nor_are_cut_off(seed):
     chance = random.Random(seed)
     rows, columns = (chance.choice([1, 2, 5, 13, 30, 90, 250]) for _ in range(2))
     panel = Panel(np.zeros((rows, columns)), rows, columns, tokens(chance, rows), tokens(chance, columns))
@@ -113,12 +114,12 @@ def test_no_labels_overlap_and_nothing_is_cut(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_labels_of_many_panels_overlap(seed):
+def test_labels_of_a_grid_do_not_overlap(seed):
     chance = random.Random(seed)
     size = chance.choice([1, 9, 40])
     names = tokens(chance, size)
     panels = [[Panel(np.zeros((size, size)), size, size, names, names, f"head {j}") for j in range(3)]] * 2
-    drawn(panels, title="t", sides=["layer 1", "layer " * 50], shared=True)
+    drawn(panels, title="t", row_titles=["layer 1", "layer " * 50], shared=True)
 
 
 def test_hostile_tokens_fit():
@@ -126,7 +127,7 @@ def test_hostile_tokens_fit():
     drawn([[Panel(np.zeros((n, n)), n, n, HOSTILE, HOSTILE)]], title="$\\frac{1}{$")
 
 
-def test_the_checker_finds_labels_that_overlap():
+def test_the_check_finds_overlapping_labels():
     figure = Figure(figsize=(2, 2))
     axes = figure.subplots()
     axes.set_xticks(range(30), ["a long label"] * 30)
@@ -136,12 +137,12 @@ def test_the_checker_finds_labels_that_overlap():
 
 @pytest.mark.parametrize("layout", [None, "constrained"])
 @pytest.mark.parametrize("inches", [2, 8])
-def test_labels_of_a_heat_map_on_axes_of_others_do_not_overlap(inches, layout):
+def test_heatmap_labels_do_not_overlap_on_the_users_axes(inches, layout):
     figure = Figure(figsize=(inches, inches), layout=layout)
     names = tokens(random.Random(0), 40)
     for axes in figure.subplots(1, 2):
         heatmap(axes, torch.zeros(40, 40), queries=names, keys=names)
-    with style.missing_letters_are_boxes():
+    with style.ignore_missing_glyphs():
         figure.canvas.draw()
         for axes in figure.axes:
             for axis in (axes.xaxis, axes.yaxis):
@@ -161,9 +162,9 @@ def test_zooming_in_shows_more_labels():
 
 
 @given(st.text(max_size=40))
-def test_a_label_is_one_short_visible_line(token):
-    text = style.label(token)
-    assert 1 <= len(text) <= style.LONGEST
+def test_a_token_label_is_one_short_visible_line(token):
+    text = style.token_label(token)
+    assert 1 <= len(text) <= style.MAX_TOKEN_LENGTH
     assert text.strip()
     assert "\n" not in text
     text.encode("utf-8")
@@ -172,27 +173,27 @@ def test_a_label_is_one_short_visible_line(token):
 @settings(max_examples=20)
 @given(st.text(st.characters(codec="ascii"), max_size=200), st.integers(60, 400))
 def test_wrapped_text_fits(text, width):
-    lines = style.wrapped(text, width, 10).split("\n")
+    lines = style.wrap_text(text, width, 10).split("\n")
     assert len(lines) <= 3
-    assert all(style.extent(line, 10)[0] <= width for line in lines)
+    assert all(style.text_size(line, 10)[0] <= width for line in lines)
 
 
-def test_round_steps_of_numbers():
-    written = labels.labels("x", None, 32_768, 400.0, 9.0)
-    places = written.shown(0, 32_767, 400 / 32_768)
-    assert places.step in (1000, 2000, 5000, 10_000)
+def test_numbers_have_round_steps():
+    numbers = labels.axis_labels("x", None, 32_768, 400.0, 9.0)
+    positions = numbers.fitting(0, 32_767, 400 / 32_768)
+    assert positions.step in (1000, 2000, 5000, 10_000)
 
 
-def test_dark_has_dark_paper(tmp_path):
+def test_dark_pictures_have_a_dark_background(tmp_path):
     from PIL import Image
 
-    for dark, wanted in ((False, style.LIGHT.paper), (True, style.DARK.paper)):
+    for dark, expected in ((False, style.LIGHT.background), (True, style.DARK.background)):
         path = draw_weights(torch.eye(20), tmp_path / "x.png", dark=dark)
         red, green, blue = Image.open(path).convert("RGB").getpixel((2, 2))
-        assert f"#{red:02x}{green:02x}{blue:02x}" == wanted
+        assert f"#{red:02x}{green:02x}{blue:02x}" == expected
 
 
-NASTY = {
+USER_STYLE = {
     "figure.constrained_layout.use": True,
     "axes.grid": True,
     "savefig.bbox": "tight",
@@ -213,7 +214,9 @@ NASTY = {
 
 def test_pictures_do_not_depend_on_a_users_style(tmp_path):
     def draw(name: str) -> list[bytes]:
-        rows = [LogRow(step, loss=9 / step, seconds=step, dev_loss=8 / step, dev_bleu=step) for step in (1, 2)]
+        rows = [
+            LogRow(step, loss=9 / step, seconds=step, dev_loss=8 / step, dev_bleu=step) for step in (1, 2)
+        ]
         drawn = (
             draw_weights(torch.eye(3), tmp_path / f"{name}-weights.svg", queries=list("abc")),
             draw_weights(torch.eye(30), tmp_path / f"{name}-many.svg"),
@@ -222,12 +225,12 @@ def test_pictures_do_not_depend_on_a_users_style(tmp_path):
         return [path.read_bytes() for path in drawn]
 
     plain = draw("plain")
-    with rc_context(NASTY):
-        assert draw("nasty") == plain
-        assert rcParams["axes.linewidth"] == 9  # which is the user's own business
+    with rc_context(USER_STYLE):
+        assert draw("styled") == plain
+        assert rcParams["axes.linewidth"] == 9  # the user's style is restored
 
 
-def test_a_heat_map_has_no_grid():
+def test_a_heatmap_has_no_grid():
     with rc_context({"axes.grid": True, "axes.grid.which": "both"}):
         axes = Figure().subplots()
         heatmap(axes, torch.eye(30))
@@ -236,37 +239,37 @@ def test_a_heat_map_has_no_grid():
 
 
 def hexes(name: str) -> list[str]:
-    """The colours of this name that the page has for weights."""
-    (line,) = re.findall(rf"const {name} = (.*);", static("attention/colours.js"))
-    return ["#" + "".join(f"{part:02x}" for part in colour) for colour in json.loads(line)]
+    """Return the weight colors of the page."""
+    (line,) = re.findall(rf"const {name} = (.*);", static("attention/colors.js"))
+    return ["#" + "".join(f"{part:02x}" for part in color) for color in json.loads(line)]
 
 
-def test_weights_have_the_same_colours_in_pictures_and_on_the_page():
+def test_pictures_and_page_have_the_same_colors():
     assert list(style.LIGHT.weights) == hexes("ON_LIGHT")
     assert list(style.DARK.weights) == hexes("ON_DARK")
 
 
 @pytest.mark.parametrize("theme", [style.LIGHT, style.DARK])
-def test_weights_are_even_in_lightness_from_the_papers_to_its_opposite(theme):
-    shades = theme.palette(np.linspace(0, 1, 256))
+def test_lightness_changes_evenly_from_the_background_to_its_opposite(theme):
+    shades = theme.colormap(np.linspace(0, 1, 256))
     light = np.array([116 * np.cbrt(style.luminance(shade)) - 16 for shade in shades])  # CIE 1976
     steps = np.diff(light) * (1 if theme.is_dark else -1)
     assert (steps > 0).all()
-    assert np.abs(steps - steps.mean()).max() < 0.6 * steps.mean()  # no step is lost in others
-    paper = 116 * np.cbrt(style.luminance(to_rgb(theme.paper))) - 16
-    assert abs(light[0] - paper) < 3
-    assert abs(light[-1] - paper) > 75
+    assert np.abs(steps - steps.mean()).max() < 0.6 * steps.mean()  # all steps are visible
+    background = 116 * np.cbrt(style.luminance(to_rgb(theme.background))) - 16
+    assert abs(light[0] - background) < 3
+    assert abs(light[-1] - background) > 75
 
 
 @pytest.mark.parametrize("theme", [style.LIGHT, style.DARK])
-def test_values_of_both_signs_are_equally_far_from_the_paper(theme):
-    axes = Figure(facecolor=theme.paper).subplots()
-    axes.set_facecolor(theme.paper)
+def test_signed_colors_are_symmetric_around_the_background(theme):
+    axes = Figure(facecolor=theme.background).subplots()
+    axes.set_facecolor(theme.background)
     image = heatmap(axes, torch.tensor([[-2.0, 0.0, 1.0]]))
     assert image.get_clim() == (-2, 2)
     light = [116 * np.cbrt(style.luminance(image.cmap(x))) - 16 for x in np.linspace(0, 1, 33)]
-    paper = 116 * np.cbrt(style.luminance(to_rgb(theme.paper))) - 16
-    assert abs(light[16] - paper) < 4
+    background = 116 * np.cbrt(style.luminance(to_rgb(theme.background))) - 16
+    assert abs(light[16] - background) < 4
     sign = 1 if theme.is_dark else -1
     assert (np.diff(light)[16:] * sign > 0).all()
     assert (np.diff(light)[:16] * -sign > 0).all()
@@ -275,33 +278,33 @@ def test_values_of_both_signs_are_equally_far_from_the_paper(theme):
 
 @pytest.mark.parametrize("theme", [style.LIGHT, style.DARK])
 @pytest.mark.parametrize("limits", [(-1, 3), (-3, 1), (-2, 0), (-5, -2), (-1, 100)])
-def test_uneven_limits_are_a_cut_of_even_ones(theme, limits):
-    """0 is like the paper, and what is equally far from it equally strong."""
-    axes = Figure(facecolor=theme.paper).subplots()
-    axes.set_facecolor(theme.paper)
+def test_asymmetric_limits_cut_the_symmetric_colormap(theme, limits):
+    """0 has the background's color, and equal distances from it are equally strong."""
+    axes = Figure(facecolor=theme.background).subplots()
+    axes.set_facecolor(theme.background)
     reach = max(map(abs, limits))
     values = np.linspace(*limits, 41)
-    uneven, even = (heatmap(axes, torch.eye(2), limits=ends) for ends in (limits, (-reach, reach)))
-    assert uneven.get_clim() == limits
-    np.testing.assert_allclose(uneven.to_rgba(values), even.to_rgba(values), atol=0.03)
+    asymmetric, symmetric = (heatmap(axes, torch.eye(2), limits=x) for x in (limits, (-reach, reach)))
+    assert asymmetric.get_clim() == limits
+    np.testing.assert_allclose(asymmetric.to_rgba(values), symmetric.to_rgba(values), atol=0.03)
     if limits[1] >= 0:
-        np.testing.assert_allclose(uneven.to_rgba(0.0)[:3], to_rgb(theme.signed[3]), atol=0.03)
+        np.testing.assert_allclose(asymmetric.to_rgba(0.0)[:3], to_rgb(theme.signed[3]), atol=0.03)
     for value in values[np.abs(values) > 0.1 * reach]:
-        red, _, blue, _ = uneven.to_rgba(value)
-        assert (red > blue) == (value < 0)  # orange below, blue above
+        red, _, blue, _ = asymmetric.to_rgba(value)
+        assert (red > blue) == (value < 0)  # orange for negative, blue for positive values
 
 
-@pytest.mark.parametrize("least", [0.0, -1e-7])
-def test_weights_that_are_below_0_by_rounding_are_weights(least):
-    image = heatmap(Figure().subplots(), torch.tensor([[least, 0.5]]))
+@pytest.mark.parametrize("smallest", [0.0, -1e-7])
+def test_tiny_negative_weights_are_rounding_errors(smallest):
+    image = heatmap(Figure().subplots(), torch.tensor([[smallest, 0.5]]))
     assert image.get_clim() == (0, 0.5)
     assert to_hex(image.cmap(1.0)) == style.LIGHT.weights[-1]
 
 
 @pytest.mark.parametrize("theme", [style.LIGHT, style.DARK])
-def test_numbers_can_be_read_on_every_colour(theme):
-    for shade in theme.palette(np.linspace(0, 1, 256)):
-        values = sorted(style.luminance(to_rgb(one)) for one in (shade[:3], style.ink_on(shade)))
+def test_numbers_are_readable_on_every_color(theme):
+    for shade in theme.colormap(np.linspace(0, 1, 256)):
+        values = sorted(style.luminance(to_rgb(color)) for color in (shade[:3], style.text_color_on(shade)))
         assert (values[1] + 0.05) / (values[0] + 0.05) >= 4.5
 
 
@@ -309,15 +312,15 @@ def test_numbers_can_be_read_on_every_colour(theme):
     ("figure", "axes", "dark"),
     [("white", "white", False), ("black", "black", True), ("black", "none", True), ("black", "white", False)],
 )
-def test_a_heat_map_suits_the_paper_it_is_on(figure, axes, dark):
-    paper = Figure(facecolor=figure).subplots()
-    paper.set_facecolor(axes)
-    image = heatmap(paper, torch.eye(2))
+def test_a_heatmap_fits_its_background(figure, axes, dark):
+    subplot = Figure(facecolor=figure).subplots()
+    subplot.set_facecolor(axes)
+    image = heatmap(subplot, torch.eye(2))
     theme = style.DARK if dark else style.LIGHT
     assert to_hex(image.cmap(1.0)) == theme.weights[-1]
 
 
-def test_text_is_text_in_an_svg_and_the_same_picture_is_the_same_file(tmp_path):
+def test_svg_text_is_text_and_files_are_reproducible(tmp_path):
     n = len(HOSTILE)
     files = [
         draw_weights(torch.eye(n), tmp_path / f"{i}.svg", queries=HOSTILE, keys=HOSTILE, title="<b>&$x$")
@@ -333,18 +336,18 @@ def test_text_is_text_in_an_svg_and_the_same_picture_is_the_same_file(tmp_path):
     assert not list(root.iter("{http://www.w3.org/2000/svg}script"))
 
 
-@pytest.mark.parametrize("ending", ["pdf", "png"])
-def test_other_files_are_the_same_too(ending, tmp_path):
-    first, second = (draw_weights(torch.eye(2), tmp_path / f"{i}.{ending}").read_bytes() for i in range(2))
+@pytest.mark.parametrize("suffix", ["pdf", "png"])
+def test_pdf_and_png_files_are_reproducible(suffix, tmp_path):
+    first, second = (draw_weights(torch.eye(2), tmp_path / f"{i}.{suffix}").read_bytes() for i in range(2))
     assert first == second
 
 
-def test_other_fonts_help_out():
-    assert style.fonts("Größe Ελληνικά кот") == []
-    assert style.fonts("𝔛")  # STIX, which comes with matplotlib as well, or another
+def test_fallback_fonts():
+    assert style.fallback_fonts("Größe Ελληνικά кот") == []
+    assert style.fallback_fonts("𝔛")  # STIX, which comes with matplotlib, or another font
 
 
-def test_an_unknown_ending_is_refused(tmp_path):
-    with pytest.raises(ArgumentError, match=r"x.gif' can end in .png, .svg, .pdf"):
+def test_unknown_suffixes_raise(tmp_path):
+    with pytest.raises(ArgumentError, match=r"x.gif': use the suffix .png, .svg, .pdf"):
         draw_weights(torch.eye(2), tmp_path / "x.gif")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Small model folders with weights drawn by chance: all that a translator needs, and no training."""
+"""Small model folders with random weights, without training."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,29 +21,29 @@ TEXT = [
 
 
 def tokens(kind: str = "bpe") -> TokenizerPair:
-    """One vocabulary for both sides."""
+    """A shared vocabulary."""
     shared = Tokenizer.learn(TEXT, kind=kind, size=90)
     return TokenizerPair(shared, shared)
 
 
-def config(kind: str = "transformer", longest: int = 40, more: Sequence[str] = ()) -> TranslationConfig:
-    """A small model of this kind."""
-    settings = ["model.width=16", "model.layers=2", "model.heads=2", f"corpus.max_tokens={longest}"]
+def config(kind: str = "transformer", max_tokens: int = 40, more: Sequence[str] = ()) -> TranslationConfig:
+    """The config of a small model."""
+    settings = ["model.width=16", "model.layers=2", "model.heads=2", f"corpus.max_tokens={max_tokens}"]
     return TranslationConfig.preset("tiny", kind).override([*settings, "tokens.kind=bpe", *more])
 
 
 def write(
-    folder: Path, kind: str = "transformer", longest: int = 40, seed: int = 0, more: Sequence[str] = ()
+    folder: Path, kind: str = "transformer", max_tokens: int = 40, seed: int = 0, more: Sequence[str] = ()
 ) -> Path:
-    """A model folder."""
+    """Write a model folder."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    sides, settings = tokens(), config(kind, longest, more)
+    sides, settings = tokens(), config(kind, max_tokens, more)
     model = settings.model.build(sides.sizes())
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)  # far from ties, so that rounding decides nothing
-    choice = {} if kind == "plain" else {"alignment": AlignmentHead(layer=0, shift="output").to_dict()}
-    write_config(folder, settings, **choice)
+        torch.nn.init.normal_(parameter, std=0.4)  # far from ties: rounding does not matter
+    head = {} if kind == "plain" else {"alignment": AlignmentHead(layer=0, shift="output").to_dict()}
+    write_config(folder, settings, **head)
     write_tokens(folder, sides)
     write_parameters(folder, model.state_dict())
     return folder

@@ -1,4 +1,4 @@
-"""Trainings in processes of their own, which are killed at a moment of one's choice."""
+"""Trainings in separate processes that are killed at a chosen moment."""
 
 import multiprocessing
 import os
@@ -10,9 +10,9 @@ from typing import Any
 
 from tests.translation.small import small_config, train_small
 
-# what changes a folder: between two of these, a folder stays as it is but for a file that is being written
+# audit events that change a folder; between them only the file being written changes
 _EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
-# a server that has imported everything, from which each process is forked at once
+# a fork server with everything imported
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["tests.translation.killing", "torch._dynamo", "sacrebleu"])
 
@@ -20,7 +20,7 @@ _processes.set_forkserver_preload(["tests.translation.killing", "torch._dynamo",
 def killed_after(
     folder: Path, model: str, settings: Sequence[str], *, events: int = 0, seconds: float = 0.0
 ) -> bool:
-    """Train until it is done, or until so many changes of the folder, or seconds; whether it was killed."""
+    """Train; kill the process after this many changes of the folder, or seconds. Return whether it was."""
     process = _processes.Process(target=_train, args=(folder, model, settings, events))
     process.start()
     process.join(seconds or None)
@@ -33,9 +33,9 @@ def killed_after(
 def _train(folder: Path, model: str, settings: Sequence[str], events: int) -> None:
     left = events
 
-    def count(event: str, given: tuple[Any, ...]) -> None:
+    def count(event: str, args: tuple[Any, ...]) -> None:
         nonlocal left
-        if event in _EVENTS and (event != "open" or str(given[0]).startswith(str(folder))):
+        if event in _EVENTS and (event != "open" or str(args[0]).startswith(str(folder))):
             left -= 1
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)

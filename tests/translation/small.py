@@ -1,4 +1,4 @@
-"""A training that takes a moment: numbers, digit by digit, and the same numbers backwards."""
+"""A tiny training task: reverse the digits of a number."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ IDS = InMemoryPairs([(_SHARED.encode(pair.source), _SHARED.encode(pair.target)) 
 
 
 def small_config(model: str = "transformer", *settings: str) -> TranslationConfig:
-    """A config that asks for everything that makes going on difficult, unless the settings say otherwise."""
+    """A config with everything that makes resuming difficult, unless overridden."""
     return TranslationConfig.preset("tiny", model).override(
         [
             *("model.width=16", "model.layers=1", "model.heads=2", "model.dropout=0.2"),
@@ -48,11 +48,11 @@ def small_trainer(
     pairs: InMemoryPairs = IDS,
     callbacks: Sequence[Callback] = (),
 ) -> Trainer:
-    """A trainer of this config in a folder, which is created if it is missing."""
+    """A trainer in a folder, which is created if necessary."""
     folder.mkdir(parents=True, exist_ok=True)
     return Trainer(folder, config or small_config(), TOKENS, pairs, DEV, callbacks=callbacks)
 
 
 def train_small(folder: Path, config: TranslationConfig | None = None) -> TrainingResult:
-    """Train in a folder, from wherever it stands."""
+    """Train in a folder, from its last checkpoint."""
     return small_trainer(folder, config).run()

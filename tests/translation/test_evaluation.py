@@ -1,4 +1,4 @@
-"""Evaluation: sacreBLEU's own numbers, exact match, short sentences and long ones; and the command."""
+"""Evaluation: sacreBLEU's scores, exact match, scores by length; and `regard evaluate`."""
 
 import json
 import random
@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, DTypeError
 from regard.translation.evaluation import (
-    LEAST,
-    Lengths,
+    MIN_SENTENCES,
+    LengthRange,
     by_length,
     check_tokenizer,
     count_words,
@@ -44,7 +44,7 @@ TRANSLATIONS = [
 sentences = st.lists(st.text("ab .", max_size=20), min_size=1, max_size=30)
 
 
-def test_the_numbers_and_signatures_are_those_of_sacrebleu():
+def test_scores_and_signatures_equal_sacrebleu():
     import sacrebleu
 
     found = evaluate(TRANSLATIONS, REFERENCES)
@@ -61,13 +61,13 @@ def test_the_numbers_and_signatures_are_those_of_sacrebleu():
 def test_a_perfect_translation():
     found = evaluate(REFERENCES, REFERENCES, sources=REFERENCES)
     assert (found.bleu, found.chrf, found.exact) == pytest.approx((100, 100, 1))
-    assert [one.bleu for one in found.by_length] == [pytest.approx(100)]
+    assert [bucket.bleu for bucket in found.by_length] == [pytest.approx(100)]
 
 
 @settings(max_examples=25)
 @given(sentences, st.randoms(use_true_random=False))
-def test_the_order_of_sentences_is_irrelevant(references, chance):
-    translations = [text[: chance.randrange(1, 20)] for text in references]
+def test_the_order_of_sentences_is_irrelevant(references, rng):
+    translations = [text[: rng.randrange(1, 20)] for text in references]
     pairs = list(zip(translations, references, strict=True))
     mixed = random.Random(0).sample(pairs, len(pairs))
     first, second = (evaluate(*map(list, zip(*each, strict=True))) for each in (pairs, mixed))
@@ -84,7 +84,7 @@ def test_lower_case_changes_scores_and_signatures():
     assert str(found).count("\n") == 2  # BLEU in lower case is not printed twice
 
 
-def test_printed_it_is_a_line_for_each_score():
+def test_scores_print_one_line_each():
     lines = str(evaluate(TRANSLATIONS, REFERENCES, sources=REFERENCES)).splitlines()
     assert [line[:11].strip() for line in lines[:4]] == ["BLEU", "lower case", "chrF", "exact match"]
     assert "|tok:13a|" in lines[0]
@@ -92,11 +92,11 @@ def test_printed_it_is_a_line_for_each_score():
     assert lines[5].split() == ["source", "words", "sentences", "BLEU", "exact"]
 
 
-def test_blanks_do_not_matter_to_exact_match_and_words_do():
+def test_exact_match_ignores_white_space_only():
     assert exact_match(["a  b ", "ab", "a"], [" a b", "a b", "A"]) == 1 / 3
 
 
-def test_what_does_not_fit_is_refused():
+def test_invalid_arguments():
     with pytest.raises(ArgumentError, match="2 translations and 1 references"):
         evaluate(["a", "b"], ["a"])
     with pytest.raises(ArgumentError, match="1 translations and 3 sources"):
@@ -105,10 +105,10 @@ def test_what_does_not_fit_is_refused():
         evaluate([], [])
     with pytest.raises(DTypeError, match="one string as references"):
         evaluate(["a"], "a")
-    with pytest.raises(ArgumentError, match=r"tokenize='spm' .*; it can be '13a'"):
+    with pytest.raises(ArgumentError, match="tokenize='spm' is not supported; use '13a'"):
         evaluate(["a"], ["a"], tokenize="spm")
     for bins in ([], [3, 3], [5, 2]):
-        with pytest.raises(ArgumentError, match="give growing lengths"):
+        with pytest.raises(ArgumentError, match="they must increase"):
             by_length(["a"], ["a"], ["a"], bins=bins)
     with pytest.raises(DTypeError, match="must be an integer"):
         by_length(["a"], ["a"], ["a"], bins=[2.5])
@@ -123,7 +123,7 @@ def test_a_tokenizer_whose_package_is_missing(monkeypatch):
         check_tokenizer("ja-mecab")
 
 
-def test_nothing_is_logged_about_tokenized_text(capfd):
+def test_tokenized_text_logs_no_warning(capfd):
     evaluate(["it ends with a period ."] * 200, ["it ends with a period ."] * 200)
     assert capfd.readouterr() == ("", "")
 
@@ -139,37 +139,37 @@ def test_words_are_counted_in_any_script():
 
 
 @given(st.lists(st.integers(0, 80), min_size=1, max_size=400))
-def test_bins_hold_every_sentence_once_and_enough_of_them(lengths):
+def test_bins_hold_every_sentence_once_and_are_large_enough(lengths):
     sources = [" ".join("a" * length) for length in lengths]
     found = by_length(sources, sources, sources)
-    assert sum(one.sentences for one in found) == len(sources)
+    assert sum(bucket.sentences for bucket in found) == len(sources)
     assert len(found) <= 8
-    assert len(found) == 1 or all(one.sentences >= LEAST for one in found)
-    assert all(one.exact == 1 for one in found)
-    spans = [one.lengths for one in found]
+    assert len(found) == 1 or all(bucket.sentences >= MIN_SENTENCES for bucket in found)
+    assert all(bucket.exact == 1 for bucket in found)
+    spans = [bucket.lengths for bucket in found]
     assert all(span.last < after.first for span, after in pairwise(spans))
 
 
-def test_bins_that_are_given():
+def test_explicit_bins():
     sources = [" ".join("a" * length) for length in (1, 2, 3, 5, 8, 13)]
     found = by_length(sources, sources, sources, bins=[2, 4, 7])
-    assert [(str(one.lengths), one.sentences) for one in found] == [
+    assert [(str(bucket.lengths), bucket.sentences) for bucket in found] == [
         ("1–2", 2),
         ("3–4", 1),
         ("5–7", 1),
         ("8+", 2),
     ]
-    assert found[-1].lengths == Lengths(8, None)
+    assert found[-1].lengths == LengthRange(8, None)
 
 
-def test_one_bin_is_all():
-    (one,) = by_length(TRANSLATIONS, REFERENCES, REFERENCES, bins=[100])
-    assert one.bleu == evaluate(TRANSLATIONS, REFERENCES).bleu
+def test_one_bin_equals_evaluate():
+    (bucket,) = by_length(TRANSLATIONS, REFERENCES, REFERENCES, bins=[100])
+    assert bucket.bleu == evaluate(TRANSLATIONS, REFERENCES).bleu
 
 
-def test_a_bin_of_single_words_is_scored_too():
-    (one,) = by_length(["dog"] * 9, ["dog"] * 9, ["Hund"] * 9)
-    assert one.bleu == pytest.approx(100)  # there are no four words in a row, and none is missing
+def test_a_bin_of_single_words_is_scored():
+    (bucket,) = by_length(["dog"] * 9, ["dog"] * 9, ["Hund"] * 9)
+    assert bucket.bleu == pytest.approx(100)  # effective order: there are no longer n-grams
 
 
 def test_a_long_tail_is_one_bin():
@@ -178,7 +178,7 @@ def test_a_long_tail_is_one_bin():
     assert length_bins([]) == []
 
 
-@pytest.mark.skipif(not MULTI30K.exists(), reason="there is no Multi30k on this machine")
+@pytest.mark.skipif(not MULTI30K.exists(), reason="Multi30k is not available")
 def test_bins_of_real_sentences():
     german, english = (
         (MULTI30K / f"test_2016_flickr.{name}").read_text("utf-8").splitlines() for name in ("de", "en")
@@ -191,34 +191,34 @@ def test_bins_of_real_sentences():
 # The command
 
 
-class Shouting:
-    """A translator that says the same in capitals, and that a test can look at."""
+class UppercaseTranslator:
+    """Translates to upper case, and records its calls."""
 
     calls: ClassVar[list[tuple[str, int, int, int]]] = []
 
     def __init__(self, folder: Path, device: str) -> None:
         if not folder.is_dir():
-            raise ArgumentError(f"there is no folder {str(folder)!r}; check the path.")
+            raise ArgumentError(f"{str(folder)!r} does not exist.")
         self.folder = folder
 
-    def translate(self, texts, *, how, batch):
-        self.calls.append((self.folder.name, len(texts), how.size, batch))
+    def translate(self, texts, *, strategy, batch_size):
+        self.calls.append((self.folder.name, len(texts), strategy.size, batch_size))
         change = str.upper if self.folder.name == "loud" else str
         return [SimpleNamespace(text=change(text), tokens=text.split()) for text in texts]
 
 
 @pytest.fixture
 def corpus(tmp_path, monkeypatch) -> Path:
-    """Two files, two model folders, and a translator for them."""
+    """Two files, two model folders, and a fake translator."""
     (tmp_path / "source").write_text("".join(f"der Hund {'x ' * (i % 9)}\n" for i in range(300)))
     (tmp_path / "reference").write_text("".join(f"DER HUND {'X ' * (i % 9)}\n" for i in range(300)))
     for name in ("loud", "quiet"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
     module = ModuleType("regard.translation.translator")
-    module.load_translator = Shouting
+    module.load_translator = UppercaseTranslator
     monkeypatch.setitem(sys.modules, "regard.translation.translator", module)
-    monkeypatch.setattr(Shouting, "calls", [])
+    monkeypatch.setattr(UppercaseTranslator, "calls", [])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -226,9 +226,9 @@ def corpus(tmp_path, monkeypatch) -> Path:
 def run(*arguments: str, status: int = 0) -> None:
     from regard.cli import main
 
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit:
         main(["evaluate", *arguments])
-    assert (left.value.code or 0) == status
+    assert (exit.value.code or 0) == status
 
 
 def test_one_model(corpus, capsys):
@@ -241,7 +241,7 @@ def test_one_model(corpus, capsys):
     assert "sentences/s" in shown[5]
     assert "target tokens/s" in shown[5]
     assert len(shown) == 6
-    assert Shouting.calls == [("loud", 1, 3, 7), ("loud", 300, 3, 7)]  # the first is not counted
+    assert UppercaseTranslator.calls == [("loud", 1, 3, 7), ("loud", 300, 3, 7)]  # the first is a warm-up
     assert [line.split() for line in (corpus / "out").read_text().splitlines()] == [
         line.split() for line in (corpus / "reference").read_text().splitlines()
     ]
@@ -259,20 +259,20 @@ def test_several_models_are_compared_and_drawn(corpus, capsys):
     assert (corpus / "lengths.svg").read_bytes().startswith(b"<?xml")
 
 
-def test_ready_translations_may_come_from_windows(corpus, capsys):
+def test_existing_translations_may_have_bom_and_crlf(corpus, capsys):
     lines = (corpus / "reference").read_bytes()
     (corpus / "windows").write_bytes(b"\xef\xbb\xbf" + lines.replace(b"\n", b"\r\n"))
     run("source", "reference", "--translations", "windows", "--json")
     assert json.loads(capsys.readouterr().out)["windows"]["exact"] == 1
 
 
-def test_ready_translations_need_no_model(corpus, capsys):
+def test_existing_translations_need_no_model(corpus, capsys):
     run("source", "reference", "--translations", "reference", "--by-length")
     shown = capsys.readouterr().out
     assert "100.00" in shown
     assert "speed" not in shown
     assert "source words" in shown
-    assert Shouting.calls == []
+    assert UppercaseTranslator.calls == []
 
 
 def test_json(corpus, capsys):
@@ -285,7 +285,7 @@ def test_json(corpus, capsys):
     assert found["source"]["by_length"][0].keys() == {"first", "last", "bleu", "sentences", "exact"}
 
 
-def test_lower_case_is_an_option(corpus, capsys):
+def test_lowercase_option(corpus, capsys):
     run("source", "reference", "-m", "quiet", "--lowercase", "--json")
     assert json.loads(capsys.readouterr().out)["quiet"]["bleu"] == pytest.approx(100)
 
@@ -299,7 +299,7 @@ def test_pairs_in_one_file(corpus, capsys):
 def test_the_embedded_corpus(corpus, capsys, monkeypatch):
     pytest.importorskip("num2words")
     pytest.importorskip("babel")
-    embedded = import_module("regard.translation.data.builtin")  # the function has the same name
+    embedded = import_module("regard.translation.data.builtin")
     monkeypatch.setattr(embedded, "embedded", partial(embedded.embedded, size=200))  # in less time
     run("embedded", "--model", "loud", "--json")
     held_out = json.loads(capsys.readouterr().out)["loud"]["sentences"]
@@ -310,27 +310,33 @@ def test_the_embedded_corpus(corpus, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["source", "reference"], "evaluate got no model; name one"),
-        (["source", "reference", "-m", "nothing"], "'nothing' does not exist; give a folder"),
+        (["source", "reference"], "evaluate needs a model, --model FOLDER"),
+        (["source", "reference", "-m", "nothing"], "'nothing' does not exist; name a folder"),
         (["source", "missing", "-m", "loud"], "missing"),
         (["source", "reference", "-m", "loud", "-m", "loud"], "'loud' is given 2 times"),
         (
             ["source", "reference", "-m", "loud", "-m", "quiet", "-o", "x"],
-            "--output is for the translations of",
+            "--output takes the translations of one model, but there are 2 models",
         ),
-        (["source", "reference", "-m", "loud", "--output", "no/x"], "there is no folder 'no'"),
-        (["source", "reference", "-m", "loud", "--picture", "x.gif"], "--picture is 'x.gif'; it can end in"),
+        (["source", "reference", "-m", "loud", "--output", "no/x"], "the folder 'no' does not exist"),
+        (["source", "reference", "-m", "loud", "--picture", "x.gif"], "--picture 'x.gif' must end in .png"),
         (
             ["source", "reference", "-m", "loud", "--tokenize", "13b"],
-            "tokenize='13b' (--tokenize); it can be",
+            "tokenize='13b' is not supported; use '13a'",
         ),
         (["source", "reference", "-m", "loud", "--beam", "0"], "--beam"),
-        (["source", "reference", "--translations", "short"], "'short' has 2 translations and there are 300"),
-        (["embedded", "-m", "loud", "--languages", "german"], "--languages is 'german'; it is a pair"),
+        (
+            ["source", "reference", "--translations", "short"],
+            "'short' has 2 lines, but there are 300 sentences",
+        ),
+        (
+            ["embedded", "-m", "loud", "--languages", "german"],
+            "--languages is 'german'; pass source and target",
+        ),
         (["empty", "empty", "-m", "loud"], "has no sentences"),
     ],
 )
-def test_what_is_refused_is_one_line(arguments, message, corpus, capsys):
+def test_errors_are_one_line(arguments, message, corpus, capsys):
     (corpus / "short").write_text("a\nb\n")
     (corpus / "empty").write_text("")
     run(*arguments, status=2)
@@ -339,19 +345,19 @@ def test_what_is_refused_is_one_line(arguments, message, corpus, capsys):
     assert shown.err.startswith("regard: ")
     assert message in shown.err
     assert shown.err.count("\n") == 1
-    assert Shouting.calls == []
+    assert UppercaseTranslator.calls == []
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("translations", "message"),
     [
         (
-            (one for one in ["a"]),
-            r"got a generator as translations; give a list of sentences: list\(translations\)",
+            (text for text in ["a"]),
+            r"got a generator as translations; pass a list: list\(translations\)",
         ),
-        ([7], "got a int as number 0 of translations; give strings"),
+        ([7], r"got a int as translations\[0\]; pass strings"),
     ],
 )
-def test_what_is_no_list_of_sentences_is_refused(given, message):
+def test_translations_must_be_a_list_of_strings(translations, message):
     with pytest.raises(DTypeError, match=message):
-        evaluate(given, ["a"])
+        evaluate(translations, ["a"])

@@ -1,4 +1,4 @@
-"""Lines that are too long are cut into parts: nothing is lost, and sentences stay whole where they can."""
+"""Long lines are split into parts: nothing is lost, and sentences stay whole if possible."""
 
 import pytest
 from hypothesis import given
@@ -10,62 +10,64 @@ from regard.translation.tokens import Segmentation
 WORDS = st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["", ".", ",", "!»"])), max_size=60)
 
 
-def cut(words: list[tuple[int, str]]) -> Segmentation:
-    """Words of so many pieces, with these ends."""
-    of = [number for number, (pieces, _) in enumerate(words) for _ in range(pieces)]
-    unknown = dict.fromkeys(range(0, len(of), 3), "Ω")
-    return Segmentation([f"w{end}" for _, end in words], of, ["p"] * len(of), of, unknown)
+def segmented(words: list[tuple[int, str]]) -> Segmentation:
+    """Words with the given numbers of tokens and the given endings."""
+    word_of = [number for number, (pieces, _) in enumerate(words) for _ in range(pieces)]
+    unknown = dict.fromkeys(range(0, len(word_of), 3), "Ω")
+    return Segmentation([f"w{end}" for _, end in words], word_of, ["p"] * len(word_of), word_of, unknown)
 
 
-def parts(cut_: Segmentation, longest: int) -> list[Part]:
-    return Line.of("", cut_, longest).parts
+def parts(segmentation: Segmentation, max_tokens: int) -> list[Part]:
+    return Line.of("", segmentation, max_tokens).parts
 
 
 @given(WORDS, st.integers(1, 30))
-def test_parts_are_all_of_a_line_in_order_and_short_enough(words, longest):
-    whole = cut(words)
-    found = parts(whole, longest)
-    assert [one for part in found for one in part.cut.ids] == whole.ids
-    assert [part.word + word for part in found for word in part.cut.word_of] == whole.word_of
-    assert all(0 < len(part.cut.ids) <= longest for part in found)
+def test_parts_cover_a_line_in_order_and_are_short_enough(words, max_tokens):
+    whole = segmented(words)
+    found = parts(whole, max_tokens)
+    assert [token for part in found for token in part.segmentation.ids] == whole.ids
+    assert [part.first_word + word for part in found for word in part.segmentation.word_of] == whole.word_of
+    assert all(0 < len(part.segmentation.ids) <= max_tokens for part in found)
     assert {
-        (part.word + part.cut.word_of[at], shown) for part in found for at, shown in part.cut.unknown.items()
+        (part.first_word + part.segmentation.word_of[at], shown)
+        for part in found
+        for at, shown in part.segmentation.unknown.items()
     } == {(whole.word_of[at], shown) for at, shown in whole.unknown.items()}
 
 
 @given(WORDS, st.integers(9, 30))
-def test_words_are_not_cut_if_they_fit(words, longest):
-    whole = cut(words)
-    assert [word for part in parts(whole, longest) for word in part.cut.words] == whole.words
+def test_words_that_fit_are_not_split(words, max_tokens):
+    whole = segmented(words)
+    assert [word for part in parts(whole, max_tokens) for word in part.segmentation.words] == whole.words
 
 
 @given(st.integers(1, 40), st.integers(1, 9))
-def test_of_a_word_that_is_too_long_each_part_has_its_letters(length, longest):
+def test_each_part_of_a_long_word_has_its_characters(length, max_tokens):
     letters = [chr(ord("a") + i % 26) for i in range(length)]
     whole = Segmentation(["".join(letters)], [7] * length, letters, [0] * length, {})
-    assert "".join(part.cut.text for part in parts(whole, longest)) == whole.text
+    assert "".join(part.segmentation.text for part in parts(whole, max_tokens)) == whole.text
 
 
 @given(WORDS, st.integers(1, 30))
-def test_a_line_that_fits_is_one_part(words, longest):
-    whole = cut(words)
-    if 0 < len(whole.ids) <= longest:
-        assert parts(whole, longest) == [Part(0, whole)]
+def test_a_line_that_fits_is_one_part(words, max_tokens):
+    whole = segmented(words)
+    if 0 < len(whole.ids) <= max_tokens:
+        assert parts(whole, max_tokens) == [Part(0, whole)]
 
 
 @pytest.mark.parametrize(
     ("ends", "stop"),
     [
-        ([".", "", ",", "", "", ""], 1),  # the end of a sentence rather than a pause
+        ([".", "", ",", "", "", ""], 1),  # a sentence end rather than a pause
         (["", ",", "", "", "", ""], 2),  # a pause rather than nothing
         (["", "", "", "", "", ""], 4),
         (["?", "", ".", "", "", ""], 3),  # the last of several
         (["", "", ".”)", "", "", ""], 3),
     ],
 )
-def test_where_a_line_is_cut(ends, stop):
-    assert len(parts(cut([(1, end) for end in ends]), longest=4)[0].cut.ids) == stop
+def test_where_a_line_is_split(ends, stop):
+    assert len(parts(segmented([(1, end) for end in ends]), max_tokens=4)[0].segmentation.ids) == stop
 
 
-def test_nothing_has_no_parts():
-    assert parts(cut([]), 5) == []
+def test_an_empty_line_has_no_parts():
+    assert parts(segmented([]), 5) == []

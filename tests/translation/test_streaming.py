@@ -1,4 +1,4 @@
-"""Lines that arrive one by one: in groups, in order, and nobody waits for an answer."""
+"""batch_lines: order, batch sizes, timeouts, cancellation and errors."""
 
 import io
 import os
@@ -18,13 +18,13 @@ from regard.translation.streaming import batch_lines, read_stdin
 
 @settings(max_examples=30)
 @given(st.lists(st.text(max_size=3), max_size=40), st.integers(1, 7))
-def test_groups_are_full_and_in_order(lines, most):
-    groups = list(batch_lines(iter(lines), most, pause=5))
-    assert [line for group in groups for line in group] == lines
-    assert all(len(group) == most for group in groups[:-1])
+def test_batches_are_full_and_in_order(lines, max_size):
+    batches = list(batch_lines(iter(lines), max_size, timeout=5))
+    assert [line for batch in batches for line in batch] == lines
+    assert all(len(batch) == max_size for batch in batches[:-1])
 
 
-def test_a_group_ends_where_nothing_comes():
+def test_a_timeout_yields_a_partial_batch():
     go = threading.Event()
 
     def slow():
@@ -33,13 +33,13 @@ def test_a_group_ends_where_nothing_comes():
         assert go.wait(30)
         yield "c"
 
-    groups = batch_lines(slow(), most=10)
-    assert next(groups) == ["a", "b"]
+    batches = batch_lines(slow(), max_size=10)
+    assert next(batches) == ["a", "b"]
     go.set()
-    assert list(groups) == [["c"]]
+    assert list(batches) == [["c"]]
 
 
-def test_who_stops_listening_stops_the_reading():
+def test_closing_the_generator_stops_the_reader():
     before = threading.active_count()
     read = []
 
@@ -48,9 +48,9 @@ def test_who_stops_listening_stops_the_reading():
             read.append(1)
             yield "line"
 
-    groups = batch_lines(endless(), most=3)
-    next(groups)
-    groups.close()
+    batches = batch_lines(endless(), max_size=3)
+    next(batches)
+    batches.close()
     until = time.monotonic() + 30
     while threading.active_count() > before and time.monotonic() < until:
         time.sleep(0.01)
@@ -58,28 +58,28 @@ def test_who_stops_listening_stops_the_reading():
     assert len(read) < 20
 
 
-def test_standard_input_is_utf8_whatever_the_terminal_says(monkeypatch):
-    given_ = io.TextIOWrapper(io.BytesIO("\ufeffné\r\n\n漢\u2028字".encode()), encoding="ascii")
-    monkeypatch.setattr("sys.stdin", given_)
+def test_stdin_is_decoded_as_utf8_whatever_the_locale(monkeypatch):
+    stdin = io.TextIOWrapper(io.BytesIO("\ufeffné\r\n\n漢\u2028字".encode()), encoding="ascii")
+    monkeypatch.setattr("sys.stdin", stdin)
     assert list(batch_lines(sys.stdin, 9)) == [["né", "", "漢\u2028字"]]
 
 
-def test_other_encodings_are_refused(monkeypatch):
+def test_other_encodings_are_rejected(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ok\n\xff\n")))
     lines = read_stdin()
     assert next(lines) == "ok"
-    with pytest.raises(ArgumentError, match="line 2 of standard input is no UTF-8 text"):
+    with pytest.raises(ArgumentError, match="Line 2 of standard input is not UTF-8"):
         next(lines)
 
 
-def test_an_interrupt_while_waiting_for_standard_input():
-    """The thread that waits for it must not hold up the end of the process."""
+def test_an_interrupt_while_waiting_for_stdin():
+    """The waiting reader thread must not block the end of the process."""
     program = (
         "import sys\n"
         "from regard.translation.streaming import batch_lines\n"
         "try:\n"
-        "    for group in batch_lines(sys.stdin, 9):\n"
-        "        print(*group, flush=True)\n"
+        "    for batch in batch_lines(sys.stdin, 9):\n"
+        "        print(*batch, flush=True)\n"
         "except KeyboardInterrupt:\n"
         "    sys.exit(7)\n"
     )

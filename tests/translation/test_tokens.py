@@ -1,4 +1,4 @@
-"""Vocabularies: what is cut can be joined again, and each piece knows its word."""
+"""Tokenizers: decoding inverts segmentation, and each token knows its word."""
 
 import unicodedata
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from regard.errors import ArgumentError, DTypeError
-from regard.translation.tokens import MARKS, UNKNOWN, Segmentation, Tokenizer, TokenizerPair
+from regard.translation.tokens import SPECIAL_TOKENS, UNKNOWN, Segmentation, Tokenizer, TokenizerPair
 
 LINES = [
     "ein Hund bellt laut",
@@ -23,7 +23,7 @@ KINDS = ("unigram", "bpe", "words", "characters")
 LEARNED = {kind: Tokenizer.learn(LINES, kind=kind, size=80) for kind in KINDS}
 
 kinds = pytest.mark.parametrize("kind", KINDS)
-# blanks of all kinds, combining marks, joiners, ligatures, and that with which SentencePiece begins words
+# spaces of all kinds, combining marks, joiners, ligatures, and SentencePiece's word boundary
 ODD = [
     *("\u0301", "\u0308", "\u200b", "\u200d", "\xa0", "\u3000", "\u2028", "\x85", "\x1c", "\v"),
     *("▁", "ﬁ", "Ⅷ", "ﷺ", "¨", "한", "漢", "😀", "👩‍👩‍👧", "⁇", "▅", "<s>", "</s>", "<unk>", "<pad>"),
@@ -35,29 +35,31 @@ texts = st.lists(st.tuples(words, st.sampled_from(["", " ", "  "])), max_size=8)
 )
 
 
-def again(tokens: Tokenizer, text: str) -> str:
-    """A text, cut and joined."""
-    cut = tokens.segment(text)
-    return tokens.join(cut.ids, cut.unknown).text
+def round_trip(tokens: Tokenizer, text: str) -> str:
+    """Segment and decode a text."""
+    segmentation = tokens.segment(text)
+    return tokens.decode(segmentation.ids, segmentation.unknown).text
 
 
 @kinds
 @given(text=texts)
 @example(text="a\x1cb\x85c Hund")
-def test_a_text_is_cut_word_by_word(kind: str, text: str) -> None:
-    tokens, cut = LEARNED[kind], LEARNED[kind].segment(text)
+def test_segmentation_works_word_by_word(kind: str, text: str) -> None:
+    tokens, segmentation = LEARNED[kind], LEARNED[kind].segment(text)
     by_word = [tokens.encode(word) for word in text.split()]
-    assert tokens.encode(text) == cut.ids == [one for ids in by_word for one in ids]
-    assert cut.word_of == [word for word, ids in enumerate(by_word) for _ in ids]
-    assert cut.words == text.split()
-    assert len(cut.pieces) == len(cut.ids)
-    assert {place for place, one in enumerate(cut.ids) if one == UNKNOWN} == set(cut.unknown)
+    assert tokens.encode(text) == segmentation.ids == [one for ids in by_word for one in ids]
+    assert segmentation.word_of == [word for word, ids in enumerate(by_word) for _ in ids]
+    assert segmentation.words == text.split()
+    assert len(segmentation.pieces) == len(segmentation.ids)
+    assert {place for place, one in enumerate(segmentation.ids) if one == UNKNOWN} == set(
+        segmentation.unknown
+    )
 
 
 @kinds
 @given(text=texts)
-def test_no_text_is_a_mark(kind: str, text: str) -> None:
-    assert all(one == UNKNOWN or one >= MARKS for one in LEARNED[kind].encode(text))
+def test_text_never_encodes_to_special_tokens(kind: str, text: str) -> None:
+    assert all(one == UNKNOWN or one >= SPECIAL_TOKENS for one in LEARNED[kind].encode(text))
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "characters"])
@@ -67,36 +69,38 @@ def test_no_text_is_a_mark(kind: str, text: str) -> None:
         | st.sampled_from("\u0301\u0308\u200d\xa0\u3000▁ﬁⅧﷺ한漢字😀")
     )
 )
-def test_what_was_cut_is_joined_to_the_normal_form(kind: str, text: str) -> None:
+def test_decoding_returns_the_normal_form(kind: str, text: str) -> None:
     normal = unicodedata.normalize("NFKC", text).replace("▁", " ")
-    # SentencePiece leaves some marks beside their letters, as those of Ấ
-    assert unicodedata.normalize("NFKC", again(LEARNED[kind], text)) == " ".join(normal.split())
+    # SentencePiece does not compose some marks, such as those of Ấ
+    assert unicodedata.normalize("NFKC", round_trip(LEARNED[kind], text)) == " ".join(normal.split())
 
 
 @given(text=texts)
 @example(text="Hund a▁b x\u200by laut")
-def test_words_that_are_not_known_keep_all_their_letters(text: str) -> None:
+def test_unknown_words_keep_their_text(text: str) -> None:
     tokens = LEARNED["words"]
     shown = [word.removeprefix("▁") for word in text.split() if tokens.encode(word) == [UNKNOWN]]
-    joined = again(tokens, text).split(" ")
+    joined = round_trip(tokens, text).split(" ")
     assert all(word in joined for word in shown)
 
 
 @kinds
 @given(text=st.text() | texts)
-def test_a_joined_text_stays_as_it_is(kind: str, text: str) -> None:
-    """But for marks that stand beside their letters, which may be joined, and the sign that means a space."""
+def test_a_second_round_trip_changes_nothing(kind: str, text: str) -> None:
+    """Except for combining marks, which may be composed, and SentencePiece's word boundary."""
     assume("▁" not in unicodedata.normalize("NFKC", text))
-    once = again(LEARNED[kind], text)
-    assert unicodedata.normalize("NFKC", again(LEARNED[kind], once)) == unicodedata.normalize("NFKC", once)
+    once = round_trip(LEARNED[kind], text)
+    assert unicodedata.normalize("NFKC", round_trip(LEARNED[kind], once)) == unicodedata.normalize(
+        "NFKC", once
+    )
 
 
 @kinds
 @given(data=st.data())
-def test_whatever_a_model_writes_is_words(kind: str, data: st.DataObject) -> None:
+def test_any_ids_decode_to_words(kind: str, data: st.DataObject) -> None:
     tokens = LEARNED[kind]
     ids = data.draw(st.lists(st.integers(0, len(tokens) - 1)))
-    joined = tokens.join(ids)
+    joined = tokens.decode(ids)
     assert joined.ids == ids
     assert joined.text == " ".join(joined.words)
     assert all(joined.words)
@@ -106,23 +110,25 @@ def test_whatever_a_model_writes_is_words(kind: str, data: st.DataObject) -> Non
         assert joined.words == [_spelled(joined, word) for word in range(len(joined.words))]
 
 
-def _spelled(cut: Segmentation, word: int) -> str:
-    """A word, from its pieces."""
-    return "".join(piece for piece, of in zip(cut.pieces, cut.word_of, strict=True) if of == word).strip("▁")
+def _spelled(segmentation: Segmentation, word: int) -> str:
+    """A word, from its tokens."""
+    return "".join(
+        piece for piece, of in zip(segmentation.pieces, segmentation.word_of, strict=True) if of == word
+    ).strip("▁")
 
 
 @kinds
-def test_letters_that_are_not_known_come_back(kind: str) -> None:
+def test_unknown_characters_are_restored(kind: str) -> None:
     tokens = LEARNED[kind]
-    cut = tokens.segment("Hund щука bellt")
-    assert "".join(cut.unknown.values()) == "щука"
-    assert tokens.join(cut.ids, cut.unknown).text == "Hund щука bellt"
-    assert tokens.join(cut.ids).text == "Hund ⁇ bellt"
-    assert tokens.join(cut.ids, dict.fromkeys(cut.unknown, "carpa")).words[1] == "carpa"
+    segmentation = tokens.segment("Hund щука bellt")
+    assert "".join(segmentation.unknown.values()) == "щука"
+    assert tokens.decode(segmentation.ids, segmentation.unknown).text == "Hund щука bellt"
+    assert tokens.decode(segmentation.ids).text == "Hund ⁇ bellt"
+    assert tokens.decode(segmentation.ids, dict.fromkeys(segmentation.unknown, "carpa")).words[1] == "carpa"
 
 
 @kinds
-def test_lines_are_cut_as_each_of_them(kind: str) -> None:
+def test_encode_batch_equals_encode(kind: str) -> None:
     tokens = LEARNED[kind]
     assert tokens.encode_batch(LINES[:5]) == [tokens.encode(line) for line in LINES[:5]]
     assert tokens.encode_batch(["", "  ", "Hund"])[:2] == [[], []]
@@ -136,14 +142,14 @@ def test_the_same_text_gives_the_same_vocabulary(kind: str) -> None:
 
 @kinds
 @pytest.mark.parametrize("size", [45, 60, 8000])
-def test_a_vocabulary_is_never_larger_than_asked(kind: str, size: int) -> None:
+def test_a_vocabulary_never_exceeds_size(kind: str, size: int) -> None:
     tokens = Tokenizer.learn(LINES, kind=kind, size=size)
-    assert MARKS < len(tokens) <= size
+    assert SPECIAL_TOKENS < len(tokens) <= size
     assert f"{len(tokens):,}" in repr(tokens)
 
 
 @kinds
-def test_what_is_saved_is_loaded(kind: str, tmp_path: Path) -> None:
+def test_save_and_load(kind: str, tmp_path: Path) -> None:
     LEARNED[kind].save(tmp_path / "tokens.model")
     loaded = Tokenizer.load(tmp_path / "tokens.model", kind)
     assert loaded.content == LEARNED[kind].content
@@ -165,24 +171,24 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @kinds
 @given(part=st.floats(0, 0.999))
-def test_a_vocabulary_that_was_cut_off_is_refused(kind: str, part: float, file: Path) -> None:
+def test_a_truncated_vocabulary_is_rejected(kind: str, part: float, file: Path) -> None:
     content = LEARNED[kind].content
     file.write_bytes(content[: int(part * len(content))])
     with suppress(ArgumentError):
-        # only if it ends right after a piece; no model of other sizes will go with it
+        # only if it ends right after a token; no model fits its size
         assert len(Tokenizer.load(file, kind)) < len(LEARNED[kind])
 
 
 @given(content=st.binary(max_size=200))
-def test_what_is_no_vocabulary_is_refused(content: bytes, file: Path) -> None:
+def test_a_file_that_is_not_a_vocabulary_is_rejected(content: bytes, file: Path) -> None:
     file.write_bytes(content)
-    with pytest.raises(ArgumentError, match="copy that folder again"):
+    with pytest.raises(ArgumentError, match="Copy its model folder again"):
         Tokenizer.load(file)
 
 
 @kinds
 @given(data=st.data())
-def test_a_damaged_vocabulary_is_refused_or_works(kind: str, data: st.DataObject, file: Path) -> None:
+def test_a_damaged_vocabulary_is_rejected_or_works(kind: str, data: st.DataObject, file: Path) -> None:
     content = bytearray(LEARNED[kind].content)
     for place in data.draw(st.lists(st.integers(0, 3000), min_size=1, max_size=9)):
         content[place] = data.draw(st.integers(0, 255))
@@ -191,11 +197,11 @@ def test_a_damaged_vocabulary_is_refused_or_works(kind: str, data: st.DataObject
         tokens = Tokenizer.load(file, kind)
     except ArgumentError:
         return
-    tokens.join(range(len(tokens)))
+    tokens.decode(range(len(tokens)))
     tokens.segment("ein Hund 鳥")
 
 
-def test_a_vocabulary_with_other_marks_is_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_with_other_special_tokens_is_rejected(tmp_path: Path) -> None:
     from sentencepiece import SentencePieceTrainer
 
     with open(tmp_path / "other.model", "wb") as file:
@@ -206,24 +212,24 @@ def test_a_vocabulary_with_other_marks_is_refused(tmp_path: Path) -> None:
             hard_vocab_limit=False,
             minloglevel=2,
         )
-    with pytest.raises(ArgumentError, match=r"\(-1, 1, 2, 0\).*regard needs \(0, 1, 2, 3\)"):
+    with pytest.raises(ArgumentError, match=r"\(-1, 1, 2, 0\).*regard requires \(0, 1, 2, 3\)"):
         Tokenizer.load(tmp_path / "other.model")
 
 
 @kinds
 @pytest.mark.parametrize("lines", [[], ["", "  "], ["\u200b", "▁"], ["a" * 70_000]])
-def test_no_text_is_no_vocabulary(kind: str, lines: list[str]) -> None:
-    with pytest.raises(ArgumentError, match="no text to learn"):
+def test_learning_from_no_text_raises(kind: str, lines: list[str]) -> None:
+    with pytest.raises(ArgumentError, match="No text to learn a vocabulary from"):
         Tokenizer.learn(lines, kind=kind)
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_a_vocabulary_holds_all_letters_or_is_refused(kind: str) -> None:
-    with pytest.raises(ArgumentError, match="of 12 is too small"):
+def test_a_vocabulary_too_small_for_all_characters_is_rejected(kind: str) -> None:
+    with pytest.raises(ArgumentError, match="A vocabulary of 12 is too small"):
         Tokenizer.learn(LINES, kind=kind, size=12)
 
 
-def test_an_error_in_the_lines_is_the_error_that_is_seen() -> None:
+def test_an_error_in_the_lines_is_propagated() -> None:
     def broken() -> Iterator[str]:
         yield "ein Hund"
         raise KeyboardInterrupt
@@ -232,29 +238,32 @@ def test_an_error_in_the_lines_is_the_error_that_is_seen() -> None:
         Tokenizer.learn(broken())
 
 
-def test_half_of_a_surrogate_pair_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="half of a surrogate pair"):
+def test_a_lone_surrogate_is_rejected() -> None:
+    with pytest.raises(ArgumentError, match="contains a lone surrogate"):
         Tokenizer.learn(["ein \ud800 Hund"])
     for kind in KINDS:
-        for call in (LEARNED[kind].encode, LEARNED[kind].cut):
-            with pytest.raises(ArgumentError, match="half of a surrogate pair"):
+        for call in (LEARNED[kind].encode, LEARNED[kind].segment):
+            with pytest.raises(ArgumentError, match="contains a lone surrogate"):
                 call("ein \ud800 Hund")
 
 
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"kind": "letters"}, "kind='letters'; there are unigram, bpe, words, characters"),
+        (
+            {"kind": "letters"},
+            "Unknown tokenizer kind 'letters'. Choose from unigram, bpe, words, characters",
+        ),
         ({"size": 4}, "size=4; it must be at least 5"),
-        ({"coverage": 0.9}, "coverage=0.9; it must be at least 0.98"),
-        ({"coverage": 1.1}, "coverage=1.1; it must be at least 0.98 and at most 1."),
+        ({"character_coverage": 0.9}, "character_coverage=0.9; it must be at least 0.98"),
+        ({"character_coverage": 1.1}, "character_coverage=1.1; it must be at least 0.98 and at most 1."),
         ({"seed": -1}, "seed=-1; it must be at least 0"),
     ],
 )
-def test_wrong_settings_are_refused(wrong: dict[str, object], why: str) -> None:
+def test_invalid_arguments_are_rejected(wrong: dict[str, object], why: str) -> None:
     with pytest.raises(ArgumentError, match=why):
         Tokenizer.learn(LINES, **wrong)
     with pytest.raises(DTypeError, match="integer"):
         Tokenizer.learn(LINES, size="many")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="there are unigram"):
+    with pytest.raises(ArgumentError, match="Unknown tokenizer kind 'letters'"):
         Tokenizer.load("tokens.model", "letters")  # type: ignore[arg-type]

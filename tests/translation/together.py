@@ -1,11 +1,11 @@
-"""What torchrun starts in each process: the training of `small`, in a folder.
+"""The script that torchrun starts: the training of `small` in a folder.
 
     torchrun … together.py FOLDER [--shard] [--kill RANK:UPDATE] [--full UPDATE] [--held] [setting=value …]
 
---kill: that process is killed before that update, the first time it comes there.
---full: from that update on no file can grow beyond a few kilobytes.
---held: each process writes FOLDER/held-RANK: the most parameters that it held inside a block, and how many
-    the model has.
+--kill: kill this process before this update, once.
+--full: from this update on, files cannot grow beyond a few kilobytes.
+--held: each process writes FOLDER/held-RANK: the peak number of parameters that it held inside a block, and
+    the size of the model.
 """
 
 import gc
@@ -32,17 +32,15 @@ from tests.translation.small import DEV, PAIRS, TOKENS, small_config
 
 _SHARED = TOKENS.source
 _LONG = ([_SHARED.encode("1")[0]] * 40, [_SHARED.encode("2")[0]] * 40)
-# the long pair is a batch of its own, of which one process alone gets a part
-_ALL = [*((_SHARED.encode(one.source), _SHARED.encode(one.target)) for one in PAIRS), _LONG]
+# the long pair is a batch of its own: only one process gets a part of it
+_ALL = [*((_SHARED.encode(pair.source), _SHARED.encode(pair.target)) for pair in PAIRS), _LONG]
 IDS = InMemoryPairs(_ALL)
-LINKS = InMemoryPairs(
-    [(range(len(source))[::-1], range(len(source))) for source, _ in _ALL]
-)  # the last is the first
+LINKS = InMemoryPairs([(range(len(source))[::-1], range(len(source))) for source, _ in _ALL])  # reversed
 
 
 def config(model: str = "transformer", settings: Sequence[str] = ()) -> TranslationConfig:
-    """Without dropout, which each process draws by itself; all checkpoints are kept, and averaged."""
-    ours = [
+    """Without dropout, which each process samples on its own; all checkpoints are kept and averaged."""
+    defaults = [
         *("model.dropout=0", "training.accumulate=2", "training.batch_tokens=64", "training.max_grad_norm=2"),
         *(
             "training.updates=14",
@@ -53,49 +51,50 @@ def config(model: str = "transformer", settings: Sequence[str] = ()) -> Translat
         *("training.metric=loss", "training.threads=1"),
         *(["training.guided_alignment_weight=0.3"] if model == "transformer" else []),
     ]
-    return small_config(model, *ours, *settings)
+    return small_config(model, *defaults, *settings)
 
 
 def train(folder: Path, config: TranslationConfig, world: World | None = None) -> TrainingResult:
-    """Train in a folder, from wherever it stands."""
+    """Train in a folder, from its last checkpoint."""
     return Trainer(folder, config, TOKENS, IDS, DEV, links=LINKS, world=world).run()
 
 
-class Fated(Trainer):
-    """A training to which something happens."""
+class FailingTrainer(Trainer):
+    """A trainer that can be killed, or run out of disk space."""
 
-    fate: Namespace
+    options: Namespace
 
     def _update(self, batches):  # type: ignore[no-untyped-def]
-        fate, step, mark = self.fate, self.progress.step, self.folder / "killed"
-        if fate.kill == f"{self.world.rank}:{step}" and not mark.exists():
+        options, step, mark = self.options, self.progress.step, self.folder / "killed"
+        if options.kill == f"{self.world.rank}:{step}" and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        if fate.full is not None and step >= fate.full:
+        if options.full is not None and step >= options.full:
             resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))
         return super()._update(batches)
 
 
 class Held:
-    """The most numbers that all living parameters of this process had inside a block, in memory or mapped."""
+    """The peak number of parameter values in this process inside a block, in memory or mapped."""
 
     def __init__(self) -> None:
-        self.most = 0
+        self.peak = 0
         register_module_forward_hook(self._count)
 
-    def _count(self, module: nn.Module, given: object, output: object) -> None:
+    def _count(self, module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(module, FeedForward):
-            found = (one for one in gc.get_objects() if isinstance(one, nn.Parameter) and not one.is_meta)
-            self.most = max(self.most, sum(map(self._numbers, found)))
+            objects = gc.get_objects()
+            parameters = (item for item in objects if isinstance(item, nn.Parameter) and not item.is_meta)
+            self.peak = max(self.peak, sum(map(self._numel, parameters)))
 
     @staticmethod
-    def _numbers(parameter: nn.Parameter) -> int:
-        local = getattr(parameter, "_local_tensor", parameter)  # of a sharded one
-        return local.numel() if local.untyped_storage().nbytes() else 0  # FSDP empties what it frees
+    def _numel(parameter: nn.Parameter) -> int:
+        local = getattr(parameter, "_local_tensor", parameter)  # if sharded
+        return local.numel() if local.untyped_storage().nbytes() else 0  # FSDP empties freed storage
 
 
 def main() -> None:
-    """Train, as one of several processes."""
+    """Train as one of several processes."""
     parser = ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="transformer")
@@ -104,18 +103,20 @@ def main() -> None:
     parser.add_argument("--full", type=int)
     parser.add_argument("--held", action="store_true")
     parser.add_argument("settings", nargs="*")
-    given = parser.parse_intermixed_args()
+    options = parser.parse_intermixed_args()
     torch.set_num_threads(1)
     try:
-        with join_world(shard=given.shard) as world:
-            data, settings = (TOKENS, IDS, DEV), config(given.model, given.settings)
-            trainer = Fated(given.folder, settings, *data, links=LINKS, callbacks=[PlainDisplay()], world=world)
-            trainer.fate = given
-            held = Held() if given.held else None
+        with join_world(shard=options.shard) as world:
+            data, settings = (TOKENS, IDS, DEV), config(options.model, options.settings)
+            trainer = FailingTrainer(
+                options.folder, settings, *data, links=LINKS, callbacks=[PlainDisplay()], world=world
+            )
+            trainer.options = options
+            held = Held() if options.held else None
             finished = trainer.run().finished
             if held is not None:
                 whole = sum(parameter.numel() for parameter in trainer.model.parameters())
-                (given.folder / f"held-{world.rank}").write_text(f"{held.most} {whole}")
+                (options.folder / f"held-{world.rank}").write_text(f"{held.peak} {whole}")
     except (RegardError, OSError) as error:
         sys.exit(f"refused: {error}")
     if world.rank == 0:

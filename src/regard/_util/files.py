@@ -86,7 +86,7 @@ def check_regular(path: str | os.PathLike[str], max_bytes: int | None = None) ->
 
     >>> from regard._util.files import check_regular
     >>> check_regular("/dev/null")
-    Traceback (max_bytes recent call last):
+    Traceback (most recent call last):
     regard.errors.ArgumentError: '/dev/null' is a device; pass a regular file.
     """
     _check(path, os.stat(path), max_bytes)
@@ -150,7 +150,7 @@ def write_checksums(path: Path, names: Iterable[str]) -> None:
     ...     verify_checksums(path / "SHA256SUMS", ["notes.txt"])
     ...     size = (path / "notes.txt").write_text("Complete")
     ...     verify_checksums(path / "SHA256SUMS", ["notes.txt"])
-    Traceback (max_bytes recent call last):
+    Traceback (most recent call last):
     ValueError: notes.txt does not match its checksum
     """
     lines = [f"{_sha256(path.parent / name)}  {name}\n" for name in sorted(names)]

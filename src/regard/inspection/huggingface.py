@@ -6,13 +6,13 @@ import weakref
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import ArgumentError
+from regard.inspection.hooks.interception import calling_module
 from regard.inspection.interventions import uses_interface
 from regard.inspection.layers import own_attention
 from regard.inspection.mask_compaction import as_boolean, compact, readable
@@ -335,13 +335,14 @@ def hosted_mask(
     **options: Any,
 ) -> Tensor | None:
     """Create a mask as transformers asks for it: boolean (b, 1, q, k), or None if `is_causal` suffices."""
-    from transformers import masking_utils
+    from transformers import PreTrainedModel, masking_utils
 
     sizes = (batch_size, q_length, kv_length, q_offset, kv_offset)
     if torch.compiler.is_compiling():
         options["allow_is_causal_skip"] = False  # the calling model cannot be found while compiling
         return masking_utils.sdpa_mask(*sizes, attention_mask=attention_mask, **options)
-    if not _flags_suffice(_calling_model(sys._getframe(1))):
+    model = calling_module(lambda module: isinstance(module, PreTrainedModel))
+    if not _flags_suffice(model):
         return masking_utils.eager_mask(*sizes, attention_mask=attention_mask, **options)
     with torch.inference_mode(False):  # inference tensors have no version counter
         bidirectional = options.get("mask_function") is masking_utils.bidirectional_mask_function
@@ -351,20 +352,6 @@ def hosted_mask(
 
 
 _FLAGS_SUFFICE: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
-
-
-def _calling_model(frame: FrameType | None) -> nn.Module | None:
-    """Return the innermost model on the call stack."""
-    from transformers import PreTrainedModel
-
-    while frame is not None:
-        code = frame.f_code
-        if code.co_argcount and code.co_varnames[0] == "self":
-            model = frame.f_locals.get("self")
-            if isinstance(model, PreTrainedModel):
-                return model
-        frame = frame.f_back
-    return None
 
 
 def _flags_suffice(model: nn.Module | None) -> bool:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.inspection.statistics import HeadStatistics, head_statistics
+from regard.inspection.statistics import HeadStatistics, has_heads, head_statistics
 from regard.mechanism.weights.matrix import Weights
 
 Kind = Literal["self", "cross", "words"]
@@ -111,7 +111,7 @@ class LayerView:
     @property
     def heads(self) -> int:
         """The number of heads; 1 without an axis of heads."""
-        return int(self.weights.shape[-3]) if _has_heads(self.weights) else 1
+        return int(self.weights.shape[-3]) if has_heads(self.weights) else 1
 
     @property
     def size(self) -> tuple[int, int]:
@@ -140,7 +140,7 @@ class LayerView:
 
     def select_heads(self, heads: Sequence[int] | None = None) -> Weights | Tensor:
         """Return the weights of some heads, (…, n, q, k); lazy weights stay lazy."""
-        if heads is None or not _has_heads(self.weights) or list(heads) == list(range(self.heads)):
+        if heads is None or not has_heads(self.weights) or list(heads) == list(range(self.heads)):
             return self.weights
         if isinstance(self.weights, Tensor):
             return self.weights[..., list(heads), :, :]
@@ -169,7 +169,7 @@ class LayerView:
         """Return the means of at most height × width blocks of a part of the matrix: (heads or 1, ·, ·)."""
         weights = self.select_heads(heads)
         if isinstance(weights, Tensor):
-            count = int(weights.shape[-3]) if _has_heads(weights) else 1
+            count = int(weights.shape[-3]) if has_heads(weights) else 1
             dense = weights.reshape(count, *self.size)[:, rows, columns]
             pooled = pool_dense(dense.float().mean(0, keepdim=True) if mean else dense, height, width)
         else:
@@ -177,7 +177,7 @@ class LayerView:
             if mean and weights.has_heads:
                 weights = weights.mean("heads")
             pooled = weights.pool(max(height, 1), max(width, 1), within=(rows, columns))
-        count = 1 if mean or not _has_heads(self.weights) else int(weights.shape[-3])
+        count = 1 if mean or not has_heads(self.weights) else int(weights.shape[-3])
         return as_floats(pooled).reshape(count, *pooled.shape[-2:])
 
 
@@ -281,8 +281,4 @@ def pool_dense(weights: Tensor, height: int, width: int) -> Tensor:
 
 
 def _batch(weights: Weights | Tensor) -> tuple[int, ...]:
-    return tuple(weights.shape[:-3] if _has_heads(weights) else weights.shape[:-2])
-
-
-def _has_heads(weights: Weights | Tensor) -> bool:
-    return weights.has_heads if isinstance(weights, Weights) else weights.dim() > 2
+    return tuple(weights.shape[:-3] if has_heads(weights) else weights.shape[:-2])

@@ -66,7 +66,7 @@ def head_statistics(
     ['broad', 'broad']
     """
     queries, keys = weights.shape[-2:]
-    heads = int(weights.shape[-3]) if _has_heads(weights) else 1
+    heads = int(weights.shape[-3]) if has_heads(weights) else 1
     if not queries or not keys:
         return [HeadStatistics("empty", {})] * heads
     if isinstance(weights, Weights):
@@ -171,7 +171,7 @@ class _Meter:
         """Return where a key follows an earlier occurrence of the query's token: (…, q, k)."""
         if self.ids is None or self.ids.shape[-1] != self.keys:
             return None
-        batch = self.weights.shape[: -3 if _has_heads(self.weights) else -2]
+        batch = self.weights.shape[: -3 if has_heads(self.weights) else -2]
         batched = len(batch) == 1 and len(self.ids) == batch[0]
         if not batched and len(self.ids) != 1:
             return None
@@ -206,7 +206,8 @@ def _distance(block: Tensor, keys: Tensor, centers: Tensor) -> Tensor:
     return distance
 
 
-def _has_heads(weights: Weights | Tensor) -> bool:
+def has_heads(weights: Weights | Tensor) -> bool:
+    """Return whether weights have an axis of heads."""
     return weights.has_heads if isinstance(weights, Weights) else weights.dim() > 2
 
 

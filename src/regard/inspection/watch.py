@@ -357,7 +357,7 @@ _OTHER_THREAD = (
 
 
 def _unseen_compiled(model: nn.Module, selection: LayerSelection, seen: Seen) -> list[str]:
-    """Return the outermost compiled modules with selected attention layers of which none was recorded."""
+    """Return the outermost compiled modules with selected attention layers, none of them recorded."""
     names: list[str] = []
     for name, module in compiled(model).items():
         inner = (clean(f"{name}.{n}".strip(".")) for n, child in module.named_modules() if attends(child))

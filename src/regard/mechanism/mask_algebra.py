@@ -89,7 +89,7 @@ class Mask:
 
     def terms(self, call_shape: CallShape) -> tuple[MaskTerm, ...]:
         """Return the mask as a union of terms."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method terms(scene)")
+        raise NotImplementedError(f"{type(self).__name__} must implement terms(call_shape)")
 
     def alignments(self) -> set[str]:
         """Return the alignments of the position rules in this mask."""

@@ -41,7 +41,7 @@ class Rule(Mask):
 
     def ranges(self, position: Tensor, keys: int | Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return start and stop for queries at these key positions, among this many keys."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method ranges(position, keys)")
+        raise NotImplementedError(f"{type(self).__name__} must implement ranges(position, keys)")
 
     def positions(self, rows: Tensor, queries: int | Tensor, keys: int | Tensor) -> Tensor:
         """Return the key position of each query row."""
@@ -64,7 +64,7 @@ def ranges_of(
     name = f"{type(rule).__name__}.ranges"
     if not isinstance(ranges, list | tuple) or len(ranges) != 2:
         actual = f"{len(ranges)} values" if isinstance(ranges, list | tuple) else f"a {type(ranges).__name__}"
-        raise MaskError(f"{name} returned {actual}; it must return start and stop: (None, position + 1).")
+        raise MaskError(f"{name} returned {actual}; it must return two, start and stop: (None, position + 1).")
     rows = (*call_shape.lead, call_shape.queries, 1)
     start, stop = (
         validation.interval_side(f"{name} returned a {side}", x, rows, call_shape.device)

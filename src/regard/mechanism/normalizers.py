@@ -50,15 +50,15 @@ class Normalizer:
 
     def tau(self, scores: Tensor) -> Tensor:
         """Return τ of each row, (…, q, k) → (…, q, 1). If `sums_to_one`, the row maximum is 0."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method tau(scores)")
+        raise NotImplementedError(f"{type(self).__name__} must implement tau(scores)")
 
     def phi(self, x: Tensor) -> Tensor:
         """Return φ(x), elementwise."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method phi(x)")
+        raise NotImplementedError(f"{type(self).__name__} must implement phi(x)")
 
     def slope(self, x: Tensor) -> Tensor:
         """Return φ'(x), elementwise."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method slope(x)")
+        raise NotImplementedError(f"{type(self).__name__} must implement slope(x)")
 
     def divisor(self, x: Tensor, visible: Tensor) -> Tensor | None:
         """Return the divisor of each row, (…, q, 1), or None; treated as a constant."""

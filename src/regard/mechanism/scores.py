@@ -47,7 +47,7 @@ class Score:
 
     def prepare(self, query: Tensor, key: Tensor) -> Prepared:
         """Transform query (…, q, d) and key (…, k, d) for the family."""
-        raise NotImplementedError(f"{type(self).__name__} needs a method prepare(query, key)")
+        raise NotImplementedError(f"{type(self).__name__} must implement prepare(query, key)")
 
 
 def _same_width(query: Tensor, key: Tensor) -> None:

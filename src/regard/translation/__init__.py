@@ -1,4 +1,4 @@
-"""From pairs of sentences to a translator: corpus, vocabulary, training, search, word alignments."""
+"""Machine translation: corpora, tokenizers, training, decoding and word alignment."""
 
 from regard._util.lazy import attach
 

@@ -1,5 +1,5 @@
-from regard.translation.alignment.aer import GoldAlignment as GoldAlignment
 from regard.translation.alignment.aer import ErrorRates as ErrorRates
+from regard.translation.alignment.aer import GoldAlignment as GoldAlignment
 from regard.translation.alignment.aer import error_rate as error_rate
 from regard.translation.alignment.aer import read_gold as read_gold
 from regard.translation.alignment.aer import read_pharaoh as read_pharaoh
@@ -16,8 +16,8 @@ from regard.translation.data.encoded import EncodedCorpus as EncodedCorpus
 from regard.translation.data.formats import read_pairs as read_pairs
 from regard.translation.data.formats import write_pairs as write_pairs
 from regard.translation.data.links import Links as Links
-from regard.translation.data.links import to_pharaoh as to_pharaoh
 from regard.translation.data.links import symmetrize as symmetrize
+from regard.translation.data.links import to_pharaoh as to_pharaoh
 from regard.translation.data.pairs import Pair as Pair
 from regard.translation.data.pairs import split_pairs as split_pairs
 from regard.translation.decoding.search import Beam as Beam
@@ -28,8 +28,8 @@ from regard.translation.evaluation import Scores as Scores
 from regard.translation.evaluation import by_length as by_length
 from regard.translation.evaluation import evaluate as evaluate
 from regard.translation.tokens import Segmentation as Segmentation
-from regard.translation.tokens import TokenizerPair as TokenizerPair
 from regard.translation.tokens import Tokenizer as Tokenizer
+from regard.translation.tokens import TokenizerPair as TokenizerPair
 from regard.translation.training.logs import read_log as read_log
 from regard.translation.training.loop import TrainingResult as TrainingResult
 from regard.translation.training.train import train as train

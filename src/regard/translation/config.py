@@ -21,8 +21,8 @@ from regard._util.text import pluralize, shorten
 from regard.errors import ArgumentError, RegardError
 from regard.mechanism.normalizers import Entmax15, Normalizer, Softmax, Softmax1, Sparsemax
 from regard.models.layers.blocks import Activation, Norm, Positions, TransformerConfig
-from regard.models.recurrent import Cell, RecurrentConfig, RecurrentSeq2Seq
 from regard.models.recurrent import AttentionKind as Attention
+from regard.models.recurrent import Cell, RecurrentConfig, RecurrentSeq2Seq
 from regard.models.seq2seq import Seq2Seq
 from regard.models.transformer import Transformer
 from regard.translation import tokens as vocabulary
@@ -162,7 +162,7 @@ class TokensConfig(_Section):
     section: ClassVar[str] = "tokens"
 
     kind: vocabulary.Kind = setting("unigram", "Subwords (unigram or bpe), words or characters.")
-    size: int = setting(8000, "Maximum vocabulary size.", min=vocabulary.MARKS + 1, max=10_000_000)
+    size: int = setting(8000, "Maximum vocabulary size.", min=vocabulary.SPECIAL_TOKENS + 1, max=10_000_000)
     shared: bool = setting(True, "One vocabulary for source and target.")
     character_coverage: float = setting(
         1.0,
@@ -276,9 +276,9 @@ class TranslationConfig:
         needed = max_translation_tokens(self.corpus.max_tokens) + 2  # with start and end tokens
         if model.kind == "transformer" and model.positions == "learned" and model.max_positions < needed:
             raise ArgumentError(
-                f"model.max_positions={model.max_positions} is too small for corpus.max_tokens={self.corpus.max_tokens}: "
-                f"translations need up to {needed} learned positions. Raise model.max_positions to {needed}, lower "
-                "corpus.max_tokens, or choose other positions."
+                f"model.max_positions={model.max_positions} is too small for "
+                f"corpus.max_tokens={self.corpus.max_tokens}: translations need {needed} learned positions. "
+                f"Raise model.max_positions to {needed}, lower corpus.max_tokens, or choose other positions."
             )
         if weight and model.kind != "transformer":
             raise ArgumentError(

@@ -1,7 +1,7 @@
-"""Text as token numbers and back: vocabularies that SentencePiece learns from the text to be translated.
+"""Text to token ids and back, with SentencePiece vocabularies learned from the corpus.
 
-text  → words → pieces → ids         "Eine Frau" → ▁Ein e ▁Frau → 14 7 102
-ids   → pieces → words → text        and each piece knows its word, which alignments of words need
+text  → words → tokens → ids         "Eine Frau" → ▁Ein e ▁Frau → 14 7 102
+ids   → tokens → words → text        each token knows its word, as word alignments require
 """
 
 import io
@@ -18,33 +18,34 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 PADDING, START, END, UNKNOWN = range(4)
-MARKS = 4  # numbers below it are no pieces
-SPACE = "▁"  # with which SentencePiece begins a word
+SPECIAL_TOKENS = 4  # lower ids are special tokens
+SPACE = "▁"  # SentencePiece's word boundary
 Kind = Literal["unigram", "bpe", "words", "characters"]
-_NAMES = {"unigram": "unigram", "bpe": "bpe", "words": "word", "characters": "char"}  # SentencePiece's own
-_MOST_LINES = 2_000_000  # that a vocabulary is learned from; of more, a sample
-_LONGEST_LINE = 1 << 16  # bytes
-_LARGEST = 1 << 28  # bytes of a SentencePiece model: about ten million pieces
-MIN_COVERAGE = 0.98  # that SentencePiece accepts
-_HALF = (
-    "the text has half of a surrogate pair (\\ud800 to \\udfff), which is no character; read it as UTF-8, or "
+_MODEL_TYPES = {"unigram": "unigram", "bpe": "bpe", "words": "word", "characters": "char"}
+_MAX_LINES = 2_000_000  # larger corpora are sampled
+_MAX_LINE_BYTES = 1 << 16
+_MAX_FILE_BYTES = 1 << 28  # a SentencePiece model of about ten million tokens
+MIN_COVERAGE = 0.98  # SentencePiece's limit
+_LONE_SURROGATE = (
+    "The text contains a lone surrogate (\\ud800 to \\udfff), which is not a character. Read it as UTF-8, or "
     "remove it."
 )
-_NOTHING = (
-    f"there is no text to learn a vocabulary from; every line is blank, or has over {_LONGEST_LINE:,} bytes."
+_NO_TEXT = (
+    f"No text to learn a vocabulary from: every line is blank or longer than {_MAX_LINE_BYTES:,} bytes."
 )
 
 
 class Segmentation(NamedTuple):
-    """A text cut into pieces; `word_of` gives the number of the word that each piece belongs to.
+    """A text split into tokens.
 
-    words: of the text, as they stand between white space.
-    ids, pieces: the numbers of the pieces, and their letters; ▁ is where a word begins.
-    unknown: the letters of the pieces that are not in the vocabulary, by their places.
+    words: the words of the text, separated by whitespace.
+    ids, pieces: token ids, and tokens as text; ▁ marks the beginning of a word.
+    word_of: index of the word of each token.
+    unknown: text of the tokens that are not in the vocabulary, by position.
 
     >>> from regard.translation import Segmentation
-    >>> cut = Segmentation(["dogs", "bark"], [5, 6, 7], ["▁dog", "s", "▁bark"], [0, 0, 1], {})
-    >>> cut.words[cut.word_of[1]], cut.text
+    >>> segmentation = Segmentation(["dogs", "bark"], [5, 6, 7], ["▁dog", "s", "▁bark"], [0, 0, 1], {})
+    >>> segmentation.words[segmentation.word_of[1]], segmentation.text
     ('dogs', 'dogs bark')
     """
 
@@ -56,21 +57,21 @@ class Segmentation(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The words, one space between them."""
+        """The words, separated by spaces."""
         return " ".join(self.words)
 
 
 class Tokenizer:
-    """A vocabulary: pieces of words ("unigram", "bpe"), whole words, or characters.
+    """A SentencePiece tokenizer: subwords ("unigram" or "bpe"), words or characters.
 
-    content, kind: a SentencePiece model, and what its pieces are; `Tokenizer.learn` makes both of sentences.
+    content: serialized SentencePiece model, see `Tokenizer.learn`. kind: kind of its tokens.
 
     >>> from regard.translation import Tokenizer
-    >>> tokens = Tokenizer.learn(["ein Hund bellt", "eine Frau lacht"] * 10, kind="bpe", size=40)
-    >>> tokens.join(tokens.encode("eine Frau bellt")).text
+    >>> tokenizer = Tokenizer.learn(["ein Hund bellt", "eine Frau lacht"] * 10, kind="bpe", size=40)
+    >>> tokenizer.decode(tokenizer.encode("eine Frau bellt")).text
     'eine Frau bellt'
-    >>> cut = tokens.segment("ein 漢字")  # what is not in the vocabulary keeps its letters
-    >>> cut.word_of[-1], cut.unknown
+    >>> segmentation = tokenizer.segment("ein 漢字")  # unknown tokens keep their text
+    >>> segmentation.word_of[-1], segmentation.unknown
     (1, {2: '漢字'})
     """
 
@@ -84,30 +85,30 @@ class Tokenizer:
         *,
         kind: Kind = "unigram",
         size: int = 8000,
-        coverage: float = 1.0,
+        character_coverage: float = 1.0,
         seed: int = 0,
     ) -> "Tokenizer":
-        """Learn a vocabulary of at most `size` pieces from lines of text.
+        """Learn a vocabulary of at most `size` tokens from lines of text.
 
-        kind: what pieces are: "unigram" or "bpe", parts of words; "words"; "characters".
-        coverage: the share of all letters that get a number, at least 0.98; the rest, rare ones, are unknown.
+        kind: "unigram" or "bpe" subwords, "words" or "characters".
+        character_coverage: fraction of characters in the vocabulary, at least 0.98. Rarer ones are unknown.
         """
         from sentencepiece import SentencePieceTrainer, set_random_generator_seed
 
-        _known(kind)
-        check_int("Tokens.learn got size", size, min=MARKS + 1)
-        check_number("Tokens.learn got coverage", coverage, min=MIN_COVERAGE, max=1)
-        check_int("Tokens.learn got seed", seed)
+        _check_kind(kind)
+        check_int("Tokenizer.learn got size", size, min=SPECIAL_TOKENS + 1)
+        check_number("Tokenizer.learn got character_coverage", character_coverage, min=MIN_COVERAGE, max=1)
+        check_int("Tokenizer.learn got seed", seed)
         set_random_generator_seed(seed % 2**32)
-        written, given = io.BytesIO(), _Lines(lines)
+        content, source = io.BytesIO(), _ErrorRecorder(lines)
         options: dict[str, Any] = {
-            "model_type": _NAMES[kind],
+            "model_type": _MODEL_TYPES[kind],
             "vocab_size": size,
             "hard_vocab_limit": False,
-            "character_coverage": coverage,
-            "input_sentence_size": _MOST_LINES,
-            "max_sentence_length": _LONGEST_LINE,
-            "num_threads": 1,  # so that the same text gives the same vocabulary
+            "character_coverage": character_coverage,
+            "input_sentence_size": _MAX_LINES,
+            "max_sentence_length": _MAX_LINE_BYTES,
+            "num_threads": 1,  # deterministic
             "minloglevel": 2,
             "pad_id": PADDING,
             "bos_id": START,
@@ -115,91 +116,91 @@ class Tokenizer:
             "unk_id": UNKNOWN,
         }
         try:
-            SentencePieceTrainer.train(sentence_iterator=iter(given), model_writer=written, **options)
+            SentencePieceTrainer.train(sentence_iterator=iter(source), model_writer=content, **options)
         except RuntimeError as error:
-            raise given.failed or ArgumentError(_why(error, kind, size)) from None
-        tokens = cls(written.getvalue(), kind)
-        if len(tokens) == MARKS:
-            raise ArgumentError(_NOTHING)
-        return tokens
+            raise source.error or ArgumentError(_explain(error, kind, size)) from None
+        tokenizer = cls(content.getvalue(), kind)
+        if len(tokenizer) == SPECIAL_TOKENS:
+            raise ArgumentError(_NO_TEXT)
+        return tokenizer
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], kind: Kind = "unigram") -> "Tokenizer":
-        """Read a vocabulary from a file that `save` wrote."""
-        _known(kind)
-        tokens = cls(cls.read(path), kind)
-        tokens._checked(os.fspath(path))
-        return tokens
+        """Load a file written by `save`."""
+        _check_kind(kind)
+        tokenizer = cls(cls.read(path), kind)
+        tokenizer._check_model(os.fspath(path))
+        return tokenizer
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> bytes:
-        """What is in a file that `save` wrote."""
-        return read_regular(path, _LARGEST)
+        """Return the content of a file written by `save`."""
+        return read_regular(path, _MAX_FILE_BYTES)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the vocabulary, as a SentencePiece model."""
+        """Write the SentencePiece model to a file."""
         write_atomic(path, self.content)
 
     def __len__(self) -> int:
         return self._processor.get_piece_size()
 
     def __repr__(self) -> str:
-        return f"Tokens(<{len(self):,} {'pieces' if self.kind in ('unigram', 'bpe') else self.kind}>)"
+        return f"Tokenizer(<{len(self):,} {'subwords' if self.kind in ('unigram', 'bpe') else self.kind}>)"
 
     def encode(self, text: str) -> list[int]:
-        """The numbers of a text's pieces, without marks."""
+        """Return the token ids of a text, without special tokens."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """The numbers of the pieces of each line."""
-        if self.kind != "words":  # one blank between words: SentencePiece does not know all kinds of them
-            return self._encoded([" ".join(line.split()) for line in lines])
-        # word by word, as SentencePiece makes one piece of several unknown words
-        return [[one for ids in self._encoded(line.split()) for one in ids] for line in lines]
+        """Return the token ids of each line."""
+        if self.kind != "words":  # single spaces: SentencePiece does not know all of Unicode's
+            return self._encode([" ".join(line.split()) for line in lines])
+        # word by word: SentencePiece merges adjacent unknown words
+        return [[token for ids in self._encode(line.split()) for token in ids] for line in lines]
 
-    def cut(self, text: str) -> Segmentation:
-        """A text cut into pieces, each with the word that it belongs to; words stand between white space."""
+    def segment(self, text: str) -> Segmentation:
+        """Split a text into tokens and assign each to its word."""
         words = text.split()
-        # no piece crosses a space, so that words can be cut one by one
-        pieces, ids = self._encoded(words, str), self._encoded(words)
-        cut = Segmentation(words, [], [], [], {})
-        for word, (some, numbers) in enumerate(zip(pieces, ids, strict=True)):
-            for piece, number_ in zip(some, numbers, strict=True):
-                if number_ == UNKNOWN:
-                    letters = words[word] if self.kind == "words" and len(some) == 1 else piece
-                    cut.unknown[len(cut.ids)] = letters.removeprefix(SPACE)
-                cut.ids.append(number_)
-                cut.pieces.append(piece)
-                cut.word_of.append(word)
-        return cut
+        # no token crosses a space: encode word by word
+        pieces, ids = self._encode(words, str), self._encode(words)
+        result = Segmentation(words, [], [], [], {})
+        for word, (word_pieces, word_ids) in enumerate(zip(pieces, ids, strict=True)):
+            for piece, token in zip(word_pieces, word_ids, strict=True):
+                if token == UNKNOWN:
+                    surface = words[word] if self.kind == "words" and len(word_pieces) == 1 else piece
+                    result.unknown[len(result.ids)] = surface.removeprefix(SPACE)
+                result.ids.append(token)
+                result.pieces.append(piece)
+                result.word_of.append(word)
+        return result
 
-    def join(self, ids: Sequence[int], unknown: Mapping[int, str] | None = None) -> Segmentation:
-        """What a model wrote, as text; `unknown` has the letters to put at places of unknown pieces."""
-        letters = unknown or {}
+    def decode(self, ids: Sequence[int], unknown: Mapping[int, str] | None = None) -> Segmentation:
+        """Turn token ids into text; `unknown` maps positions of unknown tokens to text."""
+        surfaces = unknown or {}
         words: list[str] = []
-        cut = Segmentation(words, [], [], [], {})
-        for place, one in enumerate(ids):
-            if one < MARKS and one != UNKNOWN:
+        result = Segmentation(words, [], [], [], {})
+        for position, token in enumerate(ids):
+            if token < SPECIAL_TOKENS and token != UNKNOWN:
                 piece = ""
-            elif one == UNKNOWN:
-                cut.unknown[place] = letters.get(place, "⁇")
-                piece = (SPACE if self.kind == "words" else "") + cut.unknown[place]
+            elif token == UNKNOWN:
+                result.unknown[position] = surfaces.get(position, "⁇")
+                piece = (SPACE if self.kind == "words" else "") + result.unknown[position]
             else:
-                piece = self._pieces[one]
+                piece = self._pieces[token]
             if piece.startswith(SPACE) or not words:
                 words.append("")
             words[-1] += piece.removeprefix(SPACE)
-            cut.ids.append(one)
-            cut.pieces.append(piece)
-            cut.word_of.append(len(words) - 1)
-        return _without_empty(cut)
+            result.ids.append(token)
+            result.pieces.append(piece)
+            result.word_of.append(len(words) - 1)
+        return _drop_empty_words(result)
 
-    def _encoded(self, texts: list[str], kind: type = int) -> list[list[Any]]:
-        """The numbers of the pieces of each text, or the pieces."""
+    def _encode(self, texts: list[str], out_type: type = int) -> list[list[Any]]:
+        """Token ids of each text, or tokens as text."""
         try:
-            return self._processor.encode(texts, out_type=kind)
+            return self._processor.encode(texts, out_type=out_type)
         except TypeError:
-            raise ArgumentError(_HALF) from None
+            raise ArgumentError(_LONE_SURROGATE) from None
 
     @cached_property
     def _pieces(self) -> list[str]:
@@ -211,33 +212,37 @@ class Tokenizer:
 
         return SentencePieceProcessor(model_proto=self.content)
 
-    def _checked(self, name: str) -> None:
-        """Refuse what is no SentencePiece model of ours: its marks must have our numbers."""
+    def _check_model(self, name: str) -> None:
+        """Raise ArgumentError unless this is a SentencePiece model with our special token ids."""
+        expected = (PADDING, START, END, UNKNOWN)
         try:
             if not self.content:
                 raise RuntimeError("empty")
-            found = self._processor
-            marks = (found.pad_id(), found.bos_id(), found.eos_id(), found.unk_id())
-            _ = self._pieces  # each of them text
+            processor = self._processor
+            special = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
+            _ = self._pieces  # raises if one is not UTF-8
         except (RuntimeError, UnicodeDecodeError):
             raise ArgumentError(
-                f"{name!r} is no SentencePiece model, or a damaged one; it is part of a model folder, so "
-                "copy that folder again, or train anew."
+                f"{name!r} is not a SentencePiece model, or it is damaged. Copy its model folder again, or "
+                "train a new one."
             ) from None
-        if marks != (PADDING, START, END, UNKNOWN):
+        if special != expected:
             raise ArgumentError(
-                f"{name!r} numbers its marks {marks} (padding, start, end, unknown); regard needs "
-                f"{(PADDING, START, END, UNKNOWN)}. Learn it anew with Tokenizer.learn."
+                f"{name!r} has the special token ids {special} (padding, start, end, unknown), but regard "
+                f"requires {expected}. Use a vocabulary from Tokenizer.learn."
             )
 
 
 class TokenizerPair(NamedTuple):
-    """The vocabularies of the source and of the target; one and the same if they share it.
+    """Tokenizers of source and target; the same object if they share a vocabulary.
 
     >>> from regard.translation import Tokenizer, TokenizerPair
     >>> source = Tokenizer.learn(["ein Hund bellt"], kind="words")
     >>> target = Tokenizer.learn(["a dog barks loudly"], kind="words")
-    >>> TokenizerPair(source, target).sizes(), TokenizerPair(source, source).sizes()  # with four marks each
+    >>> (
+    ...     TokenizerPair(source, target).sizes(),
+    ...     TokenizerPair(source, source).sizes(),
+    ... )  # including 4 special tokens
     ((7, 8), 7)
     """
 
@@ -246,56 +251,56 @@ class TokenizerPair(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """Whether there is one vocabulary for both."""
+        """Whether source and target share a vocabulary."""
         return self.source is self.target
 
     def sizes(self) -> int | tuple[int, int]:
-        """What a model wants to know of them."""
+        """Vocabulary size: one number if shared, otherwise (source, target)."""
         return len(self.source) if self.shared else (len(self.source), len(self.target))
 
 
-def _without_empty(cut: Segmentation) -> Segmentation:
-    """Words that have no letters, which a model may write, are none; their pieces belong to the next word."""
-    kept = [word for word in cut.words if word]
-    if len(kept) == len(cut.words):
-        return cut
-    place, places = 0, []
-    for word in cut.words:
-        places.append(min(place, max(len(kept) - 1, 0)))
-        place += bool(word)
-    return cut._replace(words=kept, word_of=[places[word] for word in cut.word_of])
+def _drop_empty_words(segmentation: Segmentation) -> Segmentation:
+    """Remove words without text, which a model may produce; their tokens go to the next word."""
+    words = [word for word in segmentation.words if word]
+    if len(words) == len(segmentation.words):
+        return segmentation
+    index, new_index = 0, []
+    for word in segmentation.words:
+        new_index.append(min(index, max(len(words) - 1, 0)))
+        index += bool(word)
+    return segmentation._replace(words=words, word_of=[new_index[word] for word in segmentation.word_of])
 
 
-def _known(kind: str) -> None:
+def _check_kind(kind: str) -> None:
     if kind not in get_args(Kind):
-        raise ArgumentError(f"Tokens got kind={kind!r}; there are {', '.join(get_args(Kind))}.")
+        raise ArgumentError(f"Unknown tokenizer kind {kind!r}. Choose from {', '.join(get_args(Kind))}.")
 
 
-class _Lines(Iterable[str]):
-    """Lines on their way through SentencePiece, which would tell nothing of what failed in them."""
+class _ErrorRecorder(Iterable[str]):
+    """Lines whose errors are recorded, because SentencePiece swallows them."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._lines = lines
-        self.failed: BaseException | None = None
+        self.error: BaseException | None = None
 
     def __iter__(self) -> Iterator[str]:
         try:
             yield from self._lines
         except BaseException as error:
-            self.failed = error
+            self.error = error
             raise
 
 
-def _why(error: RuntimeError, kind: Kind, size: int) -> str:
-    """What SentencePiece refused, in words that help."""
+def _explain(error: RuntimeError, kind: Kind, size: int) -> str:
+    """Replace SentencePiece's common errors by helpful ones."""
     text = str(error)
     if "Unable to cast" in text:
-        return _HALF
+        return _LONE_SURROGATE
     if ".empty()" in text:
-        return _NOTHING
+        return _NO_TEXT
     if "Vocabulary size is smaller" in text:
         return (
-            f"a vocabulary of {size} is too small for the letters of this text; give a larger one, or a "
-            "smaller coverage."
+            f"A vocabulary of {size} is too small for the characters of this text. Raise size, or lower "
+            "character_coverage."
         )
-    return f"SentencePiece could not learn a {kind} vocabulary of {size}: {text.strip().splitlines()[-1]}"
+    return f"SentencePiece cannot learn a {kind} vocabulary of {size}: {text.strip().splitlines()[-1]}"

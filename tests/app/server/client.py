@@ -1,4 +1,4 @@
-"""Requests to an application in this process, as a client on this machine would send them."""
+"""A client that sends requests to an application in this process."""
 
 import asyncio
 from typing import Any
@@ -14,13 +14,13 @@ ADDRESS = "http://127.0.0.1:8000"
 
 
 class Client:
-    """Asks one thing after the other; each answer is checked against what its endpoint promises."""
+    """Checks each response against the Struct of its endpoint."""
 
     def __init__(self, state: AppState) -> None:
         self.state, self.app = state, make_app(state)
 
     def send(self, method: str, path: str, **more: Any) -> httpx.Response:
-        """Any request."""
+        """Send a request."""
 
         async def ask() -> httpx.Response:
             transport = httpx.ASGITransport(self.app)
@@ -33,43 +33,43 @@ class Client:
         return response
 
     def get(self, path: str, **more: Any) -> Any:
-        """A GET that succeeds."""
+        """Send a GET that must succeed."""
         response = self.send("GET", path, **more)
         assert response.status_code == 200, response.text
         return response.json()
 
-    def post(self, path: str, **asked: Any) -> Any:
-        """A POST that succeeds."""
-        response = self.send("POST", path, json=asked)
+    def post(self, path: str, **payload: Any) -> Any:
+        """Send a POST that must succeed."""
+        response = self.send("POST", path, json=payload)
         assert response.status_code == 200, response.text
         return response.json()
 
-    def refused(self, path: str, status: int = 422, **asked: Any) -> str:
-        """What is told of a POST that does not."""
-        return error(self.send("POST", path, json=asked), status)
+    def refused(self, path: str, status: int = 422, **payload: Any) -> str:
+        """Send a POST that must fail; return the error message."""
+        return error(self.send("POST", path, json=payload), status)
 
 
 def error(response: httpx.Response, status: int) -> str:
-    """The one sentence of a refusal."""
+    """Return the error message of a response."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
-    told = response.json()
-    assert list(told) == ["error"]
-    assert told["error"].strip()
-    return told["error"]
+    message = response.json()
+    assert list(message) == ["error"]
+    assert message["error"].strip()
+    return message["error"]
 
 
 def check(method: str, path: str, content: bytes) -> None:
-    """The answer has the fields and types of its Struct."""
-    for one in ENDPOINTS:
-        pattern = one.path.replace(":path", "").split("/")
+    """Check the fields and types of a response."""
+    for item in ENDPOINTS:
+        pattern = item.path.replace(":path", "").split("/")
         given = path.split("/")
         fits = len(pattern) == len(given) and all(
             a == b or a.startswith("{") for a, b in zip(pattern, given, strict=True)
         )
-        if one.method == method and fits:
-            msgspec.json.decode(content, type=one.response)
+        if item.method == method and fits:
+            msgspec.json.decode(content, type=item.response)
             known = msgspec.json.decode(content)
-            assert set(known) == set(one.response.__struct_fields__)
+            assert set(known) == set(item.response.__struct_fields__)
             return
     assert path == "/api/openapi.json", path

@@ -16,7 +16,7 @@ WORDS = ["dogs", "may", "bark", "at", "strangers", "trees", "shed", "in", "winte
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small translator with weights drawn by chance."""
+    """A small translator with random weights."""
     return write(tmp_path_factory.mktemp("models") / "small")
 
 
@@ -25,21 +25,21 @@ def registry(folder: Path) -> Registry:
     """Translators with and without attention, a contextual encoder and a static one."""
     plain = write(folder.parent / "plain", "plain")
     recurrent = write(folder.parent / "recurrent", "recurrent")
-    found = Registry.load(map(os.fspath, (folder, plain, recurrent)))
+    result = Registry.load(map(os.fspath, (folder, plain, recurrent)))
     torch.manual_seed(0)
     bert = BertEncoder(
         Vocabulary(WORDS, special_tokens=("<unk>", "<s>", "</s>", "<mask>")), 16, 2, heads=2, max_positions=40
     )
     static = StaticEncoder(WORDS, torch.randn(len(WORDS), 4))
-    found.entries.update(Registry({"bert": bert.eval(), "static": static}).entries)
-    return found
+    result.entries.update(Registry({"bert": bert.eval(), "static": static}).entries)
+    return result
 
 
 @pytest.fixture
 def state(registry: Registry, one_thread: None) -> Iterator[AppState]:
-    found = AppState(registry)
-    yield found
-    found.close()
+    result = AppState(registry)
+    yield result
+    result.close()
 
 
 @pytest.fixture

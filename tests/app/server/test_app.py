@@ -1,4 +1,4 @@
-"""The API: right answers, and one clear sentence for whatever cannot be answered."""
+"""The API: correct answers, and a clear message for every error."""
 
 import base64
 import json
@@ -21,36 +21,37 @@ JSON = {"content-type": "application/json"}
 
 
 def arrays(answer):
-    """The arrays of an answer, as a browser would read them."""
+    """Decode the arrays of an answer."""
     return [
-        np.frombuffer(base64.b64decode(one["data"]), "<f4").reshape(one["shape"]) for one in answer["arrays"]
+        np.frombuffer(base64.b64decode(item["data"]), "<f4").reshape(item["shape"])
+        for item in answer["arrays"]
     ]
 
 
-def test_what_there_is(client):
-    found = {one["name"]: one for one in client.get("/api/models")["models"]}
-    assert list(found) == ["small", "plain", "recurrent", "bert", "static"]
-    assert found["small"]["about"] == "transformer, 2 + 2 layers, 2 heads"
-    assert (found["small"]["attends"], found["plain"]["attends"]) == (True, False)
-    assert found["small"]["max_tokens"] == 40
-    assert found["static"]["about"] == f"one vector for each of {len(WORDS)} words"
+def test_models_are_described(client):
+    result = {item["name"]: item for item in client.get("/api/models")["models"]}
+    assert list(result) == ["small", "plain", "recurrent", "bert", "static"]
+    assert result["small"]["about"] == "transformer, 2 + 2 layers, 2 heads"
+    assert (result["small"]["attends"], result["plain"]["attends"]) == (True, False)
+    assert result["small"]["max_tokens"] == 40
+    assert result["static"]["about"] == f"one vector for each of {len(WORDS)} words"
     health = client.get("/api/health")
     assert (health["models"], health["waiting"]) == (5, 0)
 
 
-def test_translations_are_those_of_the_translator(client, registry):
+def test_translations_equal_the_translators(client, registry):
     answer = client.post("/api/translate", model="small", sentences=SENTENCES, beam=3, n_best=2)
     expected = registry.translator("small").translate(SENTENCES, strategy=Beam(3, n_best=2))
-    assert [one["text"] for one in answer["translations"]] == [one.text for one in expected]
-    for found, one in zip(answer["translations"], expected, strict=True):
-        assert found["source"] == one.source
-        assert found["alternatives"][0]["text"] == one.alternatives[0].text
-        assert found["alignment"] == one.alignment.to_dict()
+    assert [item["text"] for item in answer["translations"]] == [item.text for item in expected]
+    for result, item in zip(answer["translations"], expected, strict=True):
+        assert result["source"] == item.source
+        assert result["alternatives"][0]["text"] == item.alternatives[0].text
+        assert result["alignment"] == item.alignment.to_dict()
     assert answer["view"] is None
 
 
 @pytest.mark.parametrize("model", ["small", "recurrent"])
-def test_every_attention_can_be_looked_at(model, client):
+def test_every_attention_layer_has_a_view(model, client):
     answer = client.post("/api/translate", model=model, sentences=SENTENCES[:2], view=True)
     shown = answer["view"]
     inputs = shown["inputs"]
@@ -69,58 +70,58 @@ def test_every_attention_can_be_looked_at(model, client):
             assert np.abs(tile.sum(-1) - 1).max() < 1e-4
 
 
-def test_a_model_without_attention_translates_and_says_why_it_shows_nothing(client):
+def test_a_model_without_attention_gives_a_reason(client):
     answer = client.post("/api/translate", model="plain", sentences=["ein Hund"], view=True)
     assert answer["view"] is None
-    (found,) = answer["translations"]
-    assert found["alignment"] is None
-    assert "no attention" in found["reason"]
+    (result,) = answer["translations"]
+    assert result["alignment"] is None
+    assert "no attention" in result["reason"]
     assert "no attention" in client.refused("/api/look", model="plain", texts=["ein Hund"])
 
 
-def test_alignments_of_given_pairs(client, registry):
+def test_alignments_equal_the_translators(client, registry):
     pairs = [["ein Hund bellt", "a dog barks"], ["zwei Katzen", "two cats sleep"]]
-    found = client.post("/api/align", model="small", pairs=pairs)["alignments"]
+    result = client.post("/api/align", model="small", pairs=pairs)["alignments"]
     expected = registry.translator("small").align([tuple(pair) for pair in pairs])
-    assert found == [one.to_dict() for one in expected]
+    assert result == [item.to_dict() for item in expected]
 
 
-def test_vectors_of_words(client, registry):
-    found = client.post("/api/embed", model="bert", sentences=["dogs bark", "trees"], layer=1)
+def test_word_vectors_equal_the_encoders(client, registry):
+    result = client.post("/api/embed", model="bert", sentences=["dogs bark", "trees"], layer=1)
     expected = registry.encoder("bert").embed(["dogs bark", "trees"])
-    assert found["layer"] == 1
-    assert [one["words"] for one in found["sentences"]] == [["dogs", "bark"], ["trees"]]
-    assert np.allclose(found["sentences"][0]["vectors"], expected[0].vectors[1].numpy(), atol=1e-6)
+    assert result["layer"] == 1
+    assert [item["words"] for item in result["sentences"]] == [["dogs", "bark"], ["trees"]]
+    assert np.allclose(result["sentences"][0]["vectors"], expected[0].vectors[1].numpy(), atol=1e-6)
     assert "layers 0 to 2" in client.refused("/api/embed", model="bert", sentences=["dogs"], layer=3)
 
 
-def test_a_word_is_compared_by_all_encoders(client):
-    asked = {"first": "dogs bark at trees", "second": "trees shed bark", "word": "bark"}
-    bert, static = client.post("/api/compare", **asked)["comparisons"]
+def test_all_encoders_compare_a_word(client):
+    payload = {"first": "dogs bark at trees", "second": "trees shed bark", "word": "bark"}
+    bert, static = client.post("/api/compare", **payload)["comparisons"]
     assert static["similarities"] == pytest.approx([1])
     assert bert["similarities"][-1] < 1
-    asked["word"] = ["dogs", "shed"]
-    two = client.post("/api/compare", models=["static"], **asked)["comparisons"][0]
+    payload["word"] = ["dogs", "shed"]
+    two = client.post("/api/compare", models=["static"], **payload)["comparisons"][0]
     assert two["words"] == ["dogs", "shed"]
 
 
-def test_a_word_that_nobody_knows_is_told(client):
-    told = client.refused("/api/compare", first="cats purr", second="cats sleep", word="cats")
-    assert "does not know" in told
+def test_a_word_unknown_to_all_encoders_is_reported(client):
+    message = client.refused("/api/compare", first="cats purr", second="cats sleep", word="cats")
+    assert "does not know" in message
 
 
-def test_what_a_word_attends_to(client):
-    found = client.post("/api/attention", model="bert", sentence="dogs may bark", word="bark")["attention"]
-    assert sum(one["weight"] for one in found) == pytest.approx(1, abs=1e-4)
-    assert [one["word"] for one in found if one["word"] in WORDS] == ["dogs", "may", "bark"]
-    asked = {"sentence": "dogs may bark", "word": "bark"}
-    assert "does not attend" in client.refused("/api/attention", model="static", **asked)
-    assert "encoder" in client.refused("/api/attention", model="small", **asked)
+def test_attention_of_a_word(client):
+    result = client.post("/api/attention", model="bert", sentence="dogs may bark", word="bark")["attention"]
+    assert sum(item["weight"] for item in result) == pytest.approx(1, abs=1e-4)
+    assert [item["word"] for item in result if item["word"] in WORDS] == ["dogs", "may", "bark"]
+    payload = {"sentence": "dogs may bark", "word": "bark"}
+    assert "has no attention" in client.refused("/api/attention", model="static", **payload)
+    assert "encoder" in client.refused("/api/attention", model="small", **payload)
 
 
-def test_texts_through_an_encoder(client):
+def test_views_of_an_encoder(client):
     shown = client.post("/api/look", model="bert", texts=["dogs may bark", "trees shed bark in winter"])
-    assert [len(one["layers"]) for one in shown["inputs"]] == [2, 2]
+    assert [len(item["layers"]) for item in shown["inputs"]] == [2, 2]
     assert client.get(f"/api/views/{shown['id']}") == shown
     heads = client.post(f"/api/views/{shown['id']}/heads", input=1, size=8)
     assert len(heads["facts"]["heads"]) == len(arrays(heads)[0]) == 2
@@ -129,11 +130,11 @@ def test_texts_through_an_encoder(client):
     assert top["weights"] == sorted(top["weights"], reverse=True)
     received = client.post(f"/api/views/{shown['id']}/received", bins=2)
     assert arrays(received)[0].shape == (2,)
-    told = client.post(f"/api/views/{shown['id']}/numbers", head=1, query=1, key=2)["facts"]
+    message = client.post(f"/api/views/{shown['id']}/numbers", head=1, query=1, key=2)["facts"]
     (tile,) = arrays(client.post(f"/api/views/{shown['id']}/tile", heads=[1]))
-    assert told["weight"] == pytest.approx(float(tile[0, 1, 2]), abs=1e-6)
-    score = told["scale"] * np.dot(told["query"], told["key"]) + told["bias"]
-    assert np.exp(score - told["tau"]) == pytest.approx(told["weight"], rel=1e-4)
+    assert message["weight"] == pytest.approx(float(tile[0, 1, 2]), abs=1e-6)
+    score = message["scale"] * np.dot(message["query"], message["key"]) + message["bias"]
+    assert np.exp(score - message["tau"]) == pytest.approx(message["weight"], rel=1e-4)
 
 
 def test_an_expired_view_is_reported(client):
@@ -144,25 +145,25 @@ def test_an_expired_view_is_reported(client):
 def test_questions_out_of_bounds_are_refused(client):
     shown = client.post("/api/look", model="bert", texts=["dogs bark"])
     at = f"/api/views/{shown['id']}"
-    for question, asked in (
+    for question, payload in (
         ("tile", {"layer": 9}),
         ("tile", {"input": 1}),
         ("tile", {"rows": [0, 99]}),
         ("tile", {"rows": [2, 1]}),
         ("tile", {"heads": [7]}),
         ("tile", {"width": 100_000}),
-        ("top", {"position": 99}),
+        ("topk", {"position": 99}),
         ("numbers", {"query": 0, "key": 77}),
     ):
-        client.refused(f"{at}/{question}", **asked)
+        client.refused(f"{at}/{question}", **payload)
 
 
 def test_a_long_text_needs_no_model(client):
     text = "the dog barks and the cat sleeps while the mouse eats cheese in the state . " * 20
     shown = client.post("/api/long", text=text)
-    (one,) = shown["inputs"]
+    (item,) = shown["inputs"]
     words = [word.text for word in split_words(text)]
-    assert one["texts"][0]["tokens"] == words
+    assert item["texts"][0]["tokens"] == words
     (whole,) = arrays(client.post(f"/api/views/{shown['id']}/tile", height=len(words), width=len(words)))
     assert whole.shape == (1, len(words), len(words)) or whole.shape[1] == 256
     part = {"layer": 1, "rows": [5, 9], "columns": [0, len(words)], "width": 2048}
@@ -173,19 +174,19 @@ def test_a_long_text_needs_no_model(client):
     assert set(rows.mean(0)[0].argsort()[-len(same) :]) == set(same)  # a word is most like itself
 
 
-def test_a_long_text_has_bounds(client):
+def test_long_texts_are_limited(client):
     assert "2 to 40,000" in client.refused("/api/long", text="one")
     assert "2 to 40,000" in client.refused("/api/long", text="a b " * 20_001)
     assert "at most 40" in client.refused("/api/long", model="small", text="ein Hund " * 50)
     client.refused("/api/long", model="bert", text="dogs bark " * 50)
 
 
-def test_pieces_times_beam_have_a_limit(client, monkeypatch):
+def test_tokens_times_beam_are_limited(client, monkeypatch):
     monkeypatch.setattr("regard.app.server.routes.views.MAX_TOKENS", 40)
     client.post("/api/translate", model="small", sentences=["ein Hund"], beam=1)
-    told = client.refused("/api/translate", model="small", sentences=["ein Hund"] * 5, beam=5)
-    assert "× beam 5" in told
-    assert "limit is 40" in told
+    message = client.refused("/api/translate", model="small", sentences=["ein Hund"] * 5, beam=5)
+    assert "× beam 5" in message
+    assert "limit is 40" in message
 
 
 @pytest.mark.parametrize(
@@ -216,45 +217,45 @@ def test_pieces_times_beam_have_a_limit(client, monkeypatch):
         (b'"' + b"a" * 900_000, 400),
     ],
 )
-def test_what_cannot_be_right_is_refused_with_a_sentence(body, status, client):
-    told = error(client.send("POST", "/api/translate", content=body, headers=JSON), status)
-    assert "Traceback" not in told
-    assert len(told) < 700
+def test_invalid_requests_are_refused_with_a_message(body, status, client):
+    message = error(client.send("POST", "/api/translate", content=body, headers=JSON), status)
+    assert "Traceback" not in message
+    assert len(message) < 700
     assert client.get("/api/health")["status"] == "ok"
 
 
-def test_sixty_four_sentences_and_no_more(client):
+def test_at_most_64_sentences(client):
     assert len(client.post("/api/translate", model="small", sentences=["a"] * 64)["translations"]) == 64
     client.refused("/api/translate", model="small", sentences=["a"] * 65)
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "\u202eabc\x00\x1b[31m", "🎉" * 50, "ﷺ", "a\u0301" * 30])
-def test_markup_is_only_data(text, client):
+def test_markup_is_returned_as_data(text, client):
     answer = client.send("POST", "/api/translate", json={"model": "small", "sentences": [text], "view": True})
     assert answer.status_code == 200
     assert answer.json()["translations"][0]["source"] == text
     assert answer.headers["content-type"] == "application/json"
 
 
-def test_names_with_markup_are_only_data(client):
-    told = client.refused("/api/translate", status=404, model=HOSTILE, sentences=["a"])
-    assert HOSTILE in told
-    assert "'small'" in told
+def test_names_with_markup_are_returned_as_data(client):
+    message = client.refused("/api/translate", status=404, model=HOSTILE, sentences=["a"])
+    assert HOSTILE in message
+    assert "'small'" in message
 
 
-def test_a_mistake_of_ours_is_logged_and_survived(client, monkeypatch, caplog):
-    def broken(asked):
+def test_internal_errors_are_not_sent_to_the_client(client, monkeypatch, caplog):
+    def broken(payload):
         raise KeyError("secret path /home")
 
     monkeypatch.setattr(lessons, "_table", broken)
     with caplog.at_level(logging.CRITICAL):
-        told = client.refused("/api/lookup", status=500, query=[[1]], key=[[1]], value=[[1]])
-    assert "secret" not in told
+        message = client.refused("/api/lookup", status=500, query=[[1]], key=[[1]], value=[[1]])
+    assert "secret" not in message
     monkeypatch.undo()
     client.post("/api/lookup", query=[[1]], key=[[1]], value=[[1]])
 
 
-def test_a_mistake_of_ours_shows_where_it_was(client, monkeypatch, caplog):
+def test_internal_errors_are_logged_with_a_traceback(client, monkeypatch, caplog):
     monkeypatch.setattr(lessons, "_table", lambda *_: 1 / 0)
     client.refused("/api/lookup", status=500, query=[[1]], key=[[1]], value=[[1]])
     assert "ZeroDivisionError" in caplog.text
@@ -272,7 +273,7 @@ def test_methods(client):
     error(client.send("GET", "/nowhere"), 404)
 
 
-def test_files_of_the_page(client):
+def test_static_files_have_their_content_types(client):
     page = client.send("GET", "/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.content == (STATIC / "page" / "index.html").read_bytes()
@@ -303,12 +304,12 @@ def test_files_of_the_page(client):
         pytest.param("page/" + "a/" * 5000 + "a.js", id="a long path"),
     ],
 )
-def test_no_other_files(path, client):
+def test_other_files_are_not_served(path, client):
     assert read_static(path) is None
     assert client.send("GET", f"/static/{path}".replace("\x00", "%00")).status_code in (403, 404)
 
 
-def test_links_out_of_the_page_are_not_followed(tmp_path, monkeypatch):
+def test_symlinks_out_of_the_static_folder_are_not_followed(tmp_path, monkeypatch):
     (tmp_path / "static" / "page").mkdir(parents=True)
     (tmp_path / "secret.js").write_text("secret")
     (tmp_path / "static" / "page" / "inside.js").write_text("public")
@@ -318,8 +319,8 @@ def test_links_out_of_the_page_are_not_followed(tmp_path, monkeypatch):
     assert read_static("page/link.js") is None
 
 
-def test_numbers_in_json_are_exact_enough(client):
+def test_numbers_are_exact_in_json(client):
     x = torch.tensor([[0.1, 0.2]], dtype=torch.float64)
-    found = client.post("/api/lookup", query=x.tolist(), key=x.tolist(), value=x.tolist(), score="dot")
-    assert found["scores"] == [[float(x[0] @ x[0])]]
-    assert json.dumps(found)
+    result = client.post("/api/lookup", query=x.tolist(), key=x.tolist(), value=x.tolist(), score="dot")
+    assert result["scores"] == [[float(x[0] @ x[0])]]
+    assert json.dumps(result)

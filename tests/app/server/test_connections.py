@@ -28,7 +28,7 @@ HALF = b"GET /api/health HTTP/1.1\r\nHost: 127.0.0.1"
 
 @contextmanager
 def serving(most: int | None = None, state: AppState | None = None) -> Iterator[Server]:
-    """A server in a thread, which answers at `server.port`."""
+    """Run a server in a thread, at `server.port`."""
     listening, ready = listen("127.0.0.1", 0), threading.Event()
     state = state or AppState(Registry())
     server = Server(state, listening, ready.set)
@@ -48,9 +48,9 @@ def serving(most: int | None = None, state: AppState | None = None) -> Iterator[
 
 
 def connect(server: Server, content: bytes = b"") -> socket.socket:
-    found = socket.create_connection(("127.0.0.1", server.port), timeout=20)  # type: ignore[attr-defined]
-    found.sendall(content)
-    return found
+    result = socket.create_connection(("127.0.0.1", server.port), timeout=20)  # type: ignore[attr-defined]
+    result.sendall(content)
+    return result
 
 
 def healthy(server: Server) -> bool:
@@ -63,20 +63,20 @@ def whole(server: Server, path: str = "/api/health", method: str = "GET", more: 
     return f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{more}\r\n".encode()
 
 
-def is_closed(one: socket.socket) -> bool:
-    """Whether the server ends a connection before the test's patience does."""
+def is_closed(item: socket.socket) -> bool:
+    """Return whether the server closes a connection before the timeout."""
     try:
-        while one.recv(65536):
+        while item.recv(65536):
             pass
     except ConnectionError:
         pass
     return True
 
 
-def trickle(one: socket.socket) -> None:
-    """A byte now and then, until the server has enough."""
+def trickle(item: socket.socket) -> None:
+    """Send single bytes until the server disconnects."""
     for _ in range(200):
-        one.sendall(b"1")
+        item.sendall(b"1")
         time.sleep(0.02)
 
 
@@ -88,20 +88,20 @@ def until(holds) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET", HALF, b"POST /api/lookup HTTP/1.1\r\nX: " + b"y" * 1000])
-def test_headers_have_a_time_limit(sent, monkeypatch):
+def test_headers_time_out(sent, monkeypatch):
     monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.3)
     with serving() as server, connect(server, sent) as slow:
         assert is_closed(slow)
         until(lambda: server.open_connections.open == 0)
 
 
-def test_headers_that_trickle_are_not_waited_for(monkeypatch):
+def test_slow_headers_time_out(monkeypatch):
     monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.3)
     with serving() as server, connect(server, HALF) as slow, pytest.raises(ConnectionError):
         trickle(slow)
 
 
-def test_the_next_request_of_a_connection_has_the_same_limit(monkeypatch):
+def test_headers_of_the_next_request_time_out(monkeypatch):
     with serving() as server, connect(server, whole(server)) as slow:
         assert slow.recv(65536).startswith(b"HTTP/1.1 200")
         monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.3)
@@ -109,15 +109,15 @@ def test_the_next_request_of_a_connection_has_the_same_limit(monkeypatch):
         assert is_closed(slow)
 
 
-def test_requests_may_follow_each_other_on_a_connection():
+def test_requests_can_be_pipelined():
     with serving() as server, connect(server, whole(server) * 3) as client:
-        found = b""
-        while found.count(b'"status":"ok"') < 3:
-            found += client.recv(65536)
-        assert found.count(b"HTTP/1.1 200") == 3
+        result = b""
+        while result.count(b'"status":"ok"') < 3:
+            result += client.recv(65536)
+        assert result.count(b"HTTP/1.1 200") == 3
 
 
-def test_a_body_that_nobody_reads_does_not_keep_the_connection(monkeypatch):
+def test_an_unread_body_does_not_hold_the_connection(monkeypatch):
     monkeypatch.setattr(connections, "HEADER_TIMEOUT", 0.3)
     with serving() as server:
         begun = whole(server, "/api/nothing", "POST", "Content-Length: 100000\r\n")
@@ -125,7 +125,7 @@ def test_a_body_that_nobody_reads_does_not_keep_the_connection(monkeypatch):
             trickle(slow)
 
 
-def test_an_answer_that_is_not_read_does_not_keep_the_connection(monkeypatch):
+def test_an_unread_response_does_not_hold_the_connection(monkeypatch):
     monkeypatch.setattr(connections, "WRITE_TIMEOUT", 0.3)
     state = AppState(Registry())
     name = state.views.add(ViewModel.of(torch.rand(2048, 2048))).id
@@ -139,7 +139,7 @@ def test_an_answer_that_is_not_read_does_not_keep_the_connection(monkeypatch):
         assert healthy(server)
 
 
-def test_the_oldest_without_a_request_makes_room():
+def test_the_oldest_incomplete_request_is_closed():
     with serving(most=5) as server, ExitStack() as stack:
         half = [stack.enter_context(connect(server, HALF)) for _ in range(20)]
         assert healthy(server)
@@ -149,7 +149,7 @@ def test_the_oldest_without_a_request_makes_room():
         assert half[-1].recv(65536).startswith(b"HTTP/1.1 200")
 
 
-def test_half_a_body_makes_room_too():
+def test_an_incomplete_body_is_closed():
     with serving(most=5) as server, ExitStack() as stack:
         more = "Content-Type: application/json\r\nContent-Length: 1000\r\n"
         begun = whole(server, "/api/lookup", "POST", more) + b"{"
@@ -158,7 +158,7 @@ def test_half_a_body_makes_room_too():
         assert is_closed(half[0])
 
 
-def test_who_is_being_answered_stays_and_the_new_one_goes():
+def test_a_new_connection_is_closed_if_all_are_being_answered():
     opened, state = threading.Event(), AppState(Registry())
     state.quick.cancel()  # replaced by one that is held up
     state.quick = held = type(state.quick)(threads=1)
@@ -170,7 +170,7 @@ def test_who_is_being_answered_stays_and_the_new_one_goes():
         with connect(server, whole(server)) as late:
             assert is_closed(late)
         opened.set()
-        assert all(one.recv(65536).startswith(b"HTTP/1.1 200") for one in waiting)
+        assert all(item.recv(65536).startswith(b"HTTP/1.1 200") for item in waiting)
         thread.join(10)
 
 
@@ -180,7 +180,7 @@ def _occupy(worker, opened: threading.Event) -> None:
     asyncio.run(worker.run(lambda: opened.wait(20)))
 
 
-def test_there_are_fewer_connections_than_files(monkeypatch):
+def test_connections_use_at_most_half_of_the_files(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 4096))
     assert max_connections() == 50
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, 4096))
@@ -188,7 +188,7 @@ def test_there_are_fewer_connections_than_files(monkeypatch):
     assert Connections(7).limit == 7
 
 
-def test_failed_accepts_are_reported_once_in_a_while(caplog):
+def test_failed_accepts_are_logged_rarely(caplog):
     complaints, reported = ExceptionHandler(), []
     loop = type("Loop", (), {"default_exception_handler": lambda _, context: reported.append(context)})()
     for _ in range(100):
@@ -215,8 +215,8 @@ serve(AppState(Registry()), listening, lambda: print(listening.getsockname()[1],
 """
 
 
-def test_with_few_file_descriptors_half_requests_harm_nobody(tmp_path: Path):
-    """Three times as many half-sent requests as the process may open files: others are answered meanwhile."""
+def test_incomplete_requests_do_not_use_up_file_descriptors(tmp_path: Path):
+    """With three times as many incomplete requests as open files, other requests are still answered."""
     errors = tmp_path / "errors"
     with (
         open(errors, "wb") as log,

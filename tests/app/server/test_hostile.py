@@ -1,4 +1,4 @@
-"""Hostile requests to a real server on loopback: every answer is a success or names what is wrong."""
+"""Hostile requests to a real server on loopback: every response is a success or a client error."""
 
 import json
 import socket
@@ -76,8 +76,8 @@ HEADERS = [
 
 @pytest.fixture(scope="module")
 def address(registry) -> Iterator[str]:
-    with serving(AppState(registry)) as found:
-        yield found
+    with serving(AppState(registry)) as result:
+        yield result
 
 
 def fine(status: int) -> bool:
@@ -94,9 +94,9 @@ def test_hostile_paths(path, address):
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
 def test_hostile_bodies(body, address):
     with httpx.Client(base_url=address, timeout=60) as client:
-        for one in ENDPOINTS:
-            path = one.path.replace("{id}", "none").replace("{name:path}", "none")
-            assert fine(client.request(one.method, path, content=body, headers=JSON).status_code), path
+        for item in ENDPOINTS:
+            path = item.path.replace("{id}", "none").replace("{name:path}", "none")
+            assert fine(client.request(item.method, path, content=body, headers=JSON).status_code), path
 
 
 @pytest.mark.parametrize("headers", HEADERS, ids=range(len(HEADERS)))
@@ -106,20 +106,20 @@ def test_hostile_headers(headers, address):
     assert httpx.get(f"{address}/api/health").is_success
 
 
-def test_numbers_at_the_edge_of_what_is_allowed(address):
+def test_extreme_numbers(address):
     extremes = (-1, 1, 2**31, 2**53, 2**64, -(2**63), 1e308, 0.5, None, True, "1", [])
     with httpx.Client(base_url=address, timeout=60) as client:
         shown = client.post("/api/long", json={"text": "dogs bark at trees that shed bark"}).json()
-        for question in ("tile", "top", "received", "heads", "numbers"):
-            for name in ("input", "layer", "heads", "rows", "place", "most", "size", "height", "query"):
+        for question in ("tile", "topk", "received", "heads", "numbers"):
+            for name in ("input", "layer", "heads", "rows", "position", "k", "size", "height", "query"):
                 for number, value in enumerate(extremes):
                     given = (value, [value], [value, value])[number % 3]
-                    found = client.post(f"/api/views/{shown['id']}/{question}", json={name: given})
-                    assert fine(found.status_code), (question, name, given, found.text)
+                    result = client.post(f"/api/views/{shown['id']}/{question}", json={name: given})
+                    assert fine(result.status_code), (question, name, given, result.text)
 
 
 def raw(address: str, method: str, path: str, headers: dict | None = None) -> int:
-    """The status of a request that a client library would not send."""
+    """Send a request no client library would send; return the status."""
     host, port = address.removeprefix("http://").split(":")
     lines = {"Host": f"{host}:{port}", "Connection": "close", **(headers or {})}
     with socket.create_connection((host, int(port)), timeout=30) as client:
@@ -128,13 +128,13 @@ def raw(address: str, method: str, path: str, headers: dict | None = None) -> in
             content = value if isinstance(value, bytes) else value.encode()
             client.sendall(name.encode() + b": " + content + b"\r\n")
         client.sendall(b"\r\n")
-        found = b""
-        while b"\r\n" not in found:
+        result = b""
+        while b"\r\n" not in result:
             part = client.recv(65536)
             assert part, "closed without an answer"
-            found += part
-    return int(found.split()[1])
+            result += part
+    return int(result.split()[1])
 
 
-def test_a_body_is_json_all_the_same(address):
+def test_errors_are_json(address):
     assert json.loads(httpx.post(f"{address}/api/lookup", content=b"{", headers=JSON).content)["error"]

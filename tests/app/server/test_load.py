@@ -1,4 +1,4 @@
-"""A real server on loopback: many clients at once, a full queue, clients that leave, and its end."""
+"""A real server on loopback: many clients, a full queue, disconnects and shutdown."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ WORDS = [
 
 @contextmanager
 def serving(state: AppState, host: str | None = None) -> Iterator[str]:
-    """The address of a server in a thread of this process."""
+    """Run a server in a thread; yield its address."""
     listening, ready = listen("127.0.0.1", 0), threading.Event()
     address = f"http://127.0.0.1:{listening.getsockname()[1]}"
     server = Server(state, listening, ready.set, host)
@@ -58,17 +58,17 @@ def serving(state: AppState, host: str | None = None) -> Iterator[str]:
 
 
 def sentence(number: int) -> str:
-    """One that no other client has."""
+    """Return a sentence unique to this client."""
     return (
         " ".join(WORDS[(number * step + step) % len(WORDS)] for step in range(1, 3 + number % 4))
         + f" {number}"
     )
 
 
-def test_two_hundred_clients_get_their_own_answers(registry: Registry, one_thread: None):
-    asked = [sentence(number) for number in range(CLIENTS)]
+def test_200_clients_get_their_own_answers(registry: Registry, one_thread: None):
+    payload = [sentence(number) for number in range(CLIENTS)]
     translator = registry.translator("small")
-    expected = {one.source: one.text for one in translator.translate(asked)}
+    expected = {item.source: item.text for item in translator.translate(payload)}
     state = AppState(registry)
 
     async def all_at_once(address: str) -> list[httpx.Response]:
@@ -77,7 +77,7 @@ def test_two_hundred_clients_get_their_own_answers(registry: Registry, one_threa
             return await asyncio.gather(
                 *(
                     client.post("/api/translate", json={"model": "small", "sentences": [text]})
-                    for text in asked
+                    for text in payload
                 )
             )
 
@@ -85,14 +85,14 @@ def test_two_hundred_clients_get_their_own_answers(registry: Registry, one_threa
         responses = asyncio.run(all_at_once(address))
         assert httpx.get(f"{address}/api/health").json()["waiting"] == 0
     assert {response.status_code for response in responses} == {200}
-    for text, response in zip(asked, responses, strict=True):
-        (found,) = response.json()["translations"]
-        assert found["source"] == text
-        assert found["text"] == expected[text]
+    for text, response in zip(payload, responses, strict=True):
+        (result,) = response.json()["translations"]
+        assert result["source"] == text
+        assert result["text"] == expected[text]
 
 
 class Held:
-    """A state whose models are busy until it is opened."""
+    """An AppState whose model thread is blocked until it is opened."""
 
     def __init__(self, registry: Registry, most: int) -> None:
         self.opened, self.begun = threading.Event(), threading.Event()
@@ -103,20 +103,20 @@ class Held:
         assert self.opened.wait(30)
 
     def occupy(self) -> threading.Thread:
-        """Keep the models busy."""
+        """Block the model thread."""
         thread = threading.Thread(target=lambda: asyncio.run(self.state.worker.run(self.hold)), daemon=True)
         thread.start()
         assert self.begun.wait(10)
         return thread
 
 
-def test_a_full_queue_is_503_with_retry_after_and_the_rest_goes_on(registry, one_thread):
+def test_a_full_queue_returns_503_with_retry_after(registry, one_thread):
     held = Held(registry, most=3)
-    asked = {"model": "small", "sentences": ["ein Hund"]}
+    payload = {"model": "small", "sentences": ["ein Hund"]}
 
     async def several(address: str) -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=address, timeout=60) as client:
-            waiting = [asyncio.ensure_future(client.post("/api/translate", json=asked)) for _ in range(6)]
+            waiting = [asyncio.ensure_future(client.post("/api/translate", json=payload)) for _ in range(6)]
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             while len(done) < 3:
                 await asyncio.sleep(0.01)
@@ -137,7 +137,7 @@ def test_a_full_queue_is_503_with_retry_after_and_the_rest_goes_on(registry, one
     assert "3 requests are waiting" in refused[0].json()["error"]
 
 
-def test_clients_that_leave_make_room(registry, one_thread):
+def test_disconnected_clients_leave_the_queue(registry, one_thread):
     held = Held(registry, most=2)
     body = b'{"model":"small","sentences":["ein Hund"]}'
     with serving(held.state) as address:
@@ -164,7 +164,7 @@ def _until(holds) -> None:
         time.sleep(0.005)
 
 
-def test_half_a_request_harms_nobody(registry, one_thread):
+def test_incomplete_requests_are_harmless(registry, one_thread):
     with serving(AppState(registry)) as address:
         port = int(address.rpartition(":")[2])
         for junk in (
@@ -178,7 +178,7 @@ def test_half_a_request_harms_nobody(registry, one_thread):
 
 
 @pytest.mark.parametrize(("host", "status"), [("My-Machine", 200), (None, 403)])
-def test_a_name_to_listen_at_may_be_asked(host: str | None, status: int, registry: Registry):
+def test_the_host_option_is_an_accepted_host_name(host: str | None, status: int, registry: Registry):
     with serving(AppState(registry), host) as address:
         named = "my-machine:" + address.rpartition(":")[2]
         assert httpx.get(f"{address}/api/health", headers={"Host": named}).status_code == status
@@ -206,7 +206,7 @@ print("ended", flush=True)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 1)])
-def test_a_signal_finishes_what_is_under_way(number, status, folder):
+def test_signals_finish_running_requests(number, status, folder):
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, os.fspath(folder)],
         stdout=subprocess.PIPE,
@@ -217,20 +217,20 @@ def test_a_signal_finishes_what_is_under_way(number, status, folder):
     try:
         port = process.stdout.readline().strip()
         assert re.fullmatch(r"\d+", port), process.stderr.read()
-        found = []
+        result = []
 
         def ask() -> None:
-            asked = {"model": "small", "sentences": ["ein Hund"]}
-            found.append(httpx.post(f"http://127.0.0.1:{port}/api/translate", json=asked, timeout=60))
+            payload = {"model": "small", "sentences": ["ein Hund"]}
+            result.append(httpx.post(f"http://127.0.0.1:{port}/api/translate", json=payload, timeout=60))
 
         thread = threading.Thread(target=ask)
         thread.start()
         assert process.stdout.readline() == "under way\n"
         process.send_signal(number)
         thread.join(60)
-        assert found
-        assert found[0].status_code == 200
-        assert found[0].json()["translations"][0]["source"] == "ein Hund"
+        assert result
+        assert result[0].status_code == 200
+        assert result[0].json()["translations"][0]["source"] == "ein Hund"
         rest, errors = process.communicate(timeout=60)
         assert process.returncode in ((0,) if status == 0 else (1, -signal.SIGINT, 130))
         assert rest == ("ended\n" if status == 0 else "")
@@ -258,7 +258,7 @@ main(["look", *sys.argv[1:], "--port", "0", "--no-browser"])
     ("signals", "status"),
     [([signal.SIGTERM], 0), ([signal.SIGINT], 130), ([signal.SIGINT, signal.SIGINT], 130)],
 )
-def test_work_that_never_ends_does_not_keep_the_server(signals, status, folder):
+def test_endless_work_does_not_block_shutdown(signals, status, folder):
     process = subprocess.Popen(
         [sys.executable, "-c", STUCK, os.fspath(folder)],
         stdout=subprocess.PIPE,
@@ -268,11 +268,11 @@ def test_work_that_never_ends_does_not_keep_the_server(signals, status, folder):
     assert process.stdout is not None
     try:
         port = next(filter(None, (re.search(r":(\d+)/", line) for line in process.stdout)))[1]
-        found = []
+        result = []
 
         def ask() -> None:
-            asked = {"model": "small", "sentences": ["ein Hund"]}
-            found.append(httpx.post(f"http://127.0.0.1:{port}/api/translate", json=asked, timeout=60))
+            payload = {"model": "small", "sentences": ["ein Hund"]}
+            result.append(httpx.post(f"http://127.0.0.1:{port}/api/translate", json=payload, timeout=60))
 
         thread = threading.Thread(target=ask)
         thread.start()
@@ -284,8 +284,8 @@ def test_work_that_never_ends_does_not_keep_the_server(signals, status, folder):
         assert process.returncode == status, errors
         assert "Traceback" not in errors
         thread.join(60)
-        assert found[0].status_code == 503
-        assert "shutting down" in found[0].json()["error"]
+        assert result[0].status_code == 503
+        assert "shutting down" in result[0].json()["error"]
     finally:
         process.kill()
         process.communicate()

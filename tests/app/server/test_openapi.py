@@ -1,4 +1,4 @@
-"""The document that describes the API, and the API held against it with random requests."""
+"""The OpenAPI document, and random requests checked against it."""
 
 import gc
 from typing import Any
@@ -29,14 +29,14 @@ CHECKS = [
     status_code_conformance,
     content_type_conformance,
 ]
-OPERATIONS = [found.ok() for found in schemathesis.openapi.from_dict(document()).get_all_operations()]
+OPERATIONS = [result.ok() for result in schemathesis.openapi.from_dict(document()).get_all_operations()]
 # without anything that could be wrong
 NOTHING_WRONG = {"GET /api/health", "GET /api/models", "GET /api/training", "GET /api/views/{id}"}
 EXAMPLES = 10
 
 
 class AsHost:
-    """An application that is asked under its own name, whatever the client calls it."""
+    """Sets the Host header of every request to the server's own name."""
 
     def __init__(self, app: SecurityMiddleware) -> None:
         self.app = app
@@ -50,15 +50,15 @@ class AsHost:
 
 @pytest.fixture(scope="module")
 def here(registry):
-    """A state, and its application."""
+    """An AppState and its application."""
     state = AppState(registry)
     yield state, AsHost(make_app(state))
     state.close()
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fit", "misfit"])
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.label)
-def test_whatever_is_asked_is_answered_as_described(operation, mode, here):
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda item: item.label)
+def test_random_requests_are_answered_as_described(operation, mode, here):
     state, app = here
     if mode is GenerationMode.NEGATIVE and operation.label in NOTHING_WRONG:
         return
@@ -74,7 +74,7 @@ def test_whatever_is_asked_is_answered_as_described(operation, mode, here):
 
 
 def named(case: schemathesis.Case, state: AppState) -> None:
-    """Names that there are, as random ones would only ever be refused."""
+    """Replace random names by existing ones."""
     body, names = case.body, list(state.registry.entries)
     if isinstance(body, dict):
         if isinstance(body.get("model"), str) and body["model"]:
@@ -92,28 +92,28 @@ def _view_id(state: AppState) -> str:
 
 
 def test_every_endpoint_is_described():
-    found = document()["paths"]
-    assert sum(len(methods) for methods in found.values()) == len(ENDPOINTS)
-    names = [operation["operationId"] for methods in found.values() for operation in methods.values()]
+    result = document()["paths"]
+    assert sum(len(methods) for methods in result.values()) == len(ENDPOINTS)
+    names = [operation["operationId"] for methods in result.values() for operation in methods.values()]
     assert len(set(names)) == len(names)
 
 
-def test_every_schema_is_one():
+def test_every_schema_is_valid():
     for schema in document()["components"]["schemas"].values():
         meta.validate(schema)
 
 
-def test_every_reference_leads_somewhere():
-    found = document()
-    text = msgspec.json.encode(found).decode()
+def test_every_reference_is_defined():
+    result = document()
+    text = msgspec.json.encode(result).decode()
     names = {part.partition('"')[0] for part in text.split("#/components/schemas/")[1:]}
-    assert names == names & set(found["components"]["schemas"])
+    assert names == names & set(result["components"]["schemas"])
     assert "TranslateResponse" in names
 
 
-def test_collecting_garbage_among_the_decoders_is_safe():
-    """Some unions of bounded types crash it in msgspec 0.22, at any time later."""
-    decoders = [msgspec.json.Decoder(one.request) for one in ENDPOINTS]
+def test_garbage_collection_of_decoders_is_safe():
+    """Some unions of bounded types crash the garbage collector in msgspec 0.22."""
+    decoders = [msgspec.json.Decoder(item.request) for item in ENDPOINTS]
     gc.collect()
     decoders.clear()
     gc.collect()

@@ -1,4 +1,4 @@
-"""The models that were named at the start, and what trainings have logged."""
+"""The registry of models, and the logs of training runs."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 
 
 def training(folder: Path) -> Path:
-    """A folder in which a training has begun."""
+    """Create the folder of a started training."""
     folder.mkdir(parents=True, exist_ok=True)
     log = CsvLog(folder)
     log.on_begin("A small Transformer", 0, 2000)
@@ -50,20 +50,20 @@ def asking():
         state.close()
 
 
-def test_names_are_as_short_as_can_be():
+def test_names_are_the_last_parts_of_paths():
     assert names_of(["a/b/small", "c/large"]) == ["small", "large"]
     with pytest.raises(ArgumentError, match="2 times"):
         names_of(["a", "a"])
 
 
-def test_only_what_was_named_is_reachable(folder, registry):
+def test_only_named_models_are_reachable(folder, registry):
     with pytest.raises(RequestError, match="Unknown model"):
         registry.entry(str(folder))
     with pytest.raises(ArgumentError, match="does not exist"):
         Registry.load(["no/such/folder"])
 
 
-def test_examples_come_from_the_dev_data(folder, tmp_path):
+def test_examples_come_from_the_validation_set(folder, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     (copy / "data").mkdir()
@@ -76,19 +76,19 @@ def test_examples_come_from_the_dev_data(folder, tmp_path):
     assert entry.languages == "de-en"
 
 
-def test_vectors_of_words_from_a_file(tmp_path):
+def test_word_vectors_are_loaded_from_a_file(tmp_path):
     StaticEncoder(["dogs", "bark"], torch.eye(2)).save(tmp_path / "words.txt")
     (entry,) = Registry.load([str(tmp_path / "words.txt")]).entries.values()
     assert (entry.kind, entry.attends) == ("encoder", False)
 
 
-def test_a_training_without_parameters_is_listed_and_its_model_comes_later(folder, tmp_path, asking):
+def test_a_training_without_parameters_is_listed_and_loaded_later(folder, tmp_path, asking):
     begun = training(tmp_path / HOSTILE)
     client = asking(begun)
-    found = client.get("/api/models")
-    assert (found["models"], found["folders"]) == ([], [HOSTILE])
+    result = client.get("/api/models")
+    assert (result["models"], result["folders"]) == ([], [HOSTILE])
     assert client.get("/api/training")["trainings"] == [{"name": HOSTILE, "steps": 200, "state": "stopped"}]
-    assert found["pending"] == [HOSTILE]
+    assert result["pending"] == [HOSTILE]
     for file in folder.iterdir():
         if file.is_file():
             shutil.copy(file, begun / file.name)
@@ -98,15 +98,15 @@ def test_a_training_without_parameters_is_listed_and_its_model_comes_later(folde
 
 
 def state(client: Client) -> str:
-    """What the list and the rows of the only training say, which is the same."""
-    (one,) = client.get("/api/training")["trainings"]
-    rows = client.get(f"/api/training/{one['name']}")
-    assert (rows["state"], rows["steps"]) == (one["state"], one["steps"])
-    return one["state"]
+    """Return the state of the only training, equal in the list and in its log."""
+    (item,) = client.get("/api/training")["trainings"]
+    rows = client.get(f"/api/training/{item['name']}")
+    assert (rows["state"], rows["steps"]) == (item["state"], item["steps"])
+    return item["state"]
 
 
 class Spy(Callback):
-    """Looks at a training from within."""
+    """Calls a function at each report."""
 
     def __init__(self, look) -> None:
         self.look, self.seen = look, []
@@ -116,11 +116,11 @@ class Spy(Callback):
 
 
 class Killed(BaseException):
-    """As if the process was gone."""
+    """Stands for a killed process."""
 
 
 @pytest.mark.parametrize("kind", ["transformer", "plain"])
-def test_the_state_of_a_training_is_that_of_its_folder(kind, tmp_path, asking):
+def test_training_state_follows_the_folder(kind, tmp_path, asking):
     path = tmp_path / "run"
     config = small_config(kind, *QUICK)
     train(path, PAIRS, config=config)
@@ -143,7 +143,7 @@ def test_the_state_of_a_training_is_that_of_its_folder(kind, tmp_path, asking):
     assert state(client) == "finished"
 
 
-def test_a_training_that_ended_early_is_finished_until_it_is_lengthened(tmp_path, asking):
+def test_early_stopping_is_finished_until_extended(tmp_path, asking):
     path = tmp_path / "run"
     config = small_config(
         "plain", "training.updates=40", "training.validate_every=1", "training.save_every=1"
@@ -163,13 +163,13 @@ def test_a_training_that_ended_early_is_finished_until_it_is_lengthened(tmp_path
     assert state(client) == "stopped"
 
 
-def test_looking_at_a_folder_does_not_keep_a_training_from_it(tmp_path):
-    """Whoever asks holds the lock for a moment, and a training that begins then waits for it."""
-    stop, found = threading.Event(), []
+def test_reading_the_state_does_not_block_training(tmp_path):
+    """Readers hold the lock briefly; a training that starts meanwhile waits for it."""
+    stop, result = threading.Event(), []
 
     def look():
         while not stop.is_set():
-            found.append(is_training(tmp_path))
+            result.append(is_training(tmp_path))
 
     lookers = [threading.Thread(target=look) for _ in range(2)]
     for looker in lookers:
@@ -184,22 +184,22 @@ def test_looking_at_a_folder_does_not_keep_a_training_from_it(tmp_path):
             looker.join()
 
 
-def test_lookers_do_not_take_each_other_for_a_training(tmp_path):
-    found = []
+def test_concurrent_readers_do_not_report_a_training(tmp_path):
+    result = []
 
     def look():
-        found.extend(is_training(tmp_path) for _ in range(300))
+        result.extend(is_training(tmp_path) for _ in range(300))
 
     lookers = [threading.Thread(target=look) for _ in range(3)]
     for looker in lookers:
         looker.start()
     for looker in lookers:
         looker.join()
-    assert not any(found)
+    assert not any(result)
 
 
-def test_models_that_come_while_others_read_the_list(registry):
-    """The worker adds models; whoever goes through them meanwhile sees those before or after."""
+def test_models_can_be_added_while_others_read(registry):
+    """The worker adds models; concurrent readers see the list before or after."""
     ours, stop, errors = Registry({}), threading.Event(), []
     model = registry.entry("static").model
 
@@ -230,7 +230,7 @@ def test_models_that_come_while_others_read_the_list(registry):
     assert len(ours.entries) == 300
 
 
-def test_an_expected_model_is_loaded_when_it_is_ready(folder, tmp_path):
+def test_an_expected_model_is_loaded_when_ready(folder, tmp_path):
     ready = [False]
     ours = Registry()
     ours.expect("demo", tmp_path / "demo", "de-en", lambda: ready[0])
@@ -244,7 +244,7 @@ def test_an_expected_model_is_loaded_when_it_is_ready(folder, tmp_path):
     assert (ours.pending, ours.can_refresh) == ([], False)
 
 
-def test_an_expected_model_that_will_not_come_is_not_waited_for(tmp_path):
+def test_a_failed_model_is_not_pending(tmp_path):
     ours = Registry()
     ours.expect("demo", tmp_path / "demo", "de-en", lambda: None)
     assert (ours.pending, ours.can_refresh) == ([], False)
@@ -257,17 +257,17 @@ def test_rows_and_samples_of_a_training(tmp_path, asking):
     lines = [json.dumps(good), "no json", json.dumps({"step": "x"}), json.dumps({**good, "step": 300})]
     (begun / "samples.jsonl").write_text("\n".join(lines) + "\n" + json.dumps(good)[:20])
     client = asking(begun)
-    found = client.get("/api/training/begun")
-    assert [row["step"] for row in found["rows"]] == [100, 200]
-    assert found["rows"][1]["dev_bleu"] == 31.4
-    assert [one["step"] for one in found["samples"]] == [200, 300]
-    assert found["samples"][0]["alignment"] == aligned
+    result = client.get("/api/training/begun")
+    assert [row["step"] for row in result["rows"]] == [100, 200]
+    assert result["rows"][1]["dev_bleu"] == 31.4
+    assert [item["step"] for item in result["samples"]] == [200, 300]
+    assert result["samples"][0]["alignment"] == aligned
     later = client.get("/api/training/begun?after=100")
     assert [row["step"] for row in later["rows"]] == [200]
-    assert [one["step"] for one in client.get("/api/training/begun?after=200")["samples"]] == [300]
+    assert [item["step"] for item in client.get("/api/training/begun?after=200")["samples"]] == [300]
 
 
-def test_a_training_that_is_not_there(asking, tmp_path):
+def test_unknown_trainings_are_reported(asking, tmp_path):
     client = asking(training(tmp_path / "begun"))
     assert "begun" in error(client.send("GET", "/api/training/other"), 404)
     error(client.send("GET", "/api/training/../begun/log.csv"), 404)
@@ -275,7 +275,7 @@ def test_a_training_that_is_not_there(asking, tmp_path):
     error(client.send("GET", "/api/training/begun?before=1"), 422)
 
 
-def test_a_damaged_log_is_told(tmp_path, asking):
+def test_a_damaged_log_is_reported(tmp_path, asking):
     begun = training(tmp_path / "begun")
     client = asking(begun)
     (begun / "log.csv").write_text("something else\n1,2,3\n")

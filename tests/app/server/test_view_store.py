@@ -1,4 +1,4 @@
-"""What is kept to be looked at: the last used, and no more than there is room for."""
+"""The view store: eviction, limits and ids."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from regard.app.server.view_store import ViewStore, view_bytes
 from regard.app.view_model import ViewModel
 
 
-def test_the_one_not_used_longest_goes_first():
+def test_the_least_recently_used_view_is_evicted():
     views = ViewStore(max_views=2)
     first, second = (views.add(ViewModel.of(torch.eye(3))).id for _ in range(2))
     views.find(first)
@@ -20,7 +20,7 @@ def test_the_one_not_used_longest_goes_first():
         views.find(second)
 
 
-def test_bytes_count_too():
+def test_bytes_are_limited():
     large = torch.rand(1000, 1000)  # 4 MB
     views = ViewStore(max_bytes=9_000_000)
     names = [views.add(ViewModel.of(large.clone())).id for _ in range(3)]
@@ -29,13 +29,13 @@ def test_bytes_count_too():
         views.find(names[0])
 
 
-def test_one_is_kept_whatever_its_size():
+def test_the_last_view_is_kept_regardless_of_size():
     views = ViewStore(max_bytes=1)
     name = views.add(ViewModel.of(torch.rand(100, 100))).id
     views.find(name)
 
 
-def test_what_was_found_with_effort_counts():
+def test_cached_answers_count_as_bytes():
     view = ViewModel.of(torch.rand(2100, 2100))
     before = view_bytes(view)
     views = ViewStore()
@@ -50,15 +50,15 @@ def test_ids_cannot_be_guessed():
     assert min(map(len, names)) >= 16
 
 
-def test_a_question_about_too_many_weights_is_refused_with_the_numbers():
+def test_expensive_questions_are_refused_with_both_numbers():
     views = ViewStore(max_cost=1000)
     name = views.add(ViewModel.of(torch.rand(4, 20, 20))).id
     assert views.cost(name, "tile", TileRequest(heads=[0, 1])) == 800
-    told = r"reads 1,600 weights .* limit is 1,000.*fewer heads, rows or columns"
-    with pytest.raises(RequestError, match=told) as no:
+    message = r"reads 1,600 weights .* limit is 1,000.*fewer heads, rows or columns"
+    with pytest.raises(RequestError, match=message) as no:
         views.cost(name, "tile", TileRequest())
     assert no.value.status == 422
     assert views.cost(name, "received", ReceivedRequest(heads=[3])) == 400
     with pytest.raises(RequestError, match=r"reads 1,600 weights"):
         views.cost(name, "heads", HeadsRequest(heads=[3]))  # several passes
-    assert views.cost(name, "top", TopkRequest(position=3)) == 80
+    assert views.cost(name, "topk", TopkRequest(position=3)) == 80

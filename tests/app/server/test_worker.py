@@ -1,4 +1,4 @@
-"""The queue before the models: together, in order, bounded, and without those who have gone."""
+"""The job queue: batching, order, limits and cancellation."""
 
 import asyncio
 import subprocess
@@ -19,7 +19,7 @@ from regard.errors import ArgumentError
 
 
 class Gate:
-    """Work that goes on only when it is opened, so that others must wait meanwhile."""
+    """Work that blocks until it is opened."""
 
     def __init__(self) -> None:
         self.begun, self.opened = threading.Event(), threading.Event()
@@ -32,29 +32,29 @@ class Gate:
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    found = Worker(max_waiting=5, batch_size=4)
-    yield found
-    found.stop()
+    result = Worker(max_waiting=5, batch_size=4)
+    yield result
+    result.stop()
 
 
 def behind_a_gate(worker: Worker, ask: Callable[[], Any]) -> Any:
-    """What `ask`, a coroutine function, finds; until all it asks for waits, the worker is held up."""
+    """Run the coroutine function `ask`; the worker is blocked until all its jobs are queued."""
     gate = Gate()
 
     async def run() -> Any:
         first = asyncio.ensure_future(worker.run(gate))
         while not gate.begun.is_set():
             await asyncio.sleep(0.001)
-        asked = asyncio.ensure_future(ask())
+        payload = asyncio.ensure_future(ask())
         await asyncio.sleep(0.05)
         gate.opened.set()
         assert await first == "gate"
-        return await asked
+        return await payload
 
     return asyncio.run(run())
 
 
-def test_what_waits_together_is_one_call(worker):
+def test_waiting_jobs_run_as_one_batch(worker):
     calls = []
 
     def double(numbers):
@@ -68,10 +68,10 @@ def test_what_waits_together_is_one_call(worker):
     assert calls == [[0, 1, 2]]
 
 
-def test_a_call_has_an_end_and_kinds_are_not_mixed(worker):
+def test_batches_have_one_key_and_a_maximum_size(worker):
     calls = []
 
-    def told(kind):
+    def message(kind):
         def run(numbers):
             calls.append((kind, list(numbers)))
             return numbers
@@ -81,14 +81,14 @@ def test_a_call_has_an_end_and_kinds_are_not_mixed(worker):
     async def ask():
         kinds = ["a", "b", "a", "a", "b"]
         return await asyncio.gather(
-            *(worker.run_batched(kind, told(kind), n, size=2) for n, kind in enumerate(kinds))
+            *(worker.run_batched(kind, message(kind), n, size=2) for n, kind in enumerate(kinds))
         )
 
     assert behind_a_gate(worker, ask) == [0, 1, 2, 3, 4]
     assert calls == [("a", [0, 2]), ("b", [1, 4]), ("a", [3])]  # 4 parts at most
 
 
-def test_one_mistake_is_nobody_elses(worker):
+def test_an_error_affects_only_its_own_request(worker):
     def halves(numbers):
         if 0 in numbers:
             raise ArgumentError("0 has no inverse")
@@ -103,7 +103,7 @@ def test_one_mistake_is_nobody_elses(worker):
     assert isinstance(wrong, ArgumentError)
 
 
-def test_an_answer_may_be_an_exception(worker):
+def test_a_result_that_is_an_exception_is_raised(worker):
     async def ask():
         return await asyncio.gather(
             worker.run_batched("a", lambda all_: [ArgumentError("no"), 7], 1),
@@ -116,21 +116,21 @@ def test_an_answer_may_be_an_exception(worker):
     assert right == 7
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back(worker):
+def test_a_full_queue_refuses_with_retry_after(worker):
     async def ask():
         jobs = (worker.run(lambda: 1) for _ in range(7))
         return await asyncio.gather(*jobs, return_exceptions=True)
 
-    found = behind_a_gate(worker, ask)
-    assert found[:5] == [1] * 5
-    for refused in found[5:]:
+    result = behind_a_gate(worker, ask)
+    assert result[:5] == [1] * 5
+    for refused in result[5:]:
         assert isinstance(refused, RequestError)
         assert refused.status == 503
         assert refused.headers == {"retry-after": "1"}
     assert worker.waiting == 0
 
 
-def test_who_has_gone_costs_nothing(worker):
+def test_cancelled_jobs_leave_the_queue(worker):
     done = []
 
     async def ask():
@@ -146,7 +146,7 @@ def test_who_has_gone_costs_nothing(worker):
     assert not done
 
 
-def test_a_mistake_does_not_end_the_worker(worker):
+def test_the_worker_survives_exceptions(worker):
     async def ask():
         with pytest.raises(ZeroDivisionError):
             await worker.run(lambda: 1 // 0)
@@ -155,7 +155,7 @@ def test_a_mistake_does_not_end_the_worker(worker):
     assert asyncio.run(ask()) == "alive"
 
 
-def test_the_loop_goes_on_meanwhile(worker):
+def test_the_event_loop_is_not_blocked(worker):
     async def ask():
         ticks = 0
         task = asyncio.ensure_future(worker.run(lambda: time.sleep(0.2)))
@@ -167,7 +167,7 @@ def test_the_loop_goes_on_meanwhile(worker):
     assert asyncio.run(ask()) > 3
 
 
-def test_several_threads_work_at_once_behind_one_bounded_queue():
+def test_several_threads_share_one_bounded_queue():
     worker, gates = Worker(max_waiting=1, threads=2), [Gate(), Gate()]
 
     async def ask():
@@ -195,7 +195,7 @@ async def begun(gate: Gate) -> None:
 
 
 class Tiles:
-    """Work that goes from tile to tile until it is interrupted."""
+    """Work that checks for interrupts until it is interrupted."""
 
     def __init__(self) -> None:
         self.begun, self.ended = threading.Event(), threading.Event()
@@ -211,7 +211,7 @@ class Tiles:
             self.ended.set()
 
 
-def test_work_whose_client_has_gone_is_interrupted(worker):
+def test_running_work_is_interrupted_when_the_client_disconnects(worker):
     tiles = Tiles()
 
     async def ask():
@@ -224,7 +224,7 @@ def test_work_whose_client_has_gone_is_interrupted(worker):
     assert tiles.ended.is_set()
 
 
-def test_common_work_goes_on_while_one_of_its_clients_is_there(worker):
+def test_a_batch_continues_while_one_client_is_connected(worker):
     tiles = Tiles()
 
     def together(numbers):
@@ -244,7 +244,7 @@ def test_common_work_goes_on_while_one_of_its_clients_is_there(worker):
     assert behind_a_gate(worker, ask) == 7
 
 
-def test_the_end_interrupts_what_is_under_way_and_answers_what_waits():
+def test_cancel_interrupts_running_and_refuses_waiting_jobs():
     worker, tiles = Worker(), Tiles()
 
     async def ask():
@@ -255,12 +255,12 @@ def test_the_end_interrupts_what_is_under_way_and_answers_what_waits():
         worker.cancel()
         return await asyncio.gather(*jobs, return_exceptions=True)
 
-    found = asyncio.run(asyncio.wait_for(ask(), 10))
-    assert [no.status for no in found] == [503, 503]
+    result = asyncio.run(asyncio.wait_for(ask(), 10))
+    assert [no.status for no in result] == [503, 503]
     assert worker.stop()
 
 
-def test_threads_that_cannot_be_interrupted_are_told_of():
+def test_stop_reports_threads_that_cannot_be_interrupted():
     worker, gate = Worker(), Gate()
 
     async def ask():
@@ -274,8 +274,8 @@ def test_threads_that_cannot_be_interrupted_are_told_of():
     assert worker.stop()
 
 
-def test_work_is_refused_where_a_limit_leaves_too_little_memory(worker, monkeypatch):
-    """Before it begins: OpenMP and Rust would end the process."""
+def test_work_is_refused_if_memory_is_too_low(worker, monkeypatch):
+    """Before it starts: OpenMP and Rust would abort the process."""
 
     async def ask():
         return await worker.run(lambda: "done")
@@ -311,7 +311,7 @@ serve(state, listening, ready)
 
 
 @pytest.mark.parametrize("megabytes", [2, 100, 330])
-def test_a_server_with_little_memory_refuses_and_lives(megabytes):
+def test_a_server_with_little_memory_refuses_work_and_survives(megabytes):
     with subprocess.Popen(
         [sys.executable, "-c", LIMITED, str(megabytes)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
@@ -319,13 +319,13 @@ def test_a_server_with_little_memory_refuses_and_lives(megabytes):
             assert process.stdout is not None
             port = process.stdout.readline().decode().strip()
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-                found = client.post("/api/long", json={"text": "dogs bark at trees that shed bark " * 300})
-                statuses = {found.status_code, client.get("/api/positions").status_code}
+                result = client.post("/api/long", json={"text": "dogs bark at trees that shed bark " * 300})
+                statuses = {result.status_code, client.get("/api/positions").status_code}
                 statuses.add(client.get("/").status_code)
-                if found.is_success:
-                    address = f"/api/views/{found.json()['id']}/tile"
-                    asked = {"layer": 1, "mean": True, "height": 2048, "width": 2048}
-                    statuses.add(client.post(address, json=asked).status_code)
+                if result.is_success:
+                    address = f"/api/views/{result.json()['id']}/tile"
+                    payload = {"layer": 1, "mean": True, "height": 2048, "width": 2048}
+                    statuses.add(client.post(address, json=payload).status_code)
                 assert statuses <= {200, 503}
                 assert (503 in statuses) == (megabytes < 330)
                 assert client.get("/api/health").is_success

@@ -34,8 +34,9 @@ LONG = ("9" * 5000, "1" + "0" * 400, "[" * 2000, "[" * 50_000, "{" * 999, "x" * 
 ODD = ("", " ", "\ufeff1", "\udcff", "\0", "a\nb", "\r", "\n", "# a comment")
 VALUES = (*NUMBERS, *OTHERS, *LONG, *ODD)
 TABLES = ("[model]", "[training]", "[[model]]", "[model.x]", "[", "]", "[a.b.c.d]", "=", "'''", "{", "}")
-LINES = """width = 16|rate = 0.1|rate = 1e400|layers = 2|kind = 'plain'|x = 1|size = -1|epochs = 1979-05-27
-heads = [1, 2]|heads = {a = 1}|dropout = nan|"" = 1|model = 3|é = 1|a.b = 1""".replace("\n", "|").split("|")
+LINES = """width = 16|learning_rate = 0.1|learning_rate = 1e400|layers = 2|kind = 'plain'|x = 1|size = -1
+epochs = 1979-05-27|heads = [1, 2]
+heads = {a = 1}|dropout = nan|"" = 1|model = 3|é = 1|a.b = 1""".replace("\n", "|").split("|")
 PIECES = (*TABLES, *LINES, "seed = " + "9" * 5000, "x = " + "[" * 3000, "a" * 5000, *ODD)
 
 
@@ -60,7 +61,17 @@ def _setting(case: Case) -> str:
     name = case.random.choice(NAMES)
     if case.chance(0.15):
         name = case.random.choice(
-            ("", ".", "a.b", "model", "model.", ".rate", "a.b.c", "training.learning_rate.x", "\0.\0")
+            (
+                "",
+                ".",
+                "a.b",
+                "model",
+                "model.",
+                ".learning_rate",
+                "a.b.c",
+                "training.learning_rate.x",
+                "\0.\0",
+            )
         )
     return name + case.random.choice(("=", "=", "=", "=", "", "==")) + case.random.choice(VALUES)
 

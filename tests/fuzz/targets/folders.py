@@ -23,8 +23,8 @@ from tests.fuzz.case import Case, Failure, deadline, signature
 from tests.fuzz.targets.memory import memory
 
 PAIRS = [Pair(f"{word} {i}", f"{i} {word.upper()}") for i in range(8) for word in ("one", "two", "six")]
-PLAN = ["model.width=16", "model.layers=1", "model.heads=2", "tokens.size=40", "training.updates=2"]
-PLAN += ["training.guided_alignment_weight=0.3", "training.save_every=1", "training.threads=1"]
+SETTINGS = ["model.width=16", "model.layers=1", "model.heads=2", "tokens.size=40", "training.updates=2"]
+SETTINGS += ["training.guided_alignment_weight=0.3", "training.save_every=1", "training.threads=1"]
 LONGER = "training.updates=3"
 SECONDS = 20.0
 BINARY = (".safetensors", ".ids")  # files whose damage must be noticed
@@ -78,7 +78,7 @@ def load_model(folder: Path) -> dict[str, Tensor]:
 
 
 def resume_model(folder: Path) -> dict[str, Tensor]:
-    config = TranslationConfig.preset("tiny").override([*PLAN, LONGER])
+    config = TranslationConfig.preset("tiny").override([*SETTINGS, LONGER])
     train(folder, resume=True, config=config)
     return load_translator(folder).model.state_dict()
 
@@ -108,7 +108,7 @@ def prepare(shared: Path) -> None:
     if folder.is_dir():
         return
     making = Path(tempfile.mkdtemp(dir=shared))
-    train(making / "model", PAIRS, config=TranslationConfig.preset("tiny").override(PLAN))
+    train(making / "model", PAIRS, config=TranslationConfig.preset("tiny").override(SETTINGS))
     model = regard.models.LanguageModel(9, regard.models.TransformerConfig(width=8, heads=2, layers=2))
     with regard.watch(model, tokenizer=lambda ids: [f"word {i}" for i in ids]) as seen:
         model(torch.tensor([[5, 6, 7]]))
@@ -280,7 +280,7 @@ def foreign(case: Case, folder: Path) -> None:
     resume = case.chance(0.5)
     case.note(f"train(resume={resume}) in a folder with {chosen}")
     try:
-        train(folder, PAIRS, config=TranslationConfig.preset("tiny").override(PLAN), resume=resume)
+        train(folder, PAIRS, config=TranslationConfig.preset("tiny").override(SETTINGS), resume=resume)
     except regard.RegardError:
         gone = [name for name in chosen if not (folder / name).exists()]
         if gone:

@@ -67,8 +67,8 @@ def gradients(implementation: str, **options: Any) -> tuple[Tensor, ...]:
 def same(implementation: str, custom: dict[str, Any], expected: dict[str, Any]) -> None:
     """Outputs and gradients with a custom class are those of a built-in one."""
     pairs = zip(gradients(implementation, **custom), gradients("reference", **expected), strict=True)
-    for found, right in pairs:
-        torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
+    for actual, right in pairs:
+        torch.testing.assert_close(actual, right, rtol=1e-5, atol=1e-5)
 
 
 def refuses(implementation: str, error: type[RegardError], words: tuple[str, ...], **options: Any) -> None:
@@ -122,7 +122,11 @@ WRONG_SCORES: dict[str, tuple[Callable[[Tensor, Tensor], Any], type[RegardError]
         ShapeError,
         ("query of shape", "(2, 3, 2, 1, 8)"),
     ),
-    "another width": (lambda q, k: Prepared(q, k[..., :4]), ShapeError, ("8 features", "4", "equal widths")),
+    "another width": (
+        lambda q, k: Prepared(q, k[..., :4]),
+        ShapeError,
+        ("8 features", "4", "8 features and a key with 4"),
+    ),
     "no axis of heads": (
         lambda q, k: Prepared(q.flatten(0, 2), k),
         ShapeError,
@@ -161,7 +165,7 @@ WRONG_SCORES: dict[str, tuple[Callable[[Tensor, Tensor], Any], type[RegardError]
     "vector of float64": (
         lambda q, k: additive(q, k, vector=torch.ones(D).double()),
         DTypeError,
-        ("vector of torch.float64", "float32"),
+        ("vector of dtype torch.float64", "float32"),
     ),
     "scaled addition": (lambda q, k: additive(q, k, scale=2.0), ArgumentError, ("scale=2.0", "'tanh'")),
     "scale that learns": (
@@ -179,7 +183,7 @@ WRONG_SCORES: dict[str, tuple[Callable[[Tensor, Tensor], Any], type[RegardError]
     "bias of int64": (
         lambda q, k: Prepared(q, k, biases=(torch.full((Q, 1), 9),)),
         DTypeError,
-        ("bias of torch.int64", "float32"),
+        ("bias of dtype torch.int64", "float32"),
     ),
     "bias of bool": (
         lambda q, k: Prepared(q, k, biases=(torch.ones(Q, 1) > 0,)),
@@ -263,7 +267,7 @@ def test_replaced_parameters_of_a_built_in_score_are_checked(implementation):
     refuses(implementation, ShapeError, ("8 rows", "vector of shape (3,)"), score=score)
     score = Concat(D, D, width=6)
     score.key_map = nn.Parameter(torch.ones(5, D))
-    refuses(implementation, ShapeError, ("query_map of 6 rows", "key_map of 5"), score=score)
+    refuses(implementation, ShapeError, ("query_map with 6 rows", "key_map of 5"), score=score)
     score = Concat(D, D, width=6)
     score.mixture = nn.Parameter(torch.ones(()))
     refuses(implementation, ShapeError, ("vector of shape ()",), score=score)
@@ -302,14 +306,14 @@ def test_a_query_that_is_the_same_for_all_serves_all(implementation):
     """Axes that come back with size 1 broadcast, and the output keeps its shape."""
     query, key, value = inputs()
     score = Custom(lambda q, k: Prepared(q.mean((0, 1, 2), keepdim=True), k))
-    found = regard.attention(query, key[:1], value[:1], score=score, implementation=implementation)
+    actual = regard.attention(query, key[:1], value[:1], score=score, implementation=implementation)
     shared = query.mean((0, 1), keepdim=True).expand_as(query)
     expected = regard.attention(shared, key[:1], value[:1], score=Dot(), implementation="reference")
-    assert found.shape == expected.shape == (B, G * R, Q, E)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert actual.shape == expected.shape == (B, G * R, Q, E)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     shared_key = Custom(lambda q, k: Prepared(q, k.mean((0, 1), keepdim=True)))
-    found = regard.attention(query[:1], key, value[:1], score=shared_key, implementation=implementation)
-    assert found.shape == (B, G * R, Q, E)
+    actual = regard.attention(query[:1], key, value[:1], score=shared_key, implementation=implementation)
+    assert actual.shape == (B, G * R, Q, E)
 
 
 @every
@@ -334,7 +338,7 @@ class Ranges(Rule):
 
 
 class Terms(Mask):
-    """A mask by any function of the scene."""
+    """A mask defined by a function of the call shape."""
 
     def __init__(self, terms: Callable[[CallShape], Any]) -> None:
         self.made = terms
@@ -446,13 +450,13 @@ def test_one_integer_applies_to_every_row(number, place, implementation):
     def built_in(position: Tensor, keys: Any) -> tuple[None, Tensor]:
         return None, torch.zeros_like(position) + 3
 
-    found = Ranges(lambda position, keys: (None, number))
-    same(implementation, {"mask": PLACES[place](found)}, {"mask": PLACES[place](Ranges(built_in))})
+    actual = Ranges(lambda position, keys: (None, number))
+    same(implementation, {"mask": PLACES[place](actual)}, {"mask": PLACES[place](Ranges(built_in))})
 
 
 @every
 @pytest.mark.parametrize("place", PLACES)
-def test_key_numbers_far_outside_are_no_limit(place, implementation):
+def test_key_indices_far_outside_are_no_limit(place, implementation):
     """Sums of them would leave int64, and a difference from the first key of a tile too."""
     for far in (2**31, 2**40, 2**62, 2**63 - 1):
         for low, high in ((-far - 1, far), (torch.tensor(-far - 1), torch.tensor(far))):
@@ -494,11 +498,11 @@ def test_a_tile_of_keys_with_limits_far_outside():
 
 
 WRONG_TERMS: dict[str, tuple[Callable[[CallShape], Any], type[RegardError], tuple[str, ...]]] = {
-    "no term": (lambda s: (), MaskError, ("Terms.terms", "at least one Term")),
+    "no term": (lambda s: (), MaskError, ("Terms.terms", "at least one MaskTerm")),
     "a term, not a tuple": (
         lambda s: MaskTerm(),
         MaskError,
-        ("Terms.terms", "a Term", "(MaskTerm(start, stop),)"),
+        ("Terms.terms", "a MaskTerm", "(MaskTerm(start, stop),)"),
     ),
     "nothing": (lambda s: None, MaskError, ("NoneType", "MaskTerm")),
     "a tensor": (lambda s: torch.ones(Q, K) > 0, MaskError, ("Tensor", "MaskTerm")),
@@ -522,7 +526,7 @@ WRONG_TERMS: dict[str, tuple[Callable[[CallShape], Any], type[RegardError], tupl
     "float allowed": (
         lambda s: (MaskTerm(allowed=torch.ones(Q, K)),),
         DTypeError,
-        ("allowed of torch.float32", "bool"),
+        ("allowed of dtype torch.float32", "bool"),
     ),
     "uint8 allowed": (
         lambda s: (MaskTerm(allowed=torch.ones(Q, K).byte()),),
@@ -586,9 +590,9 @@ def test_custom_rules_may_change_after_the_call(implementation):
     tensors = inputs(requires_grad=True)
     output = regard.attention(*tensors, mask=rule, implementation=implementation)
     stop.fill_(1)
-    found = torch.autograd.grad(output.square().sum(), tensors)
+    actual = torch.autograd.grad(output.square().sum(), tensors)
     expected = gradients("reference", mask=Causal(align="start"))[1:]
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -747,9 +751,9 @@ def test_a_subclass_of_softmax1_is_itself(implementation):
         def slope(self, x: Tensor) -> Tensor:
             return 2 * (2 * x).exp()
 
-    found = run(implementation, normalize=Colder(0.5), score=Dot())
+    actual = run(implementation, normalize=Colder(0.5), score=Dot())
     expected = run("reference", normalize=Softmax1(1.0), score=regard.ScaledDot(2.0))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @every

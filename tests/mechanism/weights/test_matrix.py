@@ -1,4 +1,4 @@
-"""Lazy weights: whatever part is asked for, it is the part of the dense matrix that the operator used."""
+"""Lazy weights: every part equals that part of the dense matrix that the operator used."""
 
 import contextlib
 import copy
@@ -28,9 +28,9 @@ import regard
 from regard.mechanism import tiled
 from regard.mechanism.weights.io import checksum
 
-B, G, Q, K, D, E = 2, 3, 5, 7, 11, 13  # a prime for every axis: none can be taken for another
+B, G, Q, K, D, E = 2, 3, 5, 7, 11, 13  # a different prime for every axis, to detect swapped axes
 
-# What a call may be made of. Beside each regard value stands its formula, for one row where it can be.
+# Arguments of a call, each with its formula.
 
 
 def randn(*shape: int) -> Tensor:
@@ -238,11 +238,11 @@ class Case:
 
     def formula(self, query: Tensor, key: Tensor) -> Tensor:
         scores, visible, normalize = self.scores(query, key), self.visible(), NORMALIZERS[self.normalize][1]
-        found = torch.zeros(scores.shape, dtype=torch.float64)
+        actual = torch.zeros(scores.shape, dtype=torch.float64)
         for at in np.ndindex(*scores.shape[:-1]):
             if visible[at].any():
-                found[at][visible[at]] = normalize(scores[at][visible[at]], at[-2] if self.lead else 0)
-        return found
+                actual[at][visible[at]] = normalize(scores[at][visible[at]], at[-2] if self.lead else 0)
+        return actual
 
     @functools.cache  # noqa: B019 (there are few of them)
     def dense(self) -> Tensor:
@@ -282,11 +282,11 @@ FEW = [
 ]
 
 
-def close(found: Tensor, expected: Tensor, dtype: torch.dtype = torch.float64) -> None:
+def close(actual: Tensor, expected: Tensor, dtype: torch.dtype = torch.float64) -> None:
     """Equal in shape and value, to about the last digits of float64, or those of float32."""
     precision = 1e-10 if dtype is torch.float64 else 2e-5
-    assert found.shape == expected.shape
-    torch.testing.assert_close(found.to(expected), expected, rtol=precision, atol=precision)
+    assert actual.shape == expected.shape
+    torch.testing.assert_close(actual.to(expected), expected, rtol=precision, atol=precision)
 
 
 def grad_ready(case: Case) -> tuple[regard.Weights, Tensor, Tensor, Tensor]:
@@ -320,8 +320,8 @@ def test_dense_equals_the_formulas(case):
 @cases
 def test_weights_times_value_is_the_output(case):
     output, weights = case.attend()
-    found = weights @ case.each(case.tensors()[2])
-    torch.testing.assert_close(found.to(output.dtype), output)
+    actual = weights @ case.each(case.tensors()[2])
+    torch.testing.assert_close(actual.to(output.dtype), output)
 
 
 @many_tiles
@@ -366,8 +366,8 @@ def test_results_do_not_depend_on_the_tiles(case, monkeypatch):
     whole = look()
     for size in (1, 7, 100):
         monkeypatch.setattr(tiled, "TILE", size)
-        for found, expected in zip(look(), whole, strict=True):
-            torch.testing.assert_close(found, expected)
+        for actual, expected in zip(look(), whole, strict=True):
+            torch.testing.assert_close(actual, expected)
 
 
 def test_attributes_match_those_of_a_tensor():
@@ -394,7 +394,7 @@ def test_repr_shows_the_call_and_its_memory():
     text = "Weights(1000 × 1000, float32: ScaledDot, Entmax(alpha=1.3); holds 32.0 kB, dense 4.0 MB)"
     assert repr(weights) == text
     assert repr(weights.T) == f"transpose of {text}"
-    assert "mean of the heads" in repr(Case().weights().mean("heads"))
+    assert "mean over heads" in repr(Case().weights().mean("heads"))
     assert "Additive" in repr(Case(score="Additive").weights())
 
 
@@ -480,12 +480,12 @@ def with_dense(name: str) -> tuple[regard.Weights, Tensor]:
 def test_indexing_is_that_of_a_tensor(name, data):
     weights, dense = with_dense(name)
     index = data.draw(indices(tuple(weights.shape)))
-    expected, found = outcome(dense, index), outcome(weights, index)
+    expected, actual = outcome(dense, index), outcome(weights, index)
     if isinstance(expected, Exception):
-        assert isinstance(found, type(expected)), (found, expected)
+        assert isinstance(actual, type(expected)), (actual, expected)
     else:
-        assert isinstance(found, Tensor), found
-        close(found, expected)
+        assert isinstance(actual, Tensor), actual
+        close(actual, expected)
 
 
 INDICES = [
@@ -619,9 +619,9 @@ def test_one_sequence_of_a_batch_has_its_gradient():
     for key in (x, x.detach(), y):
         weights = regard.attend(x, key, key)[1]
         scale = torch.randn(2, 5, 5, dtype=torch.float64)
-        found = torch.autograd.grad((weights.batch(1).dense() * scale).sum(), x)[0]
+        actual = torch.autograd.grad((weights.batch(1).dense() * scale).sum(), x)[0]
         wanted = torch.autograd.grad((weights.dense()[1] * scale).sum(), x)[0]
-        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(actual, wanted)
 
 
 def test_one_head_of_a_batch_has_no_heads_axis():
@@ -644,7 +644,43 @@ def test_an_out_of_range_head_is_an_index_error():
 
 @many_tiles
 @few
-def test_the_mean_of_the_heads_is_that_of_the_dense_matrix(case):
+def test_selected_rows_and_leading_indices_equal_the_dense_ones(case):
+    weights, dense = case.weights(), case.weights().dense()
+    close(weights.rows(slice(1, 4)).dense(), dense[..., 1:4, :], case.dtype)
+    close(weights.rows(torch.tensor([3, 0])).dense(), dense[..., [3, 0], :], case.dtype)
+    lead = [slice(0, 1)] * len(case.lead)
+    part = weights.select(lead, slice(2, 3))
+    close(part.dense(), dense[(*lead, ..., slice(2, 3), slice(None))], case.dtype)
+
+
+@many_tiles
+@few
+def test_tiles_cover_the_matrix(case):
+    weights = case.weights()
+    actual = torch.zeros(*weights.problem_lead, *weights.shape[-2:], dtype=weights.dtype)
+    for tile, block in weights.tiles():
+        actual[(*tile.lead, ..., tile.rows, tile.keys)] = block
+    close(actual.reshape(weights.shape), weights.dense(), case.dtype)
+
+
+def test_the_mean_over_heads_is_marked():
+    weights = Case().weights()
+    assert not weights.is_head_mean
+    assert weights.mean("heads").is_head_mean
+    assert weights.mean("heads").problem_lead == (B,)
+
+
+def test_the_problem_holds_the_inputs_of_the_call():
+    query, key, value = Case().tensors()
+    problem = regard.attend(query, key, value, score=regard.Dot())[1].problem
+    assert torch.equal(problem["query"].reshape(query.shape), query)
+    assert problem.config.family == "dot"
+    assert "value" not in problem.tensors
+
+
+@many_tiles
+@few
+def test_the_mean_over_heads_equals_that_of_the_dense_matrix(case):
     weights = case.weights()
     if not case.lead:
         with pytest.raises(regard.ArgumentError, match="heads"):
@@ -687,11 +723,11 @@ def check_top(top: regard.TopK, dense: Tensor, visible: Tensor) -> None:
     for at in np.ndindex(*dense.shape[:-1]):
         best = dense[at][visible[at]].sort(descending=True).values[: keys.shape[-1]]
         count = len(best)
-        found = keys[at][:count]
+        actual = keys[at][:count]
         torch.testing.assert_close(values[at][:count], best)
-        torch.testing.assert_close(values[at][:count], dense[at][found])
-        assert visible[at][found].all()
-        assert len(found.unique()) == count
+        torch.testing.assert_close(values[at][:count], dense[at][actual])
+        assert visible[at][actual].all()
+        assert len(actual.unique()) == count
         assert (keys[at][count:] == -1).all()
         assert (values[at][count:] == 0).all()
 
@@ -817,8 +853,8 @@ def test_pool_of_a_part_equals_the_dense_pool(case):
     dense = weights.dense()
     for rows, keys in PARTS:
         for size in ((1, 1), (2, 3), (99, 99)):
-            found = weights.pool(*size, within=(rows, keys))
-            close(found, pooled(dense[..., rows, keys], *size), case.dtype)
+            actual = weights.pool(*size, within=(rows, keys))
+            close(actual, pooled(dense[..., rows, keys], *size), case.dtype)
 
 
 @pytest.mark.parametrize(
@@ -849,9 +885,12 @@ def test_pool_of_wide_bands(dtype, options, heads):
     weights = heads(regard.attend(query, key, key, **options)[1])
     dense = weights.dense().double()
     for size, part in (((3, 5), (slice(None), slice(None))), ((2, 4), (slice(20, 120), slice(11, 150)))):
-        found = weights.pool(*size, within=part).double()
+        actual = weights.pool(*size, within=part).double()
         torch.testing.assert_close(
-            found, pooled(dense[..., *part], *size), atol=1e-6, rtol=1e-2 if dtype is torch.bfloat16 else 1e-4
+            actual,
+            pooled(dense[..., *part], *size),
+            atol=1e-6,
+            rtol=1e-2 if dtype is torch.bfloat16 else 1e-4,
         )
 
 
@@ -880,12 +919,12 @@ def test_pool_of_a_part_can_be_differentiated():
     query = randn(Q, D).requires_grad_()
     key = randn(K, D)
     part = slice(1, 4), slice(2, 6)
-    (found,) = torch.autograd.grad(
+    (actual,) = torch.autograd.grad(
         regard.attend(query, key, key)[1].pool(2, 2, within=part).square().sum(), query
     )
     dense = (query @ key.mT / math.sqrt(D)).softmax(-1)
     (expected,) = torch.autograd.grad(pooled(dense[part], 2, 2).square().sum(), query)
-    close(found, expected)
+    close(actual, expected)
 
 
 @pytest.mark.parametrize("size", [(0, 3), (3, 0), (-1, 3)])
@@ -967,9 +1006,9 @@ def test_zero_weights_ignore_their_values(poison):
         assert touched.any()
         expected = dense @ x.index_fill(0, torch.tensor(K - 1), 0.0)
         x[K - 1] = poison
-        found = weights @ x
-        assert not found[touched].isfinite().any()
-        close(found[~touched], expected[~touched])
+        actual = weights @ x
+        assert not actual[touched].isfinite().any()
+        close(actual[~touched], expected[~touched])
 
 
 @many_tiles
@@ -978,9 +1017,9 @@ def test_zero_weights_ignore_their_values_in_the_transpose():
     y = randn(Q, 3)
     expected = weights.dense().mT @ y
     y[0] = math.nan
-    found = weights.T @ y
-    assert found[..., :3, :].isnan().all()
-    close(found[..., 3:, :], expected[..., 3:, :])
+    actual = weights.T @ y
+    assert actual[..., :3, :].isnan().all()
+    close(actual[..., 3:, :], expected[..., 3:, :])
 
 
 @many_tiles
@@ -1031,9 +1070,9 @@ def gradients(result: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
 def test_gradients_are_those_of_the_dense_formula(case):
     weights, query, key, dense = grad_ready(case)
     for lazily, densely in LOOKS.values():
-        found, expected = gradients(lazily(weights), query, key), gradients(densely(dense), query, key)
-        close(found[0], expected[0])
-        close(found[1], expected[1])
+        actual, expected = gradients(lazily(weights), query, key), gradients(densely(dense), query, key)
+        close(actual[0], expected[0])
+        close(actual[1], expected[1])
 
 
 def test_a_wrong_gradient_is_detected():
@@ -1094,13 +1133,13 @@ KEPT = [
 kept = pytest.mark.parametrize("case", list(dict.fromkeys(KEPT)), ids=str)
 
 
-def same(found: regard.Weights, weights: regard.Weights) -> None:
+def same(actual: regard.Weights, weights: regard.Weights) -> None:
     """The same to the last bit; where torch records derivatives τ is rounded differently, so none are."""
     weights = weights.detach()
-    assert found.shape == weights.shape
-    assert found.dtype is weights.dtype
-    assert torch.equal(found.detach().dense(), weights.dense())
-    assert torch.equal(found.detach().topk(3).indices, weights.topk(3).indices)
+    assert actual.shape == weights.shape
+    assert actual.dtype is weights.dtype
+    assert torch.equal(actual.detach().dense(), weights.dense())
+    assert torch.equal(actual.detach().topk(3).indices, weights.topk(3).indices)
 
 
 @kept
@@ -1366,17 +1405,21 @@ def test_to_takes_a_device_and_no_dtype():
 
 # Tensors that changed meanwhile
 
-ASKED: dict[str, Callable[[regard.Weights], Any]] = {
+OPERATIONS: dict[str, Callable[[regard.Weights], Any]] = {
     "dense": lambda weights: weights.dense(),
     "numpy": lambda weights: np.asarray(weights),
     "row": lambda weights: weights[..., 0, :],
     "picked": lambda weights: weights[..., [0], :],
     "scores": lambda weights: weights.scores(),
-    "top": lambda weights: weights.topk(1),
-    "aligned": lambda weights: weights.argmax(),
+    "topk": lambda weights: weights.topk(1),
+    "argmax": lambda weights: weights.argmax(),
     "entropy": lambda weights: weights.entropy(),
     "received": lambda weights: weights.received(),
     "pool": lambda weights: weights.pool(2, 2),
+    "rows": lambda weights: weights.rows(slice(1)),
+    "select": lambda weights: weights.select([slice(1), slice(1)]),
+    "tiles": lambda weights: list(weights.tiles()),
+    "check_inputs": lambda weights: weights.check_inputs(),
     "product": lambda weights: weights @ randn(K),
     "transposed": lambda weights: weights.T @ randn(Q),
     "heads": lambda weights: weights.heads(0),
@@ -1389,14 +1432,14 @@ ASKED: dict[str, Callable[[regard.Weights], Any]] = {
 }
 
 
-@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("changed", ["query", "key"])
-def test_changed_tensors_are_detected(asked, changed):
+def test_changed_tensors_are_detected(operation, changed):
     query, key, value = Case().tensors()
     weights = regard.attend(query, key, value, score=regard.Dot())[1]
     {"query": query, "key": key}[changed].mul_(2)
     with pytest.raises(regard.StaleError, match=changed):
-        ASKED[asked](weights)
+        OPERATIONS[operation](weights)
     assert weights.shape == (B, G, Q, K)  # the shape is still available
     assert repr(weights)
 

@@ -173,7 +173,7 @@ def test_bias_and_mask_apply_to_self_attention_only() -> None:
     assert biased["cross"].dense().all()
 
 
-# Recipes
+# Configs
 
 
 def test_configs_are_values() -> None:

@@ -344,7 +344,7 @@ def test_invalid_input_is_rejected() -> None:
         ({"channels": 6, "inner": 0}, "inner=0; it must be at least 1"),
         ({"channels": 6, "pool": 0}, "pool=0; it must be at least 1"),
         ({"channels": 6, "pool": (2, -1)}, "pool=-1; it must be at least 1"),
-        ({"channels": 6, "kind": "cosine"}, "kind='cosine'; there are gaussian, embedded, dot, concat"),
+        ({"channels": 6, "kind": "cosine"}, "kind='cosine'; choose one of gaussian, embedded, dot, concat"),
     ],
 )
 def test_invalid_settings_are_rejected(arguments: dict[str, Any], message: str) -> None:

@@ -14,22 +14,25 @@ LINKS = st.frozensets(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=
 
 def test_published_error_rate() -> None:
     if not DATA.exists():
-        pytest.skip(f"{DATA} is not there")
+        pytest.skip(f"{DATA} does not exist")
     found, gold = read_pharaoh(DATA / "roen.awesome-align.out"), read_gold(DATA / "roen.gold", index_base=1)
     assert len(found) == len(gold) == 248
     assert f"{100 * error_rate(found, gold).aer:.1f}" == "20.7"
-    assert error_rate(found, read_gold(DATA / "roen.gold", base=0)).aer > 0.5  # one must be told
+    assert error_rate(found, read_gold(DATA / "roen.gold", index_base=0)).aer > 0.5  # the base matters
 
 
 def test_error_rate_of_a_hand_worked_example() -> None:
-    gold = [GoldAlignment(frozenset({(0, 0), (1, 1)}), frozenset({(2, 1)})), GoldAlignment(frozenset({(0, 0)}))]
+    gold = [
+        GoldAlignment(frozenset({(0, 0), (1, 1)}), frozenset({(2, 1)})),
+        GoldAlignment(frozenset({(0, 0)})),
+    ]
     found = [{(0, 0), (2, 1), (2, 2)}, set[tuple[int, int]]()]
     aer, precision, recall = error_rate(found, gold)  # |A| = 3, |S| = 3, |A ∩ S| = 1, |A ∩ P| = 2
     assert (aer, precision, recall) == pytest.approx((1 - 3 / 6, 2 / 3, 1 / 3))
 
 
 @given(LINKS, LINKS, LINKS)
-def test_only_what_lies_between_sure_and_possible_is_without_error(a: Links, s: Links, p: Links) -> None:
+def test_only_links_between_sure_and_possible_have_no_error(a: Links, s: Links, p: Links) -> None:
     rates = error_rate([a], [GoldAlignment(s, p)])
     assert (rates.aer == 0) == (s <= a <= (s | p))
     assert (rates.precision == 1) == (a <= (s | p))
@@ -40,43 +43,43 @@ def test_only_what_lies_between_sure_and_possible_is_without_error(a: Links, s: 
 
 
 def test_error_rate_of_different_numbers_of_sentences() -> None:
-    with pytest.raises(ArgumentError, match="2 sentences and gold links of 1"):
+    with pytest.raises(ArgumentError, match="links of 2 sentence pairs and gold links of 1"):
         error_rate([frozenset(), frozenset()], [GoldAlignment(frozenset())])
 
 
 @given(st.lists(LINKS, max_size=5))
-def test_written_links_are_read_again(tmp_path_factory: pytest.TempPathFactory, links: list[Links]) -> None:
+def test_links_round_trip_through_files(tmp_path_factory: pytest.TempPathFactory, links: list[Links]) -> None:
     path = tmp_path_factory.mktemp("links") / "links.txt"
-    path.write_text("".join(f"{to_pharaoh(some)}\n" for some in links))
+    path.write_text("".join(f"{to_pharaoh(pair)}\n" for pair in links))
     assert read_pharaoh(path) == links
-    assert read_gold(path) == [GoldAlignment(some) for some in links]
-    path.write_text("".join(" ".join(f"{s + 1}p{t + 1}" for s, t in some) + "\r\n" for some in links))
-    assert read_gold(path, index_base=1) == [GoldAlignment(frozenset(), some) for some in links]
+    assert read_gold(path) == [GoldAlignment(pair) for pair in links]
+    path.write_text("".join(" ".join(f"{s + 1}p{t + 1}" for s, t in pair) + "\r\n" for pair in links))
+    assert read_gold(path, index_base=1) == [GoldAlignment(frozenset(), pair) for pair in links]
 
 
 @pytest.mark.parametrize(
     ("line", "base", "message"),
     [
-        ("0-0 1:2", 0, "line 2: '1:2' is no link; .*0p1"),
-        ("0-0 1-2-0.5", 0, "line 2: '1-2-0.5' is no link"),
+        ("0-0 1:2", 0, "line 2: '1:2' is not a link. Write .*0p1"),
+        ("0-0 1-2-0.5", 0, "line 2: '1-2-0.5' is not a link"),
         ("1-1 0-2", 1, "line 2: '0-2' counts words from 0, .* give base=0"),
-        ("1--1", 0, "line 2: '1--1' is no link"),
-        ("٣-1", 0, "is no link"),
-        ("1-" + 20 * "9", 0, "is no link"),
+        ("1--1", 0, "line 2: '1--1' is not a link"),
+        ("٣-1", 0, "is not a link"),
+        ("1-" + 20 * "9", 0, "is not a link"),
         (b"\xff-1", 0, "line 2: not UTF-8"),
-        ("1-1", 2, "base=2"),
+        ("1-1", 2, "index_base=2; it must be 0 or 1"),
     ],
 )
-def test_what_is_no_link_is_refused(tmp_path: Path, line: str | bytes, base: int, message: str) -> None:
+def test_invalid_links_are_rejected(tmp_path: Path, line: str | bytes, base: int, message: str) -> None:
     path = tmp_path / "gold"
     path.write_bytes(b"1-1\n" + (line if isinstance(line, bytes) else line.encode()) + b"\n")
     with pytest.raises(ArgumentError, match=message):
-        read_gold(path, base=base)
+        read_gold(path, index_base=base)
 
 
-def test_possible_links_are_for_gold_alone(tmp_path: Path) -> None:
+def test_possible_links_are_only_valid_in_gold_files(tmp_path: Path) -> None:
     (tmp_path / "links").write_text("0p0\n")
-    with pytest.raises(ArgumentError, match="line 1: '0p0' is no link"):
+    with pytest.raises(ArgumentError, match="line 1: '0p0' is not a link"):
         read_pharaoh(tmp_path / "links")
 
 
@@ -89,10 +92,10 @@ def test_empty_lines_are_pairs_without_links(tmp_path: Path) -> None:
     assert read_pharaoh(tmp_path / "links") == []
 
 
-# Two directions made one
+# Symmetrization
 
 
-def slowly(forward: Links, backward: Links) -> Links:
+def naive_symal(forward: Links, backward: Links) -> Links:
     """Moses' symal, from its description: a matrix of 0, 1 (backward), −1 (forward) and 2 (in the result)."""
     size = 9
     state = [[0] * size for _ in range(size)]  # target × source
@@ -125,37 +128,39 @@ def slowly(forward: Links, backward: Links) -> Links:
 
 
 @given(LINKS, LINKS)
-def test_grown_links_are_those_of_moses(forward: Links, backward: Links) -> None:
-    assert symmetrize(forward, backward) == slowly(forward, backward)
+def test_grow_diag_final_and_equals_moses(forward: Links, backward: Links) -> None:
+    assert symmetrize(forward, backward) == naive_symal(forward, backward)
 
 
 @given(LINKS, LINKS)
-def test_grown_links_lie_between_intersection_and_union(forward: Links, backward: Links) -> None:
+def test_grow_diag_final_and_is_between_intersection_and_union(forward: Links, backward: Links) -> None:
     both, either = (symmetrize(forward, backward, how) for how in ("intersection", "union"))
     assert both <= symmetrize(forward, backward) <= either
     assert symmetrize(forward, forward) == forward
     assert reverse_links(reverse_links(forward)) == forward
 
 
-def test_grown_links_of_a_hand_worked_example() -> None:
+def test_grow_diag_final_and_of_a_hand_worked_example() -> None:
     # source 0 1 2 3 4, target 0 1 2 3 4 5
     forward = frozenset({(0, 0), (1, 1), (1, 2), (4, 4), (3, 5)})
     backward = frozenset({(0, 0), (1, 1), (2, 1), (3, 5), (4, 3)})
-    # both: 0-0 1-1 3-5; beside them 1-2 (target 2 is free), 2-1 (source 2 is free), 4-4 (beside 3-5, both are
-    # free); then 4-3 beside 4-4 (target 3 is free)
+    # intersection: 0-0 1-1 3-5; neighbors: 1-2 (target 2 is free), 2-1 (source 2 is free), 4-4 (next to 3-5,
+    # both are free); then 4-3, next to 4-4 (target 3 is free)
     grown = {(0, 0), (1, 1), (3, 5), (1, 2), (2, 1), (4, 4), (4, 3)}
     assert symmetrize(forward, backward) == grown
-    far = frozenset({(6, 8)})  # nowhere near, and both words are free
+    far = frozenset({(6, 8)})  # not a neighbor, and both words are free
     assert symmetrize(forward | far, backward) == grown | far
-    half = frozenset({(0, 8)})  # nowhere near, and source 0 has its link: "final-and" leaves it out
+    half = frozenset({(0, 8)})  # not a neighbor, and source 0 has a link: "final-and" drops it
     assert symmetrize(forward | half, backward) == grown
 
 
-def test_unknown_ways_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="method 'gdfa'. Choose from intersection, union, grow-diag-final-and"):
+def test_unknown_methods_are_rejected() -> None:
+    with pytest.raises(
+        ArgumentError, match=r"method 'gdfa'. Choose from intersection, union, grow-diag-final-and"
+    ):
         symmetrize(frozenset(), frozenset(), "gdfa")  # type: ignore[arg-type]
 
 
 @given(LINKS)
-def test_a_line_is_read_as_it_was_written(links: Links) -> None:
+def test_a_line_of_links_round_trips(links: Links) -> None:
     assert read_links(to_pharaoh(links)) == (links, frozenset())

@@ -34,7 +34,7 @@ MODELS = ["transformer", "grouped", "general", "input_feeding", "additive"]
 
 
 @pytest.fixture(autouse=True)
-def _still(one_thread: None) -> None:
+def _seeded(one_thread: None) -> None:
     torch.manual_seed(0)
 
 
@@ -51,8 +51,8 @@ def make(kind: str) -> Seq2Seq:
     )
 
 
-def alone(model: Seq2Seq, source: list[int], target: list[int], name: str) -> Tensor:
-    """What a pair's own run shows, without a batch: (heads, 1 + target, source + 1)."""
+def unbatched(model: Seq2Seq, source: list[int], target: list[int], name: str) -> Tensor:
+    """The weights of one pair without a batch: (heads, 1 + target, source + 1)."""
     model = model.eval()
     with torch.no_grad(), regard.watch(model) as seen:
         model.hidden(torch.tensor([[*source, END]]), torch.tensor([[START, *target]]))
@@ -61,14 +61,14 @@ def alone(model: Seq2Seq, source: list[int], target: list[int], name: str) -> Te
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("shift", ["input", "output"])
-def test_weights_are_those_of_each_pair_alone(kind: str, shift: Shift) -> None:
+def test_weights_equal_those_of_each_pair_alone(kind: str, shift: Shift) -> None:
     model = make(kind)
     layers = list(cross_attention.cross_attention_layers(model))
     for layer, name in enumerate(layers):
         for heads in (None, (0,)) if len(layers) == 1 else (None, (1,), (2, 0)):
             found = cross_weights(model, SOURCES, TARGETS, AlignmentHead(layer, heads, shift))
             for weights, source, target in zip(found, SOURCES, TARGETS, strict=True):
-                expected = alone(model, source, target, name)
+                expected = unbatched(model, source, target, name)
                 expected = expected.mean(0) if heads is None else expected[list(heads)].mean(0)
                 expected = expected[1:] if shift == "input" else expected[:-1]
                 torch.testing.assert_close(weights, expected[:, :-1], atol=1e-5, rtol=1e-4)
@@ -76,29 +76,29 @@ def test_weights_are_those_of_each_pair_alone(kind: str, shift: Shift) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_batches_make_no_difference(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_irrelevant(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make(kind)
     together = cross_weights(model, SOURCES, TARGETS)
-    monkeypatch.setattr(cross_attention, "_TOKENS", 1)
+    monkeypatch.setattr(cross_attention, "_BATCH_TOKENS", 1)
     apart = cross_weights(model, SOURCES[::-1], TARGETS[::-1])[::-1]
-    for one, other in zip(together, apart, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    for batched, single in zip(together, apart, strict=True):
+        torch.testing.assert_close(batched, single, atol=1e-5, rtol=1e-4)
 
 
-def test_batches_are_no_larger_than_they_may_be() -> None:
-    chance = random.Random(0)
-    sources, targets = ([[5] * chance.randint(0, 300) for _ in range(200)] for _ in range(2))
+def test_batches_are_limited_in_size() -> None:
+    rng = random.Random(0)
+    sources, targets = ([[5] * rng.randint(0, 300) for _ in range(200)] for _ in range(2))
     sources[7] = [5] * 9000
     batches = list(cross_attention._batches(sources, targets))
     assert sorted(i for batch in batches for i in batch) == list(range(200))
     for batch in batches:
         longest = (max(len(side[i]) + 1 for i in batch) for side in (sources, targets))
-        assert sum(longest) * len(batch) <= cross_attention._TOKENS or batch == [7]
+        assert sum(longest) * len(batch) <= cross_attention._BATCH_TOKENS or batch == [7]
 
 
 @pytest.mark.parametrize("kind", ["transformer", "general", "input_feeding"])
-def test_a_shift_says_what_a_row_has_read(kind: str) -> None:
-    """The step that writes a token does not know it; the one that reads it does, but none that follow."""
+def test_shift_determines_which_tokens_a_row_depends_on(kind: str) -> None:
+    """The step that predicts a token does not depend on it; the step that reads it does."""
     model, source, target = make(kind), [5, 6, 7, 8], [20, 21, 22, 23, 24]
     changed = [20, 21, 30, 23, 24]
     for shift, known in (("output", 3), ("input", 2)):
@@ -110,7 +110,7 @@ def test_a_shift_says_what_a_row_has_read(kind: str) -> None:
         assert ((before - after).abs().amax(-1)[known:] > 1e-6).all()
 
 
-def test_bahdanau_looks_before_it_reads() -> None:
+def test_bahdanau_attends_before_it_reads() -> None:
     model = make("additive")
     before, after = (
         cross_weights(model, [[5, 6, 7]], [some], AlignmentHead(shift="input"))[0]
@@ -121,13 +121,13 @@ def test_bahdanau_looks_before_it_reads() -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_rows_and_the_end_mark_sum_to_one(kind: str) -> None:
+def test_rows_and_the_end_token_sum_to_one(kind: str) -> None:
     model = make(kind)
     for shift in ("input", "output"):
         found = cross_weights(model, SOURCES, TARGETS, AlignmentHead(0, None, shift))  # type: ignore[arg-type]
         name = next(iter(cross_attention.cross_attention_layers(model)))
         for weights, source, target in zip(found, SOURCES, TARGETS, strict=True):
-            end = alone(model, source, target, name).mean(0)[:, -1]
+            end = unbatched(model, source, target, name).mean(0)[:, -1]
             end = end[1:] if shift == "input" else end[:-1]
             torch.testing.assert_close(weights.sum(-1) + end, torch.ones(len(target)))
             assert (weights >= 0).all()
@@ -140,7 +140,7 @@ def test_empty_sentences() -> None:
     assert cross_weights(make("transformer"), [], []) == []
 
 
-def test_a_model_is_left_as_it_was() -> None:
+def test_the_model_is_not_changed() -> None:
     model = make("transformer").train()
     cross_weights(model, SOURCES, TARGETS)
     assert all(module.training for module in model.modules())
@@ -149,16 +149,20 @@ def test_a_model_is_left_as_it_was() -> None:
     torch.testing.assert_close(dropping, cross_weights(model.eval(), SOURCES, TARGETS))
 
 
-def test_what_a_model_does_not_have_is_refused() -> None:
+def test_missing_layers_and_heads_are_rejected() -> None:
     plain = RecurrentSeq2Seq(37, RecurrentConfig(width=12, attention="none"))
-    with pytest.raises(ArgumentError, match=r"RecurrentSeq2Seq does not attend to the source.*train one"):
+    with pytest.raises(
+        ArgumentError, match=r"RecurrentSeq2Seq has no cross-attention.*Train a model with attention"
+    ):
         cross_weights(plain, SOURCES, TARGETS)
     model = make("transformer")
-    with pytest.raises(ArgumentError, match="layer 2, and the model attends to the source in 2; give 0 to 1"):
+    with pytest.raises(
+        ArgumentError, match="Layer 2 is out of range: the model has 2 cross-attention layers"
+    ):
         cross_weights(model, SOURCES, TARGETS, AlignmentHead(2))
-    with pytest.raises(ArgumentError, match="layer -3"):
+    with pytest.raises(ArgumentError, match="Layer -3 is out of range"):
         cross_weights(model, SOURCES, TARGETS, AlignmentHead(-3))
-    with pytest.raises(ArgumentError, match="head 3, and the attention has 3; give 0 to 2"):
+    with pytest.raises(ArgumentError, match="Head 3 is out of range: the layer has 3 heads"):
         cross_weights(model, SOURCES, TARGETS, AlignmentHead(0, (0, 3)))
     with pytest.raises(ArgumentError, match="4 source sentences and 3 target"):
         cross_weights(model, SOURCES, TARGETS[:3])
@@ -172,12 +176,12 @@ def test_what_a_model_does_not_have_is_refused() -> None:
         st.sampled_from(["input", "output"]),
     )
 )
-def test_a_choice_is_read_as_it_was_written(choice: AlignmentHead) -> None:
-    assert AlignmentHead.from_dict(choice.to_dict()) == choice
+def test_alignment_heads_round_trip(head: AlignmentHead) -> None:
+    assert AlignmentHead.from_dict(head.to_dict()) == head
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "values",
     [
         {"layer": "0"},
         {"layer": True},
@@ -194,23 +198,25 @@ def test_a_choice_is_read_as_it_was_written(choice: AlignmentHead) -> None:
         None,
     ],
 )
-def test_wrong_choices_are_refused(wrong: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"AlignmentHead got|is no choice"):
-        AlignmentHead.from_dict(wrong)
+def test_invalid_alignment_heads(values: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"AlignmentHead got|is not an alignment head"):
+        AlignmentHead.from_dict(values)
 
 
 # Words
 
 
-def a_cut(word_of: list[int], words: int) -> Segmentation:
-    return Segmentation([f"w{i}" for i in range(words)], [9] * len(word_of), ["p"] * len(word_of), word_of, {})
+def segmented(word_of: list[int], words: int) -> Segmentation:
+    return Segmentation(
+        [f"w{i}" for i in range(words)], [9] * len(word_of), ["p"] * len(word_of), word_of, {}
+    )
 
 
 @given(st.lists(st.integers(0, 4), max_size=9), st.lists(st.integers(0, 3), max_size=9), st.integers(0, 99))
 def test_merged_weights_sum_over_source_and_average_over_target(
     target_of: list[int], source_of: list[int], seed: int
 ) -> None:
-    source, target = a_cut(sorted(source_of), 4), a_cut(sorted(target_of), 5)
+    source, target = segmented(sorted(source_of), 4), segmented(sorted(target_of), 5)
     weights = torch.rand(2, len(target_of), len(source_of), generator=torch.Generator().manual_seed(seed))
     merged = merge(source, target, weights)
     assert merged.shape == (2, 5, 4)
@@ -222,12 +228,14 @@ def test_merged_weights_sum_over_source_and_average_over_target(
             torch.testing.assert_close(merged[:, t, s], torch.zeros(2) + expected)
 
 
-def test_pieces_of_no_word_belong_to_none() -> None:
-    """A model may write pieces that make no word at all."""
-    assert Alignment.of(a_cut([0], 1), Segmentation([], [9], [""], [0], {}), torch.ones(1, 1)).weights.shape == (0, 1)
+def test_tokens_without_a_word_are_dropped() -> None:
+    """A model may generate tokens that form no word."""
+    assert Alignment.of(
+        segmented([0], 1), Segmentation([], [9], [""], [0], {}), torch.ones(1, 1)
+    ).weights.shape == (0, 1)
 
 
-def test_words_are_aligned_whatever_their_pieces() -> None:
+def test_token_weights_are_merged_into_words() -> None:
     lines = ["ein großer Hund bellt laut", "a big dog barks loudly"]
     tokens = Tokenizer.learn(lines * 5, kind="bpe", size=40)
     model = Transformer(len(tokens), TransformerConfig(width=12, heads=3, layers=2))
@@ -236,11 +244,11 @@ def test_words_are_aligned_whatever_their_pieces() -> None:
     assert alignment.source_words == ("ein", "großer", "Hund", "bellt")
     assert alignment.target_words == ("a", "dog", "barks")
     pieces = cross_weights(model, [tokens.encode(pair[0])], [tokens.encode(pair[1])])[0]
-    assert pieces.shape[1] > 4  # or this would show nothing
+    assert pieces.shape[1] > 4  # otherwise nothing is merged
     assert (alignment.weights.sum(-1) <= 1 + 1e-6).all()
-    cut = tokens.segment(pair[1])
+    target = tokens.segment(pair[1])
     for word in range(3):
-        rows = [i for i, of in enumerate(cut.word_of) if of == word]
+        rows = [i for i, of in enumerate(target.word_of) if of == word]
         torch.testing.assert_close(alignment.weights[word].sum(), pieces[rows].sum() / len(rows))
 
 
@@ -260,32 +268,32 @@ def test_links() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_alignment_as_json(dtype: torch.dtype) -> None:
-    odd = torch.tensor([[float("nan"), 0.123456, -0.5], [float("inf"), 1.5, 1 / 3]], dtype=dtype)
-    described = Alignment(("a", "b", "漢"), ("x", "y"), odd.requires_grad_()).to_dict()
-    assert json.loads(json.dumps(described, allow_nan=False)) == described
-    assert described["source_words"] == ["a", "b", "漢"]
-    assert described["target_words"] == ["x", "y"]
-    expected = [[0, round(odd[0, 1].item(), 4), 0], [0, 1, round(odd[1, 2].item(), 4)]]
-    assert described["weights"] == expected
-    one = Alignment(("a", "b"), ("x", "y"), torch.tensor([[0.1, 0.9], [0.8, 0.2]]))
-    assert one.to_dict()["links"] == one.to_pharaoh()
+def test_an_alignment_is_json_serializable(dtype: torch.dtype) -> None:
+    weights = torch.tensor([[float("nan"), 0.123456, -0.5], [float("inf"), 1.5, 1 / 3]], dtype=dtype)
+    values = Alignment(("a", "b", "漢"), ("x", "y"), weights.requires_grad_()).to_dict()
+    assert json.loads(json.dumps(values, allow_nan=False)) == values
+    assert values["source_words"] == ["a", "b", "漢"]
+    assert values["target_words"] == ["x", "y"]
+    expected = [[0, round(weights[0, 1].item(), 4), 0], [0, 1, round(weights[1, 2].item(), 4)]]
+    assert values["weights"] == expected
+    alignment = Alignment(("a", "b"), ("x", "y"), torch.tensor([[0.1, 0.9], [0.8, 0.2]]))
+    assert alignment.to_dict()["links"] == alignment.to_pharaoh()
 
 
 def test_empty_alignments() -> None:
     assert Alignment((), ("a",), torch.zeros(1, 0)).argmax() == [None]
-    nothing = Alignment((), (), torch.zeros(0, 0))
-    assert (nothing.to_pharaoh(), str(nothing)) == ("", "")
-    assert "no links" in repr(nothing)
-    with pytest.raises(ShapeError, match=r"\(1, 2\); 2 target words × 1 source words"):
+    empty = Alignment((), (), torch.zeros(0, 0))
+    assert (empty.to_pharaoh(), str(empty)) == ("", "")
+    assert "no links" in repr(empty)
+    with pytest.raises(ShapeError, match=r"shape \(1, 2\); 2 target words and 1 source words need \(2, 1\)"):
         Alignment(("a",), ("b", "c"), torch.zeros(1, 2))
 
 
-# Which attention
+# Selecting a head
 
 
 def planted(layer: int, head: int) -> Transformer:
-    """A model of which one head looks at the source token that it reads; its neighbour at the next letter."""
+    """A model with one head that attends to the token it reads; the other head attends to the next letter."""
     model = Transformer(
         64, TransformerConfig(width=64, heads=2, layers=3, positions="none", dropout=0.0), share=True
     )
@@ -293,7 +301,7 @@ def planted(layer: int, head: int) -> Transformer:
         model.embedding.weight.copy_(torch.eye(64))
         for stack in (model.encoder, model.decoder):
             for block in stack.blocks:
-                for part in (block.attention, block.feed_forward):  # what is not there does no harm
+                for part in (block.attention, block.feed_forward):  # no influence
                     part.out_proj.weight.zero_()
         for i, block in enumerate(model.decoder.blocks):
             block.cross.out_proj.weight.zero_()
@@ -309,13 +317,13 @@ def planted(layer: int, head: int) -> Transformer:
 
 
 def shuffled(n: int) -> tuple[list[tuple[str, str]], list[Links]]:
-    chance = random.Random(0)
+    rng = random.Random(0)
     pairs, links = [], []
     for _ in range(n):
-        words = chance.sample("abcdefghijklmnop", chance.randint(2, 6))
-        order = chance.sample(range(len(words)), len(words))
+        words = rng.sample("abcdefghijklmnop", rng.randint(2, 6))
+        order = rng.sample(range(len(words)), len(words))
         pairs.append((" ".join(words), " ".join(words[i] for i in order)))
-        links.append(frozenset((i, place) for place, i in enumerate(order)))
+        links.append(frozenset((i, position) for position, i in enumerate(order)))
     return pairs, links
 
 
@@ -326,42 +334,49 @@ def letters() -> TokenizerPair:
 
 
 @pytest.mark.parametrize(("layer", "head"), [(0, 0), (1, 1), (2, 0)])
-@pytest.mark.parametrize("told", [True, False])
-def test_the_head_that_aligns_is_chosen(layer: int, head: int, told: bool, letters: TokenizerPair) -> None:
+@pytest.mark.parametrize("with_gold", [True, False])
+def test_the_head_that_aligns_is_selected(
+    layer: int, head: int, with_gold: bool, letters: TokenizerPair
+) -> None:
     pairs, links = shuffled(60)
     model = planted(layer, head)
-    choice = select_alignment_head(model, letters, pairs, links if told else None)
-    assert choice == AlignmentHead(layer, (head,), "input")
-    found = [alignment.links() for alignment in align(model, letters, pairs, choice)]
+    selected = select_alignment_head(model, letters, pairs, links if with_gold else None)
+    assert selected == AlignmentHead(layer, (head,), "input")
+    found = [alignment.links() for alignment in align(model, letters, pairs, selected)]
     assert error_rate(found, links).aer == 0
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_rates_of_choices_are_those_of_their_links(kind: str, letters: TokenizerPair) -> None:
+def test_rates_of_heads_are_those_of_their_links(kind: str, letters: TokenizerPair) -> None:
     pairs, links = shuffled(10)
     pairs.append(("", "a b"))
-    gold = [GoldAlignment(frozenset(sorted(some)[:2]), some) for some in [*links, frozenset()]]
+    gold = [GoldAlignment(frozenset(sorted(pair)[:2]), pair) for pair in [*links, frozenset()]]
     model = make(kind)
     rated = rate_alignment_heads(model, letters, pairs, gold)
     assert len(rated) == (2 * 2 * 4 if kind in ("transformer", "grouped") else 2 * 2)
-    for choice, rates in rated.items():
-        found = [alignment.links() for alignment in align(model, letters, pairs, choice)]
+    for head, rates in rated.items():
+        found = [alignment.links() for alignment in align(model, letters, pairs, head)]
         assert rates == pytest.approx(error_rate(found, gold))
-    assert rated[select_alignment_head(model, letters, pairs, gold)].aer == min(rates.aer for rates in rated.values())
+    assert rated[select_alignment_head(model, letters, pairs, gold)].aer == min(
+        rates.aer for rates in rated.values()
+    )
 
 
-def test_one_head_is_chosen_as_the_mean_of_all(letters: TokenizerPair) -> None:
+def test_a_single_head_is_selected_as_the_mean(letters: TokenizerPair) -> None:
     assert select_alignment_head(make("additive"), letters, *shuffled(5)).heads is None
 
 
-def test_without_words_nothing_is_better(letters: TokenizerPair) -> None:
+def test_without_words_the_default_is_selected(letters: TokenizerPair) -> None:
     assert select_alignment_head(make("transformer"), letters, [("", ""), ("a", "")]) == AlignmentHead()
     assert select_alignment_head(make("transformer"), letters, []) == AlignmentHead()
 
 
-def test_gold_that_does_not_fit_is_refused(letters: TokenizerPair) -> None:
+def test_gold_links_that_do_not_fit_are_rejected(letters: TokenizerPair) -> None:
     model = make("transformer")
-    with pytest.raises(ArgumentError, match="1 sentence pairs and gold links of 2"):
+    with pytest.raises(ArgumentError, match="1 sentence pairs and gold links for 2"):
         select_alignment_head(model, letters, [("a", "b")], [frozenset({(0, 0)})] * 2)
-    with pytest.raises(ArgumentError, match=r"word 1 to word 1 in pair 0, which has 1 and 1 words.*base=1"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"Gold link 1-1 of pair 0 is out of range: .* 1 source and 1 target words.*index_base=1",
+    ):
         select_alignment_head(model, letters, [("a", "b")], [frozenset({(1, 1)})])

@@ -16,7 +16,7 @@ LINKS = [torch.tensor([[4, 0], [1, 2], [2, 2]]), torch.tensor([[0, 3]]), torch.z
 
 
 @pytest.fixture(autouse=True)
-def _still(one_thread: None) -> None:
+def _seeded(one_thread: None) -> None:
     torch.manual_seed(0)
 
 
@@ -29,24 +29,24 @@ def packed(sources: list[list[int]], targets: list[list[int]]) -> tuple[Packed, 
 
 @pytest.mark.parametrize("shift", ["input", "output"])
 @pytest.mark.parametrize(("layer", "head", "key_heads"), [(0, 0, 4), (1, 3, 4), (1, 2, 2)])
-def test_the_loss_is_what_the_weights_miss(shift: Shift, layer: int, head: int, key_heads: int) -> None:
+def test_the_loss_equals_the_weights_formula(shift: Shift, layer: int, head: int, key_heads: int) -> None:
     config = TransformerConfig(width=16, heads=4, key_heads=key_heads, layers=2, dropout=0.0)
-    model, choice = Transformer(37, config), AlignmentHead(layer, (head,), shift)
+    model, alignment_head = Transformer(37, config), AlignmentHead(layer, (head,), shift)
     source, target = packed(SOURCES, TARGETS)
-    with guide_head(model, choice) as guide:
+    with guide_head(model, alignment_head) as guided:
         model.loss(source, target)
-        loss = guide.loss(source, target, LINKS)
-    weights = cross_weights(model, SOURCES, TARGETS, choice)
-    looked = [weights[0][0, 4], weights[0][2, 1] + weights[0][2, 2], weights[1][3, 0]]
-    expected = -torch.stack(looked).log().sum() / 10  # 3 + 4 + 0 tokens, and 3 end marks
+        loss = guided.loss(source, target, LINKS)
+    weights = cross_weights(model, SOURCES, TARGETS, alignment_head)
+    linked = [weights[0][0, 4], weights[0][2, 1] + weights[0][2, 2], weights[1][3, 0]]
+    expected = -torch.stack(linked).log().sum() / 10  # 3 + 4 + 0 tokens, and 3 end tokens
     torch.testing.assert_close(loss, expected)
     loss.backward()
     gradient = model.decoder.blocks[layer].cross.in_proj.weight.grad
     assert gradient is not None
     assert gradient.abs().sum() > 0
-    with guide_head(model, choice) as guide:  # a padded batch is the same
+    with guide_head(model, alignment_head) as guided:  # a padded batch is the same
         model.loss(*_padded(source, target)[0], **_padded(source, target)[1])
-        torch.testing.assert_close(guide.loss(source, target, LINKS), expected)
+        torch.testing.assert_close(guided.loss(source, target, LINKS), expected)
 
 
 def _padded(source: Packed, target: Packed) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -54,68 +54,69 @@ def _padded(source: Packed, target: Packed) -> tuple[list[Tensor], dict[str, Ten
     return tokens, {"source_lengths": source.lengths, "target_lengths": target.lengths}
 
 
-def test_without_links_nothing_is_missed() -> None:
+def test_without_links_the_loss_is_zero() -> None:
     model = Transformer(37, TransformerConfig(width=16, heads=4, layers=2))
     source, target = packed(SOURCES, TARGETS)
-    with guide_head(model, AlignmentHead(0, (0,))) as guide:
+    with guide_head(model, AlignmentHead(0, (0,))) as guided:
         model.loss(source, target)
-    loss = guide.loss(source, target, [LINKS[2]] * 3)
-    loss.backward()  # as every process of several does, with links or without
+    loss = guided.loss(source, target, [LINKS[2]] * 3)
+    loss.backward()  # in distributed training, every process calls it
     assert loss == 0
-    assert not model.decoder.blocks[0].cross._forward_pre_hooks  # nobody looks any more
+    assert not model.decoder.blocks[0].cross._forward_pre_hooks  # the hook is removed
 
 
-def test_what_cannot_be_guided_is_refused() -> None:
+def test_invalid_heads_models_and_links() -> None:
     model = Transformer(37, TransformerConfig(width=16, heads=4, layers=2))
     source, target = packed(SOURCES, TARGETS)
     for heads in (None, (0, 1)):
         with (
-            pytest.raises(ArgumentError, match="one head is guided"),
+            pytest.raises(ArgumentError, match="it guides exactly one head"),
             guide_head(model, AlignmentHead(0, heads)),
         ):
             pass
     recurrent = RecurrentSeq2Seq(37, RecurrentConfig(width=16))
-    with pytest.raises(ArgumentError, match="cannot be guided"), guide_head(recurrent, AlignmentHead(0, (0,))):
+    with (
+        pytest.raises(ArgumentError, match="got a RecurrentSeq2Seq; it needs a Transformer"),
+        guide_head(recurrent, AlignmentHead(0, (0,))),
+    ):
         pass
-    with guide_head(model, AlignmentHead(0, (0,))) as guide:
-        with pytest.raises(ArgumentError, match="seen no batch"):
-            guide.loss(source, target, LINKS)
+    with guide_head(model, AlignmentHead(0, (0,))) as guided:
+        with pytest.raises(ArgumentError, match="has no batch yet"):
+            guided.loss(source, target, LINKS)
         model.loss(source, target)
-        with pytest.raises(ArgumentError, match="3 source sentences, 3 target sentences and links of 2"):
-            guide.loss(source, target, LINKS[:2])
+        with pytest.raises(ArgumentError, match="3 source sentences, 3 target sentences and links for 2"):
+            guided.loss(source, target, LINKS[:2])
 
 
-def test_links_of_words_are_links_of_all_their_pieces() -> None:
+def test_word_links_become_links_of_all_their_tokens() -> None:
     source = Segmentation(["a", "b"], [5, 6, 7], ["p"] * 3, [0, 0, 1], {})
     target = Segmentation(["x", "y", "z"], [5, 6, 7, 8], ["p"] * 4, [0, 1, 1, 2], {})
-    found = token_links(source, target, frozenset({(0, 1), (1, 2)}))
-    assert found.tolist() == [[0, 1], [0, 2], [1, 1], [1, 2], [2, 3]]
+    links = token_links(source, target, frozenset({(0, 1), (1, 2)}))
+    assert links.tolist() == [[0, 1], [0, 2], [1, 1], [1, 2], [2, 3]]
     assert token_links(source, target, frozenset()).shape == (0, 2)
 
 
 def test_a_guided_head_aligns() -> None:
-    """Words translated one by one and in reverse: what few updates do not teach, a guide does."""
-    chance = random.Random(0)
-    sources = [chance.sample(range(5, 20), chance.randint(3, 6)) for _ in range(48)]
+    """Words translated one by one in reverse order: few updates suffice only with the guided loss."""
+    rng = random.Random(0)
+    sources = [rng.sample(range(5, 20), rng.randint(3, 6)) for _ in range(48)]
     targets = [[word + 15 for word in reversed(source)] for source in sources]
     links = [torch.tensor([[len(s) - 1 - i, i] for i in range(len(s))]) for s in sources]
-    right = {}
+    accuracy = {}
     for strength in (0.0, 1.0):
         torch.manual_seed(0)
-        model, choice = (
-            Transformer(37, TransformerConfig(width=32, heads=4, layers=2)),
-            AlignmentHead(0, (1,)),
-        )
+        model = Transformer(37, TransformerConfig(width=32, heads=4, layers=2))
+        alignment_head = AlignmentHead(0, (1,))
         optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
         batch = packed(sources, targets)
         for _ in range(40):
-            with guide_head(model, choice) as guide:
-                loss = model.loss(*batch) + strength * guide.loss(*batch, links)
+            with guide_head(model, alignment_head) as guided:
+                loss = model.loss(*batch) + strength * guided.loss(*batch, links)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        best = [weights.argmax(-1) for weights in cross_weights(model, sources, targets, choice)]
-        hits = [int((row == some[:, 0]).sum()) for row, some in zip(best, links, strict=True)]
-        right[strength] = sum(hits) / sum(map(len, links))
-    assert right[1.0] > 0.9
-    assert right[1.0] > right[0.0] + 0.3
+        best = [weights.argmax(-1) for weights in cross_weights(model, sources, targets, alignment_head)]
+        hits = [int((row == pair[:, 0]).sum()) for row, pair in zip(best, links, strict=True)]
+        accuracy[strength] = sum(hits) / sum(map(len, links))
+    assert accuracy[1.0] > 0.9
+    assert accuracy[1.0] > accuracy[0.0] + 0.3

@@ -1,4 +1,4 @@
-"""The embedded corpus: the same everywhere, any two languages, values held out that training never sees."""
+"""The embedded corpus: deterministic, in any two languages, with held-out values."""
 
 import re
 import sys
@@ -19,7 +19,7 @@ def corpus() -> EmbeddedCorpus:
 
 
 class Digits(Language):
-    """A language that writes what it is told to say, so that the values can be read from its sentences."""
+    """A language that writes digits: the values can be read from its sentences."""
 
     def number(self, number):
         return str(number)
@@ -47,10 +47,10 @@ class Digits(Language):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_no_value_that_is_held_out_is_in_training(seed):
+def test_held_out_values_are_not_in_training(seed):
     sentences = _Sentences(Digits("en"), Digits("de"), seed)
     test, dev, longer, train = (
-        {value for pair in sentences.some(size, part, *values) for value in VALUE.findall(pair.source)}
+        {value for pair in sentences.generate(size, part, *values) for value in VALUE.findall(pair.source)}
         for size, part, values in [
             (500, "test", (1, 2)),
             (500, "dev", (1, 2)),
@@ -62,7 +62,7 @@ def test_no_value_that_is_held_out_is_in_training(seed):
     assert not train & (dev | test | longer)
     assert not dev & (test | longer)
     assert {str(number) for number in range(2, 21)} <= train
-    # and of each kind there are some
+    # some of each kind
     assert all(any(re.fullmatch(kind, value) for value in test) for kind in (r".*-.*", r".*:.*", r"\d\d\d?"))
 
 
@@ -72,20 +72,20 @@ def test_no_list_can_be_read_as_one_number(corpus):
         assert not re.search(r"(hundert|tausend) und ", pair.target)
 
 
-def test_the_parts_have_no_sentence_in_common(corpus):
+def test_splits_have_no_common_sentence(corpus):
     for side in range(2):
         sentences = [pair[side] for part in corpus for pair in part]
         assert len(sentences) == len(set(sentences))
 
 
-def test_a_seed_tells_all(corpus):
+def test_the_corpus_depends_only_on_the_seed(corpus):
     assert embedded_corpus(size=2000) == corpus
     other = embedded_corpus(size=2000, seed=1)
     assert len({*other.test} & {*corpus.test}) < 20
-    assert embedded_corpus(size=300).test == corpus.test[:30]  # what is held out does not depend on the size
+    assert embedded_corpus(size=300).test == corpus.test[:30]  # independent of size
 
 
-def test_sizes_and_lengths_are_those_asked_for(corpus):
+def test_sizes_and_lengths(corpus):
     assert [len(part) for part in corpus] == [2000, 200, 200, 200]
     assert [len(part) for part in embedded_corpus(size=1, values=(2, 2))] == [1, 1, 1, 1]
     words = [[len(pair.source.split()) for pair in part] for part in (corpus.train, corpus.longer)]
@@ -93,7 +93,7 @@ def test_sizes_and_lengths_are_those_asked_for(corpus):
     assert sum(words[1]) / len(words[1]) > 2 * sum(words[0]) / len(words[0])
 
 
-def test_english_and_german_are_as_people_say_them():
+def test_english_and_german_forms():
     english, german = Language.of("en"), Language.of("de")
     for said, expected in [
         (english.date(date(1984, 5, 23)), "Wednesday, May twenty-third, nineteen eighty-four"),
@@ -108,7 +108,7 @@ def test_english_and_german_are_as_people_say_them():
         (english.span(-62, "day"), "sixty-two days ago"),
         (german.span(-62, "day"), "vor zweiundsechzig Tagen"),
         (german.span(500, "hour"), "in fünfhundert Stunden"),
-        (german.joined(["eins", "zwei", "drei"]), "eins, zwei und drei"),
+        (german.enumeration(["eins", "zwei", "drei"]), "eins, zwei und drei"),
         (german.moment("heute", "jetzt"), "heute, jetzt"),
     ]:
         assert said == expected
@@ -120,7 +120,7 @@ def test_the_order_of_words_differs(corpus):
 
 
 @pytest.mark.parametrize("code", languages())
-def test_every_language_has_words_for_all_of_it(code):
+def test_every_language_has_words_for_all_values(code):
     for source, target in ((code, "en"), ("en", code)):
         corpus = embedded_corpus(source, target, size=40)
         said = "".join(side for part in corpus for pair in part for side in pair)
@@ -128,37 +128,37 @@ def test_every_language_has_words_for_all_of_it(code):
         assert all(side and side == side.strip() for part in corpus for pair in part for side in pair)
 
 
-def test_a_language_may_be_named_with_a_hyphen():
+def test_language_codes_may_have_a_hyphen():
     assert Language.of("pt-BR") == Language.of("pt_BR")
 
 
-def test_what_cannot_be_is_refused():
-    with pytest.raises(ArgumentError, match=r"know the language 'tlh'; they know ar, .* de, en, "):
+def test_invalid_arguments_are_rejected():
+    with pytest.raises(
+        ArgumentError, match=r"Language 'tlh' is not supported .* Choose from ar, .* de, en, "
+    ):
         embedded_corpus("tlh", "de")
-    with pytest.raises(ArgumentError, match="know the language ''"):
+    with pytest.raises(ArgumentError, match="Language '' is not supported"):
         embedded_corpus("en", "")
-    with pytest.raises(DTypeError, match="give a code such as 'de'"):
+    with pytest.raises(DTypeError, match="a code such as 'de', got a int"):
         embedded_corpus("en", 7)  # type: ignore[arg-type]
     for values in ((0, 1), (2, 1), (1,), 3, (1.0, 2)):
-        with pytest.raises(ArgumentError, match="give how many at least and at most"):
+        with pytest.raises(ArgumentError, match=r"it must be \(minimum, maximum\)"):
             embedded_corpus(values=values)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="size=0"):
         embedded_corpus(size=0)
 
 
-def test_more_sentences_than_there_are_end_in_an_error(monkeypatch):
-    module = import_module("regard.translation.data.builtin")  # the package's attribute is the function
-    monkeypatch.setattr(module, "_MOST_TRIES", 20)
+def test_too_many_sentences_raise_an_error(monkeypatch):
+    module = import_module("regard.translation.data.builtin")
+    monkeypatch.setattr(module, "_MAX_TRIES", 20)
     sentences = _Sentences(Digits("en"), Digits("de"), 0)
     monkeypatch.setattr(sentences, "kinds", sentences.kinds[3:4])  # times
     monkeypatch.setattr(module, "_MOMENTS", 0)
-    with pytest.raises(
-        ArgumentError, match=r"finds no more than .* distinct sentences for test; ask for fewer"
-    ):
-        sentences.some(2000, "test", 1, 1)
+    with pytest.raises(ArgumentError, match=r"found only .* distinct sentences for test\. Lower size"):
+        sentences.generate(2000, "test", 1, 1)
 
 
-def test_a_missing_extra_is_one_line_with_its_cure(monkeypatch):
+def test_a_missing_package_is_reported_with_its_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "num2words", None)
     with pytest.raises(ModuleNotFoundError, match="num2words: pip install babel num2words"):
         embedded_corpus("en", "de", size=10)

@@ -1,4 +1,4 @@
-"""Search finds what it says: the best by a plain beam search, by enumeration, and whatever the batch."""
+"""Search equals a plain beam search with lists and exhaustive enumeration, whatever the batch."""
 
 import itertools
 import math
@@ -16,7 +16,15 @@ from torch import Tensor
 import regard
 from regard.models import Packed, RecurrentConfig, RecurrentSeq2Seq, Transformer, TransformerConfig
 from regard.models.seq2seq import Seq2Seq, State
-from regard.translation.decoding.search import Beam, Greedy, Hypothesis, Sample, _best, _Live, search
+from regard.translation.decoding.search import (
+    Beam,
+    Greedy,
+    Hypothesis,
+    Sample,
+    _best_extensions,
+    _Live,
+    search,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -39,8 +47,8 @@ SOURCES = [[5, 6, 2], [4, 2], [3, 3, 4, 6, 5, 2], [2]]
 
 
 @cache
-def made(name: str, words: int = WORDS, seed: int = 0) -> Any:
-    """A model in float64 that is sure enough of itself to have its own opinion of each sentence."""
+def make(name: str, words: int = WORDS, seed: int = 0) -> Any:
+    """A float64 model with parameters large enough to make outputs differ between sentences."""
     torch.manual_seed(seed)
     config = MODELS[name]
     model = (Transformer if isinstance(config, TransformerConfig) else RecurrentSeq2Seq)(
@@ -53,7 +61,7 @@ def made(name: str, words: int = WORDS, seed: int = 0) -> Any:
 
 
 def follow(model: Seq2Seq, source: list[int], *written: list[int]) -> list[Tensor]:
-    """Log probabilities of each next token after the start mark and after each that is written, t V."""
+    """Log probabilities of each next token after the start token and each prefix of `written`, t V."""
     target, training = Packed.of([[START, *words] for words in written]), model.training
     with torch.no_grad():
         logits = model.eval()(Packed.of([source] * len(written)), target)
@@ -61,49 +69,54 @@ def follow(model: Seq2Seq, source: list[int], *written: list[int]) -> list[Tenso
     return list(target.split(logits.log_softmax(-1)))
 
 
-def plainly(
-    model: Seq2Seq, source: list[int], beam: Beam, most: int, never: tuple[int, ...] = (PADDING,)
+def naive_search(
+    model: Seq2Seq, source: list[int], beam: Beam, limit: int, suppressed: tuple[int, ...] = (PADDING,)
 ) -> list[Hypothesis]:
-    """The same search by lists, one sentence alone, without caches and until nothing is left to extend."""
+    """Beam search with lists: one sentence, no caches, no early stopping."""
     live: list[tuple[float, list[int]]] = [(0.0, [])]
     found: list[Hypothesis] = []
-    for size in range(1, most + 1):
+    for size in range(1, limit + 1):
         if not live:
             break
         extended = []
         rows = follow(model, source, *(written for _, written in live))
-        for (total, written), chances in zip(live, rows, strict=True):
-            words = [word for word in range(WORDS) if word not in (START, *never)]
-            extended += [(total + float(chances[-1, word]), [*written, word]) for word in words]
+        for (total, written), log_probabilities in zip(live, rows, strict=True):
+            words = [word for word in range(WORDS) if word not in (START, *suppressed)]
+            extended += [(total + float(log_probabilities[-1, word]), [*written, word]) for word in words]
         extended.sort(key=lambda pair: -pair[0])
         live = []
         for total, written in extended[: beam.size - len(found)]:
-            if total < extended[0][0] - beam.within:
+            if total < extended[0][0] - beam.prune_threshold:
                 break
             if written[-1] == END:
-                found.append(Hypothesis(written[:-1], total / size**beam.length, total, True))
+                found.append(Hypothesis(written[:-1], total / size**beam.length_penalty, total, True))
             else:
                 live.append((total, written))
-    rest = [Hypothesis(written, total / max(most, 1) ** beam.length, total, False) for total, written in live]
-    return sorted(found + rest, key=lambda h: (h.finished, h.score), reverse=True)[: beam.best]
+    rest = [
+        Hypothesis(written, total / max(limit, 1) ** beam.length_penalty, total, False)
+        for total, written in live
+    ]
+    return sorted(found + rest, key=lambda h: (h.finished, h.score), reverse=True)[: beam.n_best]
 
 
-def same(found: list[Hypothesis], wanted: list[Hypothesis]) -> None:
-    assert [h.tokens for h in found] == [h.tokens for h in wanted]
-    assert [h.finished for h in found] == [h.finished for h in wanted]
-    assert [h.score for h in found] == pytest.approx([h.score for h in wanted], rel=1e-9)
-    assert [h.log_probability for h in found] == pytest.approx([h.log_probability for h in wanted], rel=1e-9)
+def assert_equal(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
+    assert [h.tokens for h in found] == [h.tokens for h in expected]
+    assert [h.finished for h in found] == [h.finished for h in expected]
+    assert [h.score for h in found] == pytest.approx([h.score for h in expected], rel=1e-9)
+    assert [h.log_probability for h in found] == pytest.approx(
+        [h.log_probability for h in expected], rel=1e-9
+    )
 
 
 # Beam search
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_batch_is_searched_as_each_sentence_alone_by_lists(name: str) -> None:
-    model, beam, most = made(name), Beam(3, best=3), [6, 4, 7, 5]
-    found = search(model, Packed.of(SOURCES), beam, most=most)
-    for source, limit, hypotheses in zip(SOURCES, most, found, strict=True):
-        same(hypotheses, plainly(model, source, beam, limit))
+def test_a_batch_equals_naive_search_of_each_sentence(name: str) -> None:
+    model, beam, limits = make(name), Beam(3, n_best=3), [6, 4, 7, 5]
+    found = search(model, Packed.of(SOURCES), beam, max_new_tokens=limits)
+    for source, limit, hypotheses in zip(SOURCES, limits, found, strict=True):
+        assert_equal(hypotheses, naive_search(model, source, beam, limit))
 
 
 @settings(max_examples=30)
@@ -113,62 +126,70 @@ def test_a_batch_is_searched_as_each_sentence_alone_by_lists(name: str) -> None:
     sources=st.lists(st.lists(st.integers(2, WORDS - 1), min_size=1, max_size=5), min_size=1, max_size=5),
     size=st.integers(1, 12),
     length=st.sampled_from([0.0, 0.6, 1.0, 2.0]),
-    never=st.sampled_from([(), (0,), (0, 4)]),
+    suppressed=st.sampled_from([(), (0,), (0, 4)]),
     data=st.data(),
 )
-def test_any_beam_is_what_lists_give(
+def test_any_beam_equals_naive_search(
     name: str,
     seed: int,
     sources: list[list[int]],
     size: int,
     length: float,
-    never: tuple[int, ...],
+    suppressed: tuple[int, ...],
     data: st.DataObject,
 ) -> None:
-    within = data.draw(st.sampled_from([math.inf, math.inf, 2.0, 0.0]))
-    model, beam = made(name, seed=seed), Beam(size, length, data.draw(st.integers(1, size)), within)
-    most = [data.draw(st.integers(0, 6)) for _ in sources]
-    found = search(model, Packed.of(sources), beam, most=most, never=never)
-    for source, limit, hypotheses in zip(sources, most, found, strict=True):
-        same(hypotheses, plainly(model, source, beam, limit, never))
+    threshold = data.draw(st.sampled_from([math.inf, math.inf, 2.0, 0.0]))
+    model, beam = make(name, seed=seed), Beam(size, length, data.draw(st.integers(1, size)), threshold)
+    limits = [data.draw(st.integers(0, 6)) for _ in sources]
+    found = search(model, Packed.of(sources), beam, max_new_tokens=limits, suppress_tokens=suppressed)
+    for source, limit, hypotheses in zip(sources, limits, found, strict=True):
+        assert_equal(hypotheses, naive_search(model, source, beam, limit, suppressed))
 
 
 @pytest.mark.parametrize("length", [0.0, 0.5, 1.0, 1.7])
 @pytest.mark.parametrize("name", ["transformer", "bahdanau"])
-def test_a_beam_that_holds_everything_finds_the_best_of_all(name: str, length: float) -> None:
-    model, most = made(name), 4
+def test_an_unlimited_beam_equals_exhaustive_search(name: str, length: float) -> None:
+    model, limit = make(name), 4
     words = [word for word in range(WORDS) if word not in (PADDING, START, END)]
-    everything = Beam(len(words) ** most * 2, length, best=10)
-    for source, found in zip(SOURCES, search(model, Packed.of(SOURCES), everything, most=most), strict=True):
+    everything = Beam(len(words) ** limit * 2, length, n_best=10)
+    for source, found in zip(
+        SOURCES, search(model, Packed.of(SOURCES), everything, max_new_tokens=limit), strict=True
+    ):
         every = []
-        for size in range(most):
-            written = [list(some) for some in itertools.product(words, repeat=size)]
-            for some, rows in zip(written, follow(model, source, *written), strict=True):
-                total = float(rows[torch.arange(size + 1), torch.tensor([*some, END])].sum())
-                every.append((total / (size + 1) ** length, some))
+        for size in range(limit):
+            written = [list(sequence) for sequence in itertools.product(words, repeat=size)]
+            for sequence, rows in zip(written, follow(model, source, *written), strict=True):
+                total = float(rows[torch.arange(size + 1), torch.tensor([*sequence, END])].sum())
+                every.append((total / (size + 1) ** length, sequence))
         every.sort(reverse=True)
         assert [h.tokens for h in found] == [written for _, written in every[:10]]
         assert [h.score for h in found] == pytest.approx([score for score, _ in every[:10]])
         assert all(h.finished for h in found)
 
 
-@pytest.mark.parametrize("how", [Greedy(), Beam(4, 0.7, best=4), Sample(seed=3, best=4, temperature=2.0)])
+@pytest.mark.parametrize(
+    "strategy", [Greedy(), Beam(4, 0.7, n_best=4), Sample(seed=3, n_samples=4, temperature=2.0)]
+)
 @pytest.mark.parametrize("name", ["transformer", "concat, fed"])
-def test_log_probabilities_are_the_model_s_own(name: str, how: Any) -> None:
-    model = made(name)
-    for source, found in zip(SOURCES, search(model, Packed.of(SOURCES), how, most=6), strict=True):
+def test_log_probabilities_are_the_models(name: str, strategy: Any) -> None:
+    model = make(name)
+    for source, found in zip(
+        SOURCES, search(model, Packed.of(SOURCES), strategy, max_new_tokens=6), strict=True
+    ):
         for hypothesis in found:
             words = [*hypothesis.tokens, END] if hypothesis.finished else hypothesis.tokens
             (rows,) = follow(model, source, words[:-1])
             total = float(rows[torch.arange(len(words)), torch.tensor(words)].sum())
             assert hypothesis.log_probability == pytest.approx(total, rel=1e-9)
-            exponent = {Greedy: 1.0, Beam: 0.7, Sample: 0.0}[type(how)]
+            exponent = {Greedy: 1.0, Beam: 0.7, Sample: 0.0}[type(strategy)]
             assert hypothesis.score == pytest.approx(total / len(words) ** exponent)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_hypotheses_are_sorted_distinct_and_within_bounds(name: str) -> None:
-    found = search(made(name), Packed.of(SOURCES), Beam(6, best=6), most=5, never=(PADDING, 3))
+    found = search(
+        make(name), Packed.of(SOURCES), Beam(6, n_best=6), max_new_tokens=5, suppress_tokens=(PADDING, 3)
+    )
     for hypotheses in found:
         order = [(h.finished, h.score) for h in hypotheses]
         assert order == sorted(order, reverse=True)
@@ -178,78 +199,83 @@ def test_hypotheses_are_sorted_distinct_and_within_bounds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_is_a_beam_of_one_and_the_likeliest_each_time(name: str) -> None:
-    model, source = made(name), Packed.of(SOURCES)
-    found = search(model, source, Greedy(), most=6)
-    assert found == search(model, source, Beam(1), most=6)
+def test_greedy_is_a_beam_of_one_and_the_argmax_of_each_step(name: str) -> None:
+    model, source = make(name), Packed.of(SOURCES)
+    found = search(model, source, Greedy(), max_new_tokens=6)
+    assert found == search(model, source, Beam(1), max_new_tokens=6)
     for sentence, (hypothesis,) in zip(SOURCES, found, strict=True):
-        (chances,) = follow(model, sentence, hypothesis.tokens)
-        chances[:, [PADDING, START]] = -math.inf
-        likeliest = chances.argmax(-1).tolist()
-        assert likeliest[: len(hypothesis.tokens)] == hypothesis.tokens
+        (log_probabilities,) = follow(model, sentence, hypothesis.tokens)
+        log_probabilities[:, [PADDING, START]] = -math.inf
+        best = log_probabilities.argmax(-1).tolist()
+        assert best[: len(hypothesis.tokens)] == hypothesis.tokens
         assert hypothesis.finished == (len(hypothesis.tokens) < 6)
-        assert not hypothesis.finished or likeliest[-1] == END
+        assert not hypothesis.finished or best[-1] == END
 
 
-def test_the_models_own_greedy_says_the_same() -> None:
-    model = made("dot")
+def test_search_equals_the_models_own_greedy() -> None:
+    model = make("dot")
     with torch.no_grad():
-        model.bias[:2] = -1e3  # it does not keep itself from writing marks
-    found = [h.tokens for (h,) in search(model, Packed.of(SOURCES), Greedy(), most=6)]
+        model.bias[:2] = -1e3  # model.greedy does not suppress special tokens
+    found = [h.tokens for (h,) in search(model, Packed.of(SOURCES), Greedy(), max_new_tokens=6)]
     assert found == model.greedy(Packed.of(SOURCES), start=START, end=END, max_new_tokens=6)
-    made.cache_clear()
+    make.cache_clear()
 
 
-@pytest.mark.parametrize("how", [Greedy(), Beam(4, best=3), Sample(best=3, top_p=0.9)])
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(4, n_best=3), Sample(n_samples=3, top_p=0.9)])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_batch_does_not_matter(name: str, how: Any) -> None:
-    model = made(name)
-    together = search(model, Packed.of(SOURCES), how, most=6)
+def test_the_batch_is_irrelevant(name: str, strategy: Any) -> None:
+    model = make(name)
+    together = search(model, Packed.of(SOURCES), strategy, max_new_tokens=6)
     for source, found in zip(SOURCES, together, strict=True):
-        same(search(model, Packed.of([source]), how, most=6)[0], found)
-    backwards = search(model, Packed.of(SOURCES[::-1] * 2), how, most=6)
-    for found, wanted in zip(backwards, together[::-1] * 2, strict=True):
-        same(found, wanted)
+        assert_equal(search(model, Packed.of([source]), strategy, max_new_tokens=6)[0], found)
+    backwards = search(model, Packed.of(SOURCES[::-1] * 2), strategy, max_new_tokens=6)
+    for found, expected in zip(backwards, together[::-1] * 2, strict=True):
+        assert_equal(found, expected)
 
 
 def test_no_sentences_and_no_tokens() -> None:
-    for how in (Greedy(), Beam(), Sample()):
-        assert search(made("dot"), Packed.of([]), how, most=5) == []
-        assert search(made("dot"), Packed.of(SOURCES), how, most=0) == [[Hypothesis([], 0.0, 0.0, False)]] * 4
-    found = search(made("dot"), Packed.of(SOURCES), most=[0, 3, 0, 2])
+    for strategy in (Greedy(), Beam(), Sample()):
+        assert search(make("dot"), Packed.of([]), strategy, max_new_tokens=5) == []
+        assert (
+            search(make("dot"), Packed.of(SOURCES), strategy, max_new_tokens=0)
+            == [[Hypothesis([], 0.0, 0.0, False)]] * 4
+        )
+    found = search(make("dot"), Packed.of(SOURCES), max_new_tokens=[0, 3, 0, 2])
     assert [len(h.tokens) > 0 or h.finished for (h,) in found] == [False, True, False, True]
 
 
-def test_searching_leaves_the_model_as_it_was() -> None:
-    model = made("transformer").train()
+def test_search_does_not_change_the_model() -> None:
+    model = make("transformer").train()
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    assert search(model, Packed.of(SOURCES), most=6) == search(model, Packed.of(SOURCES), most=6)
+    assert search(model, Packed.of(SOURCES), max_new_tokens=6) == search(
+        model, Packed.of(SOURCES), max_new_tokens=6
+    )
     assert model.training
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
-def test_a_start_mark_may_be_the_end_mark() -> None:
-    model = made("transformer")
-    found = search(model, Packed.of(SOURCES), Beam(3), start=END, end=END, most=6)
+def test_start_and_end_token_may_be_equal() -> None:
+    model = make("transformer")
+    found = search(model, Packed.of(SOURCES), Beam(3), start=END, end=END, max_new_tokens=6)
     assert any(h.finished for (h,) in found)
     assert all(END not in h.tokens for (h,) in found)
 
 
-def test_other_floats_find_much_the_same() -> None:
-    exact, model = made("transformer"), Transformer(WORDS, CONFIG)
+def test_other_dtypes_give_similar_scores() -> None:
+    exact, model = make("transformer"), Transformer(WORDS, CONFIG)
     model.load_state_dict(exact.state_dict())
-    wanted = search(exact, Packed.of(SOURCES), Beam(3), most=6)
-    single = search(model, Packed.of(SOURCES), Beam(3), most=6)
-    half = search(model.bfloat16(), Packed.of(SOURCES), Beam(3), most=6)
-    for (ours,), (other,), (rough,) in zip(wanted, single, half, strict=True):
-        assert other.score == pytest.approx(ours.score, rel=1e-4)
-        assert rough.score == pytest.approx(ours.score, rel=0.3)
+    expected = search(exact, Packed.of(SOURCES), Beam(3), max_new_tokens=6)
+    single = search(model, Packed.of(SOURCES), Beam(3), max_new_tokens=6)
+    half = search(model.bfloat16(), Packed.of(SOURCES), Beam(3), max_new_tokens=6)
+    for (exact_one,), (single_one,), (half_one,) in zip(expected, single, half, strict=True):
+        assert single_one.score == pytest.approx(exact_one.score, rel=1e-4)
+        assert half_one.score == pytest.approx(exact_one.score, rel=0.3)
 
 
-# Who is in the batch
+# What stays in the batch
 
 
-class Told(State):
+class ScriptState(State):
     """The script of each row."""
 
     def __init__(self, scripts: list[list[list[float]]]) -> None:
@@ -259,8 +285,8 @@ class Told(State):
         self.scripts = [self.scripts[i] for i in rows.tolist()]
 
 
-class Teller(Seq2Seq):
-    """Has chances for each step from a table, whatever is written; counts the rows of each step."""
+class ScriptedModel(Seq2Seq):
+    """Reads the probabilities of each step from a table; counts the rows of each step."""
 
     def __init__(self, tables: dict[int, list[list[float]]]) -> None:
         super().__init__()
@@ -270,57 +296,59 @@ class Teller(Seq2Seq):
     def output_weight(self) -> Tensor:
         return self.matrix
 
-    def start(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> Told:
+    def start(self, source: Tensor | Packed, source_lengths: Tensor | None = None) -> ScriptState:
         assert isinstance(source, Packed)
-        return Told([self.tables[part.tolist()[0]] for part in source.split(source.tokens)])
+        return ScriptState([self.tables[part.tolist()[0]] for part in source.split(source.tokens)])
 
     def step(self, tokens: Tensor, state: State) -> Tensor:
-        assert isinstance(state, Told)
+        assert isinstance(state, ScriptState)
         self.rows.append(len(tokens))
         time, state.time = state.time, state.time + 1
         return torch.tensor([script[min(time, len(script) - 1)] for script in state.scripts]).log()
 
 
-def chances(**given: float) -> list[float]:
-    """Of the tokens 2 to 6, as e, a, b, c, d."""
-    found = [1e-30] * WORDS
-    for name, chance in given.items():
-        found["eabcd".index(name) + 2] = chance
-    return found
+def probabilities(**tokens: float) -> list[float]:
+    """Probabilities of the tokens 2 to 6, named e, a, b, c, d."""
+    row = [1e-30] * WORDS
+    for name, probability in tokens.items():
+        row["eabcd".index(name) + 2] = probability
+    return row
 
 
 def test_finished_hypotheses_and_sentences_leave_the_batch() -> None:
-    going, ending = chances(a=0.6, b=0.4), chances(e=0.999, a=0.001)
-    model = Teller({3: [going, ending], 4: [going, going, going, ending]})
-    found = search(model, Packed.of([[3], [4], [3]]), Greedy(), most=9)
+    going, ending = probabilities(a=0.6, b=0.4), probabilities(e=0.999, a=0.001)
+    model = ScriptedModel({3: [going, ending], 4: [going, going, going, ending]})
+    found = search(model, Packed.of([[3], [4], [3]]), Greedy(), max_new_tokens=9)
     assert [h.tokens for (h,) in found] == [[3], [3, 3, 3], [3]]
     assert model.rows == [3, 3, 1, 1]
 
 
-def test_a_hypothesis_that_ends_gives_up_its_place() -> None:
-    # one of two ends after the first step, and so one place is left
-    step = chances(e=0.5, a=0.3, b=0.2)
-    model = Teller({3: [step]})
-    (found,) = search(model, Packed.of([[3]]), Beam(2, length=0.0, best=2), most=3)
+def test_a_finished_hypothesis_frees_its_slot() -> None:
+    # one of two ends after the first step, so one slot is left
+    step = probabilities(e=0.5, a=0.3, b=0.2)
+    model = ScriptedModel({3: [step]})
+    (found,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=0.0, n_best=2), max_new_tokens=3)
     assert [h.tokens for h in found] == [[], [3]]
     assert model.rows == [1, 1]
 
 
-def test_a_sentence_leaves_when_nothing_can_beat_what_it_has() -> None:
-    # the best ends at once with 0.9; what goes on has at most 0.1, whatever comes
-    model = Teller({3: [chances(e=0.9, a=0.1), chances(a=1.0)]})
-    (found,) = search(model, Packed.of([[3]]), Beam(2, length=0.0), most=50)
+def test_a_sentence_ends_when_nothing_can_beat_its_best() -> None:
+    # the best ends at once with 0.9; every continuation has at most 0.1
+    model = ScriptedModel({3: [probabilities(e=0.9, a=0.1), probabilities(a=1.0)]})
+    (found,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=0.0), max_new_tokens=50)
     assert (found[0].tokens, model.rows) == ([], [1])
-    # with the mean it can: 0.1 ** (1 / 50) > 0.9
-    model = Teller({3: [chances(e=0.9, a=0.1), *[chances(a=1.0)] * 40, chances(e=1.0)]})
-    (found,) = search(model, Packed.of([[3]]), Beam(2, length=1.0), most=50)
+    # per token it can: 0.1 ** (1 / 50) > 0.9
+    model = ScriptedModel(
+        {3: [probabilities(e=0.9, a=0.1), *[probabilities(a=1.0)] * 40, probabilities(e=1.0)]}
+    )
+    (found,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=1.0), max_new_tokens=50)
     assert found[0].tokens == [3] * 41
     assert found[0].score == pytest.approx(math.log(0.1) / 42)
     # but not within 20 tokens: 0.1 ** (1 / 20) < 0.9
-    (found,) = search(model, Packed.of([[3]]), Beam(2, length=1.0), most=20)
+    (found,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=1.0), max_new_tokens=20)
     assert (found[0].tokens, model.rows) == ([], [1] * 43)
-    # two were asked for, and one is still missing
-    (found,) = search(model, Packed.of([[3]]), Beam(2, length=1.0, best=2), most=20)
+    # two were requested, and one is still missing
+    (found,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=1.0, n_best=2), max_new_tokens=20)
     assert [h.finished for h in found] == [True, False]
     assert [len(h.tokens) for h in found] == [0, 20]
 
@@ -328,47 +356,50 @@ def test_a_sentence_leaves_when_nothing_can_beat_what_it_has() -> None:
 # Sampling
 
 
-def test_samples_follow_seeds_and_nothing_else() -> None:
-    model, source = made("transformer"), Packed.of(SOURCES)
-    first = search(model, source, Sample(seed=1), most=6)
-    assert first == search(model, source, Sample(seed=1), most=6)
-    assert any(first != search(model, source, Sample(seed=seed), most=6) for seed in range(2, 5))
+def test_samples_depend_only_on_the_seed() -> None:
+    model, source = make("transformer"), Packed.of(SOURCES)
+    first = search(model, source, Sample(seed=1), max_new_tokens=6)
+    assert first == search(model, source, Sample(seed=1), max_new_tokens=6)
+    assert any(first != search(model, source, Sample(seed=seed), max_new_tokens=6) for seed in range(2, 5))
     torch.manual_seed(5)
-    assert first == search(model, source, Sample(seed=1), most=6)
-    many = search(model, source, Sample(seed=1, best=5), most=6)
-    for (one,), several in zip(first, many, strict=True):
-        assert one.tokens in [h.tokens for h in several]
+    assert first == search(model, source, Sample(seed=1), max_new_tokens=6)
+    many = search(model, source, Sample(seed=1, n_samples=5), max_new_tokens=6)
+    for (single,), several in zip(first, many, strict=True):
+        assert single.tokens in [h.tokens for h in several]
         assert [h.score for h in several if h.finished] == sorted(
             (h.score for h in several if h.finished), reverse=True
         )
 
 
 @pytest.mark.parametrize(
-    "how", [Sample(), Sample(temperature=2.0), Sample(temperature=0.5), Sample(top_p=0.6), Sample(top_p=1e-9)]
+    "strategy",
+    [Sample(), Sample(temperature=2.0), Sample(temperature=0.5), Sample(top_p=0.6), Sample(top_p=1e-9)],
 )
-def test_tokens_are_drawn_by_their_chances(how: Sample) -> None:
-    given = torch.tensor(chances(e=0.1, a=0.4, b=0.2, c=0.05, d=0.25))
-    model, draws = Teller({3: [given.tolist()]}), 4_000
-    (found,) = search(model, Packed.of([[3]]), replace(how, best=draws), most=1)
+def test_tokens_are_sampled_by_their_probabilities(strategy: Sample) -> None:
+    row = torch.tensor(probabilities(e=0.1, a=0.4, b=0.2, c=0.05, d=0.25))
+    model, draws = ScriptedModel({3: [row.tolist()]}), 4_000
+    (found,) = search(model, Packed.of([[3]]), replace(strategy, n_samples=draws), max_new_tokens=1)
     seen = Counter(END if h.finished else h.tokens[0] for h in found)
-    wanted = given ** (1 / how.temperature)
-    if how.top_p == 0.6:
-        wanted[[2, 4, 5]] = 0  # 0.4 and 0.25 are the first to reach it
-    elif how.top_p < 1e-3:
-        wanted = (wanted == wanted.max()).float()
-    wanted /= wanted.sum()
-    for token, share in enumerate(wanted.tolist()):
-        spread = math.sqrt(max(share * (1 - share), 1e-9) / draws)
-        assert abs(seen[token] / draws - share) <= 5 * spread
+    expected = row ** (1 / strategy.temperature)
+    if strategy.top_p == 0.6:
+        expected[[2, 4, 5]] = 0  # 0.4 and 0.25 are the first to reach it
+    elif strategy.top_p < 1e-3:
+        expected = (expected == expected.max()).float()
+    expected /= expected.sum()
+    for token, probability in enumerate(expected.tolist()):
+        deviation = math.sqrt(max(probability * (1 - probability), 1e-9) / draws)
+        assert abs(seen[token] / draws - probability) <= 5 * deviation
 
 
-def test_a_cold_sample_is_the_likeliest() -> None:
-    model, source = made("bahdanau"), Packed.of(SOURCES)
-    cold = search(model, source, Sample(temperature=1e-4), most=6)
-    assert [h.tokens for (h,) in cold] == [h.tokens for (h,) in search(model, source, Greedy(), most=6)]
+def test_sampling_at_low_temperature_is_greedy() -> None:
+    model, source = make("bahdanau"), Packed.of(SOURCES)
+    cold = search(model, source, Sample(temperature=1e-4), max_new_tokens=6)
+    assert [h.tokens for (h,) in cold] == [
+        h.tokens for (h,) in search(model, source, Greedy(), max_new_tokens=6)
+    ]
 
 
-# The best of a vocabulary
+# Best extensions
 
 
 @settings(max_examples=60)
@@ -378,45 +409,48 @@ def test_a_cold_sample_is_the_likeliest() -> None:
     k=st.integers(1, 9),
     seed=st.integers(0, 9),
 )
-def test_the_best_by_blocks_are_the_best(rows: list[int], columns: int, k: int, seed: int) -> None:
+def test_two_stage_topk_equals_topk(rows: list[int], columns: int, k: int, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(sum(rows), columns, generator=draw)
     x[:, 1::5] = -math.inf
     sentences = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows))
     totals = torch.randn(sum(rows), generator=draw).double()
     first = torch.tensor([sum(rows[:i]) for i in range(len(rows))])
-    found = _best(_Live(sentences, sentences, totals, sentences[:, None]), x, first, k)
+    found = _best_extensions(_Live(sentences, sentences, totals, sentences[:, None]), x, first, k)
     every = (totals[:, None] + x).split(rows)
-    for wanted, values, parents, tokens in zip(every, *found, strict=True):
-        likely = wanted.flatten().sort(descending=True).values[:k]
-        assert torch.equal(values[: len(likely)], likely)
-        assert bool((values[len(likely) :] == -math.inf).all())
-        there = values > -math.inf
-        parents, tokens = parents[there], tokens[there]
-        assert torch.equal((totals[:, None] + x)[parents, tokens], values[there])
+    for scores, values, parents, tokens in zip(every, *found, strict=True):
+        best = scores.flatten().sort(descending=True).values[:k]
+        assert torch.equal(values[: len(best)], best)
+        assert bool((values[len(best) :] == -math.inf).all())
+        valid = values > -math.inf
+        parents, tokens = parents[valid], tokens[valid]
+        assert torch.equal((totals[:, None] + x)[parents, tokens], values[valid])
         assert len(set(zip(parents.tolist(), tokens.tolist(), strict=True))) == len(parents)
 
 
-# What cannot be
+# Errors
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Beam(0), "size=0"),
-        (lambda: Beam(2, best=3), "size=2 and best=3"),
-        (lambda: Beam(length=-1.0), "length=-1"),
-        (lambda: Beam(length=math.nan), "length=nan"),
-        (lambda: Beam(within=-1), "within=-1"),
-        (lambda: Beam(within=math.nan), "within=nan"),
+        (
+            lambda: Beam(2, n_best=3),
+            r"Beam\(size=2, n_best=3\): n_best cannot exceed size. Use Beam\(3, n_best=3\)",
+        ),
+        (lambda: Beam(length_penalty=-1.0), "length_penalty=-1"),
+        (lambda: Beam(length_penalty=math.nan), "length_penalty=nan"),
+        (lambda: Beam(prune_threshold=-1), "prune_threshold=-1"),
+        (lambda: Beam(prune_threshold=math.nan), "prune_threshold=nan"),
         (lambda: Sample(temperature=0), r"temperature=0; .*Greedy\(\)"),
         (lambda: Sample(top_p=0.0), "top_p=0.0; it must be above 0 and at most 1"),
         (lambda: Sample(top_p=1.5), "top_p=1.5; it must be above 0 and at most 1"),
         (lambda: Sample(seed=-1), "seed=-1"),
-        (lambda: Sample(best=0), "best=0"),
+        (lambda: Sample(n_samples=0), "n_samples=0"),
     ],
 )
-def test_ways_to_search_that_cannot_be(make: Any, message: str) -> None:
+def test_invalid_strategies(make: Any, message: str) -> None:
     with pytest.raises(regard.ArgumentError, match=message):
         make()
 
@@ -424,31 +458,31 @@ def test_ways_to_search_that_cannot_be(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"how": "beam"}, regard.DTypeError, "how='beam'; give Greedy"),
-        ({"most": [3, 4]}, regard.ShapeError, "4 sentences and most with 2 numbers"),
-        ({"most": -1}, regard.ArgumentError, "most=-1"),
-        ({"most": [1, 2, -3, 4]}, regard.ArgumentError, "most=-3"),
-        ({"most": 2.5}, regard.DTypeError, "most=2.5"),
+        ({"strategy": "beam"}, regard.DTypeError, "strategy='beam'; pass Greedy"),
+        ({"max_new_tokens": [3, 4]}, regard.ShapeError, "4 sentences and 2 values of max_new_tokens"),
+        ({"max_new_tokens": -1}, regard.ArgumentError, "max_new_tokens=-1"),
+        ({"max_new_tokens": [1, 2, -3, 4]}, regard.ArgumentError, "max_new_tokens=-3"),
+        ({"max_new_tokens": 2.5}, regard.DTypeError, "max_new_tokens=2.5"),
         ({"end": WORDS}, regard.ArgumentError, f"token {WORDS} is outside"),
-        ({"never": [END]}, regard.ArgumentError, r"end=2 and never=\(2,\); leave it out"),
-        ({"never": [99]}, regard.ArgumentError, "token 99 is outside"),
+        ({"suppress_tokens": [END]}, regard.ArgumentError, r"end=2 and suppress_tokens=\(2,\); remove 2"),
+        ({"suppress_tokens": [99]}, regard.ArgumentError, "token 99 is outside"),
         ({"source": [[5, 6]]}, regard.DTypeError, "a source of type list"),
     ],
 )
-def test_searches_that_cannot_be(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    arguments: dict[str, Any] = {"source": Packed.of(SOURCES), "most": 3} | options
+def test_invalid_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    arguments: dict[str, Any] = {"source": Packed.of(SOURCES), "max_new_tokens": 3} | options
     with pytest.raises(error, match=message):
-        search(made("dot"), **arguments)
+        search(make("dot"), **arguments)
 
 
-def test_a_model_with_too_few_logits_is_told() -> None:
-    model = Teller({3: [chances(e=1.0)[:-1]]})
-    with pytest.raises(regard.ShapeError, match="gave 6 logits, and its output_weight has 7 rows"):
-        search(model, Packed.of([[3]]), most=3)
+def test_a_model_with_too_few_logits() -> None:
+    model = ScriptedModel({3: [probabilities(e=1.0)[:-1]]})
+    with pytest.raises(regard.ShapeError, match="returned 6 logits, but output_weight has 7 rows"):
+        search(model, Packed.of([[3]]), max_new_tokens=3)
 
 
-@pytest.mark.parametrize("how", [Greedy(), Beam(3), Sample()])
-def test_a_broken_model_is_told(how: Any) -> None:
-    model = Teller({3: [[math.nan] * WORDS]})
-    with pytest.raises(regard.ArgumentError, match="the model gave NaN"):
-        search(model, Packed.of([[3]]), how, most=3)
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(3), Sample()])
+def test_a_model_that_returns_nan(strategy: Any) -> None:
+    model = ScriptedModel({3: [[math.nan] * WORDS]})
+    with pytest.raises(regard.ArgumentError, match="The model returned NaN"):
+        search(model, Packed.of([[3]]), strategy, max_new_tokens=3)

@@ -1,4 +1,4 @@
-"""Model folders: each file is whole or not there, and nothing in them is taken for granted."""
+"""Model folders and checkpoints: files are complete or absent, and damage is detected."""
 
 import errno
 import json
@@ -50,10 +50,10 @@ from tests.translation.small import TOKENS, small_config
 PARAMETER, MOMENT = {"a": torch.arange(6.0).reshape(2, 3)}, {"exp_avg:a": torch.ones(2, 3)}
 
 
-def made(
+def write_folder(
     folder: Path, config: TranslationConfig | None = None, tokens: TokenizerPair = TOKENS
 ) -> dict[str, Tensor]:
-    """A model folder of a config, as a training leaves it; its weights."""
+    """Write a model folder; return its weights."""
     config = config or small_config()
     folder.mkdir(exist_ok=True)
     write_config(folder, config)
@@ -63,42 +63,42 @@ def made(
     return weights
 
 
-def test_one_is_alone_in_a_folder(tmp_path: Path) -> None:
+def test_only_one_training_locks_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "model"
     with lock_folder(folder):
-        with pytest.raises(ArgumentError, match="another training is at work"), lock_folder(folder):
-            pytest.fail("there are two")
-        assert folder.is_dir()  # who was refused takes nothing away, even if it is still empty
+        with pytest.raises(ArgumentError, match="Another training is running"), lock_folder(folder):
+            pytest.fail("two locks")
+        assert folder.is_dir()  # the failed lock removes nothing
     assert not folder.exists()
     folder.mkdir()
     with lock_folder(folder):
         pass
-    assert folder.is_dir()  # somebody else has made it
+    assert folder.is_dir()  # it existed before
     with lock_folder(folder):
         (folder / "kept").touch()
-    with lock_folder(folder):  # free again
+    with lock_folder(folder):  # unlocked
         assert [path.name for path in folder.iterdir()] == ["kept"]
 
 
-def test_a_folder_that_is_gone_hides_no_error(tmp_path: Path) -> None:
+def test_a_removed_folder_hides_no_error(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     with pytest.raises(ArithmeticError, match="the real one"), lock_folder(folder):
-        _go_and_fail(folder)
-    with lock_folder(folder):  # nor is it one by itself
+        _remove_and_fail(folder)
+    with lock_folder(folder):  # no error by itself
         folder.rmdir()
 
 
-def _go_and_fail(folder: Path) -> None:
+def _remove_and_fail(folder: Path) -> None:
     folder.rmdir()
     raise ArithmeticError("the real one")
 
 
 @pytest.mark.parametrize("model", ["transformer", "recurrent", "plain"])
 @pytest.mark.parametrize("shared", [True, False])
-def test_what_was_written_is_loaded(tmp_path: Path, model: str, shared: bool) -> None:
+def test_write_and_load(tmp_path: Path, model: str, shared: bool) -> None:
     config = small_config(model, f"tokens.shared={str(shared).lower()}")
     other = Tokenizer.learn(["a b c d"], kind="words", size=9)
-    weights = made(tmp_path, config, TOKENS if shared else TokenizerPair(TOKENS.source, other))
+    weights = write_folder(tmp_path, config, TOKENS if shared else TokenizerPair(TOKENS.source, other))
     assert {path.name for path in tmp_path.glob("*.model")} == ({SHARED} if shared else {SOURCE, TARGET})
     found = load_model(tmp_path)
     assert TranslationConfig.from_dict(found.config["settings"]) == config
@@ -112,23 +112,23 @@ def test_what_was_written_is_loaded(tmp_path: Path, model: str, shared: bool) ->
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "alibi", "t5", "none"])
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_a_loaded_model_computes_what_it_did(tmp_path: Path, positions: str, norm: str) -> None:
+def test_a_loaded_model_computes_the_same(tmp_path: Path, positions: str, norm: str) -> None:
     config = small_config("transformer", f"model.positions={positions}", f"model.norm={norm}")
-    weights = made(tmp_path, config)
+    weights = write_folder(tmp_path, config)
     model = config.model.build(TOKENS.sizes()).eval()
     model.load_state_dict(weights)
     source, target = Packed.of([[5, 6, 2], [7, 2]]), Packed.of([[1, 5], [1, 6, 7]])
     assert torch.equal(load_model(tmp_path).model(source, target), model(source, target))
 
 
-def test_weights_of_a_smaller_type_are_taken(tmp_path: Path) -> None:
-    weights = made(tmp_path)
+def test_bfloat16_weights_are_loaded(tmp_path: Path) -> None:
+    weights = write_folder(tmp_path)
     write_parameters(tmp_path, {name: tensor.bfloat16() for name, tensor in weights.items()})
     assert {one.dtype for one in load_model(tmp_path).model.parameters()} == {torch.bfloat16}
 
 
 def changed(folder: Path, **changes: Tensor | None) -> None:
-    """The weights of a folder with some others, or without those that are None."""
+    """Replace some weights of a folder; None removes one."""
     weights: dict[str, Any] = load_file(folder / MODEL)
     name = next(iter(weights))
     weights |= {name if key == "first" else key: value for key, value in changes.items()}
@@ -136,24 +136,24 @@ def changed(folder: Path, **changes: Tensor | None) -> None:
 
 
 def settings(folder: Path, section: str, **changes: object) -> None:
-    """The config of a folder with other settings."""
+    """Change settings of a folder."""
     folder_config = json.loads((folder / CONFIG).read_text())
-    del folder_config["sha256"]  # as a person does who changes it
+    del folder_config["sha256"]  # as a user does
     folder_config["settings"][section] |= changes
     (folder / CONFIG).write_text(json.dumps(folder_config))
 
 
-def beside(folder: Path, **names: object) -> None:
-    """A config with more than it should have."""
+def add_keys(folder: Path, **keys: object) -> None:
+    """Add keys to config.json."""
     folder_config = json.loads((folder / CONFIG).read_text())
     del folder_config["sha256"]
-    (folder / CONFIG).write_text(json.dumps(folder_config | names))
+    (folder / CONFIG).write_text(json.dumps(folder_config | keys))
 
 
-def piped(path: Path, make: Callable[[Path], object] = os.mkfifo) -> None:
-    """Something else in the place of a file."""
+def replace(path: Path, create: Callable[[Path], object] = os.mkfifo) -> None:
+    """Replace a file by a pipe, or something else."""
     path.unlink()
-    make(path)
+    create(path)
 
 
 OTHER = Tokenizer.learn([" ".join(reversed("0123456789"))], kind="words", size=len(TOKENS.source))
@@ -161,32 +161,38 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing there": (shutil.rmtree, "does not exist"),
     "a file": (lambda folder: (shutil.rmtree(folder), folder.write_text("")), "is a file"),
     "no config": (lambda folder: (folder / CONFIG).unlink(), "no config.json"),
-    "no weights": (lambda folder: (folder / MODEL).unlink(), "has no model.safetensors yet"),
+    "no weights": (lambda folder: (folder / MODEL).unlink(), "has no model yet"),
     "no vocabulary": (lambda folder: (folder / SHARED).unlink(), "tokens.model"),
-    "empty config": (lambda folder: (folder / CONFIG).write_text(""), "does not say"),
-    "config that is a list": (lambda folder: (folder / CONFIG).write_text("[]"), "does not say"),
-    "foreign config": (lambda folder: (folder / CONFIG).write_text('{"model_type": "bert"}'), "does not say"),
-    "no UTF-8": (lambda folder: (folder / CONFIG).write_bytes(b"\xff\xff"), "does not say"),
-    "deep config": (lambda folder: (folder / CONFIG).write_text("[" * 100_000), "does not say"),
-    "huge number": (lambda folder: (folder / CONFIG).write_text("1" * 5000), "does not say"),
+    "empty config": (lambda folder: (folder / CONFIG).write_text(""), "does not contain"),
+    "config that is a list": (lambda folder: (folder / CONFIG).write_text("[]"), "does not contain"),
+    "foreign config": (
+        lambda folder: (folder / CONFIG).write_text('{"model_type": "bert"}'),
+        "does not contain",
+    ),
+    "no UTF-8": (lambda folder: (folder / CONFIG).write_bytes(b"\xff\xff"), "does not contain"),
+    "deep config": (lambda folder: (folder / CONFIG).write_text("[" * 100_000), "does not contain"),
+    "huge number": (lambda folder: (folder / CONFIG).write_text("1" * 5000), "does not contain"),
     "settings that are a list": (
         lambda folder: (folder / CONFIG).write_text(
             json.dumps({"format": checkpoint.FORMAT, "settings": []})
         ),
-        "does not say",
+        "does not contain",
     ),
     "unknown section": (
         lambda folder: (folder / CONFIG).write_text(
             json.dumps({"format": checkpoint.FORMAT, "settings": {"x": {}}})
         ),
-        r"no section \[x\]",
+        r"Unknown section \[x\]",
     ),
-    "unknown setting": (lambda folder: settings(folder, "model", wisth=3), "did you mean model.width"),
-    "wrong type": (lambda folder: settings(folder, "model", width="16"), "must be a whole number"),
+    "unknown setting": (lambda folder: settings(folder, "model", wisth=3), "Did you mean model.width"),
+    "wrong type": (lambda folder: settings(folder, "model", width="16"), "must be an integer, got '16'"),
     "wrong width": (lambda folder: settings(folder, "model", width=18), "shape"),
-    "wrong layers": (lambda folder: settings(folder, "model", layers=2), "tensors are missing or unexpected"),
+    "wrong layers": (lambda folder: settings(folder, "model", layers=2), "missing or unexpected tensors"),
     "other kind": (lambda folder: settings(folder, "model", kind="plain"), "missing or unexpected"),
-    "other vocabulary": (lambda folder: Tokenizer.learn(["a b"], kind="words").save(folder / SHARED), "shape"),
+    "other vocabulary": (
+        lambda folder: Tokenizer.learn(["a b"], kind="words").save(folder / SHARED),
+        "shape",
+    ),
     "other vocabulary of the same size": (
         lambda folder: OTHER.save(folder / SHARED),
         "tokens.model is not the vocabulary that model.safetensors was trained with",
@@ -194,34 +200,40 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights without a checksum": (changed, "model.safetensors does not match its checksum"),
     "old format": (
         lambda folder: (folder / CONFIG).write_text('{"format": "regard translator 1", "plan": {}}'),
-        "was written by an older regard",
+        "was written by an older version of regard",
     ),
     "changed config": (
         lambda folder: (folder / CONFIG).write_text((folder / CONFIG).read_text().replace("0.2", "0.3")),
-        "damaged: it does not have its checksum",
+        "damaged: it does not match its checksum",
     ),
-    "unknown name": (lambda folder: beside(folder, orign={}), "unknown name 'orign'; did you mean 'origin'"),
-    "newer name": (lambda folder: beside(folder, quantized=4), "written by a newer regard"),
-    "config that is a pipe": (lambda folder: piped(folder / CONFIG), "is a named pipe"),
-    "config that is a folder": (lambda folder: piped(folder / CONFIG, os.mkdir), "is a folder"),
+    "unknown name": (
+        lambda folder: add_keys(folder, orign={}),
+        r"unknown key 'orign'\. Did you mean 'origin'",
+    ),
+    "newer name": (lambda folder: add_keys(folder, quantized=4), "written by a newer version of regard"),
+    "config that is a pipe": (lambda folder: replace(folder / CONFIG), "is a named pipe"),
+    "config that is a folder": (lambda folder: replace(folder / CONFIG, os.mkdir), "is a folder"),
     "config that is a device": (
-        lambda folder: piped(folder / CONFIG, lambda path: os.symlink("/dev/zero", path)),
+        lambda folder: replace(folder / CONFIG, lambda path: os.symlink("/dev/zero", path)),
         "is a device",
     ),
     "config without end": (
         lambda folder: os.truncate(folder / CONFIG, 10**12),
-        "has 1000.0 GB, and at most 1.0 MB are read",
+        "has 1000.0 GB; the limit for such a file is 1.0 MB",
     ),
-    "vocabulary that is a pipe": (lambda folder: piped(folder / SHARED), "is a named pipe"),
-    "vocabulary without end": (lambda folder: os.truncate(folder / SHARED, 10**12), "at most 268.4 MB"),
-    "weights that are a pipe": (lambda folder: piped(folder / MODEL), "is a named pipe"),
-    "weights that are a folder": (lambda folder: piped(folder / MODEL, os.mkdir), "is a folder"),
+    "vocabulary that is a pipe": (lambda folder: replace(folder / SHARED), "is a named pipe"),
+    "vocabulary without end": (
+        lambda folder: os.truncate(folder / SHARED, 10**12),
+        "the limit for such a file is 268.4 MB",
+    ),
+    "weights that are a pipe": (lambda folder: replace(folder / MODEL), "is a named pipe"),
+    "weights that are a folder": (lambda folder: replace(folder / MODEL, os.mkdir), "is a folder"),
     "weights without end": (
         lambda folder: os.truncate(folder / MODEL, 10**13),
         "the limit for such a file is",
     ),
-    "damaged vocabulary": (lambda folder: (folder / SHARED).write_bytes(b"x"), "no SentencePiece model"),
-    "NaN": (lambda folder: changed(folder, first=torch.full((48,), torch.nan)), "not finite"),
+    "damaged vocabulary": (lambda folder: (folder / SHARED).write_bytes(b"x"), "not a SentencePiece model"),
+    "NaN": (lambda folder: changed(folder, first=torch.full((48,), torch.nan)), "has NaN or infinite values"),
     "missing tensor": (lambda folder: changed(folder, first=None), "missing or unexpected"),
     "more tensors": (lambda folder: changed(folder, more=torch.ones(1)), "missing or unexpected"),
     "cut off": (lambda folder: os.truncate(folder / MODEL, 1000), "damaged"),
@@ -231,9 +243,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_folder_is_refused(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_folder_is_rejected(tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "model"
-    made(folder)
+    write_folder(folder)
     harm, why = DAMAGES[damage]
     harm(folder)
     with pytest.raises(ArgumentError, match=why) as refused:
@@ -260,10 +272,8 @@ HUGE = [
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("sizes", HUGE, ids=str)
-def test_sizes_that_no_machine_has_are_refused_before_they_are_made(
-    tmp_path: Path, sizes: dict[str, Any]
-) -> None:
-    made(tmp_path)
+def test_huge_sizes_are_rejected_before_allocation(tmp_path: Path, sizes: dict[str, Any]) -> None:
+    write_folder(tmp_path)
     settings(tmp_path, "model", **sizes)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ArgumentError, match="damaged"):
@@ -271,25 +281,25 @@ def test_sizes_that_no_machine_has_are_refused_before_they_are_made(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 200_000  # kB
 
 
-def test_config_keeps_what_is_beside_the_plan(tmp_path: Path) -> None:
+def test_config_stores_other_keys(tmp_path: Path) -> None:
     write_config(tmp_path, small_config(), alignment={"layer": -1})
     assert read_config(tmp_path)["alignment"] == {"layer": -1}
 
 
-def one(folder: Path, step: int = 100) -> Checkpoint:
-    """A checkpoint that was written."""
-    return Checkpoint.write(folder, step, PARAMETER, MOMENT, {"step": step})
+def save_one(folder: Path, step: int = 100) -> Checkpoint:
+    """Save a checkpoint."""
+    return Checkpoint.save(folder, step, PARAMETER, MOMENT, {"step": step})
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """All files of a folder."""
+    """The files of a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_checkpoints_are_found_in_the_order_of_their_steps(tmp_path: Path) -> None:
+def test_checkpoints_are_sorted_by_step(tmp_path: Path) -> None:
     assert Checkpoint.all(tmp_path) == []
     for step in (20, 100_000_000, 3, 100):
-        one(tmp_path, step)
+        save_one(tmp_path, step)
     (tmp_path / "checkpoints" / "step-²").mkdir()
     (tmp_path / "checkpoints" / "step-old").mkdir()
     assert [found.step for found in Checkpoint.all(tmp_path)] == [3, 20, 100, 100_000_000]
@@ -300,24 +310,24 @@ def test_checkpoints_are_found_in_the_order_of_their_steps(tmp_path: Path) -> No
     assert last.state() == {"step": 100_000_000}
 
 
-def test_tidying_keeps_what_it_should_and_removes_halves(tmp_path: Path) -> None:
-    found = [one(tmp_path, step) for step in (1, 2, 3)]
+def test_pruning_removes_other_and_incomplete_checkpoints(tmp_path: Path) -> None:
+    found = [save_one(tmp_path, step) for step in (1, 2, 3)]
     (tmp_path / "checkpoints" / ".step-00000004.part").mkdir()
     (tmp_path / "checkpoints" / "notes.txt").write_text("mine")
-    Checkpoint.tidy(tmp_path, found[1:])
+    Checkpoint.prune(tmp_path, found[1:])
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     assert names == {"step-00000002", "step-00000003", "notes.txt"}
 
 
-def test_a_checkpoint_that_is_there_is_not_touched(tmp_path: Path) -> None:
-    before = content(one(tmp_path).path)
-    Checkpoint.write(tmp_path, 100, {"a": torch.zeros(1)}, {}, {})
+def test_an_existing_checkpoint_is_not_changed(tmp_path: Path) -> None:
+    before = content(save_one(tmp_path).path)
+    Checkpoint.save(tmp_path, 100, {"a": torch.zeros(1)}, {}, {})
     assert content(tmp_path / "checkpoints" / "step-00000100") == before
 
 
 @contextmanager
 def no_file_larger_than(size: int) -> Iterator[None]:
-    """As on a full disk, writing fails."""
+    """Writing fails as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -327,13 +337,13 @@ def no_file_larger_than(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("size", [0, 50, 5_000])
-def test_a_disk_that_is_full_leaves_all_as_it_was(tmp_path: Path, size: int) -> None:
-    one(tmp_path)
+def test_a_full_disk_changes_nothing(tmp_path: Path, size: int) -> None:
+    save_one(tmp_path)
     write_parameters(tmp_path, PARAMETER)
     before = content(tmp_path)
     large = {"a": torch.zeros(10_000)}
     with no_file_larger_than(size), pytest.raises(OSError, match="step-00000200") as refused:
-        Checkpoint.write(tmp_path, 200, large, {}, {})
+        Checkpoint.save(tmp_path, 200, large, {}, {})
     assert refused.value.errno == errno.EFBIG
     with no_file_larger_than(size), pytest.raises(OSError, match=r"model\.safetensors") as refused:
         write_parameters(tmp_path, large)
@@ -350,67 +360,67 @@ def test_a_disk_that_is_full_leaves_all_as_it_was(tmp_path: Path, size: int) -> 
         SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
     ],
 )
-@pytest.mark.parametrize("where", ["save_file", "_sync", "os.replace", "write_whole"])
-def test_wherever_writing_fails_the_checkpoint_is_not_there(
+@pytest.mark.parametrize("where", ["save_file", "_sync", "os.replace", "write_atomic"])
+def test_a_failed_write_leaves_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, where: str
 ) -> None:
     def fail(*given: object, **named: object) -> None:
         raise error
 
-    one(tmp_path)
+    save_one(tmp_path)
     before = content(tmp_path)
     monkeypatch.setattr(f"regard.translation.training.checkpoint.{where}", fail)
     with pytest.raises(OSError, match=r"No space left on device: .*step-00000200") as refused:
-        one(tmp_path, 200)
+        save_one(tmp_path, 200)
     assert refused.value.errno == errno.ENOSPC
     assert content(tmp_path) == before
 
 
-def test_an_error_without_a_number_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_without_errno_keeps_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*given: object, **named: object) -> None:
         raise SafetensorError("out of ink")
 
     monkeypatch.setattr(checkpoint, "save_file", fail)
     with pytest.raises(OSError, match="out of ink"):
-        one(tmp_path)
+        save_one(tmp_path)
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(OSError, match="step-00000100"):
-        one(tmp_path)
+        save_one(tmp_path)
 
 
 @pytest.mark.parametrize("name", [MODEL, OPTIMIZER, STATE])
 @given(part=st.floats(0, 0.99))
 @limits(max_examples=20)  # each waits for the disk
-def test_a_checkpoint_that_was_cut_off_is_refused(name: str, part: float, tmp_path_factory: Any) -> None:
-    found = one(tmp_path_factory.mktemp("checkpoint"))
+def test_a_truncated_checkpoint_is_rejected(name: str, part: float, tmp_path_factory: Any) -> None:
+    found = save_one(tmp_path_factory.mktemp("checkpoint"))
     whole = (found.path / name).read_bytes()
     (found.path / name).write_bytes(whole[: int(part * len(whole))])
     read = {MODEL: found.parameters, OPTIMIZER: found.optimizer, STATE: found.state}[name]
     with pytest.raises(
-        ArgumentError, match=r"step-00000100.* is damaged .*; remove it, and the training goes on"
+        ArgumentError, match=r"step-00000100.* is damaged .*\. Remove it to resume from the previous one"
     ):
         read()
 
 
 @pytest.mark.parametrize("name", [MODEL, OPTIMIZER, STATE])
-def test_a_checkpoint_without_a_file_is_refused(tmp_path: Path, name: str) -> None:
-    found = one(tmp_path)
+def test_an_incomplete_checkpoint_is_rejected(tmp_path: Path, name: str) -> None:
+    found = save_one(tmp_path)
     (found.path / name).unlink()
     read = {MODEL: found.parameters, OPTIMIZER: found.optimizer, STATE: found.state}[name]
     with pytest.raises(ArgumentError, match="is damaged"):
         read()
 
 
-def test_every_flipped_bit_of_a_checkpoint_is_noticed(tmp_path: Path) -> None:
-    found, chance = one(tmp_path), Random(0)
+def test_every_flipped_bit_of_a_checkpoint_is_detected(tmp_path: Path) -> None:
+    found, rng = save_one(tmp_path), Random(0)
     read = {MODEL: found.parameters, OPTIMIZER: found.optimizer, STATE: found.state, CHECKSUMS: found.check}
     assert {path.name for path in found.path.iterdir()} == set(read)
     for name, reading in read.items():
         whole = (found.path / name).read_bytes()
-        for bit in chance.sample(range(8 * len(whole)), 100):
+        for bit in rng.sample(range(8 * len(whole)), 100):
             (found.path / name).write_bytes(flipped(whole, bit))
             for reads in (reading, found.check):
                 with pytest.raises(ArgumentError, match=r"step-00000100.* is damaged"):
@@ -420,41 +430,41 @@ def test_every_flipped_bit_of_a_checkpoint_is_noticed(tmp_path: Path) -> None:
 
 
 def flipped(content: bytes, bit: int) -> bytes:
-    """With one bit changed."""
-    harmed = bytearray(content)
-    harmed[bit // 8] ^= 1 << bit % 8
-    return bytes(harmed)
+    """Flip a bit."""
+    damaged = bytearray(content)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
 
 
 @pytest.mark.parametrize("shared", ["true", "false"])
-def test_every_flipped_bit_of_a_model_folder_is_noticed(tmp_path: Path, shared: str) -> None:
+def test_every_flipped_bit_of_a_model_folder_is_detected(tmp_path: Path, shared: str) -> None:
     sides = TOKENS if shared == "true" else TokenizerPair(TOKENS.source, OTHER)
-    made(tmp_path, small_config("transformer", f"tokens.shared={shared}"), sides)
-    chance = Random(0)
+    write_folder(tmp_path, small_config("transformer", f"tokens.shared={shared}"), sides)
+    rng = Random(0)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == (3 if shared == "true" else 4)
     for path in files:
         whole = path.read_bytes()
-        for bit in chance.sample(range(8 * len(whole)), 150):
+        for bit in rng.sample(range(8 * len(whole)), 150):
             path.write_bytes(flipped(whole, bit))
-            with pytest.raises(ArgumentError, match=r"damaged|does not say|unknown name"):
+            with pytest.raises(ArgumentError, match=r"damaged|does not contain|unknown key"):
                 load_model(tmp_path)
         path.write_bytes(whole)
     load_model(tmp_path)
 
 
-def test_a_checksum_that_a_person_removed_is_not_missed(tmp_path: Path) -> None:
-    made(tmp_path)
+def test_the_checksum_of_the_config_is_optional(tmp_path: Path) -> None:
+    write_folder(tmp_path)
     folder_config = json.loads((tmp_path / CONFIG).read_text())
     assert len(folder_config.pop("sha256")) == 64
     (tmp_path / CONFIG).write_text(json.dumps(folder_config))
     assert read_config(tmp_path) == folder_config
 
 
-def test_nothing_is_written_into_a_folder_that_is_gone(tmp_path: Path) -> None:
+def test_nothing_is_written_into_a_removed_folder(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     with pytest.raises(FileNotFoundError) as refused:
-        one(folder)
+        save_one(folder)
     assert refused.value.filename == str(folder / "checkpoints" / "step-00000100")
     with pytest.raises(FileNotFoundError) as refused:
         write_parameters(folder, PARAMETER)
@@ -462,8 +472,8 @@ def test_nothing_is_written_into_a_folder_that_is_gone(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_tidying_leaves_what_others_keep_there(tmp_path: Path) -> None:
-    found = [one(tmp_path, step) for step in (1, 2)]
+def test_pruning_keeps_foreign_files(tmp_path: Path) -> None:
+    found = [save_one(tmp_path, step) for step in (1, 2)]
     folder = found[0].path.parent
     others = [
         "step-old/notes.txt",
@@ -475,27 +485,27 @@ def test_tidying_leaves_what_others_keep_there(tmp_path: Path) -> None:
     for name in others:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("mine")
-    Checkpoint.tidy(tmp_path, found[1:])
+    Checkpoint.prune(tmp_path, found[1:])
     kept = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert kept == {*others, *(f"step-00000002/{name}" for name in (MODEL, OPTIMIZER, STATE, CHECKSUMS))}
     assert Checkpoint.all(tmp_path) == found[1:]
 
 
-def test_a_folder_knows_whether_a_training_is_at_work(tmp_path: Path) -> None:
-    made(tmp_path)
+def test_is_training_detects_a_running_training(tmp_path: Path) -> None:
+    write_folder(tmp_path)
     (tmp_path / MODEL).unlink()
     with lock_folder(tmp_path):
         assert is_training(tmp_path)
-        with pytest.raises(ArgumentError, match=r"Its training is running; wait for that\.$"):
+        with pytest.raises(ArgumentError, match=r"Training is running; wait for it\.$"):
             load_model(tmp_path)
     assert not is_training(tmp_path)
-    with pytest.raises(ArgumentError, match=r"Go on with regard train --resume\.$"):
+    with pytest.raises(ArgumentError, match=r"run: regard train -o .* --resume$"):
         load_model(tmp_path)
     assert not is_training(tmp_path / "none")
 
 
-def test_an_optimizer_goes_on_as_if_nothing_had_happened() -> None:
-    def begin() -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
+def test_a_restored_optimizer_continues_exactly() -> None:
+    def create() -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 5)
         return model, torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
@@ -505,11 +515,11 @@ def test_an_optimizer_goes_on_as_if_nothing_had_happened() -> None:
         model(torch.ones(2, 3)).square().sum().backward()
         optimizer.step()
 
-    whole, optimizer = begin()
+    whole, optimizer = create()
     for _ in range(3):
         update(whole, optimizer)
     names = [name for name, _ in whole.named_parameters()]
-    other, again = begin()
+    other, again = create()
     other.load_state_dict({name: tensor.clone() for name, tensor in whole.state_dict().items()})
     tensors = {name: one.clone() for name, one in optimizer_tensors(optimizer, names).items()}
     restore_optimizer(again, names, tensors)
@@ -520,8 +530,8 @@ def test_an_optimizer_goes_on_as_if_nothing_had_happened() -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
-def test_a_file_with_a_hole_is_refused_before_it_is_hashed(tmp_path: Path, name: str) -> None:
-    saved = Checkpoint.write(tmp_path, 1, {"a": torch.ones(2)}, {"step:a": torch.ones(())}, {})
-    os.truncate(saved.path / name, 2**40)  # hashing a terabyte would take an hour
-    with pytest.raises(ArgumentError, match="is not as long as its header says"):
+def test_a_sparse_file_is_rejected_before_hashing(tmp_path: Path, name: str) -> None:
+    saved = Checkpoint.save(tmp_path, 1, {"a": torch.ones(2)}, {"step:a": torch.ones(())}, {})
+    os.truncate(saved.path / name, 2**40)  # a terabyte
+    with pytest.raises(ArgumentError, match="does not have the length in its header"):
         saved.check()

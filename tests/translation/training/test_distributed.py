@@ -1,4 +1,4 @@
-"""Several processes train as one does: two of them over gloo, started by torchrun."""
+"""Distributed training equals training in one process: two processes over gloo, started by torchrun."""
 
 import errno
 import math
@@ -22,18 +22,18 @@ from regard.translation.translator import load_translator
 from tests.translation.small import DEV, PAIRS
 from tests.translation.together import config, train
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KINDS = pytest.mark.parametrize("shard", [False, True], ids=["parallel", "sharded"])
 MODELS = pytest.mark.parametrize("model", ["transformer", "recurrent", "plain"])
 UPDATES = config().training.updates
 assert UPDATES is not None
-BEGUN = 6  # a checkpoint of the config's
+BEGUN = 6  # a regular checkpoint
 
 Folder = Callable[..., Path]
 
 
 def command(folder: Path, *options: object, processes: int = 2, restarts: int = 0) -> list[str]:
-    """What starts a training in several processes."""
+    """The torchrun command."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     script = [f"--max-restarts={restarts}", "-m", "tests.translation.together", str(folder)]
     return [*start, *script, *map(str, options)]
@@ -44,7 +44,7 @@ def environment() -> dict[str, str]:
 
 
 def together(folder: Path, *options: object, processes: int = 2, restarts: int = 0, status: int = 0) -> str:
-    """Train in several processes; what they and torchrun said."""
+    """Train in several processes; return their output."""
     folder.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         command(folder, *options, processes=processes, restarts=restarts),
@@ -60,7 +60,7 @@ def together(folder: Path, *options: object, processes: int = 2, restarts: int =
 
 
 def begun(alone: Path, folder: Path) -> Path:
-    """A folder with what one process had saved in the middle of its training."""
+    """A copy of the checkpoints of one process, up to the middle of its training."""
     shutil.copytree(alone / "checkpoints", folder / "checkpoints")
     for one in Checkpoint.all(folder):
         if one.step > BEGUN:
@@ -76,7 +76,7 @@ def last(folder: Path) -> Checkpoint:
 
 
 def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    """Equal but for rounding, measured by the largest number of each kind of tensor."""
+    """Equal up to rounding, relative to the largest value of each kind of tensor."""
     assert one.keys() == other.keys()
     scales: dict[str, float] = {}
     for name, tensor in one.items():
@@ -90,7 +90,7 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 
 def _decided(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Without the biases of keys: softmax takes no notice of them, so that rounding alone drives them."""
+    """Without key biases: softmax is invariant to them, so rounding alone determines them."""
     if name.endswith("in_proj.bias") and ":" not in name:
         query, _, value = tensor.chunk(3)
         return torch.cat([query, value])
@@ -98,7 +98,7 @@ def _decided(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def assert_same_training(one: Path, other: Path) -> None:
-    """Weights and optimizer, what was judged best, and where the training stands."""
+    """Equal weights, optimizer state and best validation."""
     a, b = last(one), last(other)
     assert_close(a.parameters(), b.parameters())
     assert_close(a.optimizer(), b.optimizer())
@@ -107,7 +107,7 @@ def assert_same_training(one: Path, other: Path) -> None:
 
 
 def assert_equal_training(one: Path, other: Path) -> None:
-    """The same, bit for bit."""
+    """Equal bit for bit."""
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (last(one).path / name).read_bytes() == (last(other).path / name).read_bytes()
     assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
@@ -115,7 +115,7 @@ def assert_equal_training(one: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained_alone(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    """Folders trained in this process, one of each model, with all checkpoints of the config."""
+    """Folders trained in this process, one per model, with all checkpoints."""
     made: dict[str, Path] = {}
 
     def folder(model: str = "transformer") -> Path:
@@ -129,7 +129,7 @@ def trained_alone(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 @pytest.fixture
 def one_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As torchrun would start a single process."""
+    """The environment of a single process under torchrun."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -140,13 +140,13 @@ def one_of_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not torch.distributed.is_initialized()
 
 
-def test_one_process_is_alone() -> None:
+def test_without_torchrun_there_is_one_process() -> None:
     with join_world() as world:
-        assert isinstance(world, SingleProcess)
+        assert type(world) is SingleProcess
         assert (world.rank, world.size) == (0, 1)
 
 
-def test_sharding_needs_torchrun() -> None:
+def test_sharding_requires_torchrun() -> None:
     with (
         pytest.raises(ArgumentError, match="torchrun --nproc-per-node 2 -m regard train"),
         join_world(shard=True),
@@ -154,18 +154,18 @@ def test_sharding_needs_torchrun() -> None:
         pass
 
 
-def test_half_a_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would train on its own otherwise, all in one folder."""
+def test_an_incomplete_environment_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each process would train alone in the same folder."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(ArgumentError, match="WORLD_SIZE is 2 and LOCAL_RANK is not set"), join_world():
+    with pytest.raises(ArgumentError, match="WORLD_SIZE=2, but LOCAL_RANK is not set"), join_world():
         pass
 
 
 @KINDS
 @MODELS
 @pytest.mark.usefixtures("one_of_one", "one_thread")
-def test_a_world_of_one_trains_as_one_does(
+def test_a_world_of_one_equals_a_single_process(
     shard: bool, model: str, trained_alone: Folder, tmp_path: Path
 ) -> None:
     with join_world(shard=shard) as world:
@@ -176,10 +176,8 @@ def test_a_world_of_one_trains_as_one_does(
 
 @KINDS
 @pytest.mark.usefixtures("one_of_one", "one_thread")
-def test_a_checkpoint_is_the_same_whoever_wrote_it(
-    shard: bool, trained_alone: Folder, tmp_path: Path
-) -> None:
-    """Alone, then in a world, then alone again: the training notices nothing."""
+def test_checkpoints_are_interchangeable(shard: bool, trained_alone: Folder, tmp_path: Path) -> None:
+    """Resume a single-process training in a world, then in a single process again."""
     begun(trained_alone(), tmp_path)
     with join_world(shard=shard) as world:
         train(tmp_path, config(), world)
@@ -195,7 +193,7 @@ def test_a_checkpoint_is_the_same_whoever_wrote_it(
 @KINDS
 @MODELS
 @pytest.mark.usefixtures("one_of_one", "one_thread")
-def test_what_was_trained_together_translates_alone(shard: bool, model: str, tmp_path: Path) -> None:
+def test_a_model_trained_in_a_world_translates(shard: bool, model: str, tmp_path: Path) -> None:
     short = config(
         model,
         [
@@ -214,15 +212,15 @@ def test_what_was_trained_together_translates_alone(shard: bool, model: str, tmp
 
 @KINDS
 @pytest.mark.usefixtures("one_of_one")
-def test_what_fails_leaves_no_group_behind(shard: bool) -> None:
-    with pytest.raises(ArgumentError, match="mine"), join_world(shard=shard) as world, world.agreed():
+def test_an_error_destroys_the_process_group(shard: bool) -> None:
+    with pytest.raises(ArgumentError, match="mine"), join_world(shard=shard) as world, world.sync_errors():
         raise ArgumentError("mine")
-    with pytest.raises(SystemExit), join_world(shard=shard):  # which the other process tells
+    with pytest.raises(SystemExit), join_world(shard=shard):  # reported by the other process
         raise RemoteError("its own")
 
 
 @pytest.mark.usefixtures("one_of_one", "one_thread")
-def test_a_sharded_checkpoint_that_cannot_be_written_leaves_the_last(
+def test_a_failed_sharded_checkpoint_keeps_the_last_one(
     trained_alone: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*given: object) -> None:
@@ -242,18 +240,18 @@ def test_a_sharded_checkpoint_that_cannot_be_written_leaves_the_last(
 
 
 @KINDS
-def test_two_processes_train_as_one_does(shard: bool, trained_alone: Folder, tmp_path: Path) -> None:
-    """From the beginning, or from what one process had saved."""
+def test_two_processes_equal_one(shard: bool, trained_alone: Folder, tmp_path: Path) -> None:
+    """From the start, or from a checkpoint of one process."""
     folder = begun(trained_alone(), tmp_path) if shard else tmp_path
-    said = together(folder, *(["--shard"] if shard else []))
+    output = together(folder, *(["--shard"] if shard else []))
     assert_same_training(trained_alone(), folder)
-    assert said.count("finished") == 1  # the first process alone speaks
-    assert "Warning" not in said
-    assert ("goes on after step" in said) == shard
+    assert output.count("finished") == 1  # only rank 0 prints
+    assert "Warning" not in output
+    assert ("resuming after step" in output) == shard
 
 
 def test_no_process_holds_a_whole_sharded_model(tmp_path: Path) -> None:
-    """Neither in an update nor when it is judged."""
+    """Neither in an update nor in a validation."""
     settings = ["model.layers=4", "training.updates=4", "training.validate_every=2", "training.save_every=2"]
     together(tmp_path, "--shard", "--held", *settings)
     for rank in range(2):
@@ -263,7 +261,7 @@ def test_no_process_holds_a_whole_sharded_model(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_process_holds_a_whole_parallel_model(tmp_path: Path) -> None:
-    """What the test above would see otherwise."""
+    """The test above can fail."""
     together(tmp_path, "--held", "model.layers=4", "training.updates=2")
     for rank in range(2):
         most, whole = map(int, (tmp_path / f"held-{rank}").read_text().split())
@@ -272,12 +270,12 @@ def test_every_process_holds_a_whole_parallel_model(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @KINDS
-def test_a_write_that_fails_ends_all_and_harms_nothing(
+def test_a_failed_write_ends_all_processes_and_damages_nothing(
     shard: bool, trained_alone: Folder, tmp_path: Path
 ) -> None:
     folder = begun(trained_alone(), tmp_path)
-    said = together(folder, "--full", 8, *(["--shard"] if shard else []), status=1)
-    (refused,) = [line for line in said.splitlines() if line.startswith("refused:")]
+    output = together(folder, "--full", 8, *(["--shard"] if shard else []), status=1)
+    (refused,) = [line for line in output.splitlines() if line.startswith("refused:")]
     assert "step-00000009" in refused
     assert max(path.name for path in (folder / "checkpoints").iterdir()) == "step-00000008"
     assert not list(folder.rglob("*.part"))
@@ -289,18 +287,18 @@ def test_a_write_that_fails_ends_all_and_harms_nothing(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("killed", "options"), [(1, []), (0, ["--shard"])], ids=["parallel", "sharded"])
 def test_a_killed_process_changes_nothing(killed: int, options: list[str], tmp_path: Path) -> None:
-    """torchrun starts all again, they go on from the last checkpoint, and end at the very same weights."""
+    """torchrun restarts all processes from the last checkpoint; the weights are the same."""
     together(tmp_path / "whole", *options)
-    said = together(tmp_path / "cut", *options, "--kill", f"{killed}:10", restarts=1)
+    output = together(tmp_path / "cut", *options, "--kill", f"{killed}:10", restarts=1)
     assert (tmp_path / "cut" / "killed").exists()
-    assert "goes on after step 9" in said
+    assert "resuming after step 9" in output
     assert_equal_training(tmp_path / "whole", tmp_path / "cut")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_three_processes_add_up_in_the_same_order_after_a_restart(tmp_path: Path) -> None:
-    """With dropout, and a first gradient that DistributedDataParallel has laid out in another way."""
+def test_three_processes_sum_in_the_same_order_after_a_restart(tmp_path: Path) -> None:
+    """With dropout, and with the rebuilt buckets of DistributedDataParallel."""
     settings = ["model.dropout=0.2", "model.width=48"]
     together(tmp_path / "whole", *settings, processes=3)
     together(tmp_path / "cut", *settings, "--kill", "2:10", processes=3, restarts=1)
@@ -331,21 +329,23 @@ def test_interrupted_processes_save_and_end(shard: bool, trained_alone: Folder, 
         while "dev loss" not in process.stdout.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=120)[0]
+        output = process.communicate(timeout=120)[0]
     finally:
         process.kill()
-    assert "all is saved" in said
-    assert "stopped" in said
+    assert "checkpoint saved" in output
+    assert "stopped" in output
     step = Checkpoint.all(folder)[-1].step
-    assert f"stopped after update {step:,}" in said
+    assert f"Stopped after update {step}" in output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--shard"]], ids=["parallel", "sharded"])
-def test_a_damaged_checkpoint_is_told_once(options: list[str], trained_alone: Folder, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_once(
+    options: list[str], trained_alone: Folder, tmp_path: Path
+) -> None:
     folder = begun(trained_alone(), tmp_path)
     for one in Checkpoint.all(folder):
-        (one.path / "model.safetensors").write_bytes(b"nothing of the kind")
-    said = together(folder, *options, status=1)
-    (refused,) = [line for line in said.splitlines() if line.startswith("refused:")]
+        (one.path / "model.safetensors").write_bytes(b"not safetensors")
+    output = together(folder, *options, status=1)
+    (refused,) = [line for line in output.splitlines() if line.startswith("refused:")]
     assert f"step-{BEGUN:08}' is damaged" in refused

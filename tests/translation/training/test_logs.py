@@ -1,4 +1,4 @@
-"""Logs: what is written, what a kill leaves behind, and what is read again."""
+"""Training logs: content, recovery after a kill, and reading."""
 
 import json
 import sys
@@ -20,23 +20,25 @@ def report(step: int) -> Report:
     return Report(step, 1000, step / 7, 100 / step, 1e-3 / step, 7800 + step / 3, step * 1.1, 90.0)
 
 
-def judgement(step: int) -> ValidationResult:
+def validation(step: int) -> ValidationResult:
     return ValidationResult(step, 120 / step, step / 13, 0.5, SampleTranslation("a", "b", "c"), True)
 
 
-def train(log: Callback, after: int = 0, judged_first: bool = False) -> None:
-    """Every 50 steps a report, every 100 a judgement."""
+def train(log: Callback, after: int = 0, validation_first: bool = False) -> None:
+    """A report every 50 steps, a validation every 100."""
     log.on_begin("a model", after, 1000)
     for step in STEPS:
         if step > after:
             calls = [lambda step=step: log.on_report(report(step))]
             if step % 100 == 0:
-                calls.insert(0 if judged_first else 1, lambda step=step: log.on_validation(judgement(step)))
+                calls.insert(
+                    0 if validation_first else 1, lambda step=step: log.on_validation(validation(step))
+                )
             for call in calls:
                 call()
 
 
-def test_a_row_for_each_report_with_its_judgement(tmp_path):
+def test_a_row_for_each_report_and_its_validation(tmp_path):
     train(CsvLog(tmp_path))
     rows = read_log(tmp_path)
     assert (tmp_path / "log.csv").read_text().splitlines()[0] == (
@@ -49,35 +51,35 @@ def test_a_row_for_each_report_with_its_judgement(tmp_path):
     )
 
 
-def test_judging_before_the_report_writes_the_same(tmp_path):
+def test_the_order_of_report_and_validation_does_not_matter(tmp_path):
     train(CsvLog(tmp_path / "a"))
-    train(CsvLog(tmp_path / "b"), judged_first=True)
+    train(CsvLog(tmp_path / "b"), validation_first=True)
     assert (tmp_path / "a/log.csv").read_bytes() == (tmp_path / "b/log.csv").read_bytes()
 
 
-def test_each_row_is_on_disk_at_once(tmp_path):
+def test_each_row_is_written_immediately(tmp_path):
     log = CsvLog(tmp_path)
     log.on_begin("a model", 0, 1000)
     assert read_log(tmp_path) == []
     log.on_report(report(50))
     assert [row.step for row in read_log(tmp_path)] == [50]
-    log.on_validation(judgement(50))
+    log.on_validation(validation(50))
     assert read_log(log.path)[0].dev_loss == pytest.approx(2.4)
 
 
-def test_a_judgement_without_a_report_has_the_time_of_the_last(tmp_path):
+def test_a_validation_without_a_report_has_the_time_of_the_last_one(tmp_path):
     log = CsvLog(tmp_path)
     log.on_begin("a model", 0, 1000)
-    log.on_validation(judgement(10))
+    log.on_validation(validation(10))
     log.on_report(report(50))
-    log.on_validation(judgement(70))
+    log.on_validation(validation(70))
     first, _, last = read_log(tmp_path)
     assert (first.loss, first.seconds) == (None, None)
     assert (last.step, last.loss, last.seconds) == (70, None, pytest.approx(55))
 
 
 @given(data=st.data())
-def test_killed_at_any_byte_and_resumed_is_as_if_nothing_had_happened(data, tmp_path_factory):
+def test_a_log_killed_at_any_byte_is_completed_on_resume(data, tmp_path_factory):
     folder: Path = tmp_path_factory.mktemp("log")
     train(CsvLog(folder))
     whole = (folder / "log.csv").read_bytes()
@@ -92,23 +94,23 @@ def test_killed_at_any_byte_and_resumed_is_as_if_nothing_had_happened(data, tmp_
     assert (folder / "log.csv").read_bytes() == whole
 
 
-def test_a_row_that_becomes_shorter_leaves_nothing_behind(tmp_path):
+def test_a_row_may_become_shorter(tmp_path):
     log = CsvLog(tmp_path)
     log.on_begin("a model", 0, 1000)
     for loss in (1.2345678, 2.0):
-        log.on_validation(judgement(100)._replace(loss=loss, bleu=None))
+        log.on_validation(validation(100)._replace(loss=loss, bleu=None))
     assert read_log(tmp_path) == [LogRow(100, dev_loss=2.0)]
     log.on_report(report(150))
     assert [row.step for row in read_log(tmp_path)] == [100, 150]
 
 
-def test_a_new_training_begins_a_new_log(tmp_path):
+def test_a_new_training_starts_a_new_log(tmp_path):
     train(CsvLog(tmp_path))
     CsvLog(tmp_path).on_begin("a model", 0, 1000)
     assert read_log(tmp_path) == []
 
 
-def test_a_log_that_was_removed_does_not_stop_a_training(tmp_path):
+def test_a_removed_log_does_not_stop_a_training(tmp_path):
     log = CsvLog(tmp_path)
     log.on_begin("a model", 0, 1000)
     for step in (50, 100):
@@ -119,7 +121,7 @@ def test_a_log_that_was_removed_does_not_stop_a_training(tmp_path):
     assert [row.step for row in read_log(tmp_path)] == [150, 200]
 
 
-def test_numbers_that_are_none(tmp_path):
+def test_nan_and_inf_are_logged(tmp_path):
     log = CsvLog(tmp_path)
     log.on_begin("a model", 0, 10)
     log.on_report(report(1)._replace(loss=float("nan"), learning_rate=float("inf")))
@@ -128,7 +130,7 @@ def test_numbers_that_are_none(tmp_path):
     assert row.learning_rate == float("inf")
 
 
-def test_other_columns_and_line_ends_are_read(tmp_path):
+def test_other_columns_and_line_breaks_are_read(tmp_path):
     (tmp_path / "x.csv").write_bytes(",".join(["more", *LogRow._fields]).encode() + b"\r\nx,7,,2.5,,,,,\r\n")
     assert read_log(tmp_path / "x.csv") == [LogRow(7, loss=2.5)]
 
@@ -136,32 +138,32 @@ def test_other_columns_and_line_ends_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a,b\n1,2\n", "is no log of a training; its first line should be step,epoch"),
-        (logs._HEADER + b"1,2\n" + b"2,,,,,,,\n", "line 2, has not a number in each of its 8 columns"),
+        (b"a,b\n1,2\n", "is not a training log: its first line must be step,epoch"),
+        (logs._HEADER + b"1,2\n" + b"2,,,,,,,\n", "line 2: expected a number in each of 8 columns"),
         (logs._HEADER + b"x,,,,,,,\n", "line 2"),
         (logs._HEADER + b"1,x,,,,,,\n", "line 2"),
-        (b"\x00\xff\n", "is no log"),
-        (b"x" * 200_000 + b"\n", "is no log"),
+        (b"\x00\xff\n", "is not a training log"),
+        (b"x" * 200_000 + b"\n", "is not a training log"),
         (logs._HEADER + b"1,,2" + b"0" * 200_000 + b",,,,,\n", "line 2"),
         (logs._HEADER + b"1" + b"0" * 400 + b",,,,,,,\n", "line 2"),
         (logs._HEADER + b"-1,,,,,,,\n", "line 2"),
         (logs._HEADER + b"1,,1e300,,,,,\n", "line 2"),
     ],
 )
-def test_what_is_no_log_is_refused(content, message, tmp_path):
+def test_other_files_are_rejected(content, message, tmp_path):
     (tmp_path / "log.csv").write_bytes(content)
     with pytest.raises(ArgumentError, match=message):
         read_log(tmp_path)
 
 
-def test_no_log_names_the_file(tmp_path):
+def test_a_missing_log_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"log\.csv"):
         read_log(tmp_path)
 
 
 def test_a_full_disk_names_the_file(tmp_path):
     if not Path("/dev/full").exists():
-        pytest.skip("there is no /dev/full on this system")
+        pytest.skip("no /dev/full on this system")
     log = CsvLog(tmp_path)
     log.on_begin("a model", 0, 10)
     log._start = log._stop = 0
@@ -175,14 +177,14 @@ def samples(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text("utf-8").splitlines()]
 
 
-def test_a_sample_for_each_judgement(tmp_path):
+def test_a_sample_for_each_validation(tmp_path):
     log = SampleLog(tmp_path)
     log.on_begin("a model", 0, 1000)
-    assert samples(tmp_path) == []  # it is there at once
+    assert samples(tmp_path) == []  # created immediately
     alignment = {"source_words": ["ä"], "target_words": ["b"], "links": "0-0", "weights": [[1.0]]}
-    log.on_validation(judgement(100)._replace(sample=SampleTranslation("ä", "b", "c", alignment)))
-    log.on_validation(judgement(200)._replace(sample=None))
-    log.on_validation(judgement(300))
+    log.on_validation(validation(100)._replace(sample=SampleTranslation("ä", "b", "c", alignment)))
+    log.on_validation(validation(200)._replace(sample=None))
+    log.on_validation(validation(300))
     assert samples(tmp_path) == [
         {"step": 100, "source": "ä", "text": "b", "reference": "c", "alignment": alignment},
         {"step": 300, "source": "a", "text": "b", "reference": "c", "alignment": None},
@@ -190,7 +192,7 @@ def test_a_sample_for_each_judgement(tmp_path):
 
 
 @given(data=st.data())
-def test_samples_of_a_killed_training_are_as_if_nothing_had_happened(data, tmp_path_factory):
+def test_samples_killed_at_any_byte_are_completed_on_resume(data, tmp_path_factory):
     folder: Path = tmp_path_factory.mktemp("log")
     train(SampleLog(folder))
     whole = (folder / "samples.jsonl").read_bytes()
@@ -201,7 +203,7 @@ def test_samples_of_a_killed_training_are_as_if_nothing_had_happened(data, tmp_p
     assert (folder / "samples.jsonl").read_bytes() == whole
 
 
-def test_lines_that_are_no_samples_do_not_stop_a_training(tmp_path):
+def test_invalid_samples_do_not_stop_a_training(tmp_path):
     strange = b'7\n[]\n{"step": true}\n{"step": "x"}\n\xff\n{"step": 50, "text": "b"}\n{"step": 40'
     (tmp_path / "samples.jsonl").write_bytes(strange)
     SampleLog(tmp_path).on_begin("a model", 100, 1000)
@@ -216,7 +218,7 @@ def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in found.Scalars(name)]
 
 
-def test_tensorboard_reads_the_same_numbers(tmp_path):
+def test_tensorboard_contains_the_same_numbers(tmp_path):
     pytest.importorskip("tensorboard")
     log = TensorBoardLog(tmp_path)
     train(log)
@@ -225,9 +227,9 @@ def test_tensorboard_reads_the_same_numbers(tmp_path):
     assert [step for step, _ in scalars(tmp_path, "dev/bleu")] == list(STEPS)[1::2]
 
 
-def test_tensorboard_forgets_what_is_done_again(tmp_path):
+def test_tensorboard_drops_repeated_steps(tmp_path):
     pytest.importorskip("tensorboard")
-    for after in (0, 300):  # the first is killed and never ends
+    for after in (0, 300):  # the first run is killed
         log = TensorBoardLog(tmp_path)
         train(log, after)
         log._writer.flush()
@@ -235,17 +237,17 @@ def test_tensorboard_forgets_what_is_done_again(tmp_path):
     assert [step for step, _ in scalars(tmp_path, "train/loss")] == list(STEPS)
 
 
-def test_without_tensorboard_it_says_how_to_get_it(tmp_path, monkeypatch):
+def test_a_missing_tensorboard_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(logs, "find_spec", lambda name: None)
-    said: list[str] = []
-    log = TensorBoardLog(tmp_path, said.append)
+    warnings: list[str] = []
+    log = TensorBoardLog(tmp_path, warnings.append)
     train(log)
     log.on_end("done")
-    assert said == ["There will be no files for TensorBoard; to get them: pip install tensorboard"]
+    assert warnings == ["No TensorBoard files will be written. To get them: pip install tensorboard"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_tensorboard_stderr_is_told(tmp_path, monkeypatch, capsys):
+def test_a_missing_tensorboard_is_reported_on_stderr(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(logs, "find_spec", lambda name: None)
     TensorBoardLog(tmp_path).on_begin("a model", 0, 10)
     assert "pip install tensorboard" in capsys.readouterr().err
@@ -255,11 +257,11 @@ def test_tensorboard_is_imported_late():
     assert "tensorboard" not in vars(sys.modules["regard.translation.training.logs"])
 
 
-def test_tensorboard_that_fails_ends_no_training(tmp_path, monkeypatch):
+def test_a_failing_tensorboard_does_not_end_a_training(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
-    said: list[str] = []
-    log = TensorBoardLog(f"{tmp_path}/\udcff", said.append)  # a name that is no text
+    warnings: list[str] = []
+    log = TensorBoardLog(f"{tmp_path}/\udcff", warnings.append)  # a name that is not UTF-8
     train(log)
     log.on_end("done")
-    assert len(said) == 1
-    assert "no more files for TensorBoard" in said[0]
+    assert len(warnings) == 1
+    assert "TensorBoard failed, no more files will be written" in warnings[0]

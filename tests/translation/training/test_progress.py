@@ -1,4 +1,4 @@
-"""What a training shows: live on a terminal, plain lines elsewhere, whatever the sentences contain."""
+"""Displays of training progress, for any sentences."""
 
 import io
 import os
@@ -33,7 +33,7 @@ def report(step: int = 100, steps: int = 1000, seconds: float = 60.0, left: floa
     return Report(step, steps, 1.25, 2.5, 7e-4, 7800.4, seconds, left)
 
 
-def judgement(
+def validation(
     step: int = 100, bleu: float | None = 31.4, best: bool = False, sample=SENTENCE
 ) -> ValidationResult:
     return ValidationResult(step, 2.25, bleu, 0.125, sample, best)
@@ -48,7 +48,7 @@ def plain_lines(*calls) -> list[str]:
 
 
 def live(*calls, width: int = 80) -> str:
-    """All that a display wrote, and without what moves the cursor."""
+    """The output of a live display without control sequences."""
     stream = io.StringIO()
     shown = LiveDisplay(Console(file=stream, force_terminal=True, width=width, height=40, color_system=None))
     shown.on_begin("a model", 0, 1000)
@@ -59,55 +59,58 @@ def live(*calls, width: int = 80) -> str:
 
 
 def last_frame(text: str) -> list[str]:
-    """The lines from the last bar on."""
+    """The lines from the last progress bar on."""
     lines = text.replace("\r", "\n").splitlines()
     return lines[max(i for i, line in enumerate(lines) if re.search(r"step [\d,]+/", line)) :]
 
 
-def test_a_listener_may_ignore_everything():
-    listener = Callback()
-    listener.on_begin("", 0, 1)
-    listener.on_report(report())
-    listener.on_validation(judgement())
-    listener.on_save(1, "x")
-    listener.on_message("")
-    listener.on_end("")
+def test_a_callback_ignores_events_by_default():
+    callback = Callback()
+    callback.on_begin("", 0, 1)
+    callback.on_report(report())
+    callback.on_validation(validation())
+    callback.on_save(1, "x")
+    callback.on_message("")
+    callback.on_end("")
 
 
-def test_a_report_is_one_line_with_its_numbers():
+def test_a_report_is_one_line():
     (line,) = plain_lines(("on_report", report()))
-    for part in ("100/1,000", "epoch 1.25", "loss 2.500", "7.00e-04", "7,800 tokens/s", "1:30 left"):
+    for part in ("100/1,000", "epoch 1.25", "loss 2.500", "lr 7.00e-04", "7,800 tokens/s", "1:30 left"):
         assert part in line
 
 
-def test_what_is_left_may_be_unknown():
+def test_the_remaining_time_may_be_unknown():
     (line,) = plain_lines(("on_report", report(left=None)))
     assert "left" not in line
     assert "left" not in "".join(last_frame(live(("on_report", report(left=None)))))
 
 
-def test_a_judgement_is_one_line_and_the_best_is_marked():
-    first, second = plain_lines(("on_validation", judgement(best=True)), ("on_validation", judgement(bleu=None)))
+def test_a_validation_is_one_line_and_the_best_is_marked():
+    first, second = plain_lines(
+        ("on_validation", validation(best=True)), ("on_validation", validation(bleu=None))
+    )
     assert "dev loss 2.250  dev BLEU 31.4  exact 12.5 %  best" in first
     assert "BLEU" not in second
     assert "best" not in second
 
 
-def test_reports_are_printed_sparingly():
+def test_reports_are_printed_rarely():
     calls = [("on_report", report(step, 100_000, seconds=step / 10)) for step in range(1, 100_001)]
-    lines = plain_lines(*calls)  # of nearly three hours
+    lines = plain_lines(*calls)  # nearly three hours
     assert 500 < len(lines) < 700
-    assert "100,000/100,000" in lines[-1]  # the last is never left out
+    assert "100,000/100,000" in lines[-1]  # the last is always printed
 
 
-def test_a_long_training_is_never_silent_for_long():
+def test_a_long_training_prints_every_report():
     seconds = [86_400.0 * 3 + 30 * n for n in range(100)]  # after three days, reports every 30 seconds
     assert (
-        len(plain_lines(*(("on_report", report(n, 10**6, seconds=at)) for n, at in enumerate(seconds)))) == 100
+        len(plain_lines(*(("on_report", report(n, 10**6, seconds=at)) for n, at in enumerate(seconds))))
+        == 100
     )
 
 
-def test_a_terminal_that_was_closed_does_not_end_a_training():
+def test_a_closed_terminal_does_not_end_a_training():
     class Closed(io.StringIO):
         def write(self, text):
             raise OSError(5, "Input/output error")
@@ -120,13 +123,15 @@ def test_a_terminal_that_was_closed_does_not_end_a_training():
     shown.on_end("stopped")
 
 
-def test_going_on_says_from_where():
-    assert plain_lines(("on_begin", "a model", 500, 1000)) == ["a model", "goes on after step 500"]
+def test_resuming_prints_the_step():
+    assert plain_lines(("on_begin", "a model", 500, 1000)) == ["a model", "resuming after step 500"]
 
 
 @given(st.text(), st.text(), st.text())
 def test_no_sentence_breaks_a_line(source, translation, reference):
-    lines = plain_lines(("on_validation", judgement(sample=SampleTranslation(source, translation, reference))))
+    lines = plain_lines(
+        ("on_validation", validation(sample=SampleTranslation(source, translation, reference)))
+    )
     assert len(lines) == 1
     assert all(one.isprintable() or one in "\u200c\u200d" for one in lines[0])
 
@@ -143,7 +148,9 @@ def test_plain_lines_follow_a_redirection(capsys):
 
 
 def test_a_display_shows_numbers_and_the_last_sample():
-    text = live(("on_report", report(step=250)), ("on_validation", judgement(250, best=True)), ("on_save", 200, "x"))
+    text = live(
+        ("on_report", report(step=250)), ("on_validation", validation(250, best=True)), ("on_save", 200, "x")
+    )
     frame = "\n".join(last_frame(text))
     for part in (
         "25%",
@@ -161,15 +168,15 @@ def test_a_display_shows_numbers_and_the_last_sample():
     assert frame.endswith("the end")
 
 
-def test_the_best_judgement_stays_in_sight():
+def test_the_best_validation_stays_visible():
     best = 300
-    calls = [("on_validation", judgement(step, best=step <= best)) for step in range(100, 1001, 100)]
+    calls = [("on_validation", validation(step, best=step <= best)) for step in range(100, 1001, 100)]
     rows = [line.split() for line in last_frame(live(*calls)) if "2.250" in line]
     assert [row[0] for row in rows] == ["300", "800", "900", "1,000"]
     assert [row[0] for row in rows if row[-1] == "best"] == ["300"]
 
 
-def test_what_is_said_stands_above_the_bar():
+def test_messages_appear_above_the_bar():
     text = live(("on_message", "mind [red]this[/red]"), ("on_report", report()))
     assert "mind [red]this[/red]" in text
     assert "mind" not in "".join(last_frame(text))
@@ -178,24 +185,26 @@ def test_what_is_said_stands_above_the_bar():
 @settings(max_examples=25)
 @given(st.text(), st.text(), st.integers(20, 120))
 def test_no_sentence_breaks_the_display(source, translation, width):
-    text = live(("on_validation", judgement(sample=SampleTranslation(source, translation, source))), width=width)
+    text = live(
+        ("on_validation", validation(sample=SampleTranslation(source, translation, source))), width=width
+    )
     frame = last_frame(text)
     assert sum(line.startswith(("source ", "translation ", "reference ")) for line in frame) == 3
     assert all(cell_len(line) <= width for line in frame)
 
 
-def test_a_display_can_begin_twice_and_end_twice():
+def test_a_display_can_start_and_end_twice():
     stream = io.StringIO()
     shown = LiveDisplay(Console(file=stream, force_terminal=True, width=80))
     for _ in range(2):
         shown.on_begin("a model", 0, 10)
-        shown.on_validation(judgement())
+        shown.on_validation(validation())
         shown.on_end("once")
         shown.on_end("again")
     assert stream.getvalue().count("\x1b[?25l") == stream.getvalue().count("\x1b[?25h") == 2
 
 
-def test_steps_that_are_not_known():
+def test_zero_steps():
     assert "step 0/0" in live(("on_report", report(step=0, steps=0)))
 
 
@@ -219,7 +228,7 @@ def test_durations():
     ]
 
 
-# the module alone: it needs nothing else of regard, which takes seconds to import
+# only this module: importing regard takes seconds
 PROGRAM = """
 import importlib.util, sys, time
 spec = importlib.util.spec_from_file_location("progress", sys.argv[1])
@@ -275,5 +284,5 @@ def test_a_dumb_terminal_gets_plain_lines():
 
 def test_no_terminal_gets_plain_lines(monkeypatch):
     assert isinstance(create_display(Console(file=io.StringIO())), PlainDisplay)
-    monkeypatch.setenv("FORCE_COLOR", "1")  # which makes rich believe in a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich assumes a terminal
     assert isinstance(create_display(Console(file=io.StringIO())), PlainDisplay)

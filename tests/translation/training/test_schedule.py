@@ -1,4 +1,4 @@
-"""Learning rates: up to the highest, and never above it."""
+"""Learning rate schedules."""
 
 from itertools import pairwise
 
@@ -19,9 +19,9 @@ def rates(schedule: str, warmup: int, steps: int, rate: float) -> list[float]:
 
 
 @given(settings)
-def test_rates_rise_to_the_highest_and_then_do_not_rise(given: tuple[str, int, int, float]) -> None:
-    _, warmup, steps, rate = given
-    found = rates(*given)
+def test_rates_rise_linearly_to_the_peak_and_never_again(case: tuple[str, int, int, float]) -> None:
+    _, warmup, steps, rate = case
+    found = rates(*case)
     top = min(warmup, max(steps // 4, 1))  # a quarter of a short training
     rise = found[:top]
     assert rise == pytest.approx([rate * (step + 1) / top for step in range(top)])
@@ -31,13 +31,13 @@ def test_rates_rise_to_the_highest_and_then_do_not_rise(given: tuple[str, int, i
 
 
 @given(settings)
-def test_no_update_before_the_last_is_without_effect(given: tuple[str, int, int, float]) -> None:
-    assert all(one > 0 for one in rates(*given)[:-1])
+def test_only_the_last_rate_may_be_zero(case: tuple[str, int, int, float]) -> None:
+    assert all(one > 0 for one in rates(*case)[:-1])
 
 
-def test_each_schedule_ends_as_it_should() -> None:
+def test_the_end_of_each_schedule() -> None:
     assert rates("cosine", 10, 100, 2.0)[-1] == 0
-    assert rates("cosine", 10, 100, 2.0)[54] == pytest.approx(1)  # half way down
+    assert rates("cosine", 10, 100, 2.0)[54] == pytest.approx(1)  # halfway
     assert rates("constant", 10, 100, 2.0)[10:] == [2.0] * 90
     # Vaswani et al. 2017, eq. 3: step^-0.5 after the warm-up, so four times the steps are half the rate
     assert rates("inverse-sqrt", 10, 100, 2.0)[39] == pytest.approx(1)

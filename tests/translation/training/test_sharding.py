@@ -1,4 +1,4 @@
-"""Shards: the rows of all processes together are the whole model, and none needs more than its own."""
+"""Shards: the rows of all processes form the whole model, and each process needs only its own."""
 
 import subprocess
 import sys
@@ -20,10 +20,10 @@ from regard.translation.training.sharding import (
     Shard,
     Share,
     average,
-    build,
+    build_sharded,
     read_rows,
-    streamed,
-    write,
+    streamed_model,
+    write_sharded,
 )
 from regard.translation.training.validation import DevSet, validate
 from tests.translation.small import DEV, TOKENS, small_config
@@ -39,15 +39,15 @@ MODELS = {
 }
 
 
-def maker(name: str, sizes: int | tuple[int, int] = (20, 23)) -> Callable[[], Seq2Seq]:
+def builder(name: str, sizes: int | tuple[int, int] = (20, 23)) -> Callable[[], Seq2Seq]:
     model, settings = MODELS[name]
     config = small_config(model, "model.layers=2", *settings).model
-    return lambda: config.make(sizes)
+    return lambda: config.build(sizes)
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 6, 7, 100])
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_rows_are_those_of_chunk(length: int, size: int) -> None:
+def test_rows_equal_torch_chunk(length: int, size: int) -> None:
     chunks = [*torch.arange(length).chunk(size), *[torch.arange(0)] * size]
     for rank in range(size):
         assert torch.equal(torch.arange(length)[Share(rank, size).rows(length)], chunks[rank])
@@ -55,17 +55,17 @@ def test_rows_are_those_of_chunk(length: int, size: int) -> None:
 
 @pytest.mark.parametrize("sizes", [20, (20, 23)], ids=["shared", "two"])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_rows_of_all_processes_are_the_whole_model_bit_for_bit(
+def test_the_rows_of_all_processes_equal_the_whole_model_bit_for_bit(
     name: str, sizes: int | tuple[int, int]
 ) -> None:
     torch.manual_seed(3)
-    whole = dict(maker(name, sizes)().named_parameters())
+    whole = dict(builder(name, sizes)().named_parameters())
     after = torch.rand(1)
     for size in (1, 3):
         parts = []
         for rank in range(size):
             torch.manual_seed(3)
-            model, rows = build(maker(name, sizes), Share(rank, size))
+            model, rows = build_sharded(builder(name, sizes), Share(rank, size))
             assert torch.equal(torch.rand(1), after)
             assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
             assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in whole.items()}
@@ -74,29 +74,29 @@ def test_the_rows_of_all_processes_are_the_whole_model_bit_for_bit(
             assert torch.equal(torch.cat([rows[parameter] for rows in parts]), tensor)
 
 
-def test_a_parameter_that_is_initialised_too_late_is_an_error() -> None:
+def test_a_parameter_initialized_too_late_raises() -> None:
     class Late(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(4, 4)
             nn.init.zeros_(self.layer.weight)
 
-    with pytest.raises(RuntimeError, match=r"layer\.weight was initialised after"):
-        build(Late, Share(0, 2))
-    assert not nn.Sequential(nn.Linear(2, 2))[0].weight.is_meta  # the hook is gone
+    with pytest.raises(RuntimeError, match=r"layer\.weight was initialized after"):
+        build_sharded(Late, Share(0, 2))
+    assert not nn.Sequential(nn.Linear(2, 2))[0].weight.is_meta  # the hook was removed
 
 
-def test_modules_of_other_threads_are_left_alone() -> None:
-    made: list[nn.Module] = []
+def test_modules_of_other_threads_are_not_sharded() -> None:
+    built: list[nn.Module] = []
 
-    def make() -> nn.Module:
-        thread = threading.Thread(target=lambda: made.append(nn.Sequential(nn.Linear(2, 2))))
+    def build() -> nn.Module:
+        thread = threading.Thread(target=lambda: built.append(nn.Sequential(nn.Linear(2, 2))))
         thread.start()
         thread.join()
         return nn.Sequential(nn.Linear(2, 2))
 
-    build(make, Share(0, 2))
-    assert not made[0][0].weight.is_meta  # type: ignore[index]
+    build_sharded(build, Share(0, 2))
+    assert not built[0][0].weight.is_meta  # type: ignore[index]
 
 
 PEAK = """
@@ -104,21 +104,21 @@ import sys, torch
 from benchmarks.machine import peak_memory
 from regard.models import return_memory
 from regard.translation.config import ModelConfig
-from regard.translation.training.sharding import Share, build
-make = lambda: ModelConfig(width=512, layers=8).make(1000)
-return_memory()  # as `regard train --shard` does: otherwise the gaps in the heap are measured, too
+from regard.translation.training.sharding import Share, build_sharded
+build = lambda: ModelConfig(width=512, layers=8).build(1000)
+return_memory()  # as `regard train --shard` does: gaps in the heap do not count
 before = peak_memory()
-kept = build(make, Share(0, 4)) if sys.argv[1] == "sharded" else make()
+kept = build_sharded(build, Share(0, 4)) if sys.argv[1] == "sharded" else build()
 print(peak_memory() - before)
 """
 
 
-def test_a_quarter_of_a_model_is_built_in_less_memory_than_half_of_it() -> None:
+def test_building_a_quarter_of_a_model_takes_less_than_half_its_memory() -> None:
     peaks = {}
     for kind in ("whole", "sharded"):
         run = subprocess.run(
             [sys.executable, "-c", PEAK, kind],
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
             check=True,
             capture_output=True,
             text=True,
@@ -128,7 +128,7 @@ def test_a_quarter_of_a_model_is_built_in_less_memory_than_half_of_it() -> None:
     assert peaks["sharded"] < peaks["whole"] / 2
 
 
-def test_what_is_written_is_safetensors(tmp_path: Path) -> None:
+def test_write_sharded_writes_safetensors(tmp_path: Path) -> None:
     tensors = {
         "b": torch.randn(3, 4),
         "a": torch.randn(5, 2, 3).bfloat16(),
@@ -136,7 +136,7 @@ def test_what_is_written_is_safetensors(tmp_path: Path) -> None:
         "none": torch.zeros(0, 4),
         "flags": torch.tensor([True, False]),
     }
-    write({tmp_path / "x": Shard.all(tensors), tmp_path / "y": {}}, Share(0, 1), None)
+    write_sharded({tmp_path / "x": Shard.all(tensors), tmp_path / "y": {}}, Share(0, 1), None)
     found = load_file(tmp_path / "x")
     assert found.keys() == tensors.keys()
     assert all(found[name].dtype == tensor.dtype for name, tensor in tensors.items())
@@ -151,7 +151,7 @@ def test_processes_read_their_rows(size: int, tmp_path: Path) -> None:
     shards = [Shard(torch.empty(0), tensor.shape, True)] * size
     rows = [read_rows(tmp_path / MODEL, "a", one, Share(i, size)) for i, one in enumerate(shards)]
     assert torch.equal(torch.cat(rows), tensor)
-    with pytest.raises(ValueError, match=r"a has the shape \[7, 3\] and should have \[7, 4\]"):
+    with pytest.raises(ValueError, match=r"a has shape \[7, 3\], expected \[7, 4\]"):
         read_rows(tmp_path / MODEL, "a", Shard(torch.empty(0), torch.Size([7, 4]), True), Share(0, size))
     (tmp_path / MODEL).write_bytes(b"nothing of the kind")
     with pytest.raises(ArgumentError, match="is damaged"):
@@ -159,9 +159,9 @@ def test_processes_read_their_rows(size: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_the_average_by_rows_is_the_average(size: int, tmp_path: Path) -> None:
+def test_the_average_of_shards_equals_the_average(size: int, tmp_path: Path) -> None:
     all_ = [{"a": torch.randn(5, 2), "b": torch.randn(3)} for _ in range(4)]
-    saved = [Checkpoint.write(tmp_path, step, one, {}, {}) for step, one in enumerate(all_[1:], 1)]
+    saved = [Checkpoint.save(tmp_path, step, one, {}, {}) for step, one in enumerate(all_[1:], 1)]
     for name in ("a", "b"):
         wanted = (torch.stack([one[name] for one in all_]).double().sum(0) / 4).float()
         means: list[Tensor] = []
@@ -174,14 +174,14 @@ def test_the_average_by_rows_is_the_average(size: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.usefixtures("one_thread")
-def test_a_model_read_block_by_block_is_judged_like_the_whole(name: str, tmp_path: Path) -> None:
-    make = maker(name, TOKENS.sizes())
+def test_a_streamed_model_validates_like_the_whole(name: str, tmp_path: Path) -> None:
+    build = builder(name, TOKENS.sizes())
     torch.manual_seed(0)
-    model = make()
-    write({tmp_path / MODEL: Shard.all(model.state_dict())}, Share(0, 1), None)
+    model = build()
+    write_sharded({tmp_path / MODEL: Shard.all(model.state_dict())}, Share(0, 1), None)
     dev = DevSet.from_pairs(DEV, TOKENS)
     wanted = validate(model, TOKENS, dev, "loss")
-    with streamed(make, tmp_path / MODEL) as found:
+    with streamed_model(build, tmp_path / MODEL) as found:
         scores = validate(found, TOKENS, dev, "loss")
         blocks = [module for module in found.modules() if isinstance(module, BLOCKS)]
         assert all(parameter.is_meta for block in blocks for parameter in block.parameters())
@@ -191,10 +191,10 @@ def test_a_model_read_block_by_block_is_judged_like_the_whole(name: str, tmp_pat
     assert (scores.bleu, scores.exact) == (wanted.bleu, wanted.exact)
 
 
-def test_a_block_that_fails_is_forgotten_too(tmp_path: Path) -> None:
-    make = maker("transformer", TOKENS.sizes())
-    write({tmp_path / MODEL: Shard.all(make().state_dict())}, Share(0, 1), None)
-    with streamed(make, tmp_path / MODEL) as model:
+def test_a_block_that_fails_is_freed(tmp_path: Path) -> None:
+    build = builder("transformer", TOKENS.sizes())
+    write_sharded({tmp_path / MODEL: Shard.all(build().state_dict())}, Share(0, 1), None)
+    with streamed_model(build, tmp_path / MODEL) as model:
         block = next(module for module in model.modules() if isinstance(module, DecoderBlock))
         for _ in range(2):
             with pytest.raises(Exception, match="shape"):

@@ -1,4 +1,4 @@
-"""From two files to a translator: the whole way, what is refused, and how it goes on."""
+"""From files to a translator: training, errors and resuming."""
 
 import json
 import os
@@ -34,7 +34,7 @@ from regard.translation.training.train import load_alignment_head, train
 from tests.cli.running import run
 from tests.translation.small import PAIRS, small_config
 from tests.translation.training.test_checkpoint import content
-from tests.translation.training.test_loop import Interrupts, Told, bits
+from tests.translation.training.test_loop import Interrupts, Recorder, bits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUICK = ("training.updates=4", "training.validate_every=2", "training.accumulate=1")
@@ -42,7 +42,7 @@ QUICK = ("training.updates=4", "training.validate_every=2", "training.accumulate
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a training has come to its end."""
+    """A folder with a finished training."""
     folder = tmp_path_factory.mktemp("trained") / "model"
     assert train(folder, PAIRS, config=small_config("transformer", *QUICK)).finished
     return folder
@@ -50,12 +50,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(trained: Path, tmp_path: Path) -> Path:
-    """The same once more, to be changed."""
+    """A copy, to be changed."""
     return Path(shutil.copytree(trained, tmp_path / "model"))
 
 
 def same(folder: Path, other: Path) -> bool:
-    """Whether two trainings have left the same, but for logs, which tell the time, and names of files."""
+    """Whether two trainings wrote the same files, except for logs and file names."""
     found = [
         {name: one for name, one in bits(one).items() if not name.startswith(("log", "tensorboard"))}
         | {CONFIG: read_config(one) | {"origin": None}}
@@ -66,45 +66,45 @@ def same(folder: Path, other: Path) -> bool:
 
 @pytest.mark.parametrize("model", ["transformer", "recurrent", "plain"])
 def test_pairs_become_a_translator(tmp_path: Path, model: str) -> None:
-    told = Told()
-    outcome = train(
-        tmp_path / "new" / "model", iter(PAIRS), config=small_config(model, *QUICK), callbacks=[told]
+    recorder = Recorder()
+    result = train(
+        tmp_path / "new" / "model", iter(PAIRS), config=small_config(model, *QUICK), callbacks=[recorder]
     )
-    assert outcome.finished
+    assert result.finished
     folder = tmp_path / "new" / "model"
     (translation,) = load_translator(folder).translate(["1 2 3"])
     assert isinstance(translation.text, str)
     names = {path.name for path in folder.iterdir()}
     assert {CONFIG, MODEL, "tokens.model", "log.csv", "data", "checkpoints"} <= names
     assert ("alignment" in read_config(folder)) == (model != "plain")
-    assert told.begun == [(0, 4)]
-    assert any("pairs to judge by" in text for text in told.texts)
-    assert "update 4" not in told.texts[0]
-    assert (folder / "log.csv").read_text().count("\n") == 3  # a header, and two looks at the dev data
+    assert recorder.begun == [(0, 4)]
+    assert any("dev pairs" in text for text in recorder.texts)
+    assert "update 4" not in recorder.texts[0]
+    assert (folder / "log.csv").read_text().count("\n") == 3  # a header and two validations
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text("utf-8").splitlines()]
     assert [sample["step"] for sample in samples] == [2, 4]
     assert all((sample["alignment"] is None) == (model == "plain") for sample in samples)
 
 
-def test_a_folder_with_something_in_it_is_not_touched(folder: Path, tmp_path: Path) -> None:
+def test_a_nonempty_folder_is_not_changed(folder: Path, tmp_path: Path) -> None:
     before = content(folder)
-    with pytest.raises(ArgumentError, match=r"is not empty; go on in it with resume \(--resume\)"):
+    with pytest.raises(ArgumentError, match=r"is not empty\. Resume its training \(--resume\)"):
         train(folder, PAIRS, config=small_config())
     assert content(folder) == before
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
-    for resume, why in ((False, "is not empty"), (True, "no config.json, so it is no model folder")):
+    for resume, why in ((False, "is not empty"), (True, "is not a model folder: it has no config.json")):
         with pytest.raises(ArgumentError, match=why):
             train(tmp_path / "photos", PAIRS, config=small_config(), resume=resume)
     assert content(tmp_path / "photos") == {"cat.jpg": b"cat"}
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_a_refused_training_deletes_nothing(tmp_path: Path, resume: bool) -> None:
+def test_a_rejected_training_deletes_nothing(tmp_path: Path, resume: bool) -> None:
     for name in (".video.part", ".regard-0123456789abcdef.part", "film.part", "notes.txt"):
         (tmp_path / name).write_text("mine")
     before = content(tmp_path)
-    for folder_config in (None, "{}", '{"format": "regard translator 2"}'):
+    for folder_config in (None, "{}", '{"format": "regard translator 3"}'):
         if folder_config is not None:
             (tmp_path / CONFIG).write_text(folder_config)
             before[CONFIG] = folder_config.encode()
@@ -113,7 +113,7 @@ def test_a_refused_training_deletes_nothing(tmp_path: Path, resume: bool) -> Non
         assert content(tmp_path) == before
 
 
-def test_a_training_deletes_only_what_it_wrote(folder: Path) -> None:
+def test_a_training_deletes_only_its_own_files(folder: Path) -> None:
     for name in (".video.part", ".regard-0123456789abcdef.part", "film.part"):
         (folder / name).write_text("mine")
     (folder / ".regard-fedcba9876543210.part").symlink_to(folder / "film.part")
@@ -126,7 +126,7 @@ def test_a_training_deletes_only_what_it_wrote(folder: Path) -> None:
 
 
 class Harms(Callback):
-    """Does something to the folder of a training at one of its events."""
+    """Damages the folder of a training at an event."""
 
     def __init__(self, event: str, harm: Callable[[], object]) -> None:
         def happens(*given: object) -> None:
@@ -142,9 +142,7 @@ class Harms(Callback):
 
 @pytest.mark.parametrize("event", ["on_begin", "on_validation", "on_report", "on_save"])
 @pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
-def test_a_folder_that_goes_away_ends_the_training_and_nothing_is_claimed(
-    tmp_path: Path, event: str, how: str
-) -> None:
+def test_a_lost_folder_ends_the_training(tmp_path: Path, event: str, how: str) -> None:
     folder = tmp_path / "model"
 
     def harm() -> None:
@@ -155,73 +153,73 @@ def test_a_folder_that_goes_away_ends_the_training_and_nothing_is_claimed(
         if how == "replaced":
             folder.mkdir()
 
-    listener = Harms(event, harm)
+    callback = Harms(event, harm)
     with pytest.raises((ArgumentError, FileNotFoundError)) as refused:
-        train(folder, PAIRS, config=small_config("transformer", *QUICK), callbacks=[listener])
+        train(folder, PAIRS, config=small_config("transformer", *QUICK), callbacks=[callback])
     assert str(folder) in str(refused.value)
-    assert not listener.ends
+    assert not callback.ends
     assert folder.exists() == (how == "replaced")
     if how == "moved":
         assert train(tmp_path / "other", resume=True).finished
 
 
 @pytest.mark.parametrize("name", [CONFIG, "tokens.model", "data/train.ids", "data/dev.tsv", "data/ready"])
-def test_a_file_that_goes_away_ends_the_training_and_nothing_is_claimed(tmp_path: Path, name: str) -> None:
+def test_a_lost_file_ends_the_training(tmp_path: Path, name: str) -> None:
     folder, copy = tmp_path / "model", tmp_path / "copy"
 
     def harm() -> None:
         shutil.copy(folder / name, copy)
         (folder / name).unlink()
 
-    listener = Harms("on_save", harm)
+    callback = Harms("on_save", harm)
     config = small_config("transformer", *QUICK)
-    with pytest.raises(ArgumentError, match=rf"{name}' was removed .* after update 3: .*update 2 is kept"):
-        train(folder, PAIRS, config=config, callbacks=[listener])
-    assert not listener.ends
+    with pytest.raises(
+        ArgumentError, match=rf"{name}' was removed .* after update 3: .*the last one is of update 2"
+    ):
+        train(folder, PAIRS, config=config, callbacks=[callback])
+    assert not callback.ends
     shutil.copy(copy, folder / name)
     assert train(folder, resume=True).finished
 
 
-def test_an_empty_folder_will_do(tmp_path: Path) -> None:
+def test_an_empty_folder_is_accepted(tmp_path: Path) -> None:
     assert train(tmp_path, PAIRS, config=small_config("plain", *QUICK)).finished
 
 
-def test_going_on_in_a_finished_folder_changes_nothing(folder: Path, trained: Path) -> None:
+def test_resuming_a_finished_training_changes_nothing(folder: Path, trained: Path) -> None:
     assert train(folder, resume=True).finished
     assert train(
         folder, PAIRS[:3], config=small_config("plain"), resume=True
-    ).finished  # its own config counts
+    ).finished  # the folder's config is used
     assert same(folder, trained)
 
 
-def test_a_training_that_was_interrupted_goes_on_without_its_pairs(tmp_path: Path, trained: Path) -> None:
+def test_an_interrupted_training_resumes_without_pairs(tmp_path: Path, trained: Path) -> None:
     config, folder = small_config("transformer", *QUICK), tmp_path / "model"
-    outcome = train(folder, PAIRS, config=config, callbacks=[Interrupts("on_save", 2)])
-    assert (outcome.finished, outcome.progress.step) == (False, 3)
+    result = train(folder, PAIRS, config=config, callbacks=[Interrupts("on_save", 2)])
+    assert (result.finished, result.progress.step) == (False, 3)
     assert "alignment" not in read_config(folder)
-    load_model(folder)  # what there is so far can be used
+    load_model(folder)  # already usable
     assert train(folder, resume=True).finished
     assert same(folder, trained)
 
 
-def test_there_must_be_something_to_go_on_with(tmp_path: Path) -> None:
-    with pytest.raises(
-        ArgumentError, match=r"nothing to go on with in .*; give the pairs to train on as well"
-    ):
+def test_resuming_requires_data(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"Nothing to resume in .*\. Pass the training pairs\."):
         train(tmp_path / "new", resume=True)
     assert not (tmp_path / "new").exists()
 
 
-def test_resume_begins_where_there_is_nothing(tmp_path: Path, trained: Path) -> None:
+def test_resume_starts_a_new_training(tmp_path: Path, trained: Path) -> None:
     config = small_config("transformer", *QUICK)
     assert train(tmp_path / "model", PAIRS, config=config, resume=True).finished
     assert same(tmp_path / "model", trained)
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_a_preparation_that_failed_can_be_made_again(tmp_path: Path, trained: Path, resume: bool) -> None:
+def test_a_failed_preparation_can_be_repeated(tmp_path: Path, trained: Path, resume: bool) -> None:
     config = small_config("transformer", *QUICK)
-    with pytest.raises(ArgumentError, match="fewer than 10"):
+    with pytest.raises(ArgumentError, match="Fewer than 10"):
         train(tmp_path / "model", PAIRS[:5], config=config)
     assert train(tmp_path / "model", PAIRS, config=config, resume=resume).finished
     assert same(tmp_path / "model", trained)
@@ -229,25 +227,25 @@ def test_a_preparation_that_failed_can_be_made_again(tmp_path: Path, trained: Pa
 
 @pytest.mark.parametrize("resume", [True, False])
 @pytest.mark.parametrize("missing", [["data"], ["data", "checkpoints"]])
-def test_a_model_without_its_data_is_not_trained_over(folder: Path, resume: bool, missing: list[str]) -> None:
+def test_a_model_without_data_is_not_overwritten(folder: Path, resume: bool, missing: list[str]) -> None:
     for name in missing:
         shutil.rmtree(folder / name)
     before = content(folder)
-    with pytest.raises(ArgumentError, match="no data to go on with" if resume else "is not empty"):
+    with pytest.raises(ArgumentError, match="but no training data" if resume else "is not empty"):
         train(folder, PAIRS, config=small_config(), resume=resume)
     assert content(folder) == before
 
 
-def test_dev_pairs_of_ones_own_are_those_that_are_shown(tmp_path: Path) -> None:
-    told = Told()
+def test_samples_come_from_the_dev_pairs(tmp_path: Path) -> None:
+    recorder = Recorder()
     dev = [Pair("9 9 9 9", "9 9 9 9")]
-    train(tmp_path / "model", PAIRS, dev=dev, config=small_config("plain", *QUICK), callbacks=[told])
-    assert {one.sample.source for one in told.judgements if one.sample} == {"9 9 9 9"}
+    train(tmp_path / "model", PAIRS, dev=dev, config=small_config("plain", *QUICK), callbacks=[recorder])
+    assert {one.sample.source for one in recorder.validations if one.sample} == {"9 9 9 9"}
 
 
-def test_a_listener_that_fails_is_not_hushed_up(tmp_path: Path) -> None:
+def test_an_error_in_a_callback_is_raised(tmp_path: Path) -> None:
     class Fails(Callback):
-        def on_validation(self, judgement: object) -> None:
+        def on_validation(self, result: object) -> None:
             raise RuntimeError("no paper")
 
     with pytest.raises(RuntimeError, match="no paper"):
@@ -257,15 +255,15 @@ def test_a_listener_that_fails_is_not_hushed_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pairs": "a.tsv"}, r"train got pairs='a.tsv'; give pairs of sentences.* or read_pairs\(file\)"),
+        ({"pairs": "a.tsv"}, r"train got pairs='a.tsv'; pass sentence pairs.* or read_pairs\(file\)"),
         ({"pairs": PAIRS, "dev": "a.tsv"}, "train got dev='a.tsv'"),
-        ({"pairs": 7}, "the pairs are a int; give a list of pairs"),
-        ({"pairs": ["ab", "cd"]}, r"pair 0 is 'ab'; a pair is \(source, target\)"),
-        ({"pairs": [*PAIRS, ("a", "b", "c")]}, r"pair 60 is \('a', 'b', 'c'\)"),
+        ({"pairs": 7}, r"Expected a list of pairs, .*, got a int"),
+        ({"pairs": ["ab", "cd"]}, r"Pair 0 must be \(source, target\), two strings, got 'ab'"),
+        ({"pairs": [*PAIRS, ("a", "b", "c")]}, r"Pair 60 must be .*, got \('a', 'b', 'c'\)"),
         ({"pairs": PAIRS, "config": {}}, "train got a config of type dict; pass a TranslationConfig"),
     ],
 )
-def test_what_is_no_corpus_and_no_plan_is_refused(options: dict, message: str, tmp_path: Path) -> None:
+def test_invalid_arguments_are_rejected(options: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(DTypeError, match=message):
         train(tmp_path / "model", **options)
 
@@ -282,7 +280,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def settings(config: TranslationConfig) -> list[str]:
-    """A config as options of the command."""
+    """A config as command-line options."""
     return [
         part
         for section, values in config.to_dict().items()
@@ -294,25 +292,27 @@ def settings(config: TranslationConfig) -> list[str]:
 SMALL = ("--set", "model.width=16", "--set", "model.heads=2", "--set", "training.threads=1")
 
 
-def test_the_command_makes_a_translator(
+def test_the_command_trains_a_translator(
     tmp_path: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("train", *files, "--output", tmp_path / "model", "--preset", "tiny", "--epochs", 1, *SMALL)
     shown = capsys.readouterr().out
-    assert "pairs to judge by" in shown
+    assert "dev pairs" in shown
     assert "dev BLEU" in shown
     assert f"regard translate --model {tmp_path / 'model'}" in shown
     run("translate", "--model", tmp_path / "model", "1 2 3")
     assert capsys.readouterr().out.count("\n") == 1
 
 
-def test_the_command_trains_what_python_does(tmp_path: Path, files: tuple[Path, Path], trained: Path) -> None:
+def test_the_command_trains_the_same_model_as_python(
+    tmp_path: Path, files: tuple[Path, Path], trained: Path
+) -> None:
     config = small_config("transformer", *QUICK)
     run("train", *files, "-o", tmp_path / "model", *settings(config))
     assert same(tmp_path / "model", trained)
 
 
-def test_swapped_files_are_another_direction(tmp_path: Path, files: tuple[Path, Path]) -> None:
+def test_swap_trains_the_other_direction(tmp_path: Path, files: tuple[Path, Path]) -> None:
     options = settings(small_config("plain", *QUICK))
     run("train", *files, "-o", tmp_path / "there", *options, "--dev", *files)
     run("train", *files[::-1], "-o", tmp_path / "back", *options, "--dev", *files[::-1])
@@ -324,18 +324,18 @@ def test_swapped_files_are_another_direction(tmp_path: Path, files: tuple[Path, 
 REFUSED = {
     "no folder": (["{a.en}", "{a.de}"], "no folder to write to; name one: --output FOLDER"),
     "missing file": (["{no.en}", "{a.de}", "-o", "{m}"], "No such file"),
-    "unequal files": (["{a.en}", "{short.de}", "-o", "{m}"], "60 lines and"),
-    "bad UTF-8": (["{a.en}", "{latin.de}", "-o", "{m}"], "is not UTF-8"),
+    "unequal files": (["{a.en}", "{short.de}", "-o", "{m}"], "60 lines, but"),
+    "bad UTF-8": (["{a.en}", "{latin.de}", "-o", "{m}"], ": not UTF-8"),
     "a folder": (["{a.en}", "{photos}", "-o", "{m}"], "a folder"),
-    "empty files": (["{empty}", "{empty.de}", "-o", "{m}"], "no pairs are left to train on"),
+    "empty files": (["{empty}", "{empty.de}", "-o", "{m}"], "No training pairs are left"),
     "the same file twice": (["{a.en}", "{a.en}", "-o", "{m}"], "SOURCE and TARGET are both"),
     "pairs and a target": (["{a.tsv.gz}", "{a.de}", "-o", "{m}"], "a file with pairs"),
     "two ends": (["{a.en}", "{a.de}", "-o", "{m}", "--epochs", "2", "--updates", "9"], "one of them"),
-    "one file without tabs": (["{a.en}", "-o", "{m}"], "has no tab"),
+    "one file without tabs": (["{a.en}", "-o", "{m}"], ": no tab"),
     "folder with something": (["{a.en}", "{a.de}", "-o", "{photos}"], "is not empty"),
     "no model to go on with": (["-o", "{photos}", "--resume"], "no config.json"),
-    "nothing to go on with": (["-o", "{m}", "--resume"], "nothing to go on with"),
-    "no pairs": (["-o", "{m}"], "give the pairs"),
+    "nothing to go on with": (["-o", "{m}", "--resume"], "Nothing to resume"),
+    "no pairs": (["-o", "{m}"], "Pass the training pairs"),
     "file as folder": (["{a.en}", "{a.de}", "-o", "{a.en}"], "a.en"),
     "folder below a file": (["{a.en}", "{a.de}", "-o", "{a.en}/model"], "a.en"),
     "unwritable": (["{a.en}", "{a.de}", "-o", "/proc/model"], "/proc/model"),
@@ -343,12 +343,12 @@ REFUSED = {
     "model": (["{a.en}", "{a.de}", "-o", "{m}", "--model", "rnn"], "'rnn'"),
     "setting": (
         ["{a.en}", "{a.de}", "-o", "{m}", "--set", "training.epoch=3"],
-        "did you mean training.epochs?",
+        "Did you mean training.epochs?",
     ),
     "value": (["{a.en}", "{a.de}", "-o", "{m}", "--set", "model.heads=7"], "heads"),
     "epochs": (["{a.en}", "{a.de}", "-o", "{m}", "--epochs", "0"], "--epochs"),
     "missing TOML": (["{a.en}", "{a.de}", "-o", "{m}", "--config", "{no.toml}"], "no.toml"),
-    "wrong TOML": (["{a.en}", "{a.de}", "-o", "{m}", "--config", "{a.en}"], "is no TOML file"),
+    "wrong TOML": (["{a.en}", "{a.de}", "-o", "{m}", "--config", "{a.en}"], "is not a valid TOML file"),
     "vocabulary": (["{a.en}", "{a.de}", "-o", "{m}", "--set", "tokens.size=5"], "is too small"),
     "languages": (["embedded", "-o", "{m}", "--languages", "german"], "en-de"),
     "shard alone": (["{a.en}", "{a.de}", "-o", "{m}", "--shard"], "torchrun"),
@@ -356,7 +356,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_a_user_can_do_wrong_is_one_line(
+def test_user_errors_are_one_line(
     tmp_path: Path, files: tuple[Path, Path], case: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "short.de").write_text("1\n2\n")
@@ -377,7 +377,7 @@ def test_what_a_user_can_do_wrong_is_one_line(
 
 
 @pytest.mark.parametrize("folder", ["model", "some/where/model", "."])
-def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, folder: str) -> None:
+def test_a_rejected_training_leaves_no_files(tmp_path: Path, folder: str) -> None:
     (tmp_path / ".mine").write_text("mine")
     before = content(tmp_path)
     few = [Pair("ein Hund", "a dog")]
@@ -394,7 +394,7 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, folder: str) -> N
 @pytest.mark.parametrize(
     "settings", [("tokens.shared=true",), ("tokens.shared=false", "training.guided_alignment_weight=0.1")]
 )
-def test_a_preparation_that_is_refused_takes_away_all_that_it_wrote_and_nothing_else(
+def test_a_failed_preparation_removes_only_its_own_files(
     tmp_path: Path, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, model = small_config("transformer", *settings), tmp_path / "model"
@@ -406,7 +406,7 @@ def test_a_preparation_that_is_refused_takes_away_all_that_it_wrote_and_nothing_
             one.write_text("mine")
         raise ArgumentError("no")
 
-    monkeypatch.setattr("regard.translation.training.preparation.write_sums", refuse)
+    monkeypatch.setattr("regard.translation.training.preparation.write_checksums", refuse)
     for notes in (0, 1):
         with pytest.raises(ArgumentError, match="no"):
             train(model, PAIRS, config=config)
@@ -415,7 +415,7 @@ def test_a_preparation_that_is_refused_takes_away_all_that_it_wrote_and_nothing_
         assert model.exists() == bool(notes)
 
 
-def test_a_training_that_fails_before_its_first_checkpoint_keeps_all_that_is_there(tmp_path: Path) -> None:
+def test_a_training_that_fails_before_its_first_checkpoint_keeps_all_files(tmp_path: Path) -> None:
     model = tmp_path / "model"
 
     class Notes(Callback):
@@ -424,7 +424,7 @@ def test_a_training_that_fails_before_its_first_checkpoint_keeps_all_that_is_the
 
     config = small_config("transformer", "training.learning_rate=1e38", "training.max_grad_norm=0")
     with pytest.raises(
-        ArgumentError, match=r"not finite; there is no checkpoint yet\. .* and train in a new folder\."
+        ArgumentError, match=r"not finite\. There is no checkpoint yet\. .* and train in a new folder\."
     ):
         train(model, PAIRS, config=config, callbacks=[Notes()])
     assert {CONFIG, "tokens.model", "notes.txt", "data/ready", "data/train.ids"} <= content(model).keys()
@@ -435,64 +435,64 @@ PATIENT = (
     "training.patience=1",
     "training.learning_rate=0.3",
     "training.updates=40",
-)  # it is soon as good as it gets
+)  # stops improving early
 
 
-def test_a_training_whose_patience_ended_goes_on_when_it_is_lengthened(tmp_path: Path) -> None:
+def test_patience_starts_over_when_a_training_is_extended(tmp_path: Path) -> None:
     config = small_config("transformer", *PATIENT)
     longer = config.override(["training.updates=60"])
     first = train(tmp_path / "model", PAIRS, config=config)
     assert first.progress.step < 40
     for name in ("cut", "killed"):
         shutil.copytree(tmp_path / "model", tmp_path / name)
-    told = Told()
-    second = train(tmp_path / "model", config=longer, resume=True, callbacks=[told])
-    assert "its patience begins anew" in told.texts[0]
+    recorder = Recorder()
+    second = train(tmp_path / "model", config=longer, resume=True, callbacks=[recorder])
+    assert "patience starts over" in recorder.texts[0]
     assert second.finished
     assert second.progress.step > first.progress.step
     folder_config = read_config(tmp_path / "model")
     assert folder_config["extended"] == [first.progress.step]
-    assert "alignment" in config
+    assert "alignment" in folder_config
 
     press = Interrupts("on_validation", first.progress.step + 4)
     assert not train(tmp_path / "cut", config=longer, resume=True, callbacks=[press]).finished
     assert train(tmp_path / "cut", resume=True).progress.step == second.progress.step
     assert same(tmp_path / "cut", tmp_path / "model")
 
-    with pytest.raises(RuntimeError, match="killed"):  # before it made one update more
+    with pytest.raises(RuntimeError, match="killed"):  # before another update
         train(tmp_path / "killed", config=longer, resume=True, callbacks=[Killed()])
     train(tmp_path / "killed", config=longer, resume=True)
     assert same(tmp_path / "killed", tmp_path / "model")
-    assert train(tmp_path / "model", resume=True).progress.step == second.progress.step  # it stays ended
+    assert train(tmp_path / "model", resume=True).progress.step == second.progress.step  # still finished
     assert same(tmp_path / "killed", tmp_path / "model")
 
 
 class Killed(Callback):
-    """Ends a training when it begins."""
+    """Ends a training at its start."""
 
     def on_begin(self, about: str, step: int, steps: int) -> None:
         raise RuntimeError("killed")
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
-def test_a_training_that_is_at_its_end_can_be_lengthened(tmp_path: Path, schedule: str) -> None:
+def test_a_finished_training_can_be_extended(tmp_path: Path, schedule: str) -> None:
     config = small_config("transformer", *QUICK, f"training.schedule={schedule}", "training.warmup=1")
     longer = config.override([f"training.updates={2 * (config.training.updates or 0)}"])
     train(tmp_path / "whole", PAIRS, config=longer)
     train(tmp_path / "parts", PAIRS, config=config)
-    told = Told()
-    outcome = train(tmp_path / "parts", config=longer, resume=True, callbacks=[told])
-    assert outcome.finished
-    assert outcome.progress.step == longer.training.updates
+    recorder = Recorder()
+    result = train(tmp_path / "parts", config=longer, resume=True, callbacks=[recorder])
+    assert result.finished
+    assert result.progress.step == longer.training.updates
     assert read_config(tmp_path / "parts")["settings"] == longer.to_dict()
-    assert told.texts[0].startswith("lengthened from 4 updates to 8 updates")
-    assert ("goes up again" in told.texts[0]) == (schedule == "cosine")
-    if schedule == "constant":  # which does not know its end
+    assert recorder.texts[0].startswith("extended from 4 updates to 8 updates")
+    assert ("learning rate rises again" in recorder.texts[0]) == (schedule == "cosine")
+    if schedule == "constant":  # independent of the end
         last = [Checkpoint.all(tmp_path / name)[-1].parameters() for name in ("whole", "parts")]
         assert all(torch.equal(tensor, last[1][name]) for name, tensor in last[0].items())
 
 
-def test_the_command_lengthens_a_training_and_refuses_to_shorten_it(
+def test_the_command_extends_a_training_and_does_not_shorten_it(
     tmp_path: Path, files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = tmp_path / "model"
@@ -501,7 +501,7 @@ def test_the_command_lengthens_a_training_and_refuses_to_shorten_it(
     assert read_config(model)["settings"]["training"]["epochs"] == 2
     steps = Checkpoint.all(model)[-1].step
     run("train", "-o", model, "--resume", "--epochs", 4)
-    assert "lengthened from 2 epochs to 4 epochs" in capsys.readouterr().out
+    assert "extended from 2 epochs to 4 epochs" in capsys.readouterr().out
     assert Checkpoint.all(model)[-1].step == 2 * steps
     for option in (("--epochs", 1), ("--updates", 9999)):
         run("train", "-o", model, "--resume", *option, status=2)
@@ -514,8 +514,8 @@ def test_the_command_lengthens_a_training_and_refuses_to_shorten_it(
 
 
 @pytest.fixture
-def unchosen(folder: Path) -> Path:
-    """As Ctrl-C leaves a folder: without the choice that is made at the end."""
+def interrupted(folder: Path) -> Path:
+    """An interrupted training: without an alignment head."""
     folder_config = read_config(folder)
     del folder_config["alignment"]
     (folder / CONFIG).write_text(json.dumps(folder_config))
@@ -529,16 +529,18 @@ ALIGNING = {
 }
 
 
-def test_what_an_interrupted_training_would_choose_is_what_a_finished_one_chose(
-    unchosen: Path, trained: Path
-) -> None:
-    assert load_alignment_head(unchosen) == load_alignment_head(trained) == load_translator(trained).alignment_head
+def test_an_interrupted_training_selects_the_same_head(interrupted: Path, trained: Path) -> None:
+    assert (
+        load_alignment_head(interrupted)
+        == load_alignment_head(trained)
+        == load_translator(trained).alignment_head
+    )
 
 
 @pytest.mark.parametrize("command", ALIGNING)
-def test_an_interrupted_training_aligns_with_what_it_would_choose(
+def test_an_interrupted_training_aligns_with_the_selected_head(
     command: str,
-    unchosen: Path,
+    interrupted: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -549,54 +551,54 @@ def test_an_interrupted_training_aligns_with_what_it_would_choose(
     last = "as its data are missing or damaged, its last layer is read."
     torch.manual_seed(0)  # parameters with which a translation has words
     write_parameters(
-        unchosen,
-        {name: 0.4 * torch.randn(x.shape) for name, x in load_model(unchosen).model.state_dict().items()},
+        interrupted,
+        {name: 0.4 * torch.randn(x.shape) for name, x in load_model(interrupted).model.state_dict().items()},
     )
 
-    def shown(told: str) -> list[str]:
-        run(command, "-m", unchosen, *ALIGNING[command])
+    def shown(recorder: str) -> list[str]:
+        run(command, "-m", interrupted, *ALIGNING[command])
         out, err = capsys.readouterr()
         said = [line for line in err.splitlines() if "the training of" in line]
-        assert len(said) == bool(told)
-        assert all(line.endswith(told) for line in said)
+        assert len(said) == bool(recorder)
+        assert all(line.endswith(recorder) for line in said)
         return [out, Path("x.svg").read_text("utf-8") if command == "draw" else ""]
 
-    folder_config = (unchosen / CONFIG).read_text()
+    folder_config = (interrupted / CONFIG).read_text()
     found: dict[str, list[str]] = {}
     for name, choice in (("other", other), ("default", AlignmentHead())):
-        (unchosen / CONFIG).write_text(
+        (interrupted / CONFIG).write_text(
             json.dumps(json.loads(folder_config) | {"alignment": choice.to_dict()})
         )
         found[name] = shown("")
     assert found["other"] != found["default"]
-    (unchosen / CONFIG).write_text(folder_config)
+    (interrupted / CONFIG).write_text(folder_config)
     with monkeypatch.context() as patched:
-        patched.setattr("regard.translation.training.train._best_choice", lambda *given: other)
+        patched.setattr("regard.translation.training.train._best_head", lambda *given: other)
         assert shown(done) == found["other"]
-    ids = unchosen / "data" / "train.ids"
+    ids = interrupted / "data" / "train.ids"
     for damaged in (ids.read_bytes()[:4096] + b"\xff" * 40 + ids.read_bytes()[4136:], b"x"):
         ids.write_bytes(damaged)
         assert shown(last) == found["default"]
-    shutil.rmtree(unchosen / "data")
+    shutil.rmtree(interrupted / "data")
     assert shown(last) == found["default"]
 
 
-def test_what_is_not_asked_for_is_not_chosen(
-    unchosen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_no_head_is_selected_unless_needed(
+    interrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     all_three = ("--layer", 0, "--heads", "all", "--shift", "output")
-    run("align", "-m", unchosen, *ALIGNING["align"], *all_three)
-    run("translate", "-m", unchosen, "1 2 3")
-    run("draw", "-m", unchosen, *ALIGNING["draw"], "--heads")
+    run("align", "-m", interrupted, *ALIGNING["align"], *all_three)
+    run("translate", "-m", interrupted, "1 2 3")
+    run("draw", "-m", interrupted, *ALIGNING["draw"], "--heads")
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("nohup", [False, True])
-def test_a_terminal_that_is_closed_ends_the_command_with_129_and_all_is_saved(
+def test_a_closed_terminal_ends_the_command_with_129_after_saving(
     tmp_path: Path, files: tuple[Path, Path], nohup: bool
 ) -> None:
-    """On a terminal of its own, which hangs up; `nohup` goes on to the end."""
+    """On a terminal that hangs up; `nohup` ignores it."""
     config = small_config(
         "transformer", "training.updates=30", "training.save_every=2", "training.validate_every=15"
     )
@@ -614,7 +616,7 @@ def test_a_terminal_that_is_closed_ends_the_command_with_129_and_all_is_saved(
         os.close(other)
         while process.poll() is None and not Checkpoint.all(tmp_path / "cut"):
             time.sleep(0.02)
-            with suppress(OSError):  # of nohup, which has left the terminal
+            with suppress(OSError):  # nohup has left the terminal
                 if select.select([terminal], [], [], 0)[0]:
                     os.read(terminal, 10_000)
         os.close(terminal)
@@ -631,7 +633,7 @@ def test_a_terminal_that_is_closed_ends_the_command_with_129_and_all_is_saved(
     assert same(tmp_path / "cut", tmp_path / "whole")
 
 
-def test_ctrl_c_ends_the_command_with_130_and_going_on_ends_with_the_same_bits(
+def test_ctrl_c_ends_the_command_with_130_and_resuming_ends_with_the_same_bits(
     tmp_path: Path, files: tuple[Path, Path]
 ) -> None:
     config = small_config(
@@ -651,7 +653,7 @@ def test_ctrl_c_ends_the_command_with_130_and_going_on_ends_with_the_same_bits(
         process.send_signal(signal.SIGINT)
         shown = process.communicate()[0]
     assert process.returncode == 130, shown
-    assert "all is saved" in shown
+    assert "checkpoint saved" in shown
     assert f"regard train --output {tmp_path / 'cut'} --resume" in shown
     assert "Traceback" not in shown
     assert 0 < Checkpoint.all(tmp_path / "cut")[-1].step < 30

@@ -1,4 +1,4 @@
-"""Looks at the dev data: what they say does not depend on how they are batched."""
+"""Validation: the scores do not depend on the batches."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from regard.translation.data.batches import Batch
 from regard.translation.data.pairs import Pair
 from regard.translation.tokens import END, START
 from regard.translation.training import validation
-from regard.translation.training.validation import DevSet, dev_loss, translations, validate
+from regard.translation.training.validation import DevSet, dev_loss, translate_greedy, validate
 from tests.translation.small import DEV, PAIRS, TOKENS, small_config
 
 LONG = [*PAIRS[:7], Pair("1 2 3 4 5 6 7 8 9 0 1", "1 0"), Pair("1", "1 2 3 4 5"), *PAIRS[20:23]]
@@ -26,7 +26,7 @@ def model(request: pytest.FixtureRequest) -> Seq2Seq:
     torch.manual_seed(0)
     made = small_config(request.param).model.build(TOKENS.sizes())
     for parameter in made.parameters():
-        torch.nn.init.normal_(parameter, std=1.0)  # far from ties, so that rounding decides nothing
+        torch.nn.init.normal_(parameter, std=1.0)  # far from ties: rounding does not matter
     return made
 
 
@@ -38,15 +38,15 @@ def test_the_loss_is_the_mean_over_all_tokens(model: Seq2Seq, monkeypatch: pytes
     mean = sum(loss * labels for loss, labels in alone) / sum(labels for _, labels in alone)
     model.train()
     for budget in (1, 30, 4096):
-        monkeypatch.setattr(validation, "_TOKENS", budget)
+        monkeypatch.setattr(validation, "_BATCH_TOKENS", budget)
         dev = DevSet.from_pairs(LONG, TOKENS)
         assert sum(batch.labels for batch in dev.batches) == sum(labels for _, labels in alone)
         assert dev_loss(model, dev.batches) == pytest.approx(mean, rel=1e-5)
-    assert model.training  # as it was: dropout comes back
+    assert model.training  # restored
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_translations_come_in_the_order_of_their_sources(
+def test_translations_are_in_the_order_of_their_sources(
     model: Seq2Seq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = DevSet.from_pairs(LONG, TOKENS).sources
@@ -54,37 +54,37 @@ def test_translations_come_in_the_order_of_their_sources(
     for source in sources:
         packed = Packed.of([[*source, END]])
         (ids,) = model.greedy(packed, start=START, end=END, max_new_tokens=2 * len(source) + 10)
-        wanted.append(TOKENS.target.join(ids).text.split())
-    monkeypatch.setattr(validation, "_SENTENCES", 5)
-    found = [text.split() for text in translations(model, TOKENS, sources)]
-    # one that does not end goes on as long as the longest of its batch
+        wanted.append(TOKENS.target.decode(ids).text.split())
+    monkeypatch.setattr(validation, "_BATCH_SENTENCES", 5)
+    found = [text.split() for text in translate_greedy(model, TOKENS, sources)]
+    # a translation without end token is as long as the longest of its batch
     assert all(a[: len(b)] == b for a, b in zip(found, wanted, strict=True))
     assert len({tuple(one) for one in found}) > 1
 
 
-@pytest.mark.parametrize("criterion", ["loss", "bleu"])
-def test_what_is_judged_by_is_larger_if_better(model: Seq2Seq, criterion: str) -> None:
+@pytest.mark.parametrize("metric", ["loss", "bleu"])
+def test_a_larger_value_is_better(model: Seq2Seq, metric: str) -> None:
     dev = DevSet.from_pairs(DEV, TOKENS)
-    found = validate(model, TOKENS, dev, criterion)
-    wanted = -found.loss if criterion == "loss" else found.bleu
+    found = validate(model, TOKENS, dev, metric)
+    wanted = -found.loss if metric == "loss" else found.bleu
     assert found.value == pytest.approx(wanted, abs=0.002 * found.loss)
     assert 0 <= found.bleu <= 100
     assert 0 <= found.exact <= 1
-    told = found.judgement(7, best=True)
-    assert (told.step, told.loss, told.bleu, told.exact, told.best) == (
+    result = found.result(7, best=True)
+    assert (result.step, result.loss, result.bleu, result.exact, result.best) == (
         *(7, found.loss, found.bleu, found.exact),
         True,
     )
-    assert validate(model, TOKENS, dev, criterion) == found
+    assert validate(model, TOKENS, dev, metric) == found
 
 
-def test_a_model_that_knows_all_is_judged_so(monkeypatch: pytest.MonkeyPatch, model: Seq2Seq) -> None:
+def test_perfect_translations_have_perfect_scores(monkeypatch: pytest.MonkeyPatch, model: Seq2Seq) -> None:
     pairs = [Pair(f"{pair.source} {pair.source}", f"{pair.target} {pair.target}") for pair in DEV]
     right = [pair.target for pair in pairs]
-    monkeypatch.setattr(validation, "translations", lambda *given: right)
+    monkeypatch.setattr(validation, "translate_greedy", lambda *given: right)
     found = validate(model, TOKENS, DevSet.from_pairs(pairs, TOKENS), "bleu")
     assert (found.bleu, found.exact) == (pytest.approx(100), 1)
-    monkeypatch.setattr(validation, "translations", lambda *given: [*right[:-1], ""])
+    monkeypatch.setattr(validation, "translate_greedy", lambda *given: [*right[:-1], ""])
     found = validate(model, TOKENS, DevSet.from_pairs(pairs, TOKENS), "bleu")
     assert found.bleu < 100
     assert found.exact == pytest.approx((len(pairs) - 1) / len(pairs))
@@ -93,16 +93,16 @@ def test_a_model_that_knows_all_is_judged_so(monkeypatch: pytest.MonkeyPatch, mo
 def test_the_sample_is_a_pair_and_its_translation(model: Seq2Seq) -> None:
     dev = DevSet.from_pairs(LONG, TOKENS)
     sample = validate(model, TOKENS, dev, "loss").sample
-    place = [pair.source for pair in LONG].index(sample.source)
-    assert place == 7  # the longest of the first eight
-    assert sample.reference == LONG[place].target
-    assert sample.translation == translations(model, TOKENS, dev.sources)[place]
+    index = [pair.source for pair in LONG].index(sample.source)
+    assert index == 7  # the longest of the first eight
+    assert sample.reference == LONG[index].target
+    assert sample.translation == translate_greedy(model, TOKENS, dev.sources)[index]
 
 
-def test_of_many_pairs_some_are_translated_and_all_have_a_loss(
+def test_the_loss_is_over_all_pairs_and_bleu_over_some(
     model: Seq2Seq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validation, "_TRANSLATED", 3)
+    monkeypatch.setattr(validation, "_MAX_TRANSLATED", 3)
     dev = DevSet.from_pairs(LONG, TOKENS)
     assert len(dev.sources) == 3
     assert sum(len(batch.source) for batch in dev.batches) == len(LONG)
@@ -115,11 +115,11 @@ def test_one_pair_is_enough(model: Seq2Seq) -> None:
 
 
 @pytest.mark.parametrize("better", [True, False])
-def test_where_bleu_tells_nothing_the_loss_decides(better: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """BLEU counts four words in a row, which these targets do not have."""
+def test_the_loss_breaks_ties_of_bleu(better: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BLEU counts 4-grams, which these targets lack."""
     model = small_config("plain").model.build(TOKENS.sizes())
     dev = DevSet.from_pairs(DEV, TOKENS)
-    monkeypatch.setattr(validation, "translations", lambda *given: [pair.target for pair in DEV])
+    monkeypatch.setattr(validation, "translate_greedy", lambda *given: [pair.target for pair in DEV])
     first = validate(model, TOKENS, dev, "bleu")
     monkeypatch.setattr(validation, "dev_loss", lambda *given: first.loss + (-0.1 if better else 0.1))
     second = validate(model, TOKENS, dev, "bleu")
@@ -127,7 +127,7 @@ def test_where_bleu_tells_nothing_the_loss_decides(better: bool, monkeypatch: py
     assert (second.value > first.value) == better
 
 
-def test_the_sample_says_which_of_the_models_words_came_from_which(model: Seq2Seq) -> None:
+def test_the_sample_has_an_alignment(model: Seq2Seq) -> None:
     sample = validate(model, TOKENS, DevSet.from_pairs(LONG, TOKENS), "loss").sample
     if not has_cross_attention(model):
         assert sample.alignment is None
@@ -135,6 +135,6 @@ def test_the_sample_says_which_of_the_models_words_came_from_which(model: Seq2Se
     assert sample.alignment is not None
     assert sample.alignment["source_words"] == sample.source.split()
     assert sample.alignment["target_words"] == sample.translation.split()
-    choice = AlignmentHead(layer=min(1, len(cross_attention_layers(model)) - 1), shift="output")
-    wanted = align(model, TOKENS, [(sample.source, sample.translation)], choice)
+    head = AlignmentHead(layer=min(1, len(cross_attention_layers(model)) - 1), shift="output")
+    wanted = align(model, TOKENS, [(sample.source, sample.translation)], head)
     assert sample.alignment == wanted[0].to_dict()

@@ -90,17 +90,22 @@ def is_observed() -> bool:
     return torch._C._current_graph_task_id() == -1  # checkpointing repeats the forward pass in backward
 
 
-def calling_module() -> nn.Module | None:
-    """Return the innermost observed module whose method is running."""
+def calling_module(matches: Callable[[nn.Module], bool]) -> nn.Module | None:
+    """Return the innermost module that matches, of those whose methods are running."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_argcount and code.co_varnames[0] in ("self", "module"):
             module = frame.f_locals.get(code.co_varnames[0])
-            if isinstance(module, nn.Module) and any(module in o.names for o in THREAD.observers):
+            if isinstance(module, nn.Module) and matches(module):
                 return module
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def observed_module() -> nn.Module | None:
+    """Return the innermost observed module whose method is running."""
+    return calling_module(lambda module: any(module in o.names for o in THREAD.observers))
 
 
 REPLACE, EDIT, WATCH = range(3)  # ranks, innermost first
@@ -120,11 +125,6 @@ class Patch:
         with _STACK_LOCK:
             self._stack = _STACKS.setdefault((id(owner), name), _Stack(owner, name))
             self._stack.update([*self._stack.patches, self])
-
-    @property
-    def owner(self) -> Any:
-        """The class or module whose attribute is patched."""
-        return self._stack.owner
 
     def restore(self) -> None:
         """Remove the wrapper. If the attribute was replaced by other code since, that replacement stays."""
@@ -168,47 +168,60 @@ def original(owner: Any, name: str) -> Function:
     return getattr(owner, name) if stack is None else stack.original
 
 
-_LOCK = threading.Lock()
-_PATCHES: list[Patch] = []
-_observer_count = 0
-_transformers_patched = False
+class PatchSet:
+    """Patches of torch, and of transformers if loaded, installed while at least one thread uses them."""
+
+    def __init__(
+        self, torch_patches: Callable[[], list[Patch]], hub_patches: Callable[[], list[Patch]]
+    ) -> None:
+        self._torch_patches, self._hub_patches = torch_patches, hub_patches
+        self._lock, self._users, self._patches = threading.Lock(), 0, list[Patch]()
+        self._patched_hub = False
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Install the patches inside a `with` block."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._patches += self._torch_patches()
+            if not self._patched_hub and "transformers.modeling_utils" in sys.modules:
+                self._patched_hub = True
+                self._patches += self._hub_patches()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                while not self._users and self._patches:
+                    self._patches.pop().restore()
+                self._patched_hub = self._patched_hub and self._users > 0
+
+
+def _torch_patches() -> list[Patch]:
+    from regard.inspection.hooks import torch
+
+    return torch.patches()
+
+
+def _transformers_patches() -> list[Patch]:
+    from regard.inspection.hooks import transformers
+
+    return transformers.patches()
+
+
+_PATCHES = PatchSet(_torch_patches, _transformers_patches)
 
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
     """Report this thread's attention calls to an observer."""
-    _install()
-    THREAD.observers.append(observer)
-    try:
-        yield
-    finally:
-        THREAD.observers.remove(observer)
-        if not THREAD.observers:
-            THREAD.mask_reader, THREAD.cache_update = MaskReader(), None
-            THREAD.reported.clear()
-        _uninstall()
-
-
-def _install() -> None:
-    global _observer_count, _transformers_patched
-    with _LOCK:
-        _observer_count += 1
-        if _observer_count == 1:
-            from regard.inspection.hooks import torch
-
-            _PATCHES.extend(torch.patches())
-        if not _transformers_patched and "transformers.modeling_utils" in sys.modules:
-            from regard.inspection.hooks import transformers
-
-            _transformers_patched = True
-            _PATCHES.extend(transformers.patches())
-
-
-def _uninstall() -> None:
-    global _observer_count, _transformers_patched
-    with _LOCK:
-        _observer_count -= 1
-        if _observer_count == 0:
-            while _PATCHES:
-                _PATCHES.pop().restore()
-            _transformers_patched = False
+    with _PATCHES.installed():
+        THREAD.observers.append(observer)
+        try:
+            yield
+        finally:
+            THREAD.observers.remove(observer)
+            if not THREAD.observers:
+                THREAD.mask_reader, THREAD.cache_update = MaskReader(), None
+                THREAD.reported.clear()

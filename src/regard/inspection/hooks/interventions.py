@@ -5,7 +5,6 @@ the threads and on the modules that are edited.
 """
 
 import inspect
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.errors import ArgumentError
-from regard.inspection.hooks.interception import EDIT, Function, Patch
+from regard.inspection.hooks.interception import EDIT, Function, Patch, PatchSet
 from regard.inspection.replacements import AttentionCall, Intervention, intervene
 from regard.mechanism.operator import attend, attention
 from regard.mechanism.scores import Dot, ScaledDot
@@ -40,50 +39,17 @@ class _Thread(threading.local):
 
 
 _THREAD = _Thread()
-_LOCK = threading.RLock()
-_PATCHES: list[Patch] = []
-_Patch = partial(Patch, rank=EDIT)
-_editor_count = 0
 
 
 @contextmanager
 def editing(edits: Mapping[nn.Module, Edit]) -> Iterator[None]:
     """Apply edits to what this thread computes with these modules."""
-    _install()
-    _THREAD.edits.append(edits)
-    try:
-        yield
-    finally:
-        _THREAD.edits[:] = [other for other in _THREAD.edits if other is not edits]
-        _uninstall()
-
-
-def _install() -> None:
-    global _editor_count
-    with _LOCK:
-        _editor_count += 1
-        if _editor_count == 1:
-            _PATCHES.append(_Patch(Attends, "attention", _own))
-            _PATCHES.append(_Patch(F, "scaled_dot_product_attention", _sdpa))
-            _PATCHES.append(_Patch(nn.MultiheadAttention, "forward", _multihead))
-            _PATCHES.append(_Patch(nn.TransformerEncoderLayer, "forward", _slow_path))
-            _PATCHES.append(_Patch(nn.TransformerEncoder, "forward", _slow_path))
-            _PATCHES.append(_Patch(torch.backends.mha, "get_fastpath_enabled", _fast_path_enabled))
-        transformers = sys.modules.get(
-            "transformers.modeling_utils"
-        )  # loaded if any model is of transformers
-        if transformers is not None:
-            interface = transformers.AttentionInterface
-            if all(patch.owner is not interface for patch in _PATCHES):
-                _PATCHES.append(_Patch(interface, "get_interface", _interface))
-
-
-def _uninstall() -> None:
-    global _editor_count
-    with _LOCK:
-        _editor_count -= 1
-        while not _editor_count and _PATCHES:
-            _PATCHES.pop().restore()
+    with _PATCHES.installed():
+        _THREAD.edits.append(edits)
+        try:
+            yield
+        finally:
+            _THREAD.edits[:] = [other for other in _THREAD.edits if other is not edits]
 
 
 def _edits(module: nn.Module) -> list[Edit]:
@@ -216,7 +182,7 @@ def _multihead(original: Function) -> Function:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         need_weights = bound.arguments["need_weights"]
-        bound.arguments["need_weights"] = False  # so that it calls SDPA
+        bound.arguments["need_weights"] = False  # only this path calls SDPA
         _THREAD.sdpa_callers.append(self)
         try:
             with _without_fast_path():
@@ -257,3 +223,23 @@ def _without_fast_path() -> Iterator[None]:
         yield
     finally:
         _THREAD.slow_path_depth -= 1
+
+
+def _patch_torch() -> list[Patch]:
+    return [
+        Patch(Attends, "attention", _own, rank=EDIT),
+        Patch(F, "scaled_dot_product_attention", _sdpa, rank=EDIT),
+        Patch(nn.MultiheadAttention, "forward", _multihead, rank=EDIT),
+        Patch(nn.TransformerEncoderLayer, "forward", _slow_path, rank=EDIT),
+        Patch(nn.TransformerEncoder, "forward", _slow_path, rank=EDIT),
+        Patch(torch.backends.mha, "get_fastpath_enabled", _fast_path_enabled, rank=EDIT),
+    ]
+
+
+def _patch_transformers() -> list[Patch]:
+    from transformers.modeling_utils import AttentionInterface
+
+    return [Patch(AttentionInterface, "get_interface", _interface, rank=EDIT)]
+
+
+_PATCHES = PatchSet(_patch_torch, _patch_transformers)

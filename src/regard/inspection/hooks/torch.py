@@ -12,9 +12,9 @@ from regard.inspection.hooks.interception import (
     THREAD,
     Function,
     Patch,
-    calling_module,
     inside_attention,
     is_observed,
+    observed_module,
     report,
 )
 
@@ -37,7 +37,7 @@ def _sdpa(original: Function) -> Function:
             return original(*args, **kwargs)
         with inside_attention():  # a replacement may call torch's function in turn
             output = original(*args, **kwargs)
-        module = calling_module()
+        module = observed_module()
         if module is not None:
             report(module, lambda: _capture_sdpa(*args, **kwargs))
         return output

@@ -7,6 +7,7 @@ that, its last row is repeated.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple, Self
 
 import torch
@@ -45,15 +46,11 @@ class Reader(NamedTuple):
 
     def weights(self) -> Tensor | None:
         """Dense weights (…, g, r, q, k); None if they are not finite."""
-        rows = self._rows()
-        result = fused.weights(rows, rows["tau"])
-        return None if result is None else self._cut(result)
+        return self._read(fused.weights)
 
     def entropy(self) -> Tensor | None:
         """Entropy of each row, (…, g, r, q, 1); None if the weights are not finite."""
-        rows = self._rows()
-        result = fused.entropy(rows, rows["tau"])
-        return None if result is None else self._cut(result)
+        return self._read(fused.entropy)
 
     def topk(self, k: int) -> tuple[Tensor, Tensor] | None:
         """The k largest weights of each row and their keys; None if they are not finite."""
@@ -72,6 +69,11 @@ class Reader(NamedTuple):
         if rows.queries > x.shape[-2]:  # repeated rows contribute zero
             x = torch.nn.functional.pad(x, (0, 0, 0, rows.queries - x.shape[-2]))
         return fused.transposed_product(rows, rows["tau"], x)
+
+    def _read(self, kernel: Callable[[Problem, Tensor], Tensor | None]) -> Tensor | None:
+        rows = self._rows()
+        result = kernel(rows, rows["tau"])
+        return None if result is None else self._cut(result)
 
     def _rows(self, per_group: int | None = None) -> Problem:
         """The problem, padded to enough rows. The product kernels process query heads separately."""

@@ -25,7 +25,7 @@ from regard.translation.alignment.cross_attention import (
 )
 from regard.translation.alignment.lexical_aligner import LexicalAligner
 from regard.translation.data.links import Links, to_pharaoh
-from regard.translation.data.pairs import check_pair, listed
+from regard.translation.data.pairs import check_pair, check_pairs
 from regard.translation.tokens import Segmentation, TokenizerPair
 
 DECIMALS = 4  # of weights in JSON
@@ -173,7 +173,7 @@ def segment_pairs(
 ) -> list[tuple[Segmentation, Segmentation]]:
     """Tokenize both sides of each pair."""
     segmented = []
-    for i, pair in enumerate(listed(pairs)):
+    for i, pair in enumerate(check_pairs(pairs)):
         source_text, target_text = check_pair(pair, i)
         source, target = tokens.source.segment(source_text), tokens.target.segment(target_text)
         check_size(f"pair {i}", "tokens", len(source.ids), len(target.ids))

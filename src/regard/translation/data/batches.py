@@ -1,7 +1,7 @@
-"""Batches by token budget, in an order that depends on the seed alone, from any step on.
+"""Batches by token budget. Their order depends only on the seed and can start at any step.
 
-Each epoch shuffles all pairs, sorts them by length within buckets, so that a batch holds sentences of like
-lengths, cuts them where the budget is spent, and shuffles the batches. Nothing is padded.
+Each epoch shuffles all pairs, sorts them by length within buckets, splits the buckets into batches of similar
+lengths, and shuffles the batches. Nothing is padded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,25 +17,25 @@ from torch import Tensor
 from regard._util.checks import check_int, check_number
 from regard.errors import ArgumentError
 from regard.models.packed import Packed
-from regard.translation.tokens import END, MARKS, START, UNKNOWN
+from regard.translation.tokens import END, SPECIAL_TOKENS, START, UNKNOWN
 
 Ids = Sequence[int] | NDArray[numpy.integer]
-Places = NDArray[numpy.int64]  # of pairs, by number
-_BUCKET = 50  # batches that are sorted together: enough for like lengths, few enough to stay random
+Indices = NDArray[numpy.int64]
+_BUCKET = 50  # batches sorted together: enough for similar lengths, few enough to stay random
 
 
-class Pairs(Protocol):
-    """Pairs of sentences as token numbers without marks: a `EncodedCorpus`, or a list with its sizes."""
+class EncodedPairs(Protocol):
+    """Sentence pairs as token ids without start and end tokens: an `EncodedCorpus` or `InMemoryPairs`."""
 
     @property
     def sizes(self) -> NDArray[numpy.int64]:
-        """The numbers of source and target tokens of each pair, (n, 2)."""
+        """Source and target length of each pair, (n, 2)."""
 
-    def __getitem__(self, place: int, /) -> tuple[Ids, Ids]: ...
+    def __getitem__(self, index: int, /) -> tuple[Ids, Ids]: ...
 
 
 class InMemoryPairs:
-    """Pairs of sentences as token numbers, held in memory.
+    """Sentence pairs as token ids, in memory.
 
     >>> from regard.translation.data.batches import InMemoryPairs
     >>> InMemoryPairs([([5, 6], [7]), ([8], [9, 10])]).sizes.tolist()
@@ -46,14 +46,15 @@ class InMemoryPairs:
         self._pairs = pairs
         self.sizes = numpy.array([[len(source), len(target)] for source, target in pairs]).reshape(-1, 2)
 
-    def __getitem__(self, place: int, /) -> tuple[Ids, Ids]:
-        return self._pairs[place]
+    def __getitem__(self, index: int, /) -> tuple[Ids, Ids]:
+        return self._pairs[index]
 
 
 class Batch(NamedTuple):
-    """Sentences and their translations with their marks, packed; `labels` are the tokens to be foretold.
+    """Packed sentence pairs with start and end tokens.
 
-    links: of each pair, (n, 2): source token and target token, counted without marks; if somebody wants them.
+    links: alignment links of each pair, (n, 2): source and target token, not counting start tokens.
+        Empty without guided alignment.
     """
 
     source: Packed
@@ -62,108 +63,108 @@ class Batch(NamedTuple):
 
     @property
     def labels(self) -> int:
-        """How many tokens are to be foretold: all of the target but the start marks."""
+        """Number of tokens to predict: all target tokens except the start tokens."""
         return len(self.target.tokens) - len(self.target)
 
     @property
     def size(self) -> int:
-        """How many tokens are read, source and target."""
+        """Number of source tokens and labels."""
         return len(self.source.tokens) + self.labels
 
     def to(self, device: torch.device) -> "Batch":
-        """On a device."""
+        """Move the batch to a device."""
         source, target = (
             Packed(side.tokens.to(device), side.lengths.to(device)) for side in (self.source, self.target)
         )
-        return Batch(source, target, tuple(some.to(device) for some in self.links))
+        return Batch(source, target, tuple(links.to(device) for links in self.links))
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[Ids, Ids]]) -> "Batch":
-        """Pack pairs of token numbers; the marks are added.
+        """Pack pairs of token ids; adds start and end tokens.
 
         >>> from regard.translation.data.batches import Batch
         >>> Batch.of([([5, 6], [7])])
         Batch(source=Packed(tokens=tensor([5, 6, 2]), ...), target=Packed(tokens=tensor([1, 7, 2]), ...))
         """
         return cls(
-            _packed([[*source, END] for source, _ in pairs]),
-            _packed([[START, *target, END] for _, target in pairs]),
+            _pack([[*source, END] for source, _ in pairs]),
+            _pack([[START, *target, END] for _, target in pairs]),
         )
 
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of one epoch after the other; each is known by its epoch and its place in it.
+    """Batches of all epochs, addressed by epoch and index.
 
-    tokens: of source and target together, with marks, that a batch holds at most; a pair that is longer is a
-        batch of its own.
-    seed: all that the order depends on.
-    unknown: the share of pairs in which one piece is hidden on both sides, so that a model learns to write
-        the unknown mark for what it does not know (Luong et al. 2015b); an alignment then tells what it was.
-        Where no piece stands on both sides, an unknown one is added to both, beyond what `tokens` says.
-    shared: whether a number is the same piece on both sides.
-    links: of the tokens of each pair, those of the source and those of the target.
+    batch_tokens: maximum batch size in tokens, source plus target with end tokens. A longer pair is a batch
+        of its own.
+    seed: determines the order.
+    unknown_rate: fraction of pairs in which one token is replaced by the unknown token on both sides. The
+        model learns to predict it for words it does not know, and the alignment tells which word to copy
+        (Luong et al. 2015b). If no token occurs on both sides, an unknown token is appended to both; this
+        may exceed `batch_tokens`.
+    shared: whether source and target share a vocabulary.
+    links: alignment links of each pair, as source and target token indices.
 
     >>> from regard.translation.data.batches import Batches, InMemoryPairs
-    >>> batches = Batches(InMemoryPairs([([5] * n, [6] * n) for n in range(1, 9)]), tokens=24)
+    >>> batches = Batches(InMemoryPairs([([5] * n, [6] * n) for n in range(1, 9)]), batch_tokens=24)
     >>> sorted(len(batch) for batch in batches.epoch(0))
     [1, 1, 1, 2, 3]
     >>> batches.get(batches.epoch(0)[0], epoch=0).size <= 24
     True
     """
 
-    pairs: Pairs
-    tokens: int = 4096
+    pairs: EncodedPairs
+    batch_tokens: int = 4096
     seed: int = 0
-    unknown: float = 0.0
+    unknown_rate: float = 0.0
     shared: bool = True
-    links: Pairs | None = None
+    links: EncodedPairs | None = None
 
     def __post_init__(self) -> None:
-        check_int("Batches got tokens", self.tokens, min=1)
-        check_number("Batches got unknown", self.unknown, min=0, below=1)
+        check_int("Batches got batch_tokens", self.batch_tokens, min=1)
+        check_number("Batches got unknown_rate", self.unknown_rate, min=0, below=1)
         if not len(self.pairs.sizes):
-            raise ArgumentError("Batches got no pairs; give one at least.")
+            raise ArgumentError("Batches requires at least one pair, got 0.")
 
-    def epoch(self, epoch: int) -> list[Places]:
-        """The pairs of each batch of an epoch, by number."""
+    def epoch(self, epoch: int) -> list[Indices]:
+        """Return the pair indices of every batch of an epoch."""
         random = numpy.random.default_rng((self.seed, epoch))
         sizes = self.pairs.sizes
         order = random.permutation(len(sizes))
-        total = sizes.sum(1) + 2  # an end mark each; the start mark is not counted
+        total = sizes.sum(1) + 2  # two end tokens; the start token does not count
         mean = max(float(total.mean()), 1.0)
-        bucket = max(1, int(_BUCKET * self.tokens / mean))
-        batches: list[Places] = []
+        bucket = max(1, int(_BUCKET * self.batch_tokens / mean))
+        batches: list[Indices] = []
         for first in range(0, len(order), bucket):
-            some = order[first : first + bucket]
-            some = some[numpy.lexsort((sizes[some, 0], sizes[some, 1]))]
-            batches.extend(_cut(some, total[some], self.tokens))
+            indices = order[first : first + bucket]
+            indices = indices[numpy.lexsort((sizes[indices, 0], sizes[indices, 1]))]
+            batches.extend(_split(indices, total[indices], self.batch_tokens))
         return [batches[i] for i in random.permutation(len(batches))]
 
-    def get(self, places: Sequence[int] | Places, epoch: int) -> Batch:
-        """The pairs with these numbers as a batch; in each epoch other pieces are hidden."""
-        pairs = [self._pair(int(place), epoch) for place in places]
-        batch = Batch.of(pairs)
+    def get(self, indices: Sequence[int] | Indices, epoch: int) -> Batch:
+        """Return these pairs as a batch; each epoch replaces other tokens by the unknown token."""
+        batch = Batch.of([self._pair(int(index), epoch) for index in indices])
         if self.links is None:
             return batch
-        return batch._replace(links=tuple(self._linked(int(place)) for place in places))
+        return batch._replace(links=tuple(self._links(int(index)) for index in indices))
 
-    def _linked(self, place: int) -> Tensor:
+    def _links(self, index: int) -> Tensor:
         """The links of a pair, (n, 2)."""
         assert self.links is not None
-        (sources, targets), sizes = self.links[place], self.pairs.sizes[place]
-        linked = numpy.empty((len(sources), 2), numpy.int64)
+        (sources, targets), sizes = self.links[index], self.pairs.sizes[index]
+        links = numpy.empty((len(sources), 2), numpy.int64)
         if len(sources) == len(targets):
-            linked[:, 0], linked[:, 1] = sources, targets
-        if len(sources) != len(targets) or (linked >= sizes).any():
+            links[:, 0], links[:, 1] = sources, targets
+        if len(sources) != len(targets) or (links >= sizes).any():
             raise ArgumentError(
-                f"the links of pair {place:,} are damaged: they point outside of its {sizes[0]} source and "
+                f"The alignment links of pair {index:,} are damaged: they exceed its {sizes[0]} source and "
                 f"{sizes[1]} target tokens. Copy the folder again, or train in a new one."
             )
-        return torch.from_numpy(linked)
+        return torch.from_numpy(links)
 
-    def from_step(self, step: int) -> Iterator[tuple[int, int, Places]]:
-        """Epoch, place in it and pairs of each batch from a step on, without end; steps count from 0."""
+    def from_step(self, step: int) -> Iterator[tuple[int, int, Indices]]:
+        """Yield epoch, index in the epoch and pair indices of every batch from a step on, without end."""
         epoch = 0
         batches = self.epoch(epoch)
         while step >= len(batches):
@@ -171,67 +172,67 @@ class Batches:
             epoch += 1
             batches = self.epoch(epoch)
         while True:
-            for place in range(step, len(batches)):
-                yield epoch, place, batches[place]
+            for index in range(step, len(batches)):
+                yield epoch, index, batches[index]
             step, epoch = 0, epoch + 1
             batches = self.epoch(epoch)
 
-    def _pair(self, place: int, epoch: int) -> tuple[Ids, Ids]:
-        source, target = self.pairs[place]
-        if self.unknown:
-            random = numpy.random.default_rng((self.seed, epoch, place))
-            if random.random() < self.unknown:
-                return _hidden(list(source), list(target), random, self.shared)
+    def _pair(self, index: int, epoch: int) -> tuple[Ids, Ids]:
+        source, target = self.pairs[index]
+        if self.unknown_rate:
+            random = numpy.random.default_rng((self.seed, epoch, index))
+            if random.random() < self.unknown_rate:
+                return _replace_by_unknown(list(source), list(target), random, self.shared)
         return source, target
 
 
-def by_length(
+def batch_by_length(
     sources: Sequence[Sequence[int]], size: int, device: torch.device
 ) -> Iterator[tuple[list[int], Packed]]:
-    """Sources of like lengths together, the shortest first: which they are, and packed with their end marks.
+    """Yield indices and packed sources in batches of similar lengths, shortest first; adds end tokens.
 
     >>> import torch
-    >>> from regard.translation.data.batches import by_length
-    >>> [some for some, _ in by_length([[5, 6, 7], [8], [9, 10]], 2, torch.device("cpu"))]
+    >>> from regard.translation.data.batches import batch_by_length
+    >>> [indices for indices, _ in batch_by_length([[5, 6, 7], [8], [9, 10]], 2, torch.device("cpu"))]
     [[1, 2], [0]]
     """
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     for first in range(0, len(order), size):
-        some = order[first : first + size]
-        yield some, Packed.of([[*sources[i], END] for i in some], device)
+        indices = order[first : first + size]
+        yield indices, Packed.of([[*sources[i], END] for i in indices], device)
 
 
-def _cut(order: Places, sizes: NDArray[numpy.int64], most: int) -> Iterator[Places]:
-    """Parts of an order, each with at most so many tokens, or with one pair."""
-    first, held = 0, 0
-    for place, size in enumerate(sizes.tolist()):
-        if held + size > most and place > first:
-            yield order[first:place]
-            first, held = place, 0
-        held += size
+def _split(order: Indices, sizes: NDArray[numpy.int64], max_tokens: int) -> Iterator[Indices]:
+    """Split an order into parts of at most `max_tokens` tokens, or of one pair."""
+    first, total = 0, 0
+    for index, size in enumerate(sizes.tolist()):
+        if total + size > max_tokens and index > first:
+            yield order[first:index]
+            first, total = index, 0
+        total += size
     if first < len(order):
         yield order[first:]
 
 
-def _hidden(
+def _replace_by_unknown(
     source: list[int], target: list[int], random: numpy.random.Generator, shared: bool
 ) -> tuple[list[int], list[int]]:
-    """One piece that stands once on both sides becomes unknown; if there is none, one is added to both."""
-    both = [
-        piece
-        for piece in source
-        if shared and piece >= MARKS and source.count(piece) == 1 and target.count(piece) == 1
+    """Replace one token that occurs exactly once on each side; if there is none, append unknown to both."""
+    common = [
+        token
+        for token in source
+        if shared and token >= SPECIAL_TOKENS and source.count(token) == 1 and target.count(token) == 1
     ]
-    if both:
-        piece = both[random.integers(len(both))]
-        source[source.index(piece)] = target[target.index(piece)] = UNKNOWN
+    if common:
+        token = common[random.integers(len(common))]
+        source[source.index(token)] = target[target.index(token)] = UNKNOWN
     else:
         source.append(UNKNOWN)
         target.append(UNKNOWN)
     return source, target
 
 
-def _packed(sentences: Sequence[Sequence[int]]) -> Packed:
+def _pack(sentences: Sequence[Sequence[int]]) -> Packed:
     lengths = torch.tensor([len(sentence) for sentence in sentences], dtype=torch.long)
     tokens = numpy.fromiter(chain.from_iterable(sentences), numpy.int64, int(lengths.sum()))
     return Packed(torch.from_numpy(tokens), lengths)

@@ -1,10 +1,9 @@
-"""Greek and English with word links made by hand: the New Testament, from the package `bible-alignments`.
+"""Greek-English New Testament with manual word alignments, from the package `bible-alignments`.
 
 Greek: SBLGNT, Society of Biblical Literature and Logos Bible Software. English: Berean Standard Bible. Links:
 Clear-Bible/Alignments (Biblica), CC BY 4.0. 7,919 verses, 189,473 links between words of the same verse.
 
-Only the data of the package is read, none of its code, so that what the code needs is not needed here:
-`pip install --no-deps bible-alignments` suffices.
+Only the package's data is read, so its dependencies are not needed: `pip install --no-deps bible-alignments`.
 """
 
 import csv
@@ -27,11 +26,10 @@ _BOOKS = range(40, 67)
 
 
 class Verse(NamedTuple):
-    """A verse in Greek and English, and which word translates which.
+    """A verse in Greek and English with its word alignment.
 
-    reference: book, chapter and verse: "40001001" is Matthew 1:1. links: the places of a Greek and of an
-    English word, counted from 0. punctuation: for each English word, whether it is a punctuation mark; the
-    Greek text has none.
+    reference: book, chapter and verse: "40001001" is Matthew 1:1. links: (Greek word, English word) indices.
+    punctuation: whether each English word is a punctuation mark; the Greek text has none.
 
     >>> from regard.translation.data.bible import Verse
     >>> verse = Verse(
@@ -56,47 +54,47 @@ class Verse(NamedTuple):
 
     @property
     def pair(self) -> Pair:
-        """The two texts to train on, a blank between words, so that `split` gives these words again."""
+        """The two texts, with words separated by spaces."""
         return Pair(" ".join(self.source_words), " ".join(self.target_words))
 
     def without_punctuation(self, links: Iterable[tuple[int, int]]) -> Links:
-        """The links that are not to punctuation marks; as nobody linked those, none of them counts."""
+        """Remove links to punctuation marks, which the gold alignment does not contain."""
         return frozenset(link for link in links if not self.punctuation[link[1]])
 
 
 def bible(books: Collection[int] | None = None) -> list[Verse]:
-    """The verses with links, in their order; all are sure, and possible ones do not exist.
+    """Load all verses with links, in order. All links are sure links.
 
-    books: 40 (Matthew) to 66 (Revelation), such as range(40, 45) for the Gospels and Acts; all, if not given.
+    books: 40 (Matthew) to 66 (Revelation), e.g. range(40, 45) for the Gospels and Acts. Default: all.
 
     >>> from regard.translation.data.bible import bible
     >>> bible(books=[1])
     Traceback (most recent call last):
-    regard.errors.ArgumentError: bible got books [1]; give some of 40 (Matthew) to 66 (Revelation).
+    regard.errors.ArgumentError: books must be between 40 (Matthew) and 66 (Revelation), got [1].
     """
     wanted = set(_BOOKS if books is None else books)
     if not wanted or not wanted <= set(_BOOKS):
         raise ArgumentError(
-            f"bible got books {sorted(wanted, key=str)}; give some of 40 (Matthew) to 66 (Revelation)."
+            f"books must be between 40 (Matthew) and 66 (Revelation), got {sorted(wanted, key=str)}."
         )
-    greek, english = defaultdict(list), defaultdict(list)  # words of each verse: id, text, punctuation or not
+    greek, english = defaultdict(list), defaultdict(list)  # words of each verse
     for row in _rows(_GREEK):
         if int(row["id"][1:3]) in wanted:
             greek[row["id"][1:9]].append(_Word(row["id"], row["text"], False))
     for row in _rows(_ENGLISH):
         if row["source_verse"] in greek:
             english[row["source_verse"]].append(_Word(row["id"], row["text"], row["exclude"] == "y"))
-    linked = _linked(greek, english)
+    links = _read_links(greek, english)
     return [
         Verse(
             reference,
             tuple(word.text for word in words),
             tuple(word.text for word in english[reference]),
-            frozenset(linked[reference]),
+            frozenset(links[reference]),
             tuple(word.punctuation for word in english[reference]),
         )
         for reference, words in greek.items()
-        if reference in linked
+        if reference in links
     ]
 
 
@@ -109,24 +107,24 @@ class _Word(NamedTuple):
 _Words = Mapping[str, list[_Word]]
 
 
-def _linked(greek: _Words, english: _Words) -> dict[str, list[tuple[int, int]]]:
-    """The links of each verse that has some; the few to words of another verse are left out."""
+def _read_links(greek: _Words, english: _Words) -> dict[str, list[tuple[int, int]]]:
+    """Links by verse; the few between different verses are omitted."""
     sources, targets = (
         {
-            word.id: (reference, place)
+            word.id: (reference, index)
             for reference, verse in words.items()
-            for place, word in enumerate(verse)
+            for index, word in enumerate(verse)
         }
         for words in (greek, english)
     )
-    found = defaultdict(list)
+    links = defaultdict(list)
     for record in json.loads(_path(_LINKS).read_text("utf-8"))["records"]:
         for source, target in product(record["source"], record["target"]):
             if source in sources and target in targets:
                 (reference, i), (other, j) = sources[source], targets[target]
                 if reference == other:
-                    found[reference].append((i, j))
-    return found
+                    links[reference].append((i, j))
+    return links
 
 
 def _rows(name: str) -> Iterator[dict[str, str]]:
@@ -135,12 +133,12 @@ def _rows(name: str) -> Iterator[dict[str, str]]:
 
 
 def _path(name: str) -> Path:
-    """A file of the package's data, which stands beside its code."""
-    cure = "install it: pip install --no-deps bible-alignments"
+    """The path of a data file of the package."""
+    cure = "Run: pip install --no-deps bible-alignments"
     try:
         path = Path(str(distribution("bible-alignments").locate_file(name)))
     except PackageNotFoundError:
-        raise ArgumentError(f"the package bible-alignments is not installed; {cure}.") from None
+        raise ArgumentError(f"The package bible-alignments is not installed. {cure}") from None
     if not path.exists():
-        raise ArgumentError(f"the package bible-alignments has no file {name!r} here; {cure}==0.4.2.")
+        raise ArgumentError(f"The installed package bible-alignments has no file {name!r}. {cure}==0.4.2")
     return path

@@ -1,15 +1,15 @@
-"""A corpus for every machine: dates, times and numbers in words, in two languages.
+"""Generated parallel corpus: dates, times and numbers in words, in two languages.
 
     Wednesday, May twenty-third, …      Mittwoch, der dreiundzwanzigste Mai …
     three forty-five in the afternoon   drei Uhr fünfundvierzig nachmittags
     sixty-two days ago                  vor zweiundsechzig Tagen
 
-`babel` knows what comes in which order in a language, and `num2words` replaces the digits. The order of words
-differs (day and month, "ago" and "vor"), and within a German number that of its pieces: units before tens.
+`babel` provides the word order of each language, `num2words` the numbers. The order differs between languages
+(day and month, "ago" and "vor"), and so do the parts of numbers: German has units before tens.
 
-What is held out are values: a date, time or number of dev or test is in no sentence of train. Numbers up to
-20 are never held out, as others are made of them. Grammar goes as far as the two libraries go: a number does
-not agree with its noun in gender or case.
+Values are held out: a date, time or number of dev or test occurs in no training sentence. Numbers up to 20
+are never held out because larger ones contain them. Grammar is limited to that of the libraries: numbers do
+not agree with their nouns in gender or case.
 """
 
 import re
@@ -22,12 +22,12 @@ from typing import Any, Literal, NamedTuple
 
 from regard._util.checks import check_int
 from regard.errors import ArgumentError, DTypeError
-from regard.translation.data.pairs import Pair, fingerprint, tidy
+from regard.translation.data.pairs import Pair, fingerprint, normalize_spaces
 
-# How dates and times are read aloud, where the libraries do not say.
+# Spoken forms of dates and times that the libraries lack.
 _DATES = {"de": {"full": "EEEE, 'der' d. MMMM y", "long": "'der' d. MMMM y"}}
 _TIMES = {"de": "h 'Uhr' m BBBB"}
-_ORDINAL_DAYS = {"en", "sv"}  # and all that write a point after the day
+_ORDINAL_DAYS = {"en", "sv"}  # besides the languages that write a period after the day
 _YEARS_IN_HUNDREDS = {"da", "de", "en", "nl", "no"}  # nineteen eighty-four
 _BEFORE_NOUN = {"de": ("eins", "ein")}  # zweihunderteins, but zweihundertein Euro
 
@@ -35,18 +35,18 @@ _CURRENCIES = ("EUR", "USD", "CHF")
 _UNITS = ("length-kilometer", "length-meter", "mass-kilogram", "volume-liter")
 _SPANS = ("minute", "hour", "day", "week")
 _FIRST, _DAYS = date(1600, 1, 1), 500 * 365
-_ATOMS = 20  # numbers up to here have words of their own
-_HELD = 2**64 // 20  # of all fingerprints, those that are for dev, and for test
-_MOST_HELD = 1000  # sentences of dev, and of test
-_MOST_TRIES = 100_000  # to find one more sentence that is new
+_NEVER_HELD_OUT = 20  # larger numbers contain the words of these
+_HELD_OUT = 2**64 // 20  # range of fingerprints for dev, and for test
+_MAX_HELD_OUT = 1000  # sentences of dev, and of test
+_MAX_TRIES = 100_000  # to generate a new sentence
 
 _Part = Literal["train", "dev", "test"]
 
 
 class EmbeddedCorpus(NamedTuple):
-    """The embedded corpus; no value of dev, test or longer is in train.
+    """Splits of the embedded corpus. No value of dev, test or longer occurs in train.
 
-    longer: sentences made of more values than those of train, from the values of test.
+    longer: sentences with more values than the training sentences, from the values of test.
 
     >>> from regard.translation.data.builtin import embedded_corpus
     >>> corpus = embedded_corpus("en", "de", size=100)
@@ -68,13 +68,13 @@ def embedded_corpus(
     values: tuple[int, int] = (1, 2),
     seed: int = 0,
 ) -> EmbeddedCorpus:
-    """Pairs of dates, times, numbers, amounts and spans of time in words, all of them distinct.
+    """Generate distinct pairs of dates, times, numbers, amounts and durations in words.
 
-    source, target: languages, see `languages`.
-    size: how many pairs train has; dev and test have a tenth of it, and at most 1,000.
-    values: how many values a sentence joins, at least and at most: "…, … and …". A sentence of `longer` joins
-        more, up to three times as many.
-    seed: the same seed gives the same corpus.
+    source, target: language codes, see `languages`.
+    size: number of training pairs. Dev and test have a tenth of it, at most 1,000.
+    values: minimum and maximum number of values per sentence: "…, … and …". Sentences of `longer` have
+        more, up to three times the maximum.
+    seed: random seed.
 
     >>> from regard.translation.data.builtin import embedded_corpus
     >>> for pair in embedded_corpus("en", "de", size=2, values=(1, 1)).train:
@@ -82,21 +82,21 @@ def embedded_corpus(
     two hundred and eighty-one meters → zweihunderteinundachtzig Meter
     fifty-seven kilometers → siebenundfünfzig Kilometer
     """
-    check_int("embedded got size", size, min=1)
-    least, most = _checked(values)
+    check_int("embedded_corpus got size", size, min=1)
+    low, high = _check_values(values)
     sentences = _Sentences(Language.of(source), Language.of(target), seed)
-    held = max(1, min(_MOST_HELD, size // 10))
-    # what is held out first, so that it does not depend on the size
+    held_out = max(1, min(_MAX_HELD_OUT, size // 10))
+    # held-out parts first: they do not depend on size
     return EmbeddedCorpus(
-        test=sentences.some(held, "test", least, most),
-        dev=sentences.some(held, "dev", least, most),
-        longer=sentences.some(held, "test", most + 1, 3 * most),
-        train=sentences.some(size, "train", least, most),
+        test=sentences.generate(held_out, "test", low, high),
+        dev=sentences.generate(held_out, "dev", low, high),
+        longer=sentences.generate(held_out, "test", high + 1, 3 * high),
+        train=sentences.generate(size, "train", low, high),
     )
 
 
 def languages() -> list[str]:
-    """The languages that both libraries know well enough.
+    """Codes of the languages that both libraries support.
 
     >>> from regard.translation.data.builtin import languages
     >>> {"de", "en", "fr", "ja", "tr"} <= set(languages())
@@ -110,12 +110,12 @@ def languages() -> list[str]:
             f"The embedded corpus needs the package {error.name}: pip install babel num2words",
             name=error.name,
         ) from None
-    return [code for code in sorted(CONVERTER_CLASSES) if exists(code) and Language(code).counts]
+    return [code for code in sorted(CONVERTER_CLASSES) if exists(code) and Language(code).has_numbers]
 
 
 @dataclass(frozen=True)
 class Language:
-    """How a language says a date, a time, a number.
+    """Dates, times and numbers in the words of a language.
 
     >>> from datetime import date, time
     >>> from regard.translation.data.builtin import Language
@@ -130,24 +130,25 @@ class Language:
 
     @classmethod
     def of(cls, code: str) -> "Language":
-        """A language by its code; `languages` lists them."""
+        """Return a language by its code; see `languages`."""
         if not isinstance(code, str):
-            raise DTypeError(f"the language is a {type(code).__name__}; give a code such as 'de'.")
+            raise DTypeError(f"A language must be a code such as 'de', got a {type(code).__name__}.")
         known = languages()
         if code.replace("-", "_") not in known:
             raise ArgumentError(
-                f"babel and num2words do not both know the language {code!r}; they know {', '.join(known)}."
+                f"Language {code!r} is not supported by both babel and num2words. Choose from "
+                f"{', '.join(known)}."
             )
         return cls(code.replace("-", "_"))
 
     @property
-    def counts(self) -> bool:
-        """Whether it has words for all numbers that are needed here."""
+    def has_numbers(self) -> bool:
+        """Whether num2words has its cardinal numbers."""
         return all(_words(number, self.code) for number in (2, 21, 345, 6789))
 
     @property
-    def orders(self) -> bool:
-        """Whether it has ordinals: twenty-third."""
+    def has_ordinals(self) -> bool:
+        """Whether num2words has its ordinal numbers."""
         return all(_words(number, self.code, "ordinal") for number in (2, 23, 345))
 
     def number(self, number: int) -> str:
@@ -155,7 +156,7 @@ class Language:
         return _words(number, self.code)
 
     def ordinal(self, number: int) -> str:
-        """Twenty-third; where there is no such word, twenty-three."""
+        """Twenty-third; twenty-three in languages without ordinals."""
         return _words(number, self.code, "ordinal") or self.number(number)
 
     def year(self, year: int) -> str:
@@ -163,7 +164,7 @@ class Language:
         return _words(year, self.code, "year" if self._base in _YEARS_IN_HUNDREDS else "cardinal")
 
     def date(self, day: date, style: str = "full") -> str:
-        """A day with its weekday ("full") or without ("long"), or by a pattern of babel's: "MMMM d".
+        """A date with weekday ("full") or without ("long"), or in a pattern of babel: "MMMM d".
 
         >>> from datetime import date
         >>> from regard.translation.data.builtin import Language
@@ -172,29 +173,29 @@ class Language:
         """
         from babel.dates import format_date
 
-        def spelled(match: re.Match[str]) -> str:
-            number, point = int(match[1]), match[2]
+        def in_words(match: re.Match[str]) -> str:
+            number, period = int(match[1]), match[2]
             if number > 31:
                 return self.year(number)
-            return self.ordinal(number) if point or self._base in _ORDINAL_DAYS else self.number(number)
+            return self.ordinal(number) if period or self._base in _ORDINAL_DAYS else self.number(number)
 
         pattern = _DATES.get(self._base, {}).get(style, style)
-        return tidy(re.sub(r"(\d+)(\.?)", spelled, format_date(day, pattern, self._locale)))
+        return normalize_spaces(re.sub(r"(\d+)(\.?)", in_words, format_date(day, pattern, self._locale)))
 
     def time(self, moment: time) -> str:
-        """A time of twelve hours, and which part of the day it is."""
+        """A time on a 12-hour clock with the part of the day."""
         from babel.dates import format_time
 
-        usual = str(self._locale.datetime_skeletons.get("Bhm", "h:mm B"))
-        pattern = _TIMES.get(self._base, re.sub("B+", "BBBB", usual))  # BBBB: not abbreviated
+        default = str(self._locale.datetime_skeletons.get("Bhm", "h:mm B"))
+        pattern = _TIMES.get(self._base, re.sub("B+", "BBBB", default))  # BBBB: not abbreviated
         digits = format_time(moment, pattern, locale=self._locale)
-        return self._spelled(re.sub(r"(\d)[:.](\d)", r"\1 \2", digits))
+        return self._in_words(re.sub(r"(\d)[:.](\d)", r"\1 \2", digits))
 
     def money(self, number: int, currency: str) -> str:
         """Twenty-one euros."""
         from babel.numbers import format_currency
 
-        named = format_currency(
+        text = format_currency(
             number,
             currency,
             locale=self._locale,
@@ -202,33 +203,33 @@ class Language:
             format_type="name",
             group_separator=False,
         )
-        return self._spelled(named)
+        return self._in_words(text)
 
     def measure(self, number: int, unit: str) -> str:
-        """Twenty-one kilometers; nothing where the unit has no name."""
+        """Twenty-one kilometers; "" if the unit has no name in this language."""
         from babel.units import format_unit
 
-        named = format_unit(number, unit, format="0", locale=self._locale)
-        return "" if unit in named else self._spelled(named)  # its code instead of a name: not known
+        text = format_unit(number, unit, format="0", locale=self._locale)
+        return "" if unit in text else self._in_words(text)  # babel falls back to the code of the unit
 
     def span(self, number: int, unit: str) -> str:
-        """In twenty-one days, or with a number below zero, twenty-one days ago."""
+        """In twenty-one days; twenty-one days ago if the number is negative."""
         from babel.dates import format_timedelta
 
-        away = timedelta(**{f"{unit}s": number})
-        exact: Any = {"granularity": unit, "threshold": 1e9}  # days stay days, however many
-        return self._spelled(format_timedelta(away, add_direction=True, locale=self._locale, **exact))
+        delta = timedelta(**{f"{unit}s": number})
+        exact: Any = {"granularity": unit, "threshold": 1e9}  # never convert days to weeks
+        return self._in_words(format_timedelta(delta, add_direction=True, locale=self._locale, **exact))
 
     def moment(self, day: str, hour: str) -> str:
-        """A day and a time of it, in the order of the language."""
+        """A date and a time, in the order of the language."""
         pattern = str(self._locale.datetime_formats["full"])
-        return tidy(pattern.replace("'", "").format(hour, day))
+        return normalize_spaces(pattern.replace("'", "").format(hour, day))
 
-    def joined(self, sayings: list[str]) -> str:
+    def enumeration(self, phrases: list[str]) -> str:
         """…, … and …"""
         from babel.lists import format_list
 
-        return tidy(format_list(sayings, locale=self._locale))
+        return normalize_spaces(format_list(phrases, locale=self._locale))
 
     @property
     def _base(self) -> str:
@@ -238,15 +239,15 @@ class Language:
     def _locale(self) -> Any:
         return _locale(self.code)
 
-    def _spelled(self, text: str) -> str:
-        """Digits as words; what follows them is a noun."""
-        usual, before_noun = _BEFORE_NOUN.get(self._base, ("", ""))
+    def _in_words(self, text: str) -> str:
+        """Replace digits by words, in the form used before nouns."""
+        ending, before_noun = _BEFORE_NOUN.get(self._base, ("", ""))
 
-        def spelled(match: re.Match[str]) -> str:
+        def in_words(match: re.Match[str]) -> str:
             words = self.number(int(match[0]))
-            return words.removesuffix(usual) + before_noun if usual and words.endswith(usual) else words
+            return words.removesuffix(ending) + before_noun if ending and words.endswith(ending) else words
 
-        return tidy(re.sub(r"\d+", spelled, text))
+        return normalize_spaces(re.sub(r"\d+", in_words, text))
 
 
 @cache
@@ -258,7 +259,7 @@ def _locale(code: str) -> Any:
 
 @cache
 def _words(number: int, code: str, kind: str = "cardinal") -> str:
-    """A number in words; "" where num2words has none, or stumbles."""
+    """A number in words; "" if num2words cannot say it."""
     from num2words import num2words
 
     try:
@@ -268,123 +269,125 @@ def _words(number: int, code: str, kind: str = "cardinal") -> str:
 
 
 class _Value(NamedTuple):
-    """Something to be said, and the key by which it is held out or not; without one it is for training."""
+    """A value as a function of the language, and its key for holding it out; "" if never held out."""
 
     key: str
     say: Callable[[Language], str]
 
 
-class _Dice(Random):
-    """Random numbers that are the same in every version of Python: only `random` is promised to be."""
+class _Random(Random):
+    """Random numbers that are the same in every Python version: only `random` guarantees it."""
 
     def below(self, bound: int) -> int:
         return int(self.random() * bound)
 
-    def one(self, choices: tuple[Any, ...]) -> Any:
+    def pick(self, choices: tuple[Any, ...]) -> Any:
         return choices[self.below(len(choices))]
 
     def number(self, *digits: int) -> tuple[int, str]:
-        """A number that has one of these numbers of digits, and its key."""
-        least, bound = {2: (2, 100), 3: (100, 1000), 4: (1000, 10_000)}[self.one(digits)]
-        number = least + self.below(bound - least)
-        return number, f"number {number}" if number > _ATOMS else ""
+        """A number with one of these numbers of digits, and its key."""
+        low, bound = {2: (2, 100), 3: (100, 1000), 4: (1000, 10_000)}[self.pick(digits)]
+        number = low + self.below(bound - low)
+        return number, f"number {number}" if number > _NEVER_HELD_OUT else ""
 
 
-def _date(dice: _Dice) -> _Value:
-    day, style = _FIRST + timedelta(dice.below(_DAYS)), dice.one(("full", "long"))
+def _date(random: _Random) -> _Value:
+    day, style = _FIRST + timedelta(random.below(_DAYS)), random.pick(("full", "long"))
     if not day.year % 100:  # "sixteen hundred and two" would be one year, or a year and a number
-        return _date(dice)
+        return _date(random)
     return _Value(f"date {day}", lambda language: language.date(day, style))
 
 
-def _time(dice: _Dice) -> _Value:
-    moment = time(dice.below(24), 10 + dice.below(50))  # before ten, "three five" is not how one says it
+def _time(random: _Random) -> _Value:
+    moment = time(random.below(24), 10 + random.below(50))  # "three five" is not a spoken time
     return _Value(f"time {moment}", lambda language: language.time(moment))
 
 
-def _cardinal(dice: _Dice) -> _Value:
-    number, key = dice.number(2, 3, 4)
-    if not number % 100:  # as above
-        return _cardinal(dice)
+def _cardinal(random: _Random) -> _Value:
+    number, key = random.number(2, 3, 4)
+    if not number % 100:  # likewise
+        return _cardinal(random)
     return _Value(key, lambda language: language.number(number))
 
 
-def _ordinal(dice: _Dice) -> _Value:
-    number, key = dice.number(2, 3)
+def _ordinal(random: _Random) -> _Value:
+    number, key = random.number(2, 3)
     return _Value(key, lambda language: language.ordinal(number))
 
 
-def _money(dice: _Dice) -> _Value:
-    (number, key), currency = dice.number(2, 3, 4), dice.one(_CURRENCIES)
+def _money(random: _Random) -> _Value:
+    (number, key), currency = random.number(2, 3, 4), random.pick(_CURRENCIES)
     return _Value(key, lambda language: language.money(number, currency))
 
 
-def _measure(dice: _Dice) -> _Value:
-    (number, key), unit = dice.number(2, 3, 4), dice.one(_UNITS)
+def _measure(random: _Random) -> _Value:
+    (number, key), unit = random.number(2, 3, 4), random.pick(_UNITS)
     return _Value(key, lambda language: language.measure(number, unit))
 
 
-def _span(dice: _Dice) -> _Value:
-    (number, key), unit, sign = dice.number(2, 3), dice.one(_SPANS), dice.one((1, -1))
+def _span(random: _Random) -> _Value:
+    (number, key), unit, sign = random.number(2, 3), random.pick(_SPANS), random.pick((1, -1))
     return _Value(key, lambda language: language.span(sign * number, unit))
 
 
-# Each as often as it stands here.
+# Repeated entries are more frequent.
 _KINDS = (_date, _date, _date, _time, _time, _cardinal, _ordinal, _money, _measure, _span, _span)
-_MOMENTS = 0.1  # of the sentences of one value: a date together with a time
+_MOMENTS = 0.1  # fraction of one-value sentences with a date and a time
 
 
 class _Sentences:
-    """Sentences in two languages, none of which is given twice, in either language."""
+    """Generator of sentence pairs without repeated sentences in either language."""
 
     def __init__(self, source: Language, target: Language, seed: int) -> None:
         self.sides, self.seed = (source, target), seed
-        self.given: tuple[set[str], set[str]] = set(), set()
-        ordinals = source.orders and target.orders
+        self.used: tuple[set[str], set[str]] = set(), set()
+        ordinals = source.has_ordinals and target.has_ordinals
         self.kinds = tuple(kind for kind in _KINDS if ordinals or kind is not _ordinal)
 
-    def some(self, size: int, part: _Part, least: int, most: int) -> list[Pair]:
-        """So many pairs, each made of at least and at most so many values of a part of the corpus."""
-        dice = _Dice(f"{self.seed} {part} {least} {most}")
+    def generate(self, size: int, part: _Part, low: int, high: int) -> list[Pair]:
+        """Generate pairs of `low` to `high` values that belong to a part of the corpus."""
+        random = _Random(f"{self.seed} {part} {low} {high}")
         pairs: list[Pair] = []
         while len(pairs) < size:
-            for _ in range(_MOST_TRIES):
-                pair = self._pair(dice, part, least + dice.below(most - least + 1))
-                if all(pair) and not any(side in given for side, given in zip(pair, self.given, strict=True)):
+            for _ in range(_MAX_TRIES):
+                pair = self._pair(random, part, low + random.below(high - low + 1))
+                if all(pair) and not any(side in used for side, used in zip(pair, self.used, strict=True)):
                     break
             else:
                 raise ArgumentError(
-                    f"embedded got size={size:,} and finds no more than {len(pairs):,} distinct sentences "
-                    f"for {part}; ask for fewer, or for more values in each."
+                    f"embedded_corpus got size={size:,}, but found only {len(pairs):,} distinct sentences "
+                    f"for {part}. Lower size, or raise values."
                 )
             pairs.append(pair)
-            for side, given in zip(pair, self.given, strict=True):
-                given.add(side)
+            for side, used in zip(pair, self.used, strict=True):
+                used.add(side)
         return pairs
 
-    def _pair(self, dice: _Dice, part: _Part, values: int) -> Pair:
-        if values == 1 and dice.random() < _MOMENTS:
-            day, hour = (self._value(dice, part, kind) for kind in (_date, _time))
+    def _pair(self, random: _Random, part: _Part, values: int) -> Pair:
+        if values == 1 and random.random() < _MOMENTS:
+            day, hour = (self._value(random, part, kind) for kind in (_date, _time))
             return Pair(*(language.moment(day(language), hour(language)) for language in self.sides))
-        said = [self._value(dice, part, dice.one(self.kinds)) for _ in range(values)]
-        return Pair(*(language.joined([say(language) for say in said]) for language in self.sides))
+        phrases = [self._value(random, part, random.pick(self.kinds)) for _ in range(values)]
+        return Pair(*(language.enumeration([say(language) for say in phrases]) for language in self.sides))
 
-    def _value(self, dice: _Dice, part: _Part, kind: Callable[[_Dice], _Value]) -> Callable[[Language], str]:
-        """How a value of a kind is said that belongs to a part."""
+    def _value(
+        self, random: _Random, part: _Part, kind: Callable[[_Random], _Value]
+    ) -> Callable[[Language], str]:
+        """Draw values of a kind until one belongs to the part."""
         while True:
-            key, say = kind(dice)
+            key, say = kind(random)
             if part == (self._part(key) if key else "train"):
                 return say
 
     def _part(self, key: str) -> _Part:
-        place = fingerprint(key, self.seed) // _HELD
-        return "test" if place == 0 else "dev" if place == 1 else "train"
+        bucket = fingerprint(key, self.seed) // _HELD_OUT
+        return "test" if bucket == 0 else "dev" if bucket == 1 else "train"
 
 
-def _checked(values: tuple[int, int]) -> tuple[int, int]:
+def _check_values(values: tuple[int, int]) -> tuple[int, int]:
     match values:
-        case (int(least), int(most)) if 1 <= least <= most:
-            return least, most
+        case (int(low), int(high)) if 1 <= low <= high:
+            return low, high
     raise ArgumentError(
-        f"embedded got values={values!r}; give how many at least and at most, such as (1, 2)."
+        f"embedded_corpus got values={values!r}; it must be (minimum, maximum), such as (1, 2)."
     )

@@ -1,30 +1,30 @@
-"""Which pairs of sentences are worth training on; the others are dropped, and counted."""
+"""Filters for sentence pairs by length."""
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from regard._util.checks import check_int, check_number
-from regard.translation.data.pairs import Pair, check_pair, listed, tidy
+from regard.translation.data.pairs import Pair, check_pair, check_pairs, normalize_spaces
 
 
 @dataclass
 class LengthFilter:
-    """What limits there are for a pair, and how many pairs were dropped for which reason.
+    """Length limits for pairs, and counts of the pairs dropped for each reason.
 
-    longest: of a side, at most. ratio, slack: neither side may be longer than `ratio` times the other and
-    `slack` more. unit: what is counted.
+    max_length: maximum length of a side. max_ratio, slack: a side has at most max_ratio × the length of the
+    other, plus slack. unit: unit of length, for messages.
 
     >>> from regard.translation.data.cleaning import LengthFilter
-    >>> dropped = LengthFilter(longest=256, ratio=4, slack=10, unit="pieces")
+    >>> dropped = LengthFilter(max_length=256, max_ratio=4, slack=10, unit="tokens")
     >>> [dropped.keeps(*sizes) for sizes in [(7, 9), (0, 2), (3, 300), (3, 23)]]
     [True, False, False, False]
     >>> print(dropped)
-    dropped 3 of 4 pairs: 1 with an empty side, 1 longer than 256 pieces, 1 with sides of very unequal length
+    dropped 3 of 4 pairs: 1 with an empty side, 1 longer than 256 tokens, 1 with very different lengths
     """
 
-    longest: int
-    ratio: float
+    max_length: int
+    max_ratio: float
     slack: int
     unit: str
     seen: int = 0
@@ -33,24 +33,24 @@ class LengthFilter:
     unequal: int = 0
 
     def __post_init__(self) -> None:
-        check_int("longest", self.longest, min=1)
-        check_number("ratio", self.ratio, min=1, below=math.inf)
+        check_int("max_length", self.max_length, min=1)
+        check_number("max_ratio", self.max_ratio, min=1, below=math.inf)
         check_int("slack", self.slack)
 
     @property
     def total(self) -> int:
-        """How many were dropped."""
+        """Number of dropped pairs."""
         return self.empty + self.long + self.unequal
 
     def keeps(self, source: int, target: int) -> bool:
-        """Whether a pair whose sides have these sizes is kept; it is counted."""
+        """Count a pair with these lengths; return whether it is kept."""
         shorter, longer = sorted((source, target))
         self.seen += 1
         if not shorter:
             self.empty += 1
-        elif longer > self.longest:
+        elif longer > self.max_length:
             self.long += 1
-        elif longer > self.ratio * shorter + self.slack:
+        elif longer > self.max_ratio * shorter + self.slack:
             self.unequal += 1
         else:
             return True
@@ -59,44 +59,46 @@ class LengthFilter:
     def __str__(self) -> str:
         reasons = [
             (self.empty, "with an empty side"),
-            (self.long, f"longer than {self.longest:,} {self.unit}"),
-            (self.unequal, "with sides of very unequal length"),
+            (self.long, f"longer than {self.max_length:,} {self.unit}"),
+            (self.unequal, "with very different lengths"),
         ]
-        said = ", ".join(f"{many:,} {reason}" for many, reason in reasons if many)
+        details = ", ".join(f"{count:,} {reason}" for count, reason in reasons if count)
         pairs = f"{self.seen:,} pair{'' if self.seen == 1 else 's'}"
-        return f"dropped {self.total:,} of {pairs}: {said}" if said else f"dropped none of {pairs}"
+        return f"dropped {self.total:,} of {pairs}: {details}" if details else f"dropped none of {pairs}"
 
 
 class CleanedPairs(Iterator[Pair]):
-    """Pairs that are worth training on, as they come; `dropped` counts the others.
+    """Iterator over the pairs that pass a filter; `dropped` counts the others.
 
     >>> from regard.translation.data.cleaning import CleanedPairs, LengthFilter
     >>> from regard.translation.data.pairs import Pair
-    >>> pairs = CleanedPairs([Pair(" two  dogs", "zwei Hunde"), Pair("", "nichts")], LengthFilter(20, 4, 0, "letters"))
+    >>> pairs = CleanedPairs(
+    ...     [Pair(" two  dogs", "zwei Hunde"), Pair("", "nichts")], LengthFilter(20, 4, 0, "letters")
+    ... )
     >>> next(pairs), pairs.dropped.seen
     (Pair(source='two dogs', target='zwei Hunde'), 1)
     """
 
     def __init__(self, pairs: Iterable[Pair], dropped: LengthFilter) -> None:
         self.dropped = dropped
-        self._pairs = iter(listed(pairs))
+        self._pairs = iter(check_pairs(pairs))
 
     def __next__(self) -> Pair:
-        for given in self._pairs:
-            source, target = check_pair(given, self.dropped.seen)
-            pair = Pair(tidy(source), tidy(target))
+        for item in self._pairs:
+            source, target = check_pair(item, self.dropped.seen)
+            pair = Pair(normalize_spaces(source), normalize_spaces(target))
             if self.dropped.keeps(len(pair.source), len(pair.target)):
                 return pair
         raise StopIteration
 
 
-def clean_pairs(pairs: Iterable[Pair], *, longest: int = 2000, ratio: float = 4.0) -> CleanedPairs:
-    """Drop pairs with an empty side, over-long ones and wildly unequal ones; white space becomes one blank.
+def clean_pairs(pairs: Iterable[Pair], *, max_length: int = 2000, max_ratio: float = 4.0) -> CleanedPairs:
+    """Drop pairs that are empty on one side, too long or very different in length; normalize whitespace.
 
-    longest: characters of a sentence at most. ratio: neither side may have more than `ratio` times the
-        other's characters and 40 more (short sentences differ much: "Ja." may be "That's what I think too.").
+    max_length: maximum number of characters. max_ratio: a side has at most max_ratio × the characters of the
+        other, plus 40: "Ja." may translate to "That's what I think too."
 
-    The result is read once, as it comes, and its `dropped` says how many were dropped and why.
+    The result can be iterated once. Its `dropped` counts the dropped pairs by reason.
 
     >>> from regard.translation.data.cleaning import clean_pairs
     >>> from regard.translation.data.pairs import Pair
@@ -104,6 +106,6 @@ def clean_pairs(pairs: Iterable[Pair], *, longest: int = 2000, ratio: float = 4.
     >>> list(pairs)
     [Pair(source='two dogs', target='zwei Hunde')]
     >>> print(pairs.dropped)
-    dropped 2 of 3 pairs: 1 with an empty side, 1 with sides of very unequal length
+    dropped 2 of 3 pairs: 1 with an empty side, 1 with very different lengths
     """
-    return CleanedPairs(pairs, LengthFilter(longest, ratio, slack=40, unit="characters"))
+    return CleanedPairs(pairs, LengthFilter(max_length, max_ratio, slack=40, unit="characters"))

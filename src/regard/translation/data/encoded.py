@@ -1,10 +1,10 @@
-"""Pairs of sentences as ids on disk, memory-mapped: a corpus may be larger than memory.
+"""Sentence pairs as token ids in a memory-mapped file: a corpus may be larger than memory.
 
-One file, whatever the size of the corpus, all numbers little-endian:
+File layout, all numbers little-endian:
 
-    header    4096 bytes: JSON with the checksum of all else, filled up with blanks
-    ids       of the first pair's source, then of its target, then of the second pair's source, …
-    records   one for each pair, three numbers of 8 bytes: where its ids start, and how many its sides have
+    header    4096 bytes: JSON with the checksum of the rest, padded with spaces
+    ids       first source, first target, second source, …
+    records   per pair three int64: offset of its ids, source length, target length
 """
 
 import hashlib
@@ -27,16 +27,18 @@ from regard._util.files import open_atomic, open_regular
 from regard.errors import ArgumentError
 
 _FORMAT = "regard store 2"
-_HEADER = 4096  # bytes: a page, so that the ids start on one
+_HEADER = 4096  # bytes: one page
 _RECORD = 24  # bytes
-_CHUNK = 1024  # pairs that are written at once
-_BLOCK = 1 << 20  # bytes that are read at once
+_CHUNK = 1024  # pairs written at once
+_BLOCK = 1 << 20  # bytes, records or ids read at once
+
+_CURE = "Write it again with EncodedCorpus.write."
 
 IdArray = NDArray[np.integer[Any]]
 
 
 class IdPair(NamedTuple):
-    """The ids of a sentence and of its translation, in the file: they can be read, not changed.
+    """Token ids of a sentence and of its translation, as read-only views of the file.
 
     >>> import numpy as np
     >>> from regard.translation.data.encoded import IdPair
@@ -50,20 +52,21 @@ class IdPair(NamedTuple):
 
 
 class EncodedCorpus(Sequence[IdPair]):
-    """Pairs of sentences as ids, in a file that is read where it is needed.
+    """Sentence pairs as token ids, memory-mapped from a file.
 
-    path: of a file that `EncodedCorpus.write` wrote. It is read once to verify its checksum, and not held in memory.
+    path: a file written by `EncodedCorpus.write`. Opening reads it once to verify its checksum.
 
     >>> import tempfile
     >>> from regard.translation.data.encoded import EncodedCorpus
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     store = EncodedCorpus.write(f"{folder}/train.ids", [([5, 2], [1, 7, 2]), ([2], [1, 2])], vocabulary=8)
-    >>> len(store)
+    ...     pairs = [([5, 2], [1, 7, 2]), ([2], [1, 2])]
+    ...     corpus = EncodedCorpus.write(f"{folder}/train.ids", pairs, vocabulary=8)
+    >>> len(corpus)
     2
-    >>> source, target = store[0]
+    >>> source, target = corpus[0]
     >>> source.tolist(), target.tolist()
     ([5, 2], [1, 7, 2])
-    >>> store.sizes.tolist()
+    >>> corpus.sizes.tolist()
     [[2, 3], [1, 2]]
     """
 
@@ -72,40 +75,42 @@ class EncodedCorpus(Sequence[IdPair]):
         try:
             opened = open_regular(path)
         except FileNotFoundError:
-            raise ArgumentError(f"there is no file {os.fspath(path)!r}; write it with EncodedCorpus.write.") from None
+            raise ArgumentError(
+                f"No such file: {os.fspath(path)!r}. Write it with EncodedCorpus.write."
+            ) from None
         with opened as file:
-            about = _read_header(file, self.path)
-            mapped = mmap.mmap(file.fileno(), about.size, access=mmap.ACCESS_READ)
-        self.vocabulary = about.vocabulary
-        self._ids = np.frombuffer(mapped, about.kind, about.ids, _HEADER)
-        self._records = np.frombuffer(mapped, "<i8", 3 * about.pairs, about.records).reshape(-1, 3)
-        self._check_numbers()
+            header = _read_header(file, self.path)
+            mapped = mmap.mmap(file.fileno(), header.size, access=mmap.ACCESS_READ)
+        self.vocabulary = header.vocabulary
+        self._ids = np.frombuffer(mapped, header.dtype, header.ids, _HEADER)
+        self._records = np.frombuffer(mapped, "<i8", 3 * header.pairs, header.records).reshape(-1, 3)
+        self._check_content()
 
-    def _check_numbers(self) -> None:
-        """Raise ArgumentError unless records follow each other and ids are in the vocabulary.
+    def _check_content(self) -> None:
+        """Raise ArgumentError unless records are contiguous and ids are in the vocabulary.
 
-        A checksum protects against accidents, and not against a file that was made so on purpose.
+        The checksum detects accidents, not a file forged on purpose.
         """
         end = 0
-        for first in range(0, len(self), _BLOCK):  # few at a time, as a corpus may be larger than memory
-            some = self._records[first : first + _BLOCK]
-            ends = end + some[:, 1:].sum(1).cumsum()
-            fits = 0 <= some.min() <= some.max() <= len(self._ids)
-            if not fits or not np.array_equal(some[:, 0], np.concatenate([[end], ends[:-1]])):
-                raise self._wrong("has records that do not follow each other")
+        for first in range(0, len(self), _BLOCK):
+            records = self._records[first : first + _BLOCK]
+            ends = end + records[:, 1:].sum(1).cumsum()
+            in_range = 0 <= records.min() <= records.max() <= len(self._ids)
+            if not in_range or not np.array_equal(records[:, 0], np.concatenate([[end], ends[:-1]])):
+                raise self._error("has records that are not contiguous")
             end = int(ends[-1])
         if end != len(self._ids):
-            raise self._wrong(f"has {len(self._ids):,} ids, and its records {end:,}")
+            raise self._error(f"has {len(self._ids):,} ids, but its records need {end:,}")
         for first in range(0, len(self._ids), _BLOCK):
             if self._ids[first : first + _BLOCK].max() >= self.vocabulary:
-                raise self._wrong(f"has ids outside of its vocabulary of {self.vocabulary:,}")
+                raise self._error(f"has ids outside its vocabulary of {self.vocabulary:,}")
 
-    def _wrong(self, why: str) -> ArgumentError:
-        return ArgumentError(f"{os.fspath(self.path)!r} {why}; write it anew with EncodedCorpus.write.")
+    def _error(self, reason: str) -> ArgumentError:
+        return ArgumentError(f"{os.fspath(self.path)!r} {reason}. {_CURE}")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open a file that `write` wrote, if it has its checksum."""
+        """Open a file and verify its checksum."""
         return cls(path)
 
     @classmethod
@@ -116,40 +121,39 @@ class EncodedCorpus(Sequence[IdPair]):
         *,
         vocabulary: int,
     ) -> Self:
-        """Write pairs as they come, and open the file; it gets its name when it is complete.
+        """Write pairs from an iterable and open the file; it appears when it is complete.
 
-        vocabulary: how many ids there are, at most. Ids take two bytes each where it is 65,536 or less, and
-        four above.
+        vocabulary: ids are below it. Ids take 2 bytes each if it is at most 65,536, otherwise 4.
         """
-        check_int("Store.write got vocabulary", vocabulary, min=1)
-        about, remaining, digest = _About(0, 0, vocabulary), iter(pairs), hashlib.sha256()
+        check_int("EncodedCorpus.write got vocabulary", vocabulary, min=1)
+        header, remaining, digest = _Header(0, 0, vocabulary), iter(pairs), hashlib.sha256()
         with open_atomic(path) as file, tempfile.TemporaryFile(dir=Path(path).parent) as records:
             file.write(bytes(_HEADER))
             while chunk := list(islice(remaining, _CHUNK)):
                 sizes = np.array([[len(source), len(target)] for source, target in chunk])
-                ids = _flat(chunk, vocabulary, about.pairs)
-                ends = about.ids + sizes.sum(1).cumsum()
+                ids = _flatten(chunk, vocabulary, header.pairs)
+                ends = header.ids + sizes.sum(1).cumsum()
                 starts = ends - sizes.sum(1)
-                _put(ids.astype(about.kind).tobytes(), file, digest)
+                _put(ids.astype(header.dtype).tobytes(), file, digest)
                 records.write(np.column_stack([starts, sizes]).astype("<i8").tobytes())
-                about = about._replace(pairs=about.pairs + len(chunk), ids=about.ids + len(ids))
-            _put(bytes(about.records - file.tell()), file, digest)
+                header = header._replace(pairs=header.pairs + len(chunk), ids=header.ids + len(ids))
+            _put(bytes(header.records - file.tell()), file, digest)
             records.seek(0)
             while block := records.read(_BLOCK):
                 _put(block, file, digest)
             file.seek(0)
-            file.write(about.header(digest.hexdigest()))
+            file.write(header.to_bytes(digest.hexdigest()))
         return cls(path)
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """How many ids each pair has in its source and in its target: (pairs, 2); on disk, too."""
+        """Source and target length of each pair, (pairs, 2); memory-mapped."""
         return self._records[:, 1:]
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # int or slice, as of a list
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # int or slice
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
         start, source, target = self._records[operator.index(index)].tolist()
@@ -160,34 +164,32 @@ class EncodedCorpus(Sequence[IdPair]):
         return map(self.__getitem__, range(len(self)))
 
     def __repr__(self) -> str:
-        return f"Store({os.fspath(self.path)!r}: {len(self):,} pairs, {len(self._ids):,} ids)"
+        return f"EncodedCorpus({os.fspath(self.path)!r}: {len(self):,} pairs, {len(self._ids):,} ids)"
 
 
-class _About(NamedTuple):
-    """What the header says."""
-
+class _Header(NamedTuple):
     pairs: int
     ids: int
     vocabulary: int
 
     @property
-    def kind(self) -> np.dtype[np.unsignedinteger[Any]]:
+    def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
         return np.dtype("<u2" if self.vocabulary <= 2**16 else "<u4")
 
     @property
     def records(self) -> int:
-        """Where the records start: at a multiple of 8 bytes, which their numbers need."""
-        return _HEADER + -(-self.ids * self.kind.itemsize // 8) * 8
+        """Offset of the records, aligned to 8 bytes."""
+        return _HEADER + -(-self.ids * self.dtype.itemsize // 8) * 8
 
     @property
     def size(self) -> int:
         return self.records + self.pairs * _RECORD
 
-    def header(self, digest: str) -> bytes:
-        """The first bytes of the file; `digest` is that of all others."""
+    def to_bytes(self, digest: str) -> bytes:
+        """Serialize the header; `digest` is the SHA-256 of the rest of the file."""
         text = json.dumps({"format": _FORMAT, **self._asdict()})
-        both = hashlib.sha256(f"{text} {digest}".encode()).hexdigest()
-        return json.dumps({**json.loads(text), "sha256": both}).encode().ljust(_HEADER - 1) + b"\n"
+        checksum = hashlib.sha256(f"{text} {digest}".encode()).hexdigest()
+        return json.dumps({**json.loads(text), "sha256": checksum}).encode().ljust(_HEADER - 1) + b"\n"
 
 
 def _put(content: bytes, file: BinaryIO, digest: "hashlib._Hash") -> None:
@@ -195,46 +197,43 @@ def _put(content: bytes, file: BinaryIO, digest: "hashlib._Hash") -> None:
     digest.update(content)
 
 
-def _flat(
-    chunk: list[tuple[Sequence[int], Sequence[int]]], vocabulary: int, before: int
+def _flatten(
+    chunk: list[tuple[Sequence[int], Sequence[int]]], vocabulary: int, first: int
 ) -> NDArray[np.int64]:
-    """All ids of some pairs in a row, checked; `before`: how many pairs came before."""
+    """Concatenate and check the ids of some pairs; `first` is the index of the first one."""
     flat = np.fromiter(chain.from_iterable(chain.from_iterable(chunk)), np.int64)
     if len(flat) and not 0 <= flat.min() <= flat.max() < vocabulary:
-        place, wrong = next(
-            (place, one)
-            for place, pair in enumerate(chunk, before)
-            for one in chain(*pair)
-            if not 0 <= one < vocabulary
+        index, wrong = next(
+            (index, token)
+            for index, pair in enumerate(chunk, first)
+            for token in chain(*pair)
+            if not 0 <= token < vocabulary
         )
         raise ArgumentError(
-            f"pair {place:,} has the id {wrong} and the vocabulary {vocabulary:,}; ids are 0 to "
-            f"{vocabulary - 1:,}: give the size of the vocabulary that they were made with."
+            f"Pair {index:,} contains id {wrong}, which is out of range for a vocabulary of {vocabulary:,}. "
+            "Pass the size of the vocabulary that encoded it."
         )
     return flat
 
 
-def _read_header(file: BufferedReader, path: Path) -> _About:
-    """What the header says, if all of the file is as it was written."""
-    size, header = os.fstat(file.fileno()).st_size, file.read(_HEADER)
+def _read_header(file: BufferedReader, path: Path) -> _Header:
+    """Read the header and verify the whole file."""
+    size, content = os.fstat(file.fileno()).st_size, file.read(_HEADER)
     try:
-        read = json.loads(header)
-        known = read.pop("format") == _FORMAT
-        about = _About(*(int(read[name]) for name in _About._fields))
+        values = json.loads(content)
+        known = values.pop("format") == _FORMAT
+        header = _Header(*(int(values[name]) for name in _Header._fields))
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError):
         known = False
     if not known:
         raise ArgumentError(
-            f"{os.fspath(path)!r} is no store of ids that this version of regard reads; write it anew with "
-            "Store.write."
+            f"{os.fspath(path)!r} is not an encoded corpus that this version of regard reads. {_CURE}"
         )
-    if min(about) < 0 or about.size != size:
+    if min(header) < 0 or header.size != size:
         raise ArgumentError(
-            f"{os.fspath(path)!r} has {size:,} bytes and {about.pairs:,} pairs with {about.ids:,} ids take "
-            f"{about.size:,}; it was cut off or changed: write it anew with EncodedCorpus.write."
+            f"{os.fspath(path)!r} has {size:,} bytes, but {header.pairs:,} pairs with {header.ids:,} ids "
+            f"take {header.size:,}: it was truncated or modified. {_CURE}"
         )
-    if header != about.header(hashlib.file_digest(file, "sha256").hexdigest()):
-        raise ArgumentError(
-            f"{os.fspath(path)!r} does not have its checksum; it was changed: write it anew with EncodedCorpus.write."
-        )
-    return about
+    if content != header.to_bytes(hashlib.file_digest(file, "sha256").hexdigest()):
+        raise ArgumentError(f"{os.fspath(path)!r} does not match its checksum: it was modified. {_CURE}")
+    return header

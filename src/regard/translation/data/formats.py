@@ -1,4 +1,4 @@
-"""Files of sentence pairs, read and written as a stream: two of lines, or one of TSV or JSON lines."""
+"""Read and write files of sentence pairs: two text files, TSV or JSON lines. All are streamed."""
 
 import gzip
 import json
@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import BinaryIO, Literal, get_args
 
 from regard._util.files import open_atomic
+from regard._util.text import shorten
 from regard.errors import ArgumentError
 from regard.translation.data.pairs import Pair
 
-Form = Literal["tsv", "jsonl"]
+Format = Literal["tsv", "jsonl"]
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
-_ENDINGS: dict[str, Form] = {
+_EXTENSIONS: dict[str, Format] = {
     ".tsv": "tsv",
     ".tab": "tsv",
     ".txt": "tsv",
@@ -27,22 +28,22 @@ _ENDINGS: dict[str, Form] = {
     ".json": "jsonl",
 }
 _GZIP = b"\x1f\x8b"
-_LINE = 2**24  # bytes in a line at most: what is longer is no sentence, and would fill the memory
+_MAX_LINE_BYTES = 2**24  # longer lines are not sentences and could fill the memory
 
 
-def read_pairs(source: _Path, target: _Path | None = None, *, form: Form | None = None) -> Iterator[Pair]:
-    r"""The pairs of a corpus, one after the other, as they stand in their files.
+def read_pairs(source: _Path, target: _Path | None = None, *, format: Format | None = None) -> Iterator[Pair]:
+    r"""Yield the sentence pairs of a corpus.
 
-    Two files: line n of one is the translation of line n of the other. One file, or "-" for standard input:
+    Two files: line n of `target` translates line n of `source`. One file, or "-" for standard input:
 
-        tsv    source⇥target; further columns are ignored, and quotation marks are letters like others
-        jsonl  {"source": "…", "target": "…"} in each line; further names are ignored
+        tsv    source⇥target; other columns are ignored, quotes have no special meaning
+        jsonl  {"source": "…", "target": "…"} on each line; other keys are ignored
 
-    form: which of the two; unless given, the name tells (.tsv, .tab, .txt; .jsonl, .ndjson, .json; also with
-        .gz after it), or else the first line. Any file may be compressed with gzip, whatever its name.
+    format: "tsv" or "jsonl". Default: from the extension (.tsv, .tab, .txt; .jsonl, .ndjson, .json; also
+        with .gz), otherwise from the first line. Any file may be gzipped, whatever its name.
 
-    Text is UTF-8, and only \n or \r\n ends a line. An empty line is a pair of empty sentences, which `clean`
-    counts. A mistake in a file is found when it is reached, unequal numbers of lines at the end.
+    Text is UTF-8; lines end with \n or \r\n. An empty line is a pair of empty sentences, which `clean_pairs`
+    drops. Errors are raised when they are reached, different numbers of lines at the end.
 
     >>> import pathlib, tempfile
     >>> from regard.translation.data.formats import read_pairs
@@ -52,20 +53,21 @@ def read_pairs(source: _Path, target: _Path | None = None, *, form: Form | None 
     ...     print(*read_pairs(path))
     Pair(source='two dogs', target='zwei Hunde')
     """
-    if form is not None and form not in get_args(Form):
-        raise ArgumentError(f"form={form!r}; give 'tsv' or 'jsonl'.")
+    if format is not None and format not in get_args(Format):
+        raise ArgumentError(f"Unknown format {format!r}. Use 'tsv' or 'jsonl'.")
     source = os.fsdecode(source)
     if target is None:
         _check_readable(source)
-        return _from_one(source, form)
-    if form is not None:
+        return _from_one(source, format)
+    if format is not None:
         raise ArgumentError(
-            f"there are two files and form={form!r} (--form), which is about one; leave out form, or a file."
+            f"format={format!r} (--format) applies to one file of pairs, got two files. Remove the format, "
+            "or a file."
         )
     target = os.fsdecode(target)
     if source == target == "-":
         raise ArgumentError(
-            "standard input is given twice; give one file, or pairs as TSV in standard input alone."
+            "Both files are standard input. Name one file, or pass pairs as TSV on standard input."
         )
     _check_readable(source)
     _check_readable(target)
@@ -73,7 +75,7 @@ def read_pairs(source: _Path, target: _Path | None = None, *, form: Form | None 
 
 
 def read_lines(path: _Path) -> Iterator[str]:
-    """The lines of one text file, or of "-", standard input: read as `read_pairs` reads them.
+    """Yield the lines of a text file, or of standard input if it is "-", as `read_pairs` reads them.
 
     >>> import pathlib, tempfile
     >>> from regard.translation.data.formats import read_lines
@@ -88,9 +90,9 @@ def read_lines(path: _Path) -> Iterator[str]:
 
 
 def write_pairs(path: _Path, pairs: Iterable[Pair]) -> int:
-    """Write pairs as TSV while they come, and say how many they were; the file gets its name at the end.
+    """Write pairs as TSV and return their number. The file appears when it is complete.
 
-    path: of the file to write; one that ends in .gz is compressed.
+    path: output file; compressed if it ends in .gz.
     pairs: any iterable.
 
     >>> import tempfile
@@ -102,102 +104,101 @@ def write_pairs(path: _Path, pairs: Iterable[Pair]) -> int:
     1
     Pair(source='two dogs', target='zwei Hunde')
     """
-    written = 0
+    number = 0
     path = os.fsdecode(path)
-    with open_atomic(path) as plain, _packed(plain) if _is_gzip(path) else nullcontext(plain) as file:
-        for written, (source, target) in enumerate(pairs, 1):
+    with open_atomic(path) as raw, _compress(raw) if _is_gzip(path) else nullcontext(raw) as file:
+        for number, (source, target) in enumerate(pairs, 1):
             if any(end in source or end in target for end in "\t\n\r"):
                 raise ArgumentError(
-                    f"pair {written:,} has a tab or the end of a line within a sentence, which a line of TSV "
-                    "cannot hold; clean_pairs(pairs) makes blanks of them."
+                    f"Pair {number:,} contains a tab or a line break, which TSV cannot represent. "
+                    "clean_pairs(pairs) replaces them by spaces."
                 )
             file.write(f"{source}\t{target}\n".encode())
-    return written
+    return number
 
 
 def _is_gzip(name: str) -> bool:
     return name.lower().endswith(".gz")
 
 
-def _packed(file: BinaryIO) -> gzip.GzipFile:
-    """To write to; without a name and the time, so that equal pairs give equal files."""
+def _compress(file: BinaryIO) -> gzip.GzipFile:
+    """Write gzip without name and time: equal pairs give equal files."""
     return gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
 
 
 def _check_readable(name: str) -> None:
-    """What can be known before a file is opened; pipes and devices are fine."""
+    """Raise ArgumentError early if a file cannot be read; pipes and devices are allowed."""
     if name == "-":
-        if sys.stdin is None:  # closed by who started us
-            raise ArgumentError("standard input is closed; give it some text, or name a file.")
+        if sys.stdin is None:
+            raise ArgumentError("Standard input is closed. Pipe text into it, or name a file.")
         return
     if not os.path.exists(name):
-        raise ArgumentError(f"there is no file {name!r}; check the name and the folder.")
+        raise ArgumentError(f"No such file: {name!r}.")
     if os.path.isdir(name):
-        raise ArgumentError(f"{name!r} is a folder; name a file in it.")
+        raise ArgumentError(f"{name!r} is a folder. Name a file in it.")
     if not os.access(name, os.R_OK):
-        raise ArgumentError(f"{name!r} may not be read; change its permissions, or copy it.")
+        raise ArgumentError(f"No permission to read {name!r}. Change its permissions, or copy it.")
 
 
 def _from_two(source: str, target: str) -> Iterator[Pair]:
     sides = _lines(source), _lines(target)
     for line, (first, second) in enumerate(zip_longest(*sides)):
         if first is None or second is None:
-            more = line + 1 + sum(1 for side in sides for _ in side)  # of the two, one has ended
+            more = line + 1 + sum(1 for side in sides for _ in side)  # one of them has ended
             counts = (line, more) if first is None else (more, line)
             raise ArgumentError(
-                f"{source!r} has {counts[0]:,} lines and {target!r} {counts[1]:,}; "
-                "each line needs its translation in the same line of the other file."
+                f"{source!r} has {counts[0]:,} lines, but {target!r} has {counts[1]:,}. Line n of one file "
+                "must translate line n of the other."
             )
         yield Pair(first, second)
 
 
-def _from_one(path: str, form: Form | None) -> Iterator[Pair]:
-    if form is None:
-        form = _ENDINGS.get(Path(path[:-3] if _is_gzip(path) else path).suffix.lower())
+def _from_one(path: str, format: Format | None) -> Iterator[Pair]:
+    if format is None:
+        format = _EXTENSIONS.get(Path(path[:-3] if _is_gzip(path) else path).suffix.lower())
     for line, text in enumerate(_lines(path), 1):
-        form = form or ("jsonl" if text.lstrip().startswith("{") else "tsv")
-        where = f"{_named(path)}, line {line:,}"
-        yield (_from_tsv(text, where) if form == "tsv" else _from_json(text, where)) if text else Pair("", "")
+        format = format or ("jsonl" if text.lstrip().startswith("{") else "tsv")
+        where = f"{_name(path)}, line {line:,}"
+        parse = _from_tsv if format == "tsv" else _from_json
+        yield parse(text, where) if text else Pair("", "")
 
 
 def _from_tsv(text: str, where: str) -> Pair:
     source, tab, rest = text.partition("\t")
     if not tab:
         raise ArgumentError(
-            f"{where}, has no tab; write source⇥target in each line, or give two files with a sentence in "
-            "each line."
+            f"{where}: no tab. Write source⇥target on each line, or use two files with one sentence per line."
         )
     return Pair(source, rest.partition("\t")[0])
 
 
 def _from_json(text: str, where: str) -> Pair:
     try:
-        read = json.loads(text)
+        item = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ArgumentError(
-            f'{where}, is not JSON ({error}); write {{"source": "…", "target": "…"}} in each line, or say '
-            "form='tsv' (--form tsv)."
+            f'{where}: not valid JSON ({error}). Write {{"source": "…", "target": "…"}} on each line, or use '
+            "format='tsv' (--format tsv)."
         ) from None
-    match read:
+    match item:
         case {"source": str(source), "target": str(target)}:
             pair = Pair(source, target)
         case _:
             raise ArgumentError(
-                f'{where}, has no source and target; write {{"source": "…", "target": "…"}}, both in quotes.'
+                f'{where}: expected {{"source": "…", "target": "…"}} with two strings, got {shorten(text)!r}.'
             )
     try:
         "".join(pair).encode()
     except UnicodeEncodeError:
         raise ArgumentError(
-            f"{where}, has half of a surrogate pair (\\ud800 to \\udfff), which is no character; write the "
-            "text anew."
+            f"{where}: contains a lone surrogate (\\ud800 to \\udfff), which is not a character. Remove it."
         ) from None
     return pair
 
 
 def _lines(path: str) -> Iterator[str]:
-    """The lines of a text file without their ends; str.splitlines would also cut at U+2028 and others."""
-    with _opened(path) as file:
+    """Lines without line breaks; str.splitlines would also split at U+2028 and others."""
+    with _open(path) as file:
         number = 0
         while line := _next_line(file, path, number + 1):
             number += 1
@@ -205,44 +206,44 @@ def _lines(path: str) -> Iterator[str]:
             try:
                 yield line.removesuffix(b"\n").removesuffix(b"\r").decode()
             except UnicodeDecodeError as error:
-                wide = number == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff")
+                is_utf16 = number == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff")
                 raise ArgumentError(
-                    f"{_named(path)}, line {number:,}, is not UTF-8: byte {error.start + 1} of it is "
-                    f"0x{line[error.start]:02x}. Convert it, for example with iconv -f "
-                    f"{'UTF-16' if wide else 'LATIN1'} -t UTF-8."
+                    f"{_name(path)}, line {number:,}: not UTF-8; byte {error.start + 1} is "
+                    f"0x{line[error.start]:02x}. Convert the file, for example with iconv -f "
+                    f"{'UTF-16' if is_utf16 else 'LATIN1'} -t UTF-8."
                 ) from None
 
 
 def _next_line(file: BinaryIO, path: str, number: int) -> bytes:
     try:
-        line = file.readline(_LINE + 1)
+        line = file.readline(_MAX_LINE_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ArgumentError(
-            f"{_named(path)}, compressed with gzip, is broken after line {number - 1:,}: {error}. It may "
-            "have been cut off: copy or download it again."
+            f"{_name(path)}: the gzip data is damaged after line {number - 1:,} ({error}). It may be "
+            "truncated: copy or download it again."
         ) from None
-    if len(line) > _LINE:
+    if len(line) > _MAX_LINE_BYTES:
         raise ArgumentError(
-            f"{_named(path)}, line {number:,}, has more than {_LINE:,} bytes; give text with a sentence in "
-            "each line."
+            f"{_name(path)}, line {number:,}: longer than {_MAX_LINE_BYTES:,} bytes. Use text with one "
+            "sentence per line."
         )
     return line
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[BinaryIO]:
-    """A file, or standard input, as bytes, unpacked."""
+def _open(path: str) -> Iterator[BinaryIO]:
+    """Open a file or standard input as bytes; decompress gzip."""
     if path == "-":
-        yield _unpacked(sys.stdin.buffer)
+        yield _decompress(sys.stdin.buffer)
     else:
         with open(path, "rb") as file:
-            yield _unpacked(file)
+            yield _decompress(file)
 
 
-def _unpacked(file: BinaryIO) -> BinaryIO:
-    packed = file.peek(2)[:2] == _GZIP  # type: ignore[attr-defined]  # both are buffered readers
-    return gzip.GzipFile(fileobj=file) if packed else file  # type: ignore[return-value]
+def _decompress(file: BinaryIO) -> BinaryIO:
+    is_gzip = file.peek(2)[:2] == _GZIP  # type: ignore[attr-defined]  # a buffered reader
+    return gzip.GzipFile(fileobj=file) if is_gzip else file  # type: ignore[return-value]
 
 
-def _named(path: str) -> str:
+def _name(path: str) -> str:
     return "standard input" if path == "-" else repr(path)

@@ -1,4 +1,4 @@
-"""Links between the words of two sentences: written down, reversed, and two directions made one."""
+"""Word alignment links: Pharaoh format, reversal and symmetrization."""
 
 import re
 from bisect import insort
@@ -8,18 +8,18 @@ from typing import Literal, get_args
 from regard.errors import ArgumentError
 
 Links = frozenset[tuple[int, int]]
-"""Links between words: a frozenset of (source word, target word), counted from 0."""
+"""Word alignment: a frozenset of (source word, target word) indices."""
 
 SymmetrizationMethod = Literal["intersection", "union", "grow-diag-final-and"]
 
-_BESIDE = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))  # Moses' order
+_NEIGHBORS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))  # Moses' order
 _LINK = re.compile(r"([0-9]{1,9})([-p])([0-9]{1,9})")
 
 
 def to_pharaoh(links: Iterable[tuple[int, int]]) -> str:
-    """Links in the format of Pharaoh and Moses, source-target, counted from 0.
+    """Format links as Pharaoh and Moses do: source-target, counted from 0.
 
-    links: pairs (source word, target word), in any order.
+    links: (source word, target word) pairs in any order.
 
     >>> from regard.translation.data.links import to_pharaoh
     >>> to_pharaoh({(1, 2), (0, 0)})
@@ -28,33 +28,36 @@ def to_pharaoh(links: Iterable[tuple[int, int]]) -> str:
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 
-def read_links(line: str, where: str = "", base: int = 0, possible: bool = False) -> tuple[Links, Links]:
-    """The sure and the possible links of a line, `1-2 3p4`; both are counted from 0 then.
+def read_links(
+    line: str, where: str = "", index_base: int = 0, possible: bool = False
+) -> tuple[Links, Links]:
+    """Parse a line such as `1-2 3p4`; return sure and possible links, counted from 0.
 
-    where: what an error begins with, a file and a line. possible: whether `p` is allowed.
+    where: prefix of error messages, file and line. index_base: index of the first word in `line`.
+    possible: whether `p` is allowed.
 
     >>> from regard.translation.data.links import read_links
-    >>> read_links("1-1 2p3", base=1, possible=True)
+    >>> read_links("1-1 2p3", index_base=1, possible=True)
     (frozenset({(0, 0)}), frozenset({(1, 2)}))
     """
     kinds: dict[str, set[tuple[int, int]]] = {"-": set(), "p": set()}
     for field in line.split():
         link = _LINK.fullmatch(field)
         if link is None or (link[2] == "p" and not possible):
-            also = " or, if it is possible and not sure, 0p1" if possible else ""
-            raise ArgumentError(f"{where}{field!r} is no link; a link is source-target, as in 0-1{also}.")
-        source, target = int(link[1]) - base, int(link[3]) - base
+            allowed = "0-1 (sure) or 0p1 (possible)" if possible else "source-target, such as 0-1"
+            raise ArgumentError(f"{where}{field!r} is not a link. Write {allowed}.")
+        source, target = int(link[1]) - index_base, int(link[3]) - index_base
         if min(source, target) < 0:
             raise ArgumentError(
-                f"{where}{field!r} counts words from 0, and base={base} says that they are counted from "
-                f"{base}; give base=0 (--base 0)."
+                f"{where}{field!r} counts words from 0, but index_base={index_base}. Use index_base=0 "
+                "(--index-base 0)."
             )
         kinds[link[2]].add((source, target))
     return frozenset(kinds["-"]), frozenset(kinds["p"])
 
 
 def reverse_links(links: Iterable[tuple[int, int]]) -> Links:
-    """The same links with source and target changed over: what a model of the other direction found.
+    """Swap source and target of every link.
 
     >>> from regard.translation.data.links import reverse_links
     >>> sorted(reverse_links({(0, 5), (1, 2)}))
@@ -63,12 +66,14 @@ def reverse_links(links: Iterable[tuple[int, int]]) -> Links:
     return frozenset((target, source) for source, target in links)
 
 
-def symmetrize(forward: Links, backward: Links, how: SymmetrizationMethod = "grow-diag-final-and") -> Links:
-    """One set of links out of those of two directions, both (source word, target word).
+def symmetrize(
+    forward: Links, backward: Links, method: SymmetrizationMethod = "grow-diag-final-and"
+) -> Links:
+    """Combine the alignments of two directions, both as (source word, target word).
 
-    forward: a source for each target word, what a model from source to target finds.
-    backward: a target for each source word, what the model of the other direction finds, `reverse_links`.
-    how: "intersection", "union", or "grow-diag-final-and", which lies between them.
+    forward: alignment of the source-to-target model. backward: alignment of the target-to-source model, after
+        `reverse_links`.
+    method: "intersection", "union", or "grow-diag-final-and", which lies between them.
 
     >>> from regard.translation.data.links import symmetrize
     >>> forward, backward = frozenset({(0, 0), (1, 1), (1, 2)}), frozenset({(0, 0), (1, 1), (2, 1)})
@@ -77,44 +82,45 @@ def symmetrize(forward: Links, backward: Links, how: SymmetrizationMethod = "gro
     >>> sorted(symmetrize(forward, backward))
     [(0, 0), (1, 1), (1, 2), (2, 1)]
     """
-    if how not in get_args(SymmetrizationMethod):
-        raise ArgumentError(f"symmetrize got how={how!r}; there are {', '.join(get_args(SymmetrizationMethod))}.")
-    if how == "intersection":
+    if method not in get_args(SymmetrizationMethod):
+        choices = ", ".join(get_args(SymmetrizationMethod))
+        raise ArgumentError(f"Unknown symmetrization method {method!r}. Choose from {choices}.")
+    if method == "intersection":
         return forward & backward
-    if how == "union":
+    if method == "union":
         return forward | backward
-    return _grown(forward, backward)
+    return _grow_diag_final_and(forward, backward)
 
 
-def _grown(forward: Links, backward: Links) -> Links:
-    """Och and Ney 2003, section 5.1, exactly as Moses' `symal` does it, whose order of links matters.
+def _grow_diag_final_and(forward: Links, backward: Links) -> Links:
+    """Och and Ney 2003, section 5.1, in exactly the order of Moses' `symal`.
 
-    From the intersection on, a neighbour that is in the union joins if it links a word that has no link; last
-    (final-and) each link joins whose words both have none, those of `forward` first.
+    Start from the intersection and add neighbors in the union that link an unlinked word. Finally add the
+    links between two unlinked words, those of `forward` first.
     """
-    union = reverse_links(forward | backward)  # (target, source): symal goes from target word to target word
-    found = sorted(reverse_links(forward & backward))
-    targets, sources = {target for target, _ in found}, {source for _, source in found}
+    union = reverse_links(forward | backward)  # (target, source): symal iterates over target words
+    links = sorted(reverse_links(forward & backward))
+    targets, sources = {target for target, _ in links}, {source for _, source in links}
 
-    def join(point: tuple[int, int]) -> None:
-        insort(found, point)
-        targets.add(point[0])
-        sources.add(point[1])
+    def add(link: tuple[int, int]) -> None:
+        insort(links, link)
+        targets.add(link[0])
+        sources.add(link[1])
 
     growing = True
     while growing:
-        before, at = len(found), 0
-        while at < len(found):
-            here = found[at]
-            for target, source in _BESIDE:
-                point = here[0] + target, here[1] + source
-                if point in union and not (point[0] in targets and point[1] in sources):
-                    join(point)
-                    at += point < here  # one that comes later is scanned in this round too
-            at += 1
-        growing = len(found) > before
-    for one, other in ((forward, backward), (backward, forward)):
-        for point in sorted(reverse_links(one - other)):
-            if point[0] not in targets and point[1] not in sources:
-                join(point)
-    return reverse_links(found)
+        before, index = len(links), 0
+        while index < len(links):
+            current = links[index]
+            for target, source in _NEIGHBORS:
+                link = current[0] + target, current[1] + source
+                if link in union and not (link[0] in targets and link[1] in sources):
+                    add(link)
+                    index += link < current  # later links are visited in this pass
+            index += 1
+        growing = len(links) > before
+    for rest in (forward - backward, backward - forward):
+        for link in sorted(reverse_links(rest)):
+            if link[0] not in targets and link[1] not in sources:
+                add(link)
+    return reverse_links(links)

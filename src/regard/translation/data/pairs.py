@@ -1,8 +1,8 @@
-"""Pairs of sentences, and how a corpus is split so that nothing leaks.
+"""Sentence pairs, and a train/dev/test split without leaks.
 
-    read_pairs (formats) → clean (cleaning) → split → (tokens, store)
+    read_pairs → clean_pairs → split_pairs → Tokenizer, EncodedCorpus
 
-Nothing here holds a whole corpus in memory.
+A corpus is streamed, never held in memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,54 +27,52 @@ class Pair(NamedTuple):
     target: str
 
 
-def tidy(text: str) -> str:
-    """A sentence in one line, with single blanks: no tab, no line break, none of Unicode's other blanks.
+def normalize_spaces(text: str) -> str:
+    """Replace every run of whitespace, including tabs and line breaks, by one space.
 
-    >>> from regard.translation.data.pairs import tidy
-    >>> tidy(" two\\tdogs\\u2028bark ")
+    >>> from regard.translation.data.pairs import normalize_spaces
+    >>> normalize_spaces(" two\\tdogs\\u2028bark ")
     'two dogs bark'
     """
     return " ".join(text.split())
 
 
-def listed(pairs: Any) -> Any:
-    """What can be pairs at all, and no text, whose letters would be taken for them.
+def check_pairs(pairs: Any) -> Any:
+    """Raise DTypeError for a string, or anything else that is not an iterable of pairs.
 
-    >>> from regard.translation.data.pairs import listed
-    >>> listed("two dogs")
+    >>> from regard.translation.data.pairs import check_pairs
+    >>> check_pairs("two dogs")
     Traceback (most recent call last):
-    regard.errors.DTypeError: the pairs are a str; give a list of pairs: [("two dogs", "zwei Hunde")].
+    regard.errors.DTypeError: Expected a list of pairs, [("two dogs", "zwei Hunde")], got a str.
     """
     if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
         raise DTypeError(
-            f'the pairs are a {type(pairs).__name__}; give a list of pairs: [("two dogs", "zwei Hunde")].'
+            f'Expected a list of pairs, [("two dogs", "zwei Hunde")], got a {type(pairs).__name__}.'
         )
     return pairs
 
 
-def check_pair(given: Any, number: int) -> Pair:
-    """A pair that somebody gave, if it is one; `number` is its place, from 0.
+def check_pair(item: Any, index: int) -> Pair:
+    """Return an item as a Pair, or raise DTypeError.
 
     >>> from regard.translation.data.pairs import check_pair
     >>> check_pair(("two dogs", "zwei Hunde"), 0).target
     'zwei Hunde'
     >>> check_pair(("two dogs", "zwei Hunde", "due cani"), 7)
     Traceback (most recent call last):
-    regard.errors.DTypeError: pair 7 is ('two dogs', 'zwei Hunde', 'due cani'); a pair is (source, ...
+    regard.errors.DTypeError: Pair 7 must be (source, target), two strings, got ('two dogs', 'zwei Hunde', ...
     """
-    match given:
+    match item:
         case (str(source), str(target)):
             return Pair(source, target)
-    raise DTypeError(
-        f"pair {number} is {shorten(repr(given))}; a pair is (source, target), both of them strings."
-    )
+    raise DTypeError(f"Pair {index} must be (source, target), two strings, got {shorten(repr(item))}.")
 
 
-class Parts(NamedTuple):
-    """A corpus in three parts without a common source sentence; `train` is read anew whenever it is iterated.
+class Splits(NamedTuple):
+    """Train, dev and test pairs without common source sentences. Each iteration of `train` reads the corpus.
 
-    >>> from regard.translation.data.pairs import Pair, Parts
-    >>> Parts(train=[Pair("two dogs", "zwei Hunde")], dev=[], test=[]).dev
+    >>> from regard.translation.data.pairs import Pair, Splits
+    >>> Splits(train=[Pair("two dogs", "zwei Hunde")], dev=[], test=[]).dev
     []
     """
 
@@ -85,42 +83,42 @@ class Parts(NamedTuple):
 
 def split_pairs(
     pairs: Sequence[Pair] | Callable[[], Iterable[Pair]], *, dev: int = 1000, test: int = 0, seed: int = 0
-) -> Parts:
-    """Hold back pairs to judge by; all pairs with one source sentence fall into the same part.
+) -> Splits:
+    """Split a corpus into train, dev and test. Pairs with the same source sentence stay together.
 
-    pairs: a list, or a function that reads the pairs anew: `lambda: clean_pairs(read_pairs("a.en", "a.de"))`.
-    dev, test: how many distinct source sentences each gets, but never more than a tenth of those there are.
+    pairs: a list, or a function that reads the pairs: `lambda: clean_pairs(read_pairs("a.en", "a.de"))`.
+    dev, test: number of distinct source sentences, each at most a tenth of the corpus.
 
-    They are those with the lowest hashes of sentence and seed, whatever the order of the corpus. One pass
-    finds them, and `train` is what is left over in the next; only dev and test are kept in memory.
+    Dev and test are the sentences with the lowest hashes of sentence and seed, so the order of the corpus
+    does not matter. Only dev and test are held in memory.
 
     >>> from regard.translation.data.pairs import Pair, split_pairs
-    >>> parts = split_pairs([Pair(f"{n // 2} dogs", f"{n} Hunde") for n in range(100)], dev=3, test=1000)
-    >>> len(list(parts.train)), len(parts.dev), len(parts.test)
+    >>> splits = split_pairs([Pair(f"{n // 2} dogs", f"{n} Hunde") for n in range(100)], dev=3, test=1000)
+    >>> len(list(splits.train)), len(splits.dev), len(splits.test)
     (84, 6, 10)
     """
-    check_int("split got dev", dev)
-    check_int("split got test", test)
+    check_int("split_pairs got dev", dev)
+    check_int("split_pairs got test", test)
     if isinstance(pairs, Iterator):
         raise DTypeError(
-            f"split got a {type(pairs).__name__}, which can be read only once; give a list, or a function "
-            "that reads anew: lambda: clean_pairs(read_pairs(...))."
+            f"split_pairs got a {type(pairs).__name__}, which can be read only once. Pass a list, or a "
+            "function that reads the pairs: lambda: clean_pairs(read_pairs(...))."
         )
     read = pairs if callable(pairs) else lambda: pairs
     held, distinct = _lowest(read(), 10 * max(dev, test), seed)
     test, dev = min(test, distinct // 10), min(dev, distinct // 10)
     ranked = sorted(held)
-    parts = [
-        [pair for key, some in held.items() if key in keys for pair in some]
+    test_pairs, dev_pairs = (
+        [pair for key, group in held.items() if key in keys for pair in group]
         for keys in (set(ranked[:test]), set(ranked[test : test + dev]))
-    ]
+    )
     bound = ranked[test + dev] if ranked else 0
-    return Parts(_Above(read, bound, seed), dev=parts[1], test=parts[0])
+    return Splits(_HashAbove(read, bound, seed), dev=dev_pairs, test=test_pairs)
 
 
 @dataclass(frozen=True)
-class _Above:
-    """The pairs whose source has a hash that is not below a bound."""
+class _HashAbove:
+    """The pairs whose source hash is at least `bound`."""
 
     read: Callable[[], Iterable[Pair]]
     bound: int
@@ -131,25 +129,24 @@ class _Above:
 
 
 def fingerprint(sentence: str, seed: int = 0) -> int:
-    """A number below 2⁶⁴ that looks random and is the same on every machine, unlike Python's hash.
+    """Hash a sentence to 64 bits, identically on every machine, unlike Python's hash.
 
     >>> from regard.translation.data.pairs import fingerprint
     >>> fingerprint("two dogs") == fingerprint(" two  dogs ") != fingerprint("two dogs", seed=1)
     True
     """
-    return int.from_bytes(blake2b(f"{seed} {tidy(sentence)}".encode(), digest_size=8).digest())
+    return int.from_bytes(blake2b(f"{seed} {normalize_spaces(sentence)}".encode(), digest_size=8).digest())
 
 
-def _lowest(pairs: Iterable[Pair], most: int, seed: int) -> tuple[dict[int, list[Pair]], int]:
-    """The pairs of the `most` distinct sources with the lowest hashes, and how many distinct ones there are,
-    counted up to `most`."""
+def _lowest(pairs: Iterable[Pair], n: int, seed: int) -> tuple[dict[int, list[Pair]], int]:
+    """The pairs of the n sources with the lowest hashes, and the number of distinct sources up to n."""
     held: dict[int, list[Pair]] = {}
-    bound = 2**64 if most else 0
+    bound = 2**64 if n else 0
     for pair in pairs:
         key = fingerprint(pair.source, seed)
         if key < bound:
             held.setdefault(key, []).append(pair)
-            if len(held) > 2 * most:  # rarely, so that it costs little
-                bound = sorted(held)[most]
-                held = {key: some for key, some in held.items() if key < bound}
-    return held, min(len(held), most)
+            if len(held) > 2 * n:  # prune rarely
+                bound = sorted(held)[n]
+                held = {key: group for key, group in held.items() if key < bound}
+    return held, min(len(held), n)

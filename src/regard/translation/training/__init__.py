@@ -1,4 +1,4 @@
-"""Training a translator: the loop, validation, checkpoints and several processes."""
+"""Training of translators: loop, validation, checkpoints and distributed training."""
 
 from regard._util.lazy import attach
 

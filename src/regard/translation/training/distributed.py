@@ -1,17 +1,16 @@
-"""One training in several processes, on one machine or many; alone, all of this does nothing.
+"""Distributed training, in one or several processes on one or several machines.
 
     torchrun --nproc-per-node 4 --max-restarts 5 -m regard train a.en a.de --output FOLDER --resume [--shard]
 
-A batch is shared out among the processes: each computes its part of the loss, and the gradients are added
-up. So any number of processes makes the same updates as one, up to float rounding; but for dropout, which
-each process draws by itself.
+Each process computes the loss of its part of a batch, and the gradients are summed. Any number of processes
+does the same updates as one, up to rounding and dropout, which each process samples on its own.
 
 - Parallel: each process has the whole model (torch's DistributedDataParallel).
-- Sharded: each holds a part of the parameters, of their gradients and of the optimizer's state (torch's
-  FSDP2). A Transformer's blocks are whole one at a time, while they are computed; see `shards`.
+- Sharded: each process holds a part of the parameters, gradients and optimizer state (torch's FSDP2). The
+  blocks of a Transformer are gathered one at a time; see `sharding`.
 
-Whoever wrote a checkpoint, it is the same files: one training can go on alone, in parallel or sharded, with
-any number of processes.
+Checkpoints are the same in all cases: a training can be resumed with any number of processes, parallel or
+sharded.
 """
 
 import copy
@@ -44,112 +43,115 @@ from regard.translation.training.checkpoint import (
     write_parameters,
     write_state,
 )
-from regard.translation.training.rendezvous import brief, lost, meet
+from regard.translation.training.rendezvous import first_sentence, init_process_group, is_connection_error
 from regard.translation.training.sharding import (
     BLOCKS,
     Shard,
     Share,
     average,
-    build,
+    build_sharded,
     materialize,
-    names_in,
     read_into,
-    read_whole,
-    streamed,
-    write,
+    read_tensor,
+    streamed_model,
+    tensor_names,
+    write_sharded,
 )
 
-_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # that torchrun sets
-# the others wait while the first process prepares a corpus or looks at the dev data
-_LONG = timedelta(days=7)
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun
+_TIMEOUT = timedelta(days=7)  # the others wait while rank 0 prepares the corpus or validates
 
 
 class Objective(nn.Module):
-    """A model's share of the loss of a batch: what is differentiated, in each process.
+    """The training loss of one process's part of a batch.
 
-    The loss is a mean over the labels of the whole batch, of which a process may have a part. To it comes
-    `guide` times that of a head, for batches that say where words come from.
+    The loss is the mean over the labels of the whole batch, plus the alignment loss of one head if the batch
+    has links (Garg et al. 2019).
     """
 
-    def __init__(self, model: Seq2Seq, smoothing: float, guide: float = 0.0) -> None:
+    def __init__(self, model: Seq2Seq, label_smoothing: float, guided_alignment_weight: float = 0.0) -> None:
         super().__init__()
-        self.model, self.smoothing, self.guide = model, smoothing, guide
+        self.model, self.label_smoothing = model, label_smoothing
+        self.guided_alignment_weight = guided_alignment_weight
 
     def forward(self, batch: Batch, labels: int) -> Tensor:
-        """The loss of this batch's labels, as part of that of so many."""
+        """The loss of this part, relative to `labels` in all parts."""
         return self._loss(batch) * (batch.labels / labels)
 
     def _loss(self, batch: Batch) -> Tensor:
-        if not self.guide or not batch.links:
-            return self.model.loss(batch.source, batch.target, label_smoothing=self.smoothing)
+        if not self.guided_alignment_weight or not batch.links:
+            return self.model.loss(batch.source, batch.target, label_smoothing=self.label_smoothing)
         with guide_head(self.model, default_guided_head(self.model)) as guide:
-            loss = self.model.loss(batch.source, batch.target, label_smoothing=self.smoothing)
-            return loss + self.guide * guide.loss(batch.source, batch.target, batch.links)
+            loss = self.model.loss(batch.source, batch.target, label_smoothing=self.label_smoothing)
+            alignment_loss = guide.loss(batch.source, batch.target, batch.links)
+            return loss + self.guided_alignment_weight * alignment_loss
 
 
-class Built(NamedTuple):
-    """A model, and the objective to be differentiated: its gradients are summed over all processes."""
+class BuiltModel(NamedTuple):
+    """A model and its objective, whose gradients are summed over all processes."""
 
     model: Seq2Seq
     objective: nn.Module
 
 
 class Candidate(NamedTuple):
-    """A model to be validated, and how to keep its parameters as the best of the model folder."""
+    """A model to validate; `keep` saves its parameters as the best of the model folder."""
 
     model: Seq2Seq
     keep: Callable[[], None]
 
 
 class World(Protocol):
-    """The processes of a training: how many, which one this is, and what they do together."""
+    """The processes of a training, and their collective operations."""
 
     rank: int
     size: int
     device: torch.device
 
-    def build(self, make: Callable[[], Objective]) -> Built:
-        """A new model, initialised equally in all processes."""
+    def build(self, build: Callable[[], Objective]) -> BuiltModel:
+        """Build a new model with the same initial parameters in all processes."""
 
-    def apart(self, objective: nn.Module) -> AbstractContextManager[None]:
-        """In this block gradients may stay where they are: more will be added to them."""
+    def no_sync(self, objective: nn.Module) -> AbstractContextManager[None]:
+        """Skip the synchronization of gradients in this block: more will be accumulated."""
 
-    def total(self, number: float) -> float:
-        """The sum of every process's number."""
+    def sum(self, number: float) -> float:
+        """Sum a number over all processes."""
 
-    def totals(self, numbers: Sequence[float]) -> list[float]:
-        """The sums of every process's numbers."""
+    def sums(self, numbers: Sequence[float]) -> list[float]:
+        """Sum each number over all processes."""
 
     def candidate(
-        self, folder: Path, model: Seq2Seq, saved: Sequence[Checkpoint]
+        self, folder: Path, model: Seq2Seq, checkpoints: Sequence[Checkpoint]
     ) -> AbstractContextManager[Candidate | None]:
-        """In the first process, the average of a model and of checkpoints, for validation; None in others."""
+        """In rank 0, the average of the model and the checkpoints, for validation; None in other ranks."""
 
-    def reading(self, folder: Path, make: Callable[[], Seq2Seq]) -> AbstractContextManager[Seq2Seq]:
-        """The model of a folder, for evaluation in one process; `make` makes one of its size."""
+    def load_for_evaluation(
+        self, folder: Path, build: Callable[[], Seq2Seq]
+    ) -> AbstractContextManager[Seq2Seq]:
+        """Load the model of a folder in one process; `build` creates one of the same size."""
 
-    def write(
+    def save(
         self, folder: Path, step: int, model: Seq2Seq, optimizer: Optimizer, state: Mapping[str, Any]
     ) -> Checkpoint:
-        """A checkpoint, written whole."""
+        """Save a checkpoint."""
 
-    def restore(self, saved: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
-        """Model and optimizer as they were when it was written."""
+    def restore(self, checkpoint: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
+        """Restore model and optimizer from a checkpoint."""
 
-    def agreed(self) -> AbstractContextManager[None]:
-        """An error in this block, in any process, ends all of them; where it came first, it is raised."""
+    def sync_errors(self) -> AbstractContextManager[None]:
+        """An error in this block in any process ends all; the lowest rank that failed raises its own."""
 
-    def wait(self) -> None:
-        """Until every process is here."""
+    def barrier(self) -> None:
+        """Wait for all processes."""
 
 
-class SingleProcess:
-    """One process.
+class SingleProcess(World):
+    """Training in a single process.
 
     >>> import torch
     >>> from regard.translation.training.distributed import SingleProcess
     >>> world = SingleProcess()
-    >>> world.rank, world.size, world.total(2.5), world.device
+    >>> world.rank, world.size, world.sum(2.5), world.device
     (0, 1, 2.5, device(type='cpu'))
     """
 
@@ -158,257 +160,236 @@ class SingleProcess:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
 
-    def build(self, make: Callable[[], Objective]) -> Built:
-        """A new model."""
-        objective = make().to(self.device)
-        return Built(objective.model, objective)
+    def build(self, build: Callable[[], Objective]) -> BuiltModel:
+        objective = build().to(self.device)
+        return BuiltModel(objective.model, objective)
 
-    def apart(self, objective: nn.Module) -> AbstractContextManager[None]:
-        """Nothing."""
+    def no_sync(self, objective: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def total(self, number: float) -> float:
-        """The number."""
+    def sum(self, number: float) -> float:
         return number
 
-    def totals(self, numbers: Sequence[float]) -> list[float]:
-        """The numbers."""
+    def sums(self, numbers: Sequence[float]) -> list[float]:
         return list(numbers)
 
     @contextmanager
     def candidate(
-        self, folder: Path, model: Seq2Seq, saved: Sequence[Checkpoint]
+        self, folder: Path, model: Seq2Seq, checkpoints: Sequence[Checkpoint]
     ) -> Iterator[Candidate | None]:
-        """The model itself, or a copy that is averaged with the checkpoints."""
-        if saved:
-            means = average(Shard.all(model.state_dict()), saved, Share(0, 1))
+        """The model itself, or a copy averaged with the checkpoints."""
+        if checkpoints:
+            means = average(Shard.all(model.state_dict()), checkpoints, Share(0, 1))
             model = copy.deepcopy(model)
             own = model.state_dict()
             for name, mean in means:
                 own[name].copy_(mean.local)
         yield Candidate(model, lambda: write_parameters(folder, model.state_dict()))
 
-    def reading(self, folder: Path, make: Callable[[], Seq2Seq]) -> AbstractContextManager[Seq2Seq]:
-        """The model of a folder."""
+    def load_for_evaluation(
+        self, folder: Path, build: Callable[[], Seq2Seq]
+    ) -> AbstractContextManager[Seq2Seq]:
         return nullcontext(load_model(folder).model)
 
-    def write(
+    def save(
         self, folder: Path, step: int, model: Seq2Seq, optimizer: Optimizer, state: Mapping[str, Any]
     ) -> Checkpoint:
-        """A checkpoint, written whole."""
         tensors = optimizer_tensors(optimizer, _names(model))
-        return Checkpoint.write(folder, step, model.state_dict(), tensors, state)
+        return Checkpoint.save(folder, step, model.state_dict(), tensors, state)
 
-    def restore(self, saved: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
-        """Model and optimizer as they were when it was written."""
-        model.load_state_dict(saved.parameters())
-        restore_optimizer(optimizer, _names(model), saved.optimizer())
+    def restore(self, checkpoint: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
+        model.load_state_dict(checkpoint.parameters())
+        restore_optimizer(optimizer, _names(model), checkpoint.optimizer())
 
-    def agreed(self) -> AbstractContextManager[None]:
-        """Nothing."""
+    def sync_errors(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def wait(self) -> None:
-        """Not at all."""
+    def barrier(self) -> None:
+        pass
 
 
 class RemoteError(RegardError):
-    """Another process has failed, and tells it; this one has nothing to add."""
+    """Another process failed and reports the error."""
 
 
-class Parallel:
-    """Processes that each have the whole model, and a part of each batch."""
+class Parallel(SingleProcess):
+    """Data-parallel training: each process has the whole model and a part of each batch."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
-        self.device = device
-        # for numbers and news, which are on no GPU and may be long in coming
-        self._group = distributed.new_group(backend="gloo", timeout=_LONG)
-        self._alone = SingleProcess(device)
+        # for Python numbers and errors, with a long timeout
+        self._group = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
 
-    def build(self, make: Callable[[], Objective]) -> Built:
-        """A new model; each process has all of it."""
+    def build(self, build: Callable[[], Objective]) -> BuiltModel:
         from torch.nn.parallel import DistributedDataParallel
 
-        model, objective = self._alone.build(make)
-        objective.register_forward_hook(self._sum)
+        model, objective = super().build(build)
+        objective.register_forward_hook(self._scale_gradient)
         wrapped = DistributedDataParallel(objective, gradient_as_bucket_view=True)
-        # After the first gradient it lays them out anew, in another order of adding up. So that the first
-        # update after a restart is the same as without one, that happens before any.
+        # DDP rebuilds its buckets after the first backward pass, which changes the order of summation. Let it
+        # do so before the first update: updates after a restart are then the same.
         pair = Batch.of([([UNKNOWN], [UNKNOWN])]).to(self.device)
         wrapped(pair, pair.labels).backward()
         wrapped.zero_grad()
-        return Built(model, wrapped)
+        return BuiltModel(model, wrapped)
 
-    def _sum(self, objective: nn.Module, given: Any, loss: Tensor) -> None:
-        """Both kinds of torch's take the mean over the processes; this makes it a sum."""
+    def _scale_gradient(self, objective: nn.Module, inputs: Any, loss: Tensor) -> None:
+        """DDP and FSDP average gradients over the processes; turn this into a sum."""
         if loss.requires_grad:
             loss.register_hook(lambda gradient: gradient * self.size)
 
-    def apart(self, objective: nn.Module) -> AbstractContextManager[None]:
-        """In this block gradients stay in their processes."""
+    def no_sync(self, objective: nn.Module) -> AbstractContextManager[None]:
         return objective.no_sync()  # type: ignore[operator]
 
-    def total(self, number: float) -> float:
-        """The sum of every process's number."""
-        return self.totals([number])[0]
+    def sum(self, number: float) -> float:
+        return self.sums([number])[0]
 
-    def totals(self, numbers: Sequence[float]) -> list[float]:
-        """The sums of every process's numbers."""
-        return self._reduced(numbers, distributed.ReduceOp.SUM)
+    def sums(self, numbers: Sequence[float]) -> list[float]:
+        return self._reduce(numbers, distributed.ReduceOp.SUM)
 
-    def _reduced(self, numbers: Sequence[float], how: Any) -> list[float]:
+    def _reduce(self, numbers: Sequence[float], operation: Any) -> list[float]:
         tensor = torch.tensor(numbers, dtype=torch.float64)
-        distributed.all_reduce(tensor, how, self._group)
+        distributed.all_reduce(tensor, operation, self._group)
         return tensor.tolist()
 
     @contextmanager
     def candidate(
-        self, folder: Path, model: Seq2Seq, saved: Sequence[Checkpoint]
+        self, folder: Path, model: Seq2Seq, checkpoints: Sequence[Checkpoint]
     ) -> Iterator[Candidate | None]:
-        """As alone, in the first process."""
         with ExitStack() as stack:
-            found = None
-            with self.agreed():
+            candidate = None
+            with self.sync_errors():
                 if self.rank == 0:
-                    found = stack.enter_context(self._alone.candidate(folder, model, saved))
-            yield found
+                    candidate = stack.enter_context(super().candidate(folder, model, checkpoints))
+            yield candidate
 
-    def reading(self, folder: Path, make: Callable[[], Seq2Seq]) -> AbstractContextManager[Seq2Seq]:
-        """The model of a folder."""
-        return self._alone.reading(folder, make)
-
-    def write(
+    def save(
         self, folder: Path, step: int, model: Seq2Seq, optimizer: Optimizer, state: Mapping[str, Any]
     ) -> Checkpoint:
-        """A checkpoint, written whole by the first process."""
-        with self.agreed():
+        with self.sync_errors():
             if self.rank == 0:
-                self._alone.write(folder, step, model, optimizer, state)
+                super().save(folder, step, model, optimizer, state)
         return Checkpoint.at(folder, step)
 
-    def restore(self, saved: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
-        """Model and optimizer as they were when it was written; each process reads all."""
-        with self.agreed():
-            self._alone.restore(saved, model, optimizer)
+    def restore(self, checkpoint: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
+        with self.sync_errors():
+            super().restore(checkpoint, model, optimizer)
 
     @contextmanager
-    def agreed(self) -> Iterator[None]:
-        """An error in this block, in any process, ends all of them; where it came first, it is raised."""
+    def sync_errors(self) -> Iterator[None]:
         failure = None
         try:
             yield
-        except RemoteError:  # then all know it
+        except RemoteError:  # already synchronized
             raise
         except Exception as error:
             failure = error
-        mine = self.size if failure is None else self.rank
-        rank = int(self._reduced([mine], distributed.ReduceOp.MIN)[0])
+        failed = self.size if failure is None else self.rank
+        rank = int(self._reduce([failed], distributed.ReduceOp.MIN)[0])
         if failure is not None and rank == self.rank:
             raise failure
         if rank < self.size:
-            raise RemoteError(f"the training has failed in process {rank}, which says why.")
+            raise RemoteError(f"Training failed in process {rank}, which reports the error.")
 
-    def wait(self) -> None:
-        """Until every process is here."""
-        with self.agreed():
+    def barrier(self) -> None:
+        with self.sync_errors():
             pass
 
 
 class Sharded(Parallel):
-    """Processes that each hold a part of the parameters, of their gradients and of the optimizer's state."""
+    """Sharded training: each process holds a part of parameters, gradients and optimizer state."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._share = Share(self.rank, self.size)
 
-    def build(self, make: Callable[[], Objective]) -> Built:
-        """A new model of which each process has its rows: those of each block, and all others, together."""
+    def build(self, build: Callable[[], Objective]) -> BuiltModel:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        self._make = make
-        objective, rows = build(make, self._share)
+        self._build = build
+        objective, rows = build_sharded(build, self._share)
         mesh = init_device_mesh(self.device.type, (self.size,))
         for module in list(objective.modules()):
             if isinstance(module, BLOCKS):
                 fully_shard(module, mesh=mesh)
         fully_shard(objective, mesh=mesh)
         materialize(objective, rows, self.device)
-        objective.register_forward_hook(self._sum)
-        return Built(objective.model, objective)
+        objective.register_forward_hook(self._scale_gradient)
+        return BuiltModel(objective.model, objective)
 
-    def apart(self, objective: nn.Module) -> AbstractContextManager[None]:
-        """Nothing: whole gradients that wait for more would take the room that sharding saves."""
+    def no_sync(self, objective: nn.Module) -> AbstractContextManager[None]:
+        """Do nothing: unsynchronized gradients would need the memory that sharding saves."""
         return nullcontext()
 
     @contextmanager
     def candidate(
-        self, folder: Path, model: Seq2Seq, saved: Sequence[Checkpoint]
+        self, folder: Path, model: Seq2Seq, checkpoints: Sequence[Checkpoint]
     ) -> Iterator[Candidate | None]:
-        """A file with the average, of which the first process reads what it computes with.
+        """Write the average to a file, from which rank 0 reads one block at a time.
 
-        So the processes need not validate in step, and none holds all parameters.
+        No process holds all parameters, and the others need not take part in the validation.
         """
         part = folder / "checkpoints" / ".best.part"
         path = part / MODEL
         try:
-            with self.agreed():
+            with self.sync_errors():
                 shards = Shard.all(model.state_dict())
-                if saved:
-                    shards = dict(average(shards, saved, self._share))
+                if checkpoints:
+                    shards = dict(average(shards, checkpoints, self._share))
                 if self.rank == 0:
-                    shutil.rmtree(part, ignore_errors=True)  # of a training that was killed
+                    shutil.rmtree(part, ignore_errors=True)  # of a killed run
                     part.mkdir(parents=True)
-            with self.agreed():
-                write({path: shards}, self._share, self._group)
+            with self.sync_errors():
+                write_sharded({path: shards}, self._share, self._group)
             del shards
             if self.rank:
                 yield None
                 return
-            with streamed(lambda: self._make().model, path, self.device) as found:
-                yield Candidate(found, lambda: install_parameters(folder, path))
+            with streamed_model(lambda: self._build().model, path, self.device) as average_model:
+                yield Candidate(average_model, lambda: install_parameters(folder, path))
         finally:
             if self.rank == 0:
                 shutil.rmtree(part, ignore_errors=True)
 
-    def reading(self, folder: Path, make: Callable[[], Seq2Seq]) -> AbstractContextManager[Seq2Seq]:
-        """The model of a folder, of which one block is read at a time."""
-        return streamed(make, folder / MODEL)
+    def load_for_evaluation(
+        self, folder: Path, build: Callable[[], Seq2Seq]
+    ) -> AbstractContextManager[Seq2Seq]:
+        return streamed_model(build, folder / MODEL)
 
-    def write(
+    def save(
         self, folder: Path, step: int, model: Seq2Seq, optimizer: Optimizer, state: Mapping[str, Any]
     ) -> Checkpoint:
-        """A checkpoint, written whole by the first process, to which the others send their parts."""
-        place = Checkpoint.at(folder, step)
+        checkpoint = Checkpoint.at(folder, step)
         tensors = optimizer_tensors(optimizer, _names(model))
-        with self.agreed(), Checkpoint.beside(folder, step) if self.rank == 0 else nullcontext():
-            self.wait()  # until there is a folder
+        with self.sync_errors(), Checkpoint.writing(folder, step) if self.rank == 0 else nullcontext():
+            self.barrier()  # until the folder exists
             shards = {MODEL: Shard.all(model.state_dict()), OPTIMIZER: Shard.all(tensors)}
-            write({place.part / name: some for name, some in shards.items()}, self._share, self._group)
+            files = {checkpoint.part / name: tensors for name, tensors in shards.items()}
+            write_sharded(files, self._share, self._group)
             if self.rank == 0:
-                write_state(place.part, state)
-        return place
+                write_state(checkpoint.part, state)
+        return checkpoint
 
-    def restore(self, saved: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
-        """Model and optimizer as they were when it was written; each process reads its part."""
-        with self.agreed():
+    def restore(self, checkpoint: Checkpoint, model: Seq2Seq, optimizer: Optimizer) -> None:
+        with self.sync_errors():
             if self.rank == 0:
-                saved.check()
-            parameters, path = model.state_dict(), saved.path / MODEL
-            if different := set(parameters) ^ set(names_in(path)):
-                raise KeyError(f"{min(different)} is missing, or too many")
+                checkpoint.check()
+            parameters, path = model.state_dict(), checkpoint.path / MODEL
+            if different := set(parameters) ^ set(tensor_names(path)):
+                raise KeyError(f"{min(different)} is missing or unexpected")
             for name, tensor in parameters.items():
                 read_into(path, name, tensor, self._share)
-            path = saved.path / OPTIMIZER
-            tensors = {name: self._optimizer_tensor(path, name, model) for name in names_in(path)}
+            path = checkpoint.path / OPTIMIZER
+            tensors = {name: self._optimizer_tensor(path, name, model) for name in tensor_names(path)}
             restore_optimizer(optimizer, _names(model), tensors)
 
     def _optimizer_tensor(self, path: Path, name: str, model: Seq2Seq) -> Tensor:
-        """A tensor of the optimizer's state, sharded as its parameter is."""
+        """A tensor of the optimizer state, sharded like its parameter."""
         kind, _, parameter = name.partition(":")
         if kind == "step":
-            return read_whole(path, name)
+            return read_tensor(path, name)
         tensor = torch.empty_like(model.get_parameter(parameter), requires_grad=False)
         read_into(path, name, tensor, self._share)
         return tensor
@@ -416,17 +397,17 @@ class Sharded(Parallel):
 
 @contextmanager
 def join_world(*, shard: bool = False) -> Iterator[World]:
-    """The processes that torchrun started, for as long as the block lasts; or this one, on its GPU if any.
+    """Join the processes started by torchrun; without torchrun, a single process on the GPU, if any.
 
-    shard: the parameters are shared out, too; for models that are too large for one process.
+    shard: shard the parameters across processes, for models that are too large for one.
 
-    The processes talk over NCCL if there is a GPU for each of those on a machine, else over gloo. All read
-    the model folder, which several machines need on a file system that they share. Who fails says why, and
-    all end; with torchrun --max-restarts they begin again, with --resume from the last checkpoint.
+    The processes communicate over NCCL if each has a GPU, otherwise over gloo. All read the model folder, so
+    several machines need a shared file system. If one process fails, it reports the error and all end; with
+    torchrun --max-restarts and --resume they restart from the last checkpoint.
 
-    torch.distributed neither encrypts what the processes send each other nor asks who they are, and what they
-    say about a sharded checkpoint is pickled on its way (never in a file). Whoever reaches their ports can
-    run code in them: keep these closed to all but the machines of the training.
+    torch.distributed neither encrypts nor authenticates, and metadata of sharded checkpoints is pickled in
+    transit (never in a file). Anyone who can reach the ports can execute code: open them only to the training
+    machines.
 
     >>> from regard.translation.training.distributed import join_world
     >>> with join_world() as world:
@@ -435,37 +416,37 @@ def join_world(*, shard: bool = False) -> Iterator[World]:
     >>> with join_world(shard=True) as world:
     ...     pass
     Traceback (most recent call last):
-    regard.errors.ArgumentError: shard needs several processes, and this is the only one; ...
+    regard.errors.ArgumentError: shard requires several processes, got 1. ...
     """
     if "WORLD_SIZE" not in os.environ:
         if shard:
             raise ArgumentError(
-                "shard needs several processes, and this is the only one; start them with torchrun: torchrun "
+                "shard requires several processes, got 1. Start them with torchrun: torchrun "
                 "--nproc-per-node 2 -m regard train … --output FOLDER --resume --shard"
             )
         yield SingleProcess("cuda" if torch.cuda.is_available() else "cpu")
         return
     device = _device()
     try:
-        meet("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+        init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
     except RuntimeError as error:
         raise RemoteError(
-            f"the processes did not find each other ({brief(error)}); start all again."
+            f"The processes could not connect ({first_sentence(error)}). Start all of them again."
         ) from None
     try:
-        with _told_once(distributed.get_rank()):
+        with _report_once(distributed.get_rank()):
             yield Sharded(device) if shard else Parallel(device)
     finally:
         distributed.destroy_process_group()
 
 
 def _device() -> torch.device:
-    """A GPU for each process of a machine, or the CPU for all."""
+    """A GPU for each process of this machine, or the CPU for all."""
     missing = [name for name in _VARIABLES if name not in os.environ]
     if missing:
         raise ArgumentError(
-            f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and {missing[0]} is not set; start the processes with "
-            "torchrun, or unset WORLD_SIZE for a training in one process."
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']}, but {missing[0]} is not set. Start the processes with "
+            "torchrun, or unset WORLD_SIZE to train in one process."
         )
     local = int(os.environ["LOCAL_RANK"])
     needed = int(os.environ.get("LOCAL_WORLD_SIZE", local + 1))
@@ -476,8 +457,8 @@ def _device() -> torch.device:
 
 
 @contextmanager
-def _told_once(rank: int) -> Iterator[None]:
-    """What ends all processes is told by the one that it came from, or by the first, and once."""
+def _report_once(rank: int) -> Iterator[None]:
+    """Let one process report an error: the one that failed, or rank 0."""
     try:
         yield
     except RemoteError:
@@ -487,16 +468,16 @@ def _told_once(rank: int) -> Iterator[None]:
             sys.exit(130)
         raise
     except RuntimeError as error:
-        if not lost(error):
+        if not is_connection_error(error):
             raise
         if rank:
             sys.exit(1)
         raise RemoteError(
-            f"another process of this training is gone ({brief(error)}); the last checkpoint is as it "
-            "was. With torchrun --max-restarts 5 and --resume, training goes on from it by itself."
+            f"Lost the connection to another process ({first_sentence(error)}). The last checkpoint is "
+            "unchanged; torchrun --max-restarts 5 with --resume restarts from it automatically."
         ) from None
 
 
 def _names(model: nn.Module) -> list[str]:
-    """The names of its parameters, in the order in which an optimizer numbers them."""
+    """Parameter names in the optimizer's order."""
     return [name for name, _ in model.named_parameters()]

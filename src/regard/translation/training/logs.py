@@ -1,4 +1,4 @@
-"""What remains of a training: log.csv, which `regard curves` draws, samples.jsonl, files for TensorBoard."""
+"""Training logs: log.csv, which `regard curves` draws, samples.jsonl, and TensorBoard files."""
 
 import csv
 import json
@@ -23,17 +23,16 @@ from regard.translation.training.progress import Callback, Report, ValidationRes
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_FLUSH = 60.0  # seconds after which TensorBoard's files are brought up to date
-_LARGEST = 1 << 28  # bytes of a log: millions of rows
-_MOST = 1e15  # steps, and whatever else is counted or measured
+_FLUSH_INTERVAL = 60.0  # seconds between flushes of the TensorBoard files
+_MAX_LOG_BYTES = 1 << 28  # millions of rows
+_MAX_VALUE = 1e15  # steps and measurements
 LOG, SAMPLES = "log.csv", "samples.jsonl"
 
 
 class LogRow(NamedTuple):
-    """A row of a log: what was reported at a step, and what was judged; None for what was not.
+    """A row of log.csv, with columns from `Report` and `ValidationResult`; None if a step lacks one of them.
 
-    The columns are those of `Report` and `ValidationResult`. In a row that was judged and not reported, `seconds` is
-    that of the report before it.
+    A validation without a report has the `seconds` of the previous report.
     """
 
     step: int
@@ -47,24 +46,24 @@ class LogRow(NamedTuple):
 
 
 def best_row(rows: Sequence[LogRow]) -> LogRow | None:
-    """The row with the best BLEU, the one that a training keeps: see `worth`. None if none was judged.
+    """The row with the best BLEU, whose model the training keeps (see `selection_score`); None without BLEU.
 
     >>> from regard.translation.training.logs import LogRow, best_row
     >>> best_row([LogRow(10, dev_bleu=9, dev_loss=2), LogRow(20, dev_bleu=9, dev_loss=1), LogRow(30)]).step
     20
     """
-    judged = [
+    scored = [
         (selection_score(row.dev_bleu, row.dev_loss or 0.0), row)
         for row in rows
         if row.dev_bleu is not None and math.isfinite(row.dev_bleu)
     ]
-    return max(judged, key=lambda one: one[0])[1] if judged else None  # the first of several that are equal
+    return max(scored, key=lambda item: item[0])[1] if scored else None  # the first of equals
 
 
 def read_log(path: str | os.PathLike[str]) -> list[LogRow]:
-    """The rows of a log; the file's name or its folder's. A last line that was not finished is left out.
+    """Read the rows of a log. An incomplete last line is ignored.
 
-    path: of log.csv, or of the model folder.
+    path: log.csv, or the model folder.
 
     >>> import tempfile
     >>> from regard.translation.training.logs import CsvLog, read_log
@@ -77,23 +76,23 @@ def read_log(path: str | os.PathLike[str]) -> list[LogRow]:
     31.4
     """
     path = Path(path) / LOG if Path(path).is_dir() else Path(path)
-    return [row for row, _ in _rows(path, read_regular(path, _LARGEST))]
+    return [row for row, _ in _rows(path, read_regular(path, _MAX_LOG_BYTES))]
 
 
 def _rows(path: Path, content: bytes) -> list[tuple[LogRow, bytes]]:
-    """Each row, and the line it was read from."""
+    """Each row with its line."""
     lines = content.splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
-        lines.pop()  # a training was killed while it wrote this line
+        lines.pop()  # the training was killed while writing it
     if not lines:
         return []
     try:
         names = _values(lines[0])
-    except csv.Error:  # a field without end
+    except csv.Error:  # an unterminated field
         names = []
     if not set(LogRow._fields) <= set(names):
         raise ArgumentError(
-            f"{os.fspath(path)!r} is no log of a training; its first line should be {','.join(LogRow._fields)}."
+            f"{os.fspath(path)!r} is not a training log: its first line must be {','.join(LogRow._fields)}."
         )
     rows = []
     for number, line in enumerate(lines[1:], 2):
@@ -101,8 +100,8 @@ def _rows(path: Path, content: bytes) -> list[tuple[LogRow, bytes]]:
             rows.append((_row(dict(zip(names, _values(line), strict=True))), line))
         except (ValueError, OverflowError, csv.Error):
             raise ArgumentError(
-                f"{os.fspath(path)!r}, line {number}, has not a number in each of its {len(names)} columns; "
-                "remove the line."
+                f"{os.fspath(path)!r}, line {number}: expected a number in each of {len(names)} columns. "
+                "Remove the line."
             ) from None
     return rows
 
@@ -114,8 +113,10 @@ def _values(line: bytes) -> list[str]:
 def _row(values: dict[str, str]) -> LogRow:
     numbers = {name: float(values[name]) if values[name] else None for name in LogRow._fields[1:]}
     step = int(values["step"])
-    if not 0 <= step < _MOST or any(_MOST < abs(one) < math.inf for one in numbers.values() if one):
-        raise ValueError("no number that a training has")
+    if not 0 <= step < _MAX_VALUE or any(
+        _MAX_VALUE < abs(value) < math.inf for value in numbers.values() if value
+    ):
+        raise ValueError("out of range")
     return LogRow(step, **numbers)
 
 
@@ -127,9 +128,9 @@ def _line(row: LogRow) -> bytes:
 
 
 class CsvLog(Callback):
-    """Writes FOLDER/log.csv, one row for each step that was reported or judged, at once.
+    """Writes FOLDER/log.csv: one row for each reported or validated step, immediately.
 
-    When a training goes on after a step, the rows of later steps are removed first: they will come again.
+    When a training resumes after a step, the rows of later steps are removed.
 
     >>> import tempfile
     >>> from regard.translation.training.logs import CsvLog, read_log
@@ -146,17 +147,17 @@ class CsvLog(Callback):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = Path(folder) / LOG
         self._existed = self.path.parent.is_dir()
-        self._row = LogRow(-1)  # the last one
-        self._start = self._stop = 0  # its bytes
+        self._row = LogRow(-1)  # the last row
+        self._start = self._stop = 0  # its position in the file
 
     def on_begin(self, about: str, step: int, steps: int) -> None:
         kept = []
         if step and self.path.exists():
-            rows = _rows(self.path, read_regular(self.path, _LARGEST))
+            rows = _rows(self.path, read_regular(self.path, _MAX_LOG_BYTES))
             kept = [(row, line) for row, line in rows if row.step <= step]
         content = b"".join([_HEADER, *(line for _, line in kept)])
         if self._existed:
-            self.path.parent.stat()  # as below
+            self.path.parent.stat()  # raises if the folder was removed
         write_atomic(self.path, content)
         self._row, last = kept[-1] if kept else (LogRow(-1), b"")
         self._start, self._stop = len(content) - len(last), len(content)
@@ -165,19 +166,19 @@ class CsvLog(Callback):
         known = {name: value for name, value in report._asdict().items() if name in LogRow._fields}
         self._put(report.step, known)
 
-    def on_validation(self, judgement: ValidationResult) -> None:
-        self._put(judgement.step, {"dev_loss": judgement.loss, "dev_bleu": judgement.bleu})
+    def on_validation(self, result: ValidationResult) -> None:
+        self._put(result.step, {"dev_loss": result.loss, "dev_bleu": result.bleu})
 
     def _put(self, step: int, known: dict[str, float | None]) -> None:
-        """A new row, or more of the last one if it is of the same step."""
+        """Append a row, or update the last one if it has the same step."""
         if step == self._row.step:
             self._row = self._row._replace(**known)  # type: ignore[arg-type]
         else:
             self._row = LogRow(step, seconds=self._row.seconds)._replace(**known)  # type: ignore[arg-type]
             self._start = self._stop
         if not self.path.exists() or self.path.stat().st_size < self._start:
-            self.path.parent.stat()  # of a folder that is gone, no new one is made
-            write_atomic(self.path, _HEADER)  # somebody has removed it, and the training goes on
+            self.path.parent.stat()  # raises if the folder was removed
+            write_atomic(self.path, _HEADER)  # the log was removed: start a new one
             self._start = len(_HEADER)
         line = _line(self._row)
         self._stop = self._start + len(line)
@@ -191,18 +192,21 @@ _HEADER = (",".join(LogRow._fields) + "\n").encode()
 
 
 class SampleLog(Callback):
-    """Writes FOLDER/samples.jsonl: how one sentence of the dev data is translated, whenever it is judged.
+    """Writes FOLDER/samples.jsonl: the translation of one dev sentence at each validation.
 
-    Each line is an object with step, source, text, reference and alignment: which of the model's words came
-    from which, as `Alignment.to_dict` says it, or null. Lines of later steps than a training goes on from are
-    removed, as in `CsvLog`.
+    Each line has step, source, text, reference and alignment (`Alignment.to_dict`, or null). As in `CsvLog`,
+    resuming removes the lines of later steps.
 
     >>> import tempfile
     >>> from regard.translation.training.logs import SampleLog
     >>> from regard.translation.training.progress import SampleTranslation, ValidationResult
     >>> log = SampleLog(tempfile.mkdtemp())
     >>> log.on_begin("A small Transformer", 0, 2000)
-    >>> log.on_validation(ValidationResult(500, 2.5, 31.4, 0.25, SampleTranslation("zwei Hunde", "two dogs", "two dogs"), True))
+    >>> log.on_validation(
+    ...     ValidationResult(
+    ...         500, 2.5, 31.4, 0.25, SampleTranslation("zwei Hunde", "two dogs", "two dogs"), True
+    ...     )
+    ... )
     >>> log.path.read_text()
     '{"step": 500, "source": "zwei Hunde", "text": "two dogs", "reference": "two dogs", "alignment": null}\\n'
     """
@@ -213,40 +217,40 @@ class SampleLog(Callback):
     def on_begin(self, about: str, step: int, steps: int) -> None:
         kept = b""
         if step and self.path.exists():
-            lines = read_regular(self.path, _LARGEST).splitlines(keepends=True)
+            lines = read_regular(self.path, _MAX_LOG_BYTES).splitlines(keepends=True)
             kept = b"".join(line for line in lines if 0 <= _step(line) <= step)
         write_atomic(self.path, kept)
 
-    def on_validation(self, judgement: ValidationResult) -> None:
-        sample = judgement.sample
+    def on_validation(self, result: ValidationResult) -> None:
+        sample = result.sample
         if sample is None:
             return
-        found = {
-            "step": judgement.step,
+        line = {
+            "step": result.step,
             "source": sample.source,
             "text": sample.translation,
             "reference": sample.reference,
             "alignment": sample.alignment,
         }
-        line = json.dumps(found, ensure_ascii=False).encode(errors="replace")
+        content = json.dumps(line, ensure_ascii=False).encode(errors="replace")
         if self.path.exists():
-            check_regular(self.path)  # a pipe would be waited for
+            check_regular(self.path)  # a pipe would block
         with _named(self.path), open(self.path, "ab") as file:
-            file.write(line + b"\n")
+            file.write(content + b"\n")
 
 
 def _step(line: bytes) -> int:
-    """The step of a line of samples; −1 if it is none, as a training was killed while it wrote it."""
+    """The step of a line of samples; -1 if it is incomplete."""
     try:
-        found = json.loads(line)["step"] if line.endswith(b"\n") else -1
+        step = json.loads(line)["step"] if line.endswith(b"\n") else -1
     except (ValueError, LookupError, TypeError, RecursionError):
         return -1
-    return found if type(found) is int else -1
+    return step if type(step) is int else -1
 
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """An error of the system names the file; that of a full disk would name none."""
+    """Add the file name to OSErrors: that of a full disk has none."""
     try:
         yield
     except OSError as error:
@@ -254,9 +258,9 @@ def _named(path: Path) -> Iterator[None]:
 
 
 class TensorBoardLog(Callback):
-    """Writes FOLDER/tensorboard/, if the package tensorboard is there, and otherwise says once how to get it.
+    """Writes FOLDER/tensorboard/ if tensorboard is installed.
 
-    say: who is told so; standard error by default.
+    warn: called with a message if it is not, or if it fails. Default: print to standard error.
 
     >>> import tempfile
     >>> from regard.translation.training.logs import TensorBoardLog
@@ -264,23 +268,23 @@ class TensorBoardLog(Callback):
     >>> log.on_end("nothing was logged")
     """
 
-    def __init__(self, folder: str | os.PathLike[str], say: Callable[[str], None] | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike[str], warn: Callable[[str], None] | None = None) -> None:
         self.path = Path(folder) / "tensorboard"
-        self._say = say or (lambda text: print(text, file=sys.stderr))
+        self._warn = warn or (lambda text: print(text, file=sys.stderr))
         self._writer: SummaryWriter | None = None
         self._flushed = 0.0
 
     def on_begin(self, about: str, step: int, steps: int) -> None:
         self.on_end("")
         if find_spec("tensorboard") is None:
-            self._say("There will be no files for TensorBoard; to get them: pip install tensorboard")
+            self._warn("No TensorBoard files will be written. To get them: pip install tensorboard")
             return
-        with warnings.catch_warnings():  # of tensorboard's own dependencies: none is for the user
+        with warnings.catch_warnings():  # from tensorboard's dependencies
             warnings.simplefilter("ignore")
             from torch.utils.tensorboard import SummaryWriter
 
-            with self._spared():
-                # Its own thread would flush at any time, and print a traceback if the folder is gone by then.
+            with self._contained():
+                # Without automatic flushes: its thread prints a traceback if the folder is gone.
                 self._writer = SummaryWriter(
                     os.fspath(self.path), purge_step=step + 1, flush_secs=threading.TIMEOUT_MAX
                 )
@@ -288,40 +292,40 @@ class TensorBoardLog(Callback):
                 self._flushed = time.monotonic()
 
     @contextmanager
-    def _spared(self) -> Iterator[None]:
-        """Whatever fails in TensorBoard, a folder whose name is no text for example, ends no training."""
+    def _contained(self) -> Iterator[None]:
+        """Turn any failure of TensorBoard into a warning."""
         try:
             yield
         except Exception as error:
             self._writer = None
-            self._say(f"There will be no more files for TensorBoard, which failed: {printable(str(error))}")
+            self._warn(f"TensorBoard failed, no more files will be written: {printable(str(error))}")
 
     def on_report(self, report: Report) -> None:
         names = ("loss", "learning_rate", "tokens_per_second")
         self._add(report.step, {f"train/{name}": getattr(report, name) for name in names})
 
-    def on_validation(self, judgement: ValidationResult) -> None:
-        known = {"dev/loss": judgement.loss, "dev/bleu": judgement.bleu, "dev/exact": judgement.exact}
-        self._add(judgement.step, {name: value for name, value in known.items() if value is not None})
-        if self._there() and self._writer and judgement.sample:
-            # indented by four blanks, so that TensorBoard's markdown shows a sentence as it is
-            text = "\n".join(f"    {name}: {text}" for name, text in judgement.sample.texts().items())
-            with self._spared():
-                self._writer.add_text("dev/sample", text, judgement.step)
+    def on_validation(self, result: ValidationResult) -> None:
+        known = {"dev/loss": result.loss, "dev/bleu": result.bleu, "dev/exact": result.exact}
+        self._add(result.step, {name: value for name, value in known.items() if value is not None})
+        if self._is_writable() and self._writer and result.sample:
+            # indented by four spaces: TensorBoard shows it verbatim
+            text = "\n".join(f"    {name}: {text}" for name, text in result.sample.texts().items())
+            with self._contained():
+                self._writer.add_text("dev/sample", text, result.step)
                 self._flush()
 
     def on_end(self, text: str) -> None:
-        if self._there() and self._writer:
-            with self._spared():
+        if self._is_writable() and self._writer:
+            with self._contained():
                 self._writer.close()
             self._writer = None
 
     def _add(self, step: int, numbers: dict[str, float]) -> None:
-        if self._there() and self._writer:
-            with self._spared():
+        if self._is_writable() and self._writer:
+            with self._contained():
                 for name, number in numbers.items():
                     self._writer.add_scalar(name, number, step)
-                if time.monotonic() - self._flushed > _FLUSH:
+                if time.monotonic() - self._flushed > _FLUSH_INTERVAL:
                     self._flush()
 
     def _flush(self) -> None:
@@ -329,8 +333,8 @@ class TensorBoardLog(Callback):
             self._writer.flush()
             self._flushed = time.monotonic()
 
-    def _there(self) -> bool:
-        """Whether it can be written; where the folder was removed, no more is."""
+    def _is_writable(self) -> bool:
+        """Whether there is a writer; stop writing if the folder was removed."""
         if self._writer and not self.path.is_dir():
             self._writer = None
         return self._writer is not None

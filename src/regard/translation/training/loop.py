@@ -1,7 +1,7 @@
-"""Training: updates, looks at the dev data, checkpoints; the same run from wherever it was cut off.
+"""The training loop: updates, validation and checkpoints.
 
-Everything that an update does follows from its number: the batch, the learning rate, and the seed of its
-dropout. So a training that is killed and goes on from a checkpoint ends where it would have ended.
+The batch, the learning rate and the dropout seed of an update are functions of its number. A training that is
+killed and resumed from a checkpoint therefore gives the same result as an uninterrupted one.
 """
 
 import math
@@ -22,24 +22,24 @@ from torch import nn
 
 from regard.errors import ArgumentError, RegardError
 from regard.translation.config import TranslationConfig
-from regard.translation.data.batches import Batch, Batches, Pairs
+from regard.translation.data.batches import Batch, Batches, EncodedPairs
 from regard.translation.data.pairs import Pair
 from regard.translation.tokens import TokenizerPair
 from regard.translation.training.checkpoint import Checkpoint
 from regard.translation.training.distributed import Candidate, Objective, SingleProcess, World
 from regard.translation.training.progress import Callback, CallbackList, Report
-from regard.translation.training.rendezvous import brief, lost
+from regard.translation.training.rendezvous import first_sentence, is_connection_error
 from regard.translation.training.schedule import learning_rate
 from regard.translation.training.validation import DevSet, validate
 
-_REPORT = 50  # updates between two reports
-_SILENCE = 30.0  # seconds after which there is a report in any case
-_APART = 50  # updates between two looks at the dev data, at least, if the config does not say how many
+_REPORT_EVERY = 50  # updates
+_MAX_SILENCE = 30.0  # seconds without a report
+_MIN_PERIOD = 50  # updates between validations, unless validate_every is set
 
 
 @dataclass
 class Progress:
-    """Where a training stands, beside its parameters; saved with each checkpoint."""
+    """Progress of a training; saved with each checkpoint."""
 
     step: int = 0
     seconds: float = 0.0
@@ -49,30 +49,30 @@ class Progress:
 
     @property
     def state(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return JSON-serializable values."""
         return asdict(self) | {"best": None if math.isinf(self.best) else self.best}
 
     @classmethod
-    def of(cls, state: dict[str, Any]) -> "Progress":
-        """What `state` gave."""
-        found = cls(**state | {"best": -math.inf if state["best"] is None else state["best"]})
+    def from_state(cls, state: dict[str, Any]) -> "Progress":
+        """Restore from `state`; raise ValueError for impossible values."""
+        progress = cls(**state | {"best": -math.inf if state["best"] is None else state["best"]})
         for name, kind in get_type_hints(cls).items():
-            value = getattr(found, name)
+            value = getattr(progress, name)
             if type(value) not in (kind, int) or (name != "best" and value < 0) or math.isnan(value):
-                raise ValueError(f"its {name} is {value!r}")
-        return found
+                raise ValueError(f"{name} is {value!r}")
+        return progress
 
 
 class TrainingResult(NamedTuple):
-    """How a training ended: where it stands, and whether there is nothing left to do.
+    """Result of a training.
 
-    progress: the updates made, and the best of them.
-    finished: False for one that was interrupted; `resume=True` goes on with it.
-    signal: the number of the signal that interrupted it; 0 if none did.
+    progress: number of updates, and the best one.
+    finished: False if the training was interrupted; continue with `resume=True`.
+    signal: number of the signal that interrupted it, or 0.
 
     >>> from regard.translation.training.loop import TrainingResult, Progress
-    >>> outcome = TrainingResult(Progress(step=500, best_step=400), finished=True)
-    >>> outcome.progress.best_step, outcome.finished
+    >>> result = TrainingResult(Progress(step=500, best_step=400), finished=True)
+    >>> result.progress.best_step, result.finished
     (400, True)
     """
 
@@ -82,11 +82,11 @@ class TrainingResult(NamedTuple):
 
 
 class Trainer:
-    """Trains a model of a config on pairs of token numbers, in a model folder, from its last checkpoint on.
+    """Trains a model in a model folder, from its last checkpoint if there is one.
 
-    `Trainer(...).run()` returns when the config is fulfilled, or after Ctrl-C, when all is saved.
+    `run` returns when the training is finished, or after Ctrl-C, when a checkpoint is saved.
 
-    anew: the updates after which patience begins anew, as the training was made longer there.
+    extended_at: updates at which the training was extended; patience starts over there.
     """
 
     def __init__(
@@ -94,43 +94,42 @@ class Trainer:
         folder: Path,
         config: TranslationConfig,
         tokens: TokenizerPair,
-        pairs: Pairs,
+        pairs: EncodedPairs,
         dev: Sequence[Pair],
         *,
-        links: Pairs | None = None,
+        links: EncodedPairs | None = None,
         callbacks: Sequence[Callback] = (),
         world: World | None = None,
-        anew: Collection[int] = (),
+        extended_at: Collection[int] = (),
     ) -> None:
-        self.folder, self.config, self.tokens, self.anew = folder, config, tokens, anew
+        self.folder, self.config, self.tokens, self.extended_at = folder, config, tokens, extended_at
         self.world = world or SingleProcess()
-        # the first process speaks for all
         self.callbacks = CallbackList(callbacks if self.world.rank == 0 else ())
         training = config.training
         self.batches = Batches(
             pairs, training.batch_tokens, training.seed, training.unknown_rate, tokens.shared, links
         )
-        self.epoch = max(1, len(self.batches.epoch(0)) // training.accumulate)  # in updates
-        self.steps = training.updates or training.epochs * self.epoch
-        # of a tiny corpus, several epochs: looking takes longer than learning there
-        self.period = self.epoch * -(-_APART // self.epoch)
+        self.epoch_updates = max(1, len(self.batches.epoch(0)) // training.accumulate)
+        self.steps = training.updates or training.epochs * self.epoch_updates
+        # several epochs of a tiny corpus: validation takes longer than training there
+        self.period = self.epoch_updates * -(-_MIN_PERIOD // self.epoch_updates)
         self.dev = DevSet.from_pairs(dev, tokens)
         self.progress = Progress()
         self._stop, self._signal = False, 0
 
     def run(self) -> TrainingResult:
-        """Train until the config is fulfilled."""
+        """Train to the end."""
         with torch.random.fork_rng(devices=[]), _threads(self.config.training.threads), self._interruptible():
-            self._begin()
-            self.callbacks.on_begin(self._about(), self.progress.step, self.steps)
+            self._start()
+            self.callbacks.on_begin(self._describe(), self.progress.step, self.steps)
             finished = self._loop()
         return TrainingResult(self.progress, finished, 0 if finished else self._signal)
 
-    def _begin(self) -> None:
-        """A new model, or that of the last checkpoint."""
+    def _start(self) -> None:
+        """Build the model and restore the last checkpoint."""
         training = self.config.training
         torch.manual_seed(training.seed)
-        self.model, self.objective = self.world.build(self._make)
+        self.model, self.objective = self.world.build(self._build)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=training.learning_rate,
@@ -139,81 +138,82 @@ class Trainer:
             weight_decay=training.weight_decay,
             fused=True,
         )
-        found = Checkpoint.all(self.folder)
-        step = int(self.world.total(found[-1].step if found and self.world.rank == 0 else 0))
+        checkpoints = Checkpoint.all(self.folder)
+        step = int(self.world.sum(checkpoints[-1].step if checkpoints and self.world.rank == 0 else 0))
         if step:
             self._restore(Checkpoint.at(self.folder, step))
-            self._tidy()  # if it was killed before it could
+            self._prune()  # the run may have been killed before pruning
 
-    def _make(self) -> Objective:
+    def _build(self) -> Objective:
         model = self.config.model.build(self.tokens.sizes())
         return Objective(
             model, self.config.training.label_smoothing, self.config.training.guided_alignment_weight
         )
 
-    def _restore(self, saved: Checkpoint) -> None:
+    def _restore(self, checkpoint: Checkpoint) -> None:
         try:
-            with self.world.agreed():
-                self.progress = Progress.of(saved.state())
-            self.world.restore(saved, self.model, self.optimizer)
+            with self.world.sync_errors():
+                self.progress = Progress.from_state(checkpoint.state())
+            self.world.restore(checkpoint, self.model, self.optimizer)
         except RegardError:
             raise
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            if lost(error):
+            if is_connection_error(error):
                 raise
             raise ArgumentError(
-                f"the checkpoint {str(saved.path)!r} does not fit the config of its folder "
-                f"({brief(error)}); remove it, or train in a new folder."
+                f"The checkpoint {str(checkpoint.path)!r} does not match the config of its folder "
+                f"({first_sentence(error)}). Remove it, or train in a new folder."
             ) from None
 
     def _loop(self) -> bool:
-        """Update after update; whether the config is fulfilled."""
+        """Run the updates; return whether the training is finished."""
         training, progress = self.config.training, self.progress
-        coming = self.batches.from_step(progress.step * training.accumulate)
-        since, silent = Since(progress.seconds), False
+        batches = self.batches.from_step(progress.step * training.accumulate)
+        stats, silent = RunningStats(progress.seconds), False
         while progress.step < self.steps:
-            if progress.step in self.anew:  # here, and not in the checkpoint, which may be older than that
+            if progress.step in self.extended_at:  # the checkpoint may be older than the extension
                 progress.without_improvement = 0
-            if self._patience_ended():
-                return self._end("no improvement any more")
-            batches = [(epoch, places) for epoch, _, places in islice(coming, training.accumulate)]
-            loss, size = self._update(batches)
+            if self._patience_exhausted():
+                return self._finish("No further improvement")
+            loss, size = self._update(
+                [(epoch, indices) for epoch, _, indices in islice(batches, training.accumulate)]
+            )
             progress.step += 1
-            since.add(loss, size)
-            progress.seconds = since.seconds()
+            stats.add(loss, size)
+            progress.seconds = stats.seconds()
             last = progress.step == self.steps
-            judged = self._due(training.validate_every) or last
-            if progress.step % _REPORT == 0 or judged or silent:
-                self.callbacks.on_report(self._report(since))
-            if judged:
-                self._judge()
-                since.pause(progress.seconds)
-            # all processes, if one was told to stop, or has been silent for long
-            stop, silent = (n > 0 for n in self.world.totals([self._stop, since.silence() > _SILENCE]))
+            validate_now = self._due(training.validate_every) or last
+            if progress.step % _REPORT_EVERY == 0 or validate_now or silent:
+                self.callbacks.on_report(self._report(stats))
+            if validate_now:
+                self._validate()
+                stats.resume(progress.seconds)
+            # all processes stop, or report, if one of them has to
+            stop, silent = (n > 0 for n in self.world.sums([self._stop, stats.silence() > _MAX_SILENCE]))
             if last or self._due(training.save_every) or self._due(training.validate_every) or stop:
                 self._save()
             if stop and not last:
-                self.callbacks.on_end(f"stopped after update {progress.step}; all is saved.")
+                self.callbacks.on_end(f"Stopped after update {progress.step}; checkpoint saved.")
                 return False
-        return self._end("all updates are done")
+        return self._finish("Finished")
 
     def _update(self, batches: Sequence[tuple[int, NDArray[numpy.int64]]]) -> tuple[float, int]:
-        """One update by the gradient of these batches; this process's share of the loss, and their tokens."""
+        """Do one update; return this process's part of the loss, and the number of tokens."""
         training, world = self.config.training, self.world
         torch.manual_seed(dropout_seed(training.seed, self.progress.step, world.rank, world.size))
-        parts = [self._part(epoch, places) for epoch, places in batches]
-        mine = [
+        parts = [self._part(epoch, indices) for epoch, indices in batches]
+        counts = [
             sum(part.labels * weight for part, weight in parts),
             sum(part.size * weight for part, weight in parts),
         ]
-        labels, size = map(int, world.totals(mine))
+        labels, size = map(int, world.sums(counts))
         loss = 0.0
         for number, (part, weight) in enumerate(parts, 1):
-            with nullcontext() if number == len(parts) else world.apart(self.objective):
+            with nullcontext() if number == len(parts) else world.no_sync(self.objective):
                 with self._precision():
-                    share = self.objective(part, labels) * weight
-                share.backward()
-            loss += float(share.detach())
+                    part_loss = self.objective(part, labels) * weight
+                part_loss.backward()
+            loss += float(part_loss.detach())
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(training, self.progress.step, self.steps)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), training.max_grad_norm or math.inf)
@@ -222,11 +222,11 @@ class Trainer:
         self.optimizer.zero_grad()
         return loss, size
 
-    def _part(self, epoch: int, places: NDArray[numpy.int64]) -> tuple[Batch, int]:
-        """This process's part of a batch; if there is none, any pair, that counts 0 times."""
-        mine = places[self.world.rank :: self.world.size]
-        batch = self.batches.get(mine if len(mine) else places[:1], epoch)
-        return batch.to(self.world.device), 1 if len(mine) else 0
+    def _part(self, epoch: int, indices: NDArray[numpy.int64]) -> tuple[Batch, int]:
+        """This process's part of a batch with weight 1; if it is empty, any pair with weight 0."""
+        own = indices[self.world.rank :: self.world.size]
+        batch = self.batches.get(own if len(own) else indices[:1], epoch)
+        return batch.to(self.world.device), 1 if len(own) else 0
 
     def _precision(self) -> Any:
         if self.config.training.precision == "float32":
@@ -236,93 +236,90 @@ class Trainer:
     def _check_finite(self, norm: float) -> None:
         if math.isfinite(norm):
             return
-        with self.world.agreed():
-            raise self._not_finite(f"the gradient of update {self.progress.step + 1}")
+        with self.world.sync_errors():
+            raise self._divergence(f"The gradient of update {self.progress.step + 1}")
 
-    def _not_finite(self, what: str) -> ArgumentError:
+    def _divergence(self, quantity: str) -> ArgumentError:
         training = self.config.training
-        saved = (
-            "the last checkpoint is as it was"
-            if Checkpoint.all(self.folder)
-            else "there is no checkpoint yet"
-        )
+        exists = Checkpoint.all(self.folder)
+        saved = "The last checkpoint is unchanged" if exists else "There is no checkpoint yet"
         return ArgumentError(
-            f"{what} is not finite; {saved}. Lower training.learning_rate, which is {training.learning_rate:g}, or set "
-            f"training.max_grad_norm, which is {training.max_grad_norm:g}, and train in a new folder."
+            f"{quantity} is not finite. {saved}. Lower training.learning_rate={training.learning_rate:g}, or "
+            f"set training.max_grad_norm (now {training.max_grad_norm:g}), and train in a new folder."
         )
 
     def _due(self, every: int) -> bool:
         return self.progress.step % (every or self.period) == 0
 
-    def _judge(self) -> None:
-        """Look at the dev data with the average of the last checkpoints; keep it if it is the best."""
+    def _validate(self) -> None:
+        """Validate the average of the last checkpoints; keep it if it is the best."""
         progress, value = self.progress, 0.0
         others = self._averaged_with()
-        with self.world.candidate(self.folder, self.model, others) as candidate, self.world.agreed():
+        with self.world.candidate(self.folder, self.model, others) as candidate, self.world.sync_errors():
             if candidate is not None:
-                value = self._look(candidate)
-        value = self.world.total(value)  # which the first process alone knows
+                value = self._validate_candidate(candidate)
+        value = self.world.sum(value)  # 0 except in rank 0
         if value > progress.best:
             progress.best, progress.best_step, progress.without_improvement = value, progress.step, 0
         else:
             progress.without_improvement += 1
 
-    def _look(self, candidate: Candidate) -> float:
-        """Validate a model, and keep its parameters if they are the best."""
-        found = validate(candidate.model, self.tokens, self.dev, self.config.training.metric)
-        if not math.isfinite(found.loss):
-            raise self._not_finite(f"the dev loss after update {self.progress.step}")
-        better = found.value > self.progress.best
-        if better:
+    def _validate_candidate(self, candidate: Candidate) -> float:
+        scores = validate(candidate.model, self.tokens, self.dev, self.config.training.metric)
+        if not math.isfinite(scores.loss):
+            raise self._divergence(f"The dev loss after update {self.progress.step}")
+        best = scores.value > self.progress.best
+        if best:
             candidate.keep()
-        self.callbacks.on_validation(found.judgement(self.progress.step, better))
-        return found.value
+        self.callbacks.on_validation(scores.result(self.progress.step, best))
+        return scores.value
 
     def _averaged_with(self) -> list[Checkpoint]:
-        """The checkpoints with which the parameters to translate with are averaged."""
+        """The checkpoints that are averaged with the current parameters."""
         others = self.config.training.average_checkpoints - 1
         return self._regular()[-others:] if others else []
 
     def _regular(self) -> list[Checkpoint]:
-        """The checkpoints before this step that the config asked for, and not Ctrl-C."""
+        """The earlier checkpoints that were due, without those of an interruption."""
         training = self.config.training
         every = [training.save_every or self.period, training.validate_every or self.period]
         return [
-            one
-            for one in Checkpoint.all(self.folder)
-            if one.step < self.progress.step and any(one.step % each == 0 for each in every)
+            checkpoint
+            for checkpoint in Checkpoint.all(self.folder)
+            if checkpoint.step < self.progress.step and any(checkpoint.step % n == 0 for n in every)
         ]
 
     def _save(self) -> None:
-        """Write a checkpoint."""
         progress, world = self.progress, self.world
-        one = world.write(self.folder, progress.step, self.model, self.optimizer, progress.state)
-        self._tidy()
-        self.callbacks.on_save(progress.step, one.path)
+        checkpoint = world.save(self.folder, progress.step, self.model, self.optimizer, progress.state)
+        self._prune()
+        self.callbacks.on_save(progress.step, checkpoint.path)
 
-    def _tidy(self) -> None:
-        """Remove all checkpoints but that of this step, and those before it that are needed."""
+    def _prune(self) -> None:
+        """Remove all checkpoints except the current one and those needed for averaging."""
         if self.world.rank == 0:
-            before = self._regular()[-max(1, self.config.training.average_checkpoints - 1) :]
-            Checkpoint.tidy(self.folder, [*before, Checkpoint.at(self.folder, self.progress.step)])
+            earlier = self._regular()[-max(1, self.config.training.average_checkpoints - 1) :]
+            Checkpoint.prune(self.folder, [*earlier, Checkpoint.at(self.folder, self.progress.step)])
 
-    def _patience_ended(self) -> bool:
+    def _patience_exhausted(self) -> bool:
         patience = self.config.training.patience
         return bool(patience) and self.progress.without_improvement >= patience
 
-    def _end(self, why: str) -> bool:
-        best = f"the best parameters are those of update {self.progress.best_step}"
-        self.callbacks.on_end(f"{why} after {self.progress.step} updates; {best}.")
+    def _finish(self, reason: str) -> bool:
+        progress = self.progress
+        self.callbacks.on_end(
+            f"{reason} after {progress.step} updates; best model: update {progress.best_step}."
+        )
         return True
 
-    def _report(self, since: "Since") -> Report:
+    def _report(self, stats: "RunningStats") -> Report:
         progress = self.progress
-        loss, tokens_per_second = since.take()
-        loss = self.world.total(loss)
+        loss, tokens_per_second = stats.take()
+        loss = self.world.sum(loss)
         return Report(
             step=progress.step,
             steps=self.steps,
-            epoch=progress.step / self.epoch,
+            epoch=progress.step / self.epoch_updates,
             loss=loss,
             learning_rate=self.optimizer.param_groups[0]["lr"],
             tokens_per_second=tokens_per_second,
@@ -330,43 +327,41 @@ class Trainer:
             left=(self.steps - progress.step) * progress.seconds / progress.step,
         )
 
-    def _about(self) -> str:
+    def _describe(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         pairs = len(self.batches.pairs.sizes)
-        told = f"{self.config.model.kind}, {parameters / 1e6:.1f} M parameters, {pairs:,} pairs"
         model, training = self.config.model, self.config.training
+        text = f"{model.kind}, {parameters / 1e6:.1f} M parameters, {pairs:,} pairs"
         parts = ["dropout"] if model.dropout else []
-        parts += [f"labels smoothed by {training.label_smoothing:g}"] if training.label_smoothing else []
-        parts += ["what the guided head is taught"] if training.guided_alignment_weight else []
-        if parts:
-            told += f"\nloss is that of the training, with {', '.join(parts)}; dev loss is without"
-        return told
+        parts += [f"label smoothing {training.label_smoothing:g}"] if training.label_smoothing else []
+        parts += ["the alignment loss"] if training.guided_alignment_weight else []
+        return f"{text}\nloss includes {', '.join(parts)}; dev loss does not" if parts else text
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C, or a request to end, lets the update finish and saves; a second one ends at once.
+        """SIGINT, SIGTERM and SIGHUP finish the update and save a checkpoint; a second one stops immediately.
 
-        So does a terminal that is closed, unless `nohup` has said that this is to be ignored.
+        SIGHUP is ignored under `nohup`.
         """
 
         def stop(number: int, frame: FrameType | None) -> None:
-            if self._stop and number == hangup:  # some terminals send it twice
+            if self._stop and number == hangup:  # sent twice by some terminals
                 return
             if self._stop:
                 raise KeyboardInterrupt
             self._stop, self._signal = True, number
-            with suppress(RuntimeError, OSError):  # if it comes while something is printed; no terminal
+            with suppress(RuntimeError, OSError):  # during another print; terminal closed
                 self.callbacks.on_message("stopping after this update …")
 
-        # torchrun passes Ctrl-C on to all processes; it asks them to end when one is lost, and then no update
-        # can be finished any more
+        # torchrun forwards Ctrl-C to all processes. It sends SIGTERM when one is lost, and then no update can
+        # finish.
         numbers = [signal.SIGINT] if self.world.size > 1 else [signal.SIGINT, signal.SIGTERM]
-        hangup = getattr(signal, "SIGHUP", None)  # not every system has it
+        hangup = getattr(signal, "SIGHUP", None)  # not on every system
         if self.world.size == 1 and hangup and signal.getsignal(hangup) != signal.SIG_IGN:
             numbers.append(hangup)
         try:
             before = {number: signal.signal(number, stop) for number in numbers}
-        except ValueError:  # not in the main thread, where signals do not arrive
+        except ValueError:  # not in the main thread
             yield
             return
         try:
@@ -378,7 +373,7 @@ class Trainer:
 
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
-    """So many for torch, unless it is 0."""
+    """Set the number of torch threads, unless it is 0."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:
@@ -388,48 +383,48 @@ def _threads(number: int) -> Iterator[None]:
 
 
 def dropout_seed(seed: int, step: int, rank: int, size: int) -> int:
-    """The seed of torch's random numbers for one update in one process of `size`.
+    """The seed of torch's random numbers for one update in one of `size` processes.
 
-    No two updates or processes of a training share one. torch's CPU generator reads the lowest 32 bits only:
-    that suffices for 67 million updates of up to 64 processes, or for 4 million of 1,000.
+    Seeds are unique within a training. torch's CPU generator uses only 32 bits: enough for 67 million updates
+    with up to 64 processes, or for 4 million with 1,000.
 
     >>> from regard.translation.training.loop import dropout_seed
     >>> [dropout_seed(0, step, rank, size=2) for step in (0, 1) for rank in (0, 1)]
     [0, 1, 64, 65]
     """
-    # at least 64 apart: then the number of processes does not matter, up to 64 of them
+    # at least 64 apart: up to 64 processes, the seeds do not depend on their number
     return ((seed * 1_000_003 + step) * max(64, size) + rank) % 2**64
 
 
-class Since:
-    """Loss and speed since the last report; the time of looks at the dev data does not count."""
+class RunningStats:
+    """Mean loss and throughput since the last report, without the time of validations."""
 
     def __init__(self, seconds: float) -> None:
-        self._before, self._begun = seconds, time.monotonic()
+        self._before, self._start = seconds, time.monotonic()
         self._reported = seconds
         self._losses: list[float] = []
         self._size = 0
 
     def add(self, loss: float, size: int) -> None:
-        """One more update."""
+        """Count an update."""
         self._losses.append(loss)
         self._size += size
 
     def seconds(self) -> float:
-        """Of training, over all resumes."""
-        return self._before + time.monotonic() - self._begun
+        """Training time, including earlier runs."""
+        return self._before + time.monotonic() - self._start
 
     def silence(self) -> float:
         """Seconds since the last report."""
         return self.seconds() - self._reported
 
-    def pause(self, seconds: float) -> None:
-        """Go on counting from here."""
-        self._before, self._begun = seconds, time.monotonic()
+    def resume(self, seconds: float) -> None:
+        """Restart the clock after a validation."""
+        self._before, self._start = seconds, time.monotonic()
 
     def take(self) -> tuple[float, float]:
-        """The mean loss, and source and target tokens per second; the next report counts from here."""
+        """Return mean loss and tokens per second, and start over."""
         now = self.seconds()
-        found = sum(self._losses) / len(self._losses), self._size / max(now - self._reported, 1e-9)
+        result = sum(self._losses) / len(self._losses), self._size / max(now - self._reported, 1e-9)
         self._losses, self._size, self._reported = [], 0, now
-        return found
+        return result

@@ -1,6 +1,6 @@
-"""From pairs of sentences to what a training reads: vocabularies, ids on disk, dev pairs.
+"""Prepare training data: clean and split the pairs, learn vocabularies, encode the corpus.
 
-It happens once. What a training that is cut off has prepared, it finds again.
+This happens once per model folder; a resumed training reads the result.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,18 +26,19 @@ from regard.translation.training.checkpoint import (
     read_tokens,
     write_tokens,
 )
-from regard.translation.training.rendezvous import brief
+from regard.translation.training.rendezvous import first_sentence
 
 _TEXT, _IDS, _LINKS, _DEV, _READY = "text.tsv", "train.ids", "links.ids", "dev.tsv", "ready"
-_ANCHORED = 50_000  # pairs from which it is learned which words belong together
-_LINES = 1000  # cut into pieces at once
-_TRIED, _TELLING = 100, 50  # dev sentences that are looked at, and the letters of a good one
-_SLACK = 10  # pieces by which short sentences may differ, whatever the ratio
-_LETTERS = 16  # of a piece, at most: to drop sentences that are much too long before they are cut
+FILES = (_TEXT, _IDS, _LINKS, _DEV, _READY)
+_LEXICON_PAIRS = 50_000  # pairs from which the lexical aligner learns
+_LINES = 1000  # tokenized at once
+_SAMPLED, _SAMPLE_LENGTH = 100, 50  # dev sentences to choose a sample from, and its ideal length
+_SLACK = 10  # tokens by which short sentences may differ, whatever the ratio
+_MAX_CHARACTERS = 16  # per token: drops sentences that are far too long before they are tokenized
 
 
-class Prepared(NamedTuple):
-    """All that a training reads."""
+class TrainingData(NamedTuple):
+    """Everything that a training reads."""
 
     tokens: TokenizerPair
     pairs: EncodedCorpus
@@ -46,61 +47,60 @@ class Prepared(NamedTuple):
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether `prepare` came to its end in a folder."""
+    """Whether `prepare` has finished in a folder."""
     return (folder / "data" / _READY).exists()
 
 
-def prepared(folder: Path) -> Prepared | None:
-    """What `prepare` has put into a folder; None if it did not come to its end."""
+def load_data(folder: Path) -> TrainingData | None:
+    """Load what `prepare` wrote; None if it did not finish."""
     if not is_prepared(folder):
         return None
-    folder_config, data = read_config(folder), folder / "data"
+    folder_config, path = read_config(folder), folder / "data"
     try:
-        verify_checksums(data / _READY, _summed(TranslationConfig.from_dict(folder_config["settings"])))
-        found = Prepared(
+        config = TranslationConfig.from_dict(folder_config["settings"])
+        verify_checksums(path / _READY, _checksummed(config))
+        data = TrainingData(
             read_tokens(folder, folder_config),
-            EncodedCorpus.open(data / _IDS),
-            list(read_pairs(data / _DEV)),
-            EncodedCorpus.open(data / _LINKS)
-            if TranslationConfig.from_dict(folder_config["settings"]).training.guided_alignment_weight
-            else None,
+            EncodedCorpus.open(path / _IDS),
+            list(read_pairs(path / _DEV)),
+            EncodedCorpus.open(path / _LINKS) if config.training.guided_alignment_weight else None,
         )
-        _check_whole(found)
+        _check_consistent(data)
     except (RegardError, OSError, ValueError) as error:
         raise ArgumentError(
-            f"the data of {str(folder)!r} are damaged ({brief(error)}); copy the folder again, or train in a "
-            "new one."
+            f"The training data in {str(folder)!r} is damaged ({first_sentence(error)}). Copy the folder "
+            "again, or train in a new one."
         ) from None
-    return found
+    return data
 
 
-def _summed(config: TranslationConfig) -> list[str]:
-    """The files of which `ready` has checksums."""
+def _checksummed(config: TranslationConfig) -> list[str]:
+    """The files whose checksums are in `ready`; train.ids and links.ids contain their own."""
     sides = (SHARED,) if config.tokens.shared else (SOURCE, TARGET)
     return [_DEV, *(f"../{name}" for name in sides)]
 
 
-def _check_whole(found: Prepared) -> None:
-    """What can be seen at once: parts that belong together."""
-    most = max(len(side) for side in found.tokens)
-    if found.pairs.vocabulary != most:
+def _check_consistent(data: TrainingData) -> None:
+    """Raise ArgumentError if the parts do not belong together."""
+    vocabulary = max(len(side) for side in data.tokens)
+    if data.pairs.vocabulary != vocabulary:
         raise ArgumentError(
-            f"{_IDS} has numbers for {found.pairs.vocabulary:,} pieces and the vocabulary has {most:,}"
+            f"{_IDS} was encoded with {data.pairs.vocabulary:,} tokens, but the vocabulary has {vocabulary:,}"
         )
-    if not len(found.pairs) or not found.dev:
-        raise ArgumentError(f"{_IDS} has {len(found.pairs):,} pairs and {_DEV} {len(found.dev):,}")
-    if found.links is not None and len(found.links) != len(found.pairs):
+    if not len(data.pairs) or not data.dev:
+        raise ArgumentError(f"{_IDS} has {len(data.pairs):,} pairs and {_DEV} {len(data.dev):,}")
+    if data.links is not None and len(data.links) != len(data.pairs):
         raise ArgumentError(
-            f"{_LINKS} has links of {len(found.links):,} pairs and {_IDS} {len(found.pairs):,} pairs"
+            f"{_LINKS} has links for {len(data.links):,} pairs, but {_IDS} has {len(data.pairs):,} pairs"
         )
-    if found.links is not None and (found.links.sizes[:, 0] != found.links.sizes[:, 1]).any():
+    if data.links is not None and (data.links.sizes[:, 0] != data.links.sizes[:, 1]).any():
         raise ArgumentError(f"{_LINKS} has links without a source or a target")
 
 
 def sample_source(folder: Path) -> str:
-    """A source sentence of the dev data, neither very short nor long, to try a model with."""
-    pairs = islice(read_pairs(folder / "data" / _DEV), _TRIED)
-    return min((pair.source for pair in pairs), key=lambda text: abs(len(text) - _TELLING), default="")
+    """A dev source sentence of medium length, to try a model with."""
+    pairs = islice(read_pairs(folder / "data" / _DEV), _SAMPLED)
+    return min((pair.source for pair in pairs), key=lambda text: abs(len(text) - _SAMPLE_LENGTH), default="")
 
 
 def prepare(
@@ -108,78 +108,80 @@ def prepare(
     config: TranslationConfig,
     pairs: Iterable[Pair],
     dev: Iterable[Pair] | None = None,
-    say: Callable[[str], None] = print,
-) -> Prepared:
-    """Clean and split pairs of sentences, learn vocabularies, and write all into a model folder.
+    notify: Callable[[str], None] = print,
+) -> TrainingData:
+    """Clean and split the pairs, learn vocabularies, and write everything into a model folder.
 
-    dev: pairs to judge by; without them, some of `pairs` are held back. say: is told what was dropped.
+    dev: validation pairs. Default: held out from `pairs`. notify: called with messages about the data.
     """
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
-    remove_partial_files(data)  # of a preparation that was killed
+    remove_partial_files(data)  # of a killed preparation
     for name in (_IDS, _LINKS, _DEV):
         (data / name).unlink(missing_ok=True)
-    # once to the disk, as standard input cannot be read twice
-    kept = _clean(pairs, config.corpus)
-    written = write_pairs(data / _TEXT, kept)
-    say(str(kept.dropped))
+    cleaned = _clean(pairs, config.corpus)
+    written = write_pairs(data / _TEXT, cleaned)  # standard input cannot be read twice
+    notify(str(cleaned.dropped))
     if not written:
-        raise ArgumentError(f"no pairs are left to train on: {kept.dropped}. Give others.")
-    held, train = _hold_back(data, config, dev, say)
-    tokens = _learn(config.tokens, train, config.training.seed)
+        raise ArgumentError(f"No training pairs are left: {cleaned.dropped}. Use other data.")
+    dev_pairs, train = _hold_out(data, config, dev, notify)
+    tokens = _learn_tokens(config.tokens, train, config.training.seed)
     write_tokens(folder, tokens)
-    say(_told(tokens, config.tokens))
-    dropped = _limits(config.corpus)
-    most = max(len(side) for side in tokens)
-    pairs_ = EncodedCorpus.write(data / _IDS, _kept(_encoded(tokens, train), dropped), vocabulary=most)
+    notify(_describe(tokens, config.tokens))
+    dropped = _token_filter(config.corpus)
+    encoded = (pair for pair in _encode(tokens, train) if dropped.keeps(*map(len, pair)))
+    corpus = EncodedCorpus.write(data / _IDS, encoded, vocabulary=max(len(side) for side in tokens))
     if dropped.total:
-        say(str(dropped))
-    if not len(pairs_):
-        raise ArgumentError(f"no pairs are left to train on: {dropped}. Raise corpus.max_tokens or ratio.")
-    held = _short_enough(held, tokens, config.corpus, say)
-    write_pairs(data / _DEV, held)
+        notify(str(dropped))
+    if not len(corpus):
+        raise ArgumentError(
+            f"No training pairs are left: {dropped}. Raise corpus.max_tokens or corpus.max_length_ratio."
+        )
+    dev_pairs = _filter_dev(dev_pairs, tokens, config.corpus, notify)
+    write_pairs(data / _DEV, dev_pairs)
     links = None
     if config.training.guided_alignment_weight:
-        say("looking for words that belong together")
+        notify("aligning words for guided alignment")
         links = EncodedCorpus.write(
-            data / _LINKS, _linked(tokens, train, config.corpus), vocabulary=config.corpus.max_tokens
+            data / _LINKS, _align_tokens(tokens, train, config.corpus), vocabulary=config.corpus.max_tokens
         )
     (data / _TEXT).unlink()
-    write_checksums(data / _READY, _summed(config))  # train.ids and links.ids have checksums of their own
-    return Prepared(tokens, pairs_, held, links)
+    write_checksums(data / _READY, _checksummed(config))
+    return TrainingData(tokens, corpus, dev_pairs, links)
 
 
 def _clean(pairs: Iterable[Pair], config: CorpusConfig) -> CleanedPairs:
-    return clean_pairs(pairs, longest=_LETTERS * config.longest, ratio=config.ratio)
+    max_length = _MAX_CHARACTERS * config.max_tokens
+    return clean_pairs(pairs, max_length=max_length, max_ratio=config.max_length_ratio)
 
 
-def _hold_back(
-    data: Path, config: TranslationConfig, dev: Iterable[Pair] | None, say: Callable[[str], None]
+def _hold_out(
+    data: Path, config: TranslationConfig, dev: Iterable[Pair] | None, notify: Callable[[str], None]
 ) -> tuple[list[Pair], Iterable[Pair]]:
-    """The pairs to judge by, and those to train on, which are read anew whenever they are iterated."""
+    """Dev pairs and training pairs; each iteration of the latter reads the file."""
 
     def read() -> Iterable[Pair]:
-        return read_pairs(data / _TEXT, form="tsv")
+        return read_pairs(data / _TEXT, format="tsv")
 
     if dev is None:
-        parts = split_pairs(read, dev=config.corpus.dev_size, seed=config.training.seed)
-        if not parts.dev:
+        splits = split_pairs(read, dev=config.corpus.dev_size, seed=config.training.seed)
+        if not splits.dev:
             raise ArgumentError(
-                "there are fewer than 10 different source sentences, too few to hold some back to judge by; "
-                "give more, or dev pairs of their own."
+                "Fewer than 10 distinct source sentences: too few to hold some out for validation. Use more "
+                "data, or pass dev pairs."
             )
-        return parts.dev, parts.train
-    given = _clean(dev, config.corpus)
-    held = list(given)
-    if given.dropped.total:
-        say(f"dev: {given.dropped}")
-    if not held:
-        raise ArgumentError(f"no dev pairs are left: {given.dropped}. Give others.")
-    return held, _Again(read)
+        return splits.dev, splits.train
+    cleaned = _clean(dev, config.corpus)
+    dev_pairs = list(cleaned)
+    if cleaned.dropped.total:
+        notify(f"dev: {cleaned.dropped}")
+    if not dev_pairs:
+        raise ArgumentError(f"No dev pairs are left: {cleaned.dropped}. Use other data.")
+    return dev_pairs, _Reread(read)
 
 
-class _Again(Iterable[Pair]):
-    """Pairs that are read anew whenever they are iterated."""
+class _Reread(Iterable[Pair]):
+    """Pairs that each iteration reads again."""
 
     def __init__(self, read: Callable[[], Iterable[Pair]]) -> None:
         self._read = read
@@ -188,31 +190,32 @@ class _Again(Iterable[Pair]):
         return iter(self._read())
 
 
-def _short_enough(
-    held: list[Pair], tokens: TokenizerPair, config: CorpusConfig, say: Callable[[str], None]
+def _filter_dev(
+    pairs: list[Pair], tokens: TokenizerPair, config: CorpusConfig, notify: Callable[[str], None]
 ) -> list[Pair]:
-    """The pairs to judge by that a model of this config is meant for."""
-    dropped = _limits(config)
-    kept = [
-        pair
-        for pair, ids in zip(held, _encoded(tokens, held), strict=True)
-        if dropped.keeps(len(ids[0]), len(ids[1]))
-    ]
+    dropped = _token_filter(config)
+    encoded = zip(pairs, _encode(tokens, pairs), strict=True)
+    kept = [pair for pair, ids in encoded if dropped.keeps(*map(len, ids))]
     if dropped.total:
-        say(f"dev: {dropped}")
+        notify(f"dev: {dropped}")
     if not kept:
-        raise ArgumentError(f"no dev pairs are left: {dropped}. Raise corpus.max_tokens or ratio.")
-    say(f"{len(kept):,} pairs to judge by")
+        raise ArgumentError(
+            f"No dev pairs are left: {dropped}. Raise corpus.max_tokens or corpus.max_length_ratio."
+        )
+    notify(f"{len(kept):,} dev pairs")
     return kept
 
 
-def _limits(config: CorpusConfig) -> LengthFilter:
-    return LengthFilter(config.longest, config.ratio, _SLACK, "pieces")
+def _token_filter(config: CorpusConfig) -> LengthFilter:
+    return LengthFilter(config.max_tokens, config.max_length_ratio, _SLACK, "tokens")
 
 
-def _learn(config: TokensConfig, train: Iterable[Pair], seed: int) -> TokenizerPair:
+def _learn_tokens(config: TokensConfig, train: Iterable[Pair], seed: int) -> TokenizerPair:
     def learn(lines: Iterable[str]) -> Tokenizer:
-        return Tokenizer.learn(lines, kind=config.kind, size=config.size, coverage=config.coverage, seed=seed)
+        coverage = config.character_coverage
+        return Tokenizer.learn(
+            lines, kind=config.kind, size=config.size, character_coverage=coverage, seed=seed
+        )
 
     if config.shared:
         shared = learn(chain.from_iterable(train))
@@ -220,41 +223,35 @@ def _learn(config: TokensConfig, train: Iterable[Pair], seed: int) -> TokenizerP
     return TokenizerPair(learn(pair.source for pair in train), learn(pair.target for pair in train))
 
 
-def _told(tokens: TokenizerPair, config: TokensConfig) -> str:
-    """How large the vocabularies are, and whether that is less than was asked for."""
+def _describe(tokens: TokenizerPair, config: TokensConfig) -> str:
     sizes = [len(side) for side in dict.fromkeys(tokens)]
-    said = f"a vocabulary of {' and '.join(f'{size:,}' for size in sizes)}"
+    text = f"vocabulary: {' and '.join(f'{size:,}' for size in sizes)} tokens"
     if min(sizes) < config.size:
-        said += f"; {config.size:,} were asked for (tokens.size), and the text has no more"
-    return said
+        text += f" (tokens.size={config.size:,}, but the text has no more)"
+    return text
 
 
-def _encoded(tokens: TokenizerPair, pairs: Iterable[Pair]) -> Iterator[tuple[list[int], list[int]]]:
-    coming = iter(pairs)
-    while some := list(islice(coming, _LINES)):
-        sides = zip(tokens, zip(*some, strict=True), strict=True)
+def _encode(tokens: TokenizerPair, pairs: Iterable[Pair]) -> Iterator[tuple[list[int], list[int]]]:
+    remaining = iter(pairs)
+    while chunk := list(islice(remaining, _LINES)):
+        sides = zip(tokens, zip(*chunk, strict=True), strict=True)
         yield from zip(*(side.encode_batch(lines) for side, lines in sides), strict=True)
 
 
-def _linked(
+def _align_tokens(
     tokens: TokenizerPair, train: Iterable[Pair], config: CorpusConfig
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Of each pair that is kept, the source and the target tokens that are linked, one to one."""
+    """Linked source and target tokens of each pair that passes the length filter."""
 
-    def kept() -> Iterator[Pair]:
-        limits, (first, second) = _limits(config), tee(train)
-        sizes = ((len(source), len(target)) for source, target in _encoded(tokens, second))
-        return (pair for pair, size in zip(first, sizes, strict=True) if limits.keeps(*size))
+    def filtered() -> Iterator[Pair]:
+        token_filter, (first, second) = _token_filter(config), tee(train)
+        sizes = ((len(source), len(target)) for source, target in _encode(tokens, second))
+        return (pair for pair, size in zip(first, sizes, strict=True) if token_filter.keeps(*size))
 
-    anchors = LexicalAligner.learn(list(islice(kept(), _ANCHORED)))
-    coming = kept()
-    while some := list(islice(coming, _LINES)):
-        for pair, links in zip(some, anchors.links(some, "grow-diag-final-and"), strict=True):
-            found = token_links(tokens.source.segment(pair.source), tokens.target.segment(pair.target), links)
-            yield found[:, 0].tolist(), found[:, 1].tolist()
-
-
-def _kept(
-    pairs: Iterable[tuple[list[int], list[int]]], dropped: LengthFilter
-) -> Iterator[tuple[list[int], list[int]]]:
-    return (pair for pair in pairs if dropped.keeps(len(pair[0]), len(pair[1])))
+    aligner = LexicalAligner.learn(list(islice(filtered(), _LEXICON_PAIRS)))
+    remaining = filtered()
+    while chunk := list(islice(remaining, _LINES)):
+        for pair, word_links in zip(chunk, aligner.links(chunk, "grow-diag-final-and"), strict=True):
+            source, target = tokens.source.segment(pair.source), tokens.target.segment(pair.target)
+            links = token_links(source, target, word_links)
+            yield links[:, 0].tolist(), links[:, 1].tolist()

@@ -1,6 +1,7 @@
-"""What a training tells while it runs, and how it is shown: live on a terminal, as plain lines elsewhere.
+"""Training callbacks, and two that display progress: live on a terminal, as plain lines elsewhere.
 
-A trainer calls its callbacks: `begin`, then `report`, `judge`, `saved` and `say` in any order, then `end`.
+A trainer calls `on_begin`, then `on_report`, `on_validation`, `on_save` and `on_message` in any order, then
+`on_end`.
 """
 
 import atexit
@@ -18,20 +19,20 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-JUDGEMENTS = 4  # of the last ones that stay in sight
-FRAMES = 2  # a second
-PAUSE = 5.0  # seconds between two plain lines, at first
-SHARE = 50  # and later this part of the time so far
-MOST_PAUSE = 20.0  # but no more; a trainer reports every 30 seconds, or more often
-LONGEST = 60  # characters of a sample's sentence in a plain line
-_TIE = 1e-3  # BLEU is 0 at first, and always where all sentences are short; then the loss decides
+SHOWN_VALIDATIONS = 4  # in the live display
+FRAMES_PER_SECOND = 2
+MIN_INTERVAL = 5.0  # seconds between plain progress lines, growing with the elapsed time …
+INTERVAL_DIVISOR = 50
+MAX_INTERVAL = 20.0  # … up to this; a trainer reports at least every 30 seconds
+MAX_SAMPLE_LENGTH = 60  # characters of a sample sentence in a plain line
+_LOSS_WEIGHT = 1e-3  # breaks ties: BLEU is 0 at first, and always for very short sentences
 
 
 class Report(NamedTuple):
-    """Where a training stands.
+    """Training progress.
 
-    epoch: how often the corpus was read; loss: per token, mean since the last report; learning_rate;
-    seconds: trained so far, over all resumes; left: how many more to expect, where that is known.
+    epoch: passes over the corpus. loss: mean per token since the last report. seconds: training time,
+    including earlier runs. left: estimated remaining seconds, if known.
     """
 
     step: int
@@ -45,10 +46,9 @@ class Report(NamedTuple):
 
 
 class SampleTranslation(NamedTuple):
-    """A sentence of the dev data, how the model translates it, and how it should.
+    """A dev sentence, its translation by the model, and its reference translation.
 
-    alignment: which of the model's words came from which, as `Alignment.to_dict` says it; None if the model
-    does not attend to the source.
+    alignment: `Alignment.to_dict` of the translation; None without attention to the source.
     """
 
     source: str
@@ -57,15 +57,15 @@ class SampleTranslation(NamedTuple):
     alignment: dict[str, Any] | None = None
 
     def texts(self) -> dict[str, str]:
-        """The three sentences, by name."""
+        """The three sentences by name."""
         return {"source": self.source, "translation": self.translation, "reference": self.reference}
 
 
 class ValidationResult(NamedTuple):
-    """How good the model is on the dev data.
+    """Scores on the dev data.
 
-    loss: per token; bleu: 0 to 100; exact: the share of sentences translated exactly, 0 to 1;
-    best: better than ever before.
+    loss: per token. bleu: 0 to 100. exact: fraction of sentences that equal the reference.
+    best: whether this is the best result so far.
     """
 
     step: int
@@ -77,7 +77,7 @@ class ValidationResult(NamedTuple):
 
 
 class Callback:
-    """Who is told how a training goes; this one does nothing with it.
+    """Receives the events of a training; by default it ignores them.
 
     >>> from regard.translation.training.progress import Callback
     >>> class Count(Callback):
@@ -88,63 +88,63 @@ class Callback:
     """
 
     def on_begin(self, about: str, step: int, steps: int) -> None:
-        """A training begins, or goes on after `step`, up to `steps`; `about` says in words what it is."""
+        """Training starts, or resumes after `step`, and ends at `steps`; `about` describes the model."""
 
     def on_report(self, report: Report) -> None:
-        """Some more steps are done."""
+        """Called regularly with the progress."""
 
-    def on_validation(self, judgement: ValidationResult) -> None:
-        """The model was tried on the dev data."""
+    def on_validation(self, result: ValidationResult) -> None:
+        """The model was validated."""
 
     def on_save(self, step: int, path: str | os.PathLike[str]) -> None:
-        """A checkpoint was written."""
+        """A checkpoint was saved."""
 
     def on_message(self, text: str) -> None:
-        """Something that a person should know."""
+        """A message for the user."""
 
     def on_end(self, text: str) -> None:
-        """The training is over, or was interrupted; `text` says which."""
+        """Training finished or was interrupted, as described by `text`."""
 
 
 class CallbackList(Callback):
-    """Several callbacks as one: each is told all.
+    """Passes every event to several callbacks.
 
     >>> from regard.translation.training.progress import PlainDisplay, CallbackList
-    >>> CallbackList([PlainDisplay(), PlainDisplay()]).on_message("half of it is done")
-    half of it is done
-    half of it is done
+    >>> CallbackList([PlainDisplay(), PlainDisplay()]).on_message("50 % done")
+    50 % done
+    50 % done
     """
 
-    def __init__(self, all_of_them: Sequence[Callback] = ()) -> None:
-        self._all = tuple(all_of_them)
+    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
+        self._callbacks = tuple(callbacks)
 
     def on_begin(self, about: str, step: int, steps: int) -> None:
-        for one in self._all:
-            one.on_begin(about, step, steps)
+        for callback in self._callbacks:
+            callback.on_begin(about, step, steps)
 
     def on_report(self, report: Report) -> None:
-        for one in self._all:
-            one.on_report(report)
+        for callback in self._callbacks:
+            callback.on_report(report)
 
-    def on_validation(self, judgement: ValidationResult) -> None:
-        for one in self._all:
-            one.on_validation(judgement)
+    def on_validation(self, result: ValidationResult) -> None:
+        for callback in self._callbacks:
+            callback.on_validation(result)
 
     def on_save(self, step: int, path: str | os.PathLike[str]) -> None:
-        for one in self._all:
-            one.on_save(step, path)
+        for callback in self._callbacks:
+            callback.on_save(step, path)
 
     def on_message(self, text: str) -> None:
-        for one in self._all:
-            one.on_message(text)
+        for callback in self._callbacks:
+            callback.on_message(text)
 
     def on_end(self, text: str) -> None:
-        for one in self._all:
-            one.on_end(text)
+        for callback in self._callbacks:
+            callback.on_end(text)
 
 
 def create_display(console: "Console | None" = None) -> Callback:
-    """What shows a training best: a `Display` on a terminal, `Lines` where there is none.
+    """Return a `LiveDisplay` on a terminal, otherwise a `PlainDisplay`.
 
     >>> from io import StringIO
     >>> from rich.console import Console
@@ -155,21 +155,23 @@ def create_display(console: "Console | None" = None) -> Callback:
     from rich.console import Console
 
     console = console or Console(highlight=False)
-    live = console.is_interactive and not console.is_dumb_terminal
-    if live and console.file.isatty() and console.encoding.startswith("utf"):
+    interactive = console.is_interactive and not console.is_dumb_terminal
+    if interactive and console.file.isatty() and console.encoding.startswith("utf"):
         return LiveDisplay(console)
     return PlainDisplay(console.file)
 
 
 class PlainDisplay(Callback):
-    """Plain lines: one for each judgement, and one for reports every 5 seconds, later every 20 or 30.
+    """Prints a line for each validation, and progress every 5 seconds, later every 20 or 30.
 
     >>> from regard.translation.training.progress import ValidationResult, PlainDisplay, SampleTranslation
     >>> lines = PlainDisplay()
     >>> lines.on_begin("A small Transformer", 0, 2000)
     A small Transformer
     >>> lines.on_validation(
-    ...     ValidationResult(500, 2.5, 31.4, 0.25, SampleTranslation("Hunde bellen", "dogs bark", "dogs bark"), True)
+    ...     ValidationResult(
+    ...         500, 2.5, 31.4, 0.25, SampleTranslation("Hunde bellen", "dogs bark", "dogs bark"), True
+    ...     )
     ... )
     step   500/2,000  dev loss 2.500  dev BLEU 31.4  exact 25.0 %  best  "Hunde bellen" → "dogs bark"
     (reference "dogs bark")
@@ -184,25 +186,24 @@ class PlainDisplay(Callback):
         self._steps, self._next = steps, -math.inf
         self._print(about)
         if step:
-            self._print(f"goes on after step {step:,}")
+            self._print(f"resuming after step {step:,}")
 
     def on_report(self, report: Report) -> None:
         self._steps = report.steps
         if report.seconds < self._next and report.step < report.steps:
             return
-        self._next = report.seconds + min(max(PAUSE, report.seconds / SHARE), MOST_PAUSE)
+        self._next = report.seconds + min(max(MIN_INTERVAL, report.seconds / INTERVAL_DIVISOR), MAX_INTERVAL)
         left = [] if report.left is None else [f"{format_duration(report.left)} left"]
-        self._print(
-            "  ".join([self._where(report.step), f"epoch {report.epoch:.2f}", *_figures(report), *left])
-        )
+        epoch = f"epoch {report.epoch:.2f}"
+        self._print("  ".join([self._format_step(report.step), epoch, *_format_report(report), *left]))
 
-    def on_validation(self, judgement: ValidationResult) -> None:
-        parts = [self._where(judgement.step), *_verdict(judgement)]
-        if judgement.best:
+    def on_validation(self, result: ValidationResult) -> None:
+        parts = [self._format_step(result.step), *_format_result(result)]
+        if result.best:
             parts.append("best")
-        if judgement.sample:
+        if result.sample:
             source, translation, reference = (
-                shorten(printable(one), LONGEST) for one in judgement.sample.texts().values()
+                shorten(printable(text), MAX_SAMPLE_LENGTH) for text in result.sample.texts().values()
             )
             parts.append(f'"{source}" → "{translation}" (reference "{reference}")')
         self._print("  ".join(parts))
@@ -213,21 +214,20 @@ class PlainDisplay(Callback):
     def on_end(self, text: str) -> None:
         self._print(text)
 
-    def _where(self, step: int) -> str:
+    def _format_step(self, step: int) -> str:
         steps = f"{self._steps:,}"
         return f"step {step:>{len(steps)},}/{steps}"
 
     def _print(self, text: str) -> None:
-        stream = self._stream or sys.stdout  # looked up now: whoever redirects it later is heeded
+        stream = self._stream or sys.stdout  # looked up now: it may be redirected later
         encoding = getattr(stream, "encoding", None) or "utf-8"
         text = "\n".join(printable(line) for line in text.splitlines())
-        # who no longer listens, as `head` does, does not end the training
-        with suppress(OSError):
+        with suppress(OSError):  # a closed pipe does not end the training
             print(text.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
 
 
 class LiveDisplay(Callback):
-    """A live progress bar on a terminal, below it the last judgements and a sample translation.
+    """A live progress bar with the last validations and a sample translation.
 
     >>> from io import StringIO
     >>> from rich.console import Console
@@ -243,36 +243,39 @@ class LiveDisplay(Callback):
 
         self._console = console or Console(highlight=False)
         self._live: Live | None = None
-        self._begin(0, 0)
+        self._reset(0, 0)
 
-    def _begin(self, step: int, steps: int) -> None:
+    def _reset(self, step: int, steps: int) -> None:
         self._step, self._steps = step, steps
         self._report: Report | None = None
         self._reported = time.monotonic()
-        self._judgements: list[ValidationResult] = []
+        self._results: list[ValidationResult] = []
         self._saved: int | None = None
 
     def on_begin(self, about: str, step: int, steps: int) -> None:
         from rich.live import Live
 
         self._stop()
-        self._begin(step, steps)
+        self._reset(step, steps)
         self.on_message(about)
         if step:
-            self.on_message(f"goes on after step {step:,}")
+            self.on_message(f"resuming after step {step:,}")
         self._live = Live(
-            get_renderable=self._drawing, console=self._console, refresh_per_second=FRAMES, transient=False
+            get_renderable=self._render,
+            console=self._console,
+            refresh_per_second=FRAMES_PER_SECOND,
+            transient=False,
         )
-        atexit.register(self._stop)  # whatever ends the program, the terminal gets its cursor back
+        atexit.register(self._stop)  # restore the cursor however the program ends
         self._live.start()
 
     def on_report(self, report: Report) -> None:
         self._report, self._reported = report, time.monotonic()
         self._step, self._steps = report.step, report.steps
 
-    def on_validation(self, judgement: ValidationResult) -> None:
-        self._judgements = [*self._judgements, judgement]  # a new list: another thread may be drawing the old
-        self._step = max(self._step, judgement.step)
+    def on_validation(self, result: ValidationResult) -> None:
+        self._results = [*self._results, result]  # a new list: another thread may be rendering the old one
+        self._step = max(self._step, result.step)
 
     def on_save(self, step: int, path: str | os.PathLike[str]) -> None:
         self._saved = step
@@ -281,7 +284,7 @@ class LiveDisplay(Callback):
     def on_message(self, text: str) -> None:
         from rich.text import Text
 
-        with suppress(OSError):  # a terminal that was closed does not end the training
+        with suppress(OSError):  # a closed terminal does not end the training
             for line in text.splitlines():
                 self._console.print(Text(printable(line)), soft_wrap=True)
 
@@ -296,16 +299,16 @@ class LiveDisplay(Callback):
             with suppress(OSError):
                 live.stop()
 
-    def _drawing(self) -> "RenderableType":
+    def _render(self) -> "RenderableType":
         from rich.console import Group
         from rich.text import Text
 
         parts = [self._bar(), self._numbers()]
-        if self._judgements:
+        if self._results:
             parts.append(self._table())
-            if self._judgements[-1].sample:
-                parts.append(_sample(self._judgements[-1].sample))
-        return Group(*parts, Text())  # an empty last line, where the ^C of a terminal moves nothing
+            if self._results[-1].sample:
+                parts.append(_render_sample(self._results[-1].sample))
+        return Group(*parts, Text())  # an empty last line: the terminal's ^C does not disturb the display
 
     def _bar(self) -> "RenderableType":
         from rich.progress_bar import ProgressBar
@@ -323,47 +326,49 @@ class LiveDisplay(Callback):
         return row
 
     def _left(self) -> str:
-        """It is counted down between two reports."""
+        """Remaining time, counted down between reports."""
         if self._report is None or self._report.left is None:
             return ""
-        passed = time.monotonic() - self._reported
-        return format_duration(max(self._report.left - passed, 0.0))
+        elapsed = time.monotonic() - self._reported
+        return format_duration(max(self._report.left - elapsed, 0.0))
 
     def _numbers(self) -> "RenderableType":
         from rich.text import Text
 
         if self._report is None:
-            return Text("the first steps …", style="dim")
-        parts = [*_figures(self._report), f"epoch {self._report.epoch:.2f}", format_duration(self._report.seconds)]
+            return Text("starting …", style="dim")
+        parts = [
+            *_format_report(self._report),
+            f"epoch {self._report.epoch:.2f}",
+            format_duration(self._report.seconds),
+        ]
         if self._saved is not None:
             parts.append(f"saved at step {self._saved:,}")
         return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
 
     def _table(self) -> "RenderableType":
-        """The last judgements, and the best, if it is older."""
+        """The last validations, and the best one if it is older."""
         from rich.table import Table
 
-        best = max((j.step for j in self._judgements if j.best), default=None)
-        shown = self._judgements[-JUDGEMENTS:]
-        older = [j for j in self._judgements[:-JUDGEMENTS] if j.best][-1:]
+        best = max((result.step for result in self._results if result.best), default=None)
+        shown = self._results[-SHOWN_VALIDATIONS:]
+        older = [result for result in self._results[:-SHOWN_VALIDATIONS] if result.best][-1:]
         if older and older[0].step == best:
             shown = [*older, *shown[1:]]
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
         for name in ("step", "dev loss", "dev BLEU", "exact"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("", no_wrap=True)
-        for one in shown:
-            bleu = "" if one.bleu is None else f"{one.bleu:.1f}"
-            exact = "" if one.exact is None else f"{100 * one.exact:.1f} %"
-            is_best = one.step == best
-            mark = "best" if is_best else ""
-            style = "bold green" if is_best else None
-            table.add_row(f"{one.step:,}", f"{one.loss:.3f}", bleu, exact, mark, style=style)
+        for result in shown:
+            bleu = "" if result.bleu is None else f"{result.bleu:.1f}"
+            exact = "" if result.exact is None else f"{100 * result.exact:.1f} %"
+            label, style = ("best", "bold green") if result.step == best else ("", None)
+            table.add_row(f"{result.step:,}", f"{result.loss:.3f}", bleu, exact, label, style=style)
         return table
 
 
-def _sample(sample: SampleTranslation) -> "RenderableType":
-    """Three lines, cut where the terminal ends."""
+def _render_sample(sample: SampleTranslation) -> "RenderableType":
+    """Three lines, truncated at the width of the terminal."""
     from rich.console import Group
     from rich.text import Text
 
@@ -373,36 +378,34 @@ def _sample(sample: SampleTranslation) -> "RenderableType":
     return Group(*(Text.assemble(*line, no_wrap=True, overflow="ellipsis") for line in lines))
 
 
-def _figures(report: Report) -> list[str]:
+def _format_report(report: Report) -> list[str]:
     return [
         f"loss {report.loss:.3f}",
-        f"rate {report.learning_rate:.2e}",
+        f"lr {report.learning_rate:.2e}",
         f"{report.tokens_per_second:,.0f} tokens/s",
     ]
 
 
-def _verdict(judgement: ValidationResult) -> list[str]:
+def _format_result(result: ValidationResult) -> list[str]:
     return [
-        f"dev loss {judgement.loss:.3f}",
-        *([] if judgement.bleu is None else [f"dev BLEU {judgement.bleu:.1f}"]),
-        *([] if judgement.exact is None else [f"exact {100 * judgement.exact:.1f} %"]),
+        f"dev loss {result.loss:.3f}",
+        *([] if result.bleu is None else [f"dev BLEU {result.bleu:.1f}"]),
+        *([] if result.exact is None else [f"exact {100 * result.exact:.1f} %"]),
     ]
 
 
 def selection_score(bleu: float, loss: float) -> float:
-    """What is to be as large as possible: BLEU, and of two that are equal the one with the lower loss.
-
-    The best of a training is the first with the largest one.
+    """The score that selects the best model: BLEU, with ties broken by the lower loss.
 
     >>> from regard.translation.training.progress import selection_score
     >>> selection_score(31.4, 2.0) > selection_score(31.4, 2.5) > selection_score(31.3, 2.0)
     True
     """
-    return bleu - _TIE * loss
+    return bleu - _LOSS_WEIGHT * loss
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as a clock shows them.
+    """Format seconds as on a clock.
 
     >>> from regard.translation.training.progress import format_duration
     >>> format_duration(75), format_duration(7265)

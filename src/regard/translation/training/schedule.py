@@ -1,4 +1,4 @@
-"""Learning rates over a training."""
+"""Learning rate schedules."""
 
 import math
 
@@ -6,7 +6,7 @@ from regard.translation.config import TrainingConfig
 
 
 def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
-    """The rate of an update, counted from 0: a rise of `warmup` updates, then what the schedule says.
+    """The learning rate of update `step`, counted from 0: linear warmup, then the schedule.
 
     >>> from regard.translation.config import TrainingConfig
     >>> from regard.translation.training.schedule import learning_rate
@@ -17,12 +17,12 @@ def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
     >>> [round(learning_rate(config, step, 8), 2) for step in range(8)]
     [0.5, 1.0, 0.93, 0.75, 0.5, 0.25, 0.07, 0.0]
     """
-    warmup = min(config.warmup, max(steps // 4, 1))  # of a short training, a quarter
+    peak, warmup = config.learning_rate, min(config.warmup, max(steps // 4, 1))  # at most a quarter
     done = step + 1
     if done <= warmup:
-        return config.learning_rate * done / warmup
+        return peak * done / warmup
     if config.schedule == "inverse-sqrt":  # Vaswani et al. 2017, eq. 3
-        return config.learning_rate * math.sqrt(max(warmup, 1) / done)
+        return peak * math.sqrt(max(warmup, 1) / done)
     if config.schedule == "cosine":  # Loshchilov and Hutter 2017, eq. 5
-        return config.learning_rate * (1 + math.cos(math.pi * (done - warmup) / max(steps - warmup, 1))) / 2
-    return config.learning_rate
+        return peak * (1 + math.cos(math.pi * (done - warmup) / max(steps - warmup, 1))) / 2
+    return peak

@@ -1,10 +1,10 @@
-"""Sharded models: each process holds some rows of every parameter, and none ever holds the whole model.
+"""Sharded models: each process holds some rows of every parameter, and no process the whole model.
 
-build      a new model, initialised layer by layer; of each layer a process keeps its own rows
-write      one safetensors file, written by the first process; the others send it their rows in order
-read_rows  the rows of a process, from such a file or from any other
-average    the mean of parameters and those of checkpoints, tensor by tensor
-streamed   a model whose blocks are read from a file while they compute: for validation in one process
+build_sharded    a new model, initialized layer by layer; a process keeps its rows of each layer
+write_sharded    one safetensors file, written by rank 0; the other ranks send their rows in order
+read_rows        the rows of a process, from any safetensors file
+average          the mean of the parameters and those of checkpoints, tensor by tensor
+streamed_model   a model whose blocks are read from a file when they are called, for validation in one process
 
 The files are the same as those of a training in one process.
 """
@@ -23,13 +23,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, distributed, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from regard.errors import ArgumentError
 from regard.models.layers.blocks import DecoderBlock, EncoderBlock
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.training.checkpoint import MODEL, Checkpoint, damaged
+from regard.translation.training.checkpoint import MODEL, Checkpoint, damaged_checkpoint
 
-BLOCKS = (EncoderBlock, DecoderBlock)  # gathered one at a time; all other parameters together
-_ALIGNED = 64  # bytes: where the tensors of a file begin
+BLOCKS = (EncoderBlock, DecoderBlock)  # gathered one at a time; the other parameters together
+_ALIGNMENT = 64  # bytes; of the tensors in a file
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -44,7 +43,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class Share(NamedTuple):
-    """One process of several, and the rows of a tensor that are its own: those of FSDP2 and `torch.chunk`.
+    """One of several processes, and its rows of a tensor, as in FSDP2 and `torch.chunk`.
 
     >>> from regard.translation.training.sharding import Share
     >>> [Share(rank, 3).rows(7) for rank in range(3)]
@@ -55,15 +54,15 @@ class Share(NamedTuple):
     size: int
 
     def rows(self, length: int) -> slice:
-        """The rows of a tensor that has so many; possibly none."""
+        """The rows of this process in a tensor of `length` rows; possibly none."""
         step = -(-length // self.size)
         return slice(min(self.rank * step, length), min((self.rank + 1) * step, length))
 
 
 class Shard(NamedTuple):
-    """What a process holds of a tensor: its rows, or all of them if the tensor is not sharded.
+    """The rows of a tensor in one process; all of them if the tensor is not sharded.
 
-    shape: that of the whole tensor.
+    shape: shape of the whole tensor.
     """
 
     local: Tensor
@@ -72,7 +71,7 @@ class Shard(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Shard":
-        """The shard of a parameter of FSDP2's, or any other tensor."""
+        """The shard of an FSDP2 parameter, or of any other tensor."""
         from torch.distributed.tensor import DTensor
 
         sharded = isinstance(tensor, DTensor)
@@ -81,19 +80,19 @@ class Shard(NamedTuple):
 
     @classmethod
     def all(cls, tensors: Mapping[str, Tensor]) -> "dict[str, Shard]":
-        """The shards of several tensors, by name."""
+        """The shards of several tensors by name."""
         return {name: cls.of(tensor) for name, tensor in tensors.items()}
 
 
-def build(make: Callable[[], Module], share: Share) -> tuple[Module, dict[str, Tensor]]:
-    """A module whose parameters are on the meta device, and this process's rows of their initial values.
+def build_sharded(build: Callable[[], Module], share: Share) -> tuple[Module, dict[str, Tensor]]:
+    """Build a module with parameters on the meta device, and return this process's rows of their values.
 
-    `make` initialises every layer as usual, so that the random numbers are those of a module in one process.
-    As soon as a layer is assigned to its parent, all rows but this process's are freed.
+    `build` initializes every layer as usual, with the same random numbers as in one process. As soon as a
+    layer is assigned to its parent, the rows of other processes are freed.
 
     >>> import torch
-    >>> from regard.translation.training.sharding import Share, build
-    >>> model, rows = build(lambda: torch.nn.Sequential(torch.nn.Linear(4, 6)), Share(0, 2))
+    >>> from regard.translation.training.sharding import Share, build_sharded
+    >>> model, rows = build_sharded(lambda: torch.nn.Sequential(torch.nn.Linear(4, 6)), Share(0, 2))
     >>> model[0].weight.device, rows["0.weight"].shape
     (device(type='meta'), torch.Size([3, 4]))
     """
@@ -113,25 +112,25 @@ def build(make: Callable[[], Module], share: Share) -> tuple[Module, dict[str, T
                 setattr(child, name, replaced[parameter])
 
     def registered(parent: nn.Module, name: str, child: nn.Module | None) -> None:
-        if child is not None and get_ident() == thread:  # other threads may make modules of their own
+        if child is not None and get_ident() == thread:  # other threads may build modules, too
             shard(child)
 
     handle = register_module_module_registration_hook(registered)
     try:
-        module = make()
+        module = build()
     finally:
         handle.remove()
     shard(module)
     for name, parameter in module.named_parameters():
-        # in-place operations are counted on the meta device, too
+        # the meta device counts in-place operations, too
         if parameter._version:
-            raise RuntimeError(f"{name} was initialised after its layer was assigned to another one")
+            raise RuntimeError(f"{name} was initialized after its layer was assigned to its parent")
     return module, {name: kept[parameter] for name, parameter in module.named_parameters()}
 
 
 @torch.no_grad()
 def materialize(module: nn.Module, rows: dict[str, Tensor], device: torch.device) -> None:
-    """Replace the meta parameters of a sharded module by these rows, which are freed one by one."""
+    """Replace the meta parameters of a sharded module by these rows; frees them one by one."""
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     module.to_empty(device=device)
     for name, buffer in module.named_buffers():
@@ -140,27 +139,27 @@ def materialize(module: nn.Module, rows: dict[str, Tensor], device: torch.device
         Shard.of(parameter).local.copy_(rows.pop(name))
 
 
-def write(files: Mapping[Path, Mapping[str, Shard]], share: Share, group: Any) -> None:
-    """All processes together write safetensors files; none of them holds more than its rows of two tensors.
+def write_sharded(files: Mapping[Path, Mapping[str, Shard]], share: Share, group: Any) -> None:
+    """Write safetensors files from all processes; none holds more than its rows of two tensors.
 
-    If the first process, which writes, fails, it raises its error after the others have sent their rows.
+    If rank 0 fails to write, it raises after the others have sent their rows.
     """
     ordered = {path: dict(sorted(shards.items())) for path, shards in files.items()}
-    coming = {path: _gathered(shards, share, group) for path, shards in ordered.items()}
+    incoming = {path: _gather(shards, share, group) for path, shards in ordered.items()}
     try:
         if share.rank == 0:
             for path, shards in ordered.items():
                 with path.open("wb") as file:
                     file.write(_header(shards))
-                    for piece in coming[path]:
+                    for piece in incoming[path]:
                         file.write(piece.reshape(-1).view(torch.uint8).numpy().data)
     finally:
-        for pieces in coming.values():  # send what is left, so that no process waits for ever
+        for pieces in incoming.values():  # exchange the rest: no process may wait forever
             deque(pieces, 0)
 
 
-def _gathered(shards: Mapping[str, Shard], share: Share, group: Any) -> Iterator[Tensor]:
-    """In the first process, the rows of all processes, tensor by tensor; the others send theirs."""
+def _gather(shards: Mapping[str, Shard], share: Share, group: Any) -> Iterator[Tensor]:
+    """In rank 0, yield the rows of all processes, tensor by tensor; other ranks send theirs."""
     for shard in shards.values():
         for rank in range(share.size if shard.sharded else 1):
             rows = Share(rank, share.size).rows(shard.shape[0]) if shard.sharded else slice(None)
@@ -179,49 +178,49 @@ def _gathered(shards: Mapping[str, Shard], share: Share, group: Any) -> Iterator
 
 
 def _header(shards: Mapping[str, Shard]) -> bytes:
-    """What a safetensors file begins with: the length of a JSON text, and the text."""
-    about, end = {}, 0
+    """The header of a safetensors file: the length of a JSON text, and the text."""
+    entries, end = {}, 0
     for name, (local, shape, _) in shards.items():
         start, end = end, end + shape.numel() * local.element_size()
-        about[name] = {"dtype": _DTYPES[local.dtype], "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(about).encode()
-    text += b" " * (-(8 + len(text)) % _ALIGNED)
+        entries[name] = {"dtype": _DTYPES[local.dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 
 
 def read_rows(path: Path, name: str, shard: Shard, share: Share) -> Tensor:
-    """What a process holds of a tensor in a safetensors file; the shape must be that of `shard`.
+    """This process's rows of a tensor in a safetensors file; its shape must be that of `shard`.
 
-    The result is a view of the file, which is mapped for as long as the result lives.
+    The result is a view of the memory-mapped file.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         rows = file.get_slice(name)
-        found = rows.get_shape()
-        if found != list(shard.shape):
-            raise ValueError(f"{name} has the shape {found} and should have {list(shard.shape)}")
-        return rows[share.rows(found[0])] if shard.sharded else file.get_tensor(name)
+        shape = rows.get_shape()
+        if shape != list(shard.shape):
+            raise ValueError(f"{name} has shape {shape}, expected {list(shard.shape)}")
+        return rows[share.rows(shape[0])] if shard.sharded else file.get_tensor(name)
 
 
-def read_whole(path: Path, name: str) -> Tensor:
+def read_tensor(path: Path, name: str) -> Tensor:
     """A copy of a tensor in a safetensors file."""
-    with _opened(path) as file:
+    with _open(path) as file:
         return file.get_tensor(name).clone()
 
 
-def names_in(path: Path) -> list[str]:
+def tensor_names(path: Path) -> list[str]:
     """The names of the tensors in a safetensors file."""
-    with _opened(path) as file:
+    with _open(path) as file:
         return list(file.keys())
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """A file of a checkpoint."""
+def _open(path: Path) -> Iterator[Any]:
+    """Open a file of a checkpoint."""
     try:
         with safe_open(path, "pt") as file:
             yield file
     except (OSError, SafetensorError) as error:
-        raise ArgumentError(damaged(path.parent, error)) from None
+        raise damaged_checkpoint(path.parent, error) from None
 
 
 @torch.no_grad()
@@ -232,25 +231,25 @@ def read_into(path: Path, name: str, tensor: Tensor, share: Share) -> None:
 
 
 def average(
-    shards: Mapping[str, Shard], saved: Sequence[Checkpoint], share: Share
+    shards: Mapping[str, Shard], checkpoints: Sequence[Checkpoint], share: Share
 ) -> Iterator[tuple[str, Shard]]:
-    """The mean of these tensors and of those of checkpoints, one by one."""
+    """Yield the mean of each tensor and its versions in the checkpoints."""
     for name, shard in shards.items():
         total = shard.local.double()
-        for one in saved:
-            total += read_rows(one.path / MODEL, name, shard, share).to(total.device)
-        yield name, shard._replace(local=(total / (len(saved) + 1)).to(shard.local.dtype))
+        for checkpoint in checkpoints:
+            total += read_rows(checkpoint.path / MODEL, name, shard, share).to(total.device)
+        yield name, shard._replace(local=(total / (len(checkpoints) + 1)).to(shard.local.dtype))
 
 
 @contextmanager
-def streamed(make: Callable[[], Seq2Seq], path: Path, device: Device = "cpu") -> Iterator[Seq2Seq]:
-    """A model that reads each block from a file when it is called, and forgets it afterwards.
+def streamed_model(build: Callable[[], Seq2Seq], path: Path, device: Device = "cpu") -> Iterator[Seq2Seq]:
+    """A model that reads each block from a file when it is called, and frees it afterwards.
 
-    make: makes a model of the right size. path: a safetensors file with its parameters. Blocks are views of
-    the file, so that the system reads it once and keeps what fits into memory.
+    build: builds a model of the right size. path: safetensors file with its parameters. Blocks are views of
+    the file, which the system caches as memory permits.
     """
     with torch.device("meta"):
-        model = make().eval()
+        model = build().eval()
     blocks = {name: module for name, module in model.named_modules() if isinstance(module, BLOCKS)}
     inside = tuple(f"{name}." for name in blocks)
     _load(model, path, device, {name: name for name in model.state_dict() if not name.startswith(inside)})
@@ -260,20 +259,20 @@ def streamed(make: Callable[[], Seq2Seq], path: Path, device: Device = "cpu") ->
 
 
 def _load_when_called(block: nn.Module, path: Path, device: Device, prefix: str) -> None:
-    """Read the parameters of a block before its methods that need them, and drop them afterwards."""
+    """Load the parameters of a block when its methods are called, and free them afterwards."""
     names = {name: f"{prefix}.{name}" for name in block.state_dict()}
     empty = dict(block.state_dict(keep_vars=True))
     depth = 0
 
-    def loading(method: Callable[..., Any]) -> Callable[..., Any]:
+    def load_first(method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
-        def call(*given: Any, **options: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal depth
             if not depth:
                 _load(block, path, device, names)
             depth += 1
             try:
-                return method(*given, **options)
+                return method(*args, **kwargs)
             finally:
                 depth -= 1
                 if not depth:
@@ -281,20 +280,20 @@ def _load_when_called(block: nn.Module, path: Path, device: Device, prefix: str)
 
         return call
 
-    block.forward = loading(block.forward)
-    if isinstance(block, DecoderBlock):  # the keys and values of a source are made before the first step
-        block.cross.project_source = loading(block.cross.project_source)  # type: ignore[method-assign]
+    block.forward = load_first(block.forward)
+    if isinstance(block, DecoderBlock):  # source keys and values are projected before the first step
+        block.cross.project_source = load_first(block.cross.project_source)  # type: ignore[method-assign]
 
 
 def _load(module: nn.Module, path: Path, device: Device, names: Mapping[str, str]) -> None:
     with safe_open(path, "pt") as file:
-        _assign(module, {own: file.get_tensor(name).to(device) for own, name in names.items()})
+        _assign(module, {key: file.get_tensor(name).to(device) for key, name in names.items()})
 
 
 def _assign(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Make these tensors the parameters and buffers of a module."""
+    """Replace parameters and buffers of a module."""
     for name, tensor in tensors.items():
-        path, _, own = name.rpartition(".")
+        path, _, attribute = name.rpartition(".")
         owner = module.get_submodule(path)
-        is_parameter = own in owner._parameters
-        setattr(owner, own, nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor)
+        is_parameter = attribute in owner._parameters
+        setattr(owner, attribute, nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor)

@@ -1,4 +1,4 @@
-"""From pairs of sentences to a translator: prepare, train, and choose what alignments are read from."""
+"""Train a translator: prepare the data, train, and select the attention head for alignments."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,14 +35,19 @@ from regard.translation.training.checkpoint import (
 from regard.translation.training.distributed import SingleProcess, World
 from regard.translation.training.logs import CsvLog, SampleLog, TensorBoardLog
 from regard.translation.training.loop import Trainer, TrainingResult
-from regard.translation.training.preparation import Prepared, is_prepared, prepare, prepared
+from regard.translation.training.preparation import (
+    FILES,
+    TrainingData,
+    is_prepared,
+    load_data,
+    prepare,
+)
 from regard.translation.training.progress import Callback, CallbackList, Report, ValidationResult
 
-_ALIGNED = 300  # dev pairs by which layer and heads are chosen
-_ANCHORED = 5000  # pairs of the training from which it is learned which of their words belong together
-# all that a preparation writes, by names: what else is in a folder is somebody's own
-_DATA = tuple(f"data/{name}" for name in ("text.tsv", "train.ids", "links.ids", "dev.tsv", "ready"))
-_PREPARED = (CONFIG, SHARED, SOURCE, TARGET, *_DATA)
+_MAX_DEV_PAIRS = 300  # to select the alignment head
+_LEXICON_PAIRS = 5000  # training pairs from which the lexical aligner learns
+# everything that preparation writes; all other files in a folder belong to the user
+_PREPARED = (CONFIG, SHARED, SOURCE, TARGET, *(f"data/{name}" for name in FILES))
 
 
 def train(
@@ -56,21 +61,21 @@ def train(
     world: World | None = None,
     origin: Mapping[str, Any] | None = None,
 ) -> TrainingResult:
-    """Train a translator in a model folder; `load_translator(folder)` reads it.
+    """Train a translator in a model folder. Load it with `load_translator(folder)`.
 
-    folder: where all of it is kept; see the page on files.
-    pairs: `read_pairs("a.en", "a.de")`, or any others; None with `resume` are those of the folder.
-    dev: pairs to judge by; otherwise some are held back.
-    config: all settings; by default those of `TranslationConfig.preset("small")`, as of `regard train`.
-    resume: go on from the last checkpoint of the folder, if there is one; its own config counts then. If `config`
-        is the same but for more epochs or updates, the training is lengthened, a finished one too.
-    origin: where the pairs come from, for config.json to keep.
-    callbacks: are told how it goes. The folder gets log.csv and samples.jsonl, and logs for TensorBoard if
-        that is installed.
-    world: the processes that train together, where torchrun started several.
+    folder: model folder; see the page on files.
+    pairs: training pairs, such as `read_pairs("a.en", "a.de")`. May be None with `resume`.
+    dev: validation pairs. Default: held out from `pairs`.
+    config: all settings. Default: `TranslationConfig.preset("small")`.
+    resume: continue from the last checkpoint in the folder, if there is one, with the folder's config. If
+        `config` differs only by more epochs or updates, train longer, even after training has finished.
+    callbacks: receive the events of the training. log.csv, samples.jsonl and, if installed, TensorBoard files
+        are always written.
+    world: the processes that train together; see `join_world`.
+    origin: where the pairs come from; stored in config.json.
 
-    The process's memory allocator is left as it is. On a CPU, `regard.models.keep_memory()` before the call
-    makes training faster; with sharded parameters, `regard.models.return_memory()` saves memory.
+    On a CPU, `regard.models.keep_memory()` before the call makes training faster; with sharded parameters,
+    `regard.models.return_memory()` saves memory.
 
     >>> import tempfile
     >>> from regard.translation import Pair, TranslationConfig, load_translator, train
@@ -81,67 +86,62 @@ def train(
     ...     ["training.updates=2", "tokens.size=40", "model.width=16"]
     ... )
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     outcome = train(folder, pairs, config=config)
+    ...     result = train(folder, pairs, config=config)
     ...     translations = load_translator(folder).translate(["one 3"])
-    >>> outcome.finished
+    >>> result.finished
     True
     """
     path, world = Path(folder), world or SingleProcess()
     check_folder_name(path)
     if config is not None:
-        check_type("train got a config", config, TranslationConfig, 'Plan.preset("tiny")')
-    for name, some in (("pairs", pairs), ("dev", dev)):
-        if isinstance(some, str | bytes | os.PathLike):
+        check_type("train got a config", config, TranslationConfig, 'TranslationConfig.preset("tiny")')
+    for name, value in (("pairs", pairs), ("dev", dev)):
+        if isinstance(value, str | bytes | os.PathLike):
             raise DTypeError(
-                f"train got {name}={os.fspath(some)[:80]!r}; give pairs of sentences, [(source, target), …], "
-                "or read_pairs(file)."
+                f"train got {name}={os.fspath(value)[:80]!r}; pass sentence pairs, [(source, target), …], or "
+                "read_pairs(file)."
             )
     if world.rank:
-        return _agree_and_train(path, callbacks, world)
-    missing = [one for one in (path, *path.parents) if not one.exists()]
+        with world.sync_errors():  # rank 0 prepares the data
+            pass
+        return _train(path, callbacks, world)
+    missing = [parent for parent in (path, *path.parents) if not parent.exists()]
     try:
         with lock_folder(path):
-            with _nothing_left_if_refused(path), world.agreed():
+            with _clean_up_on_error(path), world.sync_errors():
                 _prepare(path, pairs, dev, config, resume, CallbackList(callbacks), origin or {})
             return _train(path, callbacks, world)
     except RegardError:
-        for one in missing:
+        for parent in missing:
             with suppress(OSError):
-                one.rmdir()  # the system refuses if it is not empty
+                parent.rmdir()  # fails unless empty
         raise
 
 
-def _agree_and_train(folder: Path, callbacks: Sequence[Callback], world: World) -> TrainingResult:
-    """A process that is not the first, which prepares for all."""
-    with world.agreed():
-        pass
-    return _train(folder, callbacks, world)
-
-
 @contextmanager
-def _nothing_left_if_refused(folder: Path) -> Iterator[None]:
-    """A preparation that is refused takes away what it has written, and nothing else."""
+def _clean_up_on_error(folder: Path) -> Iterator[None]:
+    """If preparation fails, remove the files that it wrote, and nothing else."""
     data = folder / "data"
-    made = not data.exists()
+    created = not data.exists()
     new = [folder / name for name in _PREPARED if not os.path.lexists(folder / name)]
     try:
         yield
     except RegardError:
-        for one in new:
+        for path in new:
             with suppress(OSError):
-                one.unlink()
-        if made:
+                path.unlink()
+        if created:
             with suppress(OSError):
-                data.rmdir()  # the system refuses if it is not empty
+                data.rmdir()  # fails unless empty
         raise
 
 
-class _Guard(Callback):
-    """Ends a training whose folder is removed, moved or replaced, as nothing of it can be saved any more."""
+class _FolderGuard(Callback):
+    """Ends the training if its folder is removed, moved or replaced: nothing could be saved."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._found = folder, _identity(folder)
-        self._needed = [path for path in (folder / name for name in _PREPARED) if path.is_file()]
+        self._folder, self._identity = folder, _identity(folder)
+        self._required = [path for path in (folder / name for name in _PREPARED) if path.is_file()]
         self._step = self._saved = 0
 
     def on_begin(self, about: str, step: int, steps: int) -> None:
@@ -151,8 +151,8 @@ class _Guard(Callback):
         self._step = report.step
         self._check()
 
-    def on_validation(self, judgement: ValidationResult) -> None:
-        self._step = judgement.step
+    def on_validation(self, result: ValidationResult) -> None:
+        self._step = result.step
         self._check()
 
     def on_save(self, step: int, path: str | os.PathLike[str]) -> None:
@@ -164,54 +164,53 @@ class _Guard(Callback):
         self._check()
 
     def _check(self) -> None:
-        if _identity(self._folder) != self._found:
+        if _identity(self._folder) != self._identity:
             raise ArgumentError(
-                f"the folder {os.fspath(self._folder)!r} was removed or moved during training, which ends "
-                f"after update {self._step}, as nothing can be saved there. If it was moved, resume "
-                "(--resume) where it is now, from its last checkpoint; otherwise train in a new folder."
+                f"The folder {os.fspath(self._folder)!r} was removed or moved during training. Training "
+                f"stopped after update {self._step}. If the folder was moved, resume (--resume) at its new "
+                "location; otherwise train in a new folder."
             )
-        missing = next((path for path in self._needed if not path.is_file()), None)
+        missing = next((path for path in self._required if not path.is_file()), None)
         if missing is not None:
-            kept = f"that of update {self._saved} is kept" if self._saved else "there is none yet"
+            saved = f"the last one is of update {self._saved}" if self._saved else "there is none yet"
             raise ArgumentError(
-                f"{os.fspath(missing)!r} was removed during training, which ends after update {self._step}: "
-                f"no checkpoint could be resumed without it ({kept}). Copy it back and resume (--resume), or "
-                "train in a new folder."
+                f"{os.fspath(missing)!r} was removed during training. Training stopped after update "
+                f"{self._step}: no checkpoint can be resumed without this file ({saved}). Copy it back and "
+                "resume (--resume), or train in a new folder."
             )
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """What tells a folder from another one in its place; None if there is none."""
+    """Device and inode of a folder; None if it does not exist."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _train(folder: Path, callbacks: Sequence[Callback], world: World) -> TrainingResult:
-    """Train on what is prepared, and choose what alignments are read from."""
+    """Train on the prepared data, and select the alignment head."""
     folder_config = read_config(folder)
-    found, config = prepared(folder), TranslationConfig.from_dict(folder_config["settings"])
-    assert found is not None
+    data, config = load_data(folder), TranslationConfig.from_dict(folder_config["settings"])
+    assert data is not None
     logs = [CsvLog(folder), SampleLog(folder), TensorBoardLog(folder)]
-    tokens, ids, held, links = found
-    outcome = Trainer(
+    result = Trainer(
         folder,
         config,
-        tokens,
-        ids,
-        held,
-        links=links,
-        # first: no listener may report as saved what is not
-        callbacks=[_Guard(folder), *callbacks, *logs],
+        data.tokens,
+        data.pairs,
+        data.dev,
+        links=data.links,
+        # the guard first: no other callback may report a lost checkpoint as saved
+        callbacks=[_FolderGuard(folder), *callbacks, *logs],
         world=world,
-        anew=_lengthened(folder_config),
+        extended_at=_extensions(folder_config),
     ).run()
-    with world.agreed():
-        if world.rank == 0 and outcome.finished:
-            _choose(folder, config, found, world)
-    return outcome
+    with world.sync_errors():
+        if world.rank == 0 and result.finished:
+            _select_head(folder, config, data, world)
+    return result
 
 
 def _prepare(
@@ -223,101 +222,95 @@ def _prepare(
     callbacks: Callback,
     origin: Mapping[str, Any],
 ) -> None:
-    """A folder with all that a training reads, unless it is there."""
+    """Prepare the training data, unless the folder already has it."""
     if any(not path.name.startswith(".") for path in folder.glob("*")):
-        if not resume and not _only_begun(folder):
+        if not resume and not _preparation_was_cut_off(folder):
             raise ArgumentError(
-                f"the folder {os.fspath(folder)!r} is not empty; go on in it with resume (--resume), or "
-                "name a new one."
+                f"The folder {os.fspath(folder)!r} is not empty. Resume its training (--resume), or choose "
+                "a new folder."
             )
-        read_config(folder)  # it must be a model folder, and not just any
-        remove_partial_files(
-            folder
-        )  # of a training that was killed; not before the folder is known to be one
+        read_config(folder)  # raises unless this is a model folder
+        remove_partial_files(folder)  # of a killed training
         if is_prepared(folder):
             if config is not None:
-                _lengthen(folder, config, callbacks)
+                _extend(folder, config, callbacks)
             return
-        if not _only_begun(folder):
+        if not _preparation_was_cut_off(folder):
             raise ArgumentError(
-                f"{os.fspath(folder)!r} has a model, and no data to go on with; copy its folder data as "
-                "well, or train in a new folder."
+                f"{os.fspath(folder)!r} has a model, but no training data. Copy its subfolder data as well, "
+                "or train in a new folder."
             )
     if pairs is None:
-        raise ArgumentError(
-            f"there is nothing to go on with in {os.fspath(folder)!r}; give the pairs to train on as well."
-        )
+        raise ArgumentError(f"Nothing to resume in {os.fspath(folder)!r}. Pass the training pairs.")
     config = config or TranslationConfig.preset("small")
     write_config(folder, config, **({ORIGIN: dict(origin)} if origin else {}))
-    prepare(folder, config, pairs, dev, callbacks.say)
+    prepare(folder, config, pairs, dev, callbacks.on_message)
 
 
-def _lengthen(folder: Path, config: TranslationConfig, callbacks: Callback) -> None:
-    """Make the config of a folder this one, if it is the same but for a later end."""
+def _extend(folder: Path, config: TranslationConfig, callbacks: Callback) -> None:
+    """Store this config in the folder if it only trains longer."""
     folder_config = read_config(folder)
-    begun = TranslationConfig.from_dict(folder_config.pop("settings"))
+    old = TranslationConfig.from_dict(folder_config.pop("settings"))
     folder_config.pop("format")
-    if not begun.is_extended_by(config):
+    if not old.is_extended_by(config):
         return
     if config.training.patience:
-        last = [one.step for one in Checkpoint.all(folder)[-1:]]
-        folder_config[EXTENDED] = sorted({*_lengthened(folder_config), *last})
+        last = [checkpoint.step for checkpoint in Checkpoint.all(folder)[-1:]]
+        folder_config[EXTENDED] = sorted({*_extensions(folder_config), *last})
     write_config(folder, config, **folder_config)
-    before, after = begun.training.duration(), config.training.duration()
-    told = f"lengthened from {before} to {after}"
-    if config.training.schedule == "cosine":  # which knows the end
-        told += (
-            "; the learning rate goes up again, to where a training of this length has it by now, so that "
-            "the end is not quite that of one that was as long from the start"
+    message = f"extended from {old.training.duration()} to {config.training.duration()}"
+    if config.training.schedule == "cosine":
+        message += (
+            "; the cosine schedule is stretched, so the learning rate rises again and the result differs "
+            "slightly from that of a training planned for this length"
         )
     if config.training.patience:
-        told += "; its patience begins anew"
-    callbacks.on_message(told)
+        message += "; patience starts over"
+    callbacks.on_message(message)
 
 
-def _lengthened(folder_config: Mapping[str, Any]) -> list[int]:
-    """The updates after which a training was made longer; there patience began anew."""
-    found = folder_config.get(EXTENDED)
-    return [step for step in found if type(step) is int] if isinstance(found, list) else []
+def _extensions(folder_config: Mapping[str, Any]) -> list[int]:
+    """The updates at which the training was extended; patience starts over there."""
+    steps = folder_config.get(EXTENDED)
+    return [step for step in steps if type(step) is int] if isinstance(steps, list) else []
 
 
-def _only_begun(folder: Path) -> bool:
-    """Whether a preparation was cut off here, so that nothing is lost if it begins again."""
+def _preparation_was_cut_off(folder: Path) -> bool:
+    """Whether preparation did not finish; repeating it loses nothing."""
     trained = (folder / MODEL).exists() or Checkpoint.all(folder)
     return (folder / CONFIG).exists() and not trained and not is_prepared(folder)
 
 
-def _choose(folder: Path, config: TranslationConfig, found: Prepared, world: World) -> None:
-    """Which layer and heads show word alignments best, into config.json."""
+def _select_head(folder: Path, config: TranslationConfig, data: TrainingData, world: World) -> None:
+    """Store the layer and heads that align words best in config.json."""
     if config.model.kind == "plain" or not (folder / MODEL).exists():
         return
-    kept = {name: value for name, value in read_config(folder).items() if name not in ("format", "settings")}
-    with world.reading(folder, lambda: config.model.build(found.tokens.sizes())) as model:
-        choice = _best_choice(model, found)
-    write_config(folder, config, **kept | {ALIGNMENT: choice.to_dict()})
+    other = {name: value for name, value in read_config(folder).items() if name not in ("format", "settings")}
+    with world.load_for_evaluation(folder, lambda: config.model.build(data.tokens.sizes())) as model:
+        head = _best_head(model, data)
+    write_config(folder, config, **other | {ALIGNMENT: head.to_dict()})
 
 
 def load_alignment_head(folder: str | os.PathLike[str]) -> AlignmentHead | None:
-    """Which layer and heads show word alignments best: what the training chose, or would choose by now.
+    """Return the layer and heads that align words best: as selected by the training, or selected now.
 
-    None if the model does not attend to the source, or if its training is not at its end and there are no
-    data to choose by.
+    None if the model has no attention, or if training has not finished and the folder has no data.
     """
     path = Path(folder)
     folder_config = read_config(path)
     if folder_config.get(ALIGNMENT):
         return AlignmentHead.from_dict(folder_config[ALIGNMENT])
-    found = prepared(path)
-    if found is None or TranslationConfig.from_dict(folder_config["settings"]).model.kind == "plain":
+    data = load_data(path)
+    if data is None or TranslationConfig.from_dict(folder_config["settings"]).model.kind == "plain":
         return None
-    return _best_choice(load_model(path).model, found)
+    return _best_head(load_model(path).model, data)
 
 
-def _best_choice(model: Seq2Seq, found: Prepared) -> AlignmentHead:
-    tokens, dev = found.tokens, found.dev[:_ALIGNED]
+def _best_head(model: Seq2Seq, data: TrainingData) -> AlignmentHead:
+    tokens, dev = data.tokens, data.dev[:_MAX_DEV_PAIRS]
     texts = (
-        Pair(*(side.join(ids.tolist()).text for side, ids in zip(tokens, pair, strict=True)))
-        for pair in islice(found.pairs, _ANCHORED)
+        Pair(*(side.decode(ids.tolist()).text for side, ids in zip(tokens, pair, strict=True)))
+        for pair in islice(data.pairs, _LEXICON_PAIRS)
     )
-    anchors = LexicalAligner.learn([*dev, *texts]).links(dev)
-    return select_alignment_head(model, tokens, dev, anchors)
+    links = LexicalAligner.learn([*dev, *texts]).links(dev)
+    return select_alignment_head(model, tokens, dev, links)

@@ -1,4 +1,4 @@
-"""Looks at the dev data during a training: the loss of each token, BLEU, exact match and a sample."""
+"""Validation during training: token loss, BLEU, exact match and a sample translation."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,20 +14,20 @@ from regard.translation.alignment.cross_attention import (
     has_cross_attention,
 )
 from regard.translation.config import Metric
-from regard.translation.data.batches import Batch, Batches, InMemoryPairs, by_length
+from regard.translation.data.batches import Batch, Batches, InMemoryPairs, batch_by_length
 from regard.translation.data.pairs import Pair
 from regard.translation.evaluation import evaluate
 from regard.translation.sentence_splitter import max_translation_tokens
 from regard.translation.tokens import END, START, TokenizerPair
 from regard.translation.training.progress import SampleTranslation, ValidationResult, selection_score
 
-_TOKENS = 4096  # of a batch
-_SENTENCES = 100  # that are translated together
-_TRANSLATED = 1000  # at most, of the dev data
+_BATCH_TOKENS = 4096
+_BATCH_SENTENCES = 100  # translated together
+_MAX_TRANSLATED = 1000  # dev sentences
 
 
 class DevSet(NamedTuple):
-    """Dev data, ready to be looked at many times: batches with all pairs, and sources in order."""
+    """Encoded dev data: batches of all pairs, and the source sentences to translate, in order."""
 
     pairs: Sequence[Pair]
     batches: list[Batch]
@@ -35,15 +35,16 @@ class DevSet(NamedTuple):
 
     @classmethod
     def from_pairs(cls, pairs: Sequence[Pair], tokens: TokenizerPair) -> "DevSet":
-        """Pairs of sentences, cut into pieces."""
+        """Encode sentence pairs."""
         sources = tokens.source.encode_batch([pair.source for pair in pairs])
         targets = tokens.target.encode_batch([pair.target for pair in pairs])
-        batches = Batches(InMemoryPairs(list(zip(sources, targets, strict=True))), _TOKENS)
-        return cls(pairs, [batches.get(some, 0) for some in batches.epoch(0)], sources[:_TRANSLATED])
+        batches = Batches(InMemoryPairs(list(zip(sources, targets, strict=True))), _BATCH_TOKENS)
+        encoded = [batches.get(indices, 0) for indices in batches.epoch(0)]
+        return cls(pairs, encoded, sources[:_MAX_TRANSLATED])
 
 
 class DevScores(NamedTuple):
-    """What the dev data say; `value` is what has improved if it is larger."""
+    """Scores on the dev data; a larger `value` is better."""
 
     value: float
     loss: float
@@ -51,38 +52,35 @@ class DevScores(NamedTuple):
     exact: float
     sample: SampleTranslation
 
-    def judgement(self, step: int, best: bool) -> ValidationResult:
-        """For those who listen."""
+    def result(self, step: int, best: bool) -> ValidationResult:
+        """The event for callbacks."""
         return ValidationResult(step, self.loss, self.bleu, self.exact, self.sample, best)
 
 
-def validate(model: Seq2Seq, tokens: TokenizerPair, dev: DevSet, criterion: Metric) -> DevScores:
-    """Look at the dev data: the loss of every token, and translations by the likeliest token each time."""
+def validate(model: Seq2Seq, tokens: TokenizerPair, dev: DevSet, metric: Metric) -> DevScores:
+    """Compute the token loss, and BLEU and exact match of greedy translations."""
     loss = dev_loss(model, dev.batches)
-    written = translations(model, tokens, dev.sources)
-    references = [pair.target for pair in dev.pairs[: len(written)]]
-    scores = evaluate(written, references)
-    # the longest of the first ones: there is something to see in it
-    shown = max(range(min(8, len(written))), key=lambda i: len(dev.pairs[i].source))
-    pair, text = dev.pairs[shown], written[shown]
-    sample = SampleTranslation(pair.source, text, pair.target, _aligned(model, tokens, pair.source, text))
-    value = -loss if criterion == "loss" else selection_score(scores.bleu, loss)
+    texts = translate_greedy(model, tokens, dev.sources)
+    scores = evaluate(texts, [pair.target for pair in dev.pairs[: len(texts)]])
+    index = max(range(min(8, len(texts))), key=lambda i: len(dev.pairs[i].source))  # a long one
+    pair, text = dev.pairs[index], texts[index]
+    sample = SampleTranslation(pair.source, text, pair.target, _align(model, tokens, pair.source, text))
+    value = -loss if metric == "loss" else selection_score(scores.bleu, loss)
     return DevScores(value, loss, scores.bleu, scores.exact, sample)
 
 
-def _aligned(model: Seq2Seq, tokens: TokenizerPair, source: str, text: str) -> dict[str, Any] | None:
-    """Which words of a translation came from which; None if the model does not attend to the source."""
+def _align(model: Seq2Seq, tokens: TokenizerPair, source: str, text: str) -> dict[str, Any] | None:
+    """The alignment of a translation; None without attention to the source."""
     if not has_cross_attention(model):
         return None
-    # which attention aligns best is chosen at the end of a training; mostly it is the second layer from the
-    # source, at the step that writes a word
-    choice = AlignmentHead(layer=min(1, len(cross_attention_layers(model)) - 1), shift="output")
-    return align(model, tokens, [(source, text)], choice)[0].to_dict()
+    # The best head is selected at the end of training. Usually it is in the second layer, at the output step.
+    head = AlignmentHead(layer=min(1, len(cross_attention_layers(model)) - 1), shift="output")
+    return align(model, tokens, [(source, text)], head)[0].to_dict()
 
 
 @torch.no_grad()
 def dev_loss(model: Seq2Seq, batches: Sequence[Batch]) -> float:
-    """The mean cross entropy of a token."""
+    """Mean cross-entropy per token."""
     device = model.output_weight.device
     with eval_mode(model):
         moved = (batch.to(device) for batch in batches)
@@ -90,11 +88,12 @@ def dev_loss(model: Seq2Seq, batches: Sequence[Batch]) -> float:
     return sum(losses) / sum(batch.labels for batch in batches)
 
 
-def translations(model: Seq2Seq, tokens: TokenizerPair, sources: Sequence[Sequence[int]]) -> list[str]:
-    """The likeliest token each time; sentences of like lengths together."""
-    found = [""] * len(sources)
-    for some, packed in by_length(sources, _SENTENCES, model.output_weight.device):
-        most = max_translation_tokens(max(len(sources[i]) for i in some))
-        for i, ids in zip(some, model.greedy(packed, start=START, end=END, max_new_tokens=most), strict=True):
-            found[i] = tokens.target.join(ids).text
-    return found
+def translate_greedy(model: Seq2Seq, tokens: TokenizerPair, sources: Sequence[Sequence[int]]) -> list[str]:
+    """Translate greedily, in batches of similar lengths."""
+    texts = [""] * len(sources)
+    for indices, packed in batch_by_length(sources, _BATCH_SENTENCES, model.output_weight.device):
+        limit = max_translation_tokens(max(len(sources[i]) for i in indices))
+        outputs = model.greedy(packed, start=START, end=END, max_new_tokens=limit)
+        for i, ids in zip(indices, outputs, strict=True):
+            texts[i] = tokens.target.decode(ids).text
+    return texts

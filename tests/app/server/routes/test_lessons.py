@@ -1,4 +1,4 @@
-"""LookupRequest, order and positions: the laws that the page shows."""
+"""Lookup, order and positions: the laws that the page shows."""
 
 import math
 from typing import get_args
@@ -45,47 +45,47 @@ SCORES = {
 
 @pytest.mark.parametrize("score", get_args(Score))
 def test_scores_follow_their_formula(score):
-    found = lookup(LookupRequest(query=QUERY, key=KEY, value=VALUE, score=score))
+    result = lookup(LookupRequest(query=QUERY, key=KEY, value=VALUE, score=score))
     query, key = torch.tensor(QUERY, dtype=torch.float64), torch.tensor(KEY, dtype=torch.float64)
     expected = [[float(SCORES[score](q, k)) for k in key] for q in query]
-    assert torch.allclose(torch.tensor(found.scores), torch.tensor(expected), atol=1e-9)
+    assert torch.allclose(torch.tensor(result.scores), torch.tensor(expected), atol=1e-9)
 
 
 @pytest.mark.parametrize("normalize", get_args(Normalize))
 @pytest.mark.parametrize("mask", get_args(MaskName))
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 def test_weights_and_output_follow_from_the_scores(normalize, mask, temperature):
-    """What the page prints as a formula gives the numbers that it shows beside it."""
-    asked = LookupRequest(
+    """The displayed formulas give the displayed numbers."""
+    payload = LookupRequest(
         query=QUERY, key=KEY, value=VALUE, normalize=normalize, mask=mask, window=1, temperature=temperature
     )
-    found = lookup(asked)
-    scores, masked = torch.tensor(found.scores, dtype=torch.float64), torch.tensor(found.masked)
-    tau, weights = (torch.tensor(x, dtype=torch.float64) for x in (found.tau, found.weights))
+    result = lookup(payload)
+    scores, masked = torch.tensor(result.scores, dtype=torch.float64), torch.tensor(result.masked)
+    tau, weights = (torch.tensor(x, dtype=torch.float64) for x in (result.tau, result.weights))
     tau, seen = tau[:, None], (~masked).sum(-1, keepdim=True)
     expected = PHI[normalize](scores / temperature, tau, seen).masked_fill(masked, 0)
     assert torch.allclose(weights, expected, atol=1e-12)
     output = weights @ torch.tensor(VALUE, dtype=torch.float64)
-    assert torch.allclose(torch.tensor(found.output, dtype=torch.float64), output)
+    assert torch.allclose(torch.tensor(result.output, dtype=torch.float64), output)
     if normalize in SUMS_TO_ONE:
         assert torch.allclose(weights.sum(-1), torch.ones(2, dtype=torch.float64))
 
 
-def test_masks_hide_what_they_say():
+def test_masks():
     causal = lookup(LookupRequest(query=QUERY, key=KEY, value=VALUE, mask="causal"))
     assert causal.masked == [[False] * 4 + [True], [False] * 5]  # the last query sees the last key
     window = lookup(LookupRequest(query=KEY, key=KEY, value=VALUE, mask="window", window=1))
     assert window.masked[2] == [True, False, False, False, True]
 
 
-def test_colder_is_harder():
+def test_low_temperature_approaches_hard():
     cold = lookup(LookupRequest(query=QUERY, key=KEY, value=VALUE, temperature=0.001))
     hard = lookup(LookupRequest(query=QUERY, key=KEY, value=VALUE, normalize="hard"))
     assert torch.allclose(torch.tensor(cold.weights), torch.tensor(hard.weights), atol=1e-6)
     assert "0.001" in cold.formula.normalize
 
 
-def test_tables_that_do_not_fit_are_refused():
+def test_tables_of_wrong_shape_are_refused():
     with pytest.raises(ShapeError, match="key: row 0 has 2 numbers and row 1 has 1"):
         lookup(LookupRequest(query=[[1, 2]], key=[[1, 2], [1]], value=[[1], [1]]))
     with pytest.raises(ShapeError):
@@ -99,38 +99,38 @@ def test_tables_that_do_not_fit_are_refused():
 SENTENCE, SHUFFLED = "the dog bites the old man", [5, 3, 4, 2, 0, 1]
 
 
-def test_without_positions_words_only_move():
-    """Attention treats its keys as a set: in another order each word's vector is the same."""
-    found = order(OrderRequest(sentence=SENTENCE, order=SHUFFLED))
-    assert max(found.change) < 1e-12
-    assert found.shuffled == ["man", "the", "old", "bites", "the", "dog"]
-    before, after = torch.tensor(found.before), torch.tensor(found.after)
+def test_without_positions_outputs_only_change_their_order():
+    """Attention treats its keys as a set: reordering words does not change their outputs."""
+    result = order(OrderRequest(sentence=SENTENCE, order=SHUFFLED))
+    assert max(result.change) < 1e-12
+    assert result.shuffled == ["man", "the", "old", "bites", "the", "dog"]
+    before, after = torch.tensor(result.before), torch.tensor(result.after)
     assert torch.allclose(before[SHUFFLED], after)
-    first, second = torch.tensor(found.weights_before), torch.tensor(found.weights_after)
+    first, second = torch.tensor(result.weights_before), torch.tensor(result.weights_after)
     assert torch.allclose(first[SHUFFLED][:, SHUFFLED], second)
     assert torch.allclose(before[0], before[3])  # the same word twice
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned", "rotary", "alibi", "t5"])
-def test_with_positions_the_order_counts(kind):
-    found = order(OrderRequest(sentence=SENTENCE, order=SHUFFLED, positions=kind))
-    assert max(found.change) > 1e-3
+def test_with_positions_outputs_depend_on_order(kind):
+    result = order(OrderRequest(sentence=SENTENCE, order=SHUFFLED, positions=kind))
+    assert max(result.change) > 1e-3
     same = order(OrderRequest(sentence=SENTENCE, order=list(range(6)), positions=kind))
     assert max(same.change) == 0
     assert not torch.allclose(torch.tensor(same.before)[0], torch.tensor(same.before)[3])
 
 
-def test_a_seed_says_all():
-    asked = OrderRequest(sentence=SENTENCE, order=SHUFFLED, positions="t5", seed=7)
+def test_the_seed_determines_the_result():
+    payload = OrderRequest(sentence=SENTENCE, order=SHUFFLED, positions="t5", seed=7)
     torch.manual_seed(1)
-    first = order(asked)
+    first = order(payload)
     torch.manual_seed(2)
-    assert order(asked) == first
+    assert order(payload) == first
     assert order(OrderRequest(sentence=SENTENCE, order=SHUFFLED, positions="t5", seed=8)) != first
 
 
 @pytest.mark.parametrize("wrong", [[0, 1], [0, 0, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6]])
-def test_an_order_has_each_word_once(wrong):
+def test_order_must_be_a_permutation(wrong):
     with pytest.raises(ArgumentError, match="0 to 5 once"):
         order(OrderRequest(sentence=SENTENCE, order=wrong))
 
@@ -145,15 +145,15 @@ def test_an_order_has_each_word_once(wrong):
         ("t5", (6, 21), "head"),
     ],
 )
-def test_encodings_have_their_sizes(kind, shape, rows):
-    found = positions(PositionsRequest(kind=kind, length=11, width=6))
-    assert torch.tensor(found.values).shape == shape
-    assert found.rows == rows
-    assert found.start == (-10 if rows == "head" else 0)
+def test_encodings_have_the_requested_size(kind, shape, rows):
+    result = positions(PositionsRequest(kind=kind, length=11, width=6))
+    assert torch.tensor(result.values).shape == shape
+    assert result.rows == rows
+    assert result.start == (-10 if rows == "head" else 0)
 
 
-def test_encodings_are_those_of_the_models():
-    found = positions(PositionsRequest(length=5, width=4))
-    assert torch.allclose(torch.tensor(found.values), SinusoidalPositions(4)(torch.arange(5)), atol=1e-5)
+def test_encodings_equal_the_models():
+    result = positions(PositionsRequest(length=5, width=4))
+    assert torch.allclose(torch.tensor(result.values), SinusoidalPositions(4)(torch.arange(5)), atol=1e-5)
     alibi = torch.tensor(positions(PositionsRequest(kind="alibi", length=5, width=2)).values)
     assert alibi[0].tolist() == [-0.25, -0.1875, -0.125, -0.0625, 0, -0.0625, -0.125, -0.1875, -0.25]

@@ -1,10 +1,10 @@
-// The page that stands alone: its exhibit is inside it.
+// The script of a standalone page, which contains its data.
 import { embedded } from "./sources.js";
 import { mount } from "./view.js";
 
 export function openExport() {
-  const data = JSON.parse(document.getElementById("exhibit").textContent);
-  return mount(document.getElementById("exhibit-view"), embedded(data), data.options ?? {});
+  const data = JSON.parse(document.getElementById("view-data").textContent);
+  return mount(document.getElementById("view"), embedded(data), data.options ?? {});
 }
 
 openExport();

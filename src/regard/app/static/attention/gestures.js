@@ -1,77 +1,77 @@
-// What hands do on the map: drag and pinch, wheel, keys. The map itself is told: pan, zoom, point, pick, walk.
+// Drag, pinch, wheel and keys on the map; calls its pan, zoom, point, pick and moveCursor.
 
-const STILL = 4; // pixels that a click may move
-const STEP = 1.5; // of zoom for a key or a button
+const CLICK_TOLERANCE = 4; // pixels
+const ZOOM_STEP = 1.5;
 
-export function listenToHands(canvas, map) {
-  const fingers = new Map();
+export function addGestures(canvas, map) {
+  const pointers = new Map();
   let moved = 0;
-  const at = (event) => {
+  const position = (event) => {
     const box = canvas.getBoundingClientRect();
     return { x: event.clientX - box.left, y: event.clientY - box.top };
   };
   const spread = () => {
-    const [one, other] = [...fingers.values()];
-    return { x: (one.x + other.x) / 2, y: (one.y + other.y) / 2, length: Math.hypot(one.x - other.x, one.y - other.y) };
+    const [a, b] = [...pointers.values()];
+    return { x: (a.x + b.x) / 2, y: (a.y + b.y) / 2, length: Math.hypot(a.x - b.x, a.y - b.y) };
   };
 
   canvas.addEventListener("pointerdown", (event) => {
     if (event.button !== 0) return;
     canvas.setPointerCapture(event.pointerId);
-    fingers.set(event.pointerId, at(event));
-    if (fingers.size === 1) moved = 0;
+    pointers.set(event.pointerId, position(event));
+    if (pointers.size === 1) moved = 0;
   });
   canvas.addEventListener("pointermove", (event) => {
-    const before = fingers.get(event.pointerId);
-    const now = at(event);
-    if (!before) return map.point(now);
-    const was = fingers.size === 2 ? spread() : null;
-    fingers.set(event.pointerId, now);
-    moved += Math.hypot(now.x - before.x, now.y - before.y);
-    if (moved <= STILL) return undefined;
-    if (!was) return map.pan(now.x - before.x, now.y - before.y);
-    const is = spread();
-    map.pan(is.x - was.x, is.y - was.y);
-    return map.zoom(is.length / Math.max(was.length, 1), is.x, is.y);
+    const before = pointers.get(event.pointerId);
+    const after = position(event);
+    if (!before) return map.point(after);
+    const oldSpread = pointers.size === 2 ? spread() : null;
+    pointers.set(event.pointerId, after);
+    moved += Math.hypot(after.x - before.x, after.y - before.y);
+    if (moved <= CLICK_TOLERANCE) return undefined;
+    if (!oldSpread) return map.pan(after.x - before.x, after.y - before.y);
+    const newSpread = spread();
+    map.pan(newSpread.x - oldSpread.x, newSpread.y - oldSpread.y);
+    return map.zoom(newSpread.length / Math.max(oldSpread.length, 1), newSpread.x, newSpread.y);
   });
-  const lift = (event) => {
-    const known = fingers.delete(event.pointerId);
-    if (known && event.type === "pointerup" && moved <= STILL && fingers.size === 0) map.pick(at(event));
+  const release = (event) => {
+    const known = pointers.delete(event.pointerId);
+    if (known && event.type === "pointerup" && moved <= CLICK_TOLERANCE && pointers.size === 0) map.pinAt(position(event));
   };
-  canvas.addEventListener("pointerup", lift);
-  canvas.addEventListener("pointercancel", lift);
-  canvas.addEventListener("pointerleave", () => fingers.size === 0 && map.point(null));
+  canvas.addEventListener("pointerup", release);
+  canvas.addEventListener("pointercancel", release);
+  canvas.addEventListener("pointerleave", () => pointers.size === 0 && map.point(null));
   canvas.addEventListener("wheel", (event) => {
-    const { x, y } = at(event);
+    const { x, y } = position(event);
     const pixels = event.deltaMode === 1 ? 30 * event.deltaY : event.deltaY; // lines, or pixels
-    const willing = event.ctrlKey || document.activeElement === canvas || map.eager();
-    if (!willing || (pixels > 0 && map.isWhole())) return; // the page scrolls on
+    const zooms = event.ctrlKey || document.activeElement === canvas || map.zoomsOnWheel();
+    if (!zooms || (pixels > 0 && map.isFitted())) return; // scroll the page
     event.preventDefault();
     map.zoom(Math.exp(-pixels / (event.ctrlKey ? 100 : 300)), x, y);
   }, { passive: false });
-  canvas.addEventListener("dblclick", (event) => map.zoom(STEP * STEP, at(event).x, at(event).y));
-  canvas.addEventListener("keydown", (event) => pressed(event, map));
+  canvas.addEventListener("dblclick", (event) => map.zoom(ZOOM_STEP * ZOOM_STEP, position(event).x, position(event).y));
+  canvas.addEventListener("keydown", (event) => handleKey(event, map));
 }
 
-function pressed(event, map) {
+function handleKey(event, map) {
   if (event.ctrlKey || event.altKey || event.metaKey) return;
-  const ways = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-  const deeds = {
+  const directions = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+  const actions = {
     "+": () => map.zoomIn(),
     "=": () => map.zoomIn(),
     "-": () => map.zoomOut(),
     "−": () => map.zoomOut(),
     0: () => map.fit(),
-    Enter: () => map.pickHere(),
-    " ": () => map.pickHere(),
-    Escape: () => map.unpick(),
-    Home: () => map.walk(-Infinity, 0),
-    End: () => map.walk(Infinity, 0),
-    PageUp: () => map.walk(0, -10),
-    PageDown: () => map.walk(0, 10),
+    Enter: () => map.pinCursor(),
+    " ": () => map.pinCursor(),
+    Escape: () => map.unpin(),
+    Home: () => map.moveCursor(-Infinity, 0),
+    End: () => map.moveCursor(Infinity, 0),
+    PageUp: () => map.moveCursor(0, -10),
+    PageDown: () => map.moveCursor(0, 10),
   };
-  if (event.key in ways) map.walk(...ways[event.key].map((way) => (event.shiftKey ? 10 : 1) * way));
-  else if (event.key in deeds) deeds[event.key]();
+  if (event.key in directions) map.moveCursor(...directions[event.key].map((step) => (event.shiftKey ? 10 : 1) * step));
+  else if (event.key in actions) actions[event.key]();
   else return;
   event.preventDefault();
 }

@@ -1,32 +1,32 @@
-// The map on its canvas: tiles, lines between cells, what is chosen, and the labels of both axes.
-import { count, visible } from "./dom.js";
+// Draws the map: tiles, grid, selection, and the labels of both axes.
+import { formatCount, visible } from "../shared/dom.js";
 
-const LABEL = 12; // pixels of the type
-const PITCH = 15; // from one label to the next
-const NICE = [1, 2, 5]; // steps of numbers, times powers of ten
-const GRID = 9; // pixels of a cell, from which lines part the cells
+const FONT_SIZE = 12; // pixels
+const LABEL_SPACING = 15; // pixels
+const NICE_STEPS = [1, 2, 5]; // times powers of ten
+const MIN_GRID_CELL = 9; // pixels of a cell from which the grid is drawn
 
 export function textWidth(context, tokens, font) {
-  context.font = `${LABEL}px ${font}`;
-  let most = 0;
-  for (const token of tokens.slice(0, 400)) most = Math.max(most, context.measureText(visible(token)).width);
-  return most;
+  context.font = `${FONT_SIZE}px ${font}`;
+  let width = 0;
+  for (const token of tokens.slice(0, 400)) width = Math.max(width, context.measureText(visible(token)).width);
+  return width;
 }
 
-// Tiles in sight; where one is still to come, coarser ones are stretched
-export function drawTiles(context, frame, tiles, which, colours) {
-  const wanted = frame.tiles();
-  if (!wanted.length) return;
-  const here = wanted.map((tile) => tiles.get(which, tile));
-  const stand = here.every(Boolean) ? [] : tiles.coarser(which, wanted[0]);
+// Visible tiles; until they are loaded, coarser ones are stretched
+export function drawTiles(context, frame, tiles, selection, colors) {
+  const needed = frame.tiles();
+  if (!needed.length) return;
+  const loaded = needed.map((tile) => tiles.get(selection, tile));
+  const coarser = loaded.every(Boolean) ? [] : tiles.coarser(selection, needed[0]);
   context.save();
   clip(context, frame);
-  for (const tile of [...stand, ...here]) {
+  for (const tile of [...coarser, ...loaded]) {
     if (!tile) continue;
     const across = frame.tileRange("x", tile.across, tile.column).range.map((cell) => frame.toPixel("x", cell));
     const down = frame.tileRange("y", tile.down, tile.row).range.map((cell) => frame.toPixel("y", cell));
     context.imageSmoothingEnabled = tile.across > 0 && frame.scale.x * 2 ** tile.across < 4;
-    context.drawImage(tiles.image(tile, colours), across[0], down[0], across[1] - across[0], down[1] - down[0]);
+    context.drawImage(tiles.image(tile, colors), across[0], down[0], across[1] - across[0], down[1] - down[0]);
   }
   context.restore();
 }
@@ -45,31 +45,31 @@ function band(frame, axis, cell, size = 1) {
   return axis === "x" ? [start, frame.gutter.y, length, end] : [frame.gutter.x, start, end, length];
 }
 
-export function drawOver(context, frame, theme, { hidden, pinned, cursor, block }) {
+export function drawOverlay(context, frame, theme, { hidden, pinned, cursor, block }) {
   context.save();
   clip(context, frame);
-  grid(context, frame, theme);
+  drawGrid(context, frame, theme);
   context.fillStyle = theme.raised;
-  for (const [axis, places] of [["x", hidden.key], ["y", hidden.query]]) {
-    const [first, last] = frame.sight(axis);
-    for (const place of places) if (place >= first && place < last) context.fillRect(...band(frame, axis, place));
+  for (const [axis, positions] of [["x", hidden.key], ["y", hidden.query]]) {
+    const [start, stop] = frame.visibleRange(axis);
+    for (const position of positions) if (position >= start && position < stop) context.fillRect(...band(frame, axis, position));
   }
   context.strokeStyle = theme.accent;
   context.lineWidth = 2;
   if (pinned.key !== null) outline(context, frame, "x", pinned.key);
   if (pinned.query !== null) outline(context, frame, "y", pinned.query);
-  if (cursor) box(context, frame, theme, cursor, block);
+  if (cursor) drawCursor(context, frame, theme, cursor, block);
   context.restore();
 }
 
-function grid(context, frame, theme) {
+function drawGrid(context, frame, theme) {
   context.strokeStyle = theme.paper;
   context.lineWidth = 1;
   for (const axis of ["x", "y"]) {
-    if (frame.scale[axis] < GRID) continue;
-    const [first, last] = frame.sight(axis);
+    if (frame.scale[axis] < MIN_GRID_CELL) continue;
+    const [start, stop] = frame.visibleRange(axis);
     context.beginPath();
-    for (let cell = first + 1; cell < last; cell += 1) {
+    for (let cell = start + 1; cell < stop; cell += 1) {
       const at = Math.round(frame.toPixel(axis, cell)) + 0.5;
       if (axis === "x") context.rect(at, frame.gutter.y - 1, 0, frame.plot.y + 2);
       else context.rect(frame.gutter.x - 1, at, frame.plot.x + 2, 0);
@@ -83,60 +83,61 @@ function outline(context, frame, axis, cell) {
   context.strokeRect(left, top, Math.max(width, 2), Math.max(height, 2));
 }
 
-// Two lines, one light and one dark: seen on every colour
-function box(context, frame, theme, { query, key }, block) {
+// A light and a dark outline, visible on every colour
+function drawCursor(context, frame, theme, { query, key }, block) {
   const [left, top] = [frame.toPixel("x", key), frame.toPixel("y", query)];
   const [width, height] = [Math.max(block.x * frame.scale.x, 3), Math.max(block.y * frame.scale.y, 3)];
-  for (const [colour, line] of [[theme.paper, 4], [theme.ink, 2]]) {
-    context.strokeStyle = colour;
-    context.lineWidth = line;
+  for (const [color, lineWidth] of [[theme.paper, 4], [theme.ink, 2]]) {
+    context.strokeStyle = color;
+    context.lineWidth = lineWidth;
     context.strokeRect(left, top, width, height);
   }
 }
 
-// The places that get a label, and whether it is the token or its number
-export function labelled(frame, axis) {
-  const least = PITCH / frame.scale[axis];
-  const [first, last] = frame.sight(axis);
-  const tokens = least <= 4;
-  const step = tokens ? Math.max(1, Math.ceil(least)) : niceStep(least * (axis === "x" ? 2 : 2.5));
-  const places = [];
-  // numbers are round ones: place 99 is the hundredth
-  for (let place = tokens ? Math.ceil(first / step) * step : Math.ceil((first + 1) / step) * step - 1; place < last; place += step) places.push(place);
-  return { tokens, step, places };
+// The positions that get a label, and whether labels are tokens or numbers
+function labelPositions(frame, axis) {
+  const minStep = LABEL_SPACING / frame.scale[axis];
+  const [start, stop] = frame.visibleRange(axis);
+  const tokens = minStep <= 4;
+  const step = tokens ? Math.max(1, Math.ceil(minStep)) : niceStep(minStep * (axis === "x" ? 2 : 2.5));
+  const first = tokens ? Math.ceil(start / step) * step : Math.ceil((start + 1) / step) * step - 1; // position 99 has number 100
+  const positions = [];
+  for (let position = first; position < stop; position += step) positions.push(position);
+  return { tokens, positions };
 }
 
-function niceStep(least) {
-  const power = 10 ** Math.floor(Math.log10(least));
-  return power * (NICE.find((nice) => nice * power >= least) ?? 10);
+function niceStep(min) {
+  const power = 10 ** Math.floor(Math.log10(min));
+  return power * (NICE_STEPS.find((step) => step * power >= min) ?? 10);
 }
 
-export function drawLabels(context, frame, theme, texts, { strong, hidden }) {
-  context.font = `${LABEL}px ${theme.font}`;
+export function drawLabels(context, frame, theme, texts, { highlighted, hidden }) {
+  context.font = `${FONT_SIZE}px ${theme.font}`;
   context.textBaseline = "middle";
   for (const axis of ["x", "y"]) {
-    const { tokens, places } = labelled(frame, axis);
+    const { tokens, positions } = labelPositions(frame, axis);
     const side = axis === "x" ? "key" : "query";
-    const room = frame.gutter[axis === "x" ? "y" : "x"] - 14;
-    for (const place of withStrong(places, strong[side], frame, axis)) {
-      if (hidden[side].has(place)) continue;
-      const middle = frame.toPixel(axis, place + 0.5);
+    const maxWidth = frame.gutter[axis === "x" ? "y" : "x"] - 14;
+    for (const position of withHighlighted(positions, highlighted[side], frame, axis)) {
+      if (hidden[side].has(position)) continue;
+      const middle = frame.toPixel(axis, position + 0.5);
       if (middle < frame.gutter[axis] || middle > frame.gutter[axis] + frame.plot[axis]) continue;
-      context.fillStyle = place === strong[side] ? theme.accent : tokens ? theme.ink : theme.quiet;
-      const text = tokens || place === strong[side] ? visible(texts[side].tokens[place] ?? "") : count(place + 1);
-      label(context, frame, axis, middle, shortened(context, text, room));
+      const isHighlighted = position === highlighted[side];
+      context.fillStyle = isHighlighted ? theme.accent : tokens ? theme.ink : theme.quiet;
+      const text = tokens || isHighlighted ? visible(texts[side].tokens[position] ?? "") : formatCount(position + 1);
+      drawLabel(context, frame, axis, middle, shortened(context, text, maxWidth));
     }
   }
 }
 
-// The chosen place has its label in any case, and its neighbours make room
-function withStrong(places, strong, frame, axis) {
-  if (strong === null || strong === undefined) return places;
-  const near = PITCH / frame.scale[axis];
-  return [...places.filter((place) => place === strong || Math.abs(place - strong) >= near), ...(places.includes(strong) ? [] : [strong])];
+// Adds the highlighted position and drops labels that would overlap it
+function withHighlighted(positions, highlighted, frame, axis) {
+  if (highlighted === null || highlighted === undefined) return positions;
+  const spacing = LABEL_SPACING / frame.scale[axis];
+  return [...positions.filter((position) => Math.abs(position - highlighted) >= spacing), highlighted];
 }
 
-function label(context, frame, axis, middle, text) {
+function drawLabel(context, frame, axis, middle, text) {
   context.textAlign = axis === "x" ? "left" : "right";
   if (axis === "y") return context.fillText(text, frame.gutter.x - 7, middle);
   context.save();
@@ -146,16 +147,16 @@ function label(context, frame, axis, middle, text) {
   return context.restore();
 }
 
-const widths = new Map();
+const shortTexts = new Map();
 
-// Cut to the room there is, with "…"; widths of letters are remembered, as there are many labels a second
-function shortened(context, text, room) {
-  const name = `${room} ${text}`;
-  if (!widths.has(name)) {
-    if (widths.size > 5000) widths.clear();
+// Truncates a label with "…"; results are cached, because measuring text is slow
+function shortened(context, text, maxWidth) {
+  const name = `${maxWidth} ${text}`;
+  if (!shortTexts.has(name)) {
+    if (shortTexts.size > 5000) shortTexts.clear();
     let short = text;
-    while (short.length > 1 && context.measureText(short === text ? text : `${short}…`).width > room) short = [...short].slice(0, -1).join("");
-    widths.set(name, short === text ? text : `${short}…`);
+    while (short.length > 1 && context.measureText(short === text ? text : `${short}…`).width > maxWidth) short = [...short].slice(0, -1).join("");
+    shortTexts.set(name, short === text ? text : `${short}…`);
   }
-  return widths.get(name);
+  return shortTexts.get(name);
 }

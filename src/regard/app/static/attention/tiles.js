@@ -1,110 +1,110 @@
-// Tiles of a matrix: asked for when they come into sight, few at a time, and the last used ones kept.
-import { largest, painted } from "./colours.js";
+// Tiles of a matrix: loaded when they become visible, a few at a time; recently used ones are cached.
+import { largest, paint } from "./colors.js";
 
-const AT_ONCE = 4;
-const KEPT = 160; // about half a megabyte each
+const MAX_REQUESTS = 4;
+const CACHE_SIZE = 160; // about half a megabyte each
 
 export class Tiles {
-  // ask(tile, signal): an answer with a matrix; on: { arrived(), failed(error), waits(many) }
+  // ask(tile, signal): returns the weights. on: { loaded(), failed(error), progress(remaining) }
   constructor(ask, on) {
     this.ask = ask;
     this.on = on;
-    this.kept = new Map(); // the last used last
-    this.flying = new Map();
-    this.wanted = [];
-    this.broken = new Set();
-    this.most = new Map(); // the largest weight of each level
+    this.cache = new Map(); // most recently used last
+    this.loading = new Map();
+    this.queue = [];
+    this.failed = new Set();
+    this.maxima = new Map(); // the largest weight of each level
   }
 
-  nameOf(which, { down, across, row, column }) {
-    return `${which} ${down} ${across} ${row} ${column}`;
+  nameOf(selection, { down, across, row, column }) {
+    return `${selection} ${down} ${across} ${row} ${column}`;
   }
 
-  // All tiles that should be there, the most urgent first; what is no longer wanted is dropped
-  want(which, tiles) {
-    const named = tiles.map((tile) => ({ ...tile, which, name: this.nameOf(which, tile) }));
+  // Sets the tiles to load, the most urgent first; others are cancelled
+  request(selection, tiles) {
+    const named = tiles.map((tile) => ({ ...tile, selection, name: this.nameOf(selection, tile) }));
     const names = new Set(named.map(({ name }) => name));
-    for (const [name, abort] of this.flying) {
+    for (const [name, abort] of this.loading) {
       if (names.has(name)) continue;
-      this.flying.delete(name);
+      this.loading.delete(name);
       abort.abort();
     }
-    this.wanted = named.filter(({ name }) => !this.kept.has(name) && !this.flying.has(name) && !this.broken.has(name));
+    this.queue = named.filter(({ name }) => !this.cache.has(name) && !this.loading.has(name) && !this.failed.has(name));
     this.start();
   }
 
   start() {
-    while (this.wanted.length && this.flying.size < AT_ONCE) this.fetch(this.wanted.shift());
-    this.on.waits(this.wanted.length + this.flying.size);
+    while (this.queue.length && this.loading.size < MAX_REQUESTS) this.fetch(this.queue.shift());
+    this.on.progress(this.queue.length + this.loading.size);
   }
 
   async fetch(tile) {
     const abort = new AbortController();
-    this.flying.set(tile.name, abort);
+    this.loading.set(tile.name, abort);
     try {
       const { facts, arrays: [{ shape, data }] } = await this.ask(tile, abort.signal);
       if (abort.signal.aborted) return;
-      this.keep(tile, { ...tile, facts, height: shape[1], width: shape[2], data });
-      this.on.arrived();
+      this.store(tile, { ...tile, facts, height: shape[1], width: shape[2], data });
+      this.on.loaded();
     } catch (error) {
       if (abort.signal.aborted) return;
-      this.broken.add(tile.name);
+      this.failed.add(tile.name);
       this.on.failed(error);
     } finally {
-      if (this.flying.get(tile.name) === abort) this.flying.delete(tile.name);
+      if (this.loading.get(tile.name) === abort) this.loading.delete(tile.name);
     }
     this.start();
   }
 
-  keep(tile, found) {
-    this.kept.set(tile.name, found);
-    const level = this.levelOf(found);
-    this.most.set(level, Math.max(this.most.get(level) ?? 0, largest(found.data)));
-    for (const name of this.kept.keys()) {
-      if (this.kept.size <= KEPT) break;
-      this.kept.delete(name);
+  store(tile, content) {
+    this.cache.set(tile.name, content);
+    const level = this.levelOf(content);
+    this.maxima.set(level, Math.max(this.maxima.get(level) ?? 0, largest(content.data)));
+    for (const name of this.cache.keys()) {
+      if (this.cache.size <= CACHE_SIZE) break;
+      this.cache.delete(name);
     }
   }
 
-  levelOf({ which, down, across }) {
-    return `${which} ${down} ${across}`;
+  levelOf({ selection, down, across }) {
+    return `${selection} ${down} ${across}`;
   }
 
-  get(which, tile) {
-    const name = this.nameOf(which, tile);
-    const found = this.kept.get(name);
-    if (found) {
-      this.kept.delete(name);
-      this.kept.set(name, found);
+  get(selection, tile) {
+    const name = this.nameOf(selection, tile);
+    const content = this.cache.get(name);
+    if (content) {
+      this.cache.delete(name);
+      this.cache.set(name, content);
     }
-    return found;
+    return content;
   }
 
-  // Coarser tiles of the same matrix, the coarsest first: they stand in for what is still to come
-  coarser(which, { down, across }) {
-    const found = [...this.kept.values()].filter((tile) => tile.which === which && tile.down >= down && tile.across >= across && tile.down + tile.across > down + across);
-    return found.sort((one, other) => other.down + other.across - one.down - one.across);
+  // Coarser cached tiles, the coarsest first; drawn until the finer ones are loaded
+  coarser(selection, { down, across }) {
+    const coarser = [...this.cache.values()].filter((tile) => tile.selection === selection && tile.down >= down && tile.across >= across && tile.down + tile.across > down + across);
+    return coarser.sort((a, b) => b.down + b.across - a.down - a.across);
   }
 
-  // The tile as an image, painted again only when its colours change
+  // The tile as an image, repainted only if its colours change
   image(tile, { log, table, dark }) {
-    const most = this.most.get(this.levelOf(tile));
-    const colours = `${most} ${log} ${dark}`;
-    if (tile.colours !== colours) {
-      tile.canvas = painted(tile.data, tile.height, tile.width, { most, log, table }, tile.canvas);
-      tile.colours = colours;
+    const max = this.maxima.get(this.levelOf(tile));
+    const colors = `${max} ${log} ${dark}`;
+    if (tile.colors !== colors) {
+      tile.canvas = paint(tile.data, tile.height, tile.width, { max, log, table }, tile.canvas);
+      tile.colors = colors;
     }
     return tile.canvas;
   }
 
-  again() {
-    this.broken.clear();
+  retry() {
+    this.failed.clear();
   }
 
   destroy() {
-    this.wanted = [];
-    for (const abort of this.flying.values()) abort.abort();
-    this.flying.clear();
-    this.kept.clear();
+    this.queue = [];
+    for (const abort of this.loading.values()) abort.abort();
+    this.loading.clear();
+    this.cache.clear();
   }
 }

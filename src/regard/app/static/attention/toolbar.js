@@ -1,28 +1,28 @@
-// What is chosen, and the ways to choose otherwise: input, layer, heads, view, special tokens, search.
-import { button, checkbox, choices, count, freshId, make, rove, enter } from "./dom.js";
-import { headColour } from "./colours.js";
-import { VIEWS } from "./desk.js";
-import { findPlaces } from "./finding.js";
+// Selection of view, input, layer and heads; special tokens; search.
+import { button, checkbox, formatCount, freshId, labeledSelect, make, rove, setTabStop } from "../shared/dom.js";
+import { headColor } from "./colors.js";
+import { VIEWS } from "./state.js";
+import { findPositions } from "./search.js";
 
 export class Toolbar {
-  // panelId: the id of the element that the tabs show; reach(place): goes to a token in the first pane
-  constructor(desk, pane, panelId, reach) {
-    Object.assign(this, { desk, pane, panelId, reach });
+  // panelId: id of the element controlled by the tabs. goTo(cell): shows a token in the first pane.
+  constructor(state, pane, panelId, goTo) {
+    Object.assign(this, { state, pane, panelId, goTo });
     this.tabs = this.makeTabs();
     this.inputs = make("span", { class: "group" });
     this.layers = make("span", { class: "group" });
     this.heads = make("div", { class: "heads", role: "group", "aria-label": "Heads" });
-    this.special = checkbox("hide special tokens", !desk.state.special, (hide) => desk.set({ special: !hide }));
+    this.special = checkbox("hide special tokens", !state.values.special, (hide) => state.set({ special: !hide }));
     this.search = this.makeSearch();
-    const row = make("div", { class: "row-of-fields" }, this.inputs, this.layers, this.special, desk.compact ? null : this.search);
-    this.node = make("div", { class: "toolbar" }, desk.views.length > 1 ? this.tabs : null, row, this.heads);
+    const row = make("div", { class: "row-of-fields" }, this.inputs, this.layers, this.special, state.compact ? null : this.search);
+    this.node = make("div", { class: "toolbar" }, state.views.length > 1 ? this.tabs : null, row, this.heads);
     this.update(new Set(["input"]));
   }
 
   makeTabs() {
-    const tabs = this.desk.views.map((view) => {
+    const tabs = this.state.views.map((view) => {
       const attributes = { role: "tab", id: freshId("tab"), "aria-controls": this.panelId, "data-view": view };
-      return button(VIEWS[view], () => this.desk.set({ view }), attributes);
+      return button(VIEWS[view], () => this.state.set({ view }), attributes);
     });
     const list = make("div", { class: "tabs", role: "tablist", "aria-label": "Views" }, ...tabs);
     list.addEventListener("keydown", (event) => rove(tabs, event)?.click());
@@ -34,65 +34,65 @@ export class Toolbar {
   }
 
   update(changed) {
-    const { state } = this.desk;
+    const { values } = this.state;
     const tabs = [...this.tabs.children];
-    for (const tab of tabs) tab.setAttribute("aria-selected", String(tab.dataset.view === state.view));
-    enter(tabs, tabs.find((tab) => tab.dataset.view === state.view));
-    if (changed.has("input") || changed.has("beside")) this.fillInputs();
-    if (changed.has("input")) this.fillLayers();
+    for (const tab of tabs) tab.setAttribute("aria-selected", String(tab.dataset.view === values.view));
+    setTabStop(tabs, tabs.find((tab) => tab.dataset.view === values.view));
+    if (changed.has("input") || changed.has("compare")) this.updateInputs();
+    if (changed.has("input")) this.updateLayers();
     const select = this.layers.querySelector("select");
-    if (select) select.value = String(state.layer);
-    const without = !this.pane.input?.layers.length;
-    this.layers.hidden = state.view === "heads" || without;
-    this.heads.hidden = state.view === "heads" || state.view === "numbers" || without || this.pane.layer.heads < 2;
-    const marked = without ? 0 : this.pane.queries.special.length + this.pane.keys.special.length;
-    this.special.hidden = state.view === "heads" || state.view === "numbers" || marked === 0;
-    this.special.firstChild.checked = !state.special;
-    this.search.hidden = state.view === "heads" || without;
-    if (!without && (changed.has("input") || changed.has("layer"))) this.fillHeads();
+    if (select) select.value = String(values.layer);
+    const isEmpty = !this.pane.input?.layers.length;
+    this.layers.hidden = values.view === "heads" || isEmpty;
+    this.heads.hidden = values.view === "heads" || values.view === "numbers" || isEmpty || this.pane.layer.heads < 2;
+    const special = isEmpty ? 0 : this.pane.queries.special.length + this.pane.keys.special.length;
+    this.special.hidden = values.view === "heads" || values.view === "numbers" || special === 0;
+    this.special.firstChild.checked = !values.special;
+    this.search.hidden = values.view === "heads" || isEmpty;
+    if (!isEmpty && (changed.has("input") || changed.has("layer"))) this.updateHeads();
     this.markHeads();
   }
 
-  fillInputs() {
-    const { inputs } = this.desk.exhibit;
+  updateInputs() {
+    const { inputs } = this.state.viewModel;
     if (inputs.length < 2) return this.inputs.replaceChildren();
-    const { input, beside } = this.desk.state;
+    const { input, compare } = this.state.values;
     const focused = [...this.inputs.querySelectorAll("select")].indexOf(document.activeElement);
     const names = inputs.map(({ title }, number) => [number, `${number + 1}. ${title || "input"}`]);
-    const one = choices("Input", names, input, (value) => this.desk.set({ input: Number(value) }));
-    const other = choices("beside", [["", "nothing"], ...names], beside ?? "", (value) => this.desk.set({ beside: value === "" ? null : Number(value) }));
-    this.inputs.replaceChildren(one, other);
+    const first = labeledSelect("Input", names, input, (value) => this.state.set({ input: Number(value) }));
+    const second = labeledSelect("Compare with", [["", "none"], ...names], compare ?? "", (value) => this.state.set({ compare: value === "" ? null : Number(value) }));
+    this.inputs.replaceChildren(first, second);
     return this.inputs.querySelectorAll("select")[focused]?.focus();
   }
 
-  fillLayers() {
+  updateLayers() {
     const { layers } = this.pane.input ?? { layers: [] };
     const options = layers.map(({ label, name }, number) => [number, label || name]);
-    const field = choices("Layer", options, this.desk.state.layer, (value) => this.desk.set({ layer: Number(value) }));
-    const step = (by) => () => this.desk.set({ layer: this.desk.state.layer + by });
-    const steps = make("span", { class: "buttons" }, button("‹", step(-1), { "aria-label": "The layer before", title: "The layer before" }), button("›", step(1), { "aria-label": "The next layer", title: "The next layer" }));
+    const field = labeledSelect("Layer", options, this.state.values.layer, (value) => this.state.set({ layer: Number(value) }));
+    const step = (by) => () => this.state.set({ layer: this.state.values.layer + by });
+    const steps = make("span", { class: "buttons" }, button("‹", step(-1), { "aria-label": "Previous layer", title: "Previous layer" }), button("›", step(1), { "aria-label": "Next layer", title: "Next layer" }));
     if (layers.length > 1) field.append(steps);
     this.layers.replaceChildren(...(layers.length ? [field] : []));
   }
 
   // ---- heads
 
-  fillHeads() {
+  updateHeads() {
     const chips = this.pane.allHeads.map((head) => {
-      const chip = button(String(head), () => this.toggle(head), { class: "chip", "aria-label": `Head ${head}`, title: `Head ${head}; double click for this one alone` });
-      chip.style.setProperty("--colour", headColour(head));
-      chip.addEventListener("dblclick", () => this.desk.set({ heads: [head], mean: false }));
+      const chip = button(String(head), () => this.toggle(head), { class: "chip", "aria-label": `Head ${head}`, title: `Head ${head}; double-click to show only this head` });
+      chip.style.setProperty("--colour", headColor(head));
+      chip.addEventListener("dblclick", () => this.state.set({ heads: [head], mean: false }));
       return chip;
     });
     this.chips = chips;
-    enter(chips, chips[0]);
+    setTabStop(chips, chips[0]);
     const box = make("span", { class: "chips" }, ...chips);
     box.addEventListener("keydown", (event) => rove(chips, event));
-    this.mean = button("mean", () => this.desk.set({ mean: !this.desk.state.mean }), { class: "chip mean", title: "The mean of the chosen heads as one" });
+    this.mean = button("mean", () => this.state.set({ mean: !this.state.values.mean }), { class: "chip mean", title: "Mean of the selected heads" });
     this.heads.replaceChildren(
       make("span", { class: "name" }, "Heads"),
       box,
-      make("span", { class: "buttons" }, button("all", () => this.desk.set({ heads: null })), button("none", () => this.desk.set({ heads: [] }))),
+      make("span", { class: "buttons" }, button("all", () => this.state.set({ heads: null })), button("none", () => this.state.set({ heads: [] }))),
       this.mean,
     );
   }
@@ -100,55 +100,56 @@ export class Toolbar {
   toggle(head) {
     const { heads } = this.pane;
     const all = heads.length === this.pane.layer.heads && heads.length > 1;
-    if (all) return this.desk.set({ heads: [head] }); // from all to one: the usual wish
-    return this.desk.set({ heads: heads.includes(head) ? heads.filter((one) => one !== head) : [...heads, head] });
+    if (all) return this.state.set({ heads: [head] }); // the first click selects a single head
+    return this.state.set({ heads: heads.includes(head) ? heads.filter((other) => other !== head) : [...heads, head] });
   }
 
   markHeads() {
     if (!this.chips || !this.pane.input?.layers.length) return;
     const { heads } = this.pane;
+    const { mean, view } = this.state.values;
     for (const [head, chip] of this.chips.entries()) chip.setAttribute("aria-pressed", String(heads.includes(head)));
-    this.mean.setAttribute("aria-pressed", String(this.desk.state.mean));
-    this.mean.hidden = this.desk.state.view !== "lines"; // a matrix of several heads is their mean in any case
-    this.heads.classList.toggle("as-one", this.desk.state.mean || this.desk.state.view === "matrix");
+    this.mean.setAttribute("aria-pressed", String(mean));
+    this.mean.hidden = view !== "lines"; // the matrix always shows the mean
+    this.heads.classList.toggle("as-one", mean || view === "matrix");
   }
 
   // ---- search
 
   makeSearch() {
     const box = make("input", { type: "search", placeholder: "Find a token", "aria-label": "Find a token", spellcheck: "false", autocomplete: "off" });
-    const told = make("span", { class: "quiet found", role: "status" });
-    let found = [];
-    let at = -1;
-    const go = (step) => {
-      if (!found.length) return;
-      at = (at + step + found.length) % found.length;
-      told.textContent = `${count(at + 1)} of ${count(found.length)}`;
-      this.reach(found[at]);
+    const status = make("span", { class: "quiet found", role: "status" });
+    let matches = [];
+    let current = -1;
+    const step = (by) => {
+      if (!matches.length) return;
+      current = (current + by + matches.length) % matches.length;
+      status.textContent = `${formatCount(current + 1)} of ${formatCount(matches.length)}`;
+      this.goTo(matches[current]);
     };
     box.addEventListener("input", () => {
-      found = this.places(box.value);
-      at = -1;
-      told.textContent = box.value.trim() ? `${count(found.length)} found` : "";
-      if (found.length) go(1);
+      matches = this.find(box.value);
+      current = -1;
+      status.textContent = box.value.trim() ? `${formatCount(matches.length)} found` : "";
+      if (matches.length) step(1);
     });
     box.addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
       event.preventDefault();
-      const now = this.places(box.value);
-      if (JSON.stringify(now) !== JSON.stringify(found)) [found, at] = [now, -1];
-      go(event.shiftKey ? -1 : 1);
+      const found = this.find(box.value);
+      if (JSON.stringify(found) !== JSON.stringify(matches)) [matches, current] = [found, -1];
+      step(event.shiftKey ? -1 : 1);
     });
-    const press = (sign, name, step) => button(sign, () => go(step), { "aria-label": name, title: name });
-    return make("span", { class: "search", role: "search" }, box, press("‹", "The one before", -1), press("›", "The next one", 1), told);
+    const stepButton = (sign, name, by) => button(sign, () => step(by), { "aria-label": name, title: name });
+    return make("span", { class: "search", role: "search" }, box, stepButton("‹", "Previous match", -1), stepButton("›", "Next match", 1), status);
   }
 
-  // Where a text is found: in both sides; of self-attention, whose sides are one text, as a query
-  places(text) {
+  // Matches in queries and keys; only in queries if both are the same text
+  find(text) {
     const { pane } = this;
     if (!pane.input?.layers.length) return [];
-    const queries = findPlaces(pane.queries.tokens, text).map((query) => ({ query }));
+    const queries = findPositions(pane.queries.tokens, text).map((query) => ({ query }));
     if (pane.layer.queries === pane.layer.keys) return queries;
-    return [...queries, ...findPlaces(pane.keys.tokens, text).map((key) => ({ key }))];
+    return [...queries, ...findPositions(pane.keys.tokens, text).map((key) => ({ key }))];
   }
 }

@@ -1,70 +1,69 @@
-// The interactive view of attention: mount(element, source) shows what the source describes.
-import { button, freshId, make } from "./dom.js";
-import { Desk, Pane } from "./desk.js";
+// The interactive view of attention: mount(element, source) shows the view model of a source.
+import { button, freshId, make } from "../shared/dom.js";
+import { Pane, State } from "./state.js";
 import { PaneBox } from "./pane.js";
 import { Toolbar } from "./toolbar.js";
 
-// options: { view, views, input, beside, layer, heads, mean, special, compact }
+// options: { view, views, input, compare, layer, heads, mean, special, compact }
 export function mount(element, source, options = {}) {
   element.classList.add("regard-attention");
   element.classList.toggle("compact", Boolean(options.compact));
-  const shown = new Shown(element, source, options);
-  shown.begin();
+  const mounted = new MountedView(element, source, options);
+  mounted.load();
   return {
-    destroy: () => shown.destroy(),
-    set: (change) => shown.set(change),
+    destroy: () => mounted.destroy(),
+    set: (change) => mounted.set(change),
     get state() {
-      return { ...(shown.desk?.state ?? shown.options) };
+      return { ...(mounted.state?.values ?? mounted.options) };
     },
   };
 }
 
-class Shown {
+class MountedView {
   constructor(element, source, options) {
-    Object.assign(this, { element, source, options: { ...options }, gone: false });
+    Object.assign(this, { element, source, options: { ...options }, destroyed: false });
   }
 
-  async begin() {
+  async load() {
     this.element.replaceChildren(make("p", { class: "waiting", role: "status" }, "Loading …"));
     try {
-      const exhibit = await this.source.describe();
-      if (this.gone) return;
-      this.build(exhibit);
+      const viewModel = await this.source.describe();
+      if (!this.destroyed) this.build(viewModel);
     } catch (error) {
-      if (!this.gone) this.failed(error);
+      if (!this.destroyed) this.showError(error);
     }
   }
 
-  failed(error) {
-    const again = button("Try again", () => this.begin());
-    this.element.replaceChildren(make("div", { class: "message", role: "alert" }, make("span", {}, `This could not be loaded: ${error.message}`), again));
+  showError(error) {
+    const retry = button("Try again", () => this.load());
+    this.element.replaceChildren(make("div", { class: "message", role: "alert" }, make("span", {}, `Loading failed: ${error.message}`), retry));
   }
 
-  build(exhibit) {
-    if (!exhibit.inputs.length) {
-      this.element.replaceChildren(make("p", { class: "empty" }, "There is nothing to look at."));
+  build(viewModel) {
+    if (!viewModel.inputs.length) {
+      this.element.replaceChildren(make("p", { class: "empty" }, "There are no inputs to show."));
       return;
     }
-    this.desk = new Desk(this.source, exhibit, this.options);
+    this.state = new State(this.source, viewModel, this.options);
     const id = freshId("panel");
     this.panes = make("div", { class: "panes", id, role: "tabpanel" });
-    this.boxes = [new PaneBox(this.desk)];
-    this.toolbar = new Toolbar(this.desk, new Pane(this.desk), id, (place) => this.boxes[0].reach(place));
+    this.boxes = [new PaneBox(this.state)];
+    this.toolbar = new Toolbar(this.state, new Pane(this.state), id, (cell) => this.boxes[0].goTo(cell));
     this.panes.append(this.boxes[0].node);
     this.element.replaceChildren(this.toolbar.node, this.panes);
-    this.desk.listeners.add((changed) => this.update(changed));
-    this.update(new Set(["beside"]));
+    this.state.listeners.add((changed) => this.update(changed));
+    this.update(new Set(["compare"]));
   }
 
   update(changed) {
     this.toolbar.update(changed);
     this.panes.setAttribute("aria-labelledby", this.toolbar.tabId);
-    const { beside, view } = this.desk.state;
+    const { compare, view } = this.state.values;
     this.element.dataset.view = view;
-    if (beside === null && this.boxes.length > 1) this.boxes.pop().destroy();
+    if (compare === null && this.boxes.length > 1) this.boxes.pop().destroy();
     for (const box of this.boxes) box.update(changed);
-    if (beside !== null && this.boxes.length === 1) {
-      this.boxes.push(new PaneBox(this.desk, true));
+    if (compare !== null && this.boxes.length === 1) {
+      this.boxes.push(new PaneBox(this.state, true));
       this.panes.append(this.boxes[1].node);
     }
     this.panes.classList.toggle("two", this.boxes.length > 1);
@@ -72,11 +71,11 @@ class Shown {
 
   set(change) {
     Object.assign(this.options, change);
-    this.desk?.set(change);
+    this.state?.set(change);
   }
 
   destroy() {
-    this.gone = true;
+    this.destroyed = true;
     for (const box of this.boxes ?? []) box.destroy();
     this.source.close?.();
     this.element.replaceChildren();

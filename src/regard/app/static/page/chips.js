@@ -1,63 +1,64 @@
-// Words that can be moved: dragged with any pointer, or with the arrow keys.
+// Words that can be reordered by dragging or with the arrow keys.
 
-import { announce, make } from "./dom.js";
+import { make } from "../shared/dom.js";
+import { announce } from "./controls.js";
 
-// changed(order) is called with the new order, numbers of the words
+// changed(order): called with the new order of the word indices
 export function chips({ changed }) {
-  const element = make("div", { class: "deck", role: "group", "aria-label": "The words in their order" });
+  const element = make("div", { class: "word-list", role: "group", "aria-label": "Words in their current order" });
   let order = [];
-  let names = [];
+  let words = [];
 
-  function lay(words, next, focus = null) {
-    [names, order] = [words, [...next]];
-    element.replaceChildren(...order.map(chip));
+  function render(newWords, newOrder, focus = null) {
+    [words, order] = [newWords, [...newOrder]];
+    element.replaceChildren(...order.map(makeChip));
     if (focus !== null) element.children[focus]?.focus();
   }
 
-  function chip(number, place) {
-    const label = `${names[number]}, place ${place + 1} of ${order.length}; arrow keys move it`;
-    const node = make("button", { type: "button", class: "loose-word", "aria-label": label, "data-number": number },
-      make("span", { dir: "auto" }, names[number]), make("sup", { "aria-hidden": "true" }, String(number + 1)));
-    node.addEventListener("keydown", (event) => step(event, place));
+  function makeChip(word, index) {
+    const label = `${words[word]}, position ${index + 1} of ${order.length}; move with the arrow keys`;
+    const node = make("button", { type: "button", class: "draggable", "aria-label": label, "data-word": word },
+      make("span", { dir: "auto" }, words[word]), make("sup", { "aria-hidden": "true" }, String(word + 1)));
+    node.addEventListener("keydown", (event) => moveByKey(event, index));
     node.addEventListener("pointerdown", (event) => drag(event, node));
     return node;
   }
 
-  function step(event, place) {
-    const to = { ArrowLeft: place - 1, ArrowRight: place + 1, Home: 0, End: order.length - 1 }[event.key];
-    if (to === undefined || event.ctrlKey || event.altKey || event.metaKey) return;
+  function moveByKey(event, index) {
+    const target = { ArrowLeft: index - 1, ArrowRight: index + 1, Home: 0, End: order.length - 1 }[event.key];
+    if (target === undefined || event.ctrlKey || event.altKey || event.metaKey) return;
     event.preventDefault();
-    if (to < 0 || to >= order.length || to === place) return;
+    if (target < 0 || target >= order.length || target === index) return;
     const next = [...order];
-    next.splice(to, 0, ...next.splice(place, 1));
+    next.splice(target, 0, ...next.splice(index, 1));
     changed(next);
-    element.children[to]?.focus();
-    announce(`${names[next[to]]}, place ${to + 1}`);
+    element.children[target]?.focus();
+    announce(`${words[next[target]]}, position ${target + 1}`);
   }
 
-  // While it is dragged, the word stands where it would be left
+  // While dragged, the chip is shown where it would be dropped
   function drag(event, node) {
     if (event.button !== 0) return;
     node.setPointerCapture(event.pointerId);
-    node.classList.add("held");
-    const move = (now) => {
-      const over = document.elementFromPoint(now.clientX, now.clientY)?.closest(".loose-word");
-      if (!over || over === node || over.parentElement !== element) return;
-      const after = over.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_PRECEDING;
-      if (after) over.after(node);
-      else over.before(node);
-      node.setPointerCapture(now.pointerId); // moving in the document lets go of it
+    node.classList.add("dragging");
+    const move = (pointer) => {
+      const target = document.elementFromPoint(pointer.clientX, pointer.clientY)?.closest(".draggable");
+      if (!target || target === node || target.parentElement !== element) return;
+      const isAfter = target.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_PRECEDING;
+      if (isAfter) target.after(node);
+      else target.before(node);
+      node.setPointerCapture(pointer.pointerId); // moving the node releases the capture
     };
     const drop = () => {
-      node.classList.remove("held");
+      node.classList.remove("dragging");
       for (const name of ["pointermove", "pointerup", "pointercancel"]) node.removeEventListener(name, name === "pointermove" ? move : drop);
-      const next = [...element.children].map((child) => Number(child.dataset.number));
-      if (next.some((number, place) => number !== order[place])) changed(next);
+      const next = [...element.children].map((child) => Number(child.dataset.word));
+      if (next.some((word, index) => word !== order[index])) changed(next);
     };
     node.addEventListener("pointermove", move);
     node.addEventListener("pointerup", drop);
     node.addEventListener("pointercancel", drop);
   }
 
-  return { element, lay };
+  return { element, render };
 }

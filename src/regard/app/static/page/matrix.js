@@ -1,87 +1,87 @@
-// Numbers as pictures: a table whose cells are as deep as what they hold, and a heat map on a canvas.
+// Tables with coloured cells, heat maps and bars.
 
-import { make, tell } from "./dom.js";
+import { make } from "../shared/dom.js";
+import { formatNumber } from "./format.js";
 
-export function largest(values) {
+function maxAbs(values) {
   return Math.max(0, ...values.flat().filter(Number.isFinite).map(Math.abs));
 }
 
-// { label, rows, columns: names; values; masked: True where nothing may be seen; most: the number of the deepest cell;
-//   aside: { name, values } one more column; chosen: number of a row; small }
-export function matrix({ label, rows, columns, values, masked, most, digits = 2, aside, chosen, small }) {
+// rows, columns: names. masked: true for masked cells. max: the value with the strongest colour.
+// extra: { name, values }, one more column. selected: number of a row.
+export function matrix({ label, rows, columns, values, masked, max, digits = 2, extra, selected, small }) {
   const table = make("table", { class: small ? "matrix small" : "matrix", "aria-label": label });
   const head = table.createTHead().insertRow();
   head.append(make("td", { class: "aside" }), ...columns.map((name) => make("th", { scope: "col", title: name, dir: "auto" }, name)));
-  if (aside) head.append(make("th", { scope: "col" }, aside.name));
+  if (extra) head.append(make("th", { scope: "col" }, extra.name));
   const body = table.createTBody();
-  const deepest = most ?? largest(values);
+  const limit = max ?? maxAbs(values);
   for (const [number, row] of values.entries()) {
     const line = body.insertRow();
-    if (number === chosen) line.className = "chosen";
+    if (number === selected) line.className = "selected";
     line.append(make("th", { scope: "row", title: rows[number], dir: "auto" }, rows[number]));
-    line.append(...row.map((value, column) => cell(value, deepest, digits, masked?.[number][column])));
-    if (aside) line.append(make("td", { class: "aside" }, aside.values[number]));
+    line.append(...row.map((value, column) => cell(value, limit, digits, masked?.[number][column])));
+    if (extra) line.append(make("td", { class: "aside" }, extra.values[number]));
   }
   return table;
 }
 
-function cell(value, deepest, digits, hidden) {
-  if (hidden) return make("td", { class: "masked" }, "−∞");
-  const node = make("td", { class: value < 0 ? "negative" : null }, tell(value, digits));
-  const depth = deepest ? Math.min(Math.abs(value) / deepest, 1) : 0;
+function cell(value, limit, digits, masked) {
+  if (masked) return make("td", { class: "masked" }, "−∞");
+  const node = make("td", { class: value < 0 ? "negative" : null }, formatNumber(value, digits));
+  const depth = limit ? Math.min(Math.abs(value) / limit, 1) : 0;
   node.style.setProperty("--depth", Number.isFinite(depth) ? depth : 1);
   return node;
 }
 
-// Cells change in place while only numbers do, so that nothing jumps
-export function scrolled(label, node) {
+export function scrollable(label, node) {
   return make("div", { class: "scroll", role: "region", "aria-label": label, tabindex: 0 }, node);
 }
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-// Rows of numbers as pixels; `signal` ends the watch for another colour scheme
+// Rows of numbers as pixels; `signal` ends updates of the colour scheme
 export function heat(values, { label, ratio, signal }) {
   const node = make("canvas", { class: "heat", role: "img", "aria-label": label });
   node.width = values[0]?.length ?? 1;
   node.height = values.length || 1;
   node.style.aspectRatio = ratio ?? `${node.width} / ${node.height}`;
-  const paint = () => fill(node, values);
+  const paint = () => fillCanvas(node, values);
   dark.addEventListener("change", paint, { signal });
   paint();
   return node;
 }
 
-function fill(node, values) {
+function fillCanvas(node, values) {
   const style = getComputedStyle(document.documentElement);
-  const [none, above, below] = ["--raised", "--accent", "--warm"].map((name) => parse(style.getPropertyValue(name)));
-  const deepest = largest(values) || 1;
+  const [zero, positive, negative] = ["--raised", "--accent", "--warm"].map((name) => parseColor(style.getPropertyValue(name)));
+  const limit = maxAbs(values) || 1;
   const context = node.getContext("2d");
   const image = context.createImageData(node.width, node.height);
-  for (const [place, value] of values.flat().entries()) {
-    const end = value < 0 ? below : above;
-    const depth = Number.isFinite(value) ? Math.min(Math.abs(value) / deepest, 1) : 1;
-    for (let part = 0; part < 3; part++) image.data[4 * place + part] = none[part] + depth * (end[part] - none[part]);
-    image.data[4 * place + 3] = 255;
+  for (const [pixel, value] of values.flat().entries()) {
+    const end = value < 0 ? negative : positive;
+    const depth = Number.isFinite(value) ? Math.min(Math.abs(value) / limit, 1) : 1;
+    for (let channel = 0; channel < 3; channel++) image.data[4 * pixel + channel] = zero[channel] + depth * (end[channel] - zero[channel]);
+    image.data[4 * pixel + 3] = 255;
   }
   context.putImageData(image, 0, 0);
 }
 
-function parse(colour) {
-  const digits = colour.trim().slice(1);
-  const whole = digits.length === 3 ? [...digits].map((digit) => digit + digit).join("") : digits;
-  return [0, 2, 4].map((start) => parseInt(whole.slice(start, start + 2), 16));
+function parseColor(color) {
+  const digits = color.trim().slice(1);
+  const full = digits.length === 3 ? [...digits].map((digit) => digit + digit).join("") : digits;
+  return [0, 2, 4].map((start) => parseInt(full.slice(start, start + 2), 16));
 }
 
-// Names with a bar and a number each: [[name, share, told], …]
-export function bars(entries, { label, most, chosen }) {
-  const deepest = most ?? (Math.max(0, ...entries.map(([, value]) => value)) || 1);
-  const lines = entries.map(([name, value, told], place) => {
+// entries: [[name, value, text], …]. selected: index or name of an entry.
+export function bars(entries, { label, max, selected }) {
+  const limit = max ?? (Math.max(0, ...entries.map(([, value]) => value)) || 1);
+  const lines = entries.map(([name, value, text], index) => {
     const bar = make("div", { class: "bar-fill" });
-    bar.style.width = `${100 * Math.min(Math.max(value / deepest, 0), 1)}%`;
-    const mine = chosen === place || chosen === name;
-    return make("div", { class: mine ? "chosen" : null },
-      make("dt", { dir: "auto" }, name), make("dd", { class: "track", "aria-hidden": "true" }, bar), make("dd", {}, told));
+    bar.style.width = `${100 * Math.min(Math.max(value / limit, 0), 1)}%`;
+    const isSelected = selected === index || selected === name;
+    return make("div", { class: isSelected ? "selected" : null },
+      make("dt", { dir: "auto" }, name), make("dd", { class: "track", "aria-hidden": "true" }, bar), make("dd", {}, text));
   });
   return make("dl", { class: "bars", "aria-label": label }, ...lines);
 }

@@ -1,132 +1,133 @@
-// The frame of the page: the rooms, the address, and the server's presence.
+// The page: navigation, the address, and the connection to the server.
 
-import { get, look, pause, watch } from "./api.js";
-import { announce, button, make } from "./dom.js";
-import { stage } from "./stage.js";
+import { connection, get, reconnect, sleep } from "../shared/client.js";
+import { button, make } from "../shared/dom.js";
+import { announce } from "./controls.js";
+import { makePanel } from "./panel.js";
 
-const ROOMS = {
-  translate: ["Translate", "Type a sentence; see its translation, and which word came from which."],
-  lookup: ["Lookup", "Attention is a lookup in a table: a query is compared with every key, and the values are mixed by how well they fit."],
-  heads: ["Heads", "Any text through a model: what each head of each layer looks at."],
-  words: ["Words in context", "The same word in two sentences: how alike it is, layer by layer, and what it attends to."],
-  order: ["Order", "Attention by itself does not see the order of words. Shuffle them, with and without positions."],
-  long: ["Long text", "A whole text as a map of who looks at whom, exact at every zoom."],
-  training: ["Training", "How a model learns, while it does."],
+const SECTIONS = {
+  translate: ["Translate", "Type a sentence to see its translation and word alignment."],
+  lookup: ["Lookup", "Attention as a lookup: compare a query with every key, then average the values by their weights."],
+  heads: ["Heads", "Run a text through a model and see what every head attends to."],
+  words: ["Words in context", "Compare a word in two sentences: its similarity by layer and what it attends to."],
+  order: ["Order", "Attention alone ignores word order. Shuffle the words, with and without positions."],
+  long: ["Long text", "Attention over a whole document, exact at every zoom level."],
+  training: ["Training", "Live training curves and sample translations."],
 };
 
-const EVERY = 3000; // milliseconds between looks for a model that is being trained
+const POLL_INTERVAL = 3000; // milliseconds between checks for a model in training
 
 const byId = (id) => document.getElementById(id);
 const wide = matchMedia("(min-width: 60rem)");
 
-let leave = new AbortController(); // ends what the room that is shown has begun
-let shown = "";
+let closing = new AbortController(); // aborts the work of the open section
+let current = "";
 
 // "#words?first=…" → ["words", { first: "…" }]
-function address() {
+function parseAddress() {
   const [name, query = ""] = location.hash.slice(1).split("?");
-  return [name in ROOMS ? name : "translate", Object.fromEntries(new URLSearchParams(query))];
+  return [name in SECTIONS ? name : "translate", Object.fromEntries(new URLSearchParams(query))];
 }
 
-function link(name, state) {
-  const kept = Object.entries(state).filter(([, value]) => value !== "" && value !== undefined && value !== null);
-  const query = new URLSearchParams(kept).toString();
+function formatAddress(name, state) {
+  const set = Object.entries(state).filter(([, value]) => value !== "" && value !== undefined && value !== null);
+  const query = new URLSearchParams(set).toString();
   return query ? `#${name}?${query}` : `#${name}`;
 }
 
-function furnish() {
-  const items = Object.entries(ROOMS).map(([name, [title]]) =>
-    make("li", {}, make("a", { href: `#${name}`, id: `to-${name}`, click: () => unfold(false) }, title)),
+function buildNavigation() {
+  const items = Object.entries(SECTIONS).map(([name, [title]]) =>
+    make("li", {}, make("a", { href: `#${name}`, id: `to-${name}`, click: () => expandMenu(false) }, title)),
   );
-  byId("rooms").append(make("ul", {}, ...items));
-  byId("menu").addEventListener("click", () => unfold(byId("menu").getAttribute("aria-expanded") !== "true"));
+  byId("sections").append(make("ul", {}, ...items));
+  byId("menu").addEventListener("click", () => expandMenu(byId("menu").getAttribute("aria-expanded") !== "true"));
   byId("skip").addEventListener("click", (event) => {
-    event.preventDefault(); // the address belongs to the rooms
+    event.preventDefault(); // the address holds the section
     byId("main").focus();
   });
   addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || byId("menu").getAttribute("aria-expanded") !== "true") return;
-    unfold(false);
+    expandMenu(false);
     byId("menu").focus();
   });
   document.addEventListener("pointerdown", (event) => {
-    if (!event.target.closest(".masthead")) unfold(false);
+    if (!event.target.closest(".masthead")) expandMenu(false);
   });
 }
 
-function unfold(open) {
+function expandMenu(open) {
   byId("menu").setAttribute("aria-expanded", String(open));
 }
 
-// ---- rooms
+// ---- sections
 
-async function enter(moved = true) {
-  const [name, state] = address();
-  leave.abort();
-  leave = new AbortController();
-  const { signal } = leave;
-  const [title, about] = ROOMS[name];
+async function openSection(navigated = true) {
+  const [name, state] = parseAddress();
+  closing.abort();
+  closing = new AbortController();
+  const { signal } = closing;
+  const [title, about] = SECTIONS[name];
   document.title = `${title} · regard`;
-  byId("title").textContent = byId("here").textContent = title;
+  byId("title").textContent = byId("current").textContent = title;
   byId("about").textContent = about;
-  for (const other of Object.keys(ROOMS)) {
+  for (const other of Object.keys(SECTIONS)) {
     if (other === name) byId(`to-${other}`).setAttribute("aria-current", "page");
     else byId(`to-${other}`).removeAttribute("aria-current");
   }
-  if (moved && shown !== name) scrollTo(0, 0);
-  if (moved && shown && shown !== name) announce(title);
-  shown = name;
-  const place = stage(title, signal);
-  byId("room").replaceChildren(place.element);
-  const work = async () => [await import(`./rooms/${name}.js`), await get("api/models", signal)];
-  place.run(work, ([room, { models, pending = [], folders, recordings = [] }]) => {
-    const keep = (change) => remember(name, Object.assign(state, change), signal);
-    room.open({ element: place.body, state, keep, models, pending, folders, recordings, signal });
-    if (pending.length && place.body.querySelector(".vacant")) arrival(pending, signal).catch(() => {}); // left
+  if (navigated && current !== name) scrollTo(0, 0);
+  if (navigated && current && current !== name) announce(title);
+  current = name;
+  const panel = makePanel(title, signal);
+  byId("section").replaceChildren(panel.element);
+  const load = async () => [await import(`./sections/${name}.js`), await get("api/models", signal)];
+  panel.run(load, ([section, { models, pending = [], folders, recordings = [] }]) => {
+    const save = (change) => saveState(name, Object.assign(state, change), signal);
+    section.open({ element: panel.body, state, save, models, pending, folders, recordings, signal });
+    if (pending.length && panel.body.querySelector(".empty-state")) waitForModel(pending, signal).catch(() => {}); // closed
   });
 }
 
-// Opens the room again when a model that is being trained has come, or will not come
-async function arrival(pending, signal) {
+// Reopens the section when a model in training is ready or has failed
+async function waitForModel(pending, signal) {
   for (;;) {
-    await pause(EVERY, signal);
-    const now = await get("api/models", signal).catch(() => null);
+    await sleep(POLL_INTERVAL, signal);
+    const answer = await get("api/models", signal).catch(() => null);
     if (signal.aborted) return;
-    if (now && now.pending?.length !== pending.length) return enter(false);
+    if (answer && answer.pending?.length !== pending.length) return openSection(false);
   }
 }
 
-// The room's state is in the address, to be shared, and in its link, to be come back to
-function remember(name, state, signal) {
+// Stores the state of a section in the address and in its link
+function saveState(name, state, signal) {
   if (signal.aborted) return;
-  const hash = link(name, state);
+  const hash = formatAddress(name, state);
   byId(`to-${name}`).setAttribute("href", hash);
   if (location.hash !== hash) history.replaceState(null, "", hash);
 }
 
-// ---- the server
+// ---- connection
 
-function gone() {
-  const text = make("p", {}, "The server does not answer: was ", make("code", {}, "regard look"), " stopped? The page goes on by itself when it is back.");
-  byId("banner").replaceChildren(text, button("Look now", look));
+function showBanner() {
+  const text = make("p", {}, "Connection lost. Is ", make("code", {}, "regard look"), " still running? The page reconnects automatically.");
+  byId("banner").replaceChildren(text, button("Retry now", reconnect));
   byId("banner").hidden = false;
 }
 
-function back() {
+function hideBanner() {
   byId("banner").hidden = true;
   byId("banner").replaceChildren();
-  announce("The server is back.");
+  announce("Connection restored.");
 }
 
-async function sign() {
+async function showVersion() {
   const { version } = await get("api/health");
-  byId("foot").textContent = `regard ${version}`;
+  byId("version").textContent = `regard ${version}`;
 }
 
-furnish();
-watch.addEventListener("gone", gone);
-watch.addEventListener("back", back);
-wide.addEventListener("change", () => unfold(false));
-addEventListener("hashchange", () => enter());
-enter(false);
-sign().catch(() => {}); // the banner says it
+buildNavigation();
+connection.addEventListener("lost", showBanner);
+connection.addEventListener("restored", hideBanner);
+wide.addEventListener("change", () => expandMenu(false));
+addEventListener("hashchange", () => openSection());
+openSection(false);
+showVersion().catch(() => {}); // the banner shows the error

@@ -1,11 +1,11 @@
-// Tables to begin with. What is left out keeps its default: scaled, softmax, temperature 1, no mask.
+// Example tables. Settings that are not given have their defaults.
 
 export const DEFAULTS = { score: "scaled", normalize: "softmax", temperature: 1, mask: "none", window: 2 };
 
 export const PRESETS = {
   words: {
     title: "Self-attention of three words",
-    about: "Three words, projected to a query, a key and a value each. The first word's scores are 2, 4 and 4.",
+    about: "Three words, each projected to a query, a key and a value.",
     query: [[1, 0, 2], [2, 2, 2], [2, 1, 3]],
     key: [[0, 1, 1], [4, 4, 0], [2, 3, 1]],
     value: [[1, 2, 3], [2, 8, 0], [2, 6, 3]],
@@ -14,7 +14,7 @@ export const PRESETS = {
   },
   dictionary: {
     title: "Dictionary",
-    about: "Exact lookup: every key has a direction of its own, and the hard normalizer returns the value of the best one.",
+    about: "Exact lookup: the keys are orthogonal, and the hard normalizer returns the value of the best one.",
     query: [[0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0.6, 0.4]],
     key: [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]],
     value: [[10], [20], [30], [40]],
@@ -24,7 +24,7 @@ export const PRESETS = {
   },
   soft: {
     title: "Soft lookup",
-    about: "Keys are places on a line, values are what was measured there. Between two keys, their values are mixed.",
+    about: "Keys are points on a line, values are measurements. Between two keys, their values are averaged.",
     query: [[0.5], [2], [3.4]],
     key: [[0], [1], [2], [3], [4]],
     value: [[0], [0.84], [0.91], [0.14], [-0.76]],
@@ -34,7 +34,7 @@ export const PRESETS = {
   },
   saturation: {
     title: "Saturation without √d",
-    about: "Sixteen features: dot products grow with the width and softmax saturates. Choose the scaled score and see it soften.",
+    about: "Sixteen features: dot products grow with the width, and softmax saturates. Choose the scaled score to soften it.",
     query: [wave(0, 1.3), wave(3, 1.3)],
     key: [wave(0.7, 1.2), wave(1.6, 1.3), wave(2.9, 1.2), wave(4.4, 1.3)],
     value: [[1, 0], [0, 1], [-1, 0], [0, -1]],
@@ -43,47 +43,47 @@ export const PRESETS = {
   },
 };
 
-// Sixteen numbers with one decimal, the same every time
+// Sixteen numbers with one decimal
 function wave(shift, size) {
-  return Array.from({ length: 16 }, (_, place) => Math.round(10 * size * Math.sin(1.7 * place + shift)) / 10);
+  return Array.from({ length: 16 }, (_, index) => Math.round(10 * size * Math.sin(1.7 * index + shift)) / 10);
 }
 
 export const SCORES = [
   ["dot", "dot: q · k"],
   ["scaled", "scaled: q · k / √d"],
-  ["cosine", "cosine of the angle"],
+  ["cosine", "cosine: q · k / (‖q‖ ‖k‖)"],
   ["gaussian", "Gaussian: −‖q − k‖² / 2"],
   ["additive", "additive: Σ tanh(q + k)"],
 ];
 
-// From hard to soft; then those whose rows need not add up to 1
+// From hard to soft, then those whose rows need not sum to 1
 export const NORMALIZERS = [
-  ["hard", "hard: the best key"],
+  ["hard", "hard: only the best key"],
   ["sparsemax", "sparsemax"],
   ["entmax15", "entmax 1.5"],
   ["softmax", "softmax"],
-  ["softmax1", "softmax1: or nothing"],
-  ["sigmoid", "sigmoid: each key alone"],
-  ["relu", "relu: max(s, 0) / n"],
-  ["mean", "mean: s / n"],
+  ["softmax1", "softmax1: with a zero sink"],
+  ["sigmoid", "sigmoid: independent keys"],
+  ["relu", "relu"],
+  ["mean", "mean"],
 ];
 
 export const MASKS = [
-  ["none", "none: every key"],
-  ["causal", "causal: no later key"],
-  ["window", "window: only near keys"],
+  ["none", "none"],
+  ["causal", "causal: no later keys"],
+  ["window", "window: only nearby keys"],
 ];
 
-// "1,0;0.5,2" and back, for the address
-export function packed(rows) {
+// "1,0;0.5,2", for the address
+export function formatTable(rows) {
   return rows.map((row) => row.join(",")).join(";");
 }
 
-export function unpacked(text) {
+export function parseTable(text) {
   const rows = (text ?? "").split(";").map((row) => row.split(",").map(Number));
-  const even = rows.every((row) => row.length === rows[0].length && row.every(Number.isFinite));
-  return text && even && rows.length <= MOST && rows[0].length <= WIDEST ? rows : null;
+  const valid = rows.every((row) => row.length === rows[0].length && row.every(Number.isFinite));
+  return text && valid && rows.length <= MAX_ROWS && rows[0].length <= MAX_COLUMNS ? rows : null;
 }
 
-export const MOST = 12; // rows of a table
-export const WIDEST = 16; // columns
+export const MAX_ROWS = 12;
+export const MAX_COLUMNS = 16;

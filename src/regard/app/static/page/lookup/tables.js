@@ -1,7 +1,7 @@
-// The tables of queries, keys and values: every number can be changed, rows and columns come and go.
+// Editable tables of queries, keys and values.
 
-import { button, make } from "../dom.js";
-import { MOST, WIDEST } from "./presets.js";
+import { button, make } from "../../shared/dom.js";
+import { MAX_COLUMNS, MAX_ROWS } from "./presets.js";
 
 const LETTERS = { query: "q", key: "k", value: "v" };
 
@@ -9,8 +9,8 @@ export function nameOf(tables, side, row) {
   return tables.names[side === "value" ? "key" : side][row] || `${LETTERS[side]}${row + 1}`;
 }
 
-// element, and render() after the tables were replaced; `changed` is called after every edit
-export function editor(tables, { changed, chosen, choose }) {
+// changed(): called after every edit. Call render() after replacing the tables.
+export function tableEditor(tables, { changed, selected, select }) {
   const element = make("div", { class: "tables" });
 
   function render() {
@@ -25,11 +25,11 @@ export function editor(tables, { changed, chosen, choose }) {
     table.append(head(sides));
     const body = table.createTBody();
     for (let row = 0; row < length; row++) body.append(line(sides, row));
-    body.addEventListener("keydown", (event) => move(event, body));
-    const more = button(add, () => edit(() => grow(sides)), { disabled: length >= MOST });
+    body.addEventListener("keydown", (event) => moveByKey(event, body));
+    const more = button(add, () => edit(() => addRow(sides)), { disabled: length >= MAX_ROWS });
     return make("div", { class: "card" },
       make("div", { class: "scroll" }, table),
-      make("div", { class: "flow" }, more, ...sides.map(width)),
+      make("div", { class: "flow" }, more, ...sides.map(widthControl)),
     );
   }
 
@@ -49,19 +49,19 @@ export function editor(tables, { changed, chosen, choose }) {
       ...tables[side][row].map((_, column) => make("td", {}, input(side, row, column))),
     ]);
     const name = nameOf(tables, sides[0], row);
-    const less = button("×", () => edit(() => shrink(sides, row)), {
-      class: "less", "aria-label": `Remove ${name}`, title: `Remove ${name}`, disabled: tables[sides[0]].length <= 1,
+    const remove = button("×", () => edit(() => removeRow(sides, row)), {
+      class: "remove", "aria-label": `Remove ${name}`, title: `Remove ${name}`, disabled: tables[sides[0]].length <= 1,
     });
-    return make("tr", { class: sides[0] === "query" && row === chosen() ? "chosen" : null }, ...cells, make("td", {}, less));
+    return make("tr", { class: sides[0] === "query" && row === selected() ? "selected" : null }, ...cells, make("td", {}, remove));
   }
 
-  // The query that is worked out in numbers is chosen by its name
+  // The label of a query selects it for the calculation below
   function label(side, row) {
     const name = nameOf(tables, side, row);
     if (side !== "query") return make("span", { dir: "auto" }, name);
-    const radio = make("input", { type: "radio", name: "worked", value: row, change: () => choose(row) });
-    radio.checked = row === chosen();
-    return make("label", { title: "Work this one out below" }, radio, make("span", { dir: "auto" }, name));
+    const radio = make("input", { type: "radio", name: "worked", value: row, change: () => select(row) });
+    radio.checked = row === selected();
+    return make("label", { title: "Show the calculation below" }, radio, make("span", { dir: "auto" }, name));
   }
 
   function input(side, row, column) {
@@ -73,7 +73,7 @@ export function editor(tables, { changed, chosen, choose }) {
     node.addEventListener("input", () => {
       const number = parse(node.value);
       node.setAttribute("aria-invalid", String(number === null));
-      node.setCustomValidity(number === null ? "Give a number from −1,000,000 to 1,000,000." : "");
+      node.setCustomValidity(number === null ? "Enter a number from −1,000,000 to 1,000,000." : "");
       if (number === null) return;
       tables[side][row][column] = number;
       changed();
@@ -81,34 +81,34 @@ export function editor(tables, { changed, chosen, choose }) {
     return node;
   }
 
-  // Queries and keys are as wide as each other
-  function width(side) {
-    const both = side === "query" ? ["query", "key"] : [side];
-    const now = tables[side][0].length;
+  // Queries and keys have the same width
+  function widthControl(side) {
     if (side === "key") return null;
-    const what = side === "value" ? "features of values" : "features of queries and keys";
-    const to = (by) => () => edit(() => both.forEach((one) => resize(tables[one], now + by)));
-    return make("span", { class: "stepper", role: "group", "aria-label": what },
+    const sides = side === "query" ? ["query", "key"] : [side];
+    const current = tables[side][0].length;
+    const label = side === "value" ? "features of values" : "features of queries and keys";
+    const change = (by) => () => edit(() => sides.forEach((name) => resize(tables[name], current + by)));
+    return make("span", { class: "stepper", role: "group", "aria-label": label },
       make("span", { class: "lead", "aria-hidden": "true" }, "features"),
-      button("−", to(-1), { disabled: now <= 1, "aria-label": `Fewer ${what}` }),
-      make("b", {}, String(now)),
-      button("+", to(1), { disabled: now >= WIDEST, "aria-label": `More ${what}` }),
+      button("−", change(-1), { disabled: current <= 1, "aria-label": `Fewer ${label}` }),
+      make("b", {}, String(current)),
+      button("+", change(1), { disabled: current >= MAX_COLUMNS, "aria-label": `More ${label}` }),
     );
   }
 
   function edit(work) {
-    const place = [...element.querySelectorAll("button, input")].indexOf(document.activeElement);
+    const focused = [...element.querySelectorAll("button, input")].indexOf(document.activeElement);
     work();
     render();
-    [...element.querySelectorAll("button, input")][place]?.focus(); // or the keyboard would start all over
+    [...element.querySelectorAll("button, input")][focused]?.focus(); // rendering lost it
     changed();
   }
 
-  function grow(sides) {
+  function addRow(sides) {
     for (const side of sides) tables[side].push(tables[side][0].map(() => 0));
   }
 
-  function shrink(sides, row) {
+  function removeRow(sides, row) {
     for (const side of sides) tables[side].splice(row, 1);
     tables.names[sides[0]].splice(row, 1);
   }
@@ -129,8 +129,8 @@ function parse(text) {
   return cleaned && Number.isFinite(number) && Math.abs(number) <= 1e6 ? number : null;
 }
 
-// Up and down between the rows, as in a spreadsheet
-function move(event, body) {
+// Moves between rows, as in a spreadsheet
+function moveByKey(event, body) {
   const by = { ArrowUp: -1, ArrowDown: 1, Enter: 1 }[event.key];
   const cell = event.target.closest("td");
   if (!by || !cell || event.target.type === "radio" || event.target.tagName !== "INPUT") return;

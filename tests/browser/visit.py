@@ -1,4 +1,4 @@
-"""Visits to the page of `regard look`, and answers as its server would give them."""
+"""Visits to the page of `regard look`, and fake responses of its server."""
 
 import os
 import re
@@ -28,7 +28,7 @@ needs_encoder = pytest.mark.skipif(not ENCODER, reason="minilm is not installed"
 
 @contextmanager
 def served(root: Path) -> Iterator[str]:
-    """The address of a server with two trained models, one of them without attention, and minilm."""
+    """Yield the address of a server with two trained models, one without attention, and minilm."""
     for kind in ("transformer", "plain"):
         train(root / kind, PAIRS, config=small_config(kind, *QUICK))
     command = [sys.executable, "-m", "regard", "look", "transformer", "plain", *["minilm"] * ENCODER]
@@ -36,37 +36,37 @@ def served(root: Path) -> Iterator[str]:
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         said = iter(server.stdout.readline, "")
-        found = filter(None, (re.search(r"http://\S+", line) for line in said))
-        yield next(found).group()
+        result = filter(None, (re.search(r"http://\S+", line) for line in said))
+        yield next(result).group()
         server.terminate()
 
 
 class Visit:
-    """A page of its own."""
+    """An open page."""
 
     def __init__(self, page, address: str) -> None:
         self.page, self.address = page, address
         page.on("dialog", lambda dialog: pytest.fail(f"something was run: {dialog.message}"))
 
-    def enter(self, room: str, **state: str) -> None:
-        """A room, as a link to it would."""
+    def enter(self, section: str, **state: str) -> None:
+        """Open a section by its address."""
         query = "&".join(f"{name}={quote(value)}" for name, value in state.items())
         self.page.goto("about:blank")
-        self.page.goto(f"{self.address}#{room}" + (f"?{query}" if query else ""))
+        self.page.goto(f"{self.address}#{section}" + (f"?{query}" if query else ""))
         self.settle()
 
     def settle(self) -> None:
-        """Until the room is there and nothing is waited for."""
-        self.page.wait_for_selector("#room .stage .answer > *")
-        self.until("!document.querySelector('.stage[aria-busy=true]')")
+        """Wait until the section is open and nothing is loading."""
+        self.page.wait_for_selector("#section .panel .answer > *")
+        self.until("!document.querySelector('.panel[aria-busy=true]')")
 
     def look(self, name: str, sizes: tuple = SIZES) -> None:
-        """Screenshots in both colour schemes, wide and narrow; nothing may stick out of any."""
+        """Take screenshots, wide and narrow, light and dark; none may overflow."""
         SHOTS.mkdir(parents=True, exist_ok=True)
         for width, height, scheme in sizes:
             self.page.emulate_media(color_scheme=scheme)
             self.page.set_viewport_size({"width": width, "height": height})
-            self.page.wait_for_timeout(80)  # charts are drawn anew
+            self.page.wait_for_timeout(80)  # charts are redrawn
             self.page.screenshot(path=SHOTS / f"{name}-{width}-{scheme}.png", full_page=True)
             wide = self.page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, f"{name} is {wide} pixels wide on a screen of {width}"
@@ -77,14 +77,14 @@ class Visit:
         return self.page.inner_text(selector)
 
     def until(self, condition: str) -> None:
-        """Until this JavaScript is true; the page's policy lets no page.wait_for_function look at it."""
+        """Wait until this JavaScript is true; the page's policy forbids page.wait_for_function."""
         end = time.monotonic() + PATIENCE
         while not self.page.evaluate(condition):
             assert time.monotonic() < end, f"not within {PATIENCE} s: {condition}"
             self.page.wait_for_timeout(30)
 
     def answer(self, path: str, body: dict, status: int = 200) -> None:
-        """Instead of the server."""
+        """Answer instead of the server."""
         self.page.route(f"**/api/{path}", lambda route: route.fulfill(json=body, status=status))
 
     def no_markup_came_of_text(self) -> None:
@@ -92,24 +92,24 @@ class Visit:
 
 
 def translation(text: str) -> dict:
-    """An answer about a sentence, with this text in every place."""
-    one = {"source": text, "text": text, "score": 0.0, "tokens": [text], "note": text, "reason": text}
+    """Return a response of /api/translate with this text in every field."""
+    item = {"source": text, "text": text, "score": 0.0, "tokens": [text], "note": text, "reason": text}
     more = {"alternatives": [{"text": f"{text} 2", "score": -1.0}], "alignment": None}
-    return {"translations": [one | more], "exhibit": None}
+    return {"translations": [item | more], "view": None}
 
 
 def trainings(name: str, state: str = "finished") -> dict:
     return {"trainings": [{"name": name, "steps": 1, "state": state}]}
 
 
-def row(step: int, judged: float | None = None) -> dict:
-    """A row of a log."""
+def row(step: int, validated: float | None = None) -> dict:
+    """Return a log row."""
     rates = {"learning_rate": 0.1, "tokens_per_second": 9.0, "seconds": 1.0}
-    return {"step": step, "loss": 5.0 - step, "dev_loss": judged, "dev_bleu": judged, **rates}
+    return {"step": step, "loss": 5.0 - step, "dev_loss": validated, "dev_bleu": validated, **rates}
 
 
 def log(text: str) -> dict:
-    """What a training has logged, with this text in every place."""
+    """Return a response of /api/training/NAME with this text in every field."""
     aligned = {"source_words": [text], "target_words": [text], "links": "0-0", "weights": [[1.0]]}
     sample = {"step": 1, "source": text, "text": text, "reference": text, "alignment": aligned}
-    return {"steps": 1, "state": "finished", "rows": [row(1, judged=1.0)], "samples": [sample]}
+    return {"steps": 1, "state": "finished", "rows": [row(1, validated=1.0)], "samples": [sample]}

@@ -1,4 +1,4 @@
-"""ViewStore for the view in a browser: embedded ones, and a server with one of 32,768 tokens."""
+"""View models for the view in a browser: embedded ones, and a server with 32,768 tokens."""
 
 import base64
 import http.server
@@ -9,7 +9,7 @@ import numpy as np
 
 import regard
 
-STATIC = Path(regard.__file__).parent / "view" / "static" / "attention"
+STATIC = Path(regard.__file__).parent / "app" / "static"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src "
     "'self'; base-uri 'none'; form-action 'none'"
@@ -31,7 +31,7 @@ const data = await (await fetch("/small")).json();
 const source = embedded(data);
 let receive = null;
 const model = {
-  get: (name) => ({ exhibit: data.exhibit, options: { view: "lines", heads: [2] } })[name],
+  get: (name) => ({ view: data.view, options: { view: "lines", heads: [2] } })[name],
   on: (_, callback) => { receive = callback; },
   off: () => { receive = null; },
   async send({ id, question, arguments: asked }) {
@@ -54,7 +54,7 @@ def pack(array):
 
 
 def made(heads, queries, keys, *, causal=False, vectors=True, width=8, seed=0):
-    """A layer of softmax attention as it is embedded in a page."""
+    """Return a layer of softmax attention as embedded in a page."""
     rng = np.random.default_rng(seed)
     query, key = rng.normal(size=(heads, queries, width)), rng.normal(size=(heads, keys, width))
     scores = query @ key.transpose(0, 2, 1) * width**-0.5
@@ -79,15 +79,15 @@ def text(*tokens, special=()):
     return {"tokens": list(tokens), "special": list(special)}
 
 
-def exhibit(*inputs, title=""):
-    """Embedded data of inputs: (title, texts, [(label, kind, heads, queries, keys, options)])."""
+def view_data(*inputs, title=""):
+    """Return embedded data; an input is (title, texts, [(label, kind, heads, queries, keys, options)])."""
     described, stored = [], []
     for name, texts, layers in inputs:
-        sizes = [len(one["tokens"]) for one in texts]
+        sizes = [len(item["tokens"]) for item in texts]
         held = [
             made(h, sizes[q], sizes[k], seed=n, **extra) for n, (_, _, h, q, k, extra) in enumerate(layers)
         ]
-        told = [
+        message = [
             {
                 "name": label,
                 "label": label,
@@ -99,17 +99,17 @@ def exhibit(*inputs, title=""):
             }
             for label, kind, h, q, k, extra in layers
         ]
-        described.append({"title": name, "note": "", "texts": texts, "layers": told})
+        described.append({"title": name, "note": "", "texts": texts, "layers": message})
         stored.append({"layers": held})
-    return {"exhibit": {"title": title, "inputs": described}, "inputs": stored}
+    return {"view": {"title": title, "inputs": described}, "inputs": stored}
 
 
 CAT = text(
     "[CLS]", "the", "cat", "sat", "on", "the", "mat", "be", "##cause", "it", "was", "[SEP]", special=(0, 11)
 )
-SMALL = exhibit(("The cat", [CAT], [(f"layer {n}", "self", 8, 0, 0, {}) for n in range(4)]))
+SMALL = view_data(("The cat", [CAT], [(f"layer {n}", "self", 8, 0, 0, {}) for n in range(4)]))
 DOGS = [text("Der", "Hund", "bellt", "."), text("The", "dog", "barks", ".", "now")]
-SEVERAL = exhibit(
+SEVERAL = view_data(
     (
         "Der Hund bellt.",
         DOGS,
@@ -119,7 +119,7 @@ SEVERAL = exhibit(
     (EVIL, [text(EVIL, "\n", "", "שלום", "a" * 70)], [(EVIL, "self", 2, 0, 0, {"causal": True})]),
     ("nothing", [text()], []),
 )
-DATA = {"small": SMALL, "several": SEVERAL, "none": {"exhibit": {"title": "", "inputs": []}, "inputs": []}}
+DATA = {"small": SMALL, "several": SEVERAL, "none": {"view": {"title": "", "inputs": []}, "inputs": []}}
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -156,8 +156,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             tokens = [f"w{place}" for place in range(LONG)]
             given = {"title": "long", "note": "", "texts": [text(*tokens)], "layers": [layer]}
             return self.send(json.dumps({"title": "", "inputs": [given]}), "application/json")
-        if name.startswith("attention/"):
-            path = STATIC / name.partition("/")[2]
+        if name.startswith(("attention/", "shared/")):
+            path = STATIC / name
             return self.send(path.read_bytes(), "text/css" if path.suffix == ".css" else "text/javascript")
         if name in ("open.js", "widget.js"):
             return self.send(SCRIPT if name == "open.js" else WIDGET, "text/javascript")
@@ -166,27 +166,27 @@ class Handler(http.server.BaseHTTPRequestHandler):
         )
 
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         question = self.path.rpartition("/")[2]
         self.counts[question] += 1
         if self.counts["broken"]:
             self.send_error(503)
             return
-        facts, arrays = answer(question, asked)
+        facts, arrays = answer(question, payload)
         self.send(
             json.dumps({"facts": facts, "arrays": [pack(array) for array in arrays]}), "application/json"
         )
 
 
-def answer(question, asked):
-    """Of a long text in which every token reads the one 1000 before it."""
+def answer(question, payload):
+    """Answer for a long text in which every token attends to the one 1000 before it."""
     if question == "tile":
-        (top, bottom), (left, right) = asked["rows"], asked["columns"]
-        rows = np.linspace(top, bottom, asked["height"], endpoint=False)
-        columns = np.linspace(left, right, asked["width"], endpoint=False)
-        near = np.abs(rows[:, None] - 1000 - columns[None]) < max((bottom - top) / asked["height"], 1)
-        return {}, [np.where(near, 0.5, 1e-5)[None].repeat(1 if asked["mean"] else 2, 0)]
-    if question == "top":
-        step = -1000 if asked["side"] == "query" else 1000
-        return {"places": [asked["place"] + step], "weights": [0.5]}, []
-    return {"places": [20000, 7], "weights": [800.0, 30.0]}, [np.ones(asked["bins"])]
+        (top, bottom), (left, right) = payload["rows"], payload["columns"]
+        rows = np.linspace(top, bottom, payload["height"], endpoint=False)
+        columns = np.linspace(left, right, payload["width"], endpoint=False)
+        near = np.abs(rows[:, None] - 1000 - columns[None]) < max((bottom - top) / payload["height"], 1)
+        return {}, [np.where(near, 0.5, 1e-5)[None].repeat(1 if payload["mean"] else 2, 0)]
+    if question == "topk":
+        step = -1000 if payload["side"] == "query" else 1000
+        return {"positions": [payload["position"] + step], "weights": [0.5]}, []
+    return {"positions": [20000, 7], "weights": [800.0, 30.0]}, [np.ones(payload["bins"])]

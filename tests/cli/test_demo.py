@@ -1,37 +1,39 @@
-"""What `regard demo` does with folders; what it shows is seen by `make demo`."""
+"""`regard demo`: which folders it replaces. `make demo` shows its output."""
 
 import pytest
 
-from regard import demo
+from regard.cli import demo_pipeline
 from regard.errors import ArgumentError
 from regard.translation.config import TranslationConfig
 from regard.translation.data.builtin import embedded_corpus
 
-PLAN = TranslationConfig.preset("tiny").override(["training.updates=2", "model.width=16", "tokens.size=200"])
+CONFIG = TranslationConfig.preset("tiny").override(
+    ["training.updates=2", "model.width=16", "tokens.size=200"]
+)
 
 
-def test_a_folder_that_no_demo_made_is_left_alone(tmp_path):
+def test_other_folders_are_not_replaced(tmp_path):
     (tmp_path / "transformer").mkdir()
     (tmp_path / "transformer" / "thesis.txt").write_text("years of work")
-    with pytest.raises(ArgumentError, match="was not made by a demo; name another folder"):
-        demo._train(tmp_path / "transformer", PLAN, embedded_corpus(size=60))
+    with pytest.raises(ArgumentError, match="was not created by the demo; name another folder"):
+        demo_pipeline._train(tmp_path / "transformer", CONFIG, embedded_corpus(size=60))
     assert (tmp_path / "transformer" / "thesis.txt").read_text() == "years of work"
 
 
 def test_the_folder_of_an_earlier_demo_is_replaced(tmp_path):
     corpus = embedded_corpus(size=60)
     for _ in range(2):
-        demo._train(tmp_path / "transformer", PLAN, corpus)
+        demo_pipeline._train(tmp_path / "transformer", CONFIG, corpus)
         assert (tmp_path / "transformer" / "model.safetensors").exists()
-        (tmp_path / "transformer" / "source.model").touch()  # of one with two vocabularies
-    demo._train(tmp_path / "transformer", PLAN, corpus)
+        (tmp_path / "transformer" / "source.model").touch()  # from a model with two vocabularies
+    demo_pipeline._train(tmp_path / "transformer", CONFIG, corpus)
     assert not (tmp_path / "transformer" / "source.model").exists()
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "data/thesis.txt", "checkpoints/thesis/1.txt", "link"])
-def test_what_others_keep_in_the_folder_of_a_demo_is_left_alone(tmp_path, name):
+def test_a_demo_folder_with_other_files_is_not_deleted(tmp_path, name):
     folder = tmp_path / "transformer"
-    demo._train(folder, PLAN, embedded_corpus(size=60))
+    demo_pipeline._train(folder, CONFIG, embedded_corpus(size=60))
     before = sorted(folder.rglob("*"))
     kept = folder / name
     kept.parent.mkdir(exist_ok=True)
@@ -39,6 +41,8 @@ def test_what_others_keep_in_the_folder_of_a_demo_is_left_alone(tmp_path, name):
         kept.symlink_to(tmp_path)
     else:
         kept.write_text("years of work")
-    with pytest.raises(ArgumentError, match=r"was not made by the demo, .*; move it away, or name another"):
-        demo._train(folder, PLAN, embedded_corpus(size=60))
+    with pytest.raises(
+        ArgumentError, match=r"was not created by the demo, .*; move the file, or name another"
+    ):
+        demo_pipeline._train(folder, CONFIG, embedded_corpus(size=60))
     assert {*before, kept} <= set(folder.rglob("*"))

@@ -1,0 +1,104 @@
+// Rankings next to the map: the largest weights of the pinned query and key, and the keys that receive most attention.
+import { formatCount, make, percent, visible } from "../shared/dom.js";
+import { LatestQuestion } from "./state.js";
+
+const LIST_LENGTH = 8;
+const BINS = 120;
+
+// goTo(cell): shows a cell. deferred: load the received attention only after release().
+// ranked(side, positions): called with the ranking of the token pinned on a side.
+export function makeRankings(pane, goTo, { deferred = false, ranked = () => {} } = {}) {
+  const lists = {
+    query: makeRanking(pane, "key", (key) => goTo({ query: pane.pinned.query, key })),
+    key: makeRanking(pane, "query", (query) => goTo({ query, key: pane.pinned.key })),
+    received: makeRanking(pane, "key", (key) => goTo({ key }), () => pane.queries.tokens.length), // weights are summed over all queries
+  };
+  const histogram = make("canvas", { class: "received-bars", width: BINS, height: 36, "aria-hidden": "true" });
+  lists.received.node.querySelector("h4").after(histogram);
+  const node = make("aside", { class: "rankings", "aria-label": "Strongest links" }, lists.query.node, lists.key.node, lists.received.node);
+  let loaded = "";
+  let held = deferred; // the map loads first
+
+  function update() {
+    const { query, key } = pane.pinned;
+    const heads = pane.requestedHeads;
+    const { sides } = pane;
+    const selection = JSON.stringify([pane.number, pane.layerNumber, heads]);
+    for (const list of [lists.query, lists.key, lists.received]) list.node.hidden = !pane.heads.length;
+    if (!pane.heads.length) return;
+    for (const [side, position] of [["query", query], ["key", key]]) {
+      const token = position === null ? "" : visible(pane.textOf(side).tokens[position] ?? "");
+      const title = `“${token}” (${sides[side]} ${formatCount(position + 1)}) ${side === "query" ? "attends to" : "is attended by"}`;
+      lists[side].node.hidden = position === null;
+      if (position !== null) lists[side].load(title, "topk", { heads, side, position, k: LIST_LENGTH }, selection, ({ facts }) => ranked(side, facts.positions));
+    }
+    if (selection === loaded || held) return;
+    loaded = selection;
+    lists.received.load(`Most attended ${sides.key === "key" ? "keys" : "words"}`, "received", { heads, k: LIST_LENGTH, bins: BINS }, selection, ({ arrays }) => drawHistogram(histogram, arrays[0].data));
+  }
+
+  update();
+  return {
+    node,
+    update,
+    hold() {
+      held = true;
+    },
+    release() {
+      if (!held) return;
+      held = false;
+      update();
+    },
+    destroy: () => Object.values(lists).forEach((list) => list.stop()),
+  };
+}
+
+// total(): divisor of the weights
+function makeRanking(pane, side, select, total = () => 1) {
+  const latest = new LatestQuestion(pane);
+  const heading = make("h4", { dir: "auto" });
+  const list = make("ol", {});
+  const node = make("section", {}, heading, list);
+  let loaded = "";
+  const makeRow = (position, weight, max) => {
+    const bar = make("span", { class: "bar", "aria-hidden": "true" });
+    bar.style.setProperty("--share", max > 0 ? weight / max : 0);
+    const token = visible(pane.textOf(side).tokens[position] ?? "");
+    const text = make("span", { class: "text", dir: "auto" }, token);
+    const where = make("span", { class: "where" }, formatCount(position + 1));
+    const share = make("span", { class: "share" }, `${percent(weight / total())} %`);
+    const title = `Go to ${token}, ${pane.sides[side]} ${formatCount(position + 1)}`;
+    return make("li", {}, make("button", { type: "button", class: "row", title, click: () => select(position) }, bar, text, where, share));
+  };
+  return {
+    node,
+    stop: () => latest.stop(),
+    load(title, question, body, selection, use = () => {}) {
+      heading.textContent = title;
+      const request = selection + JSON.stringify(body);
+      if (request === loaded) return;
+      loaded = request;
+      list.classList.add("loading");
+      latest.ask(question, body, (answer) => {
+        const { positions, weights } = answer.facts;
+        const rows = positions.map((position, index) => makeRow(position, weights[index], weights[0]));
+        list.replaceChildren(...rows);
+        if (!rows.length) list.append(make("li", { class: "empty" }, "none"));
+        list.classList.remove("loading");
+        use(answer);
+      });
+    },
+  };
+}
+
+function drawHistogram(canvas, received) {
+  canvas.width = received.length;
+  const context = canvas.getContext("2d");
+  const max = Math.max(...received, 1e-30);
+  context.clearRect(0, 0, canvas.width, canvas.height);
+  context.fillStyle = getComputedStyle(canvas).color;
+  for (const [bin, weight] of received.entries()) {
+    const height = Math.max(canvas.height * Math.sqrt(weight / max), 1);
+    context.fillRect(bin, canvas.height - height, 1, height);
+  }
+}

@@ -1,0 +1,86 @@
+// A panel shows the answer to a request, that it is loading, or an error with a button to retry.
+
+import { connection } from "../shared/client.js";
+import { button, make } from "../shared/dom.js";
+
+const LOADING_DELAY = 150; // milliseconds before the loading bar appears
+
+// { element, body, run(work, show), clear() }; `signal` aborts when the section is closed
+export function makePanel(label, signal) {
+  const body = make("div", { class: "answer" });
+  const errors = make("div", { class: "errors" });
+  const element = make("section", { class: "panel", "aria-label": label }, make("div", { class: "progress" }), errors, body);
+  let current = null;
+  let timer = 0;
+
+  function setBusy(busy) {
+    clearTimeout(timer);
+    element.setAttribute("aria-busy", String(busy));
+    if (busy) timer = setTimeout(() => element.classList.add("busy"), LOADING_DELAY);
+    else element.classList.remove("busy");
+  }
+
+  async function run(work, show) {
+    const request = start();
+    setBusy(true);
+    let answer;
+    let error = null;
+    try {
+      answer = await work(AbortSignal.any([request.signal, signal]));
+    } catch (caught) {
+      error = caught;
+    }
+    if (request.signal.aborted || signal.aborted) return;
+    setBusy(false);
+    if (error) fail(error, request, () => run(work, show));
+    else {
+      errors.replaceChildren();
+      body.classList.remove("stale");
+      show(answer, body);
+    }
+  }
+
+  function start() {
+    current?.abort();
+    current = new AbortController();
+    return current;
+  }
+
+  function fail(error, request, retry) {
+    if (error.disconnected) connection.addEventListener("restored", retry, { once: true, signal: request.signal });
+    body.classList.add("stale");
+    errors.replaceChildren(notice(error.message, ...(error.final ? [] : [button("Try again", retry)])));
+  }
+
+  function clear() {
+    start().abort();
+    setBusy(false);
+    errors.replaceChildren();
+    body.replaceChildren();
+  }
+
+  return { element, body, run, clear };
+}
+
+export function notice(message, ...actions) {
+  return make("div", { class: "notice", role: "alert" }, make("p", { dir: "auto" }, message), ...actions);
+}
+
+// What is missing, and the commands that provide it
+export function emptyState(title, text, ...commands) {
+  const lines = commands.map((command) => make("pre", {}, make("code", {}, command)));
+  return make("div", { class: "empty-state" }, make("h2", {}, title), make("p", {}, text), ...lines);
+}
+
+// A model in training; the section opens when it is ready
+export function inTraining([name]) {
+  return make("div", { class: "empty-state" }, make("h2", {}, "The translator is being trained"),
+    make("p", {}, "This takes about two minutes. The page opens automatically when ", make("b", { dir: "auto" }, name), " is ready. Meanwhile, watch its progress under ",
+      make("a", { href: "#training" }, "Training"), ", or try ", make("a", { href: "#lookup" }, "Lookup"), " and ", make("a", { href: "#order" }, "Order"), ", which need no model."));
+}
+
+// Name, languages and description of a model
+export function modelLine({ name, about, languages }) {
+  const description = about.startsWith(`${name}, `) ? about.slice(name.length + 2) : about;
+  return make("p", { class: "about-model" }, make("b", { dir: "auto" }, name), ` ${[languages, description].filter(Boolean).join(" · ")}`);
+}

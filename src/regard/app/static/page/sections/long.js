@@ -1,0 +1,97 @@
+// Attention over a long text: pasted, read from a file, or the sample text.
+
+import { post } from "../../shared/client.js";
+import { button, formatCount, make } from "../../shared/dom.js";
+import { announce, debounce, field, select } from "../controls.js";
+import { makePanel, notice } from "../panel.js";
+import { sampleText } from "../sample_text.js";
+import { viewer } from "../viewer.js";
+
+const MAX_CHARACTERS = 1_000_000; // the limit of the server
+const MAX_WORDS = 40_000;
+const SAMPLE_WORDS = 32_000;
+const MAX_SHARED = 1500; // characters of a text that is stored in the address
+
+export function open({ element, state, save, models, signal }) {
+  const encoders = models.filter(({ attends, kind }) => attends && kind === "encoder");
+  const options = [["words", "words of this text"], ...encoders.map(({ name, max_tokens: limit }) => [name, limit ? `${name}: up to ${formatCount(limit)} tokens` : name])];
+  let model = options.some(([name]) => name === state.model) ? state.model : "words";
+  let sample = null;
+
+  const panel = makePanel("Attention map", signal);
+  const view = viewer({ view: "matrix" }, signal);
+  const size = make("span", { class: "text-size" });
+  const text = make("textarea", { rows: 6, dir: "auto", spellcheck: "false", placeholder: "Paste a text here" });
+  const file = make("input", { type: "file", accept: ".txt,.md,.csv,.tex,.srt,.json,text/*", change: () => read(file.files[0]) });
+
+  const showSize = () => {
+    const words = text.value.match(/\S+/g)?.length ?? 0;
+    size.textContent = `${formatCount(words)} words, ${formatCount(text.value.length)} characters`;
+    return words;
+  };
+  const showSizeSoon = debounce(200, showSize);
+
+  async function read(chosen) {
+    if (!chosen) return;
+    if (chosen.size > 4 * MAX_CHARACTERS) return refuse(`${chosen.name} is too large: ${formatCount(chosen.size)} bytes. The limit is ${formatCount(MAX_CHARACTERS)} characters.`);
+    const content = await chosen.text();
+    if (content.includes("\0")) return refuse(`${chosen.name} is not a text file.`);
+    setText(content);
+    file.value = ""; // allows choosing the same file again
+  }
+
+  function refuse(message) {
+    file.value = "";
+    panel.clear();
+    panel.body.replaceChildren(notice(message));
+  }
+
+  function setText(content) {
+    text.value = content;
+    update();
+  }
+
+  function update() {
+    const words = showSize();
+    const isSample = sample !== null && text.value === sample;
+    const shared = text.value.length <= MAX_SHARED && !isSample;
+    save({ model: model === "words" ? "" : model, text: shared ? text.value : "", example: isSample ? "1" : "" });
+    if (!text.value.trim()) return showEmpty();
+    if (text.value.length > MAX_CHARACTERS) return refuse(`The text is too long: ${formatCount(text.value.length)} characters. The limit is ${formatCount(MAX_CHARACTERS)}.`);
+    panel.run((abort) => post("api/long", { model, text: text.value }, abort), (answer, body) => {
+      body.replaceChildren(make("div", { class: "card" }, view.element));
+      view.show(answer);
+      announce(`Attention map of ${formatCount(words)} words`);
+    });
+  }
+
+  function showSample() {
+    sample ??= sampleText(SAMPLE_WORDS);
+    setText(sample);
+  }
+
+  function showEmpty() {
+    view.clear();
+    panel.clear();
+    panel.body.replaceChildren(make("div", { class: "empty-state" }, make("h2", {}, "No text yet"),
+      make("p", {}, "Paste one, choose a file, or try the sample: a long poem with repeated cantos; repetitions appear as diagonals.")));
+  }
+
+  text.addEventListener("input", showSizeSoon);
+  element.replaceChildren(
+    make("div", { class: "long-text" }, field("Text", text, `Up to ${formatCount(MAX_WORDS)} words. Files are only sent to your own server.`)),
+    make("div", { class: "flow below" },
+      make("label", { class: "upload" }, "Choose a text file", file),
+      button(`Sample of ${formatCount(SAMPLE_WORDS)} words`, showSample), size),
+    make("div", { class: "controls" },
+      field("Attention of", select(options, model, (value) => {
+        model = value;
+        update();
+      })),
+      button("Show the map", update, { class: "primary" })),
+    panel.element,
+  );
+  signal.addEventListener("abort", () => showSizeSoon.stop());
+  if (state.example) showSample();
+  else setText(state.text ?? "");
+}

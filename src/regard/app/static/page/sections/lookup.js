@@ -1,0 +1,184 @@
+// A table of queries, keys and values, and every step from scores to output.
+
+import { post } from "../../shared/client.js";
+import { button, make } from "../../shared/dom.js";
+import { announce, debounce, field, numberInput, replaceKeepingFocus, select } from "../controls.js";
+import { formatNumber, formatShort } from "../format.js";
+import { calculation } from "../lookup/calculation.js";
+import { DEFAULTS, MASKS, NORMALIZERS, PRESETS, SCORES, formatTable, parseTable } from "../lookup/presets.js";
+import { nameOf, tableEditor } from "../lookup/tables.js";
+import { matrix, scrollable } from "../matrix.js";
+import { makePanel } from "../panel.js";
+
+const MIN_TEMPERATURE = -2; // powers of ten
+const MAX_TEMPERATURE = 2;
+const MAX_WINDOW = 12;
+
+export function open({ element, state, save, signal }) {
+  const tables = { query: [], key: [], value: [], names: { query: [], key: [] } };
+  const settings = { ...DEFAULTS };
+  let row = 0;
+  let latest = null; // the last answer, with the tables and settings it belongs to
+
+  const steps = makePanel("Scores, weights and output", signal);
+  const about = make("p", { class: "hint", id: "preset-about" });
+  const update = debounce(60, () => {
+    const { query, key, value } = tables;
+    steps.run((abort) => post("api/lookup", { query, key, value, ...settings }, abort), (answer, body) => {
+      latest = { answer, tables: structuredClone(tables), settings: { ...settings } };
+      body.replaceChildren(showSteps(latest, row, selectRow));
+      announce(`Output of ${nameOf(tables, "query", row)}: ${answer.output[row].map((number) => formatShort(number)).join(", ")}`);
+    });
+  });
+
+  function selectRow(number) {
+    row = number;
+    save({ row: row ? String(row) : "" });
+    editor.render();
+    if (latest && row < latest.tables.query.length) steps.body.replaceChildren(showSteps(latest, row, selectRow));
+  }
+
+  function changed() {
+    row = Math.min(row, tables.query.length - 1);
+    saveSettings(tables, settings, state, save);
+    update();
+  }
+
+  const editor = tableEditor(tables, { changed, selected: () => row, select: selectRow });
+  const controls = makeControls(settings, changed);
+  const presets = Object.entries(PRESETS).map(([name, { title }]) => button(title, () => openPreset(name), { id: `preset-${name}` }));
+
+  function openPreset(name) {
+    Object.assign(settings, DEFAULTS, pick(PRESETS[name], Object.keys(DEFAULTS)));
+    save({ preset: name, q: "", k: "", v: "", row: "" });
+    row = 0;
+    setTables(tables, PRESETS[name]);
+    render();
+    changed();
+  }
+
+  function render() {
+    const name = state.preset in PRESETS ? state.preset : "words";
+    about.textContent = PRESETS[name].about;
+    presets.forEach((node) => node.setAttribute("aria-pressed", String(node.id === `preset-${name}`)));
+    controls.render();
+    editor.render();
+  }
+
+  restore(state, tables, settings);
+  row = Math.min(Number(state.row) || 0, tables.query.length - 1);
+  render();
+  element.replaceChildren(
+    make("div", { class: "flow" }, make("span", { class: "lead" }, "Examples"), ...presets), about,
+    editor.element, controls.element, steps.element);
+  update.now();
+}
+
+function pick(object, names) {
+  return Object.fromEntries(names.filter((name) => name in object).map((name) => [name, object[name]]));
+}
+
+function setTables(tables, { query, key, value, names }) {
+  Object.assign(tables, structuredClone({ query, key, value, names }));
+}
+
+// ---- the address holds the preset and whatever differs from it
+
+function saveSettings(tables, settings, state, save) {
+  const preset = PRESETS[state.preset in PRESETS ? state.preset : "words"];
+  const defaults = { ...DEFAULTS, ...pick(preset, Object.keys(DEFAULTS)) };
+  const changed = Object.keys(DEFAULTS).map((name) => [name, settings[name] === defaults[name] ? "" : String(settings[name])]);
+  const edited = ["query", "key", "value"].map((side) => [side[0], formatTable(tables[side]) === formatTable(preset[side]) ? "" : formatTable(tables[side])]);
+  save(Object.fromEntries([...changed, ...edited]));
+}
+
+function restore(state, tables, settings) {
+  const preset = PRESETS[state.preset in PRESETS ? state.preset : "words"];
+  const saved = { query: parseTable(state.q), key: parseTable(state.k), value: parseTable(state.v) };
+  const all = { ...preset, ...Object.fromEntries(Object.entries(saved).filter(([, rows]) => rows)) };
+  const fits = all.query[0].length === all.key[0].length && all.key.length === all.value.length;
+  setTables(tables, fits ? all : preset);
+  Object.assign(settings, DEFAULTS, pick(preset, Object.keys(DEFAULTS)));
+  for (const [name, options] of Object.entries({ score: SCORES, normalize: NORMALIZERS, mask: MASKS })) {
+    if (options.some(([option]) => option === state[name])) settings[name] = state[name];
+  }
+  const temperature = Number(state.temperature);
+  if (temperature >= 10 ** MIN_TEMPERATURE && temperature <= 10 ** MAX_TEMPERATURE) settings.temperature = temperature;
+  const window = Number(state.window);
+  if (window >= 1 && window <= MAX_WINDOW) settings.window = Math.round(window);
+}
+
+// ---- score, normalizer, temperature, mask
+
+function makeControls(settings, changed) {
+  const element = make("div", { class: "controls knobs" });
+  const change = (name) => (value) => {
+    settings[name] = value;
+    render();
+    changed();
+  };
+
+  function temperatureSlider() {
+    const value = make("output", {}, formatShort(settings.temperature, 2));
+    const slide = () => {
+      settings.temperature = Number((10 ** Number(node.value)).toPrecision(3));
+      value.textContent = formatShort(settings.temperature, 2);
+      node.setAttribute("aria-valuetext", value.textContent);
+      changed();
+    };
+    const node = make("input", { type: "range", min: MIN_TEMPERATURE, max: MAX_TEMPERATURE, step: 0.05, id: "temperature", input: slide });
+    node.value = Math.log10(settings.temperature);
+    node.setAttribute("aria-valuetext", value.textContent);
+    const label = make("label", { for: node.id }, "Temperature ", value);
+    return make("div", { class: "entry" }, label, make("div", { class: "ends" }, "hard", node, "soft"));
+  }
+
+  function render() {
+    const nodes = [
+      field("Score", select(SCORES, settings.score, change("score")), "", "score"),
+      field("Normalizer, hard to soft", select(NORMALIZERS, settings.normalize, change("normalize")), "", "normalize"),
+      temperatureSlider(),
+      field("Mask", select(MASKS, settings.mask, change("mask")), "", "mask"),
+    ];
+    if (settings.mask === "window") {
+      const node = field("Window", numberInput(settings.window, 1, MAX_WINDOW, change("window")), "", "window");
+      node.classList.add("small");
+      nodes.push(node);
+    }
+    replaceKeepingFocus(element, ...nodes);
+  }
+
+  return { element, render };
+}
+
+// ---- the steps
+
+function showSteps({ answer, tables, settings }, row, selectRow) {
+  const queries = tables.query.map((_, number) => nameOf(tables, "query", number));
+  const keys = tables.key.map((_, number) => nameOf(tables, "key", number));
+  const masked = answer.masked.flat().some(Boolean) ? answer.masked : undefined;
+  const tau = { name: "τ", values: answer.tau.map((number) => formatNumber(number)) };
+  const values = tables.value[0].map((_, number) => `v${number + 1}`);
+  const common = { rows: queries, selected: row };
+  const nodes = [
+    step("Scores", "s", answer.formula.score, { ...common, columns: keys, values: answer.scores }),
+    masked && step("Masked scores", "s", "s where the mask is true, else −∞", { ...common, columns: keys, values: answer.scores, masked }),
+    step("Weights", "w", answer.formula.normalize, { ...common, columns: keys, values: answer.weights, max: Math.max(1, ...answer.weights.flat()), extra: tau }),
+    step("Output", "o", answer.formula.output, { ...common, columns: values, values: answer.output }),
+  ].filter(Boolean);
+  for (const node of nodes) {
+    node.addEventListener("click", (event) => {
+      const line = event.target.closest("tbody tr");
+      if (line) selectRow(line.sectionRowIndex);
+    });
+  }
+  const numbers = make("div", { class: "card" },
+    make("h2", {}, "Step by step: ", make("span", { dir: "auto" }, queries[row])), calculation(tables, settings, answer, row));
+  return make("div", {}, make("div", { class: "lookup-steps" }, ...nodes), numbers);
+}
+
+function step(title, letter, formula, options) {
+  return make("section", { class: "card calculation" },
+    make("h2", {}, title), make("p", { class: "formula" }, make("var", {}, letter), ` = ${formula}`),
+    scrollable(`${title} as a table`, matrix({ label: title, ...options })));
+}

@@ -1,0 +1,36 @@
+// The interactive view of a view model that the server keeps.
+
+import { http } from "../attention/sources.js";
+import { mount } from "../attention/view.js";
+import { make } from "../shared/dom.js";
+
+const SELECTION = ["view", "layer", "heads"]; // stays selected when the next view is shown
+
+// A container for one view after another: show(view), clear()
+export function viewer(options, signal) {
+  const element = make("div", { class: "viewer" });
+  let handle = null;
+  let layers = "";
+
+  function show(view) {
+    const names = view.inputs.map((input) => input.layers.map(({ name, heads }) => `${name} ${heads}`).join()).join(";");
+    const previous = pick(handle?.state, names === layers ? SELECTION : ["view"]);
+    const compare = view.inputs.length > 1 ? { compare: 1 } : {}; // show the first two inputs side by side
+    clear();
+    layers = names;
+    handle = mount(element, http(`api/views/${encodeURIComponent(view.id)}`, view), { ...options, ...compare, ...previous });
+  }
+
+  function clear() {
+    handle?.destroy();
+    handle = null;
+    element.replaceChildren();
+  }
+
+  signal.addEventListener("abort", clear);
+  return { element, show, clear };
+}
+
+function pick(state, names) {
+  return Object.fromEntries(names.filter((name) => state?.[name] !== undefined).map((name) => [name, state[name]]));
+}

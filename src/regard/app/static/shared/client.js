@@ -1,0 +1,88 @@
+// HTTP client: JSON requests, retries while the server is busy, and detection of a lost connection.
+
+const RECONNECT_INTERVAL = 2000; // milliseconds
+const MAX_TRIES = 3; // if the server is busy
+const MAX_RETRY_DELAY = 5; // seconds
+
+export class RequestError extends Error {
+  // final: repeating the request would fail again
+  constructor(message, { disconnected = false, final = false } = {}) {
+    super(message);
+    this.disconnected = disconnected;
+    this.final = final;
+  }
+}
+
+export const connection = new EventTarget(); // dispatches "lost" and "restored"
+let isLost = false;
+let reconnectTimer = 0;
+
+export function get(path, signal) {
+  return sendRequest(path, { signal });
+}
+
+export function post(path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return sendRequest(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+}
+
+async function sendRequest(path, options) {
+  for (let tries = 1; ; tries += 1) {
+    const response = await fetchOrFail(path, options);
+    const seconds = Number(response.headers.get("Retry-After"));
+    if (response.status === 503 && seconds && tries < MAX_TRIES) {
+      await sleep(1000 * Math.min(seconds, MAX_RETRY_DELAY), options.signal);
+      continue;
+    }
+    const answer = await response.json().catch(() => null);
+    if (response.ok && answer !== null) return answer;
+    const final = response.status >= 400 && response.status < 500 && response.status !== 408;
+    throw new RequestError(answer?.error ?? `The server answered ${response.status} to ${path}.`, { final });
+  }
+}
+
+async function fetchOrFail(path, options) {
+  try {
+    const response = await fetch(path, options);
+    setLost(false);
+    return response;
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    setLost(true);
+    throw new RequestError("The server does not answer.", { disconnected: true });
+  }
+}
+
+function setLost(lost) {
+  if (lost === isLost) return;
+  isLost = lost;
+  connection.dispatchEvent(new Event(lost ? "lost" : "restored"));
+  if (lost) reconnectTimer = setTimeout(reconnect, RECONNECT_INTERVAL);
+}
+
+// Tries to reach the server, and again after a while if that fails
+export async function reconnect() {
+  clearTimeout(reconnectTimer);
+  try {
+    const response = await fetch("api/health");
+    if (response.ok) setLost(false);
+  } catch {
+    // still lost
+  }
+  if (isLost) reconnectTimer = setTimeout(reconnect, RECONNECT_INTERVAL);
+}
+
+export function sleep(milliseconds, signal) {
+  return new Promise((resolve, reject) => {
+    const stop = () => {
+      clearTimeout(timer);
+      reject(new DOMException("aborted", "AbortError"));
+    };
+    const timer = setTimeout(() => {
+      signal?.removeEventListener("abort", stop);
+      resolve();
+    }, milliseconds);
+    if (signal?.aborted) stop();
+    signal?.addEventListener("abort", stop, { once: true });
+  });
+}

@@ -1,0 +1,95 @@
+// DOM helpers. Text from outside only ever becomes text nodes, never markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") node.addEventListener(name, value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+// make("button", { type: "button", click: go }, "Go"): attributes that are functions become event listeners
+export function make(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+export function makeSvg(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, children);
+}
+
+export function button(label, click, attributes = {}) {
+  return make("button", { type: "button", click, ...attributes }, label);
+}
+
+export function clamp(value, min, max) {
+  return Math.max(min, Math.min(value, max));
+}
+
+// 12345 → "12,345"
+export function formatCount(number) {
+  return Math.round(Number(number)).toLocaleString("en");
+}
+
+// A weight in percent: 34, 3.4, 0.34, and "< 0.01" instead of zeros
+export function percent(weight) {
+  const value = 100 * weight;
+  if (value === 0) return "0";
+  if (value < 0.01) return "< 0.01";
+  return value >= 9.95 ? value.toFixed(0) : value >= 0.995 ? value.toFixed(1) : value.toFixed(2);
+}
+
+export function decimals(number, digits = 3) {
+  return Number(number).toFixed(digits).replace("-", "−");
+}
+
+// Makes empty tokens and white space visible
+export function visible(token) {
+  if (token === "") return "∅";
+  return token.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/^ +$/, (spaces) => "␣".repeat(spaces.length));
+}
+
+let lastId = 0;
+
+export function freshId(name) {
+  lastId += 1;
+  return `regard-${name}-${lastId}`;
+}
+
+// Roving tab index: arrow keys, Home and End move among nodes of which one is in the tab order.
+// columns(): number of nodes per row, for the arrow keys that change rows.
+export function rove(nodes, event, columns = () => 1) {
+  if (event.ctrlKey || event.altKey || event.metaKey) return null;
+  const current = nodes.indexOf(event.target.closest("button, [tabindex]"));
+  if (current < 0) return null;
+  const right = getComputedStyle(nodes[current].parentElement).direction === "rtl" ? -1 : 1;
+  const steps = { ArrowLeft: -right, ArrowRight: right, ArrowUp: -columns(), ArrowDown: columns() };
+  const ends = { Home: 0, End: nodes.length - 1 };
+  const next = nodes[event.key in steps ? current + steps[event.key] : ends[event.key]];
+  if (!next) return null;
+  event.preventDefault();
+  setTabStop(nodes, next);
+  next.focus();
+  return next;
+}
+
+export function setTabStop(nodes, stop) {
+  for (const node of nodes) node.tabIndex = node === stop ? 0 : -1;
+}
+
+// options: [value, text] pairs
+export function labeledSelect(label, options, value, change) {
+  const id = freshId("select");
+  const select = make("select", { id, change: () => change(select.value) });
+  for (const [option, text] of options) select.append(make("option", { value: option, dir: "auto" }, text));
+  select.value = String(value);
+  return make("span", { class: "field" }, make("label", { for: id }, label), select);
+}
+
+export function checkbox(label, checked, change) {
+  const box = make("input", { type: "checkbox", checked, change: () => change(box.checked) });
+  return make("label", { class: "check" }, box, label);
+}
