@@ -64,7 +64,9 @@ def ranges_of(
     name = f"{type(rule).__name__}.ranges"
     if not isinstance(ranges, list | tuple) or len(ranges) != 2:
         actual = f"{len(ranges)} values" if isinstance(ranges, list | tuple) else f"a {type(ranges).__name__}"
-        raise MaskError(f"{name} returned {actual}; it must return two, start and stop: (None, position + 1).")
+        raise MaskError(
+            f"{name} returned {actual}; it must return two, start and stop: (None, position + 1)."
+        )
     rows = (*call_shape.lead, call_shape.queries, 1)
     start, stop = (
         validation.interval_side(f"{name} returned a {side}", x, rows, call_shape.device)

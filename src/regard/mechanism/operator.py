@@ -16,12 +16,11 @@ from torch import Tensor
 from regard._util.checks import check_dense
 from regard._util.text import format_bytes
 from regard.errors import DeviceError, DTypeError, ShapeError
-from regard.mechanism import autograd, fast_path, reference
+from regard.mechanism import autograd, dispatch, fast_path, reference
 from regard.mechanism.call import keyword_hints
 from regard.mechanism.call.arguments import Bias, Call, prepare
 from regard.mechanism.call.layout import Layout
 from regard.mechanism.call.problem import Problem, ProblemConfig
-from regard.mechanism.dispatch import FROM_ENVIRONMENT, choose
 from regard.mechanism.mask_algebra import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax
 from regard.mechanism.precision import autocast_off, autocasts
@@ -67,7 +66,7 @@ def attention(
     if positional or unknown:
         keyword_hints.raise_unexpected("attention", positional, unknown)
     call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
-    if implementation is None and FROM_ENVIRONMENT in (None, "fused"):
+    if implementation is None and dispatch.FROM_ENVIRONMENT in (None, "fused"):
         result = fast_path.attention(query, key, value, call, need_tau=False)
         if result is not None:
             return result[0]
@@ -104,7 +103,7 @@ def attend(
     if positional or unknown:
         keyword_hints.raise_unexpected("attend", positional, unknown)
     call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
-    if implementation is None and FROM_ENVIRONMENT in (None, "fused"):
+    if implementation is None and dispatch.FROM_ENVIRONMENT in (None, "fused"):
         result = fast_path.attention(query, key, value, call, need_tau=True)
         if result is not None:
             output, tau = result
@@ -189,7 +188,7 @@ def explain(
     )
     _check_inputs(query, key, value)
     problem = _prepare_without_computing(query, key, value, call)
-    chosen, why = choose(problem, options.get("implementation"))
+    chosen, why = dispatch.choose(problem, options.get("implementation"))
     pairs = math.prod(problem.lead()) * problem.queries * problem.keys
     size = format_bytes(pairs * max(query.element_size(), 4))
     reasons = [why, f"the dense weights {'' if chosen == 'reference' else 'would '}take {size}"]
@@ -222,7 +221,7 @@ def _run(
         _check_inputs(query, key, value)
         layout = Layout.of(query, key, value)
         problem = prepare(query, key, value, layout, call)
-        chosen, _ = choose(problem, implementation)
+        chosen, _ = dispatch.choose(problem, implementation)
         if chosen == "reference":
             output, tau = reference.attention(problem.nan_checked())
             fused_tau = False
