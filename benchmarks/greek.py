@@ -39,7 +39,8 @@ def main() -> None:
     report("diagonal", verses, [diagonal(verse) for verse in verses])
     anchors = LexicalAligner.learn(pairs)
     report("lexical aligner", verses, anchors.links(pairs, "grow-diag-final-and"))
-    settings = [*SETTINGS, f"training.guided_alignment_weight={asked.guide}", f"training.epochs={asked.epochs}"]
+    guided = f"training.guided_alignment_weight={asked.guide}"
+    settings = [*SETTINGS, guided, f"training.epochs={asked.epochs}"]
     forward = aligned(asked.folder / "grc-en", pairs, settings)
     report("Greek → English", verses, forward)
     back = aligned(asked.folder / "en-grc", [Pair(target, source) for source, target in pairs], settings)
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 def aligned(folder: Path, pairs: Sequence[Pair], settings: Sequence[str]) -> list[Links]:
-    """Train on all pairs, some of which are judged by as well, and read the links of all."""
+    """Train on all pairs, validate on some of them, and read the links of all."""
     config = TranslationConfig.preset("tiny").override(settings)
     train(folder, pairs, dev=pairs[:300], config=config, resume=True, callbacks=[create_display()])
     return [alignment.links() for alignment in load_translator(folder).align(pairs)]

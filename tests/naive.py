@@ -46,7 +46,7 @@ def attention(
     return output, weights
 
 
-# Where a pair stands
+# Indices
 
 
 def leading(*tensors: Tensor) -> tuple[tuple[int, ...], int]:
@@ -75,7 +75,7 @@ def of_head(tensor: Tensor, at: tuple[int, ...], heads: int) -> np.ndarray:
 
 
 def entry(tensor: Tensor, at: tuple[int, ...], *rest: int) -> float:
-    """The element of a broadcasting tensor at this place."""
+    """The element of a broadcast tensor at this index."""
     place = (*at, *rest)[len(at) + len(rest) - tensor.dim() :]
     return tensor[tuple(0 if size == 1 else i for size, i in zip(tensor.shape, place, strict=True))].item()
 
@@ -122,7 +122,7 @@ def sees(mask: Any, at: tuple[int, ...], i: int, j: int, queries: int, keys: int
     """Whether query i may attend to key j."""
     here = (
         i if getattr(mask, "align", "end") == "start" else i + keys - queries
-    )  # the key that query i stands at
+    )  # the key position of query i
     match mask:
         case None:
             return True
@@ -147,7 +147,7 @@ def sees(mask: Any, at: tuple[int, ...], i: int, j: int, queries: int, keys: int
 
 
 def document(lengths: Tensor, token: int) -> tuple[int, int, int]:
-    """The document a token is in, its place there, and the document's length."""
+    """The document of a token, its position there, and the document length."""
     for number, length in enumerate(lengths.tolist()):
         if token < length:
             return number, token, length
@@ -174,7 +174,8 @@ def added(bias: Any, at: tuple[int, ...], i: int, j: int, queries: int, keys: in
         case regard.ALiBi():
             return -slope(head, len(bias.slopes)) * abs(distance)
         case regard.T5Bias():
-            return bias.table[bucket(distance, bias.buckets, bias.reach, bias.bidirectional), head].item()
+            row = bucket(distance, bias.buckets, bias.max_distance, bias.bidirectional)
+            return bias.table[row, head].item()
     return sum(added(part, at, i, j, queries, keys) for part in bias)
 
 
@@ -188,8 +189,8 @@ def slope(head: int, heads: int) -> float:
     return 2 ** (-8 * (2 * (head - power) + 1) / (2 * power))
 
 
-def bucket(distance: int, buckets: int, reach: int, bidirectional: bool) -> int:
-    """Raffel et al.: exact for small distances, logarithmic up to the reach, one for all beyond."""
+def bucket(distance: int, buckets: int, max_distance: int, bidirectional: bool) -> int:
+    """Raffel et al.: exact for small distances, logarithmic up to max_distance, then constant."""
     first = 0
     if bidirectional:
         buckets //= 2
@@ -200,7 +201,7 @@ def bucket(distance: int, buckets: int, reach: int, bidirectional: bool) -> int:
     exact = buckets // 2
     if far < exact:
         return first + far
-    step = math.floor(math.log(far / exact) / math.log(reach / exact) * (buckets - exact))
+    step = math.floor(math.log(far / exact) / math.log(max_distance / exact) * (buckets - exact))
     return first + min(exact + step, buckets - 1)
 
 
@@ -250,7 +251,7 @@ def sparsemax(row: Row) -> Row:
 
 
 def entmax_bisected(row: Row, alpha: float) -> Row:
-    """Peters et al. 2019, algorithm 1: halve the interval of τ until nothing moves."""
+    """Peters et al. 2019, algorithm 1: bisect the interval of τ until it converges."""
     x = [(alpha - 1) * (score - max(row)) for score in row]
     low, high = -1.0, 0.0
 
@@ -262,7 +263,7 @@ def entmax_bisected(row: Row, alpha: float) -> Row:
     return weights(low)
 
 
-# What one would write in dense torch
+# Dense torch
 
 
 def eager(
@@ -311,9 +312,9 @@ def eager_score(score: Any, query: Tensor, key: Tensor) -> Tensor:
 
 
 def eager_weights(normalize: Any, s: Tensor, seen: Tensor) -> Tensor:
-    """Weights of (…, h, q, k) scores; rows that see nothing are zero."""
+    """Weights of (…, h, q, k) scores; rows without visible keys are zero."""
     count = seen.sum(-1, keepdim=True).clamp(min=1).to(s.dtype)
-    # a row that sees nothing would be NaN: let it see everything, and drop it at the end
+    # a fully masked row would be NaN: unmask it, and zero it at the end
     hidden = ~seen & seen.any(-1, keepdim=True)
     low = s.masked_fill(hidden, -math.inf)
     match normalize:

@@ -24,11 +24,11 @@ def test_nan_and_inf_are_skipped(tmp_path, capsys):
     [
         (b"", "no rows yet"),
         (_HEADER, "no rows yet"),
-        (b"step,loss\n1,2\n", "is no log of a training; its first line should be step,epoch"),
-        (_HEADER + b"1,x,,,,,,\n", "line 2, has not a number in each of its 8 columns; remove the line"),
+        (b"step,loss\n1,2\n", "is not a training log: its first line must be step,epoch"),
+        (_HEADER + b"1,x,,,,,,\n", "line 2: expected a number in each of 8 columns. Remove the line"),
         (_HEADER + b"1,,1e300,,,,,\n", "line 2"),
         (_HEADER + b"9" * 5000 + b",,,,,,,\n", "line 2"),
-        (b"\xff\xfe\x00" * 99 + b"\n", "is no log of a training"),
+        (b"\xff\xfe\x00" * 99 + b"\n", "is not a training log"),
     ],
 )
 def test_an_invalid_log_is_reported_in_one_line(content, message, tmp_path, capsys):

@@ -46,7 +46,7 @@ def test_a_port_in_use_is_one_line(folder, capsys):
         run("look", folder, "--port", port, "--no-browser", status=2)
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert f"port {port} of 127.0.0.1 is in use" in error
+    assert f"Port {port} on 127.0.0.1 is in use" in error
 
 
 def test_without_a_port_a_free_one_is_used(monkeypatch):
@@ -204,7 +204,7 @@ def test_a_recording_needs_no_model(served, recording, capsys):
 
 
 def test_a_folder_without_a_recording_is_one_line(folder, tmp_path, capsys):
-    for wrong, message in ((folder, "holds no recording"), (tmp_path / "none", "is not a folder")):
+    for wrong, message in ((folder, "is not a recording"), (tmp_path / "none", "is not a folder")):
         run("look", "--recording", wrong, "--no-browser", status=2)
         error = capsys.readouterr().err
         assert error.count("\n") == 1

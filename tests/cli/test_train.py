@@ -13,7 +13,7 @@ pytest.importorskip("typer")
 
 from regard.cli.train import _SETTINGS, PAIR_EXTENSIONS
 from regard.translation.config import TranslationConfig
-from regard.translation.data.formats import _ENDINGS
+from regard.translation.data.formats import _EXTENSIONS
 from regard.translation.training.checkpoint import read_config
 from regard.translation.training.preparation import load_data
 from tests.cli.running import run
@@ -80,7 +80,7 @@ def test_dev_pairs_in_one_file_of_any_format(name, corpus, tmp_path):
 
 
 def test_the_command_knows_all_file_extensions():
-    assert {*PAIR_EXTENSIONS, ".txt"} == set(_ENDINGS)
+    assert {*PAIR_EXTENSIONS, ".txt"} == set(_EXTENSIONS)
 
 
 @pytest.mark.parametrize(
@@ -184,15 +184,18 @@ def test_a_folder_without_origin_is_resumed(corpus, tmp_path):
         ),
         (
             ["{a.en}", "{a.de}", "--set", "training.learning_rate=" + "9" * 5000],
-            "training.learning_rate is '9999",
+            "training.learning_rate must be a number, got '9999",
         ),
         (
             ["{a.en}", "{a.de}", "--set", "training.learning_rate=" + "[" * 5000],
-            "training.learning_rate is '[[[[",
+            "training.learning_rate must be a number, got '[[[[",
         ),
         (["{a.en}", "{a.de}", "--config", "/dev/zero"], "'/dev/zero' is a device; pass a regular file"),
         (["{a.en}", "{a.de}", "--set", "training.accumulate=10000000"], "at most 100,000"),
-        (["{a.en}", "{a.de}", "--set", "model.width=1000000000"], "width=1,000,000,000; it must be at most"),
+        (
+            ["{a.en}", "{a.de}", "--set", "model.width=1000000000"],
+            "model.width must be at least 1 and at most 65,536, got 1000000000",
+        ),
     ],
 )
 def test_errors_name_the_argument(arguments, message, corpus, tmp_path, capsys):
@@ -221,14 +224,14 @@ def test_print_config_describes_the_settings(capsys):
     run("train", "--print-config", "--preset", "tiny", "--model", "recurrent")
     shown = capsys.readouterr().out
     assert 'kind = "recurrent"' in shown
-    assert "# the highest learning rate" in shown
+    assert "# Peak learning rate." in shown
     assert "heads" not in shown
 
 
 def test_print_config_ignores_the_folder(corpus, tmp_path, capsys):
     for folder in (tmp_path / "new", tmp_path, corpus / "a.en"):
         run("train", "--print-config", "-o", folder)
-        assert "# the highest learning rate" in capsys.readouterr().out
+        assert "# Peak learning rate." in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 
@@ -238,8 +241,8 @@ def test_damaged_data_is_one_line(corpus, tmp_path, capsys):
         (folder / "data" / name).write_bytes(content)
         run("train", "-o", folder, "--resume", status=2)
         shown = capsys.readouterr().err
-        assert f"the data of '{folder}' are damaged" in shown
-        assert "copy the folder again, or train in a new one" in shown
+        assert f"The training data in '{folder}' is damaged" in shown
+        assert "Copy the folder again, or train in a new one" in shown
         assert shown.count("\n") == 1
 
 
@@ -248,6 +251,6 @@ def test_a_folder_name_that_is_not_utf8_is_rejected_early(corpus, tmp_path, caps
     for command in (["train", corpus / "dev.tsv", "-o", folder], ["translate", "-m", folder, "1 2 3"]):
         run(*command, status=2)
         shown = capsys.readouterr().err
-        assert "is no UTF-8 text, so that a model in it could not be read again; give it another" in shown
+        assert "is not UTF-8, so safetensors could not read a model in it. Choose another name" in shown
         assert shown.count("\n") == 1
     assert not folder.exists()

@@ -258,7 +258,7 @@ class TestShards:
         shards.folder.mkdir()
         shards.path(1).write_text("from before\n")
         for rank in (1, 0):
-            world = SimpleNamespace(rank=rank, size=2, wait=lambda: None)
+            world = SimpleNamespace(rank=rank, size=2, barrier=lambda: None)
             _write_shards(writer(), model, file, output, world)
             assert output.exists() == (rank == 0)
         assert output.read_text().splitlines() == [*expected(translator)[: shards.lines], "from before"]

@@ -175,7 +175,7 @@ def test_attention_prints_weights_that_sum_to_one(model, capsys):
     ("arguments", "message"),
     [
         (["embed"], "embed needs sentences"),
-        (["embed", ""], "sentence 0 is ''"),
+        (["embed", ""], "Sentence 0, '', has no words"),
         (["embed", "bark", "--layer", "4"], "--layer 4 is out of range; use 0 to 3"),
         (
             ["embed", "bark", "--output", "x.pkl"],
@@ -184,11 +184,11 @@ def test_attention_prints_weights_that_sum_to_one(model, capsys):
         (["embed", "bark", "--output", ".npy"], "--output '.npy' is only an extension; use vectors.npy"),
         (["attention", "Dogs bark"], "attention got 0 words; pass one"),
         (["attention", "Dogs bark", "bark", "--word", "bark"], "attention got 2 words; pass one"),
-        (["embed", "bark " * 50], "sentence 0 has 52 tokens"),
+        (["embed", "bark " * 50], "Sentence 0 is too long: 52 tokens"),
         (["embed", "--file", "not/there.txt"], "not/there.txt: No such file"),
         (["compare", "Dogs", "bark", "--word", "bark"], "'bark' is not in 'Dogs'"),
         (["compare", "a", "b", "--word", "a", "--word", "b", "--word", "c"], "compare got 3 words"),
-        (["attention", "Dogs bark", "--word", "bark", "--head", "9"], "head=9 and there are 2 heads"),
+        (["attention", "Dogs bark", "--word", "bark", "--head", "9"], "got head=9; there are heads 0 to 1"),
     ],
 )
 def test_errors_are_one_line(arguments, message, model, capsys):
@@ -209,7 +209,7 @@ def test_a_file_that_is_not_utf8(model, tmp_path, capsys):
 def test_a_missing_word_is_reported_before_the_model_is_loaded(tmp_path, capsys):
     (tmp_path / "config.json").write_text("no model at all")
     run("attention", "Dogs bark", "brak", "--model", tmp_path, status=2)
-    assert "'brak' is not in 'Dogs bark'; did you mean 'bark'?" in capsys.readouterr().err
+    assert "'brak' is not in 'Dogs bark' (did you mean 'bark'?)" in capsys.readouterr().err
     run("compare", "Dogs bark", "Dogs", "--word", "bark", "--model", tmp_path, status=2)
     assert "'bark' is not in 'Dogs'" in capsys.readouterr().err
 

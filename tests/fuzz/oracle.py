@@ -185,7 +185,7 @@ def _slope(head: int, heads: int) -> float:
 
 
 def _bucket(distance: int, bias: Any) -> int:
-    """Raffel et al. 2020: exact for small distances, logarithmic up to the reach."""
+    """Raffel et al. 2020: exact for small distances, logarithmic up to max_distance."""
     buckets, first, far = bias.buckets, 0, max(-distance, 0)
     if bias.bidirectional:
         buckets //= 2
@@ -193,7 +193,7 @@ def _bucket(distance: int, bias: Any) -> int:
     exact = buckets // 2
     if far < exact:
         return first + far
-    coarse = math.floor(math.log(far / exact) / math.log(bias.reach / exact) * (buckets - exact))
+    coarse = math.floor(math.log(far / exact) / math.log(bias.max_distance / exact) * (buckets - exact))
     return first + min(exact + coarse, buckets - 1)
 
 

@@ -22,7 +22,7 @@ def enabled(one_thread):
 
 def attentions_of(output):
     names = ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions")
-    return [one for name in names for one in getattr(output, name, None) or ()]
+    return [weights for name in names for weights in getattr(output, name, None) or ()]
 
 
 @pytest.mark.parametrize("side", ["none", "right", "left"])
@@ -55,20 +55,20 @@ def test_generation_equals_eager_attention(name, cache):
     model, inputs = hosts.make(name), hosts.batch(name, "left")
     inputs.pop("decoder_input_ids", None)
     options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": cache, "pad_token_id": 0}
-    written = {}
+    generated = {}
     for implementation in ("eager", "regard"):
         model.set_attn_implementation(implementation)
         result = model.generate(
             **inputs, **options, disable_compile=True, return_dict_in_generate=True, output_logits=True
         )
-        written[implementation] = (result.sequences, torch.stack(result.logits))
-    assert torch.equal(written["regard"][0], written["eager"][0])
-    torch.testing.assert_close(written["regard"][1], written["eager"][1], atol=1e-4, rtol=1e-4)
+        generated[implementation] = (result.sequences, torch.stack(result.logits))
+    assert torch.equal(generated["regard"][0], generated["eager"][0])
+    torch.testing.assert_close(generated["regard"][1], generated["eager"][1], atol=1e-4, rtol=1e-4)
 
 
 def test_weights_of_a_generation_survive_overwriting_a_static_cache():
     model, inputs = hosts.make("llama"), hosts.batch("llama", "left")
-    kept = {}
+    attentions = {}
     for implementation in ("eager", "regard"):
         model.set_attn_implementation(implementation)
         result = model.generate(
@@ -81,8 +81,8 @@ def test_weights_of_a_generation_survive_overwriting_a_static_cache():
             return_dict_in_generate=True,
             output_attentions=True,
         )
-        kept[implementation] = result.attentions
-    for theirs, ours in zip(kept["eager"][1:], kept["regard"][1:], strict=True):
+        attentions[implementation] = result.attentions
+    for theirs, ours in zip(attentions["eager"][1:], attentions["regard"][1:], strict=True):
         for expected, weights in zip(theirs, ours, strict=True):
             torch.testing.assert_close(weights.dense(), expected, atol=1e-5, rtol=0)
 
@@ -114,9 +114,9 @@ def test_gradients_equal_eager_attention(name):
 def test_packed_sequences_do_not_attend_to_each_other():
     model = hosts.make("llama", "regard")
     ids = hosts.batch("llama")["input_ids"][:1]
-    places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
     with torch.no_grad():
-        packed = model(ids, position_ids=places, use_cache=False).logits
+        packed = model(ids, position_ids=positions, use_cache=False).logits
         parts = [model(part).logits for part in (ids[:, :4], ids[:, 4:])]
     torch.testing.assert_close(packed, torch.cat(parts, 1), atol=1e-5, rtol=1e-5)
 
@@ -283,9 +283,11 @@ def test_no_output_depends_on_later_tokens(name):
         model, inputs = hosts.make(name), hosts.batch(name)
     last = next(n for n in ("future_values", "decoder_input_ids", "input_ids") if n in inputs)
     # a time series model reads each value one step later and does not use the last one
-    place = -2 if last == "future_values" else -1
+    position = -2 if last == "future_values" else -1
     changed = inputs[last].clone()
-    changed[:, place] = changed[:, place] + 1 if changed.is_floating_point() else (changed[:, place] + 1) % 50
+    changed[:, position] = (
+        changed[:, position] + 1 if changed.is_floating_point() else (changed[:, position] + 1) % 50
+    )
     before, after = (on(model, "regard", {**inputs, last: x}) for x in (inputs[last], changed))
     assert torch.equal(before[:, :-1], after[:, :-1])
     assert not torch.equal(before[:, -1], after[:, -1])

@@ -258,7 +258,9 @@ def test_no_patch_remains_afterwards():
         regard.edit(model, 1, None, regard.ZeroAblation()),
     ):
         run()
-    assert all(getattr(owner, name) is one for (owner, name), one in zip(owners, before, strict=True))
+    assert all(
+        getattr(owner, name) is original for (owner, name), original in zip(owners, before, strict=True)
+    )
     assert torch.backends.mha.get_fastpath_enabled()
 
 
@@ -384,14 +386,14 @@ def test_other_threads_keep_torchs_fast_path():
     expected, fast = run(), torch.backends.mha.get_fastpath_enabled
     seen = []
 
-    def look(output):
+    def observe(output):
         seen.append(
             (torch.backends.mha.get_fastpath_enabled(), elsewhere(torch.backends.mha.get_fastpath_enabled))
         )
         assert torch.equal(elsewhere(run), expected)
         return output * 0
 
-    with regard.edit(model, 0, [1], regard.ReplaceOutput(look)):
+    with regard.edit(model, 0, [1], regard.ReplaceOutput(observe)):
         assert not torch.equal(run(), expected)
     assert seen == [(False, True)]
     assert torch.backends.mha.get_fastpath_enabled is fast

@@ -51,7 +51,7 @@ def dense_measures(weights: Tensor, ids: Tensor) -> dict[str, Tensor]:
     n = weights.shape[-1]
     row, key = torch.arange(n)[:, None], torch.arange(n)
     repeats = torch.stack(
-        [(one[row] == one[(key - 1).clamp(min=0)]) & (key > 0) & (key - 1 < row) for one in ids]
+        [(row_ids[row] == row_ids[(key - 1).clamp(min=0)]) & (key > 0) & (key - 1 < row) for row_ids in ids]
     )
     counted = repeats.any(-1)
     induced = (weights * repeats[:, None]).sum(-1)

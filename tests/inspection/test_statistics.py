@@ -35,6 +35,14 @@ def test_labels_of_self_attention(weights, label):
     assert head.label == label
 
 
+@pytest.mark.parametrize("tokens", [3, 4, 5, 6, 8, 20])
+def test_causal_uniform_weights_are_no_sink(tokens):
+    (uniform,) = head_statistics(regard.attend(*[torch.zeros(tokens, 1)] * 3, mask=regard.Causal())[1])
+    assert uniform.label != "first token"
+    (sink,) = head_statistics(first_column(tokens))
+    assert sink.label == "first token"
+
+
 @pytest.mark.parametrize(
     ("weights", "label"),
     [

@@ -132,11 +132,11 @@ def test_errors_for_unknown_names() -> None:
         with pytest.raises(KeyError, match="nothing yet: call the model inside the with block"):
             seen["decoder"]
         model(TOKENS)
-    for look in (seen.__getitem__, seen.calls):
+    for access in (seen.__getitem__, seen.calls):
         with pytest.raises(
             KeyError, match=r"'decoder' was not recorded. Recorded: decoder.blocks.0.attention, "
         ):
-            look("decoder")
+            access("decoder")
     assert "decoder" not in seen
     assert seen.get("decoder") is None
 
@@ -376,7 +376,7 @@ def test_threads_record_only_their_own_calls() -> None:
     layer = MultiHeadAttention(8, 2)
     sizes: dict[int, set[int]] = {}
 
-    def look(size: int) -> None:
+    def record(size: int) -> None:
         x, result = torch.randn(size, 8), sizes.setdefault(size, set())
         for _ in range(50):
             with regard.watch(layer) as seen:
@@ -384,7 +384,7 @@ def test_threads_record_only_their_own_calls() -> None:
             result.update(weights.shape[-1] for weights in seen.values())
             result.add(-len(seen))
 
-    threads = [Thread(target=look, args=(size,)) for size in (3, 5, 7)]
+    threads = [Thread(target=record, args=(size,)) for size in (3, 5, 7)]
     for thread in threads:
         thread.start()
     for thread in threads:

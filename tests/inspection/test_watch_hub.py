@@ -73,7 +73,10 @@ def inputs(model: Any) -> dict[str, Tensor]:
 def attentions(output: Any) -> list[Tensor]:
     if getattr(output, "cross_attentions", None) and getattr(output, "encoder_attentions", None):
         pairs = zip(output.decoder_attentions, output.cross_attentions, strict=True)
-        return [*output.encoder_attentions, *(one for pair in pairs for one in pair)]
+        return [
+            *output.encoder_attentions,
+            *(weights for pair in pairs for weights in pair),
+        ]
     return list(output.attentions)
 
 
@@ -135,8 +138,8 @@ def test_long_masks_are_stored_as_intervals() -> None:
 
 def test_layers_are_numbered() -> None:
     model = build("llama")
-    chosen: list[tuple[Any, list[int]]] = [(0, [0]), ([0, -1], [0, 1]), ("model.layers.1.*", [1])]
-    for layers, expected in chosen:
+    cases: list[tuple[Any, list[int]]] = [(0, [0]), ([0, -1], [0, 1]), ("model.layers.1.*", [1])]
+    for layers, expected in cases:
         with torch.no_grad(), regard.watch(model, layers=layers) as seen:
             model(**inputs(model))
         assert list(seen) == [f"model.layers.{number}.self_attn" for number in expected]
@@ -167,18 +170,18 @@ def test_generation_is_one_map(name: str, cache: str) -> None:
         with regard.watch(model) as seen:
             during = model.generate(**arguments, **options)
         assert torch.equal(before, during)
-        whole = {"input_ids": during[:, :-1]}
+        full = {"input_ids": during[:, :-1]}
         if model.config.is_encoder_decoder:
-            whole = {**arguments, "decoder_input_ids": during[:, :-1]}
+            full = {**arguments, "decoder_input_ids": during[:, :-1]}
         else:
             extra = torch.ones(2, 5, dtype=torch.long)
-            whole["attention_mask"] = torch.cat([arguments["attention_mask"], extra], -1)
-            whole["position_ids"] = (whole["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+            full["attention_mask"] = torch.cat([arguments["attention_mask"], extra], -1)
+            full["position_ids"] = (full["attention_mask"].cumsum(-1) - 1).clamp(min=0)
         model.set_attn_implementation("eager")
-        expected = attentions(model(**whole, output_attentions=True))
+        expected = attentions(model(**full, output_attentions=True))
         assert len(seen) == len(expected)
         by_name = sorted(seen, key=lambda n: ("decoder" in n, list(seen).index(n)))
-        real = whole["attention_mask"].bool() if not model.config.is_encoder_decoder else None
+        real = full["attention_mask"].bool() if not model.config.is_encoder_decoder else None
         for entry, right in zip(by_name, expected, strict=True):
             result = seen[entry].dense()
             if real is not None:  # rows of padded queries do not matter
@@ -211,14 +214,14 @@ def test_beam_search_joins_the_rows_of_each_sequence(name: str, returned: int) -
                 if token == model.config.eos_token_id and i > 6 * (not decoder)
             ]
             length = ended[0] if ended else len(sequence) - 1
-            whole: dict[str, Tensor] = {"input_ids": sequence[None, :length]}
+            full: dict[str, Tensor] = {"input_ids": sequence[None, :length]}
             if decoder:
                 item = slice(number // returned, number // returned + 1)
-                whole = {
+                full = {
                     **{k: v[item] for k, v in arguments.items()},
                     "decoder_input_ids": sequence[None, :length],
                 }
-            expected = attentions(model(**whole, output_attentions=True))
+            expected = attentions(model(**full, output_attentions=True))
             layers = [
                 entry
                 for entry in seen
@@ -327,13 +330,13 @@ def test_masks_of_flash_kernels(causal: bool, window: int | None, queries: int) 
 
     query, key = torch.randn(2, 1, queries, 4), torch.randn(2, 1, 6, 4)
     padding = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
-    mask = _flash_mask(query, key, padding, causal, window, {})
-    place, number = torch.arange(queries)[:, None] + 6 - queries, torch.arange(6)
+    mask = _flash_mask(query, key, padding, causal, {"sliding_window": window})
+    position, number = torch.arange(queries)[:, None] + 6 - queries, torch.arange(6)
     expected = padding.bool()[:, None, None].expand(2, 1, queries, 6)
     if causal:
-        expected = expected & (number <= place)
+        expected = expected & (number <= position)
     if window:
-        expected = expected & ((number - place).abs() < window)
+        expected = expected & ((number - position).abs() < window)
     assert mask is not None
     result = (number >= mask.start) & (number < mask.stop)
     assert torch.equal(result.expand_as(expected), expected)
@@ -343,7 +346,7 @@ def test_packed_sequences_of_flash_kernels() -> None:
     from regard.inspection.hooks.transformers import _flash_mask
 
     x = torch.randn(1, 1, 5, 4)
-    mask = _flash_mask(x, x, None, True, None, {"cu_seq_lens_k": torch.tensor([0, 2, 5], dtype=torch.int32)})
+    mask = _flash_mask(x, x, None, True, {"cu_seq_lens_k": torch.tensor([0, 2, 5], dtype=torch.int32)})
     assert mask is not None
     result = (torch.arange(5) >= mask.start) & (torch.arange(5) < mask.stop)
     assert torch.equal(result, regard.Documents([2, 3], within=regard.Causal()).dense(5))
@@ -354,12 +357,12 @@ def test_an_assistant_model_has_its_own_cache() -> None:
     ids = torch.randint(3, 40, (1, 9), generator=torch.Generator().manual_seed(0))
     options = {"max_new_tokens": 7, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     with torch.no_grad(), regard.watch(model) as seen:
-        written = model.generate(ids, assistant_model=assistant, **options)
+        generated = model.generate(ids, assistant_model=assistant, **options)
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        expected = model(written[:, :-1], output_attentions=True).attentions
-    for weights, one in zip(seen.values(), expected, strict=True):
-        assert torch.allclose(weights.dense(), one, atol=1e-5)
+        expected = model(generated[:, :-1], output_attentions=True).attentions
+    for weights, expected_weights in zip(seen.values(), expected, strict=True):
+        assert torch.allclose(weights.dense(), expected_weights, atol=1e-5)
 
 
 def test_modified_sinks_raise() -> None:
@@ -409,13 +412,13 @@ def test_beams_after_a_prompt_of_embeddings() -> None:
         "pad_token_id": 0,
     }
     with torch.no_grad(), regard.watch(model) as seen:
-        written = model.generate(inputs_embeds=prompt, **options)
-    whole = torch.cat([prompt, model.get_input_embeddings()(written[:, :-1])], 1)
+        generated = model.generate(inputs_embeds=prompt, **options)
+    full = torch.cat([prompt, model.get_input_embeddings()(generated[:, :-1])], 1)
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        expected = model(inputs_embeds=whole, output_attentions=True).attentions
-    for weights, one in zip(seen.values(), expected, strict=True):
-        assert torch.allclose(weights.dense(), one, atol=1e-5)
+        expected = model(inputs_embeds=full, output_attentions=True).attentions
+    for weights, expected_weights in zip(seen.values(), expected, strict=True):
+        assert torch.allclose(weights.dense(), expected_weights, atol=1e-5)
 
 
 # Generation with changing keys
@@ -563,13 +566,13 @@ def test_cross_attention_alone_joins_the_rows_of_each_sequence(name: str) -> Non
     arguments.pop("decoder_input_ids")
     options = {"max_new_tokens": 8, "min_new_tokens": 8, "num_beams": 3, "do_sample": False}
     alone = "*EncDecAttention" if name == "t5" else "*encoder_attn"
-    with regard.watch(model) as whole:
-        written = model.generate(**arguments, **options)
+    with regard.watch(model) as full:
+        generated = model.generate(**arguments, **options)
     with regard.watch(model, layers=alone) as seen:
-        assert torch.equal(model.generate(**arguments, **options), written)
+        assert torch.equal(model.generate(**arguments, **options), generated)
     assert len(seen) == 2
     for entry in seen:
-        assert torch.equal(seen[entry].dense(), whole[entry].dense())
+        assert torch.equal(seen[entry].dense(), full[entry].dense())
         assert len(seen[entry]) == 2
 
 
@@ -595,7 +598,7 @@ def test_calls_in_other_threads_are_not_steps() -> None:
     model = build("llama")
     ids = torch.tensor([[5, 6, 7]])
 
-    def beside(input_ids: Tensor, scores: Tensor) -> Tensor:
+    def call_in_thread(input_ids: Tensor, scores: Tensor) -> Tensor:
         thread = Thread(target=lambda: model(torch.tensor([[8, 9]])))
         thread.start()
         thread.join()
@@ -603,9 +606,9 @@ def test_calls_in_other_threads_are_not_steps() -> None:
 
     options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "num_beams": 2}
     with regard.watch(model) as alone:
-        written = model.generate(ids, **options)
+        generated = model.generate(ids, **options)
     with regard.watch(model) as seen:
-        assert torch.equal(model.generate(ids, logits_processor=[beside], **options), written)
+        assert torch.equal(model.generate(ids, logits_processor=[call_in_thread], **options), generated)
     assert list(seen) == list(alone)
     for name in seen:
         assert torch.equal(seen[name].dense(), alone[name].dense())

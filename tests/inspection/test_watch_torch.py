@@ -62,9 +62,9 @@ def test_multihead_attention_returns_the_same_weights(
         query, key, value = (x.transpose(0, 1) for x in (query, key, value))
     output, expected = layer(query, key, value, average_attn_weights=False, **inputs)
     with regard.watch(layer) as seen:
-        quiet = layer(query, key, value, need_weights=False, **inputs)[0]
+        without_weights = layer(query, key, value, need_weights=False, **inputs)[0]
     assert list(seen) == [""]
-    torch.testing.assert_close(quiet, output, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(without_weights, output, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(seen[0].dense(), expected, rtol=1e-4, atol=1e-6)
 
 
@@ -83,12 +83,12 @@ def expected_of(model: nn.TransformerEncoder, x: Tensor, **masks: Any) -> list[T
     """Return the weights of each layer on the slow path, from nn.MultiheadAttention."""
     result: list[Any] = []
 
-    def tell(layer: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def on_forward(layer: Any, args: Any, kwargs: Any, output: Any) -> None:
         inputs = {**kwargs, "need_weights": True, "average_attn_weights": False}
         with torch.no_grad():
             result.append(MULTIHEAD(layer, *args, **inputs)[1])
 
-    hooks = [layer.self_attn.register_forward_hook(tell, with_kwargs=True) for layer in model.layers]
+    hooks = [layer.self_attn.register_forward_hook(on_forward, with_kwargs=True) for layer in model.layers]
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         model(x, **masks)
@@ -249,12 +249,12 @@ def test_inputs_modified_later_raise() -> None:
             return F.scaled_dot_product_attention(query, key, key)
 
     model, query, fresh = Buffered(), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4)
-    written = torch.zeros(1, 2, 5, 4).copy_(fresh)  # like a static cache
+    cache = torch.zeros(1, 2, 5, 4).copy_(fresh)  # like a static cache
     with regard.watch(model) as seen:
         model(query, fresh)
-        model(query, written)
+        model(query, cache)
     expected = seen["@2"].dense()
-    written += 1
+    cache += 1
     torch.testing.assert_close(seen["@2"].dense(), expected)  # copied
     fresh += 1
     with pytest.raises(regard.StaleError):
@@ -267,13 +267,13 @@ def test_inputs_modified_later_raise() -> None:
 def test_select_layers() -> None:
     model = nn.Transformer(16, 4, 2, 2, 32, batch_first=True).eval()
     source, target = torch.randn(1, 5, 16), torch.randn(1, 3, 16)
-    chosen: list[tuple[Any, list[str]]] = [
+    cases: list[tuple[Any, list[str]]] = [
         ([0, -1], ["encoder.layers.0.self_attn", "decoder.layers.1.multihead_attn"]),
         ("encoder.*", ["encoder.layers.0.self_attn", "encoder.layers.1.self_attn"]),
         ("decoder.layers.1", ["decoder.layers.1.self_attn", "decoder.layers.1.multihead_attn"]),
         (["*.0.self_attn"], ["encoder.layers.0.self_attn", "decoder.layers.0.self_attn"]),
     ]
-    for layers, expected in chosen:
+    for layers, expected in cases:
         with regard.watch(model, layers=layers) as seen:
             model(source, target)
         assert list(seen) == expected
@@ -295,10 +295,10 @@ def test_select_layers() -> None:
 def test_select_heads() -> None:
     model, x = encoder(), torch.randn(2, 5, 16)
     mask = (torch.rand(8, 5, 5) < 0.4) & ~torch.eye(5, dtype=torch.bool)
-    with torch.no_grad(), regard.watch(model) as whole, regard.watch(model, heads=[3, 1]) as some:
+    with torch.no_grad(), regard.watch(model) as full, regard.watch(model, heads=[3, 1]) as selected:
         model(x, mask=mask)
-    for name in whole:
-        torch.testing.assert_close(some[name].dense(), whole[name].dense()[:, [3, 1]])
+    for name in full:
+        torch.testing.assert_close(selected[name].dense(), full[name].dense()[:, [3, 1]])
 
 
 # Concurrency
@@ -308,7 +308,7 @@ def test_nested_watches_and_threads() -> None:
     model = Direct()
     result: dict[int, set[tuple[int, ...]]] = {}
 
-    def look(size: int) -> None:
+    def record(size: int) -> None:
         shapes = result.setdefault(size, set())
         for _ in range(20):
             with regard.watch(model) as seen, regard.watch(model) as inner:
@@ -316,7 +316,7 @@ def test_nested_watches_and_threads() -> None:
             shapes.update(tuple(w.shape) for w in (*seen.values(), *inner.values()))
             shapes.add((len(seen), len(inner)))
 
-    threads = [Thread(target=look, args=(size,)) for size in (3, 5)]
+    threads = [Thread(target=record, args=(size,)) for size in (3, 5)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -466,10 +466,10 @@ def test_the_cache_entry_of_a_mask_is_freed_with_it(form: str) -> None:
     mask = masks.pop(form)
     rows = reader.read(mask)
     assert reader.read(mask) is rows  # cached while the mask lives
-    kept = [weakref.ref(part) for part in rows if part is not None]
+    references = [weakref.ref(part) for part in rows if part is not None]
     del rows, mask
     gc.collect()
-    assert [ref() for ref in kept] == [None] * len(kept)
+    assert [ref() for ref in references] == [None] * len(references)
     assert not len(reader._cache)
 
 

@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 import regard
 from tests.recorder import Largest
 
-# torch loads its forward-mode rules and inductor through torch.jit, which it warns of itself
+# torch loads forward-mode rules and inductor through torch.jit, which warns
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 SLOW = pytest.mark.slow  # one of many that take a second or more each: they compile
@@ -41,14 +41,14 @@ close = torch.testing.assert_close
 
 
 class Case(NamedTuple):
-    """Inputs that have derivatives, and the call that takes them."""
+    """Differentiable inputs, and the call that takes them."""
 
     inputs: tuple[Tensor, ...]
     call: Callable[..., Tensor]
 
 
 class OwnSoftmax(regard.Normalizer):
-    """Somebody's own normalizer: softmax again, but unknown to regard."""
+    """A custom normalizer equal to softmax."""
 
     def tau(self, scores: Tensor) -> Tensor:
         return torch.logsumexp(scores, -1, keepdim=True)
@@ -61,7 +61,7 @@ class OwnSoftmax(regard.Normalizer):
 
 
 class OwnCubes(regard.Normalizer):
-    """Somebody's own normalizer whose rows sum to anything."""
+    """A custom normalizer whose rows do not sum to one."""
 
     sums_to_one = False
 
@@ -89,7 +89,7 @@ class OwnWithANumber(OwnCubes):
 
 
 class OwnLearned(nn.Module, regard.Normalizer):
-    """Somebody's own normalizer with a parameter."""
+    """A custom normalizer with a parameter."""
 
     sums_to_one = False
 
@@ -135,7 +135,7 @@ def plain(**options: Any) -> Callable[[], Case]:
 
 
 def learned(name: str, build: Callable[[], nn.Module], heads: int = H, **options: Any) -> Callable[[], Case]:
-    """A case whose inputs are also the parameters of a module, passed as the option of that name."""
+    """A case whose inputs include the parameters of a module, passed as this option."""
 
     def make() -> Case:
         module = Attention(**{name: build().double()}, **options)
@@ -261,7 +261,7 @@ def _fresh() -> Iterator[None]:
 
 
 def make(name: str) -> Case:
-    """A case whose inputs ask for gradients."""
+    """A case whose inputs require gradients."""
     case = CASES[name]()
     return case._replace(inputs=tuple(t.requires_grad_() for t in case.inputs))
 
@@ -277,13 +277,13 @@ def cotangent(output: Tensor) -> Tensor:
 
 
 def gradients(call: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """The output, and the gradient of every input; zeros where there is none."""
+    """The output, and the gradient of every input; zeros for None."""
     output = call(*inputs)
     grads = torch.autograd.grad(output, inputs, cotangent(output), allow_unused=True)
     return [output, *(torch.zeros_like(t) if g is None else g for g, t in zip(grads, inputs, strict=True))]
 
 
-# Forward mode and derivatives of derivatives
+# Forward mode and higher derivatives
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -314,7 +314,7 @@ def test_double_backward_is_the_numerical_derivative(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "Hard"])
 def test_forward_over_reverse_is_the_numerical_derivative(name: str) -> None:
-    # not for Hard: torch's checker stumbles over a gradient that is independent of its inputs
+    # not for Hard: torch's checker fails if a gradient does not depend on its inputs
     case = make(name)
     assert gradgradcheck(
         case.call,
@@ -413,7 +413,7 @@ def test_third_derivatives(normalize: regard.Normalizer) -> None:
 
 @pytest.mark.parametrize("name", ["ScaledDot", "Entmax15", "relative bias", "Additive", "everything"])
 def test_many_cotangents_at_once(name: str) -> None:
-    """torch.autograd.grad(..., is_grads_batched=True), and what is made of it: vectorized Jacobians."""
+    """torch.autograd.grad(..., is_grads_batched=True), as used by vectorized Jacobians."""
     case = make(name)
     output = case.call(*case.inputs)
     directions = torch.stack([cotangent(output), torch.ones_like(output), torch.zeros_like(output)])
@@ -533,7 +533,7 @@ def test_vmap_over_one_input_equals_a_loop(name: str, place: int) -> None:
 
 @pytest.mark.parametrize(("name", "place"), EACH_INPUT)
 def test_gradients_of_each_sample(name: str, place: int) -> None:
-    """vmap(grad): the input at one place belongs to a sample, and each sample has gradients of its own."""
+    """vmap(grad): one input is per sample, and every sample has its own gradients."""
     case = detached(make(name))
     args = list(case.inputs)
     args[place] = torch.stack([args[place], 0.5 * args[place] + 0.1])
@@ -665,7 +665,7 @@ def test_an_ensemble_of_modules() -> None:
         close(torch.vmap(call)(*state), torch.stack([module(*args) for module in modules]))
 
 
-# Gradients only where they are wanted, and nothing kept twice
+# Gradients only where needed, and no duplicate saved tensors
 
 
 @pytest.mark.parametrize("place", range(6))
@@ -721,7 +721,7 @@ def test_inputs_modified_before_backward_are_detected(place: int) -> None:
 
 
 class Saved:
-    """The storages that autograd keeps for backward."""
+    """The storages that autograd saves for backward."""
 
     def __init__(self, call: Callable[[], Tensor]) -> None:
         self.sizes: dict[int, int] = {}
@@ -800,7 +800,7 @@ def test_a_quadratic_tensor_is_detected() -> None:
     assert largest.elements >= LONG * LONG
 
 
-# A number that learns: its gradient arrives, or it is refused, but it is not silently dropped
+# Learned numbers get a gradient or are rejected, never silently ignored
 
 
 @pytest.mark.parametrize(
@@ -829,7 +829,7 @@ def test_a_tensor_for_a_number(build: Callable[[Tensor], dict[str, Any]]) -> Non
     assert gradcheck(lambda p, *a: regard.attention(*a, **build(p)), (number, *inputs), fast_mode=True)
 
 
-# Hooks, checkpoints, other machinery of autograd
+# Hooks, checkpoints and other autograd features
 
 
 def test_hooks() -> None:
@@ -1332,7 +1332,7 @@ def test_a_compiled_function_returns_lazy_weights() -> None:
     ids=["mask & tensor", "tensor | mask", "weights @ tensor", "weights.T @ tensor", "received"],
 )
 def test_operators_between_regards_objects_and_tensors_compile(call: Any) -> None:
-    # dynamo takes any operator with a tensor on one side for one of torch's own, and breaks the graph there
+    # dynamo treats any operator with a tensor operand as torch's own and breaks the graph
     args = tuple(t[0] for t in qkv())
     close(torch.compile(call, backend="aot_eager")(*args), call(*args))
 
@@ -1371,7 +1371,7 @@ LENGTHS = [(6, 8), (7, 9), (11, 14), (17, 8), (8, 8), (33, 40)]
 
 
 def check_dynamic(call: Callable[..., Tensor], backward: bool = True, extra: Any = lambda q, k: ()) -> None:
-    """Changing lengths: nothing is compiled again after the first call."""
+    """Changing lengths cause no recompilation after the first call."""
     counter = CompileCounterWithBackend("aot_eager")
     function = compiled(call, counter, dynamic=True)
     first = None
@@ -1586,7 +1586,7 @@ def test_exported_programs_take_other_lengths_and_can_be_saved() -> None:
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_exported_programs_have_gradients(asked: bool) -> None:
-    """Whether the example inputs asked for gradients or not: the program is the same."""
+    """The exported program does not depend on whether the example inputs require gradients."""
     example = tuple(t.requires_grad_(asked) for t in qkv())
     module = Attention(mask=regard.Causal())
     program = torch.export.export(module, example).module()

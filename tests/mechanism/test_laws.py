@@ -293,7 +293,7 @@ def test_a_late_nan_does_not_affect_earlier_rows(attention, score, where):
 
 @pytest.mark.parametrize("where", ["key", "value"])
 def test_a_loss_on_earlier_rows_has_no_nan_in_any_gradient(attention, where):
-    # the loss does not depend on the rows that see the late key: their gradient from above is zero
+    # the loss ignores rows that see the late key: their output gradient is zero
     clean = inputs(q=7)
     wanted = gradients(attention(*clean, mask=regard.Causal())[:, :5], *clean)
     for bad in BAD:
@@ -319,7 +319,7 @@ def test_zero_weights_ignore_their_values(attend, normalize):
 @pytest.mark.parametrize("bad", [math.inf, math.nan], ids=["infinity", "NaN"])
 @pytest.mark.parametrize("normalize", NORMALIZERS)
 def test_a_row_that_sees_infinity_or_nan_in_a_bias_is_nan(attend, normalize, bad):
-    # as torch's softmax has it, whatever the normalizer; and no other row is
+    # as in torch's softmax, for every normalizer; other rows are unaffected
     for lines in (False, True):
         query, key, value = inputs(q=5, k=5)
         bias = torch.zeros(5 if not lines else 9, 5 if not lines else 1, dtype=torch.float64)
@@ -345,7 +345,7 @@ def test_a_row_that_sees_infinity_or_nan_in_a_bias_is_nan(attend, normalize, bad
 @pytest.mark.parametrize("score", ["scaled dot", "dot", "general"])
 @pytest.mark.parametrize("normalize", NORMALIZERS)
 def test_a_row_whose_match_overflows_is_nan(attend, normalize, score):
-    # the products are finite, their sums are ±inf or NaN as the order of the additions will have it
+    # the products are finite; their sums are ±inf or NaN, depending on the order of summation
     query, key, value = inputs()
     options = {"normalize": build(NORMALIZERS, normalize), "score": build(SCORES, score)}
     wanted, wanted_weights = attend(query, key, value, **options)
@@ -378,9 +378,8 @@ def test_a_visible_nan_is_not_hidden(attention):
 
 
 def test_a_row_does_not_depend_on_the_rest_of_the_batch(attend):
-    # In float64 and up to its rounding: the result of torch's matrix product depends on where in memory its
-    # operands begin, and that on the rest of the batch, as a NaN there makes copies of all. The kernels have
-    # products of their own and promise the bits: test_kernels.py.
+    # In float64, up to rounding: torch's matmul depends on the memory alignment of its operands, and so on
+    # the rest of the batch. The kernels are bitwise reproducible: test_kernels.py.
     for (score, normalize), mask, bias in zip(EVERY, MASKS, itertools.cycle(BIASES), strict=False):
         case = Case("heads", score, normalize, mask, bias)
         tensors, options = case.tensors(), case.options()
@@ -412,7 +411,7 @@ def test_a_batch_equals_its_sequences_computed_separately(attention):
     ],
 )
 def test_the_number_of_threads_changes_no_more_than_the_last_digit(attention, score, n_q, n_k, normalize):
-    # torch's own matrix product and sigmoid round differently with one thread and with two
+    # torch's matmul and sigmoid round differently with one and two threads
     tensors = [x.detach().float().requires_grad_() for x in inputs(lead=(2,), q=n_q, k=n_k, d=32, e=16)]
     options = {
         "score": build(SCORES, score, 32),
@@ -439,7 +438,7 @@ def test_the_number_of_threads_changes_no_more_than_the_last_digit(attention, sc
 @pytest.mark.parametrize(("spread", "offset"), [(1.0, 1e4), (1.0, -1e4), (1e4, 0.0)])
 @pytest.mark.parametrize("normalize", NORMALIZERS)
 def test_large_scores_stay_finite_and_accurate(attend, normalize, spread, offset):
-    # with one feature that is 1 the scores are the keys themselves, in float32 and in float64
+    # with a single feature of 1, the scores are the keys, in float32 and float64
     key = (normal(1, 29, 1) * spread + offset).float()
     tensors = [x.requires_grad_() for x in (torch.ones(1, 3, 1), key, normal(1, 29, 2).float())]
     exact = [x.detach().double().requires_grad_() for x in tensors]
@@ -449,7 +448,7 @@ def test_large_scores_stay_finite_and_accurate(attend, normalize, spread, offset
     close(wanted_weights.dense().detach(), naive.attention(*exact, **options)[1])
     close(weights.dense().double(), wanted_weights.dense(), 2e-6)
     close(output.double(), wanted, 5e-6 * max(wanted.abs().max().item(), 1))
-    # the query's gradient is a sum over the keys, and these are large
+    # the gradient of the query is a sum over large keys
     scales = (key.abs().max().item(), 1, 1)
     for one, other, scale in zip(gradients(output, *tensors), gradients(wanted, *exact), scales, strict=True):
         close(one.double(), other, 2e-6 * max(other.abs().max().item(), scale))
@@ -474,7 +473,7 @@ class TestHalfPrecision:
             attention(query, key, value).sum().backward()
         assert value.grad.item() == 4096
 
-    # a function computes in half precision itself
+    # a score function computes in half precision
     @pytest.mark.parametrize(("score", "normalize"), [pair for pair in EVERY if pair[0] != "function"])
     def test_the_result_is_the_correctly_rounded_one(self, attention, dtype, score, normalize):
         case = Case("grouped", score, normalize, "causal", "several")
@@ -814,7 +813,7 @@ class TestDropout:
         assert torch.equal(after, weights.dense())
 
     def kept(self, attend, dropout):
-        """Which of 2 × 3 × 100 × 200 weights are kept."""
+        """The dropout mask of 2 × 3 × 100 × 200 weights."""
         query, key = torch.zeros(2, 3, 100, 1), torch.zeros(2, 3, 200, 1)
         with tiles_of(2**20):
             generator = torch.Generator().manual_seed(5)

@@ -1,4 +1,4 @@
-"""Masks, pair by pair: what each says is compared with its definition, written here again in plain Python."""
+"""Masks, pair by pair, compared with their definitions in plain Python."""
 
 import dataclasses
 import math
@@ -37,7 +37,7 @@ def pairs(queries: int, keys: int, sees: Callable[[int, int], bool]) -> Tensor:
 
 
 def position(i: int, queries: int, keys: int, align: str) -> int:
-    """The key at which query i stands."""
+    """The key position of query i."""
     return i if align == "start" else i + keys - queries
 
 
@@ -48,7 +48,7 @@ def looked(mask: Mask | Tensor, queries: int, keys: int, lead: Sequence[int] = (
 
 
 def check(mask: Mask, expected: Tensor) -> None:
-    """The mask's own dense form, and what the operator does with it, are as expected."""
+    """The dense form of the mask and its effect in the operator are as expected."""
     *lead, queries, keys = expected.shape
     dense = mask.dense(queries, keys, lead)
     assert dense.dtype is torch.bool
@@ -139,7 +139,7 @@ def test_padding_of_one_length(queries, keys, length, side):
     st.sampled_from([(), (1,), (3,), (2, 3)]),
 )
 def test_padding_of_a_batch(queries, keys, lengths, side, inner):
-    """One length per sequence, whatever axes follow: heads, for example."""
+    """One length per sequence, for any number of further axes, such as heads."""
 
     def sequence(length):
         return pairs(queries, keys, lambda i, j: j < length if side == "right" else j >= keys - length)
@@ -227,7 +227,7 @@ def test_documents_serve_a_whole_batch():
 
 
 class Neighbours(Rule):
-    """Somebody's own rule: the keys on both sides, and a stop one further than Window's."""
+    """A custom rule: keys on both sides, with a stop one beyond Window's."""
 
     def ranges(self, position, keys):
         return position - 1, position + 3
@@ -250,7 +250,7 @@ def test_boolean_tensors_broadcast(shape):
 
 
 def test_the_checker_can_fail():
-    """A window that keeps one key too many, as elsewhere; a rule aligned to the wrong end."""
+    """A window with one key too many, and a rule with the wrong alignment."""
     with pytest.raises(AssertionError, match="says"):
         check(Window(4), pairs(5, 5, lambda i, j: i - 3 < j <= i))
     with pytest.raises(AssertionError, match="says"):
@@ -269,7 +269,7 @@ def test_the_checker_can_fail():
 
 @st.composite
 def combinations(draw):
-    """A nested mask, and what it must be: set algebra on the parts' definitions."""
+    """A nested mask and its expected value, by set algebra."""
     queries, keys, align = draw(sizes), draw(sizes), draw(aligns)
 
     def leaf():
@@ -515,7 +515,7 @@ def test_the_size_of_a_drawing_can_be_set():
     ids=["documents-rule", "padding-documents", "tensor-rule", "rule-tensor"],
 )
 def test_a_combination_is_drawn_at_the_size_of_the_part_that_has_one(mask, expected):
-    """Only one of the two has a size of its own, and the drawing must have it."""
+    """Only one of the two has a default size, which the drawing must use."""
     picture = "\n".join("".join("■" if seen else "·" for seen in row) for row in expected.tolist())
     assert str(mask) == f"{mask!r}\n{picture}"
 
@@ -600,11 +600,11 @@ def test_lengths_without_values_can_be_printed(kind):
     assert repr(mask) in str(mask)
 
 
-# What lies outside the interval is skipped
+# Keys outside the interval are skipped
 
 
 def tile_area(mask: Mask | None, queries: int, keys: int, budget: int = 2**20) -> int:
-    """How many pairs the tiles of a call hold."""
+    """The number of pairs in the tiles of a call."""
     query, key = torch.empty(queries, 4), torch.empty(keys, 4)
     layout = Layout.of(query, key, key)
     problem = prepare(query, key, key, layout, Call(regard.Dot(), mask, None, regard.Softmax(), 0.0, None))
@@ -644,7 +644,7 @@ def test_tiles_hold_every_pair_in_sight(combination, budget):
     problem = prepare(query, key, key, Layout.of(query, key, key), call)
     covered = torch.zeros(queries, keys, dtype=torch.bool)
     for at in tiles(problem, budget):
-        assert not covered[at.rows].any()  # every row is finished within its tile
+        assert not covered[at.rows].any()  # every row is in one tile
         covered[at.rows, at.keys] = True
     assert covered[expected].all()
 
@@ -652,7 +652,7 @@ def test_tiles_hold_every_pair_in_sight(combination, budget):
 @pytest.mark.parametrize("tile", [1, 7, 20, 40, 60, 90])
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_sequences_of_one_tile_may_see_different_keys(side, tile, monkeypatch):
-    """The tile has the keys that any of its sequences sees, and each sequence still sees its own."""
+    """A tile has the keys that any of its sequences sees; each sequence still sees its own."""
     monkeypatch.setattr(tiled, "TILE", tile)
     lengths = [1, 9, 4, 0, 7, 2]
     padding = Padding(lengths, side=side)

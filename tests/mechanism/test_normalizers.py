@@ -39,7 +39,7 @@ def seed() -> None:
 
 
 def weights_of(rows: Tensor, normalize: Normalizer, implementation: str | None = None) -> Tensor:
-    """The weights that the operator makes of these scores, (…, q, k), −inf for a key that is not there."""
+    """The operator's weights for these scores, (…, q, k), −inf = masked."""
     query = torch.zeros(*rows.shape[:-1], 1, dtype=rows.dtype)
     key = torch.zeros(*rows.shape[:-2], rows.shape[-1], 1, dtype=rows.dtype)
     options = {"score": Dot(), "bias": rows, "normalize": normalize, "implementation": implementation}
@@ -224,7 +224,7 @@ def test_weights_are_invariant_to_a_row_offset(scores, offset):
 
 
 def test_the_laws_can_fail():
-    """Rows that sum to a little more than one are noticed."""
+    """Rows that sum to slightly more than one are detected."""
 
     class Loud(Softmax):
         def tau(self, scores):
@@ -325,7 +325,7 @@ def test_rows_do_not_depend_on_each_other(normalize):
     torch.testing.assert_close(weights_of(scores, normalize), alone, atol=1e-14, rtol=1e-12)
 
 
-# Sparsemax and Entmax, and the package of their authors
+# Sparsemax and Entmax, compared with the authors' package
 
 PECULIAR = {
     "ties": row(1, 1, 1, 0, 0),
@@ -415,7 +415,7 @@ def test_sparsemax_is_the_nearest_point_of_the_simplex():
 
 
 def accepted(alpha: float) -> Normalizer | None:
-    """`Entmax(alpha)`; an alpha too near a limit may be refused, which is better than a wrong sum."""
+    """`Entmax(alpha)`; an alpha too close to a limit may be rejected, rather than give a wrong sum."""
     try:
         return Entmax(alpha)
     except regard.ArgumentError:
@@ -441,7 +441,7 @@ def test_entmax_with_alpha_near_one_still_sums_to_one_in_float32(gap):
 
 @pytest.mark.parametrize("alpha", [5.0, 7.5, 20.0, 100.0, 1000.0])
 def test_entmax_with_a_large_alpha_tends_to_hard(alpha):
-    """From where (α − 1) times the lead of the best key is 1, it is `Hard`."""
+    """If (α − 1) times the margin of the best key is at least 1, Entmax equals `Hard`."""
     normalize, scores = accepted(alpha), row(0.3, 1.0, -2.0, 0.74)
     if normalize is not None:
         torch.testing.assert_close(
@@ -570,7 +570,7 @@ def test_a_row_without_keys_gives_its_sink_no_gradient():
     assert normalize.score.grad.tolist() == [0.0]
 
 
-# Written down and read again
+# Text form
 
 
 @pytest.mark.parametrize(
@@ -631,15 +631,15 @@ def test_custom_normalizers_have_no_text_form():
 
 @pytest.mark.parametrize("text", ["Softplus", "", "softmax 0x1p+0", "Sink"])
 def test_unknown_text_forms_are_rejected(text):
-    with pytest.raises(regard.ArgumentError, match="no normalizer"):
+    with pytest.raises(regard.ArgumentError, match="unknown normalizer"):
         from_text(text)
 
 
-# One's own
+# Custom normalizers
 
 
 class Squares(Normalizer):
-    """The example of the guide: max(s, 0)², which sums to nothing in particular."""
+    """The example of the guide: max(s, 0)², whose rows do not sum to one."""
 
     sums_to_one = False
 
@@ -695,7 +695,7 @@ def test_ones_own_normalizer_needs_phi_slope_and_tau(normalize, implementation):
 def test_ones_own_normalizer_may_learn():
     """A temperature as a parameter: its gradient is that of softmax(s / t)."""
 
-    class LearnedPositions(nn.Module, Normalizer):
+    class LearnedScale(nn.Module, Normalizer):
         def __init__(self):
             super().__init__()
             self.temperature = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
@@ -709,7 +709,7 @@ def test_ones_own_normalizer_may_learn():
         def slope(self, x):
             return self.phi(x) / self.temperature
 
-    normalize = LearnedPositions()
+    normalize = LearnedScale()
     query, key, value = torch.randn(3, 2, 5, 4, dtype=torch.float64).unbind()
     actual = regard.attention(query, key, value, normalize=normalize)
     expected = (query @ key.mT / 2 / normalize.temperature).softmax(-1) @ value
@@ -786,7 +786,7 @@ def test_normalizers_are_values():
 
 @pytest.mark.parametrize("normalize", [regard.Sparsemax(), regard.Entmax(1.7), regard.Entmax(2.5)], ids=str)
 def test_equal_scores_of_very_many_keys_sum_to_one(normalize):
-    """The first step of Newton's method overshoots by rounding; τ must find its way back."""
+    """The first step of Newton's method overshoots by rounding; τ must converge all the same."""
     key = torch.zeros(2_000_000, 1)
     weights = regard.attend(key[:1], key, key, normalize=normalize, implementation="tiled")[1]
     assert abs(float(weights.dense().sum()) - 1) < 1e-3

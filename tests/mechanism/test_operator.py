@@ -434,11 +434,11 @@ def test_a_wrong_environment_variable_fails_loudly():
 def test_an_unknown_implementation_lists_the_valid_ones():
     x = torch.eye(3)
     for call in (regard.attention, regard.attend, regard.explain):
-        with pytest.raises(regard.ArgumentError, match="'quick'; there are reference, tiled, fused"):
+        with pytest.raises(regard.ArgumentError, match="'quick'; use reference, tiled, fused"):
             call(x, x, x, implementation="quick")
 
 
-class LearnedPositions(torch.nn.Module, OwnSoftmax):
+class LearnedScale(torch.nn.Module, OwnSoftmax):
     def __init__(self):
         super().__init__()
         self.factor = torch.nn.Parameter(torch.ones(()))
@@ -473,9 +473,9 @@ class TestExplain:
 
     def test_explain_reports_learned_normalizers(self):
         x = torch.eye(3)
-        explanation = regard.explain(x, x, x, normalize=LearnedPositions())
+        explanation = regard.explain(x, x, x, normalize=LearnedScale())
         assert explanation.implementation == "reference"
-        assert "Learned learns" in str(explanation)
+        assert "LearnedScale has parameters" in str(explanation)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
     def test_explain_matches_the_call(self, dtype):
@@ -485,7 +485,7 @@ class TestExplain:
                 {"implementation": "tiled"},
                 {"implementation": "reference"},
                 {"implementation": EVERY[-1]},
-                {"normalize": LearnedPositions()},
+                {"normalize": LearnedScale()},
                 {"normalize": regard.Hard()},
                 {"normalize": regard.Entmax15(), "mask": regard.Causal()},
             ):
@@ -494,9 +494,9 @@ class TestExplain:
                     patch.object(fused, "_KERNELS", wraps=fused._KERNELS) as kernels,
                 ):
                     regard.attention(x, x, x, **options)
-                said = regard.explain(x, x, x, **options).implementation
-                assert in_tiles.called == (said == "tiled")
-                assert (kernels is not None and kernels.forward.called) == (said == "fused")
+                text = regard.explain(x, x, x, **options).implementation
+                assert in_tiles.called == (text == "tiled")
+                assert (kernels is not None and kernels.forward.called) == (text == "fused")
 
     def test_explain_reports_why_kernels_are_not_used(self):
         x = torch.eye(3)
@@ -521,7 +521,7 @@ class TestExplain:
 
 def test_explain_names_dense_arguments():
     x = torch.zeros(8, 16)
-    said = str(regard.explain(x, x, x, mask=torch.ones(8, 8, dtype=torch.bool), bias=[torch.zeros(8, 8)]))
-    assert "the mask is a tensor, a dense matrix of 0.1 kB" in said
-    assert "the bias is a tensor, a dense matrix of 0.3 kB" in said
-    assert "dense matrix" not in str(regard.explain(x, x, x, mask=regard.Causal(), bias=regard.ALiBi(1)))
+    text = str(regard.explain(x, x, x, mask=torch.ones(8, 8, dtype=torch.bool), bias=[torch.zeros(8, 8)]))
+    assert "the mask is a dense tensor of 0.1 kB" in text
+    assert "the bias is a dense tensor of 0.3 kB" in text
+    assert "dense tensor" not in str(regard.explain(x, x, x, mask=regard.Causal(), bias=regard.ALiBi(1)))

@@ -1,4 +1,4 @@
-"""regard.scaled_dot_product_attention is torch's function: the same results, gradients and refusals.
+"""regard.scaled_dot_product_attention matches torch: same results, gradients and errors.
 
 Almost every test calls both functions with the same arguments and compares what happens. PyTorch's own
 tests are meant to pass with the one in the place of the other, so this file goes where they go: masks
@@ -34,7 +34,7 @@ import regard
 theirs = F.scaled_dot_product_attention
 ours = regard.scaled_dot_product_attention
 
-# torch loads its forward-mode rules through torch.jit, which it warns of itself
+# torch loads forward-mode rules through torch.jit, which warns
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 B, H, Q, K, D, E = 2, 3, 5, 7, 8, 11
@@ -57,7 +57,7 @@ def boolean(*shape: int) -> Tensor:
 
 
 def minus_infinity(*shape: int) -> Tensor:
-    """The same as numbers: something to add, −inf for what is out of sight."""
+    """The same as an additive mask: −inf where masked."""
     return draw(*shape).masked_fill(~boolean(*shape), -math.inf)
 
 
@@ -153,7 +153,7 @@ CASES: dict[str, Callable[[], Call]] = {
         for scale in (None, 0.5, -1.5, 0.0, 3, 1e-30, True, np.float32(0.3))
     },
     "scale, 3-D, negative": lambda: (qkv(H), {"scale": -0.7, "is_causal": True}),
-    # nothing there
+    # empty
     "no batch": lambda: (qkv(0, H), {}),
     "no heads": lambda: (qkv(B, 0), {}),
     "no queries": lambda: (qkv(B, H, q=0), {}),
@@ -182,7 +182,7 @@ def _seed() -> None:
 
 
 def run(function: Callable[..., Tensor], args: Any, options: Any, mask_learns: bool = False) -> list[Tensor]:
-    """The output, and the gradients of everything that can have one, for a fixed cotangent."""
+    """The output and all gradients, for a fixed cotangent."""
     args = [t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in args]
     leaves = list(args)
     mask = options.get("attn_mask")
@@ -208,7 +208,7 @@ def assert_matches_torch(
         torch.testing.assert_close(a, b, **tolerance)
 
 
-# What it computes
+# Results
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -357,7 +357,7 @@ def test_negative_views() -> None:
 
 
 def test_lazy_clones_stay_lazy() -> None:
-    """Reading must not copy what copy-on-write tensors share; OpInfo tests check that of torch's own."""
+    """Copy-on-write tensors must not be materialized; OpInfo tests the same for torch."""
     args = [torch._lazy_clone(t).requires_grad_() for t in qkv(B, H)]
     mask = torch._lazy_clone(draw(Q, K))
     output = ours(*args, attn_mask=mask)
@@ -374,7 +374,7 @@ def test_inputs_are_left_alone() -> None:
     assert [t._version for t in args] == [0, 0, 0]
 
 
-# Gradients only where they are wanted
+# Gradients only where needed
 
 
 @pytest.mark.parametrize("which", list(itertools.product([False, True], repeat=3)), ids=str)
@@ -406,7 +406,7 @@ def test_gradcheck(name: str) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_batched_gradients(causal: bool) -> None:
-    """Many cotangents at once, as torch.autograd.functional.jacobian(vectorize=True) asks."""
+    """Many cotangents at once, as in torch.autograd.functional.jacobian(vectorize=True)."""
     args = [t.requires_grad_() for t in qkv(B, H)]
     directions = draw(3, B, H, Q, D)
 
@@ -586,7 +586,7 @@ def test_a_mask_with_whole_blocks_of_minus_infinity() -> None:
     torch.testing.assert_close(ours(*args, attn_mask=band), expected)
 
 
-# Refusals
+# Errors
 
 
 def outcome(function: Callable[..., Any], args: Any, options: Any) -> Any:
@@ -594,7 +594,7 @@ def outcome(function: Callable[..., Any], args: Any, options: Any) -> Any:
     try:
         return function(*args, **options)
     except Exception as error:
-        # torch counts positions only of what came by position
+        # torch counts only positional arguments
         return type(error), re.sub(r" \(position \d+\)", "", str(error))
 
 
@@ -682,7 +682,7 @@ REFUSED: dict[str, Call] = {
         {"attn_mask": torch.zeros(Q, Q), "is_causal": True},
     ),
     "a sparse mask": ((x, x, x), {"attn_mask": torch.ones(Q, Q).to_sparse()}),
-    # not what the argument is
+    # wrong argument types
     "list for query": (([[1.0]], x, x), {}),
     "None for query": ((None, x, x), {}),
     "number for key": ((x, 1.0, x), {}),
@@ -780,12 +780,12 @@ def test_torch_takes_any_scale(scale: float) -> None:
     torch.testing.assert_close(ours(*args, scale=scale), theirs(*args, scale=scale), equal_nan=True)
 
 
-# Calls that torch takes and must not be given: it answers with what happens to stand in memory.
+# Invalid calls that torch accepts, returning uninitialized memory.
 
 
 @pytest.mark.parametrize("longer", ["key", "value"])
 def test_key_and_value_need_equal_lengths(longer: str) -> None:
-    # torch's fused kernel asks only the key for its length: it reads, and backward writes, beyond the others
+    # torch's fused kernel takes the length from the key: it reads, and backward writes, out of bounds
     key, value = (x, x[..., :3, :]) if longer == "key" else (x[..., :3, :], x)
     with pytest.raises((RuntimeError, ValueError)):
         ours(x, key, value)
@@ -854,7 +854,7 @@ def test_nested_tensors_with_options() -> None:
 
 
 class _Noted(Tensor):
-    """A tensor that writes down which torch functions it meets."""
+    """A tensor that records torch function calls."""
 
     seen: list[Any] = []  # noqa: RUF012
 
@@ -865,7 +865,7 @@ class _Noted(Tensor):
 
 
 class _Duck:
-    """No tensor at all, but it answers for one."""
+    """Not a tensor, but it implements __torch_function__."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -889,7 +889,7 @@ def test_a_subclass_intercepts_one_call(place: int) -> None:
 def test_overrides_of_torch_also_override_regard(
     monkeypatch: pytest.MonkeyPatch, place: int, swapped: bool
 ) -> None:
-    # whoever overrides compares with F.scaled_dot_product_attention, whatever that is at the time
+    # overrides compare with the current F.scaled_dot_product_attention
     args: list[Any] = [*qkv(B, H), draw(Q, K)]
     args[place] = _Duck()
     assert theirs(*args) == "quack"
@@ -915,7 +915,7 @@ def test_a_mode_intercepts_one_call() -> None:
 
 
 def test_the_default_device_has_no_effect() -> None:
-    """`with torch.device(…)` is a mode, too, and it is still regard's function that is called."""
+    """`with torch.device(…)` is a mode too; regard's function is still called."""
     query, key, value = qkv(B, H)
     value[..., -1, :] = math.nan
     mask = torch.arange(K) < K - 1
@@ -1029,7 +1029,7 @@ def test_dropout_compiles() -> None:
     torch.testing.assert_close(actual, theirs(*args, dropout_p=0.5))
 
 
-# OpInfo: the samples that torch tests its own function with
+# OpInfo: torch's own test samples
 
 
 @pytest.fixture(scope="module")
@@ -1077,7 +1077,7 @@ def test_opinfo_gradcheck(info: Any) -> None:
 
 
 def test_opinfo_forward_mode(info: Any) -> None:
-    # torch's own has none on the fused path; a query of fewer axes goes to torch
+    # torch has none on the fused path; a query with fewer axes goes to torch
     for args, options in samples(info, torch.float64, dropout=False):
         if args[0].dim() == args[1].dim():
             assert gradcheck(
@@ -1093,7 +1093,7 @@ def test_opinfo_forward_mode(info: Any) -> None:
 
 
 def test_opinfo_batched_gradcheck(info: Any) -> None:
-    """OpInfo asks for check_batched_grad, and so do torch's gradient tests."""
+    """OpInfo and torch's gradient tests use check_batched_grad."""
     for args, options in samples(info, torch.float64, dropout=False):
         assert gradcheck(lambda *a, o=options: ours(*a, **o), args, fast_mode=True, check_batched_grad=True)
 
@@ -1123,19 +1123,19 @@ def test_opinfo_composite_compliance_of_the_gradient(info: Any) -> None:
 
 @contextlib.contextmanager
 def composite_compliance_errors() -> Iterator[None]:
-    """torch's checker buries what went wrong under advice to its own developers."""
+    """Show the underlying error: torch's checker hides it under advice."""
     try:
         yield
     except RuntimeError as error:
         raise AssertionError(f"{error.__cause__!r}\n{error}"[:1500]) from error
 
 
-# In the place of torch's
+# Replacing torch's function
 
 
 @pytest.fixture
 def swap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """Put regard's function in the place of torch's; the list tells how often it was called."""
+    """Replace torch's function by regard's; the list records the calls."""
 
     def put() -> list[int]:
         calls: list[int] = []
@@ -1172,7 +1172,7 @@ def compare_module(
 
 
 def _padding(batch: int, length: int) -> Tensor:
-    """True where there is nothing: torch.nn's convention."""
+    """True = padding: torch.nn's convention."""
     return torch.arange(length) >= torch.arange(length, length - batch, -1)[:, None]
 
 
@@ -1257,7 +1257,7 @@ def test_the_inference_fast_path_agrees(swap: Callable[[], list[int]]) -> None:
 
 
 def test_replacing_the_function_does_not_recurse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where regard hands the call on: dropout, odd shapes, refusals."""
+    """Also for calls that go to torch: dropout, unusual shapes, errors."""
     args = qkv(B, H)
     monkeypatch.setattr(F, "scaled_dot_product_attention", ours)
     assert F.scaled_dot_product_attention(*args).shape == (B, H, Q, D)
@@ -1268,8 +1268,8 @@ def test_replacing_the_function_does_not_recurse(monkeypatch: pytest.MonkeyPatch
         F.scaled_dot_product_attention(args[0], args[1].float(), args[2])
 
 
-# torch's CausalBias asks whether the function it meets is F.scaled_dot_product_attention, so what regard
-# hands on to torch's own function is not recognized once that name is regard's
+# torch's CausalBias compares with F.scaled_dot_product_attention, so calls that regard forwards to torch are
+# not recognized once that name is regard's
 
 
 @pytest.mark.parametrize("build", [causal_upper_left, causal_lower_right])
@@ -1289,7 +1289,7 @@ def test_bias_objects_in_a_swapped_call(
     torch.testing.assert_close(*results)
 
 
-# What stands in torch's place and ends in regard's function: set before regard is imported, and after.
+# Wrappers around regard in torch's place, set before and after regard is imported.
 BY_REGARD = "F.scaled_dot_product_attention = lambda *a, **k: regard.scaled_dot_product_attention(*a, **k)"
 REPLACED = {
     "before": (
@@ -1422,7 +1422,7 @@ def test_swapped_models_learn_the_same(swap: Callable[[], list[int]]) -> None:
 
 @pytest.mark.parametrize("lead", [(), (2,), (1, 2)], ids=str)
 def test_zero_shared_heads_are_rejected(lead):
-    """torch divides by their number, which ends the process."""
+    """torch divides by their number, which kills the process."""
     query, key, value = (torch.randn(*lead, heads, 3, 5) for heads in (4, 0, 2))
     with pytest.raises(regard.ShapeError, match="query has 4 heads, key 0 and value 2"):
         regard.scaled_dot_product_attention(query, key, value, enable_gqa=True)

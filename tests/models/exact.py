@@ -12,8 +12,8 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=generator)
 
 
-def close(found: Tensor, wanted: Tensor, within: float = 1e-10) -> None:
-    torch.testing.assert_close(found, wanted, rtol=within, atol=within)
+def close(actual: Tensor, expected: Tensor, within: float = 1e-10) -> None:
+    torch.testing.assert_close(actual, expected, rtol=within, atol=within)
 
 
 def filled(module: nn.Module) -> Any:

@@ -103,11 +103,11 @@ def test_cost_per_source_and_target_token(share: bool) -> None:
 
 def test_cost_of_torchs_transformer() -> None:
     theirs = nn.Transformer(WIDTH, 4, 2, 2, 40, dropout=0.0, batch_first=True)
-    found = summary(theirs, length=LENGTH)
+    actual = summary(theirs, length=LENGTH)
     ours = summary(Transformer(50, CONFIG), length=LENGTH)
-    assert found.layers == ours.layers == (2, 2)
-    assert found.heads == ours.heads == ((4, 4),)
-    assert found.cost == (ours.cost[0], ours.cost[1] - 2 * 50 * WIDTH)
+    assert actual.layers == ours.layers == (2, 2)
+    assert actual.heads == ours.heads == ((4, 4),)
+    assert actual.cost == (ours.cost[0], ours.cost[1] - 2 * 50 * WIDTH)
 
 
 def test_cost_of_torchs_attention() -> None:
@@ -127,16 +127,16 @@ def test_decoder_block_costs_both_attentions() -> None:
 @pytest.mark.parametrize("attention", ["none", "additive", "dot", "general", "concat"])
 def test_recurrent_cost_per_source_and_target_token(attention: Any) -> None:
     model = RecurrentSeq2Seq(50, RecurrentConfig(width=WIDTH, layers=2, attention=attention, dropout=0.0))
-    found = summary(model, length=LENGTH)
+    actual = summary(model, length=LENGTH)
     model = model.double()
     total = counted(lambda: model(tokens(), tokens()))
     if attention in ("additive", "concat"):
         total += BATCH * LENGTH * 2 * WIDTH * LENGTH  # the product with v, not a matrix product
     if attention == "additive":  # the initial state is computed once per sentence but counted per token
         total += 2 * (WIDTH // 2) * (2 * WIDTH) * BATCH * (LENGTH - 1)
-    assert BATCH * LENGTH * sum(found.cost) == total
-    assert found.layers == (2, 2)
-    assert found.heads == (() if attention == "none" else ((1, 1),))
+    assert BATCH * LENGTH * sum(actual.cost) == total
+    assert actual.layers == (2, 2)
+    assert actual.heads == (() if attention == "none" else ((1, 1),))
 
 
 def test_recurrent_source_token_costs_its_keys() -> None:

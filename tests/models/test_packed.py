@@ -40,9 +40,9 @@ def test_packing_keeps_sentences_in_order(sentences: list[list[int]]) -> None:
 @given(SENTENCES)
 def test_sentences_and_positions_of_tokens(sentences: list[list[int]]) -> None:
     batch = Packed.of(sentences)
-    wanted = [(number, place) for number, one in enumerate(sentences) for place in range(len(one))]
-    assert list(zip(batch.sentences.tolist(), batch.positions.tolist(), strict=True)) == wanted
-    assert batch.tokens.tolist() == [sentences[number][place] for number, place in wanted]
+    expected = [(number, place) for number, one in enumerate(sentences) for place in range(len(one))]
+    assert list(zip(batch.sentences.tolist(), batch.positions.tolist(), strict=True)) == expected
+    assert batch.tokens.tolist() == [sentences[number][place] for number, place in expected]
 
 
 @given(SENTENCES, st.integers(0, 3))
@@ -52,8 +52,8 @@ def test_packing_undoes_padding(sentences: list[list[int]], more: int) -> None:
     assert padded.shape == (len(sentences), max(map(len, sentences), default=0))
     assert [[token for token in row if token >= 0] for row in padded.tolist()] == sentences
     wider = torch.nn.functional.pad(padded, (0, more), value=7)  # padding content is irrelevant
-    again = pack(wider, batch.lengths)
-    assert torch.equal(again.tokens, batch.tokens)
+    repacked = pack(wider, batch.lengths)
+    assert torch.equal(repacked.tokens, batch.tokens)
     assert torch.equal(token_mask(padded, batch.lengths), padded >= 0)
 
 
@@ -94,10 +94,10 @@ def test_mask_restricts_tokens_to_their_sentence(sentences: list[list[int]], wit
         batch.mask(within).dense(n, n),
         list(zip(batch.sentences.tolist(), batch.positions.tolist(), strict=True)),
     )
-    for i, (mine, here) in enumerate(places):
+    for i, (own, here) in enumerate(places):
         for j, (other, there) in enumerate(places):
             allowed = within is None or 0 <= here - there <= (n if within == regard.Causal() else 1)
-            assert bool(seen[i, j]) == (mine == other and allowed)
+            assert bool(seen[i, j]) == (own == other and allowed)
 
 
 @given(SENTENCES)

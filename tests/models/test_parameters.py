@@ -30,17 +30,17 @@ def written(path: Path, **changed: Tensor | None) -> Path:
 def test_saved_parameters_are_read(tmp_path: Path, device: str, dtype: torch.dtype) -> None:
     tensors = {name: tensor.to(dtype) for name, tensor in model().state_dict().items()}
     save_file(tensors, tmp_path / "x.safetensors")
-    found = read_parameters(tmp_path / "x.safetensors", model(device))
-    assert found.keys() == tensors.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    actual = read_parameters(tmp_path / "x.safetensors", model(device))
+    assert actual.keys() == tensors.keys()
+    assert all(torch.equal(actual[name], tensor) for name, tensor in tensors.items())
 
 
 def test_tensors_are_independent_of_the_file(tmp_path: Path) -> None:
     path = written(tmp_path)
-    found = read_parameters(path, model())
-    before = {name: tensor.clone() for name, tensor in found.items()}
+    actual = read_parameters(path, model())
+    before = {name: tensor.clone() for name, tensor in actual.items()}
     path.write_bytes(bytes(path.stat().st_size))
-    assert all(torch.equal(found[name], tensor) for name, tensor in before.items())
+    assert all(torch.equal(actual[name], tensor) for name, tensor in before.items())
 
 
 @pytest.mark.parametrize(

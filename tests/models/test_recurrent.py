@@ -82,8 +82,8 @@ def steps(model: RecurrentSeq2Seq, source: Tensor, target: Tensor) -> Tensor:
     return torch.stack([model.step(tokens, state) for tokens in target.unbind(1)], 1)
 
 
-def close(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
 
 
 # Learning
@@ -105,8 +105,8 @@ def test_model_memorizes_a_few_sentences(config: RecurrentConfig) -> None:
         optimizer.step()
         if loss.item() < 0.05:
             break
-    found = model.eval().greedy(source, start=START, end=END, max_new_tokens=7)
-    assert found == [sentence[::-1] for sentence in sentences]
+    actual = model.eval().greedy(source, start=START, end=END, max_new_tokens=7)
+    assert actual == [sentence[::-1] for sentence in sentences]
 
 
 @every
@@ -177,9 +177,9 @@ def test_padding_content_is_irrelevant(config: RecurrentConfig, value: int) -> N
     model = make(config)
     source, target = batch()
     (sources, source_lengths), (targets, target_lengths) = padded(source, value), padded(target, value)
-    found = model(sources, targets, source_lengths=source_lengths, target_lengths=target_lengths)
-    close(found[target.sentences, target.positions], model(source, target))
-    assert torch.isfinite(found).all()
+    actual = model(sources, targets, source_lengths=source_lengths, target_lengths=target_lengths)
+    close(actual[target.sentences, target.positions], model(source, target))
+    assert torch.isfinite(actual).all()
 
 
 @every
@@ -233,8 +233,8 @@ def test_steps_equal_teacher_forcing(config: RecurrentConfig) -> None:
     close(steps(model, source, target), model(source, target))
     packed = Packed.of([[5, 6, 7, 8], [9], [3, 4]])
     state = model.start(packed)
-    found = torch.stack([model.step(tokens, state) for tokens in target.unbind(1)], 1)
-    close(found, model(*padded(packed)[:1], target, source_lengths=packed.lengths))
+    actual = torch.stack([model.step(tokens, state) for tokens in target.unbind(1)], 1)
+    close(actual, model(*padded(packed)[:1], target, source_lengths=packed.lengths))
 
 
 @every
@@ -247,11 +247,11 @@ def test_select_reorders_and_repeats_rows(config: RecurrentConfig) -> None:
     model.step(first, state)
     state.select(rows)
     assert len(state) == 5
-    found = model.step(then, state)
+    actual = model.step(then, state)
     parts = source.split(source.tokens)
     chosen = Packed.of([parts[i].tolist() for i in rows.tolist()])
-    wanted = model(chosen, Packed.of(torch.stack([first[rows], then], 1).tolist()))
-    close(found, wanted[1::2])
+    expected = model(chosen, Packed.of(torch.stack([first[rows], then], 1).tolist()))
+    close(actual, expected[1::2])
 
 
 # Seeing
@@ -287,7 +287,10 @@ def test_weights_refer_to_the_original_source_order(config: RecurrentConfig) -> 
 
 
 def test_model_without_attention_has_no_weights() -> None:
-    with pytest.raises(ArgumentError, match="no module attends"), regard.watch(make(CONFIGS["lstm none"])):
+    with (
+        pytest.raises(ArgumentError, match="without attention layers"),
+        regard.watch(make(CONFIGS["lstm none"])),
+    ):
         pass
 
 
@@ -309,11 +312,11 @@ def test_keys_are_projected_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def gru(x: Tensor, s: Tensor, rnn: nn.GRU, layer: str) -> Tensor:
     """Cho et al. 2014; with torch's reset after the product."""
-    in_proj, again = (
+    inputs, states = (
         y @ getattr(rnn, f"weight_{name}_l{layer}").T + getattr(rnn, f"bias_{name}_l{layer}")
         for name, y in (("ih", x), ("hh", s))
     )
-    (r, z, n), (rs, zs, ns) = in_proj.chunk(3, -1), again.chunk(3, -1)
+    (r, z, n), (rs, zs, ns) = inputs.chunk(3, -1), states.chunk(3, -1)
     reset, update = torch.sigmoid(r + rs), torch.sigmoid(z + zs)
     return (1 - update) * torch.tanh(n + reset * ns) + update * s
 
@@ -456,8 +459,8 @@ def test_compiled_model_gives_the_same_output(name: str, form: str) -> None:
         close(compiled(source, target), model(source, target))
     else:
         tokens, lengths = padded(source)
-        found = compiled(tokens, padded(target)[0], source_lengths=lengths)
-        close(found.flatten(0, 1), model(source, target))
+        actual = compiled(tokens, padded(target)[0], source_lengths=lengths)
+        close(actual.flatten(0, 1), model(source, target))
     torch.compiler.reset()
 
 
@@ -481,12 +484,12 @@ def test_meta_device_shapes(config: RecurrentConfig) -> None:
 def test_precisions_agree() -> None:
     source, target = batch()
     model = make(CONFIGS["deep additive"])
-    wanted = model(source, target)
-    found = model.float()(source, target)
-    assert found.dtype is torch.float32
-    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
+    expected = model(source, target)
+    actual = model.float()(source, target)
+    assert actual.dtype is torch.float32
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-5)
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(model(source, target).double(), wanted, rtol=0.1, atol=0.1)
+        torch.testing.assert_close(model(source, target).double(), expected, rtol=0.1, atol=0.1)
 
 
 @given(st.data())
@@ -500,8 +503,8 @@ def test_any_lengths_in_any_format(data: st.DataObject) -> None:
     model = make(config)
     with torch.no_grad():
         (sources, source_lengths), (targets, target_lengths) = padded(source), padded(target)
-        found = model(sources, targets, source_lengths=source_lengths, target_lengths=target_lengths)
-        close(found[target.sentences, target.positions], model(source, target))
+        actual = model(sources, targets, source_lengths=source_lengths, target_lengths=target_lengths)
+        close(actual[target.sentences, target.positions], model(source, target))
 
 
 # Mistakes
@@ -512,16 +515,19 @@ def test_any_lengths_in_any_format(data: st.DataObject) -> None:
     [
         (
             {"input_feeding": True, "attention": "additive"},
-            "feeding=True and attention='additive'; its steps are fed",
+            "input_feeding=True and attention='additive'; input feeding needs dot, general or concat",
         ),
-        ({"input_feeding": True, "attention": "none"}, "there is nothing to feed"),
-        ({"cell": "rnn"}, "cell='rnn'; there are lstm, gru"),
-        ({"attention": "luong"}, "attention='luong'; there are none, additive, dot, general, concat"),
-        ({"width": 7}, "width=7 and bidirectional=True; .* an even one: 8"),
+        (
+            {"input_feeding": True, "attention": "none"},
+            "input_feeding=True and attention='none'; input feeding needs",
+        ),
+        ({"cell": "rnn"}, "cell='rnn'; choose one of lstm, gru"),
+        ({"attention": "luong"}, "attention='luong'; choose one of none, additive, dot, general, concat"),
+        ({"width": 7}, "width=7 and bidirectional=True; .* must be even: 8"),
         ({"width": 0}, "width=0; it must be at least 1"),
         ({"layers": 1.5}, "layers=1.5; it must be an integer"),
         ({"dropout": 1.0}, "dropout=1.0; it must be at least 0 and below 1"),
-        ({"reverse": "yes"}, "reverse='yes'; it is True or False"),
+        ({"reverse": "yes"}, "reverse='yes'; it must be True or False"),
     ],
 )
 def test_invalid_configs(options: dict[str, object], message: str) -> None:
@@ -548,7 +554,7 @@ ONES = torch.ones(2, 3, dtype=torch.long)
         (ShapeError, "source has 1 sentences and target has 2", ONES[:1], {}),
         (
             ShapeError,
-            "a length is 4 and the batch has 3 places",
+            "A length is 4 and the rows have 3 tokens",
             ONES,
             {"source_lengths": torch.tensor([4, 1])},
         ),
@@ -557,7 +563,7 @@ ONES = torch.ones(2, 3, dtype=torch.long)
         (ArgumentError, "Target sentence 0 has length 0", ONES, {"target_lengths": torch.tensor([0, 2])}),
         (
             ShapeError,
-            "a length is -1",
+            "A length is -1",
             ONES,
             {"source_lengths": torch.tensor([-1, 1])},
         ),

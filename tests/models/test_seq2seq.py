@@ -68,17 +68,17 @@ class Teller(Seq2Seq):
 def test_loss_is_the_cross_entropy_of_the_logits(smoothing: float) -> None:
     model = make()
     logits = model(SOURCE, TARGET.inputs())
-    wanted = F.cross_entropy(logits, TARGET.labels().tokens, label_smoothing=smoothing)
-    torch.testing.assert_close(model.loss(SOURCE, TARGET, label_smoothing=smoothing), wanted)
+    expected = F.cross_entropy(logits, TARGET.labels().tokens, label_smoothing=smoothing)
+    torch.testing.assert_close(model.loss(SOURCE, TARGET, label_smoothing=smoothing), expected)
 
 
 @pytest.mark.parametrize("value", [0, -100, 10**6])
 def test_padding_is_ignored(value: int) -> None:
     model = make()
     sources, targets = SOURCE.pad(SOURCE.tokens, value), TARGET.pad(TARGET.tokens, value)
-    found = model.loss(sources, targets, source_lengths=SOURCE.lengths, target_lengths=TARGET.lengths)
-    torch.testing.assert_close(found, model.loss(SOURCE, TARGET))
-    found.backward()
+    actual = model.loss(sources, targets, source_lengths=SOURCE.lengths, target_lengths=TARGET.lengths)
+    torch.testing.assert_close(actual, model.loss(SOURCE, TARGET))
+    actual.backward()
     padded = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
     model.loss(SOURCE, TARGET).backward()
@@ -152,10 +152,10 @@ def test_rows_are_independent_after_select(config: Any, selections: list[list[in
         state.select(torch.tensor(chosen))
         rows = [(rows[row][0], [*rows[row][1], 3 + i]) for i, row in enumerate(chosen)]
     assert len(state) == len(rows)
-    found = model.step(torch.tensor([written[-1] for _, written in rows]), state)
+    actual = model.step(torch.tensor([written[-1] for _, written in rows]), state)
     target = Packed.of([written for _, written in rows])
-    wanted = model(Packed.of([sentence for sentence, _ in rows]), target)[target.ends()]
-    torch.testing.assert_close(found, wanted)
+    expected = model(Packed.of([sentence for sentence, _ in rows]), target)[target.ends()]
+    torch.testing.assert_close(actual, expected)
 
 
 # Greedy decoding
@@ -164,26 +164,26 @@ def test_rows_are_independent_after_select(config: Any, selections: list[list[in
 def test_greedy_stops_at_the_end_token() -> None:
     scripts = [[5, END, 9, 9], [END, 9], [6, 7, 8], [3, 4, END]]
     model = Teller()
-    found = model.greedy(Packed.of(scripts), start=START, end=END, max_new_tokens=10)
-    assert found == [[5], [], [6, 7, 8], [3, 4]]
+    actual = model.greedy(Packed.of(scripts), start=START, end=END, max_new_tokens=10)
+    assert actual == [[5], [], [6, 7, 8], [3, 4]]
     assert model.read == [[START] * 4, [5, 6, 3], [7, 4], [8]]  # only unfinished sentences
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3])
 def test_greedy_respects_max_new_tokens(most: int) -> None:
-    found = Teller().greedy(Packed.of([[5, END], [6, 7, 8]]), start=START, end=END, max_new_tokens=most)
-    assert found == [[5][:most], [6, 7, 8][:most]]
+    actual = Teller().greedy(Packed.of([[5, END], [6, 7, 8]]), start=START, end=END, max_new_tokens=most)
+    assert actual == [[5][:most], [6, 7, 8][:most]]
 
 
 def test_greedy_takes_the_argmax() -> None:
     model = make()
-    found = model.greedy(SOURCE, start=START, end=END, max_new_tokens=5)
+    actual = model.greedy(SOURCE, start=START, end=END, max_new_tokens=5)
     padded = model.greedy(
         SOURCE.pad(SOURCE.tokens), source_lengths=SOURCE.lengths, start=START, end=END, max_new_tokens=5
     )
-    assert found == padded
-    assert any(found)
-    for tokens, sentence in zip(SOURCE.split(SOURCE.tokens), found, strict=True):
+    assert actual == padded
+    assert any(actual)
+    for tokens, sentence in zip(SOURCE.split(SOURCE.tokens), actual, strict=True):
         said = torch.tensor([[START, *sentence]])
         likeliest = model(tokens[None], said)[0].argmax(-1).tolist()
         assert likeliest[: len(sentence)] == sentence

@@ -101,8 +101,8 @@ def single_ways(model: LanguageModel | MaskedLanguageModel, batch: Packed) -> li
 
 def agree(ways: list[list[Tensor]]) -> None:
     for way in ways[1:]:
-        for found, wanted in zip(way, ways[0], strict=True):
-            close(found, wanted)
+        for actual, expected in zip(way, ways[0], strict=True):
+            close(actual, expected)
 
 
 @torch.no_grad()
@@ -187,11 +187,11 @@ def test_target_sees_its_past_and_the_whole_source() -> None:
 def test_mixed_formats_give_the_shape_of_the_target() -> None:
     model, source, target = made(Transformer), Packed.of(SOURCE), Packed.of(TARGET)
     (s, s_lengths), (t, t_lengths) = padded(source), padded(target)
-    wanted = model(source, target)
-    close(model(s, target, source_lengths=s_lengths), wanted)
-    found = model(source, t, target_lengths=t_lengths)
-    assert found.shape == (*t.shape, WORDS)
-    close(torch.cat(rows(found, target)), wanted)
+    expected = model(source, target)
+    close(model(s, target, source_lengths=s_lengths), expected)
+    actual = model(source, t, target_lengths=t_lengths)
+    assert actual.shape == (*t.shape, WORDS)
+    close(torch.cat(rows(actual, target)), expected)
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
@@ -201,7 +201,7 @@ def test_packed_batches_reject_lengths(side: str, other: str) -> None:
     given: dict[str, Any] = {
         name: one if name == side or other == "packed" else padded(one)[0] for name, one in batches.items()
     }
-    with pytest.raises(regard.ArgumentError, match="has its own 3 lengths"):
+    with pytest.raises(regard.ArgumentError, match="includes its 3 lengths"):
         made(Transformer)(**given, **{f"{side}_lengths": torch.tensor([1, 1, 1])})
 
 
@@ -213,28 +213,28 @@ def test_loss_is_the_cross_entropy_of_the_logits(smoothing: float) -> None:
     source, target = Packed.of(SOURCE), Packed.of(TARGET)
     entropy = nn.CrossEntropyLoss(label_smoothing=smoothing)
     model = made(Transformer)
-    wanted = entropy(model(source, target.inputs()), target.labels().tokens)
-    close(model.loss(source, target, label_smoothing=smoothing), wanted)
+    expected = entropy(model(source, target.inputs()), target.labels().tokens)
+    close(model.loss(source, target, label_smoothing=smoothing), expected)
     (s, s_lengths), (t, t_lengths) = padded(source), padded(target)
     close(
         model.loss(s, t, source_lengths=s_lengths, target_lengths=t_lengths, label_smoothing=smoothing),
-        wanted,
+        expected,
     )
     causal = made(LanguageModel)
-    wanted = entropy(causal(target.inputs()), target.labels().tokens)
-    close(causal.loss(target, label_smoothing=smoothing), wanted)
-    close(causal.loss(*padded(target), label_smoothing=smoothing), wanted)
+    expected = entropy(causal(target.inputs()), target.labels().tokens)
+    close(causal.loss(target, label_smoothing=smoothing), expected)
+    close(causal.loss(*padded(target), label_smoothing=smoothing), expected)
 
 
 def test_masked_loss_averages_over_labels() -> None:
     model, batch = made(MaskedLanguageModel), Packed.of(SOURCE)
     labels = torch.full_like(batch.tokens, -100)
     labels[[0, 4]] = torch.tensor([3, 8])
-    wanted = nn.functional.cross_entropy(model(batch), labels)
-    close(model.loss(batch, labels), wanted)
+    expected = nn.functional.cross_entropy(model(batch), labels)
+    close(model.loss(batch, labels), expected)
     tokens, lengths = padded(batch)
     spread = nn.functional.pad(batch.pad(labels, value=-100), (0, 1), value=-100)
-    close(model.loss(tokens, spread, lengths=lengths), wanted)
+    close(model.loss(tokens, spread, lengths=lengths), expected)
 
 
 def test_loss_without_labels_is_zero() -> None:
@@ -286,23 +286,23 @@ def test_steps_have_gradients() -> None:
     state = model.start(source)
     target = torch.tensor([[1, 5], [1, 14], [1, 2]])
     loss = sum(model.step(target[:, i], state).square().sum() for i in range(2))
-    found = torch.autograd.grad(loss, list(model.parameters()))
+    actual = torch.autograd.grad(loss, list(model.parameters()))
     tokens, lengths = padded(source)
     whole = model(tokens, target, source_lengths=lengths).square().sum()
-    for ours, theirs in zip(found, torch.autograd.grad(whole, list(model.parameters())), strict=True):
+    for ours, theirs in zip(actual, torch.autograd.grad(whole, list(model.parameters())), strict=True):
         close(ours, theirs)
 
 
 def test_greedy_takes_the_argmax() -> None:
     model, source = made(Transformer), Packed.of(SOURCE)
-    for sentence, found in zip(SOURCE, model.greedy(source, start=1, end=2, max_new_tokens=5), strict=True):
+    for sentence, actual in zip(SOURCE, model.greedy(source, start=1, end=2, max_new_tokens=5), strict=True):
         target = [1]
         for _ in range(5):
             token = int(model(torch.tensor([sentence]), torch.tensor([target]))[0, -1].argmax())
             if token == 2:
                 break
             target.append(token)
-        assert found == target[1:]
+        assert actual == target[1:]
 
 
 @torch.no_grad()
@@ -312,7 +312,7 @@ def test_generation_with_caches_equals_without(name: str) -> None:
     for _ in range(8):
         chances = torch.softmax(model(torch.tensor([tokens]))[0, -1] / 3, -1)
         tokens.append(int(torch.multinomial(chances, 1, generator=draw)))
-    options: dict[str, Any] = {"most": 8, "temperature": 3.0, "generator": draw}
+    options: dict[str, Any] = {"max_new_tokens": 8, "temperature": 3.0, "generator": draw}
     draw.manual_seed(1)
     assert model.generate([5, 6, 0], **options) == tokens
     end = next(token for token in tokens[4:] if token != 0)
@@ -348,11 +348,11 @@ def test_loss_with_a_mask(lengths: Tensor | None, mask: Any) -> None:
     if lengths is not None:
         labels[torch.arange(4) >= lengths[:, None] - 1] = -100
     logits = model(tokens[:, :-1], None if lengths is None else lengths - 1, mask=mask)
-    wanted = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    close(model.loss(tokens, lengths, mask=mask), wanted)
-    assert abs(model.loss(tokens, lengths) - wanted) > 1e-4
+    expected = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    close(model.loss(tokens, lengths, mask=mask), expected)
+    assert abs(model.loss(tokens, lengths) - expected) > 1e-4
     if lengths is not None and isinstance(mask, regard.Window):
-        close(model.loss(pack(tokens, lengths), mask=mask), wanted)
+        close(model.loss(pack(tokens, lengths), mask=mask), expected)
     with pytest.raises(regard.ArgumentError, match="at least two tokens"):
         model.loss(tokens[:, :1], mask=mask)
 
@@ -448,10 +448,10 @@ def trained(model: nn.Module, loss: Callable[[], Tensor], steps: int = 80) -> fl
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(steps):
         optimizer.zero_grad()
-        found = loss()
-        found.backward()
+        value = loss()
+        value.backward()
         optimizer.step()
-    return found.item()
+    return value.item()
 
 
 @pytest.mark.parametrize("name", ["sinusoidal", "rms norm", "norm after", "entmax15"])
@@ -592,9 +592,9 @@ def test_mask_tokens_of_an_empty_batch() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mask": WORDS, "vocabulary": WORDS}, "Token 23 is out of range for a vocabulary of 23"),
-        ({"mask": -1, "vocabulary": WORDS}, "mask=-1"),
-        ({"mask": 0, "vocabulary": 0}, "vocabulary=0"),
+        ({"mask_id": WORDS, "vocab_size": WORDS}, "Token 23 is out of range for a vocabulary of 23"),
+        ({"mask_id": -1, "vocab_size": WORDS}, "mask_id=-1"),
+        ({"mask_id": 0, "vocab_size": 0}, "vocab_size=0"),
     ],
 )
 def test_invalid_mask_tokens_arguments(options: dict[str, int], message: str) -> None:
@@ -649,10 +649,10 @@ def gradients(loss: Tensor, model: nn.Module) -> list[Tensor]:
 def compiled_equals_eager(model: Any, call: Callable[..., Tensor], *inputs: Any, backend: str) -> None:
     torch.compiler.reset()
     compiled = torch.compile(call, backend=backend, fullgraph=True)
-    for found, wanted in zip(
+    for actual, expected in zip(
         gradients(compiled(*inputs), model), gradients(call(*inputs), model), strict=True
     ):
-        close(found, wanted, within=1e-8)
+        close(actual, expected, within=1e-8)
 
 
 def padded_loss(model: Any) -> Callable[..., Tensor]:
@@ -717,9 +717,9 @@ def test_empty_batch() -> None:
 @torch.no_grad()
 def test_empty_sentence_does_not_affect_the_others() -> None:
     model = made(Transformer)
-    found = model(Packed.of([[], [5, 6]]), Packed.of([[1, 7], [1, 8]]))
-    assert bool(torch.isfinite(found).all())
-    close(found[2:], model(Packed.of([[5, 6]]), Packed.of([[1, 8]])))
+    actual = model(Packed.of([[], [5, 6]]), Packed.of([[1, 7], [1, 8]]))
+    assert bool(torch.isfinite(actual).all())
+    close(actual[2:], model(Packed.of([[5, 6]]), Packed.of([[1, 8]])))
     causal = made(LanguageModel)
     close(causal(Packed.of([[5, 6], [], [7]])), causal(Packed.of([[5, 6], [7]])))
 
@@ -747,17 +747,17 @@ def test_int32_tokens() -> None:
         (
             lambda m: m(Packed.of([[5], [6]]), torch.tensor([1, 1])),
             regard.ArgumentError,
-            "a Packed batch knows its 2 lengths",
+            "Packed, which includes its 2 lengths",
         ),
         (
             lambda m: m(torch.tensor([[5, 6]]), torch.tensor([3])),
             regard.ShapeError,
-            "length is 3 and the batch has 2 places",
+            "length is 3 and the rows have 2 tokens",
         ),
         (
             lambda m: m(torch.tensor([[5, 6]]), torch.tensor([1, 1])),
             regard.ShapeError,
-            r"\(1, 2\) and the lengths \(2,\)",
+            r"\(1, 2\) and lengths \(2,\)",
         ),
         (lambda m: m(torch.tensor([[5, 6]]), [2]), regard.DTypeError, "lengths of type list"),
     ],
@@ -786,8 +786,8 @@ def test_invalid_pairs(layout: str, source: Any, target: Any, error: type[Except
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: made(LanguageModel).loss(Packed.of([[5, 6], []])), "sentence 1 has no tokens"),
-        (lambda: made(Transformer).loss(Packed.of([[5], [6]]), Packed.of([[1, 2], []])), "sentence 1 "),
+        (lambda: made(LanguageModel).loss(Packed.of([[5, 6], []])), "Sentence 1 has no tokens"),
+        (lambda: made(Transformer).loss(Packed.of([[5], [6]]), Packed.of([[1, 2], []])), "(?i)sentence 1 "),
     ],
 )
 def test_empty_target_is_rejected(call: Any, message: str) -> None:
@@ -804,7 +804,7 @@ def test_source_and_target_sizes_must_match(shape: tuple[int, ...]) -> None:
 
 
 def test_packed_language_model_batch_rejects_lengths() -> None:
-    with pytest.raises(regard.ArgumentError, match="has its own 3 lengths"):
+    with pytest.raises(regard.ArgumentError, match="includes its 3 lengths"):
         made(LanguageModel).loss(Packed.of(SOURCE), torch.tensor([1, 1, 1]))
 
 

@@ -15,30 +15,17 @@ DEV = [Pair(" ".join(str(n)), " ".join(reversed(str(n)))) for n in range(98, 118
 _SHARED = Tokenizer.learn([pair.source for pair in PAIRS], kind="words", size=20)
 TOKENS = TokenizerPair(_SHARED, _SHARED)
 IDS = InMemoryPairs([(_SHARED.encode(pair.source), _SHARED.encode(pair.target)) for pair in PAIRS])
+_SETTINGS = """
+model.width=16 model.layers=1 model.heads=2 model.dropout=0.2 tokens.kind=words tokens.size=20
+training.updates=10 training.batch_tokens=64 training.accumulate=2 training.warmup=4 training.validate_every=4
+training.save_every=3 training.average_checkpoints=3 training.unknown_rate=0.2 training.learning_rate=0.01
+training.metric=loss training.threads=1
+"""
 
 
 def small_config(model: str = "transformer", *settings: str) -> TranslationConfig:
     """A config with everything that makes resuming difficult, unless overridden."""
-    return TranslationConfig.preset("tiny", model).override(
-        [
-            *("model.width=16", "model.layers=1", "model.heads=2", "model.dropout=0.2"),
-            *("tokens.kind=words", "tokens.size=20"),
-            *(
-                "training.updates=10",
-                "training.batch_tokens=64",
-                "training.accumulate=2",
-                "training.warmup=4",
-            ),
-            *(
-                "training.validate_every=4",
-                "training.save_every=3",
-                "training.average_checkpoints=3",
-                "training.unknown_rate=0.2",
-            ),
-            *("training.learning_rate=0.01", "training.metric=loss", "training.threads=1"),
-            *settings,
-        ]
-    )
+    return TranslationConfig.preset("tiny", model).override([*_SETTINGS.split(), *settings])
 
 
 def small_trainer(

@@ -299,8 +299,8 @@ def test_pairs_in_one_file(corpus, capsys):
 def test_the_embedded_corpus(corpus, capsys, monkeypatch):
     pytest.importorskip("num2words")
     pytest.importorskip("babel")
-    embedded = import_module("regard.translation.data.builtin")
-    monkeypatch.setattr(embedded, "embedded", partial(embedded.embedded, size=200))  # in less time
+    builtin = import_module("regard.translation.data.builtin")
+    monkeypatch.setattr(builtin, "embedded_corpus", partial(builtin.embedded_corpus, size=200))
     run("embedded", "--model", "loud", "--json")
     held_out = json.loads(capsys.readouterr().out)["loud"]["sentences"]
     run("embedded-longer", "--model", "loud", "--json")

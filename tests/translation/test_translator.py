@@ -85,8 +85,8 @@ class TestTranslate:
         ids = translator.tokens.source.encode("ein Hund bellt")
         packed = regard.models.Packed.of([[*ids, 2]])
         expected = module.search(translator.model, packed, strategy, max_new_tokens=2 * len(ids) + 10)[0]
-        join = translator.tokens.target.join
-        assert texts([one, *one.alternatives]) == [join(each.tokens).text for each in expected]
+        decode = translator.tokens.target.decode
+        assert texts([one, *one.alternatives]) == [decode(each.tokens).text for each in expected]
         assert [each.score for each in (one, *one.alternatives)] == [each.score for each in expected]
 
     @pytest.mark.parametrize("strategy", [Greedy(), Sample(seed=3), Sample(top_p=0.5, n_samples=2)])
@@ -104,9 +104,9 @@ class TestTranslate:
     @pytest.mark.parametrize(
         ("given", "error", "message"),
         [
-            (7, DTypeError, "the sentences are a int"),
-            (["a", None], DTypeError, "sentence 1 is a NoneType"),
-            (["a", "\ud800"], ArgumentError, "sentence 1 has '\\ud800'"),
+            (7, DTypeError, "sentences are a int; pass a string or a list of strings"),
+            (["a", None], DTypeError, "Sentence 1 is a NoneType; pass strings"),
+            (["a", "\ud800"], ArgumentError, "Sentence 1 has the lone surrogate '\\ud800' at character 0"),
         ],
     )
     def test_inputs_that_are_not_text_are_rejected(self, given, error, message, translator):
@@ -378,7 +378,7 @@ class TestFolders:
     def test_a_folder_without_a_model(self, tmp_path):
         with pytest.raises(ArgumentError, match="does not exist"):
             load_translator(tmp_path / "no")
-        with pytest.raises(ArgumentError, match="is no model folder"):
+        with pytest.raises(ArgumentError, match="is not a model folder: it has no config.json"):
             load_translator(tmp_path)
 
     def test_an_invalid_alignment_head(self, folder, tmp_path):

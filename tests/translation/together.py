@@ -36,22 +36,17 @@ _LONG = ([_SHARED.encode("1")[0]] * 40, [_SHARED.encode("2")[0]] * 40)
 _ALL = [*((_SHARED.encode(pair.source), _SHARED.encode(pair.target)) for pair in PAIRS), _LONG]
 IDS = InMemoryPairs(_ALL)
 LINKS = InMemoryPairs([(range(len(source))[::-1], range(len(source))) for source, _ in _ALL])  # reversed
+_SETTINGS = """
+model.dropout=0 training.accumulate=2 training.batch_tokens=64 training.max_grad_norm=2 training.updates=14
+training.validate_every=4 training.save_every=3 training.average_checkpoints=8 training.metric=loss
+training.threads=1
+"""
 
 
 def config(model: str = "transformer", settings: Sequence[str] = ()) -> TranslationConfig:
     """Without dropout, which each process samples on its own; all checkpoints are kept and averaged."""
-    defaults = [
-        *("model.dropout=0", "training.accumulate=2", "training.batch_tokens=64", "training.max_grad_norm=2"),
-        *(
-            "training.updates=14",
-            "training.validate_every=4",
-            "training.save_every=3",
-            "training.average_checkpoints=8",
-        ),
-        *("training.metric=loss", "training.threads=1"),
-        *(["training.guided_alignment_weight=0.3"] if model == "transformer" else []),
-    ]
-    return small_config(model, *defaults, *settings)
+    guided = ["training.guided_alignment_weight=0.3"] if model == "transformer" else []
+    return small_config(model, *_SETTINGS.split(), *guided, *settings)
 
 
 def train(folder: Path, config: TranslationConfig, world: World | None = None) -> TrainingResult:

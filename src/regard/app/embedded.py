@@ -5,16 +5,14 @@ the file.
 """
 
 import math
-from base64 import b64encode
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from regard.app.protocol import formula
+from regard.app.protocol import encode_array, formula
 from regard.app.view_model import ViewModel, join_notes
-from regard.inspection.layer_view import Floats, InputView, LayerView, as_floats
+from regard.inspection.layer_view import InputView, LayerView, as_floats
 from regard.mechanism.weights.matrix import Weights
 
 _SIZES = (512, 384, 256, 192, 128, 96, 64, 48, 32)  # of a pooled matrix; the first that fits is used
@@ -77,7 +75,7 @@ def _layer(layer: LayerView, size: int, vectors: bool) -> dict[str, Any]:
     heads = None
     if layer.heads * math.prod(layer.size) <= _MAX_STATISTICS:
         heads = [{"head": head, **item.to_dict()} for head, item in enumerate(layer.head_statistics())]
-    weights = _encode(layer.tile(slice(None), slice(None), size, size))
+    weights = encode_array(layer.tile(slice(None), slice(None), size, size))
     data = _vectors(layer if vectors and not pooled else None)
     return {"weights": weights, "pooled": pooled, "heads": heads, **data}
 
@@ -98,14 +96,12 @@ def _vectors(layer: LayerView | None) -> dict[str, Any]:
 
     tau = by_head(problem["tau"]).double().sum(-1)
     return {
-        "query": _encode(as_floats(by_head(problem["query"]))),
-        "key": _encode(as_floats(by_head(problem["key"]))),
+        "query": encode_array(as_floats(by_head(problem["query"]))),
+        "key": encode_array(as_floats(by_head(problem["key"]))),
         "scale": problem.config.scale,
         "normalizer": type(problem.config.normalize).__name__,
         "formula": formula(problem.config.normalize),
-        "tau": None if bool(tau.isnan().any()) else _encode(as_floats(tau)),  # NaN: torch's SDPA returns none
+        "tau": None
+        if bool(tau.isnan().any())
+        else encode_array(as_floats(tau)),  # NaN: torch's SDPA returns none
     }
-
-
-def _encode(x: Floats) -> dict[str, Any]:
-    return {"shape": list(x.shape), "data": b64encode(np.ascontiguousarray(x, "<f4").tobytes()).decode()}

@@ -5,6 +5,7 @@ receive most attention. heads: statistics of heads. numbers: the computation of 
 """
 
 import math
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -306,6 +307,11 @@ def _flag(arguments: Mapping[str, Any], name: str) -> bool:
     if not isinstance(value, bool):
         raise ArgumentError(f"{name} is {value!r:.80}; it must be true or false.")
     return value
+
+
+def encode_array(x: Floats) -> dict[str, Any]:
+    """Return shape, and little-endian float32 values in base64."""
+    return {"shape": list(x.shape), "data": b64encode(np.ascontiguousarray(x, "<f4").tobytes()).decode()}
 
 
 def _finite(x: float) -> float | None:

@@ -22,7 +22,15 @@ from torch import Tensor
 from regard._util.text import pluralize, shorten
 from regard.app import protocol
 from regard.errors import ArgumentError, DTypeError
-from regard.inspection.layer_view import Answer, InputView, Kind, LayerView, TextView, split_batch, utf8_text
+from regard.inspection.layer_view import (
+    Answer,
+    InputView,
+    LayerKind,
+    LayerView,
+    TextView,
+    split_batch,
+    utf8_text,
+)
 from regard.inspection.layers import is_cross_attention, layer_label
 from regard.inspection.watch import Seen
 from regard.mechanism.weights.matrix import Weights
@@ -211,7 +219,7 @@ def _input(title: str, named: Mapping[str, Weights | Tensor], axes: Mapping[str,
     layers = []
     for name, weights in named.items():
         queries, keys = index_of(axes[name].queries), index_of(axes[name].keys)
-        kind: Kind = "cross" if queries != keys or axes[name].cross else "self"
+        kind: LayerKind = "cross" if queries != keys or axes[name].cross else "self"
         layers.append(LayerView(name, layer_label(name), kind, weights, queries, keys))
     return InputView(title, texts, layers)
 
@@ -376,7 +384,7 @@ def _attention_layers(
         if not calls:
             continue
         weights = calls[0] if len(calls) == 1 else torch.cat([call.dense() for call in calls], -2)
-        kind: Kind = "cross" if is_cross_attention(name) else "self"
+        kind: LayerKind = "cross" if is_cross_attention(name) else "self"
         queries = source_text if "encoder" in name.split(".") else source_text + 1
         keys = source_text if kind == "cross" else queries
         yield LayerView(name, layer_label(name), kind, weights, queries, keys)

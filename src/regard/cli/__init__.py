@@ -42,6 +42,7 @@ from regard.errors import ArgumentError, RegardError
 
 USAGE_ERROR = 2  # exit status
 _INTERRUPTED = "regard: interrupted."
+_SPIN_COUNT = "10000"  # about 30 µs
 _WAIT_POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # environment variables of OpenMP
 _NO_MEMORY = re.compile("(allocate|not enough|out of) memory", re.IGNORECASE)  # torch's wording
 
@@ -75,7 +76,7 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. Errors of the user print one line to stderr and exit with status 2; Ctrl-C with 130."""
-    _wait_passively()
+    _limit_spinning()
     _reopen_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -103,14 +104,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(status)
 
 
-def _wait_passively() -> None:
-    """Let waiting OpenMP threads sleep instead of spin, unless the environment says otherwise.
+def _limit_spinning() -> None:
+    """Let waiting OpenMP threads spin briefly, then sleep, unless the environment says otherwise.
 
-    Spinning threads slow a computation down many times if other processes need the cores; on an idle machine
-    sleeping costs nothing measurable. OpenMP reads the variable once, when torch is imported.
+    By default they spin so long that other busy processes slow training down several times; without any
+    spinning it is slower on an idle machine (docs/results.md). OpenMP reads the variable when it is loaded.
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in _WAIT_POLICIES):
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:
@@ -197,8 +198,7 @@ def _version(requested: bool) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True),
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Train and inspect attention models: translation, word alignment, contextual word vectors."""

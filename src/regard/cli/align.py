@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +14,15 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from regard._util.text import shorten
-from regard.cli.shared import check_input, check_model, check_output, load, open_output
+from regard.cli.shared import (
+    ModelFolder,
+    OutputFile,
+    check_input,
+    check_model,
+    check_output,
+    load,
+    open_output,
+)
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -26,10 +35,10 @@ if TYPE_CHECKING:
 SymmetrizationMethod = Literal["intersection", "union", "grow-diag-final-and"]
 Pair = tuple[str, str]
 
-_BOTH = "Both directions"
-_GOLD = "Evaluation"
-_HEAD = "Attention head"
-_FORMAT = "Output format"
+_both = partial(typer.Option, rich_help_panel="Both directions")
+_gold = partial(typer.Option, rich_help_panel="Evaluation")
+_head = partial(typer.Option, rich_help_panel="Attention head")
+_format = partial(typer.Option, rich_help_panel="Output format")
 _BATCH_PAIRS = 512
 _BATCH_CELLS = 4_000_000  # source words × target words
 _MIN_PAIRS = 10  # from which the index base of a gold file can be guessed
@@ -44,96 +53,69 @@ def align(
             "gzipped.",
         ),
     ],
-    model: Annotated[
-        Path, typer.Option("--model", "-m", metavar="FOLDER", help="Folder written by regard train.")
-    ],
+    model: ModelFolder,
     target: Annotated[
         str | None, typer.Argument(metavar="TARGET", help="Translations of SOURCE, line by line.")
     ] = None,
     text: Annotated[
         bool, typer.Option("--text", help="SOURCE and TARGET are two sentences in quotes, not files.")
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Output file, written when finished. [default: stdout]"
-        ),
-    ] = None,
+    output: OutputFile = None,
     reverse_model: Annotated[
         Path | None,
-        typer.Option(
+        _both(
             metavar="FOLDER",
             help="Model for the other direction, TARGET to SOURCE; its links are combined with the first "
             "model's.",
-            rich_help_panel=_BOTH,
         ),
     ] = None,
     symmetrize: Annotated[
         SymmetrizationMethod | None,
-        typer.Option(
+        _both(
             metavar="METHOD",
             help="How to combine both directions: intersection (precise), union (complete) or "
             "grow-diag-final-and (in between). [default: grow-diag-final-and]",
-            rich_help_panel=_BOTH,
         ),
     ] = None,
     gold: Annotated[
         Path | None,
-        typer.Option(
+        _gold(
             metavar="FILE",
             help="Gold links of each pair, 0-1 if sure and 0p1 if possible. Print the alignment error rate, "
             "precision and recall instead of links.",
-            rich_help_panel=_GOLD,
         ),
     ] = None,
     index_base: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Number of the first word in the gold file, 0 or 1. [default: 0]",
-            rich_help_panel=_GOLD,
-        ),
+        _gold(min=0, max=1, help="Number of the first word in the gold file, 0 or 1. [default: 0]"),
     ] = None,
     layer: Annotated[
-        int | None,
-        typer.Option(
-            help="Decoder layer, from 0; -1 is the last. [default: selected by training]",
-            rich_help_panel=_HEAD,
-        ),
+        int | None, _head(help="Decoder layer, from 0; -1 is the last. [default: selected by training]")
     ] = None,
     heads: Annotated[
         str | None,
-        typer.Option(
+        _head(
             metavar="N,N",
             help="Heads to average, from 0 (-1 is the last), or all. [default: selected by training; with "
             "--layer, all]",
-            rich_help_panel=_HEAD,
         ),
     ] = None,
     shift: Annotated[
         Literal["input", "output"] | None,
-        typer.Option(
+        _head(
             help="Decoding step whose weights align a word: the step that predicts it (output), or the next, "
-            "which reads it (input). [default: selected by training]",
-            rich_help_panel=_HEAD,
+            "which reads it (input). [default: selected by training]"
         ),
     ] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(
+        _format(
             help="Print every link of at least this weight, such as 0.2. [default: one link per target word, "
-            "to the source word with the largest weight]",
-            rich_help_panel=_FORMAT,
+            "to the source word with the largest weight]"
         ),
     ] = None,
-    soft: Annotated[
-        bool,
-        typer.Option("--soft", help="Print all weights, one JSON object per line.", rich_help_panel=_FORMAT),
-    ] = False,
-    draw: Annotated[
-        bool, typer.Option("--draw", help="Draw all weights in the terminal.", rich_help_panel=_FORMAT)
-    ] = False,
+    soft: Annotated[bool, _format("--soft", help="Print all weights, one JSON object per line.")] = False,
+    draw: Annotated[bool, _format("--draw", help="Draw all weights in the terminal.")] = False,
 ) -> None:
     """Align the words of existing translations.
 

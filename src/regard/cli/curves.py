@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard._util.text import printable
-from regard.cli.evaluate import check_picture, names_of
-from regard.cli.shared import console, padded
+from regard.cli.evaluate import check_picture, unique_names
+from regard.cli.shared import PictureFile, console, pad_names
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -25,21 +25,19 @@ def curves(
             metavar="FOLDER", help="Folders written by regard train, also while it runs; or log.csv files."
         ),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Picture: a .png, .svg or .pdf file.")
-    ] = Path("curves.png"),
+    output: PictureFile = Path("curves.png"),
 ) -> None:
     """Draw training curves: loss and BLEU over updates and over time."""
     check_picture(output, "--output")
     files = [_log(folder) for folder in folders]
-    names = names_of([file.parent if file.name == LOG else file for file in files])
+    names = unique_names([file.parent if file.name == LOG else file for file in files])
     from regard.plot.curves import draw_curves
     from regard.translation.training.logs import read_log
 
     logs = {name: read_log(file) for name, file in zip(names, files, strict=True)}
     draw_curves(logs, output)
     screen = console()
-    for name, rows in zip(padded([printable(name) for name in names]), logs.values(), strict=True):
+    for name, rows in zip(pad_names([printable(name) for name in names]), logs.values(), strict=True):
         screen.print(f"{name}  {_summary(rows)}")
     screen.print(f"Picture: {printable(str(output))}")
 

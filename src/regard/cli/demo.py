@@ -5,13 +5,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from regard.cli.shared import check_folder, two_languages
+from regard.cli.shared import check_folder, parse_languages
 
 
 def demo(
     model: Annotated[
         Literal["transformer", "recurrent", "plain"],
-        typer.Option(help="transformer, recurrent (RNN with Bahdanau attention) or plain (no attention)."),
+        typer.Option(
+            metavar="NAME",
+            help="transformer, recurrent (RNN with Bahdanau attention) or plain (no attention).",
+        ),
     ] = "transformer",
     languages: Annotated[str, typer.Option(metavar="FROM-TO", help="Source and target language.")] = "en-de",
     output: Annotated[
@@ -25,7 +28,7 @@ def demo(
     The corpus is generated: dates, times and numbers in words. The sentences translated at the end contain
     values that do not occur in the training data.
     """
-    two_languages(languages)
+    parse_languages(languages)
     for folder in (output, output / model):
         check_folder(folder)
     from regard.cli.demo_pipeline import run

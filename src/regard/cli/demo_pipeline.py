@@ -13,7 +13,7 @@ import torch
 from regard._util.files import MAX_TEXT_BYTES, read_regular
 from regard._util.text import pluralize, printable
 from regard.app.standalone import write_page
-from regard.cli.shared import SIGNAL_EXIT, console, two_languages
+from regard.cli.shared import SIGNAL_EXIT, console, parse_languages
 from regard.errors import ArgumentError
 from regard.models.layers.allocation import keep_memory
 from regard.plot.heatmaps import draw_alignments
@@ -45,7 +45,7 @@ LANGUAGES = ("en", "de")
 def run(model: Model, languages: str, output: Path, seed: int = 0) -> None:
     """Train, translate the held-out sentences, report accuracy, and draw the alignments."""
     say = console().print
-    corpus = embedded_corpus(*two_languages(languages), seed=seed)
+    corpus = embedded_corpus(*parse_languages(languages), seed=seed)
     say(f"{len(corpus.train):,} pairs of dates, times and numbers in words, for example", style="bold")
     for pair in corpus.train[:_SHOWN]:
         say(f"  {printable(pair.source)}\n    {printable(pair.target)}")

@@ -1,6 +1,7 @@
 """`regard draw`."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -9,7 +10,7 @@ import typer
 from regard._util.files import MAX_TEXT_BYTES, read_regular
 from regard._util.text import printable, shorten
 from regard.cli.evaluate import check_picture
-from regard.cli.shared import check_encoder, check_input, console, load, read
+from regard.cli.shared import PictureFile, check_encoder, check_input, console, load, read
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 Positions = Literal["sinusoidal", "learned", "rotary", "alibi", "t5"]
 
-_APPEARANCE = "Appearance"
-_MODEL = "With --model"
+_appearance = partial(typer.Option, rich_help_panel="Appearance")
+_with_model = partial(typer.Option, rich_help_panel="With --model")
 _WEIGHTS = "a weights file"
 _MAX_SIZE = 50_000  # queries and keys of a mask
 _DEFAULT_SIZE = {"mask": 12, "positions": 64}
@@ -45,9 +46,7 @@ def draw(
             help="A .safetensors file written by Weights.save; or, with --model, a sentence in quotes.",
         ),
     ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Picture: a .png, .svg or .pdf file.")
-    ] = Path("picture.png"),
+    output: PictureFile = Path("picture.png"),
     model: Annotated[
         str | None,
         typer.Option(
@@ -72,58 +71,37 @@ def draw(
     ] = None,
     heads: Annotated[
         bool,
-        typer.Option(
+        _with_model(
             "--heads",
             help="For a translation model: draw every cross-attention head instead of the word alignment.",
-            rich_help_panel=_MODEL,
         ),
     ] = False,
     layer: Annotated[
-        int | None,
-        typer.Option(help="One layer, from 0; -1 is the last. [default: all]", rich_help_panel=_MODEL),
+        int | None, _with_model(help="One layer, from 0; -1 is the last. [default: all]")
     ] = None,
     head: Annotated[
         int | None,
-        typer.Option(
-            help="One head, from 0; -1 is the last. Also for a weights file. [default: all]",
-            rich_help_panel=_MODEL,
-        ),
+        _with_model(help="One head, from 0; -1 is the last. Also for a weights file. [default: all]"),
     ] = None,
     size: Annotated[
         str | None,
-        typer.Option(
+        _appearance(
             metavar="N",
             help="Queries and keys of a mask, 12 or 8x12 [default: 12]; number of positions [default: 64].",
-            rich_help_panel=_APPEARANCE,
         ),
     ] = None,
     queries: Annotated[
         str | None,
-        typer.Option(
-            metavar="TOKENS",
-            help="Row labels: tokens separated by blanks, or a text file with one per line.",
-            rich_help_panel=_APPEARANCE,
+        _appearance(
+            metavar="TOKENS", help="Row labels: tokens separated by blanks, or a text file with one per line."
         ),
     ] = None,
-    keys: Annotated[
-        str | None,
-        typer.Option(metavar="TOKENS", help="Column labels, likewise.", rich_help_panel=_APPEARANCE),
-    ] = None,
-    title: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Title above the picture.", rich_help_panel=_APPEARANCE),
-    ] = None,
+    keys: Annotated[str | None, _appearance(metavar="TOKENS", help="Column labels, likewise.")] = None,
+    title: Annotated[str | None, _appearance(metavar="TEXT", help="Title above the picture.")] = None,
     log: Annotated[
-        bool,
-        typer.Option(
-            "--log",
-            help="Logarithmic color scale, to distinguish small weights.",
-            rich_help_panel=_APPEARANCE,
-        ),
+        bool, _appearance("--log", help="Logarithmic color scale, to distinguish small weights.")
     ] = False,
-    dark: Annotated[
-        bool, typer.Option("--dark", help="Dark background.", rich_help_panel=_APPEARANCE)
-    ] = False,
+    dark: Annotated[bool, _appearance("--dark", help="Dark background.")] = False,
 ) -> None:
     """Draw attention weights, a model's attention, a mask or a position encoding.
 

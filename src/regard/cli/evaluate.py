@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -12,15 +13,23 @@ import typer
 
 from regard._util.files import write_atomic
 from regard._util.text import printable
-from regard.cli.shared import check_input, check_model, check_output, console, load, padded, two_languages
+from regard.cli.shared import (
+    check_input,
+    check_model,
+    check_output,
+    console,
+    load,
+    pad_names,
+    parse_languages,
+)
 from regard.cli.translate import check_sizes
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
     from regard.translation.evaluation import Scores
 
-_DECODING = "Decoding"
-_REPORT = "Report"
+_decoding = partial(typer.Option, rich_help_panel="Decoding")
+_report = partial(typer.Option, rich_help_panel="Report")
 
 
 class Evaluation(NamedTuple):
@@ -50,8 +59,7 @@ def evaluate(
         ),
     ],
     reference: Annotated[
-        str | None,
-        typer.Argument(metavar="REFERENCE", help="Reference translations, line by line."),
+        str | None, typer.Argument(metavar="REFERENCE", help="Reference translations, line by line.")
     ] = None,
     model: Annotated[
         list[Path] | None,
@@ -66,62 +74,31 @@ def evaluate(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Text file with existing translations to score. Repeatable."),
     ] = None,
-    beam: Annotated[
-        int,
-        typer.Option(min=1, help="Beam size; 1 is greedy.", rich_help_panel=_DECODING),
-    ] = 5,
-    batch: Annotated[
-        int, typer.Option(min=1, help="Batch size in sentences.", rich_help_panel=_DECODING)
-    ] = 64,
+    beam: Annotated[int, _decoding(min=1, help="Beam size; 1 is greedy.")] = 5,
+    batch: Annotated[int, _decoding(min=1, help="Batch size in sentences.")] = 64,
     languages: Annotated[
-        str,
-        typer.Option(metavar="FROM-TO", help="Languages of the embedded corpus.", rich_help_panel=_DECODING),
+        str, _decoding(metavar="FROM-TO", help="Languages of the embedded corpus.")
     ] = "en-de",
     tokenize: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="sacreBLEU tokenizer: 13a, intl, zh, ja-mecab, ko-mecab, char or none.",
-            rich_help_panel=_REPORT,
-        ),
+        _report(metavar="NAME", help="sacreBLEU tokenizer: 13a, intl, zh, ja-mecab, ko-mecab, char or none."),
     ] = "13a",
-    lowercase: Annotated[
-        bool,
-        typer.Option(
-            "--lowercase",
-            help="Ignore case in BLEU and chrF.",
-            rich_help_panel=_REPORT,
-        ),
-    ] = False,
-    lengths: Annotated[
-        bool,
-        typer.Option("--by-length", help="Also print scores by sentence length.", rich_help_panel=_REPORT),
-    ] = False,
+    lowercase: Annotated[bool, _report("--lowercase", help="Ignore case in BLEU and chrF.")] = False,
+    lengths: Annotated[bool, _report("--by-length", help="Also print scores by sentence length.")] = False,
     picture: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Also draw BLEU by length: a .png, .svg or .pdf file.",
-            rich_help_panel=_REPORT,
-        ),
+        Path | None, _report(metavar="FILE", help="Also draw BLEU by length: a .png, .svg or .pdf file.")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Also write the translations to a file, line by line.",
-            rich_help_panel=_REPORT,
+        _report(
+            "--output", "-o", metavar="FILE", help="Also write the translations to a file, line by line."
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print all results as JSON.", rich_help_panel=_REPORT)
-    ] = False,
+    as_json: Annotated[bool, _report("--json", help="Print all results as JSON.")] = False,
 ) -> None:
     """Translate a test set and score the translations: BLEU, chrF, exact match and speed."""
     folders, files = model or [], translations or []
-    names = names_of([*folders, *files])
+    names = unique_names([*folders, *files])
     _check_options(folders, files, output, picture)
     check_sizes(beam, batch)
     _check_corpus(source, reference, languages)
@@ -180,7 +157,7 @@ def _check_options(
 def _check_corpus(source: str, reference: str | None, languages: str) -> None:
     """Raise unless the languages are valid, or the files readable."""
     if _is_built_in(source, reference):
-        two_languages(languages)
+        parse_languages(languages)
         return
     check_input(Path(source), "SOURCE")
     if reference is not None:
@@ -196,7 +173,7 @@ def _pairs(source: str, reference: str | None, languages: str) -> Sequence[tuple
     if _is_built_in(source, reference):
         from regard.translation.data.builtin import embedded_corpus
 
-        corpus = embedded_corpus(*two_languages(languages))
+        corpus = embedded_corpus(*parse_languages(languages))
         return corpus.test if source == "embedded" else [*corpus.test, *corpus.longer]
     from regard.translation.data.formats import read_pairs
 
@@ -222,7 +199,7 @@ def check_picture(path: Path, option: str) -> None:
     check_output(path, option)
 
 
-def names_of(paths: Sequence[Path]) -> list[str]:
+def unique_names(paths: Sequence[Path]) -> list[str]:
     """Return the last component of each path, or the whole path if it is ambiguous."""
     for path in paths:
         if paths.count(path) > 1:
@@ -269,11 +246,9 @@ def _to_dict(evaluation: Evaluation) -> dict[str, Any]:
     """Return JSON-serializable scores and speed."""
     scores = asdict(evaluation.scores)
     scores["by_length"] = [
-        {"first": bucket.lengths.first, "last": bucket.lengths.last, **bucket._asdict()}
-        for bucket in evaluation.scores.by_length
+        {**lengths._asdict(), "bleu": bleu, "sentences": sentences, "exact": exact}
+        for lengths, bleu, sentences, exact in evaluation.scores.by_length
     ]
-    for bucket in scores["by_length"]:
-        del bucket["lengths"]
     sentences, tokens = evaluation.speeds()
     return {
         **scores,
@@ -320,7 +295,7 @@ def _print_table(rows: Iterable[Sequence[str]]) -> None:
     columns = list(zip(*rows, strict=True))
     widths = [max(map(cell_len, column)) for column in columns]
     screen = console()
-    names = padded(columns[0])
+    names = pad_names(columns[0])
     for number, (name, *cells) in enumerate(zip(names, *columns[1:], strict=True)):
         right = (" " * (width - cell_len(cell)) + cell for width, cell in zip(widths[1:], cells, strict=True))
         screen.print("  ".join([name, *right]).rstrip(), style="dim" if number == 0 else None)

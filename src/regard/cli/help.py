@@ -214,6 +214,7 @@ def _description(param: Any) -> str:
         return "Show this help."
     text = str(param.help or "")
     default = getattr(param, "default", None)
-    if not getattr(param, "show_default", True) or default in (None, False, (), []) or callable(default):
+    hidden = default is False or default in (None, (), []) or callable(default)
+    if hidden or not getattr(param, "show_default", True):
         return text
     return f"{text} [default: {param.opts[0] if default is True else default}]"

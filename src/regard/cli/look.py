@@ -47,30 +47,25 @@ def look(
     recording: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FOLDER",
-            help="Recording written by Seen.save; the model is not needed. Repeatable.",
+            metavar="FOLDER", help="Recording written by Seen.save; the model is not needed. Repeatable."
         ),
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(
-            min=0,
-            max=65535,
-            help="Port; 0 selects a free one. [default: 8000, or a free port if taken]",
+            min=0, max=65535, help="Port; 0 selects a free one. [default: 8000, or a free port if taken]"
         ),
     ] = None,
     host: Annotated[
         str,
         typer.Option(
-            metavar="ADDRESS",
-            help="Address to listen on; 0.0.0.0 makes the page available in the network.",
+            metavar="ADDRESS", help="Address to listen on; 0.0.0.0 makes the page available in the network."
         ),
     ] = "127.0.0.1",
     origin: Annotated[
         str | None,
         typer.Option(
-            metavar="URL",
-            help="URL of the page behind a reverse proxy, such as https://regard.example.org.",
+            metavar="URL", help="URL of the page behind a reverse proxy, such as https://regard.example.org."
         ),
     ] = None,
     browser: Annotated[

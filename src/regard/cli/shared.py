@@ -7,7 +7,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Annotated
+
+import typer
 
 from regard._util.files import open_atomic
 from regard._util.text import format_bytes, printable
@@ -46,6 +48,20 @@ PIP_ARGUMENTS = {
 }
 _MAX_BYTES = 1 << 28  # of text read at once
 
+# options of several commands
+ModelFolder = Annotated[
+    Path, typer.Option("--model", "-m", metavar="FOLDER", help="Folder written by regard train.")
+]
+OutputFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Output file, written when finished. [default: stdout]"
+    ),
+]
+PictureFile = Annotated[
+    Path, typer.Option("--output", "-o", metavar="FILE", help="Picture: a .png, .svg or .pdf file.")
+]
+
 
 def console() -> "Console":
     """Create a console: colors on a terminal, plain text elsewhere; lines are never wrapped."""
@@ -54,7 +70,7 @@ def console() -> "Console":
     return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
-def padded(names: Sequence[str]) -> list[str]:
+def pad_names(names: Sequence[str]) -> list[str]:
     """Pad names to the same width in terminal cells."""
     from rich.cells import cell_len
 
@@ -204,7 +220,7 @@ def _select_head(translator: "Translator", folder: Path, quiet: bool) -> None:
         )
 
 
-def two_languages(languages: str) -> tuple[str, str]:
+def parse_languages(languages: str) -> tuple[str, str]:
     """Parse --languages: en-de is English to German."""
     names = tuple(languages.split("-"))
     if len(names) != 2 or not all(names):

@@ -6,6 +6,7 @@ import shlex
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,7 +24,7 @@ from regard.cli.shared import (
     check_input,
     check_model,
     console,
-    two_languages,
+    parse_languages,
 )
 from regard.errors import ArgumentError
 
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from regard.translation.data.pairs import Pair
     from regard.translation.training.loop import TrainingResult
 
-_MODEL = "Model"
-_DATA = "Data and length"
+_model_option = partial(typer.Option, rich_help_panel="Model")
+_data_option = partial(typer.Option, rich_help_panel="Data and length")
 _BUILT_IN = ("embedded", "bible")  # corpora
 # extensions of files with pairs; .txt may have pairs, too, but is usually one side of a corpus
 PAIR_EXTENSIONS = (".tsv", ".tab", ".jsonl", ".ndjson", ".json")
@@ -126,8 +127,7 @@ def train(
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume",
-            help="Continue from the last checkpoint. Add --epochs or --updates to train longer.",
+            "--resume", help="Continue from the last checkpoint. Add --epochs or --updates to train longer."
         ),
     ] = False,
     shard: Annotated[
@@ -136,74 +136,58 @@ def train(
     ] = False,
     model: Annotated[
         Literal["transformer", "recurrent", "plain"] | None,
-        typer.Option(
+        _model_option(
             metavar="NAME",
             help="transformer, recurrent (RNN with Bahdanau attention) or plain (no attention). "
             "[default: transformer]",
-            rich_help_panel=_MODEL,
         ),
     ] = None,
     preset: Annotated[
         Literal["tiny", "small", "base"] | None,
-        typer.Option(
+        _model_option(
             metavar="NAME",
             help="tiny (1-2 minutes), small (20 minutes for 29,000 pairs on two cores) or base (large "
             "machines). [default: small]",
-            rich_help_panel=_MODEL,
         ),
     ] = None,
     config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="TOML file with settings; overrides the preset.", rich_help_panel=_MODEL
-        ),
+        Path | None, _model_option(metavar="FILE", help="TOML file with settings; overrides the preset.")
     ] = None,
     setting: Annotated[
         list[str] | None,
-        typer.Option(
+        _model_option(
             "--set",
             metavar="KEY=VALUE",
             help="Override one setting, e.g. training.learning_rate=0.001. Repeatable.",
-            rich_help_panel=_MODEL,
         ),
     ] = None,
     print_config: Annotated[
-        bool,
-        typer.Option("--print-config", help="Print all settings as TOML and exit.", rich_help_panel=_MODEL),
+        bool, _model_option("--print-config", help="Print all settings as TOML and exit.")
     ] = False,
     dev: Annotated[
         tuple[str, str] | None,
-        typer.Option(
+        _data_option(
             metavar="SOURCE TARGET",
             help="Validation set: two text files, or one file of pairs. [default: held out from the training "
             "data]",
             show_default=False,
-            rich_help_panel=_DATA,
         ),
     ] = None,
     format: Annotated[
         Literal["tsv", "jsonl"] | None,
-        typer.Option(
-            help="Format of the sentence pairs. [default: from the file extension]", rich_help_panel=_DATA
-        ),
+        _data_option(help="Format of the sentence pairs. [default: from the file extension]"),
     ] = None,
     swap: Annotated[
-        bool,
-        typer.Option("--swap", help="Train in the other direction, TARGET to SOURCE.", rich_help_panel=_DATA),
+        bool, _data_option("--swap", help="Train in the other direction, TARGET to SOURCE.")
     ] = False,
     languages: Annotated[
-        str,
-        typer.Option(metavar="FROM-TO", help="Languages of the embedded corpus.", rich_help_panel=_DATA),
+        str, _data_option(metavar="FROM-TO", help="Languages of the embedded corpus.")
     ] = "en-de",
     epochs: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Passes over the training data. [default: from the preset]", rich_help_panel=_DATA
-        ),
+        int | None, _data_option(min=1, help="Passes over the training data. [default: from the preset]")
     ] = None,
     updates: Annotated[
-        int | None,
-        typer.Option(min=1, help="Optimizer updates, instead of --epochs.", rich_help_panel=_DATA),
+        int | None, _data_option(min=1, help="Optimizer updates, instead of --epochs.")
     ] = None,
 ) -> None:
     """Train a translation model on parallel text: two files with one sentence per line.
@@ -269,7 +253,7 @@ def _check_files(
 
 def _check_settings(languages: str, config: Path | None, settings: Sequence[str]) -> None:
     """Raise for mistakes that can be found before torch is imported."""
-    two_languages(languages)
+    parse_languages(languages)
     if config is not None:
         check_regular(config)
     for setting in settings:
@@ -367,7 +351,7 @@ def _corpus(options: TrainOptions, format: Any) -> "tuple[Iterable[Pair] | None,
 def _embedded(languages: str) -> "tuple[Iterable[Pair], Iterable[Pair]]":
     from regard.translation.data.builtin import embedded_corpus
 
-    corpus = embedded_corpus(*two_languages(languages))
+    corpus = embedded_corpus(*parse_languages(languages))
     return corpus.train, corpus.dev
 
 

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -12,7 +13,16 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from regard._util.text import printable
-from regard.cli.shared import check_input, check_max, check_model, check_output, load, open_output
+from regard.cli.shared import (
+    ModelFolder,
+    OutputFile,
+    check_input,
+    check_max,
+    check_model,
+    check_output,
+    load,
+    open_output,
+)
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -22,8 +32,8 @@ if TYPE_CHECKING:
 
 BEAM = 5
 MAX_BEAM, MAX_BATCH = 1000, 100_000
-_DECODING = "Decoding"
-_FORMAT = "Output format"
+_decoding = partial(typer.Option, rich_help_panel="Decoding")
+_format = partial(typer.Option, rich_help_panel="Output format")
 _MAX_NOTES = 5  # printed
 _SORTED_BATCHES = 16  # batches of a file that are sorted by length together
 
@@ -68,9 +78,7 @@ class OutputFormat(NamedTuple):
 
 
 def translate(
-    model: Annotated[
-        Path, typer.Option("--model", "-m", metavar="FOLDER", help="Folder written by regard train.")
-    ],
+    model: ModelFolder,
     sentences: Annotated[
         list[str] | None,
         typer.Argument(
@@ -83,60 +91,29 @@ def translate(
             metavar="FILE", help="Text file with one sentence per line, may be gzipped; - is stdin."
         ),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Output file, written when finished. [default: stdout]"
-        ),
-    ] = None,
+    output: OutputFile = None,
     beam: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help=f"Beam size; 1 is greedy and fastest. [default: {BEAM}]", rich_help_panel=_DECODING
-        ),
+        int | None, _decoding(min=1, help=f"Beam size; 1 is greedy and fastest. [default: {BEAM}]")
     ] = None,
-    n_best: Annotated[
-        int,
-        typer.Option("--n-best", min=1, help="Translations per sentence.", rich_help_panel=_DECODING),
-    ] = 1,
-    sample: Annotated[
-        bool, typer.Option("--sample", help="Sample instead of beam search.", rich_help_panel=_DECODING)
-    ] = False,
-    temperature: Annotated[
-        float | None,
-        typer.Option(help="Sampling temperature. [default: 1]", rich_help_panel=_DECODING),
-    ] = None,
+    n_best: Annotated[int, _decoding("--n-best", min=1, help="Translations per sentence.")] = 1,
+    sample: Annotated[bool, _decoding("--sample", help="Sample instead of beam search.")] = False,
+    temperature: Annotated[float | None, _decoding(help="Sampling temperature. [default: 1]")] = None,
     top_p: Annotated[
-        float | None,
-        typer.Option("--top-p", help="Nucleus sampling (top-p). [default: 1]", rich_help_panel=_DECODING),
+        float | None, _decoding("--top-p", help="Nucleus sampling (top-p). [default: 1]")
     ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(min=0, help="Random seed for --sample. [default: 0]", rich_help_panel=_DECODING),
-    ] = None,
-    batch: Annotated[
-        int, typer.Option(min=1, help="Batch size in sentences.", rich_help_panel=_DECODING)
-    ] = 64,
+    seed: Annotated[int | None, _decoding(min=0, help="Random seed for --sample. [default: 0]")] = None,
+    batch: Annotated[int, _decoding(min=1, help="Batch size in sentences.")] = 64,
     scores: Annotated[
-        bool,
-        typer.Option(
-            "--scores", help="Add the log probability per token, after a tab.", rich_help_panel=_FORMAT
-        ),
+        bool, _format("--scores", help="Add the log probability per token, after a tab.")
     ] = False,
     alignment: Annotated[
         bool,
-        typer.Option(
-            "--alignment",
-            help="Add the word alignment, after a tab: 0-0 1-2, source-target, from 0.",
-            rich_help_panel=_FORMAT,
-        ),
+        _format("--alignment", help="Add the word alignment, after a tab: 0-0 1-2, source-target, from 0."),
     ] = False,
     as_json: Annotated[
         bool,
-        typer.Option(
-            "--json",
-            help="Print one JSON object per line; with --alignment, including links and weights.",
-            rich_help_panel=_FORMAT,
+        _format(
+            "--json", help="Print one JSON object per line; with --alignment, including links and weights."
         ),
     ] = False,
 ) -> None:
@@ -201,7 +178,7 @@ def _write_shards(writer: "Writer", model: Path, file: Path, output: Path, world
         writer.number = number * shards.lines
         with open_output(shards.path(number)) as to:
             writer.write(lines, to)
-    world.wait()
+    world.barrier()
     if world.rank == 0:
         shards.join(output)
 

@@ -10,7 +10,7 @@ import typer
 
 from regard._util.files import write_atomic
 from regard._util.text import printable
-from regard.cli.shared import check_encoder, check_output, console, padded, read
+from regard.cli.shared import check_encoder, check_output, console, pad_names, read
 from regard.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ def embed(
         list[str] | None, typer.Argument(metavar="SENTENCE", help="Sentences, each in quotes.")
     ] = None,
     file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Text file with one sentence per line; - is stdin."),
+        Path | None, typer.Option(metavar="FILE", help="Text file with one sentence per line; - is stdin.")
     ] = None,
     model: Model = "minilm",
     layer: Annotated[
@@ -134,12 +133,10 @@ def attention(
     ] = None,
     model: Model = "minilm",
     layer: Annotated[
-        int | None,
-        typer.Option(help="One layer, from 0; -1 is the last. [default: mean of all]"),
+        int | None, typer.Option(help="One layer, from 0; -1 is the last. [default: mean of all]")
     ] = None,
     head: Annotated[
-        int | None,
-        typer.Option(help="One head, from 0; -1 is the last. [default: mean of all]"),
+        int | None, typer.Option(help="One head, from 0; -1 is the last. [default: mean of all]")
     ] = None,
 ) -> None:
     """Print the attention weights of a word in a sentence; they sum to 1."""
@@ -153,7 +150,7 @@ def attention(
     from regard._util.text import bar
 
     attended = _load(model).attended_words(sentence, words[0], layer=layer, head=head)
-    names = padded([printable(each.word) for each in attended])
+    names = pad_names([printable(each.word) for each in attended])
     screen, largest = console(), max(each.weight for each in attended)
     for name, each in zip(names, attended, strict=True):
         screen.print(f"{name}  {each.weight:5.3f}  {bar(each.weight / largest, BAR)}".rstrip())
@@ -191,7 +188,7 @@ def _show_vectors(embedded: Sequence["WordVectors"], layer: int) -> None:
     screen = console()
     for each in embedded:
         screen.print(printable(each.sentence), style="bold")
-        names = padded(["word", *map(printable, each.words)])
+        names = pad_names(["word", *map(printable, each.words)])
         screen.print(f"  {names[0]}  {'length':>7}  first features at layer {layer}", style="dim")
         for name, vector in zip(names[1:], each.vectors[layer], strict=True):
             numbers = " ".join(f"{number:7.3f}" for number in vector[:SHOWN_FEATURES].tolist())

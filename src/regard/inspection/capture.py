@@ -24,7 +24,7 @@ from regard.mechanism.normalizers import Normalizer, Softmax, Softmax1
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.weights.matrix import Weights
 
-Kind = Literal["self", "cross"]
+AttentionKind = Literal["self", "cross"]
 _CHUNK = 2**24  # mask entries processed at a time
 
 
@@ -80,7 +80,7 @@ class CapturedCall:
     sink: Tensor | None = None
     mask: RowMask | None = None  # None: every query attends to every key
     biases: tuple[Tensor, ...] = ()
-    kind: Kind = "self"
+    kind: AttentionKind = "self"
     new_keys: Tensor | None = None  # the keys that this call added to a cache
     cached: bool = False
 

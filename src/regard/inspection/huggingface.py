@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError
 from regard.inspection.hooks.interception import calling_module
+from regard.inspection.hooks.transformers import ScoreKeywords
 from regard.inspection.interventions import uses_interface
 from regard.inspection.layers import own_attention
 from regard.inspection.mask_compaction import as_boolean, compact, readable
@@ -188,8 +189,8 @@ def hosted_attention(
         key, value, visible = key[:, :, keys], value[:, :, keys], visible.within_span()
     elif need_weights and (key.shape[2] != query.shape[2] or key.is_inference()):
         key = key.clone()  # later steps overwrite a static cache
-    query, score = _score(query, scaling, options.get("softcap"))
-    sink = options.get("s_aux")
+    softcap, sink, _ = ScoreKeywords.of(options)
+    query, score = _score(query, scaling, softcap)
     arguments = Options(
         score=score,
         mask=visible.mask,
@@ -243,7 +244,8 @@ def _visible(
     is_causal: bool | None,
     options: dict[str, Any],
 ) -> _Visible:
-    bias, queries, keys = options.get("position_bias"), query.shape[2], key.shape[2]
+    bias: Any = ScoreKeywords.of(options).position_bias
+    queries, keys = query.shape[2], key.shape[2]
     causal = queries > 1 and _is_causal(module, is_causal)
     mask = _indexed_mask(module, query, key, attention_mask, causal, options) if options else attention_mask
     if mask is not None:

@@ -14,7 +14,7 @@ from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.inspection.statistics import HeadStatistics, has_heads, head_statistics
 from regard.mechanism.weights.matrix import Weights
 
-Kind = Literal["self", "cross", "words"]
+LayerKind = Literal["self", "cross", "words"]
 Floats = NDArray[np.float32]
 _MAX_SELECTIONS = 64  # head selections that a layer caches
 
@@ -84,7 +84,7 @@ class LayerView:
 
     name: str
     label: str
-    kind: Kind
+    kind: LayerKind
     weights: Weights | Tensor
     queries: int = 0
     keys: int = 0
@@ -92,8 +92,10 @@ class LayerView:
     _selections: dict[Any, Weights] = field(default_factory=dict, repr=False)  # with their τ
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ArgumentError(f"LayerView(kind={self.kind!r}): use one of {', '.join(get_args(Kind))}.")
+        if self.kind not in get_args(LayerKind):
+            raise ArgumentError(
+                f"LayerView(kind={self.kind!r}): use one of {', '.join(get_args(LayerKind))}."
+            )
         if isinstance(self.weights, Tensor) and self.weights.is_complex():
             raise DTypeError(
                 f"LayerView(weights=…) got {self.weights.dtype}; pass real weights, such as weights.abs()."

@@ -78,7 +78,8 @@ def head_statistics(
         interrupt.check()
         if not block.numel():
             continue
-        for name, (total, count) in meter.measure(at, block.nan_to_num(0, 0, 0)).items():
+        block = block.to(torch.promote_types(block.dtype, torch.float32)).nan_to_num(0, 0, 0)
+        for name, (total, count) in meter.measure(at, block).items():
             index: tuple[Any, ...] = (*at.lead, ...)
             for totals, values in ((sums, total), (counts, count)):
                 whole = totals.setdefault(name, torch.zeros(meter.lead, dtype=torch.float64))
@@ -106,7 +107,10 @@ def _label(measures: dict[str, float], keys: int, cross: bool) -> str:
         return "same token"
     best = max(_LABELS, key=lambda name: known.get(name, 0.0))
     # in short texts uniform weights alone pass the threshold: require 1.5 × uniform
-    if known.get(best, 0.0) >= max(_DOMINANT, 1.5 / keys):
+    uniform = 1 / keys
+    if best == "first":  # causal uniform weights: 1 in the first row, 1/2 in the second, …
+        uniform *= sum(1 / row for row in range(1, min(keys, 20) + 1))
+    if known.get(best, 0.0) >= max(_DOMINANT, 1.5 * uniform):
         return _LABELS[best]
     return "broad" if broad else "mixed"
 

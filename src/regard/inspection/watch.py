@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.errors import ArgumentError, DTypeError
 from regard.inspection import display, recording
-from regard.inspection.capture import Kind
+from regard.inspection.capture import AttentionKind
 from regard.inspection.layers import (
     Layers,
     LayerSelection,
@@ -29,14 +29,14 @@ from regard.mechanism.weights.matrix import Weights
 from regard.models.layers.attention import watch_layers
 
 
-class WeightsError(NamedTuple):
+class UnavailableWeights(NamedTuple):
     """Why a call has no weights."""
 
     reason: str
 
 
-def _weights(entry: "Weights | WeightsError") -> Weights:
-    if isinstance(entry, WeightsError):
+def _weights(entry: "Weights | UnavailableWeights") -> Weights:
+    if isinstance(entry, UnavailableWeights):
         raise ArgumentError(entry.reason)
     return entry
 
@@ -58,23 +58,23 @@ class Seen(Mapping[str, Weights]):
     """
 
     def __init__(self, texts: RecordedTexts | None = None) -> None:
-        self._weights: dict[str, Weights | WeightsError] = {}
-        self._calls: dict[str, list[Weights | WeightsError]] = {}
-        self._kinds: dict[str, Kind] = {}
+        self._weights: dict[str, Weights | UnavailableWeights] = {}
+        self._calls: dict[str, list[Weights | UnavailableWeights]] = {}
+        self._kinds: dict[str, AttentionKind] = {}
         self._modules: dict[str, tuple[str, int]] = {}  # name of the module and number of the call
         self._empty = "nothing yet: call the model inside the with block"
         self._unseen = ""  # what ran but could not be recorded
         self._texts = RecordedTexts() if texts is None else texts
 
-    def add(self, name: str, weights: Weights, kind: Kind | None = None) -> None:
+    def add(self, name: str, weights: Weights, kind: AttentionKind | None = None) -> None:
         """Record a call of a module. Without `kind`, its name decides."""
         self._add(name, weights, kind)
 
-    def add_error(self, name: str, reason: str, kind: Kind) -> None:
+    def add_error(self, name: str, reason: str, kind: AttentionKind) -> None:
         """Record a call whose weights are not available; reading them raises an ArgumentError."""
-        self._add(name, WeightsError(reason), kind)
+        self._add(name, UnavailableWeights(reason), kind)
 
-    def _add(self, name: str, weights: "Weights | WeightsError", kind: Kind | None) -> None:
+    def _add(self, name: str, weights: "Weights | UnavailableWeights", kind: AttentionKind | None) -> None:
         calls = self._calls.setdefault(name, [])
         calls.append(weights)
         entry = name if len(calls) == 1 else f"{name}@{len(calls)}"
@@ -125,7 +125,7 @@ class Seen(Mapping[str, Weights]):
         keys = max(weights.shape[-1] for weights in calls)
         return torch.cat([nn.functional.pad(w, (0, keys - w.shape[-1])) for w in calls], -2)
 
-    def kind(self, name: str | int) -> Kind:
+    def kind(self, name: str | int) -> AttentionKind:
         """Return "self" or "cross": whether a layer attends to its own sequence or to another one.
 
         >>> import torch, regard
@@ -217,7 +217,7 @@ class Seen(Mapping[str, Weights]):
         moved = type(self)(self._texts)
         for entry, (name, _) in self._modules.items():
             weights = self._weights[entry]
-            weights = weights if isinstance(weights, WeightsError) else weights.to(device)
+            weights = weights if isinstance(weights, UnavailableWeights) else weights.to(device)
             moved._add(name, weights, self._kinds[entry])
         moved._empty, moved._unseen = self._empty, self._unseen
         return moved

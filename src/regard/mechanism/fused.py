@@ -75,9 +75,11 @@ def _load() -> tuple[Any, str]:
 
 
 _KERNELS, DESCRIPTION = _load()
-# Numbers of the tensors and dtypes of a call, from kernels/abi.h; empty without kernels.
+# Numbers of tensors, scores, normalizers and dtypes, from kernels/abi.h; empty without kernels.
 SLOTS: dict[str, int] = getattr(_KERNELS, "SLOTS", {})
 _LIMITS = {name: sum(kind(slot) == part for slot in SLOTS) for name, part in _COUNTED.items()}
+_SCORES: dict[str, int] = getattr(_KERNELS, "SCORES", {})
+_NORMALIZERS: dict[str | None, int] = getattr(_KERNELS, "NORMALIZERS", {})
 _TYPES = {_DTYPES[name]: i for name, i in getattr(_KERNELS, "TYPES", {}).items() if name in _DTYPES}
 
 
@@ -361,7 +363,7 @@ def encode(
         *(len(lead), *lead),
         *(problem.queries, problem.keys, problem["query"].shape[-1], 0 if value is None else value.shape[-1]),
         *(config.queries, problem.first_key),
-        *(_KERNELS.SCORES[config.family], normalizer, counts),
+        *(_SCORES[config.family], normalizer, counts),
         *(int(config.dropout * 2**32), segments, k),
         *(len(problem.all("bias")), len(problem.all("line")), config.terms),
     ]
@@ -405,8 +407,7 @@ def _encode_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
     """Return the kernel number, whether it counts the keys, the inverse temperature and the bias."""
     sharpness = 1 / normalize.temperature if type(normalize) is Softmax else 1.0
     bias = normalize.bias if type(normalize) is Sigmoid else 0.0
-    name = _kernel_name(normalize)
-    return _KERNELS.NORMALIZERS[name], bias is None, sharpness, bias or 0.0
+    return _NORMALIZERS[_kernel_name(normalize)], bias is None, sharpness, bias or 0.0
 
 
 def _kernel_name(normalize: Normalizer) -> str | None:

@@ -211,7 +211,7 @@ def check_batch(tokens: Tensor | Packed, lengths: Tensor | None = None, name: st
     if isinstance(tokens, Packed):
         if lengths is not None:
             raise ArgumentError(
-                f"{name} {'are' if plural else 'is'} Packed and has its own {len(tokens)} lengths; omit "
+                f"{name} {'are' if plural else 'is'} Packed, which includes its {len(tokens)} lengths; omit "
                 f"{'lengths' if plural else f'{name}_lengths'}, which is for padded batches."
             )
         return

@@ -96,15 +96,8 @@ class Theme(NamedTuple):
 
 
 # Okabe and Ito 2008: distinct for color-blind readers; black on white becomes white on black
-_BLUE, _ORANGE, _GREEN, _PINK, _AMBER, _SKY, _OLIVE = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#999933",
-)
+_OKABE_ITO = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #999933"
+_BLUE, _ORANGE, _GREEN, _PINK, _AMBER, _SKY, _OLIVE = _OKABE_ITO.split()
 LIGHT = Theme(
     "#ffffff",
     "#eceff2",

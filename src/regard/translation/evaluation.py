@@ -111,11 +111,7 @@ def evaluate(
     _check("evaluate", translations=translations, references=references)
     from sacrebleu.metrics.chrf import CHRF
 
-    metrics = [
-        _bleu(tokenize, lowercase),
-        _bleu(tokenize, lowercase=True),
-        CHRF(lowercase=lowercase),
-    ]
+    metrics = [_bleu(tokenize, lowercase), _bleu(tokenize, lowercase=True), CHRF(lowercase=lowercase)]
     scores = [metric.corpus_score(translations, [references]).score for metric in metrics]
     signatures = [str(metric.get_signature()) for metric in metrics]
     buckets: list[LengthBucket] = []

@@ -327,7 +327,7 @@ def load_translator(folder: str | os.PathLike[str], *, device: torch.device | st
     >>> import regard
     >>> regard.load_translator("no/such/folder")
     Traceback (most recent call last):
-    regard.errors.ArgumentError: 'no/such/folder' does not exist; ...
+    regard.errors.ArgumentError: 'no/such/folder' does not exist. ...
     """
     model, tokens, config = load_model(folder)
     model.to(device)

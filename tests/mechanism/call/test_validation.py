@@ -267,7 +267,7 @@ def test_replaced_parameters_of_a_built_in_score_are_checked(implementation):
     refuses(implementation, ShapeError, ("8 rows", "vector of shape (3,)"), score=score)
     score = Concat(D, D, width=6)
     score.key_map = nn.Parameter(torch.ones(5, D))
-    refuses(implementation, ShapeError, ("query_map with 6 rows", "key_map of 5"), score=score)
+    refuses(implementation, ShapeError, ("query_map with 6 rows", "key_map with 5"), score=score)
     score = Concat(D, D, width=6)
     score.mixture = nn.Parameter(torch.ones(()))
     refuses(implementation, ShapeError, ("vector of shape ()",), score=score)

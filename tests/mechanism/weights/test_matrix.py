@@ -81,7 +81,7 @@ SCORES: dict[str, tuple[Any, Callable[[Tensor, Tensor], Tensor]]] = {
 }
 
 ROW, KEY = torch.arange(Q)[:, None], torch.arange(K)
-PLACE = ROW + K - Q  # the last query stands at the last key
+PLACE = ROW + K - Q  # the last query is at the last key
 ROUGH = randn(G, Q, K) > 0.3
 LENGTHS = torch.tensor([0, 4])[:, None, None, None]
 
@@ -92,7 +92,7 @@ MASKS: dict[str, tuple[Any, Tensor]] = {
     "Window": (regard.Window(2), (KEY <= PLACE) & (KEY > PLACE - 2)),
     "Window sides": (regard.Window(left=1, right=2), (KEY >= PLACE - 1) & (KEY <= PLACE + 2)),
     "Prefix": (regard.Prefix(4), (KEY <= PLACE) | (KEY < 4)),
-    "Padding": (regard.Padding([0, 4]), LENGTHS > KEY),  # the first sequence sees nothing
+    "Padding": (regard.Padding([0, 4]), LENGTHS > KEY),  # all keys of the first sequence are masked
     "Padding left": (regard.Padding([0, 4], side="left"), KEY >= K - LENGTHS),
     "Documents": (regard.Documents([2, 3], [4, 3]), (ROW < 2) == (KEY < 4)),
     "dense": (ROUGH, ROUGH),
@@ -178,7 +178,7 @@ LAYOUTS = {  # the leading axes of query, key and value
 
 @dataclass(frozen=True)
 class Case:
-    """A call of `attend`, and its weights by the formulas: row by row, of the visible keys alone."""
+    """A call of `attend`, and its weights by the formulas, row by row, from the visible keys."""
 
     score: str = "ScaledDot"
     mask: str = "none"
@@ -208,7 +208,7 @@ class Case:
         return self.lead[-1] if self.lead else 1
 
     def each(self, x: Tensor) -> Tensor:
-        """Key or value, once per query head that it serves."""
+        """Key or value, repeated for each query head."""
         return x.repeat_interleave(2, -3) if self.layout == "grouped" else x
 
     def options(self) -> dict[str, Any]:
@@ -268,7 +268,7 @@ CASES = [
     Case(implementation="reference", mask="meeting", bias="T5Bias", normalize="Entmax"),
 ]
 CASES = list(dict.fromkeys(CASES))
-# for what is made of the dense matrix, whatever made that
+# small tiles, for results computed from the matrix
 FEW = [
     Case(layout="plain"),
     Case(mask="Causal"),
@@ -283,14 +283,14 @@ FEW = [
 
 
 def close(actual: Tensor, expected: Tensor, dtype: torch.dtype = torch.float64) -> None:
-    """Equal in shape and value, to about the last digits of float64, or those of float32."""
+    """Equal shape and value, up to rounding in float64 or float32."""
     precision = 1e-10 if dtype is torch.float64 else 2e-5
     assert actual.shape == expected.shape
     torch.testing.assert_close(actual.to(expected), expected, rtol=precision, atol=precision)
 
 
 def grad_ready(case: Case) -> tuple[regard.Weights, Tensor, Tensor, Tensor]:
-    """Weights, query and key that require gradients, and the dense formula of them."""
+    """Weights with differentiable query and key, and their dense formula."""
     query, key, value = case.tensors()
     query, key = query.requires_grad_(), key.requires_grad_()
     return regard.attend(query, key, value, **case.options())[1], query, key, case.formula(query, key)
@@ -305,7 +305,7 @@ many_tiles = pytest.mark.usefixtures("tile")
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 few = pytest.mark.parametrize("case", FEW, ids=str)
 
-# All of it
+# The full matrix
 
 
 @many_tiles
@@ -398,7 +398,7 @@ def test_repr_shows_the_call_and_its_memory():
     assert "Additive" in repr(Case(score="Additive").weights())
 
 
-# Parts of it
+# Parts
 
 
 def lazy(name: str) -> regard.Weights:
@@ -596,12 +596,12 @@ def test_one_sequence_of_a_batch_equals_the_dense_one(case):
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_one_sequence_or_head_does_not_keep_the_others_alive(joined):
-    """Not even where query and key are one tensor, or parts of one."""
+    """Also if query and key are views of one tensor."""
     x = torch.randn(11, 3, 50, 14)
     query, key = (x[..., :7], x[..., 7:]) if joined else (x, x)
     weights = regard.attend(query, key, key, mask=regard.Padding(torch.arange(11) + 20))[1]
     for one, parts in ((weights.batch(1), 11), (weights.heads(1), 3), (weights.heads(1).batch(1), 33)):
-        # a head has copies of query and key, which may have been one
+        # a head copies query and key, which may have shared memory
         assert one.held <= 2 * weights.held / parts + 8 * 11
         assert len(pickle.dumps(one)) <= 2 * weights.held / parts + 4000
     assert weights.batch(1).held <= weights.held / 11
@@ -711,11 +711,11 @@ def test_a_mean_is_taken_once_and_over_the_heads():
             refused()
 
 
-# What it says
+# Reductions
 
 
 def check_top(top: regard.TopK, dense: Tensor, visible: Tensor) -> None:
-    """Each row of `top` holds the largest visible weights in order, their keys, and then nothing."""
+    """Each row has the largest visible weights in order and their keys, then padding."""
     values, keys = top
     assert values.shape == keys.shape
     assert values.dtype == dense.dtype
@@ -809,7 +809,7 @@ def test_received_is_the_sum_of_the_columns(case):
 
 
 def pooled(dense: Tensor, rows: int, columns: int) -> Tensor:
-    """The mean of each block, blocks that differ by one at most."""
+    """The mean of each block; block sizes differ by at most one."""
 
     def edges(size: int, parts: int) -> list[tuple[int, int]]:
         parts = min(parts, size)
@@ -880,7 +880,7 @@ def test_pool_of_a_part_of_some_heads(heads):
 )
 @pytest.mark.parametrize("heads", [lambda w: w, lambda w: w.mean("heads")])
 def test_pool_of_wide_bands(dtype, options, heads):
-    """Blocks of many rows are added up without holding their weights."""
+    """Blocks of many rows are summed without materializing their weights."""
     query, key = randn(B, 4, 131, D).to(dtype), randn(B, 2, 157, D).to(dtype)
     weights = heads(regard.attend(query, key, key, **options)[1])
     dense = weights.dense().double()
@@ -901,7 +901,7 @@ def test_pool_of_an_empty_part_is_empty():
 
 
 def test_pool_of_a_part_next_to_a_broken_key():
-    """A row that sees a NaN is NaN everywhere, also where the part does not reach that key."""
+    """A row that sees a NaN is NaN everywhere, even in parts without that key."""
     query, key = randn(Q, D).float(), randn(K, D).float()
     key[0] = math.nan
     weights = regard.attend(query, key, key, mask=regard.Causal())[1]
@@ -911,7 +911,7 @@ def test_pool_of_a_part_next_to_a_broken_key():
 
 @pytest.mark.parametrize("part", [slice(0, 4, 2), 3, None])
 def test_pool_takes_a_part_as_slices(part):
-    with pytest.raises(regard.ArgumentError, match="without a step"):
+    with pytest.raises(regard.ArgumentError, match="without steps"):
         Case().weights().pool(2, 2, within=(slice(None), part))
 
 
@@ -933,7 +933,7 @@ def test_pool_needs_a_row_and_a_column(size):
         Case().weights().pool(*size)
 
 
-# A linear operator
+# Products
 
 
 @many_tiles
@@ -1118,7 +1118,7 @@ def test_detached_weights_have_no_gradient():
         close(weights.dense(), still.dense())
 
 
-# Keeping it
+# Saving
 
 KEPT = [
     *(Case(normalize=name, mask="Causal") for name in NORMALIZERS),
@@ -1134,7 +1134,7 @@ kept = pytest.mark.parametrize("case", list(dict.fromkeys(KEPT)), ids=str)
 
 
 def same(actual: regard.Weights, weights: regard.Weights) -> None:
-    """The same to the last bit; where torch records derivatives τ is rounded differently, so none are."""
+    """Bitwise equal, without gradients: with them, τ is rounded differently."""
     weights = weights.detach()
     assert actual.shape == weights.shape
     assert actual.dtype is weights.dtype
@@ -1300,7 +1300,7 @@ def test_safetensors_files_of_others_are_rejected(tmp_path):
             regard.Weights.load(tmp_path / name)
 
 
-def described(path: Path) -> dict[str, Any]:
+def metadata_of(path: Path) -> dict[str, Any]:
     """The metadata of a saved file."""
     content = path.read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -1308,18 +1308,19 @@ def described(path: Path) -> dict[str, Any]:
 
 
 def sign_and_save(text: Any, tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a file with a valid checksum: what a checksum cannot notice must be refused, too."""
+    """Write a file with a valid checksum: inconsistent content must be rejected all the same."""
     if isinstance(text, dict):
         rest = {name: part for name, part in text.items() if name != "checksum"}
         text = {**rest, "checksum": checksum(tensors, tensors.__getitem__, json.dumps(rest))}
     save_file(tensors, path, {"regard": json.dumps(text)})
 
 
-SPOILT: dict[str, Callable[[dict[str, Any]], Any]] = {
+INVALID_METADATA: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a list": lambda text: [text],
     "a number": lambda text: 5,
     "a later format": lambda text: {**text, "format": "weights 9"},
-    "an older format": lambda text: {**text, "format": "weights 1"},
+    "an older format": lambda text: {**text, "format": "weights 2"},
+    "no rows_per_key_head": lambda text: {n: part for n, part in text.items() if n != "rows_per_key_head"},
     "no lead": lambda text: {name: part for name, part in text.items() if name != "lead"},
     "another lead": lambda text: {**text, "lead": [3, 3]},
     "no normalizer": lambda text: {name: part for name, part in text.items() if name != "normalize"},
@@ -1332,23 +1333,33 @@ SPOILT: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("how", SPOILT)
-def test_a_description_that_makes_no_sense_is_rejected(how, tmp_path):
+@pytest.mark.parametrize("how", INVALID_METADATA)
+def test_inconsistent_metadata_is_rejected(how, tmp_path):
     path = Case(mask="Causal").weights().save(tmp_path / "weights")
-    sign_and_save(SPOILT[how](described(path)), load_file(path), tmp_path / "spoilt")
+    sign_and_save(INVALID_METADATA[how](metadata_of(path)), load_file(path), tmp_path / "spoilt")
     with pytest.raises(regard.ArgumentError) as refused:
         regard.Weights.load(tmp_path / "spoilt")
-    assert "does not have its checksum" not in str(refused.value)
+    assert "does not match its checksum" not in str(refused.value)
+
+
+def test_older_formats_are_reported_as_old(tmp_path):
+    path = Case(mask="Causal").weights().save(tmp_path / "weights")
+    for old in ("weights 1", "weights 2"):
+        sign_and_save({**metadata_of(path), "format": old}, load_file(path), tmp_path / "old")
+        with pytest.raises(
+            regard.ArgumentError, match=f"{old}.*older version of regard; save the weights again"
+        ):
+            regard.Weights.load(tmp_path / "old")
 
 
 @pytest.mark.parametrize("missing", ["query", "key", "stop0"])
 def test_a_file_with_a_missing_tensor_is_rejected(missing, tmp_path):
     path = Case(mask="Causal").weights().save(tmp_path / "weights")
     tensors = {name: tensor for name, tensor in load_file(path).items() if name != missing}
-    sign_and_save(described(path), tensors, tmp_path / "spoilt")
+    sign_and_save(metadata_of(path), tensors, tmp_path / "spoilt")
     with pytest.raises(regard.ArgumentError) as refused:
         regard.Weights.load(tmp_path / "spoilt")
-    assert "does not have its checksum" not in str(refused.value)
+    assert "does not match its checksum" not in str(refused.value)
 
 
 @kept
@@ -1403,7 +1414,7 @@ def test_to_takes_a_device_and_no_dtype():
         Case(mask="Causal", dropout=0.3).weights().to(torch.float32)
 
 
-# Tensors that changed meanwhile
+# Inputs modified in place
 
 OPERATIONS: dict[str, Callable[[regard.Weights], Any]] = {
     "dense": lambda weights: weights.dense(),
@@ -1532,7 +1543,7 @@ def test_inference_mode(score, tmp_path):
         close(before.heads(0).dense(), Case(mask="Causal").dense()[:, 0])
 
 
-# Nothing at all
+# Empty tensors
 
 EMPTY = [(0, K, D, G), (Q, 0, D, G), (0, 0, D, G), (Q, K, 0, G), (Q, K, D, 0)]
 
@@ -1599,7 +1610,7 @@ def test_memory_is_linear_in_the_length():
     assert long == 2 * short
 
 
-# What is kept alive
+# Memory
 
 WAYS: dict[str, dict[str, Any]] = {
     "fast path": {},
@@ -1622,7 +1633,7 @@ CUTS: dict[str, Callable[[regard.Weights], Any]] = {
 
 
 class Node(torch.autograd.Function):
-    """A step of a graph that can be told from others by what it holds."""
+    """An autograd node that is identified by the tensor it holds."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mark: Any) -> Tensor:
@@ -1655,7 +1666,7 @@ def test_weights_release_value_and_its_graph(way: str, part: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("way", WAYS)
 def test_held_counts_all_memory_kept_alive(way: str, dtype: torch.dtype) -> None:
-    """After everything else is gone, the tensors that are left are those which `held` counts."""
+    """When everything else is deleted, the remaining tensors are those that `held` counts."""
 
     def storages() -> dict[int, int]:
         gc.collect()

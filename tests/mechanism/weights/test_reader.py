@@ -20,7 +20,7 @@ D = 64
 
 
 def near_ties(heads: int, groups: int, queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Query and key whose scores are near 9e4 and differ by about 1: what rounding does to them shows."""
+    """Query and key whose scores are near 9e4 and differ by about 1, so rounding is visible."""
     generator = torch.Generator().manual_seed(heads + groups + queries + keys)
 
     def randn(*shape: int) -> Tensor:
@@ -32,7 +32,7 @@ def near_ties(heads: int, groups: int, queries: int, keys: int) -> tuple[Tensor,
     return query, key, randn(groups, keys, D)
 
 
-# Few rows of a key head are added up in another order than many: both, at their border, and far from it.
+# The kernels sum few rows in another order than many: sizes at the boundary, and far from it.
 WHOLES = {
     "many rows": (2, 2, 40, 50),
     "four rows": (2, 2, 4, 50),
@@ -46,7 +46,7 @@ NORMALIZERS = (regard.Softmax(), regard.Softmax1(9e4), regard.Sparsemax(), regar
 
 
 def attend(size: str, **options: Any) -> tuple[Weights, Tensor]:
-    """Lazy weights with scores near 9e4, and all of them dense."""
+    """Lazy weights with scores near 9e4, and the dense matrix."""
     _, weights = regard.attend(*near_ties(*WHOLES[size]), **options)
     return weights, weights.dense()
 
@@ -57,7 +57,7 @@ def test_the_scores_are_large_and_the_weights_are_spread():
     assert 8e4 < weights.scores().abs().max() < 1e5
     assert weights.dense().amax(-1).median() < 0.9
     rounded = regard.attend(query, key, value, implementation="reference")[1].dense()
-    assert (rounded - weights.dense()).abs().max() > 1e-4  # rounding shows
+    assert (rounded - weights.dense()).abs().max() > 1e-4  # rounding is visible
 
 
 @kernels
@@ -106,7 +106,7 @@ def test_weights_whose_tau_is_not_known_agree_with_those_whose_is(
         assert torch.allclose(again[:, queries - 1], dense[:, queries - 1], rtol=1e-5, atol=1e-9)
         assert torch.allclose(again.dense(), dense, rtol=1e-5, atol=1e-9)
         assert torch.allclose(again.heads(1).dense(), dense[1], rtol=1e-5, atol=1e-9)
-        top = again.topk(5).values  # now the kernels have found τ
+        top = again.topk(5).values  # the kernels have computed τ
         assert torch.allclose(top, dense.topk(5, -1).values, rtol=1e-5, atol=1e-9)
         assert torch.equal(again[:, queries - 1].topk(5, -1).values, top[:, queries - 1])
     one = pickle.loads(pickle.dumps(weights.heads(1)))
@@ -154,7 +154,7 @@ def test_a_part_costs_no_more_than_its_pairs(implementation: str, monkeypatch: p
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kernels that were run, one after the other."""
+    """The kernels that ran, in order."""
     names: list[str] = []
     call, run = fused._call, fused.run
 
@@ -192,14 +192,14 @@ def test_tau_is_computed_once(call: str, graph: bool, launches: list[str]) -> No
         weights = regard.attend(x, x, x, **CALLS[call])[1]
     with torch.no_grad():
         weights.topk(5)
-        assert launches == ["forward", "top"]
+        assert launches == ["forward", "topk"]
         weights.entropy()
         weights.dense()
         weights.received()
         weights[:, 3]
         weights.heads(1).topk(2)
         weights.detach().to("cpu").entropy()
-    assert launches[2:] == ["entropy", "weights", "backward", "weights", "top", "entropy"]
+    assert launches[2:] == ["entropy", "weights", "backward", "weights", "topk", "entropy"]
 
 
 @kernels
@@ -221,7 +221,7 @@ def test_tau_of_other_kernels_is_recomputed_once(
     weights.topk(5)
     weights.entropy()
     weights.heads(0).entropy()
-    assert launches == ["forward", "top", "entropy", "entropy"]
+    assert launches == ["forward", "topk", "entropy", "entropy"]
 
 
 @kernels
@@ -239,7 +239,7 @@ def test_a_wrong_tau_in_a_file_does_no_harm(tmp_path: Any) -> None:
 
 @kernels
 def test_tau_computed_by_torch_is_not_used_with_kernels(launches: list[str]) -> None:
-    """A NaN that only some rows see: torch finds the output, and the kernels read the rows without it."""
+    """A NaN in some rows: torch computes the output, and the kernels read the other rows."""
     x = torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(0))
     key = x.clone()
     key[:, 20] = torch.nan
@@ -254,12 +254,12 @@ def test_tau_computed_by_torch_is_not_used_with_kernels(launches: list[str]) -> 
     launches.clear()
     weights.entropy()
     weights.topk(3)
-    assert launches.count("top") == launches.count("entropy") == 0  # refused once, and not asked again
+    assert launches.count("topk") == launches.count("entropy") == 0  # not retried after the first failure
     assert not reference[:, :20].isnan().any()
     assert reference[:, 20:].isnan().any()
 
 
-# At once
+# Threads
 
 
 @pytest.mark.parametrize("implementation", [None, "tiled"])

@@ -226,8 +226,8 @@ def test_unknown_word_is_rejected(encoder):
 
 def test_nearest_ranks_all_words(encoder):
     query, among = "Dogs bark.", ["Trees shed bark.", "Dogs bark.", "A cat"]
-    found = encoder.nearest("bark", sentence=query, among=among, k=100)
-    assert sorted(each.word for each in found) == [
+    actual = encoder.nearest("bark", sentence=query, among=among, k=100)
+    assert sorted(each.word for each in actual) == [
         "A",
         "Dogs",
         "Trees",
@@ -235,12 +235,12 @@ def test_nearest_ranks_all_words(encoder):
         "cat",
         "shed",
     ]  # no "."
-    assert found == sorted(found, key=lambda each: -each.similarity)
-    for each in found:
+    assert actual == sorted(actual, key=lambda each: -each.similarity)
+    for each in actual:
         assert each.sentence is not None
         expected = encoder.compare(query, each.sentence, word=("bark", each.word)).similarity
         assert each.similarity == pytest.approx(expected, abs=1e-6)
-    assert encoder.nearest("bark", sentence=query, among=among, k=2) == found[:2]
+    assert encoder.nearest("bark", sentence=query, among=among, k=2) == actual[:2]
     assert encoder.nearest("bark", among=["bark"]) == []
     top = encoder.nearest("bark", sentence=query, among=among, layer=0, k=1)
     assert top == [Neighbor("bark", "Trees shed bark.", 1.0)]
@@ -274,11 +274,11 @@ def test_attended_words_sums_over_keys_and_averages_over_queries(encoder, layer,
     weights = weights if layer is None else weights[[layer]]
     weights = weights if head is None else weights[:, [head]]
     row = weights.mean((0, 1))[3:5].mean(0)
-    found = encoder.attended_words(sentence, "bark", layer=layer, head=head)
-    assert [each.word for each in found] == ["[CLS]", "Dogs", "bark", "[SEP]"]
+    actual = encoder.attended_words(sentence, "bark", layer=layer, head=head)
+    assert [each.word for each in actual] == ["[CLS]", "Dogs", "bark", "[SEP]"]
     expected = torch.stack([row[0], row[1:3].sum(), row[3:5].sum(), row[5]])
-    torch.testing.assert_close(torch.tensor([each.weight for each in found]), expected)
-    assert sum(each.weight for each in found) == pytest.approx(1, abs=1e-6)
+    torch.testing.assert_close(torch.tensor([each.weight for each in actual]), expected)
+    assert sum(each.weight for each in actual) == pytest.approx(1, abs=1e-6)
 
 
 def test_attended_words_keeps_other_watchers(encoder):

@@ -80,14 +80,14 @@ def test_encoder_memorizes_a_few_sentences() -> None:
 
 def test_attended_weights_sum_to_one() -> None:
     encoder = make()
-    found = encoder.attended_words(TEXT[0], "bark", layer=1, head=1)
-    assert [one.word for one in found] == ["<s>", *TEXT[0].split(), "</s>"]
-    assert sum(one.weight for one in found) == pytest.approx(1)
+    actual = encoder.attended_words(TEXT[0], "bark", layer=1, head=1)
+    assert [one.word for one in actual] == ["<s>", *TEXT[0].split(), "</s>"]
+    assert sum(one.weight for one in actual) == pytest.approx(1)
     with regard.watch(encoder) as seen:
         encoder.embed(TEXT[0])
     assert list(seen) == ["model.encoder.blocks.0.attention", "model.encoder.blocks.1.attention"]
     place = 1 + TEXT[0].split().index("bark")
-    torch.testing.assert_close(torch.tensor([one.weight for one in found]), seen[1][1, place])
+    torch.testing.assert_close(torch.tensor([one.weight for one in actual]), seen[1][1, place])
 
 
 def test_too_long_sentence_is_rejected() -> None:
@@ -98,11 +98,11 @@ def test_too_long_sentence_is_rejected() -> None:
 def test_saved_encoder_gives_the_same_vectors(tmp_path) -> None:
     encoder = make().eval()
     encoder.best_layer = 1
-    again = BertEncoder.load(encoder.save(tmp_path / "bert.safetensors"))
-    assert again.best_layer == 1
-    assert again.options == encoder.options
+    loaded = BertEncoder.load(encoder.save(tmp_path / "bert.safetensors"))
+    assert loaded.best_layer == 1
+    assert loaded.options == encoder.options
     torch.testing.assert_close(
-        again.embed(TEXT[0])[0].vectors, encoder.embed(TEXT[0])[0].vectors, rtol=0, atol=0
+        loaded.embed(TEXT[0])[0].vectors, encoder.embed(TEXT[0])[0].vectors, rtol=0, atol=0
     )
 
 

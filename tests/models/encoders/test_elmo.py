@@ -35,7 +35,7 @@ def senses() -> tuple[list[str], list[str]]:
     chance = random.Random(0)
     animals = product(["dogs", "foxes", "wolves"], ["bark", "growl", "howl"], ["cats", "people", "thieves"])
     plants = product(["rough", "brown", "old"], ["bark", "wood", "leaves"], ["oak", "pine", "birch"])
-    first = [f"the {a} {b} at {c} {chance.choice(['loudly', 'again'])}" for a, b, c in animals]
+    first = [f"the {a} {b} at {c} {chance.choice(['loudly', 'loaded'])}" for a, b, c in animals]
     return first, [f"the {a} {b} of the {c} {chance.choice(['dries', 'cracks'])}" for a, b, c in plants]
 
 
@@ -99,11 +99,11 @@ def test_layers_follow_the_paper():
     states = encoder.states(tokens)
     x = encoder.embedding(tokens)
     torch.testing.assert_close(states[0], torch.cat([x, x], -1))
-    first = encoder.ahead.lstms[0](x)[0]
-    second = encoder.ahead.lstms[1](first)[0] + first
+    first = encoder.forward_lm.lstms[0](x)[0]
+    second = encoder.forward_lm.lstms[1](first)[0] + first
     torch.testing.assert_close(states[1:, ..., :5], torch.stack([first, second]))
-    first = encoder.back.lstms[0](x.flip(1))[0]
-    second = encoder.back.lstms[1](first)[0] + first
+    first = encoder.backward_lm.lstms[0](x.flip(1))[0]
+    second = encoder.backward_lm.lstms[1](first)[0] + first
     torch.testing.assert_close(states[1:, ..., 5:], torch.stack([first, second]).flip(2))
 
 
@@ -147,14 +147,14 @@ def test_gradients_reach_every_parameter():
 
 def test_training_overfits_and_is_reproducible():
     losses: list[float] = []
-    options = {"width": 16, "least": 1, "dropout": 0.0, "epochs": 60, "rate": 2e-2}
+    options = {"width": 16, "min_count": 1, "dropout": 0.0, "epochs": 60, "learning_rate": 2e-2}
     state = torch.random.get_rng_state()
     encoder = ElmoEncoder.learn(TEXT, **options, report=lambda _, loss: losses.append(loss))
     assert torch.equal(torch.random.get_rng_state(), state)
     assert len(losses) == 60
     assert losses[-1] < 0.35 < 2 < losses[0]  # the first words are unpredictable
-    again = ElmoEncoder.learn(TEXT, **options)
-    assert all(torch.equal(x, again.state_dict()[name]) for name, x in encoder.state_dict().items())
+    loaded = ElmoEncoder.learn(TEXT, **options)
+    assert all(torch.equal(x, loaded.state_dict()[name]) for name, x in encoder.state_dict().items())
     other = ElmoEncoder.learn(TEXT, **options, seed=1)
     assert not torch.equal(other.embedding.weight, encoder.embedding.weight)
     assert not encoder.training
@@ -204,21 +204,24 @@ def test_compile_and_meta_device():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ElmoEncoder(Vocabulary(["a"])), "with its own marks"),
-        (lambda: ElmoEncoder(Vocabulary([], special_tokens=MARKS)), "with its own marks"),
-        (lambda: ElmoEncoder(["a"]), "with its own marks"),
+        (lambda: ElmoEncoder(Vocabulary(["a"])), "with its special tokens"),
+        (lambda: ElmoEncoder(Vocabulary([], special_tokens=MARKS)), "with its special tokens"),
+        (lambda: ElmoEncoder(["a"]), "with its special tokens"),
         (lambda: make(width=0), "width=0"),
         (lambda: make(layers=0), "layers=0"),
         (lambda: make(dropout=1.0), "dropout=1.0"),
-        (lambda: ElmoEncoder.learn([]), "0 sentences with words, in which none occurs 2 times"),
+        (lambda: ElmoEncoder.learn([]), "0 sentences with words, but no word occurs 2 times"),
         (lambda: ElmoEncoder.learn(["a", " "]), "1 sentences with words"),
         (lambda: ElmoEncoder.learn(TEXT, epochs=0), "epochs=0"),
         (lambda: ElmoEncoder.learn(TEXT, max_seconds=0), "seconds=0"),
-        (lambda: ElmoEncoder.learn(TEXT, learning_rate=-1), "rate=-1"),
+        (lambda: ElmoEncoder.learn(TEXT, learning_rate=-1), "learning_rate=-1"),
         (lambda: make().embed(""), "no words"),
         (lambda: make().states(torch.zeros(3, dtype=torch.long)), r"\(3,\)"),
-        (lambda: make().states(torch.zeros(2, 3, dtype=torch.long), torch.tensor([4, 1])), "a length is 4"),
-        (lambda: make().loss([3]), "sentence 0 is a int"),
+        (
+            lambda: make().states(torch.zeros(2, 3, dtype=torch.long), torch.tensor([4, 1])),
+            "A length is 4 and the rows have 3 tokens",
+        ),
+        (lambda: make().loss([3]), "Sentence 0 is a int"),
     ],
 )
 def test_invalid_input_is_rejected(call, message):
@@ -230,12 +233,12 @@ def test_saved_encoder_gives_the_same_vectors(tmp_path):
     encoder = make(dropout=0.25)
     encoder.best_layer = 1
     assert encoder.save(tmp_path / "elmo") == tmp_path / "elmo"
-    again = ElmoEncoder.load(tmp_path / "elmo")
-    assert again.vocabulary == encoder.vocabulary
-    assert (again.best_layer, again.dropout.p, again.training) == (1, 0.25, False)
-    assert torch.equal(again.embed("dogs bark")[0].vectors, encoder.embed("dogs bark")[0].vectors)
-    assert torch.equal(again.loss(TEXT), encoder.eval().loss(TEXT))
-    again.loss(TEXT).backward()  # training can continue
+    loaded = ElmoEncoder.load(tmp_path / "elmo")
+    assert loaded.vocabulary == encoder.vocabulary
+    assert (loaded.best_layer, loaded.dropout.p, loaded.training) == (1, 0.25, False)
+    assert torch.equal(loaded.embed("dogs bark")[0].vectors, encoder.embed("dogs bark")[0].vectors)
+    assert torch.equal(loaded.loss(TEXT), encoder.eval().loss(TEXT))
+    loaded.loss(TEXT).backward()  # training can continue
     other = make()
     other.load_state_dict(encoder.state_dict())
     assert torch.equal(other.embed("dogs")[0].vectors, encoder.embed("dogs")[0].vectors)

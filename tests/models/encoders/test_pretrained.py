@@ -160,21 +160,21 @@ def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
 
 def agree(encoder: PretrainedEncoder, model: Any, sentences: list[str] = SENTENCES) -> None:
     """Compare hidden states and attentions of every layer, for single sentences and packed."""
-    pieces = encoder.tokenizer.tokens(sentences)
+    pieces = encoder.tokenizer.ids(sentences)
     packed = Packed.of(pieces)
     with torch.no_grad():
         layers = [packed.split(x) for x in encoder.states(packed)]
         for i, tokens in enumerate(pieces):
-            wanted = model(torch.tensor([tokens]), output_hidden_states=True, output_attentions=True)
+            expected = model(torch.tensor([tokens]), output_hidden_states=True, output_attentions=True)
             with regard.watch(encoder) as seen:
                 alone = encoder.states(torch.tensor([tokens]))
-            assert len(alone) == len(wanted.hidden_states) == encoder.layers
-            for ours, together, hidden in zip(alone, layers, wanted.hidden_states, strict=True):
+            assert len(alone) == len(expected.hidden_states) == encoder.layers
+            for ours, together, hidden in zip(alone, layers, expected.hidden_states, strict=True):
                 torch.testing.assert_close(ours, hidden, rtol=0, atol=1e-5)
                 torch.testing.assert_close(together[i], hidden[0], rtol=0, atol=1e-5)
-            for number, weights in enumerate(wanted.attentions):
-                found = seen[f"blocks.{number}.attention"].dense()
-                torch.testing.assert_close(found, weights, rtol=0, atol=1e-5)
+            for number, weights in enumerate(expected.attentions):
+                actual = seen[f"blocks.{number}.attention"].dense()
+                torch.testing.assert_close(actual, weights, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
@@ -205,8 +205,8 @@ def test_padded_equals_packed(folder):
     encoder, lengths = load_encoder(folder), torch.tensor([5, 2, 7])
     packed = Packed(torch.randint(5, 40, (14,)), lengths)
     padded = encoder(packed.pad(packed.tokens), lengths)
-    for row, length, wanted in zip(padded, lengths, packed.split(encoder(packed)), strict=True):
-        torch.testing.assert_close(row[:length], wanted, rtol=0, atol=1e-5)
+    for row, length, expected in zip(padded, lengths, packed.split(encoder(packed)), strict=True):
+        torch.testing.assert_close(row[:length], expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -257,17 +257,17 @@ def test_vocabulary_files_give_the_tokens_of_transformers(kind, lower, tmp_path)
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": lower}))
         tokenizer = transformers.RobertaTokenizer.from_pretrained(tmp_path)
     sentences = [*SENTENCES, "Déjà [MASK] <mask> unlikely", "  two  spaces "]
-    assert load_encoder(tmp_path).tokenizer.tokens(sentences) == tokenizer(sentences)["input_ids"]
+    assert load_encoder(tmp_path).tokenizer.ids(sentences) == tokenizer(sentences)["input_ids"]
 
 
 def test_gamma_and_beta_norm_names(folder):
-    wanted = load_encoder(folder)(torch.tensor([[2, 5, 3]]))
+    expected = load_encoder(folder)(torch.tensor([[2, 5, 3]]))
     tensors = load_file(folder / "model.safetensors")
     norms = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
     for new, old in norms.items():
         tensors = {name.replace(new, old): x for name, x in tensors.items()}
     save_file(tensors, folder / "model.safetensors")
-    assert torch.equal(load_encoder(folder)(torch.tensor([[2, 5, 3]])), wanted)
+    assert torch.equal(load_encoder(folder)(torch.tensor([[2, 5, 3]])), expected)
 
 
 def test_word_vectors_are_means_of_subwords(folder):
@@ -276,7 +276,7 @@ def test_word_vectors_are_means_of_subwords(folder):
     (embedded,) = encoder.embed("Dogs may bark, unlikely.")
     assert embedded.words == ("Dogs", "may", "bark", ",", "unlikely", ".")
     (tokens,) = encoder.tokenizer(["Dogs may bark, unlikely."])
-    layers = torch.stack(encoder.states(Packed.of([tokens.tokens])))
+    layers = torch.stack(encoder.states(Packed.of([tokens.ids])))
     assert tokens.tokens[5:8] == ["un", "##like", "##ly"]
     torch.testing.assert_close(embedded["unlikely"], layers[:, 5:8].mean(1))
     torch.testing.assert_close(embedded["may"], layers[:, 2])
@@ -286,7 +286,7 @@ def test_sentence_does_not_depend_on_the_batch(folder, monkeypatch):
     """Vectors do not depend on how sentences are batched."""
     encoder = load_encoder(folder)
     at_once = encoder.embed(SENTENCES[:3] * 3)
-    monkeypatch.setattr("regard.models.encoders.pretrained.TOKENS_AT_ONCE", 11)
+    monkeypatch.setattr("regard.models.encoders.pretrained.BATCH_TOKENS", 11)
     for each, alone in zip(encoder.embed(SENTENCES[:3] * 3), at_once, strict=True):
         assert each.words == alone.words
         torch.testing.assert_close(each.vectors, alone.vectors, rtol=0, atol=1e-5)
@@ -295,7 +295,7 @@ def test_sentence_does_not_depend_on_the_batch(folder, monkeypatch):
 def test_sentence_vectors_are_normalized_means(folder):
     encoder = load_encoder(folder)
     vectors = encoder.sentence_vectors(SENTENCES[:2])
-    tokens = encoder.tokenizer.tokens(SENTENCES[:2])
+    tokens = encoder.tokenizer.ids(SENTENCES[:2])
     means = torch.stack([encoder(Packed.of([one])).mean(0) for one in tokens])
     torch.testing.assert_close(vectors, means / means.norm(dim=-1, keepdim=True))
     assert encoder.sentence_vectors([]).shape == (0, WIDTH)
@@ -304,10 +304,10 @@ def test_sentence_vectors_are_normalized_means(folder):
 @pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 0.1), (torch.float64, 1e-5)])
 def test_sentence_vectors_have_the_encoders_dtype(dtype, error, folder):
     encoder = load_encoder(folder)
-    wanted = encoder.sentence_vectors(SENTENCES[:2])
-    found = encoder.to(dtype).sentence_vectors(SENTENCES[:2])
-    assert found.dtype == encoder.sentence_vectors([]).dtype == dtype
-    torch.testing.assert_close(found.float(), wanted, rtol=0, atol=error)
+    expected = encoder.sentence_vectors(SENTENCES[:2])
+    actual = encoder.to(dtype).sentence_vectors(SENTENCES[:2])
+    assert actual.dtype == encoder.sentence_vectors([]).dtype == dtype
+    torch.testing.assert_close(actual.float(), expected, rtol=0, atol=error)
 
 
 def test_sentence_without_tokens_is_rejected(folder):
@@ -341,9 +341,9 @@ def test_unknown_words_are_rejected(folder):
 
 
 def test_attended_words(folder):
-    found = load_encoder(folder).attended_words("Dogs may bark", "bark", layer=1, head=1)
-    assert [one.word for one in found] == ["[CLS]", "Dogs", "may", "bark", "[SEP]"]
-    assert sum(one.weight for one in found) == pytest.approx(1, abs=1e-5)
+    actual = load_encoder(folder).attended_words("Dogs may bark", "bark", layer=1, head=1)
+    assert [one.word for one in actual] == ["[CLS]", "Dogs", "may", "bark", "[SEP]"]
+    assert sum(one.weight for one in actual) == pytest.approx(1, abs=1e-5)
 
 
 def test_gradients_reach_every_parameter(folder):
@@ -355,11 +355,11 @@ def test_gradients_reach_every_parameter(folder):
 def test_files_may_be_deleted_after_loading(folder):
     """The parameters are not mapped from the file."""
     encoder = load_encoder(folder)
-    wanted = encoder(torch.tensor([[2, 5, 3]]))
+    expected = encoder(torch.tensor([[2, 5, 3]]))
     size = (folder / "model.safetensors").stat().st_size
     with (folder / "model.safetensors").open("r+b") as file:
         file.write(b"\xff" * size)
-    assert torch.equal(encoder(torch.tensor([[2, 5, 3]])), wanted)
+    assert torch.equal(encoder(torch.tensor([[2, 5, 3]])), expected)
 
 
 def test_state_dict_round_trip(folder):
@@ -490,14 +490,14 @@ def test_missing_tokenizers_package(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no JSON"),
-        (b'{"model_type": "bert"', "no JSON"),
-        (b"[1, 2]", "holds a list"),
-        (b"[" * 100_000, "no JSON"),
-        (b'{"vocab_size": ' + b"9" * 5000 + b"}", "no JSON"),
-        (b"\xff\xfe{}", "no UTF-8"),
-        (b" " * (2**20 + 1), r"more than 1\.0 MB"),
-        (b"{}", "model_type=None; load_encoder reads bert"),
+        (b"", "not valid JSON"),
+        (b'{"model_type": "bert"', "not valid JSON"),
+        (b"[1, 2]", "contains a list"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'{"vocab_size": ' + b"9" * 5000 + b"}", "not valid JSON"),
+        (b"\xff\xfe{}", "not UTF-8"),
+        (b" " * (2**20 + 1), r"larger than 1\.0 MB"),
+        (b"{}", "model_type=None; load_encoder supports bert"),
     ],
 )
 def test_invalid_config_files(content, message, folder):
@@ -509,7 +509,7 @@ def test_invalid_config_files(content, message, folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type='gpt2'; load_encoder reads bert, roberta"),
+        ({"model_type": "gpt2"}, "model_type='gpt2'; load_encoder supports bert, roberta"),
         ({"model_type": ["bert"]}, "model_type="),
         ({"hidden_size": -14}, "hidden_size=-14"),
         ({"hidden_size": "14"}, "hidden_size='14'"),
@@ -518,13 +518,13 @@ def test_invalid_config_files(content, message, folder):
         ({"hidden_size": 10**30}, "hidden_size=1000"),
         ({"hidden_size": None}, "hidden_size=None"),
         ({"hidden_size": 2**30}, "word_embeddings"),
-        ({"hidden_size": 26}, r"has the shape \(70, 14\) and config.json asks for \(70, 26\)"),
+        ({"hidden_size": 26}, r"has shape \(70, 14\); config.json requires \(70, 26\)"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000 and the weights have 3 layers"),
         ({"num_hidden_layers": 2}, "num_hidden_layers=2 and the weights have 3 layers"),
-        ({"num_attention_heads": 3}, "describes no model: .*heads=3"),
+        ({"num_attention_heads": 3}, "is invalid: .*heads=3"),
         ({"num_attention_heads": 0}, "num_attention_heads=0"),
-        ({"intermediate_size": 2**30}, r"config.json asks for \(1073741824, 14\)"),
-        ({"vocab_size": 2**30}, r"asks for \(1073741824, 14\)"),
+        ({"intermediate_size": 2**30}, r"config.json requires \(1073741824, 14\)"),
+        ({"vocab_size": 2**30}, r"requires \(1073741824, 14\)"),
         ({"type_vocab_size": 3}, r"token_type.*\(3, 14\)"),
         ({"max_position_embeddings": 2**30}, r"position_embeddings.*1073741824"),
         ({"layer_norm_eps": -1.0}, r"layer_norm_eps=-1\.0; it must be above 0 and below 1"),
@@ -532,15 +532,15 @@ def test_invalid_config_files(content, message, folder):
         ({"layer_norm_eps": 1}, "layer_norm_eps=1;"),
         ({"layer_norm_eps": True}, "layer_norm_eps=True"),
         ({"hidden_dropout_prob": 10**400}, "dropout=1000"),
-        ({"layer_norm_eps": "x" * 10**5}, "describes no model.{,400}$"),
+        ({"layer_norm_eps": "x" * 10**5}, "is invalid.{,400}$"),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps=nan"),
         ({"hidden_dropout_prob": 1.5}, r"dropout=1\.5"),
-        ({"hidden_act": "gelu_new"}, "hidden_act='gelu_new'; load_encoder knows gelu .* and relu"),
+        ({"hidden_act": "gelu_new"}, "hidden_act='gelu_new'; load_encoder supports gelu .* and relu"),
         ({"hidden_act": {"a": 1}}, "hidden_act="),
         ({"position_embedding_type": "relative_key"}, "relative_key.*'absolute'"),
         ({"is_decoder": True}, "is_decoder=True"),
         ({"add_cross_attention": True}, "add_cross_attention=True"),
-        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"model_type": "roberta", "pad_token_id": 40}, "pad_token_id=40 and max_position_embeddings=41"),
         ({"model_type": "roberta", "pad_token_id": -1}, "pad_token_id=-1"),
     ],
@@ -567,25 +567,25 @@ KEY = "encoder.layer.1.attention.self.key"
         ({f"encoder.layer.{i}.output.dense.bias": None for i in range(3)}, "lack .*0.output.dense.bias"),
         (
             {"embeddings.word_embeddings.weight": None},
-            "lack embeddings.word_embeddings.weight, also behind bert",
+            "lack embeddings.word_embeddings.weight, also with the prefixes bert",
         ),
         (
             {f"{KEY}.weight": torch.ones(14, 15)},
-            r"has the shape \(14, 15\) and config.json asks for \(14, 14\)",
+            r"has shape \(14, 15\); config.json requires \(14, 14\)",
         ),
-        ({f"{KEY}.weight": torch.ones(14 * 14)}, r"has the shape \(196,\)"),
-        ({f"{KEY}.weight": torch.ones(14, 14, dtype=torch.int8)}, "is of I8"),
+        ({f"{KEY}.weight": torch.ones(14 * 14)}, r"has shape \(196,\)"),
+        ({f"{KEY}.weight": torch.ones(14, 14, dtype=torch.int8)}, "has dtype I8"),
         ({f"{KEY}.weight": torch.full((14, 14), torch.nan)}, "NaN or infinite"),
         ({f"{KEY}.bias": torch.tensor([0.0] * 13 + [torch.inf])}, f"{KEY}.bias .*NaN or infinite"),
         (
             {"encoder.layer.1.adapter.weight": torch.ones(2)},
-            "have 'encoder.layer.1.adapter.weight', which is no",
+            "have 'encoder.layer.1.adapter.weight', which regard does not support",
         ),
         ({"encoder.layer.7.output.dense.bias": torch.ones(14)}, "the weights have 4 layers"),
-        ({"something.else": torch.ones(2)}, "have 'something.else', which is no part"),
+        ({"something.else": torch.ones(2)}, "have 'something.else', which regard does not support"),
         (
             {"embeddings.LayerNorm.gamma": torch.ones(14)},
-            "both 'embeddings.LayerNorm.gamma' and 'embeddings.LayerNorm.weight', which are one",
+            "both 'embeddings.LayerNorm.gamma' and 'embeddings.LayerNorm.weight', two names of one tensor",
         ),
         ({"embeddings.LayerNorm.beta": torch.ones(14)}, "both .*beta' and .*bias'"),
     ],
@@ -597,10 +597,10 @@ def test_mismatched_tensors(changes, message, folder):
 
 
 def test_task_heads_are_skipped(folder):
-    wanted = load_encoder(folder)(torch.tensor([[2, 5, 3]]))
+    expected = load_encoder(folder)(torch.tensor([[2, 5, 3]]))
     heads = {"pooler.dense.weight": torch.full((14, 14), torch.nan), "cls.predictions.bias": torch.ones(3)}
     rewrite(folder, **heads, **{"embeddings.position_ids": torch.arange(41)[None]})
-    assert torch.equal(load_encoder(folder)(torch.tensor([[2, 5, 3]])), wanted)
+    assert torch.equal(load_encoder(folder)(torch.tensor([[2, 5, 3]])), expected)
 
 
 @pytest.mark.parametrize("size", [0, 5, 8, 100, 5000, -1])
@@ -651,7 +651,7 @@ def test_index_must_refer_to_the_same_folder(name, folder):
 def test_index_without_weight_map(index, folder):
     (folder / "model.safetensors").rename(folder / "one.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ArgumentError, match="has no weight_map"):
+    with pytest.raises(ArgumentError, match="has no valid weight_map"):
         load_encoder(folder)
 
 
@@ -726,11 +726,11 @@ def test_vocabulary_without_special_tokens(folder):
 @pytest.mark.parametrize(
     ("vocabulary", "merges", "message"),
     [
-        ({"<s>": 0, "</s>": "1"}, "", "gives '</s>' a number that is none"),
+        ({"<s>": 0, "</s>": "1"}, "", "gives '</s>' an id that is not an integer"),
         ({"<s>": 0, "</s>": 1, "a": 10**9}, "", "from 0 to 1000000000"),
         ({"<s>": 0, "</s>": -1}, "", "from -1 to 0"),
-        ({"<s>": 0, "</s>": 1}, "a b\n", "are no tokenizer"),
-        ({"<s>": 0, "</s>": 1}, "a\n", "are no tokenizer"),
+        ({"<s>": 0, "</s>": 1}, "a b\n", "are not a valid tokenizer"),
+        ({"<s>": 0, "</s>": 1}, "a\n", "are not a valid tokenizer"),
     ],
 )
 def test_invalid_byte_bpe_files(vocabulary, merges, message, folder):
@@ -755,7 +755,7 @@ def test_minilm_equals_transformers():
     encoder = load_encoder("minilm")
     agree(encoder, model, [*SENTENCES, "word " * 200])
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    assert encoder.tokenizer.tokens(SENTENCES) == tokenizer(SENTENCES)["input_ids"]
+    assert encoder.tokenizer.ids(SENTENCES) == tokenizer(SENTENCES)["input_ids"]
 
 
 @needs_minilm
@@ -780,8 +780,8 @@ def test_context_separates_word_senses(word, one, alike, other):
 
 @needs_minilm
 def test_layer_zero_has_no_context():
-    found = load_encoder("minilm").compare("Dogs may bark.", "Trees shed bark in winter.", word="bark")
-    assert found.similarities[0] == 1 > found.similarities[1:].max()
+    actual = load_encoder("minilm").compare("Dogs may bark.", "Trees shed bark in winter.", word="bark")
+    assert actual.similarities[0] == 1 > actual.similarities[1:].max()
 
 
 @needs_minilm

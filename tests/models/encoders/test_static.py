@@ -48,17 +48,17 @@ def test_unknown_words_have_a_vector_but_cannot_be_queried(encoder):
 
 
 def test_nearest_in_the_vocabulary_or_in_sentences(encoder):
-    found = encoder.nearest("dogs", k=100)
-    assert sorted(each.word for each in found) == ["Paris", "bark", "trees"]  # not itself, no punctuation
-    expected = F.cosine_similarity(encoder.vector("dogs"), encoder.vector(found[0].word), dim=0)
-    assert found[0].similarity == pytest.approx(expected.item(), abs=1e-6)
-    assert found == sorted(found, key=lambda each: -each.similarity)
+    actual = encoder.nearest("dogs", k=100)
+    assert sorted(each.word for each in actual) == ["Paris", "bark", "trees"]  # not itself, no punctuation
+    expected = F.cosine_similarity(encoder.vector("dogs"), encoder.vector(actual[0].word), dim=0)
+    assert actual[0].similarity == pytest.approx(expected.item(), abs=1e-6)
+    assert actual == sorted(actual, key=lambda each: -each.similarity)
     assert [each.word for each in encoder.nearest("dogs", among=["paris , dogs"], k=1)] == ["dogs"]
 
 
 def test_nearest_ignores_the_sentence(encoder):
-    found = encoder.nearest("dogs")
-    assert encoder.nearest("dogs", sentence="See DOGS bark") == encoder.nearest(("dogs", 0)) == found
+    actual = encoder.nearest("dogs")
+    assert encoder.nearest("dogs", sentence="See DOGS bark") == encoder.nearest(("dogs", 0)) == actual
     with pytest.raises(ArgumentError, match="'dogs' is not in 'trees bark'"):
         encoder.nearest("dogs", sentence="trees bark")
     with pytest.raises(ArgumentError, match="layer=7"):
@@ -146,13 +146,13 @@ def test_extra_width_is_zero():
 @pytest.mark.parametrize(
     ("sentences", "options", "message"),
     [
-        ([], {}, "0 sentences, in which no word occurs 1 time;"),
+        ([], {}, "0 sentences, but no word occurs 1 time;"),
         ([" "], {}, "no word occurs"),
-        (["a b"], {"least": 2}, "no word occurs 2 times"),
-        (["a", "b"], {}, "no two words stand near"),
+        (["a b"], {"min_count": 2}, "no word occurs 2 times"),
+        (["a", "b"], {}, "without co-occurring words"),
         (["a b"], {"width": 0}, "width=0"),
         (["a b"], {"window": 0}, "window=0"),
-        (["a b", None], {}, "sentence 1 is a NoneType"),
+        (["a b", None], {}, "Sentence 1 is a NoneType"),
     ],
 )
 def test_too_small_texts_are_rejected(sentences, options, message):
@@ -163,9 +163,9 @@ def test_too_small_texts_are_rejected(sentences, options, message):
 def test_saved_vectors_are_exact(encoder, tmp_path):
     path = encoder.save(tmp_path / "vectors.txt")
     assert path.read_text().splitlines()[0] == "6 7"
-    again = StaticEncoder.load(path)
-    assert torch.equal(again.vectors, encoder.vectors)
-    assert again.vocabulary == encoder.vocabulary
+    loaded = StaticEncoder.load(path)
+    assert torch.equal(loaded.vectors, encoder.vectors)
+    assert loaded.vocabulary == encoder.vocabulary
     for word in ("a 1", "a nan", " a", "a\nb", "a\0", "\ud800"):
         with pytest.raises(ArgumentError, match="cannot be stored"):
             StaticEncoder([word], torch.ones(1, 3)).save(path)
@@ -177,19 +177,19 @@ def test_saved_files_can_be_loaded(tmp_path_factory, words):
     path: Path = tmp_path_factory.getbasetemp() / "saved.txt"
     encoder = StaticEncoder(words, torch.randn(len(words), 3))
     with suppress(ArgumentError):
-        again = StaticEncoder.load(encoder.save(path))
-        assert again.vocabulary == encoder.vocabulary
-        assert torch.equal(again.vectors, encoder.vectors)
+        loaded = StaticEncoder.load(encoder.save(path))
+        assert loaded.vocabulary == encoder.vocabulary
+        assert torch.equal(loaded.vectors, encoder.vectors)
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_standalone_accents_are_saved(tmp_path):
     """Their NFKC form contains a space."""
     encoder = StaticEncoder.learn(["he said ´ here", "‾ and ¨ ﷺ"] * 3, width=3)
-    again = StaticEncoder.load(encoder.save(tmp_path / "vectors.txt"))
-    assert again.vocabulary == encoder.vocabulary
-    assert "´" in again.vocabulary
-    assert not any(" " in word for word in again.vocabulary)
+    loaded = StaticEncoder.load(encoder.save(tmp_path / "vectors.txt"))
+    assert loaded.vocabulary == encoder.vocabulary
+    assert "´" in loaded.vocabulary
+    assert not any(" " in word for word in loaded.vocabulary)
 
 
 GLOVE = b"the 1 2 3\n. . . 4 5 6\nna\xc3\xafve -1e-3 .5 7\n"
@@ -218,24 +218,24 @@ def test_glove_files_are_read(tmp_path):
     [
         (b"", "has no vectors"),
         (b"2 3\n", "has no vectors"),
-        (b"\n", "line 1 of .* has 0 numbers"),
-        (b"word\n", "line 1 of .* has 0 numbers"),
-        (b"a 1 2 3\nb 1 2\n", "line 2 of .* has 2 numbers and the vectors are 3 wide"),
-        (b"a 1 2 3\nb 1 2 3 4\n", "line 2 of .* has 4 numbers and the vectors are 3 wide"),
-        (b"a 1 2 3\n\nb 1 2 3\n", "line 2"),
-        (b"a 1 2 3\n 1 2 3\n", "line 2"),
-        (b"a 1 2 3\nb 1 x 3\n", "line 2 of .* no number"),
-        (b"a 1 2 3\nb 1 nan 3\nc 1 2 3\n", "line 2 of .* not finite"),
-        (b"2 3\na 1 2 3\nb 1 1e99 3\n", "line 3 of .* not finite"),
-        (b"a 1 2 3\nb 1 2 3\na 1 2 3\n", "line 3 of .* the word 'a' again, after line 1"),
-        (b"3 3\na 1 2 3\nb 1 2 3\n", "promises 3 words in its first line and has 2"),
-        (b"1 999999999999\na 1 2 3\n", "line 2 of .* 999999999999 wide"),
-        (b"1 0\na\n", "line 2"),
-        (b"2 3\na \x00\x00\x80\x3f\x00\x00\x80\x3f", "line 2 of .* (zero byte|UTF-8)"),
-        (b"a 1\xff 2\n", "line 1 of .* UTF-8"),
-        (b"a " + b"1 " * 600_000, "line 1 of .* more than 1,048,576 characters"),
-        (b"\x1f\x8b\x08\x00", "is compressed; unpack it"),
-        (b"<unk> 1 2 3\n", "no word but <unk>"),
+        (b"\n", "Line 1 of .* has 0 numbers"),
+        (b"word\n", "Line 1 of .* has 0 numbers"),
+        (b"a 1 2 3\nb 1 2\n", "Line 2 of .* has 2 numbers; the vectors have 3"),
+        (b"a 1 2 3\nb 1 2 3 4\n", "Line 2 of .* has 4 numbers; the vectors have 3"),
+        (b"a 1 2 3\n\nb 1 2 3\n", "Line 2"),
+        (b"a 1 2 3\n 1 2 3\n", "Line 2"),
+        (b"a 1 2 3\nb 1 x 3\n", "Line 2 of .* invalid number"),
+        (b"a 1 2 3\nb 1 nan 3\nc 1 2 3\n", "Line 2 of .* NaN or infinite"),
+        (b"2 3\na 1 2 3\nb 1 1e99 3\n", "Line 3 of .* NaN or infinite"),
+        (b"a 1 2 3\nb 1 2 3\na 1 2 3\n", "Line 3 of .* repeats the word 'a' of line 1"),
+        (b"3 3\na 1 2 3\nb 1 2 3\n", "declares 3 words in its first line and has 2"),
+        (b"1 999999999999\na 1 2 3\n", "Line 2 of .* the vectors have 999999999999"),
+        (b"1 0\na\n", "Line 2"),
+        (b"2 3\na \x00\x00\x80\x3f\x00\x00\x80\x3f", "Line 2 of .* (zero byte|UTF-8)"),
+        (b"a 1\xff 2\n", "Line 1 of .* UTF-8"),
+        (b"a " + b"1 " * 600_000, "Line 1 of .* more than 1,048,576 bytes"),
+        (b"\x1f\x8b\x08\x00", "is compressed; decompress it"),
+        (b"<unk> 1 2 3\n", "no word except <unk>"),
     ],
 )
 def test_invalid_files_are_rejected_with_the_line(content, message, tmp_path):

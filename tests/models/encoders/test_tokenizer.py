@@ -15,13 +15,13 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 
 from regard.errors import ArgumentError
 from regard.models.encoders.tokenizer import _check, _guard, read_tokenizer
-from regard.translation.tokens import TokenVectors
+from regard.translation.tokens import Tokenizer as TranslationTokenizer
 
 
 class _Layout:
     """The parts of a layout that tokenizers use."""
 
-    vocabulary = 1000
+    vocab_size = 1000
 
 
 def normalizing(*steps: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def charsmap() -> str:
     """SentencePiece's NFKC table."""
     pb = pytest.importorskip("sentencepiece.sentencepiece_model_pb2")
     model = pb.ModelProto()
-    model.ParseFromString(TokenVectors.learn(["ein Hund bellt"] * 10, kind="bpe", size=40).content)
+    model.ParseFromString(TranslationTokenizer.learn(["ein Hund bellt"] * 10, kind="bpe", size=40).content)
     return base64.b64encode(model.normalizer_spec.precompiled_charsmap).decode()
 
 
@@ -193,9 +193,9 @@ def real() -> dict[str, Tokenizer]:
 def test_real_tokenizers_give_the_same_tokens(tmp_path):
     for name, tokenizer in real().items():
         tokenizer.save(str(tmp_path / "tokenizer.json"))
-        found = read_tokenizer(tmp_path, _Layout)
+        actual = read_tokenizer(tmp_path, _Layout)
         for text in ("a", "Ein Hund  bellt ﷺ", "a a\ta"):
-            assert found.tokens([text]) == [tokenizer.encode(text).ids], name
+            assert actual.ids([text]) == [tokenizer.encode(text).ids], name
 
 
 def test_minilm_tokenizer_is_accepted():

@@ -64,31 +64,33 @@ print(held() - before)
 @pytest.mark.skipif(not allocation._glibc(), reason="only glibc is told")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says what is held")
 def test_freed_blocks_below_live_ones_are_released() -> None:
-    found = {}
+    actual = {}
     for returned in (False, True):
         program = HEAP.format(returned=returned, path=allocation.__file__)
         done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-        found[returned] = int(done.stdout)
-    assert found[True] < 20  # the 8 MB of one array
-    assert found[False] > 100  # gaps in the heap
+        actual[returned] = int(done.stdout)
+    assert actual[True] < 20  # the 8 MB of one array
+    assert actual[False] > 100  # gaps in the heap
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
+def allocator_options(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
     """Record the options instead of passing them to the C library."""
     options: list[dict[int, int]] = []
-    monkeypatch.setattr(allocation, "_set", lambda given: bool(options.append(given)) or True)
+    monkeypatch.setattr(allocation, "_set", lambda values: bool(options.append(values)) or True)
     return options
 
 
 def test_training_from_python_leaves_the_allocator_unchanged(
-    tmp_path: Path, told: list[dict[int, int]]
+    tmp_path: Path, allocator_options: list[dict[int, int]]
 ) -> None:
     train_small(tmp_path)
-    assert told == []
+    assert allocator_options == []
 
 
-def test_training_from_the_command_line_keeps_memory(tmp_path: Path, told: list[dict[int, int]]) -> None:
+def test_training_from_the_command_line_keeps_memory(
+    tmp_path: Path, allocator_options: list[dict[int, int]]
+) -> None:
     pytest.importorskip("typer")
     (tmp_path / "a.tsv").write_text("".join(f"a b {n}\tc {n} d\n" for n in range(60)))
     settings = [
@@ -100,5 +102,5 @@ def test_training_from_the_command_line_keeps_memory(tmp_path: Path, told: list[
     ]
     options = [option for setting in settings for option in ("--set", setting)]
     run("train", tmp_path / "a.tsv", "--output", tmp_path / "model", "--preset", "tiny", *options)
-    assert len(told) == 1
-    assert allocation._MMAP_MAX in told[0]
+    assert len(allocator_options) == 1
+    assert allocation._MMAP_MAX in allocator_options[0]

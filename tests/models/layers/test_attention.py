@@ -144,9 +144,9 @@ def test_self_attention_needs_equal_widths() -> None:
 @pytest.mark.parametrize("lead", [(), (2,), (2, 3), (0,)])
 def test_any_leading_axes(lead: tuple[int, ...]) -> None:
     layer, x = layer_of(key_heads=2), normal(*lead, 5, 12)
-    found = layer(x, mask=regard.Causal())
-    assert found.shape == x.shape
-    for one, output in zip(x.reshape(-1, 5, 12), found.reshape(-1, 5, 12), strict=True):
+    actual = layer(x, mask=regard.Causal())
+    assert actual.shape == x.shape
+    for one, output in zip(x.reshape(-1, 5, 12), actual.reshape(-1, 5, 12), strict=True):
         close(output, layer(one, mask=regard.Causal()))
 
 
@@ -244,11 +244,11 @@ def test_steps_equal_one_call(
 
 def test_gradients_of_steps_equal_those_of_one_call() -> None:
     layer, x, cache = layer_of(key_heads=2), normal(2, 5, 12).requires_grad_(), KVCache()
-    wanted = [x, *layer.parameters()]
+    inputs = [x, *layer.parameters()]
     steps = torch.cat([layer(x[:, i : i + 1], mask=regard.Causal(), cache=cache) for i in range(5)], 1)
-    found = torch.autograd.grad(steps.square().sum(), wanted)
-    once = torch.autograd.grad(layer(x, mask=regard.Causal()).square().sum(), wanted)
-    for ours, theirs in zip(found, once, strict=True):
+    actual = torch.autograd.grad(steps.square().sum(), inputs)
+    once = torch.autograd.grad(layer(x, mask=regard.Causal()).square().sum(), inputs)
+    for ours, theirs in zip(actual, once, strict=True):
         close(ours, theirs)
 
 
@@ -276,8 +276,8 @@ def test_rows_are_selected_repeated_and_reordered(before: int) -> None:
     more = normal(5, 2, 12)
     layer(x, mask=regard.Causal(), cache=cache)
     cache.select(rows)
-    found = layer(more, mask=regard.Causal(), cache=cache)
-    close(found, layer(torch.cat([x[rows], more], 1), mask=regard.Causal())[:, before:])
+    actual = layer(more, mask=regard.Causal(), cache=cache)
+    close(actual, layer(torch.cat([x[rows], more], 1), mask=regard.Causal())[:, before:])
 
 
 @torch.no_grad()
@@ -288,8 +288,8 @@ def test_crop(kept: int) -> None:
         layer(x[:, i : i + 1], cache=cache)
     cache.crop(kept)
     assert cache.length == min(kept, 19)
-    found = layer(more, mask=regard.Causal(), cache=cache)
-    close(found, layer(torch.cat([x[:, :kept], more], 1), mask=regard.Causal())[:, -3:])
+    actual = layer(more, mask=regard.Causal(), cache=cache)
+    close(actual, layer(torch.cat([x[:, :kept], more], 1), mask=regard.Causal())[:, -3:])
 
 
 def test_empty_cache_crop_and_select() -> None:
@@ -324,9 +324,9 @@ def test_weights_of_earlier_steps_stay_valid() -> None:
         cache.select(torch.tensor([1, 0]))
         layer(x[:, 38:], mask=regard.Causal(), cache=cache)
         layer(x[:, :37], mask=regard.Causal())
-    wanted = seen[-1].dense()
+    expected = seen[-1].dense()
     for i in range(37):
-        close(seen[i].dense(), wanted[..., i : i + 1, : i + 1])
+        close(seen[i].dense(), expected[..., i : i + 1, : i + 1])
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -449,7 +449,7 @@ def test_invalid_layers(make: Any, error: type[Exception], message: str) -> None
         (
             lambda layer: layer(normal(3, 12), normal(5, 12), normal(5, 7)),
             regard.ShapeError,
-            r"value has the shape \(5, 7\)",
+            r"value has shape \(5, 7\)",
         ),
         (
             lambda layer: layer(normal(3, 12), normal(5, 12), normal(4, 12)),
@@ -464,7 +464,7 @@ def test_invalid_layers(make: Any, error: type[Exception], message: str) -> None
         (
             lambda layer: layer(normal(3, 12), rotation=RotaryPositions(4)(torch.arange(3))),
             regard.ShapeError,
-            "heads of 4 features",
+            "4 features per head",
         ),
         (
             lambda layer: layer(normal(3, 12), rotation=RotaryPositions(2)(torch.arange(5))),
@@ -524,5 +524,5 @@ def test_failed_call_leaves_the_cache_unchanged() -> None:
         with pytest.raises(regard.RegardError):
             layer(x[:, 3:], mask=torch.ones(7, 7, dtype=torch.bool), cache=cache)
         assert cache.length == 3
-        again = layer(x[:, 3:], mask=regard.Causal(), cache=cache)
-        torch.testing.assert_close(again, layer(x, mask=regard.Causal())[:, 3:])
+        output = layer(x[:, 3:], mask=regard.Causal(), cache=cache)
+        torch.testing.assert_close(output, layer(x, mask=regard.Causal())[:, 3:])

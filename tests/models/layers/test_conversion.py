@@ -57,13 +57,13 @@ def test_from_torch(name: str) -> None:
 def test_round_trip(name: str) -> None:
     module = theirs(name).eval()
     layer = MultiHeadAttention.from_torch(module)
-    again = layer.to_torch()
-    assert again.batch_first
-    assert (again.dropout, again.add_zero_attn) == (module.dropout, module.add_zero_attn)
-    assert again.state_dict().keys() == module.state_dict().keys()
+    back = layer.to_torch()
+    assert back.batch_first
+    assert (back.dropout, back.add_zero_attn) == (module.dropout, module.add_zero_attn)
+    assert back.state_dict().keys() == module.state_dict().keys()
     for key, tensor in module.state_dict().items():
-        assert torch.equal(again.state_dict()[key], tensor), key
-    for ours, once in zip(MultiHeadAttention.from_torch(again).parameters(), layer.parameters(), strict=True):
+        assert torch.equal(back.state_dict()[key], tensor), key
+    for ours, once in zip(MultiHeadAttention.from_torch(back).parameters(), layer.parameters(), strict=True):
         assert torch.equal(ours, once)
 
 
@@ -140,8 +140,8 @@ def test_sequence_first_layers_take_transposed_inputs() -> None:
 def test_dtype_and_mode_are_kept(training: bool, dtype: torch.dtype) -> None:
     module = nn.MultiheadAttention(12, 4, dropout=0.5).to(dtype).train(training)
     layer = MultiHeadAttention.from_torch(module)
-    again = layer.to_torch()
-    for converted in (layer, again):
+    back = layer.to_torch()
+    for converted in (layer, back):
         assert converted.training == training
         assert {parameter.dtype for parameter in converted.parameters()} == {dtype}
         assert converted.dropout == 0.5
@@ -170,18 +170,18 @@ def test_meta_device_layers_are_converted() -> None:
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        ({"score": regard.Dot()}, r"score = Dot.*only ScaledDot"),
-        ({"score": regard.ScaledDot(scale=2.0)}, r"score = ScaledDot\(scale=2.0"),
-        ({"score": regard.General(3, 3)}, "score = General"),
-        ({"score": lambda q, k: q @ k.mT}, "score = <function"),
-        ({"normalize": regard.Sparsemax()}, r"normalize = Sparsemax.*Softmax\(.*Softmax1"),
+        ({"score": regard.Dot()}, r"score=Dot.*only ScaledDot"),
+        ({"score": regard.ScaledDot(scale=2.0)}, r"score=ScaledDot\(scale=2.0"),
+        ({"score": regard.General(3, 3)}, "score=General"),
+        ({"score": lambda q, k: q @ k.mT}, "score=<function"),
+        ({"normalize": regard.Sparsemax()}, r"normalize=Sparsemax.*Softmax\(.*Softmax1"),
         ({"normalize": regard.Softmax(temperature=2.0)}, "temperature=2.0"),
-        ({"normalize": regard.Softmax1(0.5)}, "normalize = Softmax1"),
-        ({"normalize": regard.Softmax1(torch.zeros(4))}, "normalize = Softmax1"),
-        ({"normalize": regard.Sink(4)}, "normalize = Sink"),
-        ({"key_heads": 2}, "key_heads = 2.*only 4"),
-        ({"head_width": 5}, r"head_width = \(5, 5\).*only \(3, 3\)"),
-        ({"head_width": (3, 5)}, r"head_width = \(3, 5\).*only \(3, 3\)"),
+        ({"normalize": regard.Softmax1(0.5)}, "normalize=Softmax1"),
+        ({"normalize": regard.Softmax1(torch.zeros(4))}, "normalize=Softmax1"),
+        ({"normalize": regard.Sink(4)}, "normalize=Sink"),
+        ({"key_heads": 2}, "key_heads=2.*only 4"),
+        ({"head_width": 5}, r"head_width=\(5, 5\).*only \(3, 3\)"),
+        ({"head_width": (3, 5)}, r"head_width=\(3, 5\).*only \(3, 3\)"),
     ],
 )
 def test_layers_without_torch_equivalent_are_rejected(layer: dict[str, Any], message: str) -> None:

@@ -29,8 +29,8 @@ def test_rows_keep_their_source(sources: int, selections: list[list[int]]) -> No
         row_map, held = select(row_map, held, rows)
         reads = [reads[row] for row in rows]
         assert len(row_map) == len(reads)
-        found = range(len(held)) if row_map.source_of_row is None else row_map.source_of_row.tolist()
-        assert [held[i] for i in found] == reads
+        actual = range(len(held)) if row_map.source_of_row is None else row_map.source_of_row.tolist()
+        assert [held[i] for i in actual] == reads
         assert 4 * len(set(reads)) > 3 * len(held) or set(reads) == set(held)
 
 
@@ -46,10 +46,12 @@ def test_shared_source_equals_copies(sources: int, selections: list[list[int]], 
         reads = [reads[row] for row in rows]
     x = normal(len(reads), queries, 12).requires_grad_()
     shared = KeyValues(whole.key[held], whole.value[held], row_map)
-    found = layer(x, shared, mask=regard.Padding(lengths[held]))
-    wanted = layer(x, whole.select(torch.tensor(reads)), mask=regard.Padding(lengths[reads]))
-    close(found, wanted)
-    ours, theirs = (torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0] for y in (found, wanted))
+    actual = layer(x, shared, mask=regard.Padding(lengths[held]))
+    expected = layer(x, whole.select(torch.tensor(reads)), mask=regard.Padding(lengths[reads]))
+    close(actual, expected)
+    ours, theirs = (
+        torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0] for y in (actual, expected)
+    )
     close(ours, theirs)
     assert torch.equal(row_map.ungroup(row_map.group(x[:, None])), x[:, None])
 

@@ -60,19 +60,19 @@ def test_without_positions_an_encoder_is_equivariant(options: dict[str, Any]) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_positions_it_is_not_equivariant(kind: str) -> None:
-    found, wanted = shuffled(stack(kind))
-    assert (found - wanted).abs().max() > 1e-3
+    actual, expected = shuffled(stack(kind))
+    assert (actual - expected).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_permuting_tokens_with_their_positions_is_equivariant(kind: str) -> None:
     """Positions are taken from the argument, not from the index; only biases use the index."""
     encoder, x, order = stack(kind), normal(2, 7, 12), torch.tensor([3, 0, 6, 2, 5, 1, 4])
-    found = encoder(x[:, order], positions=torch.arange(7)[order])
+    actual = encoder(x[:, order], positions=torch.arange(7)[order])
     if kind in ("alibi", "t5"):
-        assert (found - encoder(x)[:, order]).abs().max() > 1e-3
+        assert (actual - encoder(x)[:, order]).abs().max() > 1e-3
     else:
-        close(found, encoder(x)[:, order])
+        close(actual, encoder(x)[:, order])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,10 +87,10 @@ def test_only_learned_positions_are_limited(kind: str, causal: bool) -> None:
         ):
             model(x, mask=mask)
     else:
-        found = model(x, mask=mask)
-        assert bool(torch.isfinite(found).all())
+        actual = model(x, mask=mask)
+        assert bool(torch.isfinite(actual).all())
         if causal:  # later tokens do not affect earlier ones
-            close(found[:, :11], model(x[:, :11], mask=mask))
+            close(actual[:, :11], model(x[:, :11], mask=mask))
 
 
 # Sinusoidal
@@ -99,12 +99,12 @@ def test_only_learned_positions_are_limited(kind: str, causal: bool) -> None:
 @pytest.mark.parametrize("width", [1, 2, 5, 8])
 def test_sinusoidal_formula(width: int) -> None:
     positions = [0, 1, 7, 100_003]
-    found = SinusoidalPositions(width)(torch.tensor(positions))
-    for row, position in zip(found, positions, strict=True):
+    actual = SinusoidalPositions(width)(torch.tensor(positions))
+    for row, position in zip(actual, positions, strict=True):
         for place in range(width):
             angle = position / 10_000 ** (2 * (place // 2) / width)
-            wanted = math.cos(angle) if place % 2 else math.sin(angle)
-            assert row[place].item() == pytest.approx(wanted, abs=1e-6)
+            expected = math.cos(angle) if place % 2 else math.sin(angle)
+            assert row[place].item() == pytest.approx(expected, abs=1e-6)
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
@@ -124,9 +124,9 @@ def test_shift_is_a_linear_map(position: int, further: int) -> None:
 @pytest.mark.parametrize("kind", [SinusoidalPositions, RotaryPositions])
 def test_distant_positions_differ(kind: Any, wide: None) -> None:
     """float32 angles would be equal for some positions above a million."""
-    found = kind(8)(torch.tensor([10**7, 10**7 + 1]))
-    found = torch.cat(found, -1) if isinstance(found, tuple) else found
-    assert (found[0] - found[1]).abs().max() > 0.5
+    actual = kind(8)(torch.tensor([10**7, 10**7 + 1]))
+    actual = torch.cat(actual, -1) if isinstance(actual, tuple) else actual
+    assert (actual[0] - actual[1]).abs().max() > 0.5
 
 
 # Learned
@@ -204,8 +204,8 @@ def test_features_beyond_the_rotary_width_are_unchanged() -> None:
 
 def test_rotary_positions_per_sequence() -> None:
     x, positions = normal(2, 3, 5, 4), torch.tensor([[0, 1, 2, 3, 4], [7, 3, 3, 0, 9]])
-    found = RotaryPositions(4)(positions)(x)
-    for one, place, turned in zip(x, positions, found, strict=True):
+    actual = RotaryPositions(4)(positions)(x)
+    for one, place, turned in zip(x, positions, actual, strict=True):
         assert torch.equal(RotaryPositions(4)(place)(one), turned)
 
 
@@ -219,8 +219,8 @@ def test_t5_direction() -> None:
         positions = stack("t5", causal=causal).positions
         assert isinstance(positions, regard.T5Bias)
         buckets[causal] = positions.bucket(torch.arange(-40, 41))
-    left = {causal: set(found[:41].tolist()) for causal, found in buckets.items()}
-    right = {causal: set(found[41:].tolist()) for causal, found in buckets.items()}
+    left = {causal: set(actual[:41].tolist()) for causal, actual in buckets.items()}
+    right = {causal: set(actual[41:].tolist()) for causal, actual in buckets.items()}
     assert not left[False] & right[False]
     assert len(left[True]) > len(left[False])
     assert len(right[True]) == 1
@@ -234,8 +234,8 @@ def test_t5_direction() -> None:
 def test_positions_restart_with_every_sentence(kind: str, causal: bool) -> None:
     model, batch = stack(kind, causal=causal), Packed.of([[5] * 3, [5], [], [5] * 7])
     rule, x = regard.Causal() if causal else None, normal(11, 12)
-    found = model(x, mask=batch.mask(rule), positions=batch.positions)
-    for one, output in zip(batch.split(x), batch.split(found), strict=True):
+    actual = model(x, mask=batch.mask(rule), positions=batch.positions)
+    for one, output in zip(batch.split(x), batch.split(actual), strict=True):
         close(output, model(one, mask=rule))
 
 

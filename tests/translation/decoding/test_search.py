@@ -463,9 +463,9 @@ def test_invalid_strategies(make: Any, message: str) -> None:
         ({"max_new_tokens": -1}, regard.ArgumentError, "max_new_tokens=-1"),
         ({"max_new_tokens": [1, 2, -3, 4]}, regard.ArgumentError, "max_new_tokens=-3"),
         ({"max_new_tokens": 2.5}, regard.DTypeError, "max_new_tokens=2.5"),
-        ({"end": WORDS}, regard.ArgumentError, f"token {WORDS} is outside"),
+        ({"end": WORDS}, regard.ArgumentError, f"Token {WORDS} is out of range for a vocabulary of {WORDS}"),
         ({"suppress_tokens": [END]}, regard.ArgumentError, r"end=2 and suppress_tokens=\(2,\); remove 2"),
-        ({"suppress_tokens": [99]}, regard.ArgumentError, "token 99 is outside"),
+        ({"suppress_tokens": [99]}, regard.ArgumentError, f"Token 99 is out of range for a vocabulary of {WORDS}"),
         ({"source": [[5, 6]]}, regard.DTypeError, "a source of type list"),
     ],
 )

@@ -198,6 +198,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "tokens.model is not the vocabulary that model.safetensors was trained with",
     ),
     "weights without a checksum": (changed, "model.safetensors does not match its checksum"),
+    "previous format": (
+        lambda folder: (folder / CONFIG).write_text('{"format": "regard translator 2", "plan": {}}'),
+        "was written by an older version of regard",
+    ),
     "old format": (
         lambda folder: (folder / CONFIG).write_text('{"format": "regard translator 1", "plan": {}}'),
         "was written by an older version of regard",

@@ -322,20 +322,23 @@ def test_swap_trains_the_other_direction(tmp_path: Path, files: tuple[Path, Path
 
 
 REFUSED = {
-    "no folder": (["{a.en}", "{a.de}"], "no folder to write to; name one: --output FOLDER"),
+    "no folder": (["{a.en}", "{a.de}"], "train needs a folder for the model: --output FOLDER"),
     "missing file": (["{no.en}", "{a.de}", "-o", "{m}"], "No such file"),
     "unequal files": (["{a.en}", "{short.de}", "-o", "{m}"], "60 lines, but"),
     "bad UTF-8": (["{a.en}", "{latin.de}", "-o", "{m}"], ": not UTF-8"),
     "a folder": (["{a.en}", "{photos}", "-o", "{m}"], "a folder"),
     "empty files": (["{empty}", "{empty.de}", "-o", "{m}"], "No training pairs are left"),
     "the same file twice": (["{a.en}", "{a.en}", "-o", "{m}"], "SOURCE and TARGET are both"),
-    "pairs and a target": (["{a.tsv.gz}", "{a.de}", "-o", "{m}"], "a file with pairs"),
+    "pairs and a target": (
+        ["{a.tsv.gz}", "{a.de}", "-o", "{m}"],
+        "is a file of pairs, but there are two files",
+    ),
     "two ends": (["{a.en}", "{a.de}", "-o", "{m}", "--epochs", "2", "--updates", "9"], "one of them"),
     "one file without tabs": (["{a.en}", "-o", "{m}"], ": no tab"),
     "folder with something": (["{a.en}", "{a.de}", "-o", "{photos}"], "is not empty"),
     "no model to go on with": (["-o", "{photos}", "--resume"], "no config.json"),
     "nothing to go on with": (["-o", "{m}", "--resume"], "Nothing to resume"),
-    "no pairs": (["-o", "{m}"], "Pass the training pairs"),
+    "no pairs": (["-o", "{m}"], "train needs sentence pairs"),
     "file as folder": (["{a.en}", "{a.de}", "-o", "{a.en}"], "a.en"),
     "folder below a file": (["{a.en}", "{a.de}", "-o", "{a.en}/model"], "a.en"),
     "unwritable": (["{a.en}", "{a.de}", "-o", "/proc/model"], "/proc/model"),
@@ -497,7 +500,7 @@ def test_the_command_extends_a_training_and_does_not_shorten_it(
 ) -> None:
     model = tmp_path / "model"
     run("train", *files, "-o", model, "--preset", "tiny", "--epochs", 2, *SMALL)
-    run("train", "-o", model, "--resume")  # nothing is left to do, and the preset's 10 epochs do not count
+    run("train", "-o", model, "--resume")  # already finished; the preset's 10 epochs do not count
     assert read_config(model)["settings"]["training"]["epochs"] == 2
     steps = Checkpoint.all(model)[-1].step
     run("train", "-o", model, "--resume", "--epochs", 4)
@@ -506,11 +509,11 @@ def test_the_command_extends_a_training_and_does_not_shorten_it(
     for option in (("--epochs", 1), ("--updates", 9999)):
         run("train", "-o", model, "--resume", *option, status=2)
         shown = capsys.readouterr().err
-        assert "was planned for 4 epochs, and now it is" in shown
-        assert "a training can be made longer, --epochs N" in shown
+        length = "1 epoch" if option[0] == "--epochs" else "9999 updates"
+        assert f"Cannot shorten {str(model)!r} from 4 epochs to {length}. Use a larger --epochs" in shown
     run("train", "-o", model, "--resume", "--set", "training.learning_rate=3", status=2)
     shown = capsys.readouterr().err
-    assert "was begun with training.learning_rate=0.002, and now it is 3.0; leave it out" in shown
+    assert "with training.learning_rate=3.0: it was started with 0.002. Remove the setting" in shown
 
 
 @pytest.fixture
@@ -546,28 +549,28 @@ def test_an_interrupted_training_aligns_with_the_selected_head(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    other = AlignmentHead(layer=0, heads=(1,), shift="output")  # none that is taken by default
-    done = "is not at its end, where it tries what aligns best; that was done now."
-    last = "as its data are missing or damaged, its last layer is read."
-    torch.manual_seed(0)  # parameters with which a translation has words
+    other = AlignmentHead(layer=0, heads=(1,), shift="output")  # not the default
+    done = "selected it now."
+    last = "its data are missing or damaged, so the last layer is used."
+    torch.manual_seed(0)  # with these parameters translations are not empty
     write_parameters(
         interrupted,
         {name: 0.4 * torch.randn(x.shape) for name, x in load_model(interrupted).model.state_dict().items()},
     )
 
-    def shown(recorder: str) -> list[str]:
+    def shown(note: str) -> list[str]:
         run(command, "-m", interrupted, *ALIGNING[command])
         out, err = capsys.readouterr()
-        said = [line for line in err.splitlines() if "the training of" in line]
-        assert len(said) == bool(recorder)
-        assert all(line.endswith(recorder) for line in said)
+        notes = [line for line in err.splitlines() if "has no alignment head yet" in line]
+        assert len(notes) == bool(note)
+        assert all(line.endswith(note) for line in notes)
         return [out, Path("x.svg").read_text("utf-8") if command == "draw" else ""]
 
     folder_config = (interrupted / CONFIG).read_text()
     found: dict[str, list[str]] = {}
-    for name, choice in (("other", other), ("default", AlignmentHead())):
+    for name, head in (("other", other), ("default", AlignmentHead())):
         (interrupted / CONFIG).write_text(
-            json.dumps(json.loads(folder_config) | {"alignment": choice.to_dict()})
+            json.dumps(json.loads(folder_config) | {"alignment": head.to_dict()})
         )
         found[name] = shown("")
     assert found["other"] != found["default"]

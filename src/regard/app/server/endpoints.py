@@ -48,20 +48,8 @@ async def _models(state: AppState, request: requests.EmptyRequest, path: Path) -
     registry = state.registry
     if registry.can_refresh:
         await state.worker.run(registry.refresh)
-    models = [
-        schema.ModelInfo(
-            name=entry.name,
-            kind=entry.kind,
-            about=entry.about,
-            attends=entry.attends,
-            layers=entry.layers,
-            heads=entry.heads,
-            max_tokens=entry.max_tokens,
-            languages=entry.languages,
-            examples=list(entry.examples),
-        )
-        for entry in registry.entries.values()
-    ]
+    entries = list(registry.entries.values())
+    models = msgspec.convert(entries, list[schema.ModelInfo], from_attributes=True)
     recordings = [
         schema.RecordingInfo(name=name, id=view_id, about=_size(view))
         for name, (view_id, view) in state.recordings.items()

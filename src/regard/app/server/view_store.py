@@ -1,6 +1,5 @@
 """Open views by id; the least recently used are evicted."""
 
-import base64
 import secrets
 import threading
 from collections import OrderedDict
@@ -8,9 +7,9 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-import numpy as np
 from torch import Tensor
 
+from regard.app.protocol import encode_array
 from regard.app.server.schema import AnswerResponse, Array, ViewResponse
 from regard.app.server.security import RequestError
 from regard.app.view_model import ViewModel
@@ -89,7 +88,9 @@ class ViewStore:
         answer = view.ask(question, arguments(request))
         if question != "numbers" and view_id not in self._pinned:
             self._store(view_id, view)  # its size changed: expensive answers are cached in the view
-        return AnswerResponse(facts=answer.facts, arrays=[_encode(array) for array in answer.arrays])
+        return AnswerResponse(
+            facts=answer.facts, arrays=[Array(**encode_array(array)) for array in answer.arrays]
+        )
 
     def _store(self, view_id: str, view: ViewModel) -> None:
         size = view_bytes(view)
@@ -111,11 +112,6 @@ class ViewStore:
 def arguments(request: msgspec.Struct) -> dict[str, Any]:
     """Return the fields of a request that are not None."""
     return {name: value for name, value in msgspec.structs.asdict(request).items() if value is not None}
-
-
-def _encode(array: Any) -> Array:
-    floats = np.ascontiguousarray(array, dtype="<f4")
-    return Array(shape=list(floats.shape), data=base64.b64encode(floats.tobytes()).decode("ascii"))
 
 
 def view_bytes(view: ViewModel) -> int:

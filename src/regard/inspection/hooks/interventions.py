@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from regard.errors import ArgumentError
 from regard.inspection.hooks.interception import EDIT, Function, Patch, PatchSet
+from regard.inspection.hooks.transformers import ScoreKeywords
 from regard.inspection.replacements import AttentionCall, Intervention, intervene
 from regard.mechanism.operator import attend, attention
 from regard.mechanism.scores import Dot, ScaledDot
@@ -122,7 +123,7 @@ def _hosted(
 
     def uniform() -> Tensor:
         zeros = (x.new_zeros(*x.shape[:-1], 1) for x in (query, key))
-        removed = ("position_bias", "s_aux", "softcap", "output_attentions")
+        removed = (*ScoreKeywords._fields, "output_attentions")
         plain = {name: option for name, option in options.items() if name not in removed}
         return recompute(*zeros, **plain)[0].transpose(1, 2)
 

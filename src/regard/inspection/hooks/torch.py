@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.inspection.capture import CapturedCall, Kind, RowMask, causal_mask, intersect
+from regard.inspection.capture import AttentionKind, CapturedCall, RowMask, causal_mask, intersect
 from regard.inspection.hooks.interception import (
     THREAD,
     Function,
@@ -58,7 +58,7 @@ def _capture_sdpa(
 ) -> CapturedCall | None:
     if query.is_nested or query.dim() < 2:
         return None
-    kind: Kind = "self" if query.shape[-2] == key.shape[-2] else "cross"
+    kind: AttentionKind = "self" if query.shape[-2] == key.shape[-2] else "cross"
     mask = _sdpa_mask(query, key, attn_mask, is_causal)
     return CapturedCall(query.detach(), key.detach(), scale, mask=mask, kind=kind)
 
@@ -103,7 +103,7 @@ def _capture_multihead(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> CapturedCall:
-    kind: Kind = "self" if query is key else "cross"
+    kind: AttentionKind = "self" if query is key else "cross"
     lengths = None
     if query.is_nested:
         lengths = torch.tensor([sequence.shape[0] for sequence in query.unbind()])

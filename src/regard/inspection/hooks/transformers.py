@@ -5,7 +5,8 @@ watched, it gets that function in a wrapper that also reports the call. The impl
 """
 
 import sys
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,19 @@ from regard.inspection.layers import is_cross_attention
 from regard.mechanism.mask_algebra import CallShape, Mask, union
 
 _CROSS_ARGUMENTS = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
+
+
+class ScoreKeywords(NamedTuple):
+    """The keywords of transformers' attention functions that change the scores."""
+
+    softcap: float | None
+    s_aux: Tensor | None  # the sink
+    position_bias: Tensor | None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "ScoreKeywords":
+        """Select them from all keywords."""
+        return cls(options.get("softcap"), options.get("s_aux"), options.get("position_bias"))
 
 
 def patches() -> list[Patch]:
@@ -101,29 +115,27 @@ def _capture(
     *args: Any,
     scaling: float | None = None,
     is_causal: bool | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
-    sliding_window: int | None = None,
-    **others: Any,
+    **options: Any,
 ) -> CapturedCall | None:
     if query.dim() != 4 or query.is_nested:
         return None
     update = THREAD.cache_update
     update = update if update is not None and update.keys is key else None
+    softcap, sink, bias = ScoreKeywords.of(options)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if "flash" in name:
-        mask = _flash_mask(query, key, attention_mask, causal, sliding_window, others)
+        mask = _flash_mask(query, key, attention_mask, causal, options)
     else:
         causal = causal and name != "eager" and attention_mask is None and query.shape[-2] > 1
         if causal and key.shape[-2] > query.shape[-2]:  # a static cache that was empty
             key = key[..., : query.shape[-2], :]
-            position_bias = None if position_bias is None else position_bias[..., : query.shape[-2]]
+            bias = None if bias is None else bias[..., : query.shape[-2]]
         if causal:
             mask = causal_mask(query.shape[-2], key.shape[-2], query.device)
         else:
             mask = _mask(query, key, attention_mask)
-    sink = getattr(module, "sinks", None) if s_aux is None and name == "eager" else s_aux
+    if sink is None and name == "eager":
+        sink = getattr(module, "sinks", None)
     return CapturedCall(
         query.detach(),
         key.detach(),
@@ -131,7 +143,7 @@ def _capture(
         softcap,
         sink.detach() if isinstance(sink, Tensor) else None,
         mask,
-        () if position_bias is None else (position_bias.detach(),),
+        () if bias is None else (bias.detach(),),
         "cross" if cross else "self",
         None if update is None else update.new_keys.detach(),
         cached=update is not None,
@@ -162,7 +174,7 @@ def _mask(query: Tensor, key: Tensor, mask: Any) -> RowMask | None:
 
 
 def _flash_mask(
-    query: Tensor, key: Tensor, mask: Any, causal: bool, window: int | None, options: dict[str, Any]
+    query: Tensor, key: Tensor, mask: Any, causal: bool, options: Mapping[str, Any]
 ) -> RowMask | None:
     """Return the mask of a flash kernel, which gets padding, causality, window and packing as options.
 
@@ -171,6 +183,7 @@ def _flash_mask(
     queries, keys = query.shape[-2], key.shape[-2]
     position = torch.arange(queries, device=query.device)
     result = causal_mask(queries, keys, query.device, "end") if causal else None
+    window = options.get("sliding_window")
     if window is not None:
         end = position[:, None] + keys - queries
         result = intersect(result, RowMask((end - window + 1).clamp(min=0), (end + window).clamp(max=keys)))

@@ -90,12 +90,12 @@ class LexicalAligner:
         return cls(words, keys, models)
 
     def links(
-        self, pairs: Sequence[tuple[str, str]], how: SymmetrizationMethod = "intersection"
+        self, pairs: Sequence[tuple[str, str]], method: SymmetrizationMethod = "intersection"
     ) -> list[Links]:
         """Return the links of each pair, both directions symmetrized; the intersection is most precise."""
         forward, backward = self._posteriors(pairs)
         return [
-            symmetrize(_best_links(first), reverse_links(_best_links(second.T)), how)
+            symmetrize(_best_links(first), reverse_links(_best_links(second.T)), method)
             for first, second in zip(forward, backward, strict=True)
         ]
 

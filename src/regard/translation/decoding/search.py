@@ -99,22 +99,15 @@ class Sample:
     n_samples: int = 1
 
     def __post_init__(self) -> None:
+        cure = "For the most probable token, use Greedy()."
         check_number(
-            "Sample got temperature",
-            self.temperature,
-            min=MIN_TEMPERATURE,
-            max=MAX_TEMPERATURE,
-            cure="For the most probable token, use Greedy().",
+            "Sample got temperature", self.temperature, min=MIN_TEMPERATURE, max=MAX_TEMPERATURE, cure=cure
         )
         check_number("Sample got top_p", self.top_p, above=0, max=1, cure="1 samples from all tokens.")
         check_int("Sample got seed", self.seed)
         check_int("Sample got n_samples", self.n_samples, min=1)
-        check_number(
-            "Sample got n_samples",
-            self.n_samples,
-            max=MAX_HYPOTHESES,
-            cure="Sample several times with different seeds.",
-        )
+        cure = "Sample several times with different seeds."
+        check_number("Sample got n_samples", self.n_samples, max=MAX_HYPOTHESES, cure=cure)
 
 
 Strategy = Greedy | Beam | Sample
@@ -176,11 +169,11 @@ def search(
     with torch.inference_mode(), eval_mode(model):
         device = model.output_weight.device
         suppressed = suppressed.to(device)
-        extender: _BeamExtender | _Sampler
-        if isinstance(strategy, Sample):
-            extender = _Sampler(strategy, source)
-        else:
-            extender = _BeamExtender(strategy, len(source), device)
+        extender = (
+            _Sampler(strategy, source)
+            if isinstance(strategy, Sample)
+            else _BeamExtender(strategy, len(source), device)
+        )
         results = _Results(extender, torch.tensor(limits, device=device), end)
         live, state = _Live.start(len(source), extender.rows, start, device), model.start(source)
         state_rows, rows = len(source), live.sentences  # rows: for each hypothesis, its row in the state

@@ -6,6 +6,8 @@ const THUMBNAIL_SIZE = 64;
 const MAX_LAYER_REQUESTS = 2;
 const MAX_REQUEST_WEIGHTS = 2 ** 30; // heads of long texts are loaded a few at a time
 const UNSPECIFIC = new Set(["", "mixed", "other"]); // labels that come last
+const spaced = (measure) => measure.replaceAll("_", " ");
+const formatMeasure = (measure, value) => measure === "distance" ? `${value.toFixed(1)} tokens` : `${percent(value)} %`;
 
 export class HeadsView {
   constructor(pane) {
@@ -81,7 +83,7 @@ export class HeadsView {
   show() {
     const { state } = this.pane;
     const { sort } = state.values;
-    const options = [["natural", "layer"], ["label", "label"], ...this.measures.map((name) => [`measure ${name}`, `largest “${name}”`])];
+    const options = [["natural", "layer"], ["label", "label"], ...this.measures.map((name) => [`measure ${name}`, `largest ${spaced(name)}`])];
     const known = options.some(([value]) => value === sort) ? sort : "natural";
     if (this.options !== JSON.stringify([options, known])) {
       this.options = JSON.stringify([options, known]);
@@ -115,7 +117,7 @@ export class HeadsView {
     if (sort !== "label") {
       const measure = sort.slice("measure ".length);
       const ranked = [...all].sort((a, b) => (b.measures[measure] ?? 0) - (a.measures[measure] ?? 0));
-      const cells = ranked.map((info) => this.thumbnail(info, name(info), `${percent(info.measures[measure] ?? 0)} %`));
+      const cells = ranked.map((info) => this.thumbnail(info, name(info), formatMeasure(measure, info.measures[measure] ?? 0)));
       return [make("section", { class: "head-row" }, make("div", { class: "thumbnails" }, ...cells))];
     }
     const labels = [...new Set(all.map(({ label }) => label))].sort((a, b) => UNSPECIFIC.has(a) - UNSPECIFIC.has(b) || a.localeCompare(b));
@@ -127,7 +129,7 @@ export class HeadsView {
 
   thumbnail({ layer, head, label, measures, picture }, name, caption = label) {
     const canvas = make("canvas", { class: "picture", "aria-hidden": "true" });
-    const details = Object.entries(measures).map(([measure, value]) => `${measure} ${percent(value)} %`).join(", ");
+    const details = Object.entries(measures).map(([measure, value]) => `${spaced(measure)} ${formatMeasure(measure, value)}`).join(", ");
     const title = `${this.pane.input.layers[layer].label}, head ${head}: ${label}`;
     const node = make("button", {
       type: "button",

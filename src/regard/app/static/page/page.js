@@ -80,9 +80,9 @@ async function openSection(navigated = true) {
   const panel = makePanel(title, signal);
   byId("section").replaceChildren(panel.element);
   const load = async () => [await import(`./sections/${name}.js`), await get("api/models", signal)];
-  panel.run(load, ([section, { models, pending = [], folders, recordings = [] }]) => {
+  panel.run(load, ([section, { models, pending = [], recordings = [] }]) => {
     const save = (change) => saveState(name, Object.assign(state, change), signal);
-    section.open({ element: panel.body, state, save, models, pending, folders, recordings, signal });
+    section.open({ element: panel.body, state, save, models, pending, recordings, signal });
     if (pending.length && panel.body.querySelector(".empty-state")) waitForModel(pending, signal).catch(() => {}); // closed
   });
 }

@@ -4,7 +4,7 @@ const RECONNECT_INTERVAL = 2000; // milliseconds
 const MAX_TRIES = 3; // if the server is busy
 const MAX_RETRY_DELAY = 5; // seconds
 
-export class RequestError extends Error {
+class RequestError extends Error {
   // final: repeating the request would fail again
   constructor(message, { disconnected = false, final = false } = {}) {
     super(message);

@@ -59,8 +59,8 @@ export function freshId(name) {
   return `regard-${name}-${lastId}`;
 }
 
-// Roving tab index: arrow keys, Home and End move among nodes of which one is in the tab order.
-// columns(): number of nodes per row, for the arrow keys that change rows.
+// Roving tab index: one node is in the tab order; arrow keys, Home and End move among the nodes.
+// columns(): number of nodes per row.
 export function rove(nodes, event, columns = () => 1) {
   if (event.ctrlKey || event.altKey || event.metaKey) return null;
   const current = nodes.indexOf(event.target.closest("button, [tabindex]"));
