@@ -22,8 +22,11 @@ from torch.library import opcheck
 
 import regard
 from regard.mechanism import fused
+from regard.mechanism.call.arguments import Call, prepare
+from regard.mechanism.call.layout import Layout
 from regard.mechanism.call.problem import Problem, ProblemConfig
-from regard.mechanism.scores import Prepared
+from regard.mechanism.normalizers import Softmax
+from regard.mechanism.scores import Prepared, ScaledDot
 from tests.cases import NORMALIZERS, Case, Shape, leaves
 from tests.recorder import Largest
 
@@ -396,12 +399,12 @@ class Described(NamedTuple):
 
 def described() -> Described:
     """An encoded call."""
-    x, output, tau = numbers(1, 2, 3, 4), torch.empty(1, 2, 3, 4), torch.empty(1, 2, 1, 3, 2)
-    plain = fused.FastCall((1, 2, 1), (3, 3, 4, 4), 0, False, (0.5, 1.0, 0.0, 0.0, 1.0), None, None)
-    slots = fused.SLOTS
-    per_query = ((slots["query"], x), (slots["output"], output))
-    per_key = ((slots["key"], x), (slots["value"], x))
-    return Described(fused.encode(plain, per_query, per_key, tau), plain.factors, [x, output, tau])
+    x = numbers(1, 2, 3, 4)
+    call = Call(ScaledDot(), None, None, Softmax(), 0.0, None)
+    problem = prepare(x, x, x, Layout.of(x, x, x), call)
+    output, tau = fused.empty_results(problem)
+    encoded = fused.encode(problem, {"output": output, "tau": tau})
+    return Described(encoded.numbers, encoded.factors, [x, output, tau])
 
 
 def test_a_truncated_encoding_is_rejected():
@@ -434,10 +437,10 @@ def test_out_of_range_numbers_are_rejected(at, number):
 def test_tensors_of_the_wrong_dtype_are_rejected():
     call = described()
     first, size = 1 + 3 + 15, 4 + 2 * 5
-    for tensor in range(5):  # query, output, key, value, tau
+    for tensor in range(5):  # query, key, value, output, tau
         at = first + tensor * size
         for kind in range(-1, 8):
-            if kind in ((1,) if tensor in (1, 4) else (1, 2, 3)):
+            if kind in ((1,) if tensor >= 3 else (1, 2, 3)):
                 continue
             changed = call.numbers.copy()
             changed[at + 1] = kind

@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import regard
-from regard.mechanism import fused, operator, tiled
+from regard.mechanism import dispatch, fused, tiled
 from tests import naive
 from tests.cases import BIASES, MASKS, NORMALIZERS, SCORES, TABLE, Case, Shape, leaves, pairs, product
 
 IMPLEMENTATIONS = ("reference", "tiled")  # of float64; test_fused.py is about the kernels
-EVERY = operator.IMPLEMENTATIONS if fused.available() else IMPLEMENTATIONS
+EVERY = dispatch.IMPLEMENTATIONS if fused.available() else IMPLEMENTATIONS
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -447,7 +447,7 @@ class LearnedScale(torch.nn.Module, OwnSoftmax):
 class TestExplain:
     @pytest.fixture(autouse=True)
     def _free_choice(self, monkeypatch):
-        monkeypatch.setattr(operator, "_FROM_ENVIRONMENT", None)
+        monkeypatch.setattr(dispatch, "FROM_ENVIRONMENT", None)
 
     def test_explain_computes_nothing(self):
         x = torch.empty(8, 65536, 64, device="meta")

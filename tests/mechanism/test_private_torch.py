@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard
-from regard.mechanism import fast_path, fused, operator, torch_state
+from regard.mechanism import dispatch, fast_path, fused, torch_state
 
 PRIVATE = {
     "_transforms_active": "_C._are_functorch_transforms_active",
@@ -109,7 +109,7 @@ def test_results_are_the_same_without_them(missing, mask, monkeypatch):
 
 
 @pytest.mark.skipif(
-    not fused.available() or operator._FROM_ENVIRONMENT not in (None, "fused"), reason="no fast path"
+    not fused.available() or dispatch.FROM_ENVIRONMENT not in (None, "fused"), reason="no fast path"
 )
 def test_the_fast_path_needs_all_private_functions(monkeypatch):
     x = torch.randn(2, 3, 5, 8)

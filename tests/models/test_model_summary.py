@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
-from regard.mechanism import operator
+from regard.mechanism import dispatch
 from regard.models import (
     DecoderBlock,
     EncoderBlock,
@@ -30,7 +30,7 @@ CONFIG = TransformerConfig(width=WIDTH, heads=4, layers=2, ffn_dim=40, dropout=0
 @pytest.fixture(autouse=True)
 def dense(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Use the reference, whose matrix products torch's counter sees."""
-    monkeypatch.setattr(operator, "_FROM_ENVIRONMENT", "reference")
+    monkeypatch.setattr(dispatch, "FROM_ENVIRONMENT", "reference")
     with torch.no_grad():
         yield
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.errors import ArgumentError
-from regard.mechanism import fused
 from regard.mechanism.call.arguments import Call, prepare
 from regard.mechanism.call.layout import Layout
 from regard.mechanism.call.problem import Problem
@@ -145,11 +144,10 @@ def _problem(call: CapturedCall) -> Problem:
     layout = Layout.of(query, call.key, call.key)
     with torch.no_grad():
         problem = prepare(query, call.key, call.key[..., :1], layout, arguments).without("value")
-    has_kernel = fused.unsupported_reason(normalize, problem["query"].dtype, query.device) is None
     # τ is unknown (NaN) and computed on first use; here it only has its shape
     size = (*layout.batch, layout.groups, layout.per_group, query.shape[-2], 2)
     unknown = problem["query"].new_full((1,), math.nan).expand(size)
-    return problem.with_config(fused=has_kernel).with_tensors({**problem.tensors, "tau": unknown})
+    return problem.with_config(fused=True).with_tensors({**problem.tensors, "tau": unknown})
 
 
 def unshared_key(key: Tensor) -> Tensor:

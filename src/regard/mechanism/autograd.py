@@ -6,15 +6,20 @@ rule here use the reference.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.mechanism import fused, reference, tiled
-from regard.mechanism.call.problem import DIFFERENTIABLE, Problem, ProblemConfig, kind
-from regard.mechanism.normalizers import from_text, to_text
+from regard.mechanism.call.problem import (
+    DIFFERENTIABLE,
+    Problem,
+    ProblemConfig,
+    deserialize,
+    kind,
+    serialize,
+)
 from regard.mechanism.precision import autocast_off
 from regard.mechanism.torch_state import batched, forward_mode, subclassed, traced
 
@@ -170,7 +175,7 @@ class _AttentionBackward(torch.autograd.Function):
 def _run_forward(problem: Problem) -> tuple[Tensor, Tensor, bool]:
     """Return output and τ, and whether the kernels computed them."""
     with autocast_off(problem["query"].device.type):
-        if problem.config.fused and _has_memory(problem) and fused.supports(problem):
+        if _kernels_run(problem):
             result = fused.forward(problem)
             if result is not None:
                 return *result, True
@@ -182,7 +187,7 @@ def _run_backward(
 ) -> dict[str, Tensor]:
     """Return the gradients of the wanted tensors, from the kernels if they support the problem."""
     with autocast_off(problem["query"].device.type):
-        if problem.config.fused and _has_memory(problem, tau, output, grad) and fused.supports(problem):
+        if _kernels_run(problem, tau, output, grad):
             grads = fused.backward(problem, tau, output, grad, wanted)
             if grads is not None:
                 return grads
@@ -190,6 +195,11 @@ def _run_backward(
 
 
 _PLAIN_TYPES = {Tensor, nn.Parameter, nn.Buffer}
+
+
+def _kernels_run(problem: Problem, *others: Tensor) -> bool:
+    """Whether the dispatch chose the kernels and they can read these tensors."""
+    return problem.config.fused and _has_memory(problem, *others) and fused.unsupported(problem) is None
 
 
 def _has_memory(problem: Problem, *others: Tensor) -> bool:
@@ -264,28 +274,11 @@ _forward.register_autograd(_backward_of_forward, setup_context=_setup_context)
 
 def _serialize(config: ProblemConfig, names: tuple[str, ...]) -> str:
     """Write configuration and tensor names as text, which a compiled graph can contain."""
-    softcap = "" if config.softcap is None else float(config.softcap).hex()
-    numbers = f"{float(config.scale).hex()}|{softcap}|{float(config.dropout).hex()}|{config.terms}"
-    return f"{to_text(config.normalize)}|{config.family}|{numbers}|{config.fused:d}|{','.join(names)}"
-
-
-@lru_cache(maxsize=256)
-def _parse(text: str) -> tuple[ProblemConfig, tuple[str, ...]]:
-    normalize, family, scale, softcap, dropout, terms, fused, names = text.split("|")
-    cap = float.fromhex(softcap) if softcap else None
-    config = ProblemConfig(
-        from_text(normalize),
-        family,
-        float.fromhex(scale),
-        cap,
-        float.fromhex(dropout),
-        int(terms),
-        fused=fused == "1",
-    )
-    return config, tuple(names.split(","))
+    return f"{config.fused:d}|{serialize(config, names)}"
 
 
 def _deserialize(text: str, tensors: Sequence[Tensor]) -> Problem:
-    config, names = _parse(text)
+    use_kernels, _, call = text.partition("|")
+    config, names = deserialize(call)
     problem = _problem(config, names, tensors)
-    return problem.with_config(queries=problem.queries)
+    return problem.with_config(queries=problem.queries, fused=use_kernels == "1")

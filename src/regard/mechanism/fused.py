@@ -7,7 +7,7 @@ recomputes it with the NaN-safe `tiled`.
 import importlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -47,9 +47,8 @@ _DTYPES = {
     "boolean": torch.bool,
 }
 _DROPOUT_KINDS = {"add": 0, "relu": 1, "relu_back": 2}
-_MAX_TERMS, _MAX_AXES = 4, 11
-_HEADER = 16  # numbers before the first tensor, except for the lead
-Tensors = Sequence[tuple[int, Tensor]]  # pairs of slot and tensor
+_COUNTED = {"dense biases": "bias", "relative biases": "line", "mask terms": "start"}
+_MAX_AXES = 11
 FLOAT_TYPES = {torch.float32, torch.bfloat16, torch.float16}
 _MAX_SEGMENTS = 8  # parallel parts of the backward pass, independent of the thread count
 _MIN_SEGMENT_ROWS = 256
@@ -78,6 +77,7 @@ def _load() -> tuple[Any, str]:
 _KERNELS, DESCRIPTION = _load()
 # Numbers of tensors, scores, normalizers and dtypes, from kernels/abi.h; empty without kernels.
 SLOTS: dict[str, int] = getattr(_KERNELS, "SLOTS", {})
+_LIMITS = {name: sum(kind(slot) == part for slot in SLOTS) for name, part in _COUNTED.items()}
 _SCORES: dict[str, int] = getattr(_KERNELS, "SCORES", {})
 _NORMALIZERS: dict[str | None, int] = getattr(_KERNELS, "NORMALIZERS", {})
 _TYPES = {_DTYPES[name]: i for name, i in getattr(_KERNELS, "TYPES", {}).items() if name in _DTYPES}
@@ -93,33 +93,36 @@ def few_rows() -> int:
     return 0 if _KERNELS is None else 1 if _KERNELS.lanes() == 4 else 3
 
 
-def unsupported_reason(normalize: Normalizer, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why the kernels do not support such calls; None if they do."""
+def unsupported(problem: Problem) -> str | None:
+    """Why the kernels do not support this problem; None if they do."""
+    query, config = problem["query"], problem.config
     if _KERNELS is None:
         return DESCRIPTION
-    if _kernel_name(normalize) is None:
-        return f"{type(normalize).__name__} has no kernel"
-    if dtype not in FLOAT_TYPES:
-        return f"{str(dtype).removeprefix('torch.')} has no kernel"
-    if device.type != "cpu":
-        return f"there are no kernels for {device.type}"
+    if _kernel_name(config.normalize) is None:
+        return f"{type(config.normalize).__name__} has no kernel"
+    if query.dtype not in FLOAT_TYPES:
+        return f"{str(query.dtype).removeprefix('torch.')} has no kernel"
+    if query.device.type != "cpu":
+        return f"there are no kernels for {query.device.type}"
+    if torch.compiler.is_compiling():  # sizes are symbolic; the operator checks them when it runs
+        return None
+    for name, limit in _LIMITS.items():
+        number = config.terms if name == "mask terms" else len(problem.all(_COUNTED[name]))
+        if number > limit:
+            return f"it has {number} {name} and the kernels take at most {limit}"
+    if query.dim() > _MAX_AXES:
+        return f"it has {query.dim() - 1} axes and the kernels take at most {_MAX_AXES - 1}"
+    if max(problem.keys, problem.queries) >= 2**31:
+        return "the kernels take fewer than 2^31 tokens"
+    if any(t.is_neg() for t in problem.tensors.values()):
+        return "a tensor is a lazy negation"
     return None
 
 
-def supports(problem: Problem) -> bool:
-    """Whether the kernels support this problem: dtype, device, sizes, numbers of biases and mask terms."""
-    query, tensors = problem["query"], problem.tensors
-    return (
-        _KERNELS is not None
-        and _kernel_name(problem.config.normalize) is not None
-        and query.dtype in FLOAT_TYPES
-        and query.device.type == "cpu"
-        and query.dim() <= _MAX_AXES
-        and problem.config.terms <= _MAX_TERMS
-        and max(problem.keys, problem.queries) < 2**31
-        and tensors.keys() <= SLOTS.keys()
-        and not any(t.is_neg() for t in tensors.values())
-    )
+def empty_results(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Allocate output and τ, in float32."""
+    results = empty(problem)
+    return results if results[0].dtype is torch.float32 else (results[0].float(), results[1].float())
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor] | None:
@@ -148,7 +151,12 @@ def backward(
     rows = per_group * problem.queries
     segments = _segments(math.prod(units), rows)
     buffers = {name: _grad_buffer(problem, name, lead, segments) for name in wanted}
-    extra = {"tau": tau, "output": output, "grad": grad, **{f"d_{name}": b for name, b in buffers.items()}}
+    extra: dict[str, Tensor | _GradBuffer] = {
+        "tau": tau,
+        "output": output,
+        "grad": grad,
+        **{f"d_{name}": b for name, b in buffers.items()},
+    }
     if not _call("backward", problem, extra, segments=segments):
         return None
     grads = {}
@@ -318,31 +326,72 @@ def _narrow(tensor: Tensor, index: dict[int, int]) -> tuple[slice, ...]:
     )
 
 
-def _call(kernel: str, problem: Problem, extra: dict[str, Any], segments: int = 1, k: int = 0) -> bool:
-    """Encode a problem and run a kernel on it; return whether the result is finite."""
-    config, tensors, lead = problem.config, problem.tensors, problem.lead()
-    normalize, value = config.normalize, tensors.get("value")
-    queries, width = tensors["query"].shape[-2:]
-    if not queries or 0 in lead:
-        return _zero_grads(extra)
-    encoded: list[int] = []
-    biases, lines = len(problem.all("bias")), len(problem.all("line"))
-    for name, tensor in tensors.items():
-        encoded += (SLOTS[name], _type(name, tensor), 0, tensor.data_ptr(), *tensor.shape, *tensor.stride())
-    for name, item in extra.items():
-        if type(item) is _GradBuffer:
-            tensor, axis = item.tensor, int(item.segment_stride is not None)
-            encoded += (SLOTS[name], _type(name, tensor), item.segment_stride or 0, tensor.data_ptr())
-            encoded += (*tensor.shape[axis:], *tensor.stride()[axis:])
-        else:
-            encoded += (SLOTS[name], _type(name, item), 0, item.data_ptr(), *item.shape, *item.stride())
-    normalizer, counts, sharpness, bias = encode_normalizer(normalize)
-    sizes = (queries, problem.keys, width, 0 if value is None else value.shape[-1])
-    position, limits = (config.queries, problem.first_key), (int(config.dropout * 2**32), segments, k)
-    kinds = (_SCORES[config.family], normalizer, counts)
-    numbers = _header(lead, sizes, position, kinds, limits, (biases, lines, config.terms))
+class Encoded(NamedTuple):
+    """A call as numbers and factors for the kernels, in the order of kernels/module.cpp."""
+
+    numbers: list[int]
+    factors: tuple[float, ...]
+    addresses: tuple[int, ...] = ()  # positions of the addresses that `run` fills in
+    tensors: tuple[Tensor, ...] = ()  # the others, which must stay alive
+
+    def run(self, kernel: str, tensors: Sequence[Tensor | None] = ()) -> bool:
+        """Run a kernel on tensors of the encoded shapes and strides; return whether the result is finite."""
+        numbers = self.numbers
+        if tensors:
+            numbers = numbers.copy()
+            for position, tensor in zip(self.addresses, tensors, strict=True):
+                numbers[position] = 0 if tensor is None else tensor.data_ptr()
+        return getattr(_KERNELS, kernel)(numbers, self.factors, torch.get_num_threads())
+
+
+def encode(
+    problem: Problem,
+    extra: Mapping[str, "Tensor | _GradBuffer"],
+    *,
+    segments: int = 1,
+    k: int = 0,
+    addresses: Sequence[str] = (),
+) -> Encoded:
+    """Encode a problem with its results.
+
+    addresses: names of the tensors whose addresses `Encoded.run` gets, in its order.
+    """
+    config, lead = problem.config, problem.lead()
+    value = problem.get("value")
+    normalizer, counts, sharpness, bias = _encode_normalizer(config.normalize)
+    numbers = [
+        *(len(lead), *lead),
+        *(problem.queries, problem.keys, problem["query"].shape[-1], 0 if value is None else value.shape[-1]),
+        *(config.queries, problem.first_key),
+        *(_SCORES[config.family], normalizer, counts),
+        *(int(config.dropout * 2**32), segments, k),
+        *(len(problem.all("bias")), len(problem.all("line")), config.terms),
+    ]
+    positions: dict[str, int] = {}
+    kept: list[Tensor] = []
+    for name, item in (*problem.tensors.items(), *extra.items()):
+        tensor, segment_stride = item if isinstance(item, _GradBuffer) else (item, None)
+        axis = int(segment_stride is not None)
+        positions[name] = len(numbers) + 3
+        numbers += (SLOTS[name], _type(name, tensor), segment_stride or 0, tensor.data_ptr())
+        numbers += (*tensor.shape[axis:], *tensor.stride()[axis:])
+        if name not in addresses:
+            kept.append(tensor)
     factors = (config.scale, sharpness, config.softcap or 0.0, bias, 1 / (1 - config.dropout))
-    return getattr(_KERNELS, kernel)(numbers + encoded, factors, torch.get_num_threads())
+    return Encoded(numbers, factors, tuple(positions[name] for name in addresses), tuple(kept))
+
+
+def _call(
+    kernel: str,
+    problem: Problem,
+    extra: Mapping[str, "Tensor | _GradBuffer"],
+    segments: int = 1,
+    k: int = 0,
+) -> bool:
+    """Encode a problem and run a kernel on it; return whether the result is finite."""
+    if not problem.queries or 0 in problem.lead():
+        return _zero_grads(extra)
+    return encode(problem, extra, segments=segments, k=k).run(kernel)
 
 
 def _type(name: str, tensor: Tensor) -> int:
@@ -354,79 +403,7 @@ def _type(name: str, tensor: Tensor) -> int:
     return number
 
 
-def _header(
-    lead: tuple[int, ...],
-    sizes: tuple[int, int, int, int],  # queries, keys, query width, value width
-    position: tuple[int, int],  # queries of the full call, first key of this part
-    kinds: tuple[int, int, bool],  # family, normalizer, whether it counts the keys
-    limits: tuple[int, int, int],  # dropout threshold, segments, k of `topk`
-    counts: tuple[int, int, int],  # biases, lines, mask terms
-) -> list[int]:
-    """Return the numbers before the tensors, in the order of kernels/module.cpp."""
-    return [len(lead), *lead, *sizes, *position, *kinds, *limits, *counts]
-
-
-class FastCall(NamedTuple):
-    """A call of the fast path: lead (b, g, r) or (g, r), sizes, normalizer, factors and mask interval."""
-
-    lead: tuple[int, ...]
-    sizes: tuple[int, int, int, int]  # queries, keys, query width, value width
-    normalizer: int
-    counts: bool  # whether the normalizer counts the keys
-    factors: tuple[float, ...]
-    start: Tensor | None
-    stop: Tensor | None
-
-
-def encode_and_run(kernel: str, call: FastCall, per_query: Tensors, per_key: Tensors, tau: Tensor) -> bool:
-    """Run a kernel on tensors (…, g · r, n, ·) per query and (…, g, n, ·) per key."""
-    return run(kernel, encode(call, per_query, per_key, tau), call)
-
-
-def run(kernel: str, numbers: list[int], call: FastCall) -> bool:
-    """Run a kernel on an encoded call; return whether the result is finite."""
-    return getattr(_KERNELS, kernel)(numbers, call.factors, torch.get_num_threads())
-
-
-def address_offsets(call: FastCall, count: int) -> range:
-    """Return the positions of the first `count` tensor addresses in an encoded call."""
-    axes = len(call.lead)
-    size = 4 + 2 * (axes + 2)
-    return range(axes + _HEADER + 3, axes + _HEADER + 3 + count * size, size)
-
-
-def encode(call: FastCall, per_query: Tensors, per_key: Tensors, tau: Tensor) -> list[int]:
-    """Encode a call as numbers: the header, then each tensor."""
-    lead, sizes, start, stop = call.lead, call.sizes, call.start, call.stop
-    masked = start is not None or stop is not None
-    kinds = (_SCORES["dot"], call.normalizer, call.counts)
-    numbers = _header(lead, sizes, (sizes[0], 0), kinds, (0, 1, 0), (0, 0, masked))
-    *batch, groups, per_group = lead
-    for slot, tensor in per_query:
-        *outer, head, row, column = tensor.stride()
-        numbers += (slot, _type("a tensor", tensor), 0, tensor.data_ptr(), *lead, *tensor.shape[-2:])
-        numbers += (*outer, head * per_group, head, row, column)
-    for slot, tensor in per_key:
-        *outer, head, row, column = tensor.stride()
-        numbers += (
-            slot,
-            _type("a tensor", tensor),
-            0,
-            tensor.data_ptr(),
-            *batch,
-            groups,
-            1,
-            *tensor.shape[-2:],
-        )
-        numbers += (*outer, head, 0, row, column)
-    numbers += (SLOTS["tau"], _type("tau", tau), 0, tau.data_ptr(), *tau.shape, *tau.stride())
-    for slot, side in ((SLOTS["start0"], start), (SLOTS["stop0"], stop)):
-        if side is not None:
-            numbers += (slot, _type("the mask", side), 0, side.data_ptr(), *side.shape, *side.stride())
-    return numbers
-
-
-def encode_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
+def _encode_normalizer(normalize: Normalizer) -> tuple[int, bool, float, float]:
     """Return the kernel number, whether it counts the keys, the inverse temperature and the bias."""
     sharpness = 1 / normalize.temperature if type(normalize) is Softmax else 1.0
     bias = normalize.bias if type(normalize) is Sigmoid else 0.0
@@ -442,19 +419,19 @@ def _kernel_name(normalize: Normalizer) -> str | None:
     return kernel
 
 
-def is_single_segment(call: FastCall) -> bool:
+def is_single_segment(problem: Problem) -> bool:
     """Whether the backward pass needs neither segments nor padding."""
-    *units, per_group = call.lead
-    queries, _, width, value_width = call.sizes
-    lanes = _KERNELS.lanes()
-    return width % lanes == value_width % lanes == 0 and _segments(math.prod(units), per_group * queries) == 1
+    *units, per_group = problem.lead()
+    widths = problem["query"].shape[-1], problem["value"].shape[-1]
+    aligned = not any(width % _KERNELS.lanes() for width in widths)
+    return aligned and _segments(math.prod(units), per_group * problem.queries) == 1
 
 
 def _segments(units: int, rows: int) -> int:
     return max(min(_MAX_SEGMENTS // max(units, 1), rows // _MIN_SEGMENT_ROWS), 1)
 
 
-def _zero_grads(extra: dict[str, Any]) -> bool:
+def _zero_grads(extra: Mapping[str, "Tensor | _GradBuffer"]) -> bool:
     """Without rows, all gradients are zero."""
     for value in extra.values():
         if isinstance(value, _GradBuffer):

@@ -6,36 +6,27 @@ output  = weights · value                      … h q e
 """
 
 import math
-import os
 from dataclasses import dataclass
 from functools import partial
 from typing import Never, TypedDict, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard._util.checks import check_dense
 from regard._util.text import format_bytes
-from regard.errors import ArgumentError, DeviceError, DTypeError, ShapeError
-from regard.mechanism import autograd, fast_path, fused, reference
+from regard.errors import DeviceError, DTypeError, ShapeError
+from regard.mechanism import autograd, dispatch, fast_path, reference
 from regard.mechanism.call import keyword_hints
-from regard.mechanism.call.arguments import Bias, Call, check_score, prepare
+from regard.mechanism.call.arguments import Bias, Call, prepare
 from regard.mechanism.call.layout import Layout
-from regard.mechanism.call.problem import Problem
+from regard.mechanism.call.problem import Problem, ProblemConfig
 from regard.mechanism.mask_algebra import Mask
-from regard.mechanism.normalizers import Normalizer, Sink, Softmax, to_text
+from regard.mechanism.normalizers import Normalizer, Sink, Softmax
 from regard.mechanism.precision import autocast_off, autocasts
 from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
-from regard.mechanism.torch_state import forward_mode, subclassed
+from regard.mechanism.torch_state import fake_mode, subclassed
 from regard.mechanism.weights.matrix import Weights
-
-IMPLEMENTATIONS = ("reference", "tiled", "fused")
-_FROM_ENVIRONMENT = os.environ.get("REGARD_IMPLEMENTATION") or None
-if _FROM_ENVIRONMENT not in (None, *IMPLEMENTATIONS):
-    raise ArgumentError(
-        f"the environment variable REGARD_IMPLEMENTATION is {_FROM_ENVIRONMENT!r}; "
-        f"use {', '.join(IMPLEMENTATIONS)}."
-    )
 
 
 def attention(
@@ -75,7 +66,7 @@ def attention(
     if positional or unknown:
         keyword_hints.raise_unexpected("attention", positional, unknown)
     call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
-    if implementation is None and _FROM_ENVIRONMENT in (None, "fused"):
+    if implementation is None and dispatch.FROM_ENVIRONMENT in (None, "fused"):
         result = fast_path.attention(query, key, value, call, need_tau=False)
         if result is not None:
             return result[0]
@@ -112,7 +103,7 @@ def attend(
     if positional or unknown:
         keyword_hints.raise_unexpected("attend", positional, unknown)
     call = Call(score, mask, bias, _normalizer(normalize), dropout, generator)
-    if implementation is None and _FROM_ENVIRONMENT in (None, "fused"):
+    if implementation is None and dispatch.FROM_ENVIRONMENT in (None, "fused"):
         result = fast_path.attention(query, key, value, call, need_tau=True)
         if result is not None:
             output, tau = result
@@ -187,16 +178,23 @@ def explain(
     unknown = {name: None for name in options if name not in Options.__annotations__}
     if positional or unknown:
         keyword_hints.raise_unexpected("explain", positional, unknown)
+    call = Call(
+        options.get("score", ScaledDot()),
+        options.get("mask"),
+        options.get("bias"),
+        _normalizer(options.get("normalize", Softmax())),
+        options.get("dropout", 0.0),
+        options.get("generator"),
+    )
     _check_inputs(query, key, value)
-    layout = Layout.of(query, key, value)
-    normalize = _normalizer(options.get("normalize", Softmax()))
-    subclass = subclassed(query, key, value)
-    chosen, why = _select_implementation(normalize, query, options.get("implementation"), subclass)
-    pairs = math.prod(layout.lead) * query.shape[-2] * key.shape[-2]
+    problem = _prepare_without_computing(query, key, value, call)
+    chosen, why = dispatch.choose(problem, options.get("implementation"))
+    pairs = math.prod(problem.lead()) * problem.queries * problem.keys
     size = format_bytes(pairs * max(query.element_size(), 4))
     reasons = [why, f"the dense weights {'' if chosen == 'reference' else 'would '}take {size}"]
-    score = options.get("score", ScaledDot())
-    check_score(score)
+    if chosen == "fused":
+        reasons.append("if the result is not finite, tiled recomputes it")
+    score = call.score
     if not isinstance(score, Score):
         name = getattr(score, "__name__", type(score).__name__)
         reasons.append(f"the score is the function {name}: its scores are a dense matrix of {size}")
@@ -207,41 +205,6 @@ def explain(
             dense_size = format_bytes(tensor.numel() * tensor.element_size())
             reasons.append(f"the {name} is a dense tensor of {dense_size}")
     return Explanation(chosen, tuple(reasons))
-
-
-def _select_implementation(
-    normalize: Normalizer, query: Tensor, requested: str | None, subclass: bool
-) -> tuple[str, str]:
-    """Return the implementation and the reason."""
-    requested = _FROM_ENVIRONMENT if requested is None else requested
-    if requested is not None and requested not in IMPLEMENTATIONS:
-        raise ArgumentError(f"implementation is {requested!r}; use {', '.join(IMPLEMENTATIONS)}.")
-    if forward_mode():
-        return "reference", "forward-mode AD needs the dense formula"
-    if subclass:
-        return "reference", "tensor subclasses run on the dense reference"
-    if requested == "fused" and not fused.available():
-        raise ArgumentError(f"implementation is 'fused', but {fused.DESCRIPTION}. Or omit implementation=.")
-    if requested in ("reference", "tiled"):
-        return requested, "requested by name"
-    if torch.compiler.is_compiling() and to_text(normalize) is None:
-        return (
-            "reference",
-            f"{type(normalize).__name__} is not built in, so torch.compile uses the dense formula",
-        )
-    if to_text(normalize) is None and _holds_tensors(normalize):
-        return "reference", f"{type(normalize).__name__} has parameters, which need the dense formula"
-    reason = fused.unsupported_reason(normalize, query.dtype, query.device)
-    if reason is None:
-        return "fused", f"{fused.DESCRIPTION}, which hold one tile of scores at a time"
-    although = "although fused was requested, " if requested == "fused" else ""
-    return "tiled", f"blocks of query rows, in linear memory, {although}because {reason}"
-
-
-def _holds_tensors(normalize: Normalizer) -> bool:
-    if isinstance(normalize, nn.Module) and any(True for _ in normalize.parameters()):
-        return True
-    return any(isinstance(attribute, Tensor) for attribute in vars(normalize).values())
 
 
 def _run(
@@ -258,8 +221,7 @@ def _run(
         _check_inputs(query, key, value)
         layout = Layout.of(query, key, value)
         problem = prepare(query, key, value, layout, call)
-        subclass = subclassed(*problem.tensors.values())
-        chosen, _ = _select_implementation(call.normalize, query, implementation, subclass)
+        chosen, _ = dispatch.choose(problem, implementation)
         if chosen == "reference":
             output, tau = reference.attention(problem.nan_checked())
             fused_tau = False
@@ -267,6 +229,16 @@ def _run(
             problem = problem.with_config(fused=chosen == "fused")
             output, tau, fused_tau = autograd.run(problem)
         return layout.merge(output).to(query.dtype), problem, tau.detach(), fused_tau
+
+
+def _prepare_without_computing(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Problem:
+    """Prepare a call on fake tensors, which have shapes, dtypes and devices, but no values."""
+    layout = Layout.of(query, key, value)
+    if subclassed(query, key, value):
+        return Problem(ProblemConfig(call.normalize), {"query": query, "key": key, "value": value})
+    with torch.no_grad(), fake_mode() as fake:
+        query, key, value = (fake.from_tensor(tensor) for tensor in (query, key, value))
+        return prepare(query, key, value, layout, call)
 
 
 def _prepare_weights(query: Tensor, key: Tensor, call: Call, grad_enabled: bool) -> Problem:

@@ -60,6 +60,13 @@ def traced() -> bool:
     return any(_dispatch_mode(mode) is not None for mode in _MODES)
 
 
+def fake_mode() -> Any:
+    """Return a mode in which operations compute shapes, dtypes and devices only."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
 def forward_mode() -> bool:
     """Whether forward-mode AD is active."""
     level: int = getattr(_FORWARD, "_current_level", 0)

@@ -48,12 +48,17 @@ class Call(NamedTuple):
     generator: torch.Generator | None
 
 
-def prepare(query: Tensor, key: Tensor, value: Tensor, layout: Layout, call: Call) -> Problem:
-    """Check a call and return it as a `Problem`."""
+def prepare(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, call: Call, *, keep_dtype: bool = False
+) -> Problem:
+    """Check a call and return it as a `Problem`.
+
+    keep_dtype: do not convert bfloat16 and float16 to float32; only the kernels take such problems.
+    """
     normalize, dropout = call.normalize, call.dropout
     _check_dropout(dropout, call.generator)
     call_shape = CallShape(layout.lead, query.shape[-2], key.shape[-2], query.device)
-    dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
+    dtype = query.dtype if keep_dtype or query.dtype is torch.float64 else torch.float32
     prepared, function_scores = _score(call.score, query, key, layout, dtype)
     tensors = {
         "query": prepared.query,

@@ -14,6 +14,7 @@ tile is a slice of each tensor, and `vmap` adds one batch axis.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.mechanism.mask_algebra import MaskTerm, union
-from regard.mechanism.normalizers import Normalizer
+from regard.mechanism.normalizers import Normalizer, from_text, to_text
 from regard.mechanism.torch_state import concrete
 
 QUERY_AXIS = {"query": -2, "bias": -2, "allowed": -2, "start": -2, "stop": -2, "row": -2, "tau": -2}
@@ -44,6 +45,32 @@ class ProblemConfig(NamedTuple):
     nan_safe: bool = True  # the tensors may contain NaN or inf
     score: str = ""  # name of the score, for display
     fused: bool = False  # use the kernels if they support it
+
+
+def serialize(config: ProblemConfig, names: Sequence[str]) -> str:
+    """Write a configuration and its tensor names as text, for compiled graphs and files.
+
+    The number of queries may be symbolic, and the score's name and the implementation are not part of the
+    problem, so these are left out.
+    """
+    softcap = "" if config.softcap is None else float(config.softcap).hex()
+    numbers = f"{float(config.scale).hex()}|{softcap}|{float(config.dropout).hex()}|{config.terms}"
+    return f"{to_text(config.normalize)}|{config.family}|{numbers}|{','.join(names)}"
+
+
+@lru_cache(maxsize=256)
+def deserialize(text: str) -> tuple[ProblemConfig, tuple[str, ...]]:
+    """Read what `serialize` wrote; ValueError if it is something else."""
+    normalize, family, scale, softcap, dropout, terms, names = text.split("|")
+    config = ProblemConfig(
+        from_text(normalize),
+        family,
+        float.fromhex(scale),
+        float.fromhex(softcap) if softcap else None,
+        float.fromhex(dropout),
+        int(terms),
+    )
+    return config, tuple(names.split(","))
 
 
 def kind(name: str) -> str:

@@ -16,15 +16,15 @@ from torch import Tensor
 from regard._util.checks import check_int, check_number
 from regard._util.files import check_loadable, write_atomic
 from regard.errors import ArgumentError
-from regard.mechanism.call.problem import Problem, ProblemConfig, kind
+from regard.mechanism.call.problem import Problem, ProblemConfig, deserialize, kind, serialize
 from regard.mechanism.mask_algebra import MaskTerm, broadcasts
-from regard.mechanism.normalizers import Softmax1, from_text, to_text
+from regard.mechanism.normalizers import Softmax1, to_text
 
 # The last leading axis counts heads; there is a single head; or the mean over heads.
 Heads = Literal["axis", "single", "mean"]
 
-FORMAT = "weights 3"
-_OLD = ("weights 1", "weights 2")
+FORMAT = "weights 4"
+_OLD = ("weights 1", "weights 2", "weights 3")
 
 
 def write(
@@ -39,11 +39,9 @@ def write(
         )
     metadata = {
         "format": FORMAT,
-        "normalize": to_text(config.normalize),
-        **{
-            name: getattr(config, name)
-            for name in ("family", "scale", "softcap", "dropout", "terms", "queries", "score", "fused")
-        },
+        "call": serialize(config, sorted(problem.tensors)),
+        "queries": config.queries,
+        "score": config.score,
         "lead": lead,
         "heads": heads,
         "rows_per_key_head": rows,
@@ -94,9 +92,11 @@ def _parse(metadata: Any, tensors: dict[str, Tensor]) -> tuple[Problem, tuple[in
     expected = metadata.pop("checksum", None)
     if expected != checksum(tensors, tensors.__getitem__, json.dumps(metadata)):
         raise ValueError("it is damaged: it does not match its checksum")
-    del metadata["format"]
-    lead, heads, rows = (metadata.pop(name) for name in ("lead", "heads", "rows_per_key_head"))
-    config = ProblemConfig(from_text(metadata.pop("normalize")), **metadata)
+    lead, heads, rows = (metadata[name] for name in ("lead", "heads", "rows_per_key_head"))
+    config, names = deserialize(metadata["call"])
+    if sorted(names) != sorted(tensors):
+        raise ValueError(f"it contains the tensors {sorted(tensors)} and describes {sorted(names)}")
+    config = config._replace(queries=metadata["queries"], score=metadata["score"], fused=True)
     problem = Problem(config, tensors)
     _check_config(config, tensors)
     _check_tensors(problem)
@@ -118,11 +118,7 @@ def _check_config(config: ProblemConfig, tensors: dict[str, Tensor]) -> None:
     check_int("the file has terms", config.terms)
     if not isinstance(config.score, str) or len(config.score) > 100:
         raise ValueError("its score has no valid name")
-    if (
-        config.family not in ("dot", "tanh", "relu")
-        or config.nan_safe is not True
-        or type(config.fused) is not bool
-    ):
+    if config.family not in ("dot", "tanh", "relu"):
         raise ValueError(f"the score's family is {config.family!r}")
     masks = {f"{part}{i}" for part in MaskTerm._fields for i in range(min(config.terms, len(tensors)))}
     terms = {int(name.lstrip("abcdefghijklmnopqrstuvwxyz")) for name in masks & tensors.keys()}

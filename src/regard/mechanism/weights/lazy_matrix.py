@@ -409,7 +409,7 @@ def kernels_support(problem: Problem) -> bool:
     tensors = problem.tensors.values()
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return False
-    return problem.config.fused and concrete(*tensors) and fused.supports(problem)
+    return problem.config.fused and concrete(*tensors) and fused.unsupported(problem) is None
 
 
 def _adopt(problem: Problem, tau: Tensor | None, tau_from_kernels: bool) -> _BuiltProblem:

@@ -1,0 +1,115 @@
+"""The run and `explain` follow the same rules."""
+
+import pytest
+import torch
+
+import regard
+from regard.mechanism import dispatch, fast_path, fused, reference, tiled
+
+pytestmark = pytest.mark.skipif(
+    not fused.available() or dispatch.FROM_ENVIRONMENT is not None, reason="needs all implementations"
+)
+
+X = torch.randn(2, 4, 6, 8)
+FIVE_TERMS = regard.Prefix(1) | regard.Prefix(2) | regard.Prefix(3) | regard.Prefix(4) | regard.Window(1)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+CALLS = {
+    "plain": ({}, X),
+    "float64": ({}, X.double()),
+    "bfloat16": ({}, X.bfloat16()),
+    "two axes": ({}, X[0, 0]),
+    "no kernel": ({"normalize": regard.Hard()}, X),
+    "four biases": ({"bias": [torch.zeros(6, 6)] * 4}, X),
+    "five biases": ({"bias": [torch.zeros(6, 6)] * 5}, X),
+    "two relative biases": ({"bias": [regard.ALiBi(4)] * 2}, X),
+    "three relative biases": ({"bias": [regard.ALiBi(4)] * 3}, X),
+    "mask": ({"mask": regard.Causal() & regard.Window(3)}, X),
+    "five mask terms": ({"mask": FIVE_TERMS}, X),
+    "ten axes": ({}, X[(None,) * 6]),
+    "eleven axes": ({}, X[(None,) * 7]),
+    "function": ({"score": lambda query, key: query @ key.mT}, X),
+    "additive": ({"score": regard.Additive(8, 8, 5)}, X),
+    "dropout": ({"dropout": 0.5}, X),
+    "sink": ({"normalize": regard.Softmax1()}, X),
+    "tiled": ({"implementation": "tiled"}, X),
+    "reference": ({"implementation": "reference"}, X),
+    "subclass": ({}, X.as_subclass(Subclass)),
+}
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """The implementations that have run, in order."""
+    names = []
+
+    def record(name, function):
+        def call(*args, **kwargs):
+            names.append(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(fused, "forward", record("fused", fused.forward))
+    monkeypatch.setattr(tiled, "forward", record("tiled", tiled.forward))
+    monkeypatch.setattr(reference, "attention", record("reference", reference.attention))
+    encoded = fused.Encoded.run
+    monkeypatch.setattr(fused.Encoded, "run", record("fused", encoded))
+    return names
+
+
+@pytest.mark.parametrize(("options", "x"), CALLS.values(), ids=CALLS)
+def test_what_explain_names_is_what_runs(options, x, ran):
+    expected = regard.explain(x, x, x, **options).implementation
+    assert not ran  # nothing is computed
+    regard.attention(x, x, x, **options)
+    assert set(ran) == {expected}
+
+
+def test_the_limits_are_named():
+    explanation = str(regard.explain(X, X, X, bias=[torch.zeros(6, 6)] * 5))
+    assert "5 dense biases" in explanation
+    assert "at most 4" in explanation
+    x = X[(None,) * 7]
+    assert "11 axes" in str(regard.explain(x, x, x))
+
+
+def test_results_that_are_not_finite_are_recomputed_as_announced(ran):
+    x = X.clone()
+    x[0, 0, 0, 0] = torch.nan
+    assert "tiled recomputes" in str(regard.explain(x, x, x))
+    regard.attention(x, x, x)
+    assert ran[-1] == "tiled"
+
+
+def test_explain_does_not_advance_the_generator():
+    generator = torch.Generator().manual_seed(0)
+    before = generator.get_state()
+    regard.explain(X, X, X, dropout=0.5, generator=generator)
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_a_cached_call_reads_the_tensors_of_each_call():
+    fast_path._CACHE.clear()
+    first, second = torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8)
+    for x in (first, second, first):
+        expected = regard.attention(x, x, x, implementation="reference")
+        torch.testing.assert_close(regard.attention(x, x, x), expected)
+    assert len(fast_path._CACHE) == 1
+
+
+def test_broadcast_inputs_take_the_cached_path_forward_and_the_general_one_backward():
+    fast_path._CACHE.clear()
+    query = torch.randn(2, 4, 6, 8, requires_grad=True)
+    key = torch.randn(1, 1, 5, 8, requires_grad=True)
+    value = torch.randn(1, 2, 5, 8, requires_grad=True)
+    regard.attention(query, key, value).square().sum().backward()
+    grads = [x.grad.clone() for x in (query, key, value)]
+    doubles = [x.detach().double().requires_grad_() for x in (query, key, value)]
+    regard.attention(*doubles, implementation="reference").square().sum().backward()
+    for grad, double in zip(grads, doubles, strict=True):
+        torch.testing.assert_close(grad.double(), double.grad, rtol=1e-5, atol=1e-5)
