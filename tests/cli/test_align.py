@@ -79,8 +79,8 @@ def test_output_file(model, files, tmp_path, capsys):
 
 def test_layer_heads_and_shift_can_be_selected(model, files, capsys):
     run("align", "-m", model, *files, "--layer", 1, "--heads", "1", "--shift", "input")
-    shown = capsys.readouterr().out.split("\n")
-    assert shown == [*expected(model, layer=1, heads=(1,), shift="input"), ""]
+    printed = capsys.readouterr().out.split("\n")
+    assert printed == [*expected(model, layer=1, heads=(1,), shift="input"), ""]
     run("align", "-m", model, *files, "--layer", 1)  # all heads: the selected ones belong to another layer
     assert capsys.readouterr().out.split("\n") == [*expected(model, layer=1, shift="output"), ""]
 
@@ -88,8 +88,8 @@ def test_layer_heads_and_shift_can_be_selected(model, files, capsys):
 def test_negative_heads_count_from_the_last(model, files, capsys):
     for heads, positive in (("-1", (1,)), ("-2,1", (0, 1)), ("-2", (0,))):
         run("align", "-m", model, *files, "--layer", -1, "--heads", heads)
-        shown = capsys.readouterr().out.split("\n")
-        assert shown == [*expected(model, layer=1, heads=positive, shift="output"), ""]
+        printed = capsys.readouterr().out.split("\n")
+        assert printed == [*expected(model, layer=1, heads=positive, shift="output"), ""]
     for heads, message in (
         ("-3", "--heads -3 is out of range: the layer has 2 heads. Use 0 to 1"),
         ("--1", "-1 for the last head"),
@@ -139,9 +139,9 @@ def test_soft(model, files, capsys):
 
 def test_draw(model, capsys):
     run("align", "-m", model, "--text", *PAIRS[0], "--draw")
-    shown = capsys.readouterr().out
-    assert all(word in shown for word in PAIRS[0][1].split())
-    assert "\x1b" not in shown
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in PAIRS[0][1].split())
+    assert "\x1b" not in printed
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ def test_errors_are_one_line(arguments, message, model, files, gold, tmp_path, c
     (tmp_path / "short").write_text("0-0\n")
     names = {"a": files[0], "b": files[1], "gold": gold, "short": tmp_path / "short"}
     run("align", "-m", model, *(argument.format(**names) for argument in arguments), status=2)
-    shown = capsys.readouterr()
-    assert message in shown.err
-    assert shown.err.count("\n") == 1
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
 
 
 def test_a_gold_file_that_counts_from_1_is_detected(model, tmp_path, capsys):

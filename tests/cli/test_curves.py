@@ -13,9 +13,9 @@ def test_nan_and_inf_are_skipped(tmp_path, capsys):
     rows = b"10,1,5,0.1,100,60,4,nan\n20,2,nan,0.1,100,120,inf,31.5\n30,3,2,0.1,100,,2,\n"
     (tmp_path / "log.csv").write_bytes(_HEADER + rows)
     run("curves", tmp_path, "-o", tmp_path / "x.svg")
-    shown = capsys.readouterr().out
-    assert "30 updates; best dev BLEU 31.50 at update 20, after 2.0 minutes" in shown
-    assert "lowest dev loss 2.000 at update 30" in shown
+    printed = capsys.readouterr().out
+    assert "30 updates; best dev BLEU 31.50 at update 20, after 2.0 minutes" in printed
+    assert "lowest dev loss 2.000 at update 30" in printed
     assert (tmp_path / "x.svg").exists()
 
 
@@ -34,7 +34,7 @@ def test_nan_and_inf_are_skipped(tmp_path, capsys):
 def test_an_invalid_log_is_reported_in_one_line(content, message, tmp_path, capsys):
     (tmp_path / "log.csv").write_bytes(content)
     run("curves", tmp_path, "-o", tmp_path / "x.png", status=2)
-    shown = capsys.readouterr().err
-    assert message in shown
-    assert shown.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
     assert not (tmp_path / "x.png").exists()

@@ -60,8 +60,8 @@ def test_a_translator(translator, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[0] == translation.text
     assert all(f">{word}<" in text_of(tmp_path / "x.svg") for word in ("ein", "Hund", "bellt", "source"))
     run("draw", "-m", translator, "ein Hund", "--heads", "-o", tmp_path / "y.svg")
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[1].startswith("2 layers × 2 heads, ")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1].startswith("2 layers × 2 heads, ")
     assert all(f">{name}<" in text_of(tmp_path / "y.svg") for name in ("head 1", "decoder 1 to source"))
 
 
@@ -138,9 +138,9 @@ def test_errors_are_one_line(arguments, message, weights, capsys):
     Path("tokens.txt").write_text("no weights")
     Path("folder.png").mkdir()
     run("draw", *arguments, status=2)
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err.count("\n")) == ("", 1)
-    assert message in shown.err
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert message in captured.err
     assert not Path("picture.png").exists()
 
 

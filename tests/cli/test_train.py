@@ -50,18 +50,18 @@ def arguments(folder: Path) -> list[object]:
 
 
 def test_dev_pairs_in_one_file(corpus):
-    found = load_data(corpus / "model")
-    assert found is not None
-    assert found.dev == PAIRS[:5]
-    assert len(found.pairs) == len(PAIRS)
+    data = load_data(corpus / "model")
+    assert data is not None
+    assert data.dev == PAIRS[:5]
+    assert len(data.pairs) == len(PAIRS)
 
 
 def test_dev_pairs_after_an_equals_sign_and_swapped(corpus, tmp_path):
     options = [f"--dev={corpus / 'dev.tsv'}", "--swap", *SMALL, *SETTINGS]
     run("train", corpus / "a.de", corpus / "a.en", *options, "-o", tmp_path / "m")
-    found = load_data(tmp_path / "m")
-    assert found is not None
-    assert found.dev == [pair[::-1] for pair in PAIRS[:5]]
+    data = load_data(tmp_path / "m")
+    assert data is not None
+    assert data.dev == [pair[::-1] for pair in PAIRS[:5]]
 
 
 @pytest.mark.parametrize("name", ["dev.ndjson", "dev.json", "dev.jsonl.gz", "dev.tab", "DEV.TSV", "dev.txt"])
@@ -74,9 +74,9 @@ def test_dev_pairs_in_one_file_of_any_format(name, corpus, tmp_path):
     for options in (["--dev", tmp_path / name, *SMALL], [*SMALL, f"--dev={tmp_path / name}"]):
         folder = tmp_path / f"m{len(list(tmp_path.iterdir()))}"
         run("train", corpus / "a.en", corpus / "a.de", "-o", folder, *SETTINGS, *options)
-        found = load_data(folder)
-        assert found is not None
-        assert found.dev == PAIRS[:5]
+        data = load_data(folder)
+        assert data is not None
+        assert data.dev == PAIRS[:5]
 
 
 def test_the_command_knows_all_file_extensions():
@@ -102,8 +102,8 @@ def test_suggested_settings_exist():
 
 def test_the_final_message_shows_how_to_translate_a_dev_sentence(corpus, capsys):
     run("train", "-o", corpus / "model", "--resume")
-    shown = capsys.readouterr().out
-    assert any(f"--model {corpus / 'model'} '{pair.source}'\n" in shown for pair in PAIRS[:5])
+    printed = capsys.readouterr().out
+    assert any(f"--model {corpus / 'model'} '{pair.source}'\n" in printed for pair in PAIRS[:5])
 
 
 def test_the_same_command_can_be_resumed(corpus, tmp_path, capsys):
@@ -201,9 +201,9 @@ def test_a_folder_without_origin_is_resumed(corpus, tmp_path):
 def test_errors_name_the_argument(arguments, message, corpus, tmp_path, capsys):
     options = [argument.replace("{", f"{corpus}/").replace("}", "") for argument in arguments]
     run("train", *options, "-o", tmp_path / "m", status=2)
-    shown = capsys.readouterr().err
-    assert message in shown
-    assert shown.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
     assert not (tmp_path / "m").exists()
 
 
@@ -213,19 +213,19 @@ def test_a_full_disk_is_reported_with_the_command_to_resume(corpus, tmp_path, mo
 
     monkeypatch.setattr("regard.translation.training.train.train", full)
     run("train", corpus / "dev.tsv", "-o", tmp_path / "m", status=2)
-    shown = capsys.readouterr().err
-    assert shown.startswith(
+    error = capsys.readouterr().err
+    assert error.startswith(
         "regard: m/model.safetensors: No space left on device. Free some space, then resume"
     )
-    assert shown.endswith(f"regard train --output {tmp_path / 'm'} --resume\n")
+    assert error.endswith(f"regard train --output {tmp_path / 'm'} --resume\n")
 
 
 def test_print_config_describes_the_settings(capsys):
     run("train", "--print-config", "--preset", "tiny", "--model", "recurrent")
-    shown = capsys.readouterr().out
-    assert 'kind = "recurrent"' in shown
-    assert "# Peak learning rate." in shown
-    assert "heads" not in shown
+    printed = capsys.readouterr().out
+    assert 'kind = "recurrent"' in printed
+    assert "# Peak learning rate." in printed
+    assert "heads" not in printed
 
 
 def test_print_config_ignores_the_folder(corpus, tmp_path, capsys):
@@ -240,17 +240,17 @@ def test_damaged_data_is_one_line(corpus, tmp_path, capsys):
         folder = Path(shutil.copytree(corpus / "model", tmp_path / name))
         (folder / "data" / name).write_bytes(content)
         run("train", "-o", folder, "--resume", status=2)
-        shown = capsys.readouterr().err
-        assert f"The training data in '{folder}' is damaged" in shown
-        assert "Copy the folder again, or train in a new one" in shown
-        assert shown.count("\n") == 1
+        error = capsys.readouterr().err
+        assert f"The training data in '{folder}' is damaged" in error
+        assert "Copy the folder again, or train in a new one" in error
+        assert error.count("\n") == 1
 
 
 def test_a_folder_name_that_is_not_utf8_is_rejected_early(corpus, tmp_path, capsys):
     folder = tmp_path / os.fsdecode(b"model\xff")
     for command in (["train", corpus / "dev.tsv", "-o", folder], ["translate", "-m", folder, "1 2 3"]):
         run(*command, status=2)
-        shown = capsys.readouterr().err
-        assert "is not UTF-8, so safetensors could not read a model in it. Choose another name" in shown
-        assert shown.count("\n") == 1
+        error = capsys.readouterr().err
+        assert "is not UTF-8, so safetensors could not read a model in it. Choose another name" in error
+        assert error.count("\n") == 1
     assert not folder.exists()

@@ -96,9 +96,9 @@ class TestInput:
 )
 def test_numbers_out_of_range(options, message, model, capsys):
     run("translate", "-m", model, "ein", *options, status=2)
-    shown = capsys.readouterr().err
-    assert message in shown
-    assert shown.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 class TestOutput:
@@ -199,10 +199,10 @@ class TestOutput:
 )
 def test_errors_are_one_line(arguments, message, model, capsys):
     run("translate", "-m", model, *arguments, status=2)
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert message in shown.err
-    assert shown.err.count("\n") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
 
 
 def test_a_closed_stdin(model, monkeypatch, capsys):

@@ -159,9 +159,9 @@ def test_compare_two_words(model, capsys):
 
 def test_attention_takes_the_word_as_argument_or_option(model, capsys):
     run("attention", "Dogs may bark", "bark", "--model", model)
-    shown = capsys.readouterr().out
+    printed = capsys.readouterr().out
     run("attention", "Dogs may bark", "--word", "bark", "--model", model)
-    assert capsys.readouterr().out == shown != ""
+    assert capsys.readouterr().out == printed != ""
 
 
 def test_attention_prints_weights_that_sum_to_one(model, capsys):
@@ -193,11 +193,11 @@ def test_attention_prints_weights_that_sum_to_one(model, capsys):
 )
 def test_errors_are_one_line(arguments, message, model, capsys):
     run(*arguments, "--model", model, status=2)
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("regard: ")
-    assert message in shown.err
-    assert shown.err.count("\n") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("regard: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
 
 
 def test_a_file_that_is_not_utf8(model, tmp_path, capsys):

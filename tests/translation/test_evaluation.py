@@ -47,21 +47,21 @@ sentences = st.lists(st.text("ab .", max_size=20), min_size=1, max_size=30)
 def test_scores_and_signatures_equal_sacrebleu():
     import sacrebleu
 
-    found = evaluate(TRANSLATIONS, REFERENCES)
-    assert found.bleu == sacrebleu.corpus_bleu(TRANSLATIONS, [REFERENCES]).score
-    assert found.lowercase_bleu == sacrebleu.corpus_bleu(TRANSLATIONS, [REFERENCES], lowercase=True).score
-    assert found.chrf == sacrebleu.corpus_chrf(TRANSLATIONS, [REFERENCES]).score
-    assert found.bleu_signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
-    assert "case:lc" in found.lowercase_signature
-    assert found.chrf_signature.startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no")
-    assert found.exact == 2 / 5
-    assert found.bleu < found.lowercase_bleu
+    scores = evaluate(TRANSLATIONS, REFERENCES)
+    assert scores.bleu == sacrebleu.corpus_bleu(TRANSLATIONS, [REFERENCES]).score
+    assert scores.lowercase_bleu == sacrebleu.corpus_bleu(TRANSLATIONS, [REFERENCES], lowercase=True).score
+    assert scores.chrf == sacrebleu.corpus_chrf(TRANSLATIONS, [REFERENCES]).score
+    assert scores.bleu_signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert "case:lc" in scores.lowercase_signature
+    assert scores.chrf_signature.startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no")
+    assert scores.exact == 2 / 5
+    assert scores.bleu < scores.lowercase_bleu
 
 
 def test_a_perfect_translation():
-    found = evaluate(REFERENCES, REFERENCES, sources=REFERENCES)
-    assert (found.bleu, found.chrf, found.exact) == pytest.approx((100, 100, 1))
-    assert [bucket.bleu for bucket in found.by_length] == [pytest.approx(100)]
+    scores = evaluate(REFERENCES, REFERENCES, sources=REFERENCES)
+    assert (scores.bleu, scores.chrf, scores.exact) == pytest.approx((100, 100, 1))
+    assert [bucket.bleu for bucket in scores.by_length] == [pytest.approx(100)]
 
 
 @settings(max_examples=25)
@@ -76,12 +76,12 @@ def test_the_order_of_sentences_is_irrelevant(references, rng):
 
 
 def test_lower_case_changes_scores_and_signatures():
-    found = evaluate(TRANSLATIONS, REFERENCES, lowercase=True)
-    assert found.bleu == found.lowercase_bleu == evaluate(TRANSLATIONS, REFERENCES).lowercase_bleu
-    assert "case:lc" in found.bleu_signature
-    assert "case:lc" in found.chrf_signature
-    assert found.exact == 3 / 5
-    assert str(found).count("\n") == 2  # BLEU in lower case is not printed twice
+    scores = evaluate(TRANSLATIONS, REFERENCES, lowercase=True)
+    assert scores.bleu == scores.lowercase_bleu == evaluate(TRANSLATIONS, REFERENCES).lowercase_bleu
+    assert "case:lc" in scores.bleu_signature
+    assert "case:lc" in scores.chrf_signature
+    assert scores.exact == 3 / 5
+    assert str(scores).count("\n") == 2  # BLEU in lower case is not printed twice
 
 
 def test_scores_print_one_line_each():
@@ -141,25 +141,25 @@ def test_words_are_counted_in_any_script():
 @given(st.lists(st.integers(0, 80), min_size=1, max_size=400))
 def test_bins_hold_every_sentence_once_and_are_large_enough(lengths):
     sources = [" ".join("a" * length) for length in lengths]
-    found = by_length(sources, sources, sources)
-    assert sum(bucket.sentences for bucket in found) == len(sources)
-    assert len(found) <= 8
-    assert len(found) == 1 or all(bucket.sentences >= MIN_SENTENCES for bucket in found)
-    assert all(bucket.exact == 1 for bucket in found)
-    spans = [bucket.lengths for bucket in found]
+    buckets = by_length(sources, sources, sources)
+    assert sum(bucket.sentences for bucket in buckets) == len(sources)
+    assert len(buckets) <= 8
+    assert len(buckets) == 1 or all(bucket.sentences >= MIN_SENTENCES for bucket in buckets)
+    assert all(bucket.exact == 1 for bucket in buckets)
+    spans = [bucket.lengths for bucket in buckets]
     assert all(span.last < after.first for span, after in pairwise(spans))
 
 
 def test_explicit_bins():
     sources = [" ".join("a" * length) for length in (1, 2, 3, 5, 8, 13)]
-    found = by_length(sources, sources, sources, bins=[2, 4, 7])
-    assert [(str(bucket.lengths), bucket.sentences) for bucket in found] == [
+    buckets = by_length(sources, sources, sources, bins=[2, 4, 7])
+    assert [(str(bucket.lengths), bucket.sentences) for bucket in buckets] == [
         ("1–2", 2),
         ("3–4", 1),
         ("5–7", 1),
         ("8+", 2),
     ]
-    assert found[-1].lengths == LengthRange(8, None)
+    assert buckets[-1].lengths == LengthRange(8, None)
 
 
 def test_one_bin_equals_evaluate():
@@ -183,9 +183,9 @@ def test_bins_of_real_sentences():
     german, english = (
         (MULTI30K / f"test_2016_flickr.{name}").read_text("utf-8").splitlines() for name in ("de", "en")
     )
-    found = evaluate(english, english, sources=german)
-    assert 4 <= len(found.by_length) <= 8
-    assert (found.sentences, found.exact) == (1000, 1)
+    scores = evaluate(english, english, sources=german)
+    assert 4 <= len(scores.by_length) <= 8
+    assert (scores.sentences, scores.exact) == (1000, 1)
 
 
 # The command
@@ -233,14 +233,14 @@ def run(*arguments: str, status: int = 0) -> None:
 
 def test_one_model(corpus, capsys):
     run("source", "reference", "--model", "loud", "--beam", "3", "--batch", "7", "--output", "out")
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "loud"
-    assert shown[1].split()[:2] == ["BLEU", "100.00"]
-    assert "|tok:13a|" in shown[1]
-    assert shown[4].split() == ["exact", "match", "100.00", "%", "of", "300", "sentences"]
-    assert "sentences/s" in shown[5]
-    assert "target tokens/s" in shown[5]
-    assert len(shown) == 6
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "loud"
+    assert printed[1].split()[:2] == ["BLEU", "100.00"]
+    assert "|tok:13a|" in printed[1]
+    assert printed[4].split() == ["exact", "match", "100.00", "%", "of", "300", "sentences"]
+    assert "sentences/s" in printed[5]
+    assert "target tokens/s" in printed[5]
+    assert len(printed) == 6
     assert UppercaseTranslator.calls == [("loud", 1, 3, 7), ("loud", 300, 3, 7)]  # the first is a warm-up
     assert [line.split() for line in (corpus / "out").read_text().splitlines()] == [
         line.split() for line in (corpus / "reference").read_text().splitlines()
@@ -249,8 +249,8 @@ def test_one_model(corpus, capsys):
 
 def test_several_models_are_compared_and_drawn(corpus, capsys):
     run("source", "reference", "-m", "loud", "-m", "quiet", "--picture", "lengths.svg")
-    shown = capsys.readouterr().out
-    rows = [line.split() for line in shown.splitlines()]
+    printed = capsys.readouterr().out
+    rows = [line.split() for line in printed.splitlines()]
     assert rows[0][:4] == ["BLEU", "lower", "case", "chrF"]
     assert rows[1][:3] == ["loud", "100.00", "100.00"]
     assert rows[2][:3] == ["quiet", "0.00", "100.00"]
@@ -268,21 +268,21 @@ def test_existing_translations_may_have_bom_and_crlf(corpus, capsys):
 
 def test_existing_translations_need_no_model(corpus, capsys):
     run("source", "reference", "--translations", "reference", "--by-length")
-    shown = capsys.readouterr().out
-    assert "100.00" in shown
-    assert "speed" not in shown
-    assert "source words" in shown
+    printed = capsys.readouterr().out
+    assert "100.00" in printed
+    assert "speed" not in printed
+    assert "source words" in printed
     assert UppercaseTranslator.calls == []
 
 
 def test_json(corpus, capsys):
     run("source", "reference", "-m", "loud", "--translations", "source", "--by-length", "--json")
-    found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["loud", "source"]
-    assert found["loud"]["exact"] == 1
-    assert found["loud"]["sentences_per_second"] > 0
-    assert found["source"]["seconds"] is None
-    assert found["source"]["by_length"][0].keys() == {"first", "last", "bleu", "sentences", "exact"}
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed) == ["loud", "source"]
+    assert printed["loud"]["exact"] == 1
+    assert printed["loud"]["sentences_per_second"] > 0
+    assert printed["source"]["seconds"] is None
+    assert printed["source"]["by_length"][0].keys() == {"first", "last", "bleu", "sentences", "exact"}
 
 
 def test_lowercase_option(corpus, capsys):
@@ -340,11 +340,11 @@ def test_errors_are_one_line(arguments, message, corpus, capsys):
     (corpus / "short").write_text("a\nb\n")
     (corpus / "empty").write_text("")
     run(*arguments, status=2)
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("regard: ")
-    assert message in shown.err
-    assert shown.err.count("\n") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("regard: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
     assert UppercaseTranslator.calls == []
 
 

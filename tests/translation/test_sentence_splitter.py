@@ -23,36 +23,38 @@ def parts(segmentation: Segmentation, max_tokens: int) -> list[Part]:
 
 @given(WORDS, st.integers(1, 30))
 def test_parts_cover_a_line_in_order_and_are_short_enough(words, max_tokens):
-    whole = segmented(words)
-    found = parts(whole, max_tokens)
-    assert [token for part in found for token in part.segmentation.ids] == whole.ids
-    assert [part.first_word + word for part in found for word in part.segmentation.word_of] == whole.word_of
-    assert all(0 < len(part.segmentation.ids) <= max_tokens for part in found)
+    line = segmented(words)
+    line_parts = parts(line, max_tokens)
+    assert [token for part in line_parts for token in part.segmentation.ids] == line.ids
+    assert [
+        part.first_word + word for part in line_parts for word in part.segmentation.word_of
+    ] == line.word_of
+    assert all(0 < len(part.segmentation.ids) <= max_tokens for part in line_parts)
     assert {
         (part.first_word + part.segmentation.word_of[at], shown)
-        for part in found
+        for part in line_parts
         for at, shown in part.segmentation.unknown.items()
-    } == {(whole.word_of[at], shown) for at, shown in whole.unknown.items()}
+    } == {(line.word_of[at], shown) for at, shown in line.unknown.items()}
 
 
 @given(WORDS, st.integers(9, 30))
 def test_words_that_fit_are_not_split(words, max_tokens):
-    whole = segmented(words)
-    assert [word for part in parts(whole, max_tokens) for word in part.segmentation.words] == whole.words
+    line = segmented(words)
+    assert [word for part in parts(line, max_tokens) for word in part.segmentation.words] == line.words
 
 
 @given(st.integers(1, 40), st.integers(1, 9))
 def test_each_part_of_a_long_word_has_its_characters(length, max_tokens):
     letters = [chr(ord("a") + i % 26) for i in range(length)]
-    whole = Segmentation(["".join(letters)], [7] * length, letters, [0] * length, {})
-    assert "".join(part.segmentation.text for part in parts(whole, max_tokens)) == whole.text
+    line = Segmentation(["".join(letters)], [7] * length, letters, [0] * length, {})
+    assert "".join(part.segmentation.text for part in parts(line, max_tokens)) == line.text
 
 
 @given(WORDS, st.integers(1, 30))
 def test_a_line_that_fits_is_one_part(words, max_tokens):
-    whole = segmented(words)
-    if 0 < len(whole.ids) <= max_tokens:
-        assert parts(whole, max_tokens) == [Part(0, whole)]
+    line = segmented(words)
+    if 0 < len(line.ids) <= max_tokens:
+        assert parts(line, max_tokens) == [Part(0, line)]
 
 
 @pytest.mark.parametrize(

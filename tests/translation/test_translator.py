@@ -53,48 +53,62 @@ def texts(translations: list[Translation]) -> list[str]:
 class TestTranslate:
     def test_batches_keep_the_order(self, translator):
         together = translator.translate(SENTENCES)
-        assert [one.source for one in together] == SENTENCES
+        assert [translation.source for translation in together] == SENTENCES
         assert texts(together) == texts(translator.translate(SENTENCES, batch_size=2))
         alone = [translator.translate(sentence)[0] for sentence in SENTENCES]
         assert texts(together) == texts(alone)
-        assert [one.score for one in together] == pytest.approx([one.score for one in alone], abs=1e-4)
-        assert len({one.text for one in together}) > 3  # otherwise the order would not matter
+        assert [translation.score for translation in together] == pytest.approx(
+            [translation.score for translation in alone], abs=1e-4
+        )
+        assert len({translation.text for translation in together}) > 3  # otherwise the order would not matter
 
     def test_one_sentence_returns_a_list(self, translator):
-        (one,) = translator.translate("ein Hund")
-        assert one.source == "ein Hund"
-        assert str(one) == one.text
+        (translation,) = translator.translate("ein Hund")
+        assert translation.source == "ein Hund"
+        assert str(translation) == translation.text
         assert translator.translate([]) == []
 
     def test_empty_sentences_do_not_call_the_model(self, translator, monkeypatch):
         monkeypatch.setattr(module, "search", None)
-        for one in translator.translate(["", " ", "\t\n\u2003"], alignment=True):
-            assert (one.text, one.tokens, one.score, one.note) == ("", [], 0.0, "")
-            assert tuple(one.alignment.weights.shape) == (0, 0)
+        for translation in translator.translate(["", " ", "\t\n\u2003"], alignment=True):
+            assert (translation.text, translation.tokens, translation.score, translation.note) == (
+                "",
+                [],
+                0.0,
+                "",
+            )
+            assert tuple(translation.alignment.weights.shape) == (0, 0)
 
     def test_tokens_are_the_pieces_of_the_text(self, translator):
-        for one in translator.translate(SENTENCES):
-            assert "".join(one.tokens).replace("▁", " ").split() == one.text.split()
+        for translation in translator.translate(SENTENCES):
+            assert "".join(translation.tokens).replace("▁", " ").split() == translation.text.split()
 
     def test_a_line_break_is_white_space(self, translator):
         assert texts(translator.translate("ein\nHund\r\n")) == texts(translator.translate("ein Hund"))
 
     def test_translations_equal_search(self, translator):
         strategy = Beam(4, length_penalty=0.5, n_best=3)
-        (one,) = translator.translate("ein Hund bellt", strategy=strategy)
+        (translation,) = translator.translate("ein Hund bellt", strategy=strategy)
         ids = translator.tokens.source.encode("ein Hund bellt")
         packed = regard.models.Packed.of([[*ids, 2]])
         expected = module.search(translator.model, packed, strategy, max_new_tokens=2 * len(ids) + 10)[0]
         decode = translator.tokens.target.decode
-        assert texts([one, *one.alternatives]) == [decode(each.tokens).text for each in expected]
-        assert [each.score for each in (one, *one.alternatives)] == [each.score for each in expected]
+        assert texts([translation, *translation.alternatives]) == [
+            decode(each.tokens).text for each in expected
+        ]
+        assert [each.score for each in (translation, *translation.alternatives)] == [
+            each.score for each in expected
+        ]
 
     @pytest.mark.parametrize("strategy", [Greedy(), Sample(seed=3), Sample(top_p=0.5, n_samples=2)])
     def test_other_strategies(self, strategy, translator):
-        found = translator.translate(SENTENCES, strategy=strategy)
-        assert texts(found) == texts(translator.translate(SENTENCES, strategy=strategy, batch_size=3))
+        translations = translator.translate(SENTENCES, strategy=strategy)
+        assert texts(translations) == texts(translator.translate(SENTENCES, strategy=strategy, batch_size=3))
         count = getattr(strategy, "n_samples", 1)
-        assert all(len(one.alternatives) == (count - 1) * bool(one.source.strip()) for one in found)
+        assert all(
+            len(translation.alternatives) == (count - 1) * bool(translation.source.strip())
+            for translation in translations
+        )
 
     def test_an_unfinished_translation_has_a_note(self, translator, monkeypatch):
         endless = [[Hypothesis([9, 9], -1.0, -2.0, finished=False)]]
@@ -102,16 +116,16 @@ class TestTranslate:
         assert translator.translate("ein")[0].note == "cut off at the maximum length"
 
     @pytest.mark.parametrize(
-        ("given", "error", "message"),
+        ("texts", "error", "message"),
         [
             (7, DTypeError, "sentences are a int; pass a string or a list of strings"),
             (["a", None], DTypeError, "Sentence 1 is a NoneType; pass strings"),
             (["a", "\ud800"], ArgumentError, "Sentence 1 has the lone surrogate '\\ud800' at character 0"),
         ],
     )
-    def test_inputs_that_are_not_text_are_rejected(self, given, error, message, translator):
+    def test_inputs_that_are_not_text_are_rejected(self, texts, error, message, translator):
         with pytest.raises(error, match=re.escape(message)):
-            translator.translate(given)
+            translator.translate(texts)
 
     def test_batch_size_is_positive(self, translator):
         with pytest.raises(ArgumentError, match="translate got batch_size=0"):
@@ -127,26 +141,28 @@ class TestLongLines:
         return module.Line.of(line, translator.tokens.source.segment(line), translator.max_tokens).parts
 
     def test_long_lines_are_translated_in_parts(self, translator):
-        (one,) = translator.translate(self.LINE)
+        (translation,) = translator.translate(self.LINE)
         parts = self.parts(translator, self.LINE)
         assert len(parts) > 2
         assert all(part.segmentation.text[-1] in ".!" for part in parts)
         alone = translator.translate([part.segmentation.text for part in parts])
-        assert one.text == " ".join(part.text for part in alone)
-        assert one.tokens == [token for part in alone for token in part.tokens]
-        assert min(part.score for part in alone) <= one.score <= max(part.score for part in alone)
+        assert translation.text == " ".join(part.text for part in alone)
+        assert translation.tokens == [token for part in alone for token in part.tokens]
+        assert min(part.score for part in alone) <= translation.score <= max(part.score for part in alone)
         tokens = len(translator.tokens.source.encode(self.LINE))
-        assert re.match(rf"{tokens} tokens, translated in {len(parts)} parts of up to \d+", one.note)
+        assert re.match(rf"{tokens} tokens, translated in {len(parts)} parts of up to \d+", translation.note)
 
     def test_an_alignment_stays_within_its_part(self, translator):
-        (one,) = translator.translate(self.LINE)
+        (translation,) = translator.translate(self.LINE)
         first, second, *_ = self.parts(translator, self.LINE)
         (part,) = translator.translate(first.segmentation.text)
         rows = len(part.alignment.target_words)
-        assert one.alignment.source_words == tuple(self.LINE.split())
-        assert one.alignment.target_words == tuple(one.text.split())
-        torch.testing.assert_close(one.alignment.weights[:rows, : second.first_word], part.alignment.weights)
-        assert not one.alignment.weights[:rows, second.first_word :].any()
+        assert translation.alignment.source_words == tuple(self.LINE.split())
+        assert translation.alignment.target_words == tuple(translation.text.split())
+        torch.testing.assert_close(
+            translation.alignment.weights[:rows, : second.first_word], part.alignment.weights
+        )
+        assert not translation.alignment.weights[:rows, second.first_word :].any()
 
     def test_align_accepts_another_alignment_head(self, translator):
         pairs = [("ein Hund bellt", "a dog barks")]
@@ -165,30 +181,32 @@ class TestLongLines:
         """The full weights of a line of megabytes would not fit into memory; those of its parts do."""
         monkeypatch.setattr(module, "search", lambda model, packed, *a, **o: [done] * len(packed))
         done = [Hypothesis([UNKNOWN], -1.0, -1.0, True)]
-        (one,) = translator.translate("Ω Hund " * 2000)
-        assert one.text.count("Ω") == 2000
+        (translation,) = translator.translate("Ω Hund " * 2000)
+        assert translation.text.count("Ω") == 2000
         monkeypatch.setattr("regard.translation.alignment.alignment._MAX_SIZE", 1_000_000)
         with pytest.raises(ArgumentError, match="Split it into sentences"):
-            _ = one.alignment
+            _ = translation.alignment
         with pytest.raises(ArgumentError, match=r"pair 1 has 8,000 source tokens and 8,000 target tokens"):
             translator.align([("ein", "a"), ("Hund " * 4000, "Hund " * 4000)])
 
     def test_alternatives_of_all_parts(self, translator):
-        (one,) = translator.translate(self.LINE, strategy=Beam(3, n_best=3))
-        assert len(one.alternatives) == 2
-        assert all(other.note == one.note for other in one.alternatives)
+        (translation,) = translator.translate(self.LINE, strategy=Beam(3, n_best=3))
+        assert len(translation.alternatives) == 2
+        assert all(other.note == translation.note for other in translation.alternatives)
 
     def test_one_very_long_word(self, translator):
-        (one,) = translator.translate("Hund" * 200)
-        assert "parts" in one.note
-        assert len(one.alignment.source_words) == 1
+        (translation,) = translator.translate("Hund" * 200)
+        assert "parts" in translation.note
+        assert len(translation.alignment.source_words) == 1
 
     def test_learned_positions_limit_the_length(self, tmp_path):
         few = ["model.positions=learned", "model.max_positions=20", "corpus.max_tokens=4"]
         translator = load_translator(folders.write(tmp_path / "x", more=few))
         assert translator.max_tokens == 4
-        for one in translator.translate(["Hund " * 30, "ein Hund bellt laut und lacht sehr gern heute"]):
-            assert one.alignment.weights.isfinite().all()
+        for translation in translator.translate(
+            ["Hund " * 30, "ein Hund bellt laut und lacht sehr gern heute"]
+        ):
+            assert translation.alignment.weights.isfinite().all()
 
     def test_max_tokens_comes_from_the_config(self, translator):
         assert translator.max_tokens == 40
@@ -199,24 +217,26 @@ class TestAlignment:
     def test_alignment_equals_forced_decoding(self, translator):
         """Of the tokens that the search found."""
         sentence = "zwei Katzen schlafen heute"
-        (one,) = translator.translate(sentence)
+        (translation,) = translator.translate(sentence)
         source = translator.tokens.source.segment(sentence)
-        ids = [translator.tokens.target._pieces.index(piece) for piece in one.tokens]
+        ids = [translator.tokens.target._pieces.index(piece) for piece in translation.tokens]
         (weights,) = cross_weights(translator.model, [source.ids], [ids], translator.alignment_head)
         expected = Alignment.of(source, translator.tokens.target.decode(ids), weights)
-        assert one.alignment.source_words == tuple(sentence.split())
-        assert one.alignment.target_words == tuple(one.text.split())
-        torch.testing.assert_close(one.alignment.weights, expected.weights)
-        assert one.alignment.weights.sum(-1).le(1 + 1e-5).all()
-        assert one.alignment is one.alignment
+        assert translation.alignment.source_words == tuple(sentence.split())
+        assert translation.alignment.target_words == tuple(translation.text.split())
+        torch.testing.assert_close(translation.alignment.weights, expected.weights)
+        assert translation.alignment.weights.sum(-1).le(1 + 1e-5).all()
+        assert translation.alignment is translation.alignment
 
     def test_eager_and_lazy_alignments_are_equal(self, translator):
         strategy = Beam(3, n_best=2)
         lazy = translator.translate(SENTENCES, strategy=strategy)
-        assert not any("alignment" in vars(one) for one in lazy)
+        assert not any("alignment" in vars(translation) for translation in lazy)
         eager = translator.translate(SENTENCES, strategy=strategy, alignment=True)
-        for one, other in zip(lazy, eager, strict=True):
-            for a, b in zip([one, *one.alternatives], [other, *other.alternatives], strict=True):
+        for translation, other in zip(lazy, eager, strict=True):
+            for a, b in zip(
+                [translation, *translation.alternatives], [other, *other.alternatives], strict=True
+            ):
                 assert "alignment" in vars(b)
                 torch.testing.assert_close(a.alignment.weights, b.alignment.weights, rtol=1e-4, atol=1e-5)
                 assert a.alignment.to_pharaoh() == b.alignment.to_pharaoh()
@@ -234,14 +254,17 @@ class TestAlignment:
         assert not torch.allclose(translator.align(pairs)[0].weights, other.align(pairs)[0].weights)
 
     def test_align_existing_pairs(self, translator):
-        one, two = translator.align([("ein Hund bellt", "a dog"), ("", "")])
-        assert (one.source_words, one.target_words) == (("ein", "Hund", "bellt"), ("a", "dog"))
+        translation, two = translator.align([("ein Hund bellt", "a dog"), ("", "")])
+        assert (translation.source_words, translation.target_words) == (
+            ("ein", "Hund", "bellt"),
+            ("a", "dog"),
+        )
         assert tuple(two.weights.shape) == (0, 0)
 
     def test_a_model_without_attention_has_no_alignment(self, plain):
-        (one,) = plain.translate("ein Hund")
+        (translation,) = plain.translate("ein Hund")
         with pytest.raises(ArgumentError, match="has no cross-attention, so it cannot align words"):
-            _ = one.alignment
+            _ = translation.alignment
         with pytest.raises(ArgumentError, match="has no cross-attention, so it cannot align words"):
             plain.translate("ein Hund", alignment=True)
 
@@ -277,10 +300,10 @@ class Scripted:
 class TestUnknown:
     def test_an_unknown_token_is_replaced_by_the_attended_word(self, translator, monkeypatch):
         scripted = Scripted(translator, monkeypatch, "words")
-        found = scripted.translate("Λ singt Ω", "? sings ?", {0: 2, 1: 1, 2: 0})
-        assert found.text == "Ω sings Λ"
-        assert found.note == ""
-        assert found.alignment.to_pharaoh() == "0-2 1-1 2-0"
+        translation = scripted.translate("Λ singt Ω", "? sings ?", {0: 2, 1: 1, 2: 0})
+        assert translation.text == "Ω sings Λ"
+        assert translation.note == ""
+        assert translation.alignment.to_pharaoh() == "0-2 1-1 2-0"
 
     def test_each_unknown_word_is_copied_once(self, translator, monkeypatch):
         scripted = Scripted(translator, monkeypatch, "words")
@@ -292,25 +315,25 @@ class TestUnknown:
         assert scripted.translate("Λ singt", "? ?", {0: 0, 1: 1}).text == "Λ singt"
 
     def test_an_unknown_token_within_a_word(self, translator, monkeypatch):
-        found = Scripted(translator, monkeypatch).translate("Frau Ω", "woman ? and", {1: 2, 2: 2})
-        assert "Ω" in found.text.replace(" ", "")
-        assert "⁇" not in found.text
+        translation = Scripted(translator, monkeypatch).translate("Frau Ω", "woman ? and", {1: 2, 2: 2})
+        assert "Ω" in translation.text.replace(" ", "")
+        assert "⁇" not in translation.text
 
     def test_untranslated_unknown_words_are_inserted(self, translator, monkeypatch):
         scripted = Scripted(translator, monkeypatch)
         segmentation = scripted.translator.tokens.source.segment("ein 漢字 Hund 🍕.")
         hund = segmentation.word_of.index(2)
         dog = len(scripted.ids("a"))
-        found = scripted.translate("ein 漢字 Hund 🍕.", "a dog", dict.fromkeys(range(dog, 9), hund))
-        assert found.text == "a 漢字 dog 🍕"
-        assert found.note == "unknown words copied: '漢字', '🍕'"
-        assert found.alignment.target_words == ("a", "漢字", "dog", "🍕")
-        assert found.alignment.to_pharaoh() == "0-0 1-1 2-2 3-3"
+        translation = scripted.translate("ein 漢字 Hund 🍕.", "a dog", dict.fromkeys(range(dog, 9), hund))
+        assert translation.text == "a 漢字 dog 🍕"
+        assert translation.note == "unknown words copied: '漢字', '🍕'"
+        assert translation.alignment.target_words == ("a", "漢字", "dog", "🍕")
+        assert translation.alignment.to_pharaoh() == "0-0 1-1 2-2 3-3"
 
     def test_the_known_part_of_a_word_is_replaced(self, translator, monkeypatch):
-        found = Scripted(translator, monkeypatch).translate("ein Łhund", "a hund")
-        assert found.text == "a Łhund"
-        assert found.alignment.to_pharaoh() == "0-0 1-1"
+        translation = Scripted(translator, monkeypatch).translate("ein Łhund", "a hund")
+        assert translation.text == "a Łhund"
+        assert translation.alignment.to_pharaoh() == "0-0 1-1"
 
     def test_unknown_words_at_the_start_and_alone(self, translator, monkeypatch):
         scripted = Scripted(translator, monkeypatch)
@@ -318,22 +341,22 @@ class TestUnknown:
         assert scripted.translate("漢字", "").text == "漢字"
 
     def test_control_characters_are_removed(self, translator):
-        (one,) = translator.translate("ein \x1b[31m漢\x07字 Hund")
-        assert not {"\x1b", "\x07"} & set(one.text)
+        (translation,) = translator.translate("ein \x1b[31m漢\x07字 Hund")
+        assert not {"\x1b", "\x07"} & set(translation.text)
 
     @pytest.mark.parametrize("kind", ["translator", "plain"])
     def test_every_model_copies_unknown_characters(self, kind, request):
-        found = request.getfixturevalue(kind).translate(["ein 漢字 Hund", "Ω", "zwei Łódź 🍕!"])
-        for one, letters in zip(found, ("漢字", "Ω", "Ł🍕"), strict=True):
-            assert set(letters) <= set(one.text)
+        translations = request.getfixturevalue(kind).translate(["ein 漢字 Hund", "Ω", "zwei Łódź 🍕!"])
+        for translation, letters in zip(translations, ("漢字", "Ω", "Ł🍕"), strict=True):
+            assert set(letters) <= set(translation.text)
 
 
 class TestStream:
     def test_stream_keeps_the_order(self, translator):
         lines = [f"{sentence}\n" for sentence in SENTENCES]
-        found = list(translator.stream(iter(lines), batch_size=2))
-        assert [one.source for one in found] == [line.rstrip("\n") for line in lines]
-        assert texts(found) == texts(translator.translate(SENTENCES))
+        translations = list(translator.stream(iter(lines), batch_size=2))
+        assert [translation.source for translation in translations] == [line.rstrip("\n") for line in lines]
+        assert texts(translations) == texts(translator.translate(SENTENCES))
 
     def test_a_single_line_is_translated_immediately(self, translator):
         answered = []
@@ -346,8 +369,8 @@ class TestStream:
                 assert len(answered) == number  # the previous line is already translated
                 yield line
 
-        for one in translator.stream(dialogue()):
-            answered.append(one.text)
+        for translation in translator.stream(dialogue()):
+            answered.append(translation.text)
         assert answered == texts(translator.translate(SENTENCES))
 
     def test_an_error_follows_the_lines_before_it(self, translator):
@@ -365,20 +388,22 @@ class TestFolders:
     def test_load_translator(self, folder):
         translator = regard.load_translator(folder)
         assert isinstance(translator, regard.Translator)
-        (one,) = translator.translate(["ein Hund"])
-        assert isinstance(one, regard.Translation)
-        assert one.text
+        (translation,) = translator.translate(["ein Hund"])
+        assert isinstance(translation, regard.Translation)
+        assert translation.text
         assert repr(translator) == f"Translator(Transformer, {translator.tokens!r})"
-        assert "alternatives=[]" in repr(one)
+        assert "alternatives=[]" in repr(translation)
 
     def test_a_recurrent_model(self, tmp_path):
-        (one,) = load_translator(folders.write(tmp_path / "x", "recurrent")).translate("ein Hund bellt")
-        assert one.alignment.weights.shape[1] == 3
+        (translation,) = load_translator(folders.write(tmp_path / "x", "recurrent")).translate(
+            "ein Hund bellt"
+        )
+        assert translation.alignment.weights.shape[1] == 3
 
     def test_a_folder_without_a_model(self, tmp_path):
         with pytest.raises(ArgumentError, match="does not exist"):
             load_translator(tmp_path / "no")
-        with pytest.raises(ArgumentError, match="is not a model folder: it has no config.json"):
+        with pytest.raises(ArgumentError, match=r"is not a model folder: it has no config.json"):
             load_translator(tmp_path)
 
     def test_an_invalid_alignment_head(self, folder, tmp_path):

@@ -24,13 +24,15 @@ def test_all_unknown_words_are_copied_once(unknown, targets, has_weights, random
     written = [f"target{i}" for i in range(targets)]
     weights = torch.rand(targets, len(unknown), generator=torch.Generator().manual_seed(random.randrange(99)))
     missing = untranslated_words(segmentation, set())
-    found = insert_words(written, segmentation, missing, weights if has_weights else None)
-    assert [word.text for word in found if word.own is not None] == written
-    assert [word.own for word in found if word.own is not None] == list(range(targets))
-    assert sorted(word.text for word in found if word.copied is not None) == sorted(
+    target_words = insert_words(written, segmentation, missing, weights if has_weights else None)
+    assert [word.text for word in target_words if word.own is not None] == written
+    assert [word.own for word in target_words if word.own is not None] == list(range(targets))
+    assert sorted(word.text for word in target_words if word.copied is not None) == sorted(
         segmentation.unknown.values()
     )
-    assert all(word.text == segmentation.words[word.copied] for word in found if word.copied is not None)
+    assert all(
+        word.text == segmentation.words[word.copied] for word in target_words if word.copied is not None
+    )
 
 
 @given(WORDS, st.lists(st.booleans(), max_size=8), st.sampled_from(["words", "bpe"]), st.integers(0, 99))
@@ -38,13 +40,13 @@ def test_unknown_target_tokens_are_replaced_by_unknown_source_tokens(unknown, ma
     segmentation = source(unknown)
     ids = [UNKNOWN if mark else 9 for mark in marks]
     weights = torch.rand(len(ids), len(unknown), generator=torch.Generator().manual_seed(seed))
-    found = replace_unknown(ids, segmentation, weights, kind)
-    assert len(found.copied) == min(sum(marks), len(segmentation.unknown))
-    assert found.copied <= set(segmentation.unknown)
-    assert set(found.texts) <= {position for position, mark in enumerate(marks) if mark}
+    replacements = replace_unknown(ids, segmentation, weights, kind)
+    assert len(replacements.copied) == min(sum(marks), len(segmentation.unknown))
+    assert replacements.copied <= set(segmentation.unknown)
+    assert set(replacements.texts) <= {position for position, mark in enumerate(marks) if mark}
     if kind == "words":
-        assert len(found.texts) == sum(marks)
-    assert not set(untranslated_words(segmentation, found.copied)) & found.copied
+        assert len(replacements.texts) == sum(marks)
+    assert not set(untranslated_words(segmentation, replacements.copied)) & replacements.copied
 
 
 @given(WORDS)
@@ -64,8 +66,8 @@ def test_the_largest_weight_wins(unknown):
 def test_adjacent_words_keep_their_order():
     segmentation = source([False, True, True, True])
     weights = torch.tensor([[0.9, 0.0, 0.0, 0.1], [0.2, 0.3, 0.3, 0.2]])
-    found = insert_words(["a", "b"], segmentation, [1, 2, 3], weights)
-    assert [word.text for word in found] == ["a", "Ω1", "Ω2", "Ω3", "b"]
+    target_words = insert_words(["a", "b"], segmentation, [1, 2, 3], weights)
+    assert [word.text for word in target_words] == ["a", "Ω1", "Ω2", "Ω3", "b"]
 
 
 def test_punctuation_around_a_word_is_not_copied():

@@ -15,10 +15,13 @@ LINKS = st.frozensets(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=
 def test_published_error_rate() -> None:
     if not DATA.exists():
         pytest.skip(f"{DATA} does not exist")
-    found, gold = read_pharaoh(DATA / "roen.awesome-align.out"), read_gold(DATA / "roen.gold", index_base=1)
-    assert len(found) == len(gold) == 248
-    assert f"{100 * error_rate(found, gold).aer:.1f}" == "20.7"
-    assert error_rate(found, read_gold(DATA / "roen.gold", index_base=0)).aer > 0.5  # the base matters
+    predicted, gold = (
+        read_pharaoh(DATA / "roen.awesome-align.out"),
+        read_gold(DATA / "roen.gold", index_base=1),
+    )
+    assert len(predicted) == len(gold) == 248
+    assert f"{100 * error_rate(predicted, gold).aer:.1f}" == "20.7"
+    assert error_rate(predicted, read_gold(DATA / "roen.gold", index_base=0)).aer > 0.5  # the base matters
 
 
 def test_error_rate_of_a_hand_worked_example() -> None:
@@ -26,8 +29,8 @@ def test_error_rate_of_a_hand_worked_example() -> None:
         GoldAlignment(frozenset({(0, 0), (1, 1)}), frozenset({(2, 1)})),
         GoldAlignment(frozenset({(0, 0)})),
     ]
-    found = [{(0, 0), (2, 1), (2, 2)}, set[tuple[int, int]]()]
-    aer, precision, recall = error_rate(found, gold)  # |A| = 3, |S| = 3, |A ∩ S| = 1, |A ∩ P| = 2
+    predicted = [{(0, 0), (2, 1), (2, 2)}, set[tuple[int, int]]()]
+    aer, precision, recall = error_rate(predicted, gold)  # |A| = 3, |S| = 3, |A ∩ S| = 1, |A ∩ P| = 2
     assert (aer, precision, recall) == pytest.approx((1 - 3 / 6, 2 / 3, 1 / 3))
 
 

@@ -66,8 +66,8 @@ def test_weights_equal_those_of_each_pair_alone(kind: str, shift: Shift) -> None
     layers = list(cross_attention.cross_attention_layers(model))
     for layer, name in enumerate(layers):
         for heads in (None, (0,)) if len(layers) == 1 else (None, (1,), (2, 0)):
-            found = cross_weights(model, SOURCES, TARGETS, AlignmentHead(layer, heads, shift))
-            for weights, source, target in zip(found, SOURCES, TARGETS, strict=True):
+            results = cross_weights(model, SOURCES, TARGETS, AlignmentHead(layer, heads, shift))
+            for weights, source, target in zip(results, SOURCES, TARGETS, strict=True):
                 expected = unbatched(model, source, target, name)
                 expected = expected.mean(0) if heads is None else expected[list(heads)].mean(0)
                 expected = expected[1:] if shift == "input" else expected[:-1]
@@ -103,8 +103,8 @@ def test_shift_determines_which_tokens_a_row_depends_on(kind: str) -> None:
     changed = [20, 21, 30, 23, 24]
     for shift, known in (("output", 3), ("input", 2)):
         before, after = (
-            cross_weights(model, [source], [some], AlignmentHead(shift=shift))[0]  # type: ignore[arg-type]
-            for some in (target, changed)
+            cross_weights(model, [source], [tokens], AlignmentHead(shift=shift))[0]  # type: ignore[arg-type]
+            for tokens in (target, changed)
         )
         torch.testing.assert_close(before[:known], after[:known])
         assert ((before - after).abs().amax(-1)[known:] > 1e-6).all()
@@ -113,8 +113,8 @@ def test_shift_determines_which_tokens_a_row_depends_on(kind: str) -> None:
 def test_bahdanau_attends_before_it_reads() -> None:
     model = make("additive")
     before, after = (
-        cross_weights(model, [[5, 6, 7]], [some], AlignmentHead(shift="input"))[0]
-        for some in ([20, 21, 22], [20, 30, 22])
+        cross_weights(model, [[5, 6, 7]], [tokens], AlignmentHead(shift="input"))[0]
+        for tokens in ([20, 21, 22], [20, 30, 22])
     )
     torch.testing.assert_close(before[:2], after[:2])
     assert (before - after)[2].abs().max() > 1e-6
@@ -124,9 +124,9 @@ def test_bahdanau_attends_before_it_reads() -> None:
 def test_rows_and_the_end_token_sum_to_one(kind: str) -> None:
     model = make(kind)
     for shift in ("input", "output"):
-        found = cross_weights(model, SOURCES, TARGETS, AlignmentHead(0, None, shift))  # type: ignore[arg-type]
+        results = cross_weights(model, SOURCES, TARGETS, AlignmentHead(0, None, shift))  # type: ignore[arg-type]
         name = next(iter(cross_attention.cross_attention_layers(model)))
-        for weights, source, target in zip(found, SOURCES, TARGETS, strict=True):
+        for weights, source, target in zip(results, SOURCES, TARGETS, strict=True):
             end = unbatched(model, source, target, name).mean(0)[:, -1]
             end = end[1:] if shift == "input" else end[:-1]
             torch.testing.assert_close(weights.sum(-1) + end, torch.ones(len(target)))
@@ -135,8 +135,8 @@ def test_rows_and_the_end_token_sum_to_one(kind: str) -> None:
 
 def test_empty_sentences() -> None:
     for kind in MODELS:
-        found = cross_weights(make(kind), [[], [5], []], [[20, 21], [], []])
-        assert [tuple(weights.shape) for weights in found] == [(2, 0), (0, 1), (0, 0)]
+        results = cross_weights(make(kind), [[], [5], []], [[20, 21], [], []])
+        assert [tuple(weights.shape) for weights in results] == [(2, 0), (0, 1), (0, 0)]
     assert cross_weights(make("transformer"), [], []) == []
 
 
@@ -342,8 +342,8 @@ def test_the_head_that_aligns_is_selected(
     model = planted(layer, head)
     selected = select_alignment_head(model, letters, pairs, links if with_gold else None)
     assert selected == AlignmentHead(layer, (head,), "input")
-    found = [alignment.links() for alignment in align(model, letters, pairs, selected)]
-    assert error_rate(found, links).aer == 0
+    predicted = [alignment.links() for alignment in align(model, letters, pairs, selected)]
+    assert error_rate(predicted, links).aer == 0
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -355,8 +355,8 @@ def test_rates_of_heads_are_those_of_their_links(kind: str, letters: TokenizerPa
     rated = rate_alignment_heads(model, letters, pairs, gold)
     assert len(rated) == (2 * 2 * 4 if kind in ("transformer", "grouped") else 2 * 2)
     for head, rates in rated.items():
-        found = [alignment.links() for alignment in align(model, letters, pairs, head)]
-        assert rates == pytest.approx(error_rate(found, gold))
+        predicted = [alignment.links() for alignment in align(model, letters, pairs, head)]
+        assert rates == pytest.approx(error_rate(predicted, gold))
     assert rated[select_alignment_head(model, letters, pairs, gold)].aer == min(
         rates.aer for rates in rated.values()
     )

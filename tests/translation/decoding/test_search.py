@@ -74,7 +74,7 @@ def naive_search(
 ) -> list[Hypothesis]:
     """Beam search with lists: one sentence, no caches, no early stopping."""
     live: list[tuple[float, list[int]]] = [(0.0, [])]
-    found: list[Hypothesis] = []
+    results: list[Hypothesis] = []
     for size in range(1, limit + 1):
         if not live:
             break
@@ -85,25 +85,25 @@ def naive_search(
             extended += [(total + float(log_probabilities[-1, word]), [*written, word]) for word in words]
         extended.sort(key=lambda pair: -pair[0])
         live = []
-        for total, written in extended[: beam.size - len(found)]:
+        for total, written in extended[: beam.size - len(results)]:
             if total < extended[0][0] - beam.prune_threshold:
                 break
             if written[-1] == END:
-                found.append(Hypothesis(written[:-1], total / size**beam.length_penalty, total, True))
+                results.append(Hypothesis(written[:-1], total / size**beam.length_penalty, total, True))
             else:
                 live.append((total, written))
     rest = [
         Hypothesis(written, total / max(limit, 1) ** beam.length_penalty, total, False)
         for total, written in live
     ]
-    return sorted(found + rest, key=lambda h: (h.finished, h.score), reverse=True)[: beam.n_best]
+    return sorted(results + rest, key=lambda h: (h.finished, h.score), reverse=True)[: beam.n_best]
 
 
-def assert_equal(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
-    assert [h.tokens for h in found] == [h.tokens for h in expected]
-    assert [h.finished for h in found] == [h.finished for h in expected]
-    assert [h.score for h in found] == pytest.approx([h.score for h in expected], rel=1e-9)
-    assert [h.log_probability for h in found] == pytest.approx(
+def assert_equal(actual: list[Hypothesis], expected: list[Hypothesis]) -> None:
+    assert [h.tokens for h in actual] == [h.tokens for h in expected]
+    assert [h.finished for h in actual] == [h.finished for h in expected]
+    assert [h.score for h in actual] == pytest.approx([h.score for h in expected], rel=1e-9)
+    assert [h.log_probability for h in actual] == pytest.approx(
         [h.log_probability for h in expected], rel=1e-9
     )
 
@@ -114,8 +114,8 @@ def assert_equal(found: list[Hypothesis], expected: list[Hypothesis]) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_batch_equals_naive_search_of_each_sentence(name: str) -> None:
     model, beam, limits = make(name), Beam(3, n_best=3), [6, 4, 7, 5]
-    found = search(model, Packed.of(SOURCES), beam, max_new_tokens=limits)
-    for source, limit, hypotheses in zip(SOURCES, limits, found, strict=True):
+    results = search(model, Packed.of(SOURCES), beam, max_new_tokens=limits)
+    for source, limit, hypotheses in zip(SOURCES, limits, results, strict=True):
         assert_equal(hypotheses, naive_search(model, source, beam, limit))
 
 
@@ -141,8 +141,8 @@ def test_any_beam_equals_naive_search(
     threshold = data.draw(st.sampled_from([math.inf, math.inf, 2.0, 0.0]))
     model, beam = make(name, seed=seed), Beam(size, length, data.draw(st.integers(1, size)), threshold)
     limits = [data.draw(st.integers(0, 6)) for _ in sources]
-    found = search(model, Packed.of(sources), beam, max_new_tokens=limits, suppress_tokens=suppressed)
-    for source, limit, hypotheses in zip(sources, limits, found, strict=True):
+    results = search(model, Packed.of(sources), beam, max_new_tokens=limits, suppress_tokens=suppressed)
+    for source, limit, hypotheses in zip(sources, limits, results, strict=True):
         assert_equal(hypotheses, naive_search(model, source, beam, limit, suppressed))
 
 
@@ -152,19 +152,19 @@ def test_an_unlimited_beam_equals_exhaustive_search(name: str, length: float) ->
     model, limit = make(name), 4
     words = [word for word in range(WORDS) if word not in (PADDING, START, END)]
     everything = Beam(len(words) ** limit * 2, length, n_best=10)
-    for source, found in zip(
+    for source, results in zip(
         SOURCES, search(model, Packed.of(SOURCES), everything, max_new_tokens=limit), strict=True
     ):
-        every = []
+        exhaustive = []
         for size in range(limit):
             written = [list(sequence) for sequence in itertools.product(words, repeat=size)]
             for sequence, rows in zip(written, follow(model, source, *written), strict=True):
                 total = float(rows[torch.arange(size + 1), torch.tensor([*sequence, END])].sum())
-                every.append((total / (size + 1) ** length, sequence))
-        every.sort(reverse=True)
-        assert [h.tokens for h in found] == [written for _, written in every[:10]]
-        assert [h.score for h in found] == pytest.approx([score for score, _ in every[:10]])
-        assert all(h.finished for h in found)
+                exhaustive.append((total / (size + 1) ** length, sequence))
+        exhaustive.sort(reverse=True)
+        assert [h.tokens for h in results] == [written for _, written in exhaustive[:10]]
+        assert [h.score for h in results] == pytest.approx([score for score, _ in exhaustive[:10]])
+        assert all(h.finished for h in results)
 
 
 @pytest.mark.parametrize(
@@ -173,10 +173,10 @@ def test_an_unlimited_beam_equals_exhaustive_search(name: str, length: float) ->
 @pytest.mark.parametrize("name", ["transformer", "concat, fed"])
 def test_log_probabilities_are_the_models(name: str, strategy: Any) -> None:
     model = make(name)
-    for source, found in zip(
+    for source, results in zip(
         SOURCES, search(model, Packed.of(SOURCES), strategy, max_new_tokens=6), strict=True
     ):
-        for hypothesis in found:
+        for hypothesis in results:
             words = [*hypothesis.tokens, END] if hypothesis.finished else hypothesis.tokens
             (rows,) = follow(model, source, words[:-1])
             total = float(rows[torch.arange(len(words)), torch.tensor(words)].sum())
@@ -187,10 +187,10 @@ def test_log_probabilities_are_the_models(name: str, strategy: Any) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_hypotheses_are_sorted_distinct_and_within_bounds(name: str) -> None:
-    found = search(
+    results = search(
         make(name), Packed.of(SOURCES), Beam(6, n_best=6), max_new_tokens=5, suppress_tokens=(PADDING, 3)
     )
-    for hypotheses in found:
+    for hypotheses in results:
         order = [(h.finished, h.score) for h in hypotheses]
         assert order == sorted(order, reverse=True)
         assert len({(*h.tokens, h.finished) for h in hypotheses}) == len(hypotheses) == 6
@@ -201,9 +201,9 @@ def test_hypotheses_are_sorted_distinct_and_within_bounds(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_is_a_beam_of_one_and_the_argmax_of_each_step(name: str) -> None:
     model, source = make(name), Packed.of(SOURCES)
-    found = search(model, source, Greedy(), max_new_tokens=6)
-    assert found == search(model, source, Beam(1), max_new_tokens=6)
-    for sentence, (hypothesis,) in zip(SOURCES, found, strict=True):
+    results = search(model, source, Greedy(), max_new_tokens=6)
+    assert results == search(model, source, Beam(1), max_new_tokens=6)
+    for sentence, (hypothesis,) in zip(SOURCES, results, strict=True):
         (log_probabilities,) = follow(model, sentence, hypothesis.tokens)
         log_probabilities[:, [PADDING, START]] = -math.inf
         best = log_probabilities.argmax(-1).tolist()
@@ -216,8 +216,8 @@ def test_search_equals_the_models_own_greedy() -> None:
     model = make("dot")
     with torch.no_grad():
         model.bias[:2] = -1e3  # model.greedy does not suppress special tokens
-    found = [h.tokens for (h,) in search(model, Packed.of(SOURCES), Greedy(), max_new_tokens=6)]
-    assert found == model.greedy(Packed.of(SOURCES), start=START, end=END, max_new_tokens=6)
+    results = [h.tokens for (h,) in search(model, Packed.of(SOURCES), Greedy(), max_new_tokens=6)]
+    assert results == model.greedy(Packed.of(SOURCES), start=START, end=END, max_new_tokens=6)
     make.cache_clear()
 
 
@@ -226,11 +226,11 @@ def test_search_equals_the_models_own_greedy() -> None:
 def test_the_batch_is_irrelevant(name: str, strategy: Any) -> None:
     model = make(name)
     together = search(model, Packed.of(SOURCES), strategy, max_new_tokens=6)
-    for source, found in zip(SOURCES, together, strict=True):
-        assert_equal(search(model, Packed.of([source]), strategy, max_new_tokens=6)[0], found)
+    for source, results in zip(SOURCES, together, strict=True):
+        assert_equal(search(model, Packed.of([source]), strategy, max_new_tokens=6)[0], results)
     backwards = search(model, Packed.of(SOURCES[::-1] * 2), strategy, max_new_tokens=6)
-    for found, expected in zip(backwards, together[::-1] * 2, strict=True):
-        assert_equal(found, expected)
+    for results, expected in zip(backwards, together[::-1] * 2, strict=True):
+        assert_equal(results, expected)
 
 
 def test_no_sentences_and_no_tokens() -> None:
@@ -240,8 +240,8 @@ def test_no_sentences_and_no_tokens() -> None:
             search(make("dot"), Packed.of(SOURCES), strategy, max_new_tokens=0)
             == [[Hypothesis([], 0.0, 0.0, False)]] * 4
         )
-    found = search(make("dot"), Packed.of(SOURCES), max_new_tokens=[0, 3, 0, 2])
-    assert [len(h.tokens) > 0 or h.finished for (h,) in found] == [False, True, False, True]
+    results = search(make("dot"), Packed.of(SOURCES), max_new_tokens=[0, 3, 0, 2])
+    assert [len(h.tokens) > 0 or h.finished for (h,) in results] == [False, True, False, True]
 
 
 def test_search_does_not_change_the_model() -> None:
@@ -256,9 +256,9 @@ def test_search_does_not_change_the_model() -> None:
 
 def test_start_and_end_token_may_be_equal() -> None:
     model = make("transformer")
-    found = search(model, Packed.of(SOURCES), Beam(3), start=END, end=END, max_new_tokens=6)
-    assert any(h.finished for (h,) in found)
-    assert all(END not in h.tokens for (h,) in found)
+    results = search(model, Packed.of(SOURCES), Beam(3), start=END, end=END, max_new_tokens=6)
+    assert any(h.finished for (h,) in results)
+    assert all(END not in h.tokens for (h,) in results)
 
 
 def test_other_dtypes_give_similar_scores() -> None:
@@ -318,8 +318,8 @@ def probabilities(**tokens: float) -> list[float]:
 def test_finished_hypotheses_and_sentences_leave_the_batch() -> None:
     going, ending = probabilities(a=0.6, b=0.4), probabilities(e=0.999, a=0.001)
     model = ScriptedModel({3: [going, ending], 4: [going, going, going, ending]})
-    found = search(model, Packed.of([[3], [4], [3]]), Greedy(), max_new_tokens=9)
-    assert [h.tokens for (h,) in found] == [[3], [3, 3, 3], [3]]
+    results = search(model, Packed.of([[3], [4], [3]]), Greedy(), max_new_tokens=9)
+    assert [h.tokens for (h,) in results] == [[3], [3, 3, 3], [3]]
     assert model.rows == [3, 3, 1, 1]
 
 
@@ -327,30 +327,30 @@ def test_a_finished_hypothesis_frees_its_slot() -> None:
     # one of two ends after the first step, so one slot is left
     step = probabilities(e=0.5, a=0.3, b=0.2)
     model = ScriptedModel({3: [step]})
-    (found,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=0.0, n_best=2), max_new_tokens=3)
-    assert [h.tokens for h in found] == [[], [3]]
+    (results,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=0.0, n_best=2), max_new_tokens=3)
+    assert [h.tokens for h in results] == [[], [3]]
     assert model.rows == [1, 1]
 
 
 def test_a_sentence_ends_when_nothing_can_beat_its_best() -> None:
     # the best ends at once with 0.9; every continuation has at most 0.1
     model = ScriptedModel({3: [probabilities(e=0.9, a=0.1), probabilities(a=1.0)]})
-    (found,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=0.0), max_new_tokens=50)
-    assert (found[0].tokens, model.rows) == ([], [1])
+    (results,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=0.0), max_new_tokens=50)
+    assert (results[0].tokens, model.rows) == ([], [1])
     # per token it can: 0.1 ** (1 / 50) > 0.9
     model = ScriptedModel(
         {3: [probabilities(e=0.9, a=0.1), *[probabilities(a=1.0)] * 40, probabilities(e=1.0)]}
     )
-    (found,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=1.0), max_new_tokens=50)
-    assert found[0].tokens == [3] * 41
-    assert found[0].score == pytest.approx(math.log(0.1) / 42)
+    (results,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=1.0), max_new_tokens=50)
+    assert results[0].tokens == [3] * 41
+    assert results[0].score == pytest.approx(math.log(0.1) / 42)
     # but not within 20 tokens: 0.1 ** (1 / 20) < 0.9
-    (found,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=1.0), max_new_tokens=20)
-    assert (found[0].tokens, model.rows) == ([], [1] * 43)
+    (results,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=1.0), max_new_tokens=20)
+    assert (results[0].tokens, model.rows) == ([], [1] * 43)
     # two were requested, and one is still missing
-    (found,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=1.0, n_best=2), max_new_tokens=20)
-    assert [h.finished for h in found] == [True, False]
-    assert [len(h.tokens) for h in found] == [0, 20]
+    (results,) = search(model, Packed.of([[3]]), Beam(2, length_penalty=1.0, n_best=2), max_new_tokens=20)
+    assert [h.finished for h in results] == [True, False]
+    assert [len(h.tokens) for h in results] == [0, 20]
 
 
 # Sampling
@@ -378,8 +378,8 @@ def test_samples_depend_only_on_the_seed() -> None:
 def test_tokens_are_sampled_by_their_probabilities(strategy: Sample) -> None:
     row = torch.tensor(probabilities(e=0.1, a=0.4, b=0.2, c=0.05, d=0.25))
     model, draws = ScriptedModel({3: [row.tolist()]}), 4_000
-    (found,) = search(model, Packed.of([[3]]), replace(strategy, n_samples=draws), max_new_tokens=1)
-    seen = Counter(END if h.finished else h.tokens[0] for h in found)
+    (results,) = search(model, Packed.of([[3]]), replace(strategy, n_samples=draws), max_new_tokens=1)
+    seen = Counter(END if h.finished else h.tokens[0] for h in results)
     expected = row ** (1 / strategy.temperature)
     if strategy.top_p == 0.6:
         expected[[2, 4, 5]] = 0  # 0.4 and 0.25 are the first to reach it
@@ -416,9 +416,9 @@ def test_two_stage_topk_equals_topk(rows: list[int], columns: int, k: int, seed:
     sentences = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows))
     totals = torch.randn(sum(rows), generator=draw).double()
     first = torch.tensor([sum(rows[:i]) for i in range(len(rows))])
-    found = _best_extensions(_Live(sentences, sentences, totals, sentences[:, None]), x, first, k)
-    every = (totals[:, None] + x).split(rows)
-    for scores, values, parents, tokens in zip(every, *found, strict=True):
+    results = _best_extensions(_Live(sentences, sentences, totals, sentences[:, None]), x, first, k)
+    exhaustive = (totals[:, None] + x).split(rows)
+    for scores, values, parents, tokens in zip(exhaustive, *results, strict=True):
         best = scores.flatten().sort(descending=True).values[:k]
         assert torch.equal(values[: len(best)], best)
         assert bool((values[len(best) :] == -math.inf).all())
@@ -465,7 +465,11 @@ def test_invalid_strategies(make: Any, message: str) -> None:
         ({"max_new_tokens": 2.5}, regard.DTypeError, "max_new_tokens=2.5"),
         ({"end": WORDS}, regard.ArgumentError, f"Token {WORDS} is out of range for a vocabulary of {WORDS}"),
         ({"suppress_tokens": [END]}, regard.ArgumentError, r"end=2 and suppress_tokens=\(2,\); remove 2"),
-        ({"suppress_tokens": [99]}, regard.ArgumentError, f"Token 99 is out of range for a vocabulary of {WORDS}"),
+        (
+            {"suppress_tokens": [99]},
+            regard.ArgumentError,
+            f"Token 99 is out of range for a vocabulary of {WORDS}",
+        ),
         ({"source": [[5, 6]]}, regard.DTypeError, "a source of type list"),
     ],
 )
