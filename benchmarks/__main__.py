@@ -10,7 +10,7 @@ import torch
 
 import regard
 from benchmarks import long, machine, memory, sharding, speed, table, training, translating, watching
-from regard._util.files import write_whole
+from regard._util.files import write_atomic
 
 SPEED = (*speed.GROUPS, "memory", "training", "translating")
 
@@ -53,7 +53,7 @@ def main() -> None:
     if races:
         found["targets"] = table.summary(races)
     found["minutes"] = (time.perf_counter() - begun) / 60
-    path = write_whole("benchmarks.json", json.dumps(found, indent=1).encode())
+    path = write_atomic("benchmarks.json", json.dumps(found, indent=1).encode())
     print(f"written to {path} after {found['minutes']:.1f} minutes")
     if any("error" in result for result in races):
         sys.exit(1)

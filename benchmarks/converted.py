@@ -106,7 +106,8 @@ def ctranslate2(model: Transformer, folder: Path) -> None:
     from ctranslate2.specs import TransformerSpec
 
     config = model.encoder.config
-    spec = TransformerSpec.from_config((config.layers, config.layers), config.heads, pre_norm=config.norm_first)
+    layers = (config.layers, config.layers)
+    spec = TransformerSpec.from_config(layers, config.heads, pre_norm=config.norm_first)
     spec.encoder.embeddings[0].weight = _source_embedding(model).weight.detach().numpy()
     spec.decoder.embeddings.weight = model.embedding.weight.detach().numpy()
     spec.decoder.projection.weight = model.output_weight.detach().numpy()

@@ -192,8 +192,9 @@ def _by_search(model: Any, how: Beam, only: list[int] | None) -> Translate:
     keep_memory()
 
     def translate(batch: list[list[int]]) -> list[list[int]]:
-        most = [2 * len(sentence) + 10 for sentence in batch]
-        return [best[0].tokens for best in search(model, Packed.of(batch), how, max_new_tokens=most, only=only)]
+        limits = [2 * len(sentence) + 10 for sentence in batch]
+        results = search(model, Packed.of(batch), how, max_new_tokens=limits, only=only)
+        return [best[0].tokens for best in results]
 
     return translate
 

@@ -61,7 +61,7 @@ def prepare(shared: Path) -> None:
     registry = Registry.load(map(os.fspath, names))
     torch.manual_seed(0)
     special_tokens = ("<unk>", "<s>", "</s>", "<mask>")
-    bert = BertEncoder(Vocabulary(WORDS, special_tokens=marks), 16, 2, heads=2, max_positions=40).eval()
+    bert = BertEncoder(Vocabulary(WORDS, special_tokens=special_tokens), 16, 2, heads=2, max_positions=40).eval()
     static = StaticEncoder(WORDS, torch.randn(len(WORDS), 4))
     registry.entries.update(Registry({"bert": bert, "static": static}).entries)
     state = AppState(registry)
