@@ -40,7 +40,7 @@ MODULES = {
     "JoeyNMT": "joeynmt",
 }
 ONCE = ("JoeyNMT",)  # one round takes minutes
-# which gives up unlikely hypotheses and knows only the words that a target of the training has
+# prunes unlikely hypotheses
 LEAN = "regard, lean"
 
 
@@ -180,20 +180,20 @@ def _most(batch: list[list[int]]) -> int:
 
 def regards(model: Any, words: list[int], folder: Path) -> Translate:
     """regard's own search."""
-    return _by_search(model, Beam(SIZE), None)
+    return _by_search(model, Beam(SIZE))
 
 
 def leans(model: Any, words: list[int], folder: Path) -> Translate:
     """The same with less work."""
-    return _by_search(model, Beam(SIZE, prune_threshold=3), words)
+    return _by_search(model, Beam(SIZE, prune_threshold=3))
 
 
-def _by_search(model: Any, how: Beam, only: list[int] | None) -> Translate:
+def _by_search(model: Any, how: Beam) -> Translate:
     keep_memory()
 
     def translate(batch: list[list[int]]) -> list[list[int]]:
         limits = [2 * len(sentence) + 10 for sentence in batch]
-        results = search(model, Packed.of(batch), how, max_new_tokens=limits, only=only)
+        results = search(model, Packed.of(batch), how, max_new_tokens=limits)
         return [best[0].tokens for best in results]
 
     return translate
