@@ -32,7 +32,7 @@ export class Frame {
     this.plot = plot;
     this.gutter = gutter;
     if (wasFitted || this.scale.x < this.fitScale.x) this.fit();
-    this.settle();
+    this.clampToMatrix();
   }
 
   fit() {
@@ -40,7 +40,7 @@ export class Frame {
     this.from = { x: 0, y: 0 };
   }
 
-  settle() {
+  clampToMatrix() {
     for (const axis of ["x", "y"]) {
       const cells = this.plot[axis] / this.scale[axis];
       this.from[axis] = clamp(this.from[axis], 0, Math.max(this.size[axis] - cells, 0));
@@ -55,13 +55,13 @@ export class Frame {
       this.scale[axis] = clamp(this.scale[axis] * factor, this.fitScale[axis], Math.max(MAX_CELL, this.fitScale[axis]));
       this.from[axis] = at[axis] - (point[axis] - this.gutter[axis]) / this.scale[axis];
     }
-    this.settle();
+    this.clampToMatrix();
   }
 
   pan(x, y) {
     this.from.x -= x / this.scale.x;
     this.from.y -= y / this.scale.y;
-    this.settle();
+    this.clampToMatrix();
   }
 
   toCell(axis, pixel) {
@@ -92,7 +92,7 @@ export class Frame {
       if (center) this.from[axis] = cell + 0.5 - cells / 2;
       else this.from[axis] = clamp(this.from[axis], cell + 1 - cells, cell);
     }
-    this.settle();
+    this.clampToMatrix();
   }
 
   // log2 of the cells per pixel

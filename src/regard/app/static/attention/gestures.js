@@ -1,4 +1,4 @@
-// Drag, pinch, wheel and keys on the map; calls its pan, zoom, point, pick and moveCursor.
+// Drag, pinch, wheel and keys on the map; calls the methods of MatrixView.
 
 const CLICK_TOLERANCE = 4; // pixels
 const ZOOM_STEP = 1.5;
@@ -24,7 +24,7 @@ export function addGestures(canvas, map) {
   canvas.addEventListener("pointermove", (event) => {
     const before = pointers.get(event.pointerId);
     const after = position(event);
-    if (!before) return map.point(after);
+    if (!before) return map.hover(after);
     const oldSpread = pointers.size === 2 ? spread() : null;
     pointers.set(event.pointerId, after);
     moved += Math.hypot(after.x - before.x, after.y - before.y);
@@ -40,7 +40,7 @@ export function addGestures(canvas, map) {
   };
   canvas.addEventListener("pointerup", release);
   canvas.addEventListener("pointercancel", release);
-  canvas.addEventListener("pointerleave", () => pointers.size === 0 && map.point(null));
+  canvas.addEventListener("pointerleave", () => pointers.size === 0 && map.hover(null));
   canvas.addEventListener("wheel", (event) => {
     const { x, y } = position(event);
     const pixels = event.deltaMode === 1 ? 30 * event.deltaY : event.deltaY; // lines, or pixels

@@ -3,7 +3,7 @@ import { button, checkbox, clamp, formatCount, make, percent, visible } from "..
 import { ramp, rampWeight, themeOf } from "./colors.js";
 import { Frame } from "./frame.js";
 import { addGestures } from "./gestures.js";
-import { drawLabels, drawOverlay, drawTiles, textWidth } from "./mapdraw.js";
+import { drawLabels, drawOverlay, drawTiles, textWidth } from "./map_drawing.js";
 import { makeRankings } from "./rankings.js";
 import { Tiles } from "./tiles.js";
 import { MAX_TOKENS } from "./tokens.js";
@@ -263,7 +263,7 @@ export class MatrixView {
     this.redraw();
   }
 
-  point(point) {
+  hover(point) {
     this.pointer = point;
     this.hovered = point && this.frame.cellAt(point.x, point.y);
     this.redraw();

@@ -28,7 +28,7 @@ export function makeRankings(pane, goTo, { deferred = false, ranked = () => {} }
     if (!pane.heads.length) return;
     for (const [side, position] of [["query", query], ["key", key]]) {
       const token = position === null ? "" : visible(pane.textOf(side).tokens[position] ?? "");
-      const title = `“${token}” (${sides[side]} ${formatCount(position + 1)}) ${side === "query" ? "attends to" : "is attended by"}`;
+      const title = `“${token}” (${sides[side]} ${formatCount(position + 1)}) ${side === "query" ? "attends to" : "is attended to by"}`;
       lists[side].node.hidden = position === null;
       if (position !== null) lists[side].load(title, "topk", { heads, side, position, k: LIST_LENGTH }, selection, ({ facts }) => ranked(side, facts.positions));
     }
