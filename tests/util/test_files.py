@@ -22,6 +22,7 @@ from regard._util.files import (
     write_atomic,
     write_checksums,
 )
+from regard.mechanism.weights.io import checksum
 
 
 def test_links_are_followed_and_the_mode_is_kept(tmp_path):
@@ -175,28 +176,39 @@ def test_checksums_match_sha256sum(tmp_path):
             verify_checksums(tmp_path / "SHA256SUMS", ["b"])
 
 
+def sign_and_save(metadata, tensors, path):
+    """Write a weights file with a valid checksum, whatever its content."""
+    del metadata["checksum"]
+    metadata["checksum"] = checksum(tensors, tensors.__getitem__, json.dumps(metadata))
+    safetensors.torch.save_file(tensors, path, {"regard": json.dumps(metadata)})
+
+
+FIELDS = ("normalize", "family", "scale", "softcap", "dropout", "terms", "names")  # of the call, in order
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"terms": 10**9},
-        {"terms": -1},
-        {"terms": 0},
-        {"terms": True},
+        {"terms": str(10**9)},
+        {"terms": "-1"},
+        {"terms": "0"},
+        {"terms": "True"},
         {"queries": -5},
         {"queries": 1.5},
-        {"dropout": float("nan")},
-        {"dropout": 2},
-        {"softcap": 0},
+        {"dropout": "nan"},
+        {"dropout": "0x1p+1"},
+        {"softcap": "0x0p+0"},
         {"lead": [8.0]},
         {"lead": [-2, -4]},
         {"lead": [True, 8]},
         {"lead": 8},
-        {"normalize": 5},
-        {"normalize": None},
+        {"call": None},
+        {"normalize": "5"},
+        {"normalize": "None"},
         {"normalize": "Softmax " + "1" * 10**6},
         {"normalize": "Softmax1"},
         {"score": 3},
-        {"careful": False},
+        {"nan_safe": False},
     ],
     ids=lambda changes: f"{next(iter(changes.items()))!r:.40}",
 )
@@ -206,9 +218,14 @@ def test_inconsistent_metadata_is_rejected(changes, tmp_path):
     with safetensors.safe_open(path, "pt") as file:
         metadata = json.loads(file.metadata()["regard"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    safetensors.torch.save_file(tensors, path, {"regard": json.dumps({**metadata, **changes})})
-    with pytest.raises(regard.ArgumentError, match=r"Weights\.save"):
+    fields = dict(zip(FIELDS, metadata["call"].split("|"), strict=True))
+    fields |= {name: value for name, value in changes.items() if name in FIELDS}
+    metadata |= {"call": "|".join(fields.values())}
+    metadata |= {name: value for name, value in changes.items() if name not in FIELDS}
+    sign_and_save(metadata, tensors, path)
+    with pytest.raises(regard.ArgumentError, match=r"Weights\.save") as caught:
         regard.Weights.load(path)
+    assert "checksum" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -231,11 +248,14 @@ def test_invalid_tensors_are_rejected(name, tensor, tmp_path):
     x = torch.randn(8, 5, 4)
     path = regard.attend(x, x, x, mask=regard.Causal())[1].save(tmp_path / "weights")
     with safetensors.safe_open(path, "pt") as file:
-        metadata = file.metadata()
+        metadata = json.loads(file.metadata()["regard"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    safetensors.torch.save_file({**tensors, name: tensor}, path, metadata)
-    with pytest.raises(regard.ArgumentError, match=r"Weights\.save"):
+    tensors[name] = tensor
+    metadata["call"] = "|".join([*metadata["call"].split("|")[:-1], ",".join(sorted(tensors))])
+    sign_and_save(metadata, tensors, path)
+    with pytest.raises(regard.ArgumentError, match=r"Weights\.save") as caught:
         regard.Weights.load(path)
+    assert "checksum" not in str(caught.value)
 
 
 def test_rows_read_alone_sum_to_one():

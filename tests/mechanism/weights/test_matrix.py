@@ -1315,21 +1315,31 @@ def sign_and_save(text: Any, tensors: dict[str, Tensor], path: Path) -> None:
     save_file(tensors, path, {"regard": json.dumps(text)})
 
 
+def with_call(text: dict[str, Any], index: int, field: str) -> dict[str, Any]:
+    """Replace a field of the call: normalizer, family, scale, softcap, dropout, terms or names."""
+    fields = text["call"].split("|")
+    fields[index] = field
+    return {**text, "call": "|".join(fields)}
+
+
 INVALID_METADATA: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a list": lambda text: [text],
     "a number": lambda text: 5,
     "a later format": lambda text: {**text, "format": "weights 9"},
-    "an older format": lambda text: {**text, "format": "weights 2"},
-    "no rows_per_key_head": lambda text: {n: part for n, part in text.items() if n != "rows_per_key_head"},
+    "an older format": lambda text: {**text, "format": "weights 3"},
     "no lead": lambda text: {name: part for name, part in text.items() if name != "lead"},
+    "no rows_per_key_head": lambda text: {n: part for n, part in text.items() if n != "rows_per_key_head"},
     "another lead": lambda text: {**text, "lead": [3, 3]},
-    "no normalizer": lambda text: {name: part for name, part in text.items() if name != "normalize"},
-    "strange normalizer": lambda text: {**text, "normalize": "Strange 0x1p+0"},
-    "too many numbers": lambda text: {**text, "normalize": "Hard 0x1p+0"},
-    "no number": lambda text: {**text, "normalize": "Entmax soft"},
-    "more than is known": lambda text: {**text, "colour": "blue"},
-    "strange family": lambda text: {**text, "family": "cousin"},
-    "too many terms": lambda text: {**text, "terms": "many"},
+    "unknown key": lambda text: {**text, "color": "blue"},
+    "no call": lambda text: {name: part for name, part in text.items() if name != "call"},
+    "short call": lambda text: {**text, "call": text["call"].partition("|")[2]},
+    "no normalizer": lambda text: with_call(text, 0, ""),
+    "unknown normalizer": lambda text: with_call(text, 0, "Strange 0x1p+0"),
+    "too many numbers": lambda text: with_call(text, 0, "Hard 0x1p+0"),
+    "invalid number": lambda text: with_call(text, 0, "Entmax soft"),
+    "unknown family": lambda text: with_call(text, 1, "cousin"),
+    "invalid terms": lambda text: with_call(text, 5, "many"),
+    "other tensors": lambda text: with_call(text, 6, "query,key"),
 }
 
 
@@ -1344,7 +1354,7 @@ def test_inconsistent_metadata_is_rejected(how, tmp_path):
 
 def test_older_formats_are_reported_as_old(tmp_path):
     path = Case(mask="Causal").weights().save(tmp_path / "weights")
-    for old in ("weights 1", "weights 2"):
+    for old in ("weights 1", "weights 2", "weights 3"):
         sign_and_save({**metadata_of(path), "format": old}, load_file(path), tmp_path / "old")
         with pytest.raises(
             regard.ArgumentError, match=f"{old}.*older version of regard; save the weights again"

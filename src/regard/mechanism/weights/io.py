@@ -25,6 +25,7 @@ Heads = Literal["axis", "single", "mean"]
 
 FORMAT = "weights 4"
 _OLD = ("weights 1", "weights 2", "weights 3")
+_KEYS = {"format", "call", "queries", "score", "lead", "heads", "rows_per_key_head"}
 
 
 def write(
@@ -92,10 +93,12 @@ def _parse(metadata: Any, tensors: dict[str, Tensor]) -> tuple[Problem, tuple[in
     expected = metadata.pop("checksum", None)
     if expected != checksum(tensors, tensors.__getitem__, json.dumps(metadata)):
         raise ValueError("it is damaged: it does not match its checksum")
+    if metadata.keys() != _KEYS:
+        raise ValueError(f"its metadata has {sorted(metadata)}, expected {sorted(_KEYS)}")
     lead, heads, rows = (metadata[name] for name in ("lead", "heads", "rows_per_key_head"))
     config, names = deserialize(metadata["call"])
     if sorted(names) != sorted(tensors):
-        raise ValueError(f"it contains the tensors {sorted(tensors)} and describes {sorted(names)}")
+        raise ValueError(f"it contains {sorted(tensors)}, but its metadata names {sorted(names)}")
     config = config._replace(queries=metadata["queries"], score=metadata["score"], fused=True)
     problem = Problem(config, tensors)
     _check_config(config, tensors)
