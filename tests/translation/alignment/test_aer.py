@@ -8,7 +8,7 @@ from regard.errors import ArgumentError
 from regard.translation.alignment.aer import GoldAlignment, error_rate, read_gold, read_pharaoh
 from regard.translation.data.links import Links, read_links, reverse_links, symmetrize, to_pharaoh
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "align-roen"
+DATA = Path(__file__).parents[4] / "shared" / "data" / "align-roen"
 LINKS = st.frozensets(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=12)
 
 
