@@ -226,7 +226,10 @@ def test_several_folders_and_files(folder, capsys):
         (["empty"], "'empty' has no log.csv; name a folder written by regard train."),
         (["small", "small"], "'small' is given 2 times"),
         (["small", "-o", "x.txt"], "--output 'x.txt' must end in .png, .svg or .pdf."),
-        (["small", "-o", "no/x.png"], "--output 'no/x.png': the folder 'no' does not exist; create it first."),
+        (
+            ["small", "-o", "no/x.png"],
+            "--output 'no/x.png': the folder 'no' does not exist; create it first.",
+        ),
         (["new"], "The log of 'new' has no rows yet; wait for the first report."),
         ([], "Missing argument"),
     ],
