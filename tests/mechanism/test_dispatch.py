@@ -63,14 +63,14 @@ def ran(monkeypatch):
 
 
 @pytest.mark.parametrize(("options", "x"), CALLS.values(), ids=CALLS)
-def test_what_explain_names_is_what_runs(options, x, ran):
+def test_explain_names_the_implementation_that_runs(options, x, ran):
     expected = regard.explain(x, x, x, **options).implementation
     assert not ran  # nothing is computed
     regard.attention(x, x, x, **options)
     assert set(ran) == {expected}
 
 
-def test_the_limits_are_named():
+def test_kernel_limits_are_named():
     explanation = str(regard.explain(X, X, X, bias=[torch.zeros(6, 6)] * 5))
     assert "5 dense biases" in explanation
     assert "at most 4" in explanation
@@ -78,7 +78,7 @@ def test_the_limits_are_named():
     assert "11 axes" in str(regard.explain(x, x, x))
 
 
-def test_results_that_are_not_finite_are_recomputed_as_announced(ran):
+def test_nonfinite_results_are_recomputed_by_tiles(ran):
     x = X.clone()
     x[0, 0, 0, 0] = torch.nan
     assert "tiled recomputes" in str(regard.explain(x, x, x))
