@@ -84,7 +84,7 @@ def test_changing_a_command_changes_the_page(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(reference.EXAMPLES, "demo", [("regard demo --seed 1", "")])
     assert reference.command_line() != before
     assert "| `--seed N` |" in before
-    assert "<code>--model transformer&#124;recurrent&#124;plain</code>" in before
+    assert "<code>--format tsv&#124;jsonl</code>" in before
 
 
 # -- docstrings
