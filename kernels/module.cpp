@@ -279,7 +279,6 @@ NB_MODULE(_kernels, m) {
   m.def("entropy", &call<&Kernels::entropy>);
   m.def("dropout", &drop);
   m.def("topk", &call<&Kernels::topk>);
-  m.def("top", &call<&Kernels::topk>);
 #define NAME(name, ...) #name,
   m.attr("NORMALIZERS") = enumerate({NORMALIZERS(NAME)});
   m.attr("SCORES") = enumerate({SCORES(NAME)});
