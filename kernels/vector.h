@@ -11,7 +11,9 @@
 // neither tiny nor huge.
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
-#include TEXT(isa / ISA.h)
+// clang-format off
+#include TEXT(isa/ISA.h)
+// clang-format on
 
 #include "abi.h"
 
