@@ -1,1 +1,1 @@
-"""regard beside its peers in one run: `make bench`, or `python -m benchmarks [group …] [--quick]`."""
+"""Benchmarks of regard and other libraries: `make bench`, or `python -m benchmarks [group …] [--quick]`."""

@@ -1,4 +1,4 @@
-"""Run the groups named, or all but `long`, `watching` and `sharding`, and write benchmarks.json."""
+"""Run benchmarks and write benchmarks.json. Default: all groups except long, watching and sharding."""
 
 import argparse
 import json
@@ -17,49 +17,51 @@ SPEED = (*speed.GROUPS, "memory", "training", "translating")
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
-    parser.add_argument("groups", nargs="*", default=["speed"], metavar="group", help=", ".join(_names()))
     parser.add_argument(
-        "--quick", action="store_true", help="see that everything runs; the figures mean little"
+        "groups", nargs="*", default=["speed"], metavar="group", help=", ".join(_group_names())
     )
-    asked = parser.parse_args()
-    unknown = [name for name in asked.groups if name not in _names()]
+    parser.add_argument(
+        "--quick", action="store_true", help="only check that everything runs; the timings are meaningless"
+    )
+    args = parser.parse_args()
+    unknown = [name for name in args.groups if name not in _group_names()]
     if unknown:
-        sys.exit(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(_names())}.")
-    groups = [name for name in SPEED if name in asked.groups or "speed" in asked.groups]
+        sys.exit(f"Unknown benchmark {', '.join(unknown)}. Choose from {', '.join(_group_names())}.")
+    groups = [name for name in SPEED if name in args.groups or "speed" in args.groups]
 
-    begun, about = time.perf_counter(), machine.describe()
-    found: dict[str, object] = {
+    start, system = time.perf_counter(), machine.describe()
+    report: dict[str, object] = {
         "regard": regard.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "machine": about,
-        "quick": asked.quick,
+        "machine": system,
+        "quick": args.quick,
     }
-    print(f"{about['cpu']}, {about['cores']} cores; torch {torch.__version__}; float32 unless said")
-    if "long" in asked.groups:  # first: a process remembers its peak
-        found["long"] = long.main(asked.quick)
-    if "watching" in asked.groups:
-        found["watching"] = watching.main(asked.quick)
-    if "sharding" in asked.groups:
-        found["sharding"] = sharding.main(asked.quick)
-    races = speed.main([name for name in groups if name in speed.GROUPS], asked.quick)
+    print(f"{system['cpu']}, {system['cores']} cores; torch {torch.__version__}; float32 unless noted")
+    if "long" in args.groups:  # first: peak memory is measured over the lifetime of the process
+        report["long"] = long.main(args.quick)
+    if "watching" in args.groups:
+        report["watching"] = watching.main(args.quick)
+    if "sharding" in args.groups:
+        report["sharding"] = sharding.main(args.quick)
+    results = speed.main([name for name in groups if name in speed.GROUPS], args.quick)
     if "training" in groups:
-        races += training.main(asked.quick)
+        results += training.main(args.quick)
     if "translating" in groups:
-        races += translating.main(asked.quick)
-    found["races"] = races
+        results += translating.main(args.quick)
+    report["comparisons"] = results
     if "memory" in groups:
-        found["memory"] = memory.main(asked.quick)
-    if races:
-        found["targets"] = table.summary(races)
-    found["minutes"] = (time.perf_counter() - begun) / 60
-    path = write_atomic("benchmarks.json", json.dumps(found, indent=1).encode())
-    print(f"written to {path} after {found['minutes']:.1f} minutes")
-    if any("error" in result for result in races):
+        report["memory"] = memory.main(args.quick)
+    if results:
+        report["targets"] = table.print_summary(results)
+    report["minutes"] = (time.perf_counter() - start) / 60
+    path = write_atomic("benchmarks.json", json.dumps(report, indent=1).encode())
+    print(f"Saved {path} after {report['minutes']:.1f} minutes.")
+    if any("error" in result for result in results):
         sys.exit(1)
 
 
-def _names() -> list[str]:
+def _group_names() -> list[str]:
     return ["speed", *SPEED, "long", "watching", "sharding"]
 
 

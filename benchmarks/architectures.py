@@ -1,9 +1,9 @@
-"""Architectures of Hugging Face transformers, small and with random parameters: watched, and on regard.
+"""Check `regard.watch` and the regard backend on small random models of Hugging Face architectures.
 
     python -m benchmarks.architectures [name …]
 
-Watched weights are compared with eager's `output_attentions`, outputs on regard with eager's outputs. With no
-names it writes docs/reference/architectures.md.
+Compares watched weights with eager's `output_attentions`, and outputs on regard with eager's outputs. Without
+names, checks all architectures and writes docs/reference/architectures.md.
 """
 
 import argparse
@@ -20,22 +20,22 @@ import regard
 from regard._util.files import write_atomic
 
 
-def _all(names: str, value: int) -> dict[str, int]:
+def _sizes(names: str, value: int) -> dict[str, int]:
     return dict.fromkeys(names.split(), value)
 
 
-# What makes a configuration small, for those of these numbers that it has.
+# Sizes of the small models; each config takes the ones it has.
 SMALL = {
-    **_all("hidden_size d_model n_embd dim embedding_size word_embed_proj_dim projection_dim", 32),
-    **_all("intermediate_size d_ff ffn_dim hidden_dim encoder_ffn_dim decoder_ffn_dim", 48),
-    **_all("n_inner moe_intermediate_size shared_expert_intermediate_size", 24),
-    **_all("num_hidden_layers n_layer n_layers num_layers num_decoder_layers", 2),
-    **_all("encoder_layers decoder_layers num_key_value_heads num_experts_per_tok", 2),
-    **_all("num_attention_heads n_head n_heads num_heads", 4),
-    **_all("encoder_attention_heads decoder_attention_heads", 4),
-    **_all("num_local_experts num_experts n_routed_experts", 4),
-    **_all("head_dim d_kv patch_size", 8),
-    **_all("vocab_size max_position_embeddings n_positions", 64),
+    **_sizes("hidden_size d_model n_embd dim embedding_size word_embed_proj_dim projection_dim", 32),
+    **_sizes("intermediate_size d_ff ffn_dim hidden_dim encoder_ffn_dim decoder_ffn_dim", 48),
+    **_sizes("n_inner moe_intermediate_size shared_expert_intermediate_size", 24),
+    **_sizes("num_hidden_layers n_layer n_layers num_layers num_decoder_layers", 2),
+    **_sizes("encoder_layers decoder_layers num_key_value_heads num_experts_per_tok", 2),
+    **_sizes("num_attention_heads n_head n_heads num_heads", 4),
+    **_sizes("encoder_attention_heads decoder_attention_heads", 4),
+    **_sizes("num_local_experts num_experts n_routed_experts", 4),
+    **_sizes("head_dim d_kv patch_size", 8),
+    **_sizes("vocab_size max_position_embeddings n_positions", 64),
     "image_size": 32,
     "pad_token_id": 0,
     "bos_token_id": 1,
@@ -54,20 +54,20 @@ DEEPSEEK = {
 
 
 class Case(NamedTuple):
-    """An architecture: its name in transformers, and what else its configuration needs."""
+    """An architecture: its model type in transformers, further config options, and its kind of input."""
 
     name: str
-    options: dict[str, Any] = {}  # noqa: RUF012 (never changed)
-    feed: str = "text"  # or "pairs", "images", "sound", "spectrum"
+    options: dict[str, Any] = {}  # noqa: RUF012 (never modified)
+    modality: str = "text"  # or "pairs", "images", "audio", "spectrogram"
 
 
 WINDOW = {"sliding_window": 4}
 ROTARY = {"rotary_dim": 8}
 
 
-def cases(names: str, options: dict[str, Any] | None = None, feed: str = "text") -> list[Case]:
-    """Several that are alike."""
-    return [Case(name, options or {}, feed) for name in names.split()]
+def cases(names: str, options: dict[str, Any] | None = None, modality: str = "text") -> list[Case]:
+    """Create several cases with the same options."""
+    return [Case(name, options or {}, modality) for name in names.split()]
 
 
 CASES = [
@@ -85,11 +85,11 @@ CASES = [
     *cases("t5 mt5", {"is_encoder_decoder": True}, "pairs"),
     *cases("bart marian m2m_100 mbart pegasus blenderbot plbart", {}, "pairs"),
     *cases(
-        "whisper", {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 32}, "spectrum"
+        "whisper", {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 32}, "spectrogram"
     ),
     *cases("vit deit dinov2 beit ijepa vit_mae clip_vision_model siglip_vision_model", {}, "images"),
     *cases("clip_text_model"),
-    *cases("wav2vec2 hubert", SPEECH, "sound"),
+    *cases("wav2vec2 hubert", SPEECH, "audio"),
     *cases("falcon bloom mpt xlnet xlm deberta-v2 mpnet xglm"),
     *cases("gptj codegen", ROTARY),
     *cases("gpt_neo", {"attention_types": [[["global"], 2]]}),
@@ -97,11 +97,11 @@ CASES = [
 
 
 def build(case: Case, implementation: str | None = None) -> Any:
-    """The model with random parameters, far from equal weights; always the same ones."""
+    """Build the model with fixed random parameters, large enough for clearly non-uniform weights."""
     from transformers import AutoConfig, AutoModel
 
-    has = AutoConfig.for_model(case.name)
-    options = {name: value for name, value in SMALL.items() if _settable(has, name)} | case.options
+    default = AutoConfig.for_model(case.name)
+    options = {name: value for name, value in SMALL.items() if _settable(default, name)} | case.options
     torch.manual_seed(0)
     config = AutoConfig.for_model(case.name, **options)
     auto: Any = AutoModel
@@ -113,48 +113,48 @@ def build(case: Case, implementation: str | None = None) -> Any:
 
 
 def _settable(config: Any, name: str) -> bool:
-    """Whether a configuration has a number that is its own, and not made of others."""
+    """Return whether a config has this value as an attribute of its own, not as a derived property."""
     return getattr(config, name, None) is not None and not isinstance(
         getattr(type(config), name, None), property
     )
 
 
 def inputs(case: Case, model: Any) -> dict[str, Tensor]:
-    """A batch of two, of which one is shorter."""
+    """Create a batch of two sequences; the first text is padded."""
     torch.manual_seed(1)
-    if case.feed == "images":
+    if case.modality == "images":
         return {"pixel_values": torch.randn(2, 3, 32, 32)}
-    if case.feed == "sound":
+    if case.modality == "audio":
         return {"input_values": torch.randn(2, 400)}
     ids = torch.randint(3, 60, (2, 9))
     target = torch.randint(3, 60, (2, 6))
-    if case.feed == "spectrum":
+    if case.modality == "spectrogram":
         return {"input_features": torch.randn(2, 8, 24), "decoder_input_ids": target}
     mask = torch.ones_like(ids)
     mask[0, 6:] = 0
-    found = {"input_ids": ids, "attention_mask": mask}
-    return {**found, "decoder_input_ids": target} if case.feed == "pairs" else found
+    batch = {"input_ids": ids, "attention_mask": mask}
+    return {**batch, "decoder_input_ids": target} if case.modality == "pairs" else batch
 
 
-def told(output: Any) -> dict[str, list[Tensor]]:
-    """The attentions that eager tells, by side."""
-    found = {}
+def eager_attentions(output: Any) -> dict[str, list[Tensor]]:
+    """Return the attentions in an eager output, by their field name."""
+    attentions = {}
     for name in ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions"):
         layers = [layer for layer in (getattr(output, name, None) or ()) if isinstance(layer, Tensor)]
         if layers:
-            found[name] = layers
-    return found
+            attentions[name] = layers
+    return attentions
 
 
-def seen_as_told(seen: regard.Seen, expected: dict[str, list[Tensor]]) -> dict[str, list[Any]]:
-    """The watched weights in the same order."""
-    found: dict[str, list[Any]] = {name: [] for name in expected}
+def watched_attentions(seen: regard.Seen, expected: dict[str, list[Tensor]]) -> dict[str, list[Any]]:
+    """Group the watched weights by the same field names."""
+    attentions: dict[str, list[Any]] = {name: [] for name in expected}
     for name, weights in seen.items():
-        side = "cross_attentions" if seen.kind(name) == "cross" else "attentions"
-        if side == "attentions" and "encoder_attentions" in expected:
-            side = "decoder_attentions" if "decoder" in name else "encoder_attentions"
-        found.setdefault(side, []).append(weights)
-    return found
+        field = "cross_attentions" if seen.kind(name) == "cross" else "attentions"
+        if field == "attentions" and "encoder_attentions" in expected:
+            field = "decoder_attentions" if "decoder" in name else "encoder_attentions"
+        attentions.setdefault(field, []).append(weights)
+    return attentions
 
 
 class Result(NamedTuple):
@@ -163,79 +163,82 @@ class Result(NamedTuple):
     name: str
     kernel: str = ""
     attentions: int = 0
-    weights: float | None = None  # the largest difference
-    same: bool | None = None  # outputs with and without, bit by bit
-    on_regard: float | None = None
+    weights: float | None = None  # largest difference from eager
+    same: bool | None = None  # whether watching leaves the output bit-identical
+    on_regard: float | None = None  # largest difference from eager's output
     note: str = ""
 
 
 @torch.no_grad()
-def examine(case: Case) -> Result:
-    """One architecture."""
+def check(case: Case) -> Result:
+    """Check one architecture."""
     model = build(case)
-    given = inputs(case, model)
+    batch = inputs(case, model)
     kernel = model.config._attn_implementation
-    torch.manual_seed(2)  # some draw what they hide
-    before = model(**given)[0]
+    torch.manual_seed(2)  # some models mask randomly
+    before = model(**batch)[0]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.manual_seed(2)
         with regard.watch(model) as seen:
-            during = model(**given)[0]
+            during = model(**batch)[0]
     same = bool(torch.equal(before, during))
     if not seen:
-        said = next(str(w.message) for w in caught if "although it ran" in str(w.message))
-        return Result(case.name, kernel, same=same, note=said.partition("ran: ")[2].partition(" computes")[0])
+        message = next(str(w.message) for w in caught if "although it ran" in str(w.message))
+        classes = message.partition("ran: ")[2].partition(" computes")[0]
+        return Result(case.name, kernel, same=same, note=classes)
     eager = build(case, "eager")
     torch.manual_seed(2)
-    output = eager(**given, output_attentions=True)
-    expected = told(output)
-    found = seen_as_told(seen, expected)
+    output = eager(**batch, output_attentions=True)
+    expected = eager_attentions(output)
+    watched = watched_attentions(seen, expected)
     worst, note = 0.0, ""
-    for side, layers in expected.items():
-        if len(layers) != len(found[side]):
-            note = f"{len(found[side])} of {len(layers)} {side}"
-        for right, weights in zip(layers, found[side], strict=False):
+    for field, layers in expected.items():
+        if len(layers) != len(watched[field]):
+            note = f"{len(watched[field])} of {len(layers)} {field}"
+        for eager_weights, weights in zip(layers, watched[field], strict=False):
             dense = weights.dense()
-            if dense.shape != right.shape:
-                note = f"{side} of {tuple(right.shape)} seen as {tuple(dense.shape)}"
+            if dense.shape != eager_weights.shape:
+                note = f"{field}: shape {tuple(dense.shape)} instead of {tuple(eager_weights.shape)}"
                 continue
-            worst = max(worst, float(_real((dense - right).abs().amax((1, 3)), given).max()))
-    return Result(case.name, kernel, len(seen), worst, same, _on_regard(model, given, output[0]), note)
+            worst = max(
+                worst, float(_without_padding((dense - eager_weights).abs().amax((1, 3)), batch).max())
+            )
+    return Result(case.name, kernel, len(seen), worst, same, _on_regard(model, batch, output[0]), note)
 
 
-def _real(x: Tensor, given: dict[str, Tensor]) -> Tensor:
-    """(b, n) without what stands for padding, where implementations differ and nobody looks."""
-    mask = given.get("attention_mask")
+def _without_padding(x: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """Remove padding from (b, n): implementations differ there, without effect on the result."""
+    mask = batch.get("attention_mask")
     return x[mask.bool()] if mask is not None and mask.shape == x.shape else x
 
 
-def _on_regard(model: Any, given: dict[str, Tensor], expected: Tensor) -> float | None:
+def _on_regard(model: Any, batch: dict[str, Tensor], expected: Tensor) -> float | None:
     try:
         regard.huggingface.enable()
         model.set_attn_implementation("regard")
         if model.config._attn_implementation != "regard":
             return None
         torch.manual_seed(2)
-        return float(_real((model(**given)[0] - expected).abs().flatten(2).amax(-1), given).max())
+        return float(_without_padding((model(**batch)[0] - expected).abs().flatten(2).amax(-1), batch).max())
     except (AttributeError, ValueError) as error:
         print(f"  on regard: {str(error)[:150]}", file=sys.stderr)
         return None
 
 
-def attempt(examine: Callable[[Case], Result], case: Case) -> Result:
-    """A result, or what went wrong."""
+def try_check(check: Callable[[Case], Result], case: Case) -> Result:
+    """Return the result, or the exception as a note."""
     try:
-        return examine(case)
+        return check(case)
     except Exception as error:
         return Result(case.name, note=f"failed: {type(error).__name__}: {str(error)[:120]}")
 
 
-def table(results: list[Result]) -> str:
-    """The page."""
+def render_page(results: list[Result]) -> str:
+    """Render docs/reference/architectures.md."""
     import transformers
 
-    through = [r for r in results if r.weights is not None]
+    watchable = [r for r in results if r.weights is not None]
     own = [r for r in results if r.weights is None and not r.note.startswith("failed")]
     lines = [
         "# Hugging Face architectures",
@@ -249,16 +252,18 @@ def table(results: list[Result]) -> str:
         'bit-identical. *on regard*: largest difference between outputs of `attn_implementation="regard"` '
         "and of eager; empty for models that call SDPA directly (use `regard.patch()`).",
         "",
-        f"{len(through)} architectures can be watched:",
+        f"{len(watchable)} architectures can be watched:",
         "",
         "| architecture | watched on | attentions | weights | output unchanged | on regard |",
         "|---|---|---:|---:|---|---:|",
     ]
-    for r in through:
-        ran = "" if r.on_regard is None else f"{r.on_regard:.0e}"
+    for r in watchable:
+        on_regard = "" if r.on_regard is None else f"{r.on_regard:.0e}"
         same = "yes" if r.same else "no"
         note = f" ({r.note})" if r.note else ""
-        lines.append(f"| {r.name}{note} | {r.kernel} | {r.attentions} | {r.weights:.0e} | {same} | {ran} |")
+        lines.append(
+            f"| {r.name}{note} | {r.kernel} | {r.attentions} | {r.weights:.0e} | {same} | {on_regard} |"
+        )
     lines += [
         "",
         "These implement attention in their own code and cannot be watched; `watch` warns about them:",
@@ -270,14 +275,14 @@ def table(results: list[Result]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="architectures", description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="name")
-    asked = parser.parse_args().names
+    parser.add_argument("names", nargs="*", metavar="name", help="model types [default: all]")
+    names = parser.parse_args().names
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     results = []
     for case in CASES:
-        if not asked or case.name in asked:
-            results.append(attempt(examine, case))
+        if not names or case.name in names:
+            results.append(try_check(check, case))
             print(*results[-1], sep="\t", flush=True)
     wrong = [
         r
@@ -285,8 +290,8 @@ def main() -> None:
         if r.weights is not None and (r.weights > 1e-5 or not r.same or (r.on_regard or 0) > 1e-4)
     ]
     failed = [r for r in results if r.note.startswith("failed")]
-    if not asked:
-        print(write_atomic("docs/reference/architectures.md", table(results).encode()))
+    if not names:
+        print(write_atomic("docs/reference/architectures.md", render_page(results).encode()))
     if wrong or failed:
         sys.exit(f"wrong: {', '.join(r.name for r in wrong)}; failed: {', '.join(r.name for r in failed)}")
 

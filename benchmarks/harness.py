@@ -1,4 +1,4 @@
-"""Timing that a noisy machine cannot spoil: contenders take turns, and medians are compared."""
+"""Timing that is robust to a noisy machine: calls alternate, and their medians are compared."""
 
 import gc
 import random
@@ -10,27 +10,30 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Contender = Callable[[], object]
+Call = Callable[[], object]
 
 
-class Lineup(NamedTuple):
-    """The contenders of a race, "regard" first, and how regard computes its part."""
+class Candidates(NamedTuple):
+    """The calls to compare, "regard" first, and the implementation that regard dispatches to."""
 
-    contenders: dict[str, Contender]
+    calls: dict[str, Call]
     implementation: str
 
 
 @dataclass(frozen=True)
-class Race:
-    """One line of a table: regard and its peers at the same work.
+class Comparison:
+    """One row of a table: regard and other libraries on the same task.
 
-    target: how many times as long as regard the first peer must take, at least.
-    limit: how many times as long as the first peer regard may take, at most.
+    setup: builds the inputs and the calls. backward: whether gradients are computed.
+    flops, bytes: work of one call, for throughput.
+    target: minimum speedup of regard over the first peer.
+    limit: maximum time of regard relative to the first peer.
+    threads: thread counts to measure.
     """
 
     group: str
     name: str
-    contenders: Callable[[], Lineup]
+    setup: Callable[[], Candidates]
     backward: bool = False
     flops: float | None = None
     bytes: float | None = None
@@ -39,38 +42,38 @@ class Race:
     threads: tuple[int, ...] = (2,)
 
     def met(self, ratio: float) -> bool | None:
-        """Is this ratio, the first peer's time over regard's, good enough?"""
+        """Return whether the first peer's time / regard's time meets the target; None without a target."""
         if self.limit is not None:
             return 1 / ratio <= self.limit
         return None if self.target is None else ratio >= self.target
 
 
-def race(
-    contenders: Mapping[str, Contender], seconds: float, least: int = 3, patience: float = 8.0
+def time_calls(
+    calls: Mapping[str, Call], seconds: float, min_rounds: int = 3, timeout_factor: float = 8.0
 ) -> dict[str, list[float]]:
-    """The times of each contender in seconds.
+    """Time every call, in seconds.
 
-    Each round calls every contender once, in an order drawn anew, so that none always finds the caches as
-    the same other one left them. There are at least `least` rounds, unless they take `patience` × seconds.
+    Each round runs every call once, in random order, so no call always inherits the caches of the same
+    predecessor. There are at least `min_rounds` rounds, unless they exceed `timeout_factor` × seconds.
     """
-    order, shuffle = list(contenders), random.Random(0).shuffle
+    order, shuffle = list(calls), random.Random(0).shuffle
     times: dict[str, list[float]] = {name: [] for name in order}
-    begun = time.perf_counter()
-    while time.perf_counter() < begun + seconds / 10:  # warm up
+    start = time.perf_counter()
+    while time.perf_counter() < start + seconds / 10:  # warm up
         for name in order:
-            contenders[name]()
-    rounds, begun = 0, time.perf_counter()
+            calls[name]()
+    rounds, start = 0, time.perf_counter()
     gc.collect()
     gc.disable()
     try:
-        while (now := time.perf_counter()) < begun + seconds or rounds < least:
-            if rounds and now > begun + patience * seconds:
+        while (now := time.perf_counter()) < start + seconds or rounds < min_rounds:
+            if rounds and now > start + timeout_factor * seconds:
                 break
             shuffle(order)
             for name in order:
-                start = time.perf_counter()
-                contenders[name]()
-                times[name].append(time.perf_counter() - start)
+                call_start = time.perf_counter()
+                calls[name]()
+                times[name].append(time.perf_counter() - call_start)
             rounds += 1
     finally:
         gc.enable()
@@ -78,20 +81,20 @@ def race(
 
 
 def differences(results: Mapping[str, object]) -> dict[str, float]:
-    """How far the peers' results are from the first one's, relative to its largest number.
+    """Compute each peer's maximum difference from the first result, relative to its largest magnitude.
 
-    Peers whose results have other shapes are left out: they do comparable work, not the same.
+    Peers whose results have other shapes are skipped: their work is comparable but not identical.
     """
-    ours, *others = ((name, _tensors(result)) for name, result in results.items())
+    expected, *peers = (_tensors(result) for result in results.values())
     return {
-        name: max(map(_distance, ours[1], theirs))
-        for name, theirs in others
-        if ours[1] and [x.shape for x in theirs] == [x.shape for x in ours[1]]
+        name: max(map(_relative_error, expected, tensors))
+        for name, tensors in zip(list(results)[1:], peers, strict=True)
+        if expected and [x.shape for x in tensors] == [x.shape for x in expected]
     }
 
 
 def tolerance(result: object) -> float:
-    """The difference that rounding explains, generously."""
+    """Return the largest relative difference to attribute to rounding."""
     tensors = _tensors(result)
     return 3e-2 if tensors and tensors[0].dtype in (torch.bfloat16, torch.float16) else 1e-3
 
@@ -101,6 +104,6 @@ def _tensors(result: object) -> list[Tensor]:
     return [part for part in parts if isinstance(part, Tensor)]
 
 
-def _distance(ours: Tensor, theirs: Tensor) -> float:
-    scale = ours.abs().max().item() if ours.numel() else 0.0
-    return (ours - theirs).abs().max().item() / scale if scale else 0.0
+def _relative_error(expected: Tensor, actual: Tensor) -> float:
+    scale = expected.abs().max().item() if expected.numel() else 0.0
+    return (expected - actual).abs().max().item() / scale if scale else 0.0

@@ -1,4 +1,4 @@
-"""Races of Hugging Face models that run on regard against the same weights on torch's SDPA."""
+"""Hugging Face models on regard, compared with the same parameters on torch's SDPA."""
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -8,37 +8,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Lineup, Race
+from benchmarks.harness import Candidates, Comparison
 from regard.inspection import huggingface
 
 PROMPT, GENERATED = 2_048, 128
 
 
-def hosted() -> Iterator[Race]:
-    """A BERT-base-sized encoder on short sentences, and a Llama-like decoder that reads and writes."""
-    yield Race("hosted", "BERT-base, 32 × 20-60 tokens", _encoder, target=1.0)
-    yield Race("hosted", "BERT-base, 32 × 60 tokens", partial(_encoder, shortest=60), target=1.0)
-    yield Race("hosted", f"Llama-like, {GENERATED} tokens after {PROMPT:,}", _decoder, target=1.0)
-    yield Race("hosted", f"Llama-like, prompt of {PROMPT:,}", partial(_decoder, generated=1), target=1.0)
+def hosted() -> Iterator[Comparison]:
+    """An encoder of BERT-base size on short sentences; a Llama-like decoder with prompt and generation."""
+    yield Comparison("hosted", "BERT-base, 32 × 20-60 tokens", _encoder, target=1.0)
+    yield Comparison("hosted", "BERT-base, 32 × 60 tokens", partial(_encoder, min_length=60), target=1.0)
+    yield Comparison("hosted", f"Llama-like, {GENERATED} tokens after {PROMPT:,}", _decoder, target=1.0)
+    yield Comparison(
+        "hosted", f"Llama-like, prompt of {PROMPT:,}", partial(_decoder, generated=1), target=1.0
+    )
 
 
-def _encoder(shortest: int = 20) -> Lineup:
+def _encoder(min_length: int = 20) -> Candidates:
     from transformers import BertConfig, BertModel
 
-    lengths = torch.linspace(shortest, 60, 32).long()
-    seen = torch.arange(60) < lengths[:, None]
+    lengths = torch.linspace(min_length, 60, 32).long()
+    mask = torch.arange(60) < lengths[:, None]
     tokens = torch.randint(5, 30_000, (32, 60), generator=torch.Generator().manual_seed(0))
 
     def encode(model: Any) -> Tensor:
-        return model(input_ids=tokens, attention_mask=seen).last_hidden_state[seen]  # type: ignore[no-any-return]
+        return model(input_ids=tokens, attention_mask=mask).last_hidden_state[mask]  # type: ignore[no-any-return]
 
-    return _both(lambda name: BertModel._from_config(BertConfig(), attn_implementation=name), encode)
+    return _compare(lambda name: BertModel._from_config(BertConfig(), attn_implementation=name), encode)
 
 
-def _decoder(generated: int = GENERATED) -> Lineup:
+def _decoder(generated: int = GENERATED) -> Candidates:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = LlamaConfig(
+    config = LlamaConfig(
         vocab_size=8_000,
         hidden_size=768,
         intermediate_size=2_048,
@@ -50,8 +52,8 @@ def _decoder(generated: int = GENERATED) -> Lineup:
     )
     prompt = torch.randint(5, 8_000, (1, PROMPT), generator=torch.Generator().manual_seed(0))
 
-    def write(model: Any) -> Tensor:
-        found = model.generate(
+    def generate(model: Any) -> Tensor:
+        output = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=generated,
@@ -60,21 +62,20 @@ def _decoder(generated: int = GENERATED) -> Lineup:
             return_dict_in_generate=True,
             output_logits=True,
         )
-        return found.logits[0]  # type: ignore[no-any-return]  # later ones may follow another token
+        return output.logits[0]  # type: ignore[no-any-return]  # later steps may differ in their input
 
-    def make(name: str) -> Any:
-        return LlamaForCausalLM._from_config(
-            deepcopy(sizes), attn_implementation=name
-        )  # which notes it there
+    def create(name: str) -> Any:
+        # _from_config stores the implementation in the config
+        return LlamaForCausalLM._from_config(deepcopy(config), attn_implementation=name)
 
-    return _both(make, write)
+    return _compare(create, generate)
 
 
-def _both(make: Callable[[str], Any], use: Callable[[Any], Tensor]) -> Lineup:
-    """One model twice, with the same weights in memory."""
+def _compare(create: Callable[[str], Any], run: Callable[[Any], Tensor]) -> Candidates:
+    """Build the model on regard and on SDPA, sharing the parameters."""
     huggingface.enable()
     torch.manual_seed(0)
-    ours, theirs = make("regard").eval(), make("sdpa").eval()
-    theirs.load_state_dict(ours.state_dict(), assign=True)
-    assert [model.config._attn_implementation for model in (ours, theirs)] == ["regard", "sdpa"]
-    return Lineup({"regard": partial(use, ours), "sdpa": partial(use, theirs)}, "fused")
+    regard_model, sdpa_model = create("regard").eval(), create("sdpa").eval()
+    sdpa_model.load_state_dict(regard_model.state_dict(), assign=True)
+    assert [model.config._attn_implementation for model in (regard_model, sdpa_model)] == ["regard", "sdpa"]
+    return Candidates({"regard": partial(run, regard_model), "sdpa": partial(run, sdpa_model)}, "fused")

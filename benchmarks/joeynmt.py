@@ -1,6 +1,6 @@
-"""JoeyNMT's Transformer: its training step and its beam search, on the tokens that regard gets.
+"""JoeyNMT's Transformer: training step and beam search on the same token ids as regard.
 
-What JoeyNMT reads files with is left out: batches hold numbers of tokens already.
+JoeyNMT's file reading is skipped: batches already hold token ids.
 """
 
 import logging
@@ -14,22 +14,22 @@ from benchmarks import peers
 from benchmarks.multi30k import END, PADDING, START, UNKNOWN
 from regard.models import Transformer, TransformerConfig
 
-LONGEST = 1_000  # the places that their positions are written down for
+MAX_POSITIONS = 1_000  # size of the position table
 
 
-def is_here() -> bool:
-    """Whether JoeyNMT can be imported; if not, this is said once."""
+def is_available() -> bool:
+    """Return whether JoeyNMT can be imported; print the reason once if not."""
     try:
         import joeynmt.model
         import joeynmt.search  # noqa: F401
-    except Exception as error:  # what an older program raises beside newer libraries is its business
-        peers.skip("JoeyNMT", f"takes no part: {error}")
+    except Exception as error:  # with newer libraries it may raise anything
+        peers.skip("JoeyNMT", f"skipped: {error}")
         return False
     return True
 
 
-class Marks:
-    """A vocabulary as far as a model of theirs asks for it: its size, and which tokens are marks."""
+class StubVocabulary:
+    """The part of JoeyNMT's vocabulary that its models use: the size and the special tokens."""
 
     pad_index, bos_index, eos_index, unk_index, sep_index = PADDING, START, END, UNKNOWN, None
     specials: tuple[str, ...] = ()
@@ -42,11 +42,16 @@ class Marks:
         return self.size
 
 
-def build(source: int, target: int, config: TransformerConfig, *, share: bool, smoothing: float = 0.0) -> Any:
-    """Their model for two vocabularies of these sizes; share: one matrix for source, target and output."""
+def build(
+    source: int, target: int, config: TransformerConfig, *, share: bool, label_smoothing: float = 0.0
+) -> Any:
+    """Build JoeyNMT's model.
+
+    source, target: vocabulary sizes. share: tie the embeddings and the output layer.
+    """
     from joeynmt.model import build_model
 
-    logging.disable(logging.INFO)  # in this process, which is JoeyNMT's alone: it tells all it does
+    logging.disable(logging.INFO)  # JoeyNMT logs verbosely; it runs in its own process
     side = {
         "type": "transformer",
         "embeddings": {"embedding_dim": config.width, "scale": True, "dropout": config.dropout},
@@ -57,22 +62,22 @@ def build(source: int, target: int, config: TransformerConfig, *, share: bool, s
         "dropout": config.dropout,
         "layer_norm": "pre" if config.norm_first else "post",
     }
-    marks = Marks(source)
+    vocabulary = StubVocabulary(source)
     settings = {"encoder": side, "decoder": side, "tied_embeddings": share, "tied_softmax": share}
-    model = build_model(settings, marks, marks if share else Marks(target))
-    model.loss_function = ("crossentropy", smoothing)
+    model = build_model(settings, vocabulary, vocabulary if share else StubVocabulary(target))
+    model.loss_function = ("crossentropy", label_smoothing)
     return model
 
 
 def make_batch(sources: Sequence[list[int]], targets: Sequence[list[int]] | None = None) -> Any:
-    """Sentences padded; their end marks, and start marks of targets, are there already."""
+    """Build a padded batch. Sources must include end tokens, targets start and end tokens."""
     from joeynmt.batch import Batch
 
     return Batch(
-        src=_padded(sources),
+        src=_pad(sources),
         src_length=torch.tensor([len(sentence) for sentence in sources]),
         src_prompt_mask=None,
-        trg=None if targets is None else _padded(targets),
+        trg=None if targets is None else _pad(targets),
         trg_prompt_mask=None,
         indices=torch.arange(len(sources)),
         device=torch.device("cpu"),
@@ -81,67 +86,69 @@ def make_batch(sources: Sequence[list[int]], targets: Sequence[list[int]] | None
     )
 
 
-def _padded(sentences: Sequence[list[int]]) -> Tensor:
+def _pad(sentences: Sequence[list[int]]) -> Tensor:
     rows = [torch.tensor(sentence) for sentence in sentences]
     return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PADDING)
 
 
 def loss(model: Any, batch: Any) -> Tensor:
-    """What their training step follows back: the mean over target tokens."""
+    """Compute JoeyNMT's training loss: the mean over target tokens."""
     batch.sort_by_src_length()
     total, *_ = model(return_type="loss", **vars(batch))
     return batch.normalize(total, normalization="tokens")
 
 
-def adam(model: Any, rate: float, betas: tuple[float, float]) -> torch.optim.Optimizer:
-    """The Adam that they make of their settings."""
+def build_adam(model: Any, learning_rate: float, betas: tuple[float, float]) -> torch.optim.Optimizer:
+    """Build JoeyNMT's Adam."""
     from joeynmt.builders import build_optimizer
 
-    settings = {"optimizer": "adam", "learning_rate": rate, "adam_betas": betas}
+    settings = {"optimizer": "adam", "learning_rate": learning_rate, "adam_betas": betas}
     return build_optimizer(settings, model.parameters())
 
 
-def translator(
-    model: Transformer, size: int, most: Callable[[list[list[int]]], int]
+def create_translator(
+    model: Transformer, beam_size: int, max_new_tokens: Callable[[list[list[int]]], int]
 ) -> Callable[[list[list[int]]], list[list[int]]]:
-    """Their beam search of this size with regard's weights, for at most so many tokens of a batch."""
+    """Wrap JoeyNMT's beam search with regard's parameters. max_new_tokens: output limit of a batch."""
     from joeynmt.search import search
 
-    theirs = converted(model)
+    converted = convert(model)
 
     def translate(batch: list[list[int]]) -> list[list[int]]:
-        found, _, _ = search(theirs, make_batch(batch), most(batch), beam_size=size, beam_alpha=1.0)
-        return [[token for token in row if token not in (PADDING, END)] for row in found.tolist()]
+        ids, _, _ = search(
+            converted, make_batch(batch), max_new_tokens(batch), beam_size=beam_size, beam_alpha=1.0
+        )
+        return [[token for token in row if token not in (PADDING, END)] for row in ids.tolist()]
 
     return translate
 
 
 @torch.no_grad()
-def converted(model: Transformer) -> Any:
-    """Their model with the weights of one of regard's."""
+def convert(model: Transformer) -> Any:
+    """Convert a model to JoeyNMT, with the same parameters."""
     source = model.embedding if model.source_embedding is None else model.source_embedding
     share = source.weight is model.output_weight
     config = model.encoder.config
-    theirs = build(len(source.weight), len(model.output_weight), config, share=share).eval()
-    theirs.src_embed.lut.weight.copy_(source.weight)
-    theirs.trg_embed.lut.weight.copy_(model.embedding.weight)
-    theirs.decoder.output_layer.weight.copy_(model.output_weight)
-    for ours, side in ((model.encoder, theirs.encoder), (model.decoder, theirs.decoder)):
-        side.pe.pe = model.encoder.positions(torch.arange(LONGEST))[None]
+    converted = build(len(source.weight), len(model.output_weight), config, share=share).eval()
+    converted.src_embed.lut.weight.copy_(source.weight)
+    converted.trg_embed.lut.weight.copy_(model.embedding.weight)
+    converted.decoder.output_layer.weight.copy_(model.output_weight)
+    for original, side in ((model.encoder, converted.encoder), (model.decoder, converted.decoder)):
+        side.pe.pe = model.encoder.positions(torch.arange(MAX_POSITIONS))[None]
         if config.norm_first:
-            _copy(side.layer_norm, ours.norm)
-        for block, layer in zip(ours.blocks, side.layers, strict=True):
-            for name, part in PARTS.items():
+            _copy(side.layer_norm, original.norm)
+        for block, layer in zip(original.blocks, side.layers, strict=True):
+            for name, path in SUBMODULES.items():
                 if hasattr(layer, name):
-                    _copy_part(getattr(layer, name), block.get_submodule(part))
+                    _copy_module(getattr(layer, name), block.get_submodule(path))
             feed_forward = layer.feed_forward
             _copy(feed_forward.layer_norm, block.feed_forward_residual.norm)
             _copy(feed_forward.pwff_layer[0], block.feed_forward.in_proj)
             _copy(feed_forward.pwff_layer[3], block.feed_forward.out_proj)
-    return theirs
+    return converted
 
 
-PARTS = {
+SUBMODULES = {
     "src_src_att": "attention",
     "trg_trg_att": "attention",
     "src_trg_att": "cross",
@@ -151,18 +158,18 @@ PARTS = {
 }
 
 
-def _copy_part(theirs: Any, ours: Any) -> None:
-    if isinstance(theirs, nn.LayerNorm):
-        _copy(theirs, ours)
+def _copy_module(converted: Any, original: Any) -> None:
+    if isinstance(converted, nn.LayerNorm):
+        _copy(converted, original)
         return
-    for which, linear in enumerate((theirs.q_layer, theirs.k_layer, theirs.v_layer)):
-        linear.weight.copy_(ours.projection(which)[0])
-        linear.bias.copy_(ours.projection(which)[1])
-    _copy(theirs.output_layer, ours.out_proj)
+    for index, linear in enumerate((converted.q_layer, converted.k_layer, converted.v_layer)):
+        linear.weight.copy_(original.projection(index)[0])
+        linear.bias.copy_(original.projection(index)[1])
+    _copy(converted.output_layer, original.out_proj)
 
 
-def _copy(theirs: Any, ours: Any) -> None:
-    theirs.weight.copy_(ours.weight)
-    theirs.bias.copy_(ours.bias)
-    if isinstance(theirs, nn.LayerNorm):
-        theirs.eps = ours.eps
+def _copy(converted: Any, original: Any) -> None:
+    converted.weight.copy_(original.weight)
+    converted.bias.copy_(original.bias)
+    if isinstance(converted, nn.LayerNorm):
+        converted.eps = original.eps

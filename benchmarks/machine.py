@@ -1,4 +1,4 @@
-"""The machine: what it is, how fast it multiplies at best, and how much memory this process has held."""
+"""Description of the machine, its peak FLOP/s, and the peak memory of this process."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ import torch
 
 
 def describe() -> dict[str, object]:
-    """What a reader of the figures needs to know."""
+    """Describe the hardware and the current load."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -22,18 +22,18 @@ def describe() -> dict[str, object]:
 
 
 def peak(threads: int) -> tuple[float, str]:
-    """The most FLOP/s that this many threads reach now, and how that was found."""
+    """Measure the peak FLOP/s of `threads` threads; also return the method, "FMA" or "matmul"."""
     try:
         from regard.mechanism import fused
 
         return float(fused.peak_flops(threads)), "FMA"
-    except (ImportError, AttributeError):  # no kernels here
-        return _multiply(), "matmul"
+    except (ImportError, AttributeError):  # built without the kernels
+        return _matmul_flops(), "matmul"
 
 
 def peak_memory() -> float:
-    """The most memory that this process has held so far, in MB."""
-    try:  # ru_maxrss also counts the process that started this one
+    """Return the peak resident memory of this process, in MB."""
+    try:  # ru_maxrss includes the parent process
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) / 1024
     except (OSError, IndexError):
@@ -41,14 +41,14 @@ def peak_memory() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def _multiply(size: int = 1024, times: int = 5) -> float:
+def _matmul_flops(size: int = 1024, repeats: int = 5) -> float:
     x, y = torch.randn(size, size), torch.randn(size, size)
-    taken = []
-    for _ in range(times):
-        begun = time.perf_counter()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
         torch.mm(x, y)
-        taken.append(time.perf_counter() - begun)
-    return 2 * size**3 / min(taken)
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / min(times)
 
 
 def _cpu() -> str:

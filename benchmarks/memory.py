@@ -1,4 +1,4 @@
-"""The memory that a long call takes above its inputs, each in a process of its own."""
+"""Peak memory of a long attention call, above its inputs. Each call runs in a separate process."""
 
 import json
 import subprocess
@@ -15,26 +15,26 @@ RUNS = ("attention", "attend", "sdpa", "attention + backward", "sdpa + backward"
 
 
 def main(quick: bool = False) -> list[dict[str, object]]:
-    """Peak memory of regard and SDPA at 8 heads of 8,192 tokens."""
+    """Measure the peak memory of regard and SDPA with 8 heads and 8,192 tokens."""
     tokens = 2048 if quick else 8192
     dense = 8 * tokens**2 * 4 / 1e6
-    print(f"\nmemory above the inputs, 1,8,{tokens}, MB; one dense matrix of weights would take {dense:.0f}")
+    print(f"\nmemory above the inputs, 1,8,{tokens}, in MB; dense weights would take {dense:.0f}")
     results: list[dict[str, object]] = []
     for name in RUNS:
         command = [sys.executable, "-m", "benchmarks.memory", name, str(tokens)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            print(f"  {name:34}failed: {done.stderr.strip().splitlines()[-1]}")
-            results.append({"name": name, "error": done.stderr})
+        process = subprocess.run(command, capture_output=True, text=True)
+        if process.returncode:
+            print(f"  {name:34}failed: {process.stderr.strip().splitlines()[-1]}")
+            results.append({"name": name, "error": process.stderr})
             continue
-        held = json.loads(done.stdout)
-        print(f"  {name:34}{held:10.0f}", flush=True)
-        results.append({"name": name, "tokens": tokens, "peak_mb": held})
+        peak_mb = json.loads(process.stdout)
+        print(f"  {name:34}{peak_mb:10.0f}", flush=True)
+        results.append({"name": name, "tokens": tokens, "peak_mb": peak_mb})
     return results
 
 
 def measure(name: str, tokens: int) -> float:
-    """Run one call here, where nothing else ran before it: MB above what was held."""
+    """Run one call in this fresh process and return its peak memory above the inputs, in MB."""
     torch.set_num_threads(2)
     backward = name.endswith("backward")
     call = CALLS[name.split()[0]]
@@ -49,9 +49,9 @@ def measure(name: str, tokens: int) -> float:
         return torch.autograd.grad(output, leaves, grad[:, :, :size])
 
     with torch.set_grad_enabled(backward):
-        run(64)  # libraries and threads take their memory
+        run(64)  # warm up: libraries and threads allocate their memory
         start = peak_memory()
-        _kept = run(tokens)
+        _output = run(tokens)  # keeps the result alive
     return peak_memory() - start
 
 

@@ -1,4 +1,4 @@
-"""What regard is compared with: torch as a textbook writes it, FlexAttention, JAX."""
+"""Other implementations of attention: eager torch, FlexAttention, JAX."""
 
 import warnings
 from functools import cache, partial
@@ -6,11 +6,11 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Contender
+from benchmarks.harness import Call
 
 
 def eager(query: Tensor, key: Tensor, value: Tensor, causal: bool = False) -> Tensor:
-    """Attention with dense weights."""
+    """Compute attention with dense weights."""
     scores = query @ key.mT / query.shape[-1] ** 0.5
     if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
@@ -20,21 +20,21 @@ def eager(query: Tensor, key: Tensor, value: Tensor, causal: bool = False) -> Te
 def broadcast(
     query: Tensor, key: Tensor, value: Tensor, query_map: Tensor, key_map: Tensor, vector: Tensor
 ) -> Tensor:
-    """Attention with Bahdanau's score, whose sums q × k × d are held."""
+    """Compute additive attention (Bahdanau et al. 2015) with the sums (q, k, d) in memory."""
     sums = (query @ query_map.T).unsqueeze(-2) + (key @ key_map.T).unsqueeze(-3)
     return (torch.tanh(sums) @ vector).softmax(-1) @ value
 
 
-def flex(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> dict[str, Contender]:
-    """FlexAttention, compiled for these shapes and the present number of threads; nothing where it fails."""
+def flex(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> dict[str, Call]:
+    """Compile FlexAttention for these shapes and the current number of threads; empty if that fails."""
     try:
         return {"flex": _compiled(query, key, value, causal)}
-    except Exception as error:  # what a missing or failing C++ compiler raises is torch's business
+    except Exception as error:  # a missing or failing C++ compiler raises various errors
         skip("flex", f"does not compile: {str(error).strip().splitlines()[0] if str(error) else error!r}")
         return {}
 
 
-def _compiled(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Contender:
+def _compiled(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Call:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     torch.compiler.reset()
@@ -47,8 +47,8 @@ def _compiled(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Conten
     return run
 
 
-def jax(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> dict[str, Contender]:
-    """JAX's dot_product_attention, compiled, on as many threads as it likes; nothing where jax is missing."""
+def jax(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> dict[str, Call]:
+    """Compile JAX's dot_product_attention; it chooses its own number of threads. Empty without jax."""
     try:
         import jax
     except ImportError:
@@ -60,6 +60,6 @@ def jax(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> dict[str, Co
 
 
 @cache
-def skip(peer: str, why: str) -> None:
-    """Say once why a peer does not take part."""
-    print(f"  ({peer} {why})")
+def skip(peer: str, reason: str) -> None:
+    """Print once why a peer is skipped."""
+    print(f"  ({peer} {reason})")

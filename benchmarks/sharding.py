@@ -1,9 +1,9 @@
-"""Peak memory of each process of a training, with the parameters sharded and without.
+"""Peak memory of each training process, with and without sharded parameters.
 
 Every run starts torchrun, trains a few updates with validation, averaging and checkpoints, and reports the
 peak resident memory (VmHWM) of each process, with one thread each. `regard train` keeps freed memory and
-`regard train --shard` returns it; so that the sharding itself can be seen, the parallel training is measured
-in both ways.
+`regard train --shard` returns it. To isolate the effect of sharding, data-parallel training is measured
+both ways.
 """
 
 import subprocess
@@ -26,19 +26,19 @@ class Size(NamedTuple):
     layers: int
 
 
-class Kind(NamedTuple):
-    """A way to train: sharded or not, and whether freed memory is kept or returned."""
+class Mode(NamedTuple):
+    """A training mode: sharded or not, and whether freed memory is kept or returned."""
 
     shard: bool
     keep: bool
 
     @property
     def name(self) -> str:
-        """As printed."""
+        """Label for printing."""
         return f"{'sharded' if self.shard else 'parallel'}, {'kept' if self.keep else 'returned'}"
 
 
-KINDS = (Kind(shard=False, keep=True), Kind(shard=False, keep=False), Kind(shard=True, keep=False))
+MODES = (Mode(shard=False, keep=True), Mode(shard=False, keep=False), Mode(shard=True, keep=False))
 SIZES = (Size(512, 6), Size(768, 6))
 PROCESSES = (2, 4)
 
@@ -47,47 +47,49 @@ def main(quick: bool = False) -> list[dict[str, object]]:
     """Print and return the peak of rank 0 and the highest of the other ranks, in MB."""
     sizes, processes = ((Size(128, 2),), (2,)) if quick else (SIZES, PROCESSES)
     print(
-        "\npeak memory of a process in MB, rank 0 / highest of the others; freed memory kept or returned;\n"
-        f"a vocabulary of {VOCABULARY:,}, 1,000 tokens a batch, the parameters of two checkpoints averaged"
+        "\npeak memory per process in MB, rank 0 / highest of the others; freed memory kept or returned;\n"
+        f"vocabulary of {VOCABULARY:,}, 1,000 tokens per batch, average of two checkpoints"
     )
     results: list[dict[str, object]] = []
     for size in sizes:
         for number in processes:
             print(f"  width {size.width}, {size.layers} + {size.layers} blocks, {number} processes")
-            for kind in KINDS:
-                results.append(_run(size, number, kind))
-                _print(kind, results[-1])
+            for mode in MODES:
+                results.append(_run(size, number, mode))
+                _print_row(mode, results[-1])
     return results
 
 
-def _run(size: Size, processes: int, kind: Kind) -> dict[str, object]:
-    about: dict[str, object] = {**size._asdict(), "processes": processes, **kind._asdict()}
-    numbers = [str(int(number)) for number in (*size, *kind)]
+def _run(size: Size, processes: int, mode: Mode) -> dict[str, object]:
+    header: dict[str, object] = {**size._asdict(), "processes": processes, **mode._asdict()}
+    numbers = [str(int(number)) for number in (*size, *mode)]
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"),
             *("-m", "benchmarks.sharding", folder, *numbers),
         ]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            return about | {"error": done.stderr}
-        return about | {"peaks_mb": [float(_peak(folder, rank).read_text()) for rank in range(processes)]}
+        process = subprocess.run(command, capture_output=True, text=True)
+        if process.returncode:
+            return header | {"error": process.stderr}
+        return header | {
+            "peaks_mb": [float(_peak_file(folder, rank).read_text()) for rank in range(processes)]
+        }
 
 
-def _peak(folder: str | Path, rank: int) -> Path:
+def _peak_file(folder: str | Path, rank: int) -> Path:
     return Path(folder) / f"peak-{rank}"
 
 
-def _print(kind: Kind, result: dict[str, object]) -> None:
+def _print_row(mode: Mode, result: dict[str, object]) -> None:
     if "error" in result:
-        print(f"    {kind.name:24}failed: {str(result['error']).strip().splitlines()[-1]}", flush=True)
+        print(f"    {mode.name:24}failed: {str(result['error']).strip().splitlines()[-1]}", flush=True)
         return
     first, *others = result["peaks_mb"]  # type: ignore[misc]
-    print(f"    {kind.name:24}{first:8,.0f} / {max(others):,.0f}", flush=True)
+    print(f"    {mode.name:24}{first:8,.0f} / {max(others):,.0f}", flush=True)
 
 
-def measure(folder: Path, size: Size, kind: Kind) -> None:
-    """Train in this process, one of those that torchrun started, and write its peak."""
+def measure(folder: Path, size: Size, mode: Mode) -> None:
+    """Train in this process, started by torchrun, and write its peak memory to a file."""
     from regard.models import keep_memory, return_memory
     from regard.translation.config import TranslationConfig
     from regard.translation.data.batches import InMemoryPairs
@@ -97,7 +99,7 @@ def measure(folder: Path, size: Size, kind: Kind) -> None:
     from regard.translation.training.loop import Trainer
 
     torch.set_num_threads(1)
-    _ = keep_memory() if kind.keep else return_memory()
+    _ = keep_memory() if mode.keep else return_memory()
     words = [f"w{number}" for number in range(VOCABULARY - 4)]
     tokens = Tokenizer.learn([" ".join(words)], kind="words", size=VOCABULARY)
     sentences = torch.randint(len(words), (PAIRS, LENGTH), generator=torch.Generator().manual_seed(0))
@@ -111,11 +113,11 @@ def measure(folder: Path, size: Size, kind: Kind) -> None:
             *("training.save_every=2", "training.average_checkpoints=2", "training.metric=loss"),
         ]
     )
-    with join_world(shard=kind.shard) as world:
+    with join_world(shard=mode.shard) as world:
         Trainer(folder, config, TokenizerPair(tokens, tokens), ids, dev, world=world).run()
-        _peak(folder, world.rank).write_text(str(peak_memory()))
+        _peak_file(folder, world.rank).write_text(str(peak_memory()))
 
 
 if __name__ == "__main__":
     width, layers, shard, keep = map(int, sys.argv[2:])
-    measure(Path(sys.argv[1]), Size(width, layers), Kind(bool(shard), bool(keep)))
+    measure(Path(sys.argv[1]), Size(width, layers), Mode(bool(shard), bool(keep)))

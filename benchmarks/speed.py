@@ -1,4 +1,4 @@
-"""How long a call takes beside the same call elsewhere: ratios above 1 mean that regard is faster."""
+"""Time attention calls in regard and other libraries. Ratios above 1 mean that regard is faster."""
 
 import statistics
 from collections.abc import Callable, Iterable
@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 import torch
 
 from benchmarks import decoding, dots, encoders, hosted, machine, others, table
-from benchmarks.harness import Race, differences, race, tolerance
+from benchmarks.harness import Comparison, differences, time_calls, tolerance
 
-GROUPS: dict[str, Callable[[], Iterable[Race]]] = {
+GROUPS: dict[str, Callable[[], Iterable[Comparison]]] = {
     "forward": dots.forward,
     "backward": dots.backward,
     "decode": dots.decode,
@@ -23,70 +23,75 @@ GROUPS: dict[str, Callable[[], Iterable[Race]]] = {
     "encoder": encoders.encoders,
     "hosted": hosted.hosted,
 }
-SECONDS = {2: 1.5, 1: 0.7}  # per race, by threads
+SECONDS = {2: 1.5, 1: 0.7}  # per comparison, by number of threads
 
 
 def main(groups: Iterable[str], quick: bool = False) -> list[dict[str, object]]:
-    """Run the races of these groups on two threads, then those that are also about one on one."""
-    races = [race for group in groups for race in GROUPS[group]()]
+    """Run these groups with two threads, then their single-threaded comparisons."""
+    comparisons = [comparison for group in groups for comparison in GROUPS[group]()]
     results, before = [], torch.get_num_threads()
     for threads in (2, 1):
         torch.set_num_threads(threads)
         group = None
-        for one in races:
-            if threads not in (one.threads[:1] if quick else one.threads):
+        for comparison in comparisons:
+            if threads not in (comparison.threads[:1] if quick else comparison.threads):
                 continue
-            if one.group != group:
-                group = one.group
-                table.head(one, threads)
-            results.append(run(one, threads, 0.03 if quick else SECONDS[threads], least=1 if quick else 3))
-            table.line(results[-1])
+            if comparison.group != group:
+                group = comparison.group
+                table.print_header(comparison, threads)
+            seconds, min_rounds = (0.03, 1) if quick else (SECONDS[threads], 3)
+            results.append(run(comparison, threads, seconds, min_rounds))
+            table.print_row(results[-1])
     torch.set_num_threads(before)
     return results
 
 
-def run(one: Race, threads: int, seconds: float, least: int) -> dict[str, object]:
-    """One race, as a line of the table and of benchmarks.json. One that fails has missed its target."""
-    found: dict[str, object] = {"group": one.group, "name": one.name, "threads": threads}
-    found |= {"target": one.target, "limit": one.limit, "bytes": one.bytes, "flops": one.flops}
+def run(comparison: Comparison, threads: int, seconds: float, min_rounds: int) -> dict[str, object]:
+    """Run a comparison and return its entry of benchmarks.json. An exception is a missed target."""
+    result: dict[str, object] = {"group": comparison.group, "name": comparison.name, "threads": threads}
+    result |= {
+        "target": comparison.target,
+        "limit": comparison.limit,
+        "bytes": comparison.bytes,
+        "flops": comparison.flops,
+    }
     try:
-        with torch.set_grad_enabled(one.backward):
-            return found | measure(one, threads, seconds, least)
-    except Exception as error:  # the other races are worth running
-        missed = None if one.target is None and one.limit is None else False
-        return found | {"error": f"{type(error).__name__}: {error}", "met": missed}
+        with torch.set_grad_enabled(comparison.backward):
+            return result | measure(comparison, threads, seconds, min_rounds)
+    except Exception as error:  # continue with the other comparisons
+        missed = None if comparison.target is None and comparison.limit is None else False
+        return result | {"error": f"{type(error).__name__}: {error}", "met": missed}
 
 
-def measure(one: Race, threads: int, seconds: float, least: int) -> dict[str, object]:
-    """Time the contenders, and see that they agree."""
-    lineup = one.contenders()
-    results = {name: call() for name, call in lineup.contenders.items()}
-    apart, enough = differences(results), tolerance(results["regard"])
+def measure(comparison: Comparison, threads: int, seconds: float, min_rounds: int) -> dict[str, object]:
+    """Time the calls and compare their results."""
+    candidates = comparison.setup()
+    results = {name: call() for name, call in candidates.calls.items()}
+    errors, max_error = differences(results), tolerance(results["regard"])
     del results
     peak, source = machine.peak(threads)
-    times = race(lineup.contenders, seconds, least)
-    medians = {name: statistics.median(taken) for name, taken in times.items()}
-    ours = medians["regard"]
-    ratios = {name: taken / ours for name, taken in medians.items() if name != "regard"}
-    wrong = {name: distance for name, distance in apart.items() if not distance <= enough}  # NaN is wrong
-    met = one.met(next(iter(ratios.values())))
+    times = time_calls(candidates.calls, seconds, min_rounds)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    regard_seconds = medians["regard"]
+    ratios = {name: seconds / regard_seconds for name, seconds in medians.items() if name != "regard"}
+    wrong = {name: error for name, error in errors.items() if not error <= max_error}  # NaN is wrong
+    met = comparison.met(next(iter(ratios.values())))
     return {
-        "implementation": lineup.implementation,
+        "implementation": candidates.implementation,
         "seconds": medians,
-        "spread": {name: _spread(taken) for name, taken in times.items()},
+        "spread": {name: _quartiles(values) for name, values in times.items()},
         "rounds": len(times["regard"]),
         "ratios": ratios,
-        "flop_rate": one.flops / ours if one.flops else None,
-        "share": one.flops / ours / peak if one.flops else None,
-        "byte_rate": one.bytes / ours if one.bytes else None,
+        "flop_rate": comparison.flops / regard_seconds if comparison.flops else None,
+        "share": comparison.flops / regard_seconds / peak if comparison.flops else None,
+        "byte_rate": comparison.bytes / regard_seconds if comparison.bytes else None,
         "peak": peak,
         "peak_source": source,
-        "differences": apart,
+        "differences": errors,
         "wrong": wrong,
         "met": met if met is None else met and not wrong,
     }
 
 
-def _spread(times: list[float]) -> list[float]:
-    """The quartiles."""
+def _quartiles(times: list[float]) -> list[float]:
     return statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3

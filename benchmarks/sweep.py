@@ -1,11 +1,11 @@
-"""Every model type of Hugging Face transformers, small, with random parameters: regard compared with eager.
+"""Compare regard with eager on a small random model of every model type in Hugging Face transformers.
 
     python -m benchmarks.sweep [--seconds 60] [--jobs 2] [name …]
 
-Each type runs in a forked process with a time and a memory limit. A line per model class says how far its
-outputs with attn_implementation="regard" are from eager's: without padding, with padding on the right and
-on the left; and how much an earlier output changes when the last token does, on regard and on eager. Exits
-with 1 if any of them differ.
+Each type runs in a forked process with a time and a memory limit. Prints one line per model class: the
+difference between the outputs of attn_implementation="regard" and of eager without padding, with right
+padding and with left padding; and how much earlier outputs change with the last token, on regard and on
+eager. Exits with 1 if regard differs from eager.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import regard
 from benchmarks.architectures import CASES, SMALL, _settable
 
 TOLERANCE = 1e-4
-MORE = {
+MORE_SIZES = {
     "num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 32, "num_register_tokens": 1,
     "text_config_num_hidden_layers": 2, "depth": 2, "num_encoder_layers": 2, "encoder_num_layers": 2,
     "decoder_num_layers": 2, "d_inner": 48, "embed_dim": 32, "encoder_hidden_size": 32,
@@ -42,7 +42,7 @@ MORE = {
     "audio_token_index": 63, "vision_start_token_id": 60, "vision_end_token_id": 59, "video_token_index": 62,
 }  # fmt: skip
 SERIES = {"prediction_length": 3, "context_length": 6, "lags_sequence": [1, 2], "num_time_features": 2}
-FIXED: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     **{case.name: case.options for case in CASES},
     **dict.fromkeys(("informer", "time_series_transformer", "autoformer"), SERIES),
     "bigbird_pegasus": {"attention_type": "original_full"},
@@ -56,46 +56,46 @@ FIXED: dict[str, dict[str, Any]] = {
 
 
 def overrides(config: Any, names: dict[str, Any]) -> dict[str, Any]:
-    """What makes a configuration small, its parts included."""
-    found = {name: value for name, value in names.items() if _settable(config, name)}
+    """Return the values that make a config small, including its sub-configs."""
+    values = {name: value for name, value in names.items() if _settable(config, name)}
     for name in getattr(config, "sub_configs", {}):
         part = getattr(config, name, None)
         if part is not None and hasattr(part, "to_dict"):
-            found[name] = {"model_type": part.model_type, **overrides(part, names)}
-    return found
+            values[name] = {"model_type": part.model_type, **overrides(part, names)}
+    return values
 
 
 def configurations(name: str) -> Iterator[Any]:
-    """Small configurations of a type, of which the first one that can be built counts."""
+    """Yield small configs of a model type to try in turn."""
     from transformers import AutoConfig
 
-    has = AutoConfig.for_model(name)
-    fixed = FIXED.get(name, {})
+    default = AutoConfig.for_model(name)
+    options = OPTIONS.get(name, {})
     square = {**SMALL, "num_key_value_heads": 4}
     layers = {n: v for n, v in SMALL.items() if "layer" in n or "vocab" in n or "token_id" in n}
-    for names in (SMALL | MORE, square | MORE, SMALL, {**SMALL, "patch_size": 16}, layers):
+    for names in (SMALL | MORE_SIZES, square | MORE_SIZES, SMALL, {**SMALL, "patch_size": 16}, layers):
         try:
-            yield AutoConfig.for_model(name, **overrides(has, names) | fixed)
+            yield AutoConfig.for_model(name, **overrides(default, names) | options)
         except Exception:
             continue
 
 
 def classes(config: Any) -> dict[str, Any]:
-    """The model classes of a configuration that read or write text, or else its plain one."""
+    """Return the model classes of a config: language model, sequence-to-sequence model, base model."""
     from transformers.models.auto import modeling_auto as auto
 
-    found = {}
+    result = {}
     for mapping in ("MODEL_FOR_CAUSAL_LM", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM", ""):
         table = getattr(auto, f"{mapping}_MAPPING" if mapping else "MODEL_MAPPING")
         if type(config) in table:
             kinds = table[type(config)]
             for kind in kinds if isinstance(kinds, tuple | list) else (kinds,):
-                found[kind.__name__] = kind
-    return found
+                result[kind.__name__] = kind
+    return result
 
 
 def build(kind: Any, config: Any) -> Any:
-    """A model on eager attention, whose heads tell keys apart."""
+    """Build a model on eager attention, with clearly non-uniform weights."""
     with torch.device("meta"):
         size = sum(p.numel() for p in kind._from_config(config).parameters())
     if size > 60e6:
@@ -111,7 +111,7 @@ def build(kind: Any, config: Any) -> Any:
 # Inputs
 
 
-def _image(config: Any) -> int:
+def _image_size(config: Any) -> int:
     for part in (config, *(getattr(config, n, None) for n in ("vision_config", "encoder", "image_encoder"))):
         size = getattr(part, "image_size", None)
         if size is not None:
@@ -120,7 +120,7 @@ def _image(config: Any) -> int:
 
 
 def candidates(model: Any) -> Iterator[dict[str, Tensor]]:
-    """Inputs that a model might take, the plainest first; the first one that it runs on counts."""
+    """Yield inputs that a model might accept, the simplest first."""
     names = set(inspect.signature(model.forward).parameters)
     torch.manual_seed(1)
     ids, target = torch.randint(3, 50, (2, 8)), torch.randint(3, 50, (2, 6))
@@ -136,12 +136,12 @@ def candidates(model: Any) -> Iterator[dict[str, Tensor]]:
         yield series
     if text:
         yield {**text, **both}
-    size = _image(model.config)
+    size = _image_size(model.config)
     for edge in dict.fromkeys((size, 32, 64, 224)):
-        picture = {"pixel_values": torch.randn(2, 3, edge, edge)} if "pixel_values" in names else {}
-        if picture:
-            yield {**text, **picture, **both}
-            yield {**picture, **both}
+        image = {"pixel_values": torch.randn(2, 3, edge, edge)} if "pixel_values" in names else {}
+        if image:
+            yield {**text, **image, **both}
+            yield {**image, **both}
     if "input_values" in names:
         yield {"input_values": torch.randn(2, 800), **both}
         yield {"input_values": torch.randn(2, 1, 4000), **both}
@@ -154,50 +154,52 @@ def candidates(model: Any) -> Iterator[dict[str, Tensor]]:
         yield {"inputs_embeds": torch.randn(2, 8, model.config.hidden_size)}
 
 
-def outputs(model: Any, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of floats that a model returns."""
-    torch.manual_seed(2)  # some draw what they hide
+def outputs(model: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Run a model and return its floating-point outputs."""
+    torch.manual_seed(2)  # some models mask randomly
     with torch.no_grad():
-        output = model(**given)
+        output = model(**batch)
     pairs = output.items() if hasattr(output, "items") else {"0": output[0]}.items()
     return {name: x for name, x in pairs if isinstance(x, Tensor) and x.is_floating_point()}
 
 
-def apart(ours: dict[str, Tensor], theirs: dict[str, Tensor], real: Tensor | None = None) -> float:
-    """The largest difference, relative to the largest entry; where a token is real."""
+def relative_error(
+    actual: dict[str, Tensor], expected: dict[str, Tensor], mask: Tensor | None = None
+) -> float:
+    """Compute the largest difference relative to the largest magnitude. mask: False for padding."""
     worst = 0.0
-    for name, expected in theirs.items():
-        if real is not None and expected.dim() < 3:
-            continue  # one vector of a text may be that of its padding
-        found = ours[name]
-        if real is not None and expected.shape[:2] == real.shape:
-            found, expected = found[real], expected[real]
-        known = torch.isfinite(expected)
-        if found.shape != expected.shape or not bool(torch.isfinite(found[known]).all()):
+    for name, y in expected.items():
+        if mask is not None and y.dim() < 3:
+            continue  # a pooled vector may be that of a padding token
+        x = actual[name]
+        if mask is not None and y.shape[:2] == mask.shape:
+            x, y = x[mask], y[mask]
+        finite = torch.isfinite(y)
+        if x.shape != y.shape or not bool(torch.isfinite(x[finite]).all()):
             return float("inf")
-        if bool(known.any()):
-            scale = max(float(expected[known].abs().max()), 1e-3)
-            worst = max(worst, float((found[known] - expected[known]).abs().max()) / scale)
+        if bool(finite.any()):
+            scale = max(float(y[finite].abs().max()), 1e-3)
+            worst = max(worst, float((x[finite] - y[finite]).abs().max()) / scale)
     return worst
 
 
 # One model
 
 
-def writes(model: Any, given: dict[str, Tensor]) -> str | None:
-    """The argument whose last position is in the future of all others: the decoder's tokens or values."""
-    names = [n for n in ("decoder_input_ids", "future_values", "input_ids") if n in given]
+def decoder_input(batch: dict[str, Tensor]) -> str | None:
+    """Return the name of the decoder's input, or None."""
+    names = [n for n in ("decoder_input_ids", "future_values", "input_ids") if n in batch]
     return names[0] if names else None
 
 
-def leak(model: Any, given: dict[str, Tensor]) -> float | None:
-    """How much outputs before the last position change with what stands there; None if it cannot be tried."""
-    name = writes(model, given)
+def future_leak(model: Any, batch: dict[str, Tensor]) -> float | None:
+    """Measure how much earlier outputs change with the last input; None if not applicable."""
+    name = decoder_input(batch)
     if name is None:
         return None
-    changed = given[name].clone()
+    changed = batch[name].clone()
     changed[:, -1] = (changed[:, -1] + 7) % 50 if not changed.is_floating_point() else changed[:, -1] + 3
-    before, after = outputs(model, given), outputs(model, {**given, name: changed})
+    before, after = outputs(model, batch), outputs(model, {**batch, name: changed})
     length, worst, tried = changed.shape[1], 0.0, False
     for key, x in before.items():
         if (
@@ -212,70 +214,70 @@ def leak(model: Any, given: dict[str, Tensor]) -> float | None:
     return worst if tried else None
 
 
-def padded(given: dict[str, Tensor], side: str) -> tuple[dict[str, Tensor], Tensor] | None:
-    """The same batch, of which the first text is shorter."""
-    if "input_ids" not in given:
+def pad(batch: dict[str, Tensor], side: str) -> tuple[dict[str, Tensor], Tensor] | None:
+    """Mask three tokens of the first text; also return the mask."""
+    if "input_ids" not in batch:
         return None
-    mask = torch.ones_like(given["input_ids"])
+    mask = torch.ones_like(batch["input_ids"])
     if side == "right":
         mask[0, 5:] = 0
     else:
         mask[0, :3] = 0
-    return {**given, "attention_mask": mask}, mask.bool()
+    return {**batch, "attention_mask": mask}, mask.bool()
 
 
-def compare(model: Any, given: dict[str, Tensor]) -> dict[str, Any]:
-    """What regard and eager do with the same inputs."""
+def compare(model: Any, batch: dict[str, Tensor]) -> dict[str, Any]:
+    """Compare regard and eager on the same inputs."""
     from regard.inspection import huggingface
 
-    trials: dict[str, tuple[dict[str, Tensor], Tensor | None]] = {"plain": (given, None)}
+    trials: dict[str, tuple[dict[str, Tensor], Tensor | None]] = {"plain": (batch, None)}
     if "attention_mask" in inspect.signature(model.forward).parameters:
         for side in ("right", "left"):
-            trial = padded(given, side)
+            trial = pad(batch, side)
             if trial is not None:
                 trials[side] = trial
-    expected, found = {}, {}
+    expected, row = {}, {}
     for name, (inputs, _) in trials.items():
         try:
             expected[name] = outputs(model, inputs)
         except Exception as error:
-            found[name] = f"eager: {type(error).__name__}"
-    eager_leak = leak(model, given)
+            row[name] = f"eager: {type(error).__name__}"
+    eager_leak = future_leak(model, batch)
     calls = 0
-    hosted = huggingface.hosted_attention
+    attention = huggingface.hosted_attention
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
+    def counting_attention(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        return hosted(*args, **kwargs)
+        return attention(*args, **kwargs)
 
     regard.huggingface.enable()
     from transformers.modeling_utils import AttentionInterface
 
-    AttentionInterface.register("regard", counted)
+    AttentionInterface.register("regard", counting_attention)
     model.set_attn_implementation("regard")
-    for name, right in expected.items():
-        inputs, real = trials[name]
+    for name, eager_outputs in expected.items():
+        inputs, mask = trials[name]
         try:
-            found[name] = apart(outputs(model, inputs), right, real)
+            row[name] = relative_error(outputs(model, inputs), eager_outputs, mask)
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {str(error)[:200]}"
+            row[name] = f"{type(error).__name__}: {str(error)[:200]}"
     try:
         regard.huggingface.check(model)
         refused = ""
     except regard.ArgumentError as error:
         refused = str(error)[:160]
-    found |= {"calls": calls, "refused": refused, "inputs": sorted(given)}
+    row |= {"calls": calls, "refused": refused, "inputs": sorted(batch)}
     if eager_leak is not None:
         try:
-            found |= {"leak": leak(model, given), "eager_leak": eager_leak}
+            row |= {"leak": future_leak(model, batch), "eager_leak": eager_leak}
         except Exception as error:
-            found |= {"leak": f"{type(error).__name__}: {str(error)[:200]}", "eager_leak": eager_leak}
-    return found
+            row |= {"leak": f"{type(error).__name__}: {str(error)[:200]}", "eager_leak": eager_leak}
+    return row
 
 
 def variants(name: str) -> Iterator[tuple[str, Any, Any]]:
-    """Model classes of a type with a configuration each; encoders that can be decoders are tried as both."""
+    """Yield name, model and inputs of each model class; encoders that can be decoders are tried as both."""
     seen: set[str] = set()
     errors: list[str] = []
     for config in configurations(name):
@@ -288,38 +290,38 @@ def variants(name: str) -> Iterator[tuple[str, Any, Any]]:
                     getattr(config, "is_decoder", None) is False and not config.is_encoder_decoder
                 ):
                     continue
-                made = type(config).from_dict(config.to_dict() | ({"is_decoder": True} if decoder else {}))
+                variant = type(config).from_dict(config.to_dict() | ({"is_decoder": True} if decoder else {}))
                 try:
-                    model = build(kind, made)
-                    given = next(g for g in candidates(model) if _runs(model, g, errors))
+                    model = build(kind, variant)
+                    batch = next(g for g in candidates(model) if _runs(model, g, errors))
                 except StopIteration:
                     continue
                 except Exception as error:
                     errors.append(f"{type(error).__name__}: {str(error)[:150]}")
                     continue
                 seen.add(title)
-                yield title, model, given
+                yield title, model, batch
     if not seen:
         yield name, None, errors[-1:] or ["no configuration or class"]
 
 
-def _runs(model: Any, given: dict[str, Tensor], errors: list[str]) -> bool:
+def _runs(model: Any, batch: dict[str, Tensor], errors: list[str]) -> bool:
     try:
-        return bool(outputs(model, given))
+        return bool(outputs(model, batch))
     except Exception as error:
         errors.append(f"{type(error).__name__}: {str(error)[:150]}")
         return False
 
 
-def wrong(row: dict[str, Any]) -> bool:
-    """Whether regard differs from eager without an error, or fails where eager does not."""
+def differs(row: dict[str, Any]) -> bool:
+    """Return whether regard differs from eager, or fails where eager does not."""
     if "error" in row or not row.get("calls"):
         return False
     trials = [row[name] for name in ("plain", "right", "left") if name in row]
     failed = [trial for trial in trials if isinstance(trial, str) and not trial.startswith("eager")]
-    far = [trial for trial in trials if isinstance(trial, float) and trial > TOLERANCE]
+    inexact = [trial for trial in trials if isinstance(trial, float) and trial > TOLERANCE]
     leaks = "leak" in row and (isinstance(row["leak"], str) or row["leak"] > row["eager_leak"] + 1e-5)
-    return bool(failed or far or leaks)
+    return bool(failed or inexact or leaks)
 
 
 def _child(name: str, queue: Any, memory: int) -> None:
@@ -327,15 +329,15 @@ def _child(name: str, queue: Any, memory: int) -> None:
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-        for title, model, given in variants(name):
+    with open(os.devnull, "w") as devnull:
+        os.dup2(devnull.fileno(), 2)
+        for title, model, batch in variants(name):
             row = {"type": name, "class": title}
             if model is None:
-                row["error"] = given[0]
+                row["error"] = batch[0]
             else:
                 try:
-                    row |= compare(model, given)
+                    row |= compare(model, batch)
                 except Exception as error:
                     row["error"] = f"{type(error).__name__}: {str(error)[:200]}"
             queue.put(row)
@@ -343,12 +345,12 @@ def _child(name: str, queue: Any, memory: int) -> None:
 
 
 def sweep(names: list[str], seconds: float, jobs: int, memory: int = 3 * 2**30) -> Iterator[dict[str, Any]]:
-    """A row per model class, in any order; a type that takes too long or too much ends with an error."""
-    context = multiprocessing.get_context("fork")  # transformers is imported once
-    waiting, running = list(names), {}
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            name, queue = waiting.pop(0), context.SimpleQueue()
+    """Yield a row per model class, in any order; an error row if a type exceeds its time or memory."""
+    context = multiprocessing.get_context("fork")  # fork: transformers is imported only once
+    pending, running = list(names), {}
+    while pending or running:
+        while pending and len(running) < jobs:
+            name, queue = pending.pop(0), context.SimpleQueue()
             process = context.Process(target=_child, args=(name, queue, memory), daemon=True)
             process.start()
             running[name] = (process, queue, time.monotonic())
@@ -366,30 +368,30 @@ def sweep(names: list[str], seconds: float, jobs: int, memory: int = 3 * 2**30) 
                 continue
             if ended and queue.empty():
                 del running[name]
-                yield {"type": name, "class": name, "error": f"ended with {process.exitcode}"}
+                yield {"type": name, "class": name, "error": f"exit code {process.exitcode}"}
             elif time.monotonic() - start > seconds:
                 process.kill()
                 process.join()
                 del running[name]
-                yield {"type": name, "class": name, "error": f"more than {seconds:.0f} s"}
+                yield {"type": name, "class": name, "error": f"timeout after {seconds:.0f} s"}
 
 
 def main() -> None:
     from transformers import CONFIG_MAPPING
 
     parser = argparse.ArgumentParser(prog="sweep", description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="name")
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--jobs", type=int, default=1)
-    given = parser.parse_args()
+    parser.add_argument("names", nargs="*", metavar="name", help="model types [default: all]")
+    parser.add_argument("--seconds", type=float, default=60, help="time limit per type [default: 60]")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel processes [default: 1]")
+    args = parser.parse_args()
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
     rows = []
-    for row in sweep(given.names or sorted(CONFIG_MAPPING), given.seconds, given.jobs):
+    for row in sweep(args.names or sorted(CONFIG_MAPPING), args.seconds, args.jobs):
         rows.append(row)
         print(json.dumps(row), flush=True)
     ran = [row for row in rows if row.get("calls")]
-    bad = [f"{row['type']} ({row['class']})" for row in rows if wrong(row)]
+    bad = [f"{row['type']} ({row['class']})" for row in rows if differs(row)]
     print(f"{len(ran)} of {len(rows)} classes ran on regard", file=sys.stderr)
     if bad:
         sys.exit(f"regard differs from eager: {', '.join(bad)}")

@@ -1,7 +1,8 @@
-"""A training step of a Transformer, in source + target tokens per second, beside others' Transformers.
+"""Training throughput of a Transformer in source + target tokens per second, compared with other libraries.
 
-Each contender trains in a process of its own, as what one does about memory would help all in its process.
-They take turns step by step, the others waiting. Only real tokens count; each batch has equally many.
+Each model trains in its own process, because memory settings affect the whole process. The processes
+alternate step by step; only one runs at a time. Padding is not counted; all batches have about the same
+number of tokens.
 """
 
 import math
@@ -20,19 +21,19 @@ from torch.nn import functional as F
 
 from benchmarks import joeynmt, multi30k, table
 from benchmarks.multi30k import VOCABULARY, Batch
-from benchmarks.workers import ask, dismiss
+from benchmarks.workers import receive, stop_workers
 
 WIDTH, HEADS, LAYERS, FFN_DIM = 256, 8, 3, 1024
-DROPOUT, SMOOTHING = 0.1, 0.1
-TOKENS = 6_000  # real source and target tokens of a batch, together
-BATCHES = 24  # prepared for each contender, and used again from the start
+DROPOUT, LABEL_SMOOTHING = 0.1, 0.1
+TOKENS = 6_000  # source and target tokens per batch, without padding
+BATCHES = 24  # prepared for each model and reused cyclically
 ADAM = {"lr": 5e-4, "betas": (0.9, 0.98), "eps": 1e-9}
 
 
 class Entry(NamedTuple):
-    """A contender: which model on which batches, with a fused Adam and `keep_memory` or without.
+    """A model and its kind of batches. tuned: with a fused Adam and `keep_memory`.
 
-    JoeyNMT makes its Adam itself: tuned, it has `keep_memory` alone.
+    JoeyNMT builds its own Adam, so tuning it means `keep_memory` only.
     """
 
     model: str
@@ -41,13 +42,13 @@ class Entry(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As printed."""
+        """Label for printing."""
         return f"{NAMES[self.model]}, {self.batches}" + (", tuned" if self.tuned else "")
 
 
 NAMES = {"regard": "regard", "torch": "nn.Transformer", "joeynmt": "JoeyNMT"}
-OURS = Entry("regard", "packed", True)
-JOEYNMT = Entry("joeynmt", "random order", True)  # it does not sort by length
+REGARD = Entry("regard", "packed", True)
+JOEYNMT = Entry("joeynmt", "random order", True)  # JoeyNMT does not sort by length
 TARGETS = {Entry("torch", "bucketed", False): 1.2, Entry("torch", "random order", False): 2.5, JOEYNMT: 2.5}
 OTHERS = (
     Entry("torch", "bucketed", True),
@@ -57,75 +58,76 @@ OTHERS = (
 
 
 class Step(NamedTuple):
-    """One step: the time it took, the tokens read, the places that there were for them, and the loss."""
+    """One training step: its time, tokens, tokens including padding, and loss."""
 
     seconds: float
     tokens: int
-    places: int
+    padded_tokens: int
     loss: float
 
 
 def main(quick: bool = False) -> list[dict[str, object]]:
-    """Race all contenders on two threads; one line of results for each target."""
-    data, origin = multi30k.pairs(2_000 if quick else 29_000)
+    """Compare all models on two threads; return one result per target."""
+    data, origin = multi30k.load_pairs(2_000 if quick else 29_000)
     tokens, rounds = (600, 1) if quick else (TOKENS, 12)
     batches = {
-        "packed": multi30k.in_random_order(data, tokens)[:BATCHES],
-        "random order": multi30k.in_random_order(data, tokens)[:BATCHES],
-        "bucketed": multi30k.bucketed(data, tokens)[:BATCHES],
+        "packed": multi30k.random_batches(data, tokens)[:BATCHES],
+        "random order": multi30k.random_batches(data, tokens)[:BATCHES],
+        "bucketed": multi30k.bucketed_batches(data, tokens)[:BATCHES],
     }
     mean = statistics.mean(len(pair.source) for pair in data)
     print(
-        f"\ntraining steps of about {tokens:,} source + target tokens, 2 threads; {origin}, {mean:.1f} source"
+        f"\ntraining steps of about {tokens:,} source + target tokens, 2 threads; {origin},\n"
+        f"{mean:.1f} source tokens per sentence; tuned: keep_memory() and, except for JoeyNMT,\n"
+        "Adam(fused=True); ×: speedup of regard"
     )
-    print("tokens a sentence; tuned: freed memory kept, and Adam(fused=True) unless the Adam is JoeyNMT's;")
-    print("×: how much faster regard is")
-    targets = [entry for entry in TARGETS if entry != JOEYNMT or joeynmt.is_here()]
-    entries = (OURS, *targets, *(() if quick else OTHERS))
+    targets = [entry for entry in TARGETS if entry != JOEYNMT or joeynmt.is_available()]
+    entries = (REGARD, *targets, *(() if quick else OTHERS))
     try:
-        found = compete({entry: batches[entry.batches] for entry in entries}, rounds, threads=2)
-    except Exception as error:  # the other benchmarks are worth running
+        steps = time_steps({entry: batches[entry.batches] for entry in entries}, rounds, threads=2)
+    except Exception as error:  # continue with the other benchmarks
         print(f"  failed: {type(error).__name__}: {error}", flush=True)
-        return [_about(entry) | {"error": repr(error), "met": False} for entry in targets]
-    for entry, steps in found.items():
-        _print(entry, steps, found[OURS])
-    return [_result(entry, found[entry], found[OURS]) for entry in targets]
+        return [_header(entry) | {"error": repr(error), "met": False} for entry in targets]
+    for entry in steps:
+        _print_row(entry, steps[entry], steps[REGARD])
+    return [_result(entry, steps[entry], steps[REGARD]) for entry in targets]
 
 
-def compete(batches: dict[Entry, list[Batch]], rounds: int, threads: int) -> dict[Entry, list[Step]]:
-    """The steps of each contender: each round one of each, in an order drawn anew."""
+def time_steps(batches: dict[Entry, list[Batch]], rounds: int, threads: int) -> dict[Entry, list[Step]]:
+    """Run one step of every model per round, in random order."""
     context = multiprocessing.get_context("spawn")
     pipes: dict[Entry, Connection] = {}
     workers = []
     try:
-        for entry, some in batches.items():
-            pipes[entry], theirs = context.Pipe()
-            workers.append(context.Process(target=work, args=(theirs, entry, some, threads), daemon=True))
-            workers[-1].start()
-            theirs.close()
-        sizes = {entry: ask(pipe) for entry, pipe in pipes.items()}
-        assert len(set(sizes.values())) == 1, f"the models differ in their parameters: {sizes}"
+        for entry, entry_batches in batches.items():
+            pipes[entry], remote = context.Pipe()
+            process = context.Process(target=work, args=(remote, entry, entry_batches, threads), daemon=True)
+            workers.append(process)
+            process.start()
+            remote.close()
+        sizes = {entry: receive(pipe) for entry, pipe in pipes.items()}
+        assert len(set(sizes.values())) == 1, f"the models have different numbers of parameters: {sizes}"
         order, shuffle = list(batches), random.Random(0).shuffle
         steps: dict[Entry, list[Step]] = {entry: [] for entry in order}
-        for done in range(-1, rounds):  # the first round warms up
+        for number in range(-1, rounds):  # round -1 warms up
             shuffle(order)
             for entry in order:
                 pipes[entry].send("step")
-                step = ask(pipes[entry])
-                if done >= 0:
+                step = receive(pipes[entry])
+                if number >= 0:
                     steps[entry].append(step)
         return steps
     finally:
-        dismiss(pipes.values(), workers)
+        stop_workers(pipes.values(), workers)
 
 
 def work(pipe: Connection, entry: Entry, batches: list[Batch], threads: int) -> None:
-    """A process that trains, one step whenever it is asked."""
+    """Worker process: run one training step per message."""
     torch.set_num_threads(threads)
-    warnings.filterwarnings("ignore")  # nn.Transformer warns of what it does not use
+    warnings.filterwarnings("ignore")  # nn.Transformer warns about fast paths it skips
     try:
         torch.manual_seed(0)
-        step, parameters = CONTENDERS[entry.model](batches, entry.tuned)
+        step, parameters = CREATE[entry.model](batches, entry.tuned)
         pipe.send(parameters)
         while True:
             for i in range(len(batches)):
@@ -137,11 +139,11 @@ def work(pipe: Connection, entry: Entry, batches: list[Batch], threads: int) -> 
         pipe.send(error)
 
 
-Stepper = tuple[Callable[[int], Step], int]
+StepFunction = tuple[Callable[[int], Step], int]
 
 
-def regards(batches: Sequence[Batch], tuned: bool) -> Stepper:
-    """regard's Transformer on packed batches."""
+def create_regard(batches: Sequence[Batch], tuned: bool) -> StepFunction:
+    """Create regard's Transformer on packed batches."""
     from regard.models.layers.allocation import keep_memory
     from regard.models.layers.blocks import TransformerConfig
     from regard.models.packed import Packed
@@ -155,21 +157,21 @@ def regards(batches: Sequence[Batch], tuned: bool) -> Stepper:
         (Packed.of([pair.source for pair in batch]), Packed.of([pair.target for pair in batch]))
         for batch in batches
     ]
-    places = [sum(pair.size for pair in batch) for batch in batches]
+    padded_tokens = [sum(pair.size for pair in batch) for batch in batches]
 
     def loss(i: int) -> Tensor:
-        return model.loss(*packed[i], label_smoothing=SMOOTHING)
+        return model.loss(*packed[i], label_smoothing=LABEL_SMOOTHING)
 
-    return _stepper(model, loss, batches, places, _adam(model, tuned))
+    return _create_step(model, loss, batches, padded_tokens, _adam(model, tuned))
 
 
-def torchs(batches: Sequence[Batch], tuned: bool) -> Stepper:
-    """nn.Transformer on padded batches, with the loss as it is usually written."""
+def create_torch(batches: Sequence[Batch], tuned: bool) -> StepFunction:
+    """Create nn.Transformer on padded batches, with the usual cross-entropy loss."""
     from regard.models.layers.allocation import keep_memory
 
     if tuned:
         keep_memory()
-    model = Usual()
+    model = TorchTransformer()
     padded = [
         tuple(
             nn.utils.rnn.pad_sequence([torch.tensor(side) for side in sides], batch_first=True)
@@ -177,41 +179,43 @@ def torchs(batches: Sequence[Batch], tuned: bool) -> Stepper:
         )
         for batch in batches
     ]
-    places = [source.numel() + target[:, 1:].numel() for source, target in padded]
+    padded_tokens = [source.numel() + target[:, 1:].numel() for source, target in padded]
 
     def loss(i: int) -> Tensor:
         source, target = padded[i]
         logits = model(source, target[:, :-1])
         return F.cross_entropy(
-            logits.flatten(0, 1), target[:, 1:].flatten(), ignore_index=0, label_smoothing=SMOOTHING
+            logits.flatten(0, 1), target[:, 1:].flatten(), ignore_index=0, label_smoothing=LABEL_SMOOTHING
         )
 
-    return _stepper(model, loss, batches, places, _adam(model, tuned))
+    return _create_step(model, loss, batches, padded_tokens, _adam(model, tuned))
 
 
-def joeynmts(batches: Sequence[Batch], tuned: bool) -> Stepper:
-    """JoeyNMT's Transformer and loss on padded batches, with the Adam that it makes of its settings."""
+def create_joeynmt(batches: Sequence[Batch], tuned: bool) -> StepFunction:
+    """Create JoeyNMT's Transformer on padded batches, with its own loss and Adam."""
     from regard.models.layers.allocation import keep_memory
     from regard.models.layers.blocks import TransformerConfig
 
     if tuned:
         keep_memory()
     config = TransformerConfig(width=WIDTH, heads=HEADS, layers=LAYERS, ffn_dim=FFN_DIM, dropout=DROPOUT)
-    model = joeynmt.build(VOCABULARY, VOCABULARY, config, share=True, smoothing=SMOOTHING)
+    model = joeynmt.build(VOCABULARY, VOCABULARY, config, share=True, label_smoothing=LABEL_SMOOTHING)
     padded = [joeynmt.make_batch(*zip(*batch, strict=True)) for batch in batches]
-    places = [batch.src.numel() + batch.trg.numel() for batch in padded]
+    padded_tokens = [batch.src.numel() + batch.trg.numel() for batch in padded]
 
     def loss(i: int) -> Tensor:
         return joeynmt.loss(model, padded[i])
 
-    return _stepper(model, loss, batches, places, joeynmt.adam(model, ADAM["lr"], ADAM["betas"]))
+    return _create_step(
+        model, loss, batches, padded_tokens, joeynmt.build_adam(model, ADAM["lr"], ADAM["betas"])
+    )
 
 
-CONTENDERS = {"regard": regards, "torch": torchs, "joeynmt": joeynmts}
+CREATE = {"regard": create_regard, "torch": create_torch, "joeynmt": create_joeynmt}
 
 
-class Usual(nn.Module):
-    """A translation model of torch's parts: one embedding for all, sinusoidal positions, padding masked."""
+class TorchTransformer(nn.Module):
+    """Translation model around nn.Transformer: tied embeddings, sinusoidal positions, padding masks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,57 +249,60 @@ def _adam(model: nn.Module, tuned: bool) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), fused=True if tuned else None, **ADAM)
 
 
-def _stepper(
+def _create_step(
     model: nn.Module,
     loss: Callable[[int], Tensor],
     batches: Sequence[Batch],
-    places: list[int],
+    padded_tokens: list[int],
     optimizer: torch.optim.Optimizer,
-) -> Stepper:
+) -> StepFunction:
     model.train()
     tokens = [sum(pair.size for pair in batch) for batch in batches]
 
     def step(i: int) -> Step:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         optimizer.zero_grad()
         value = loss(i)
         value.backward()
         optimizer.step()
-        return Step(time.perf_counter() - begun, tokens[i], places[i], value.item())
+        return Step(time.perf_counter() - start, tokens[i], padded_tokens[i], value.item())
 
     return step, sum(parameter.numel() for parameter in model.parameters())
 
 
-def rate(steps: Sequence[Step]) -> float:
-    """Real tokens per second, in the median step."""
+def tokens_per_second(steps: Sequence[Step]) -> float:
+    """Compute the median throughput, without padding."""
     return statistics.median(step.tokens / step.seconds for step in steps)
 
 
-def _print(entry: Entry, steps: Sequence[Step], ours: Sequence[Step]) -> None:
-    real = sum(step.tokens for step in steps) / sum(step.places for step in steps)
-    taken = table.duration(statistics.median(step.seconds for step in steps))
-    ratio = rate(ours) / rate(steps)
+def _print_row(entry: Entry, steps: Sequence[Step], regard_steps: Sequence[Step]) -> None:
+    fill = sum(step.tokens for step in steps) / sum(step.padded_tokens for step in steps)
+    duration = table.format_duration(statistics.median(step.seconds for step in steps))
+    ratio = tokens_per_second(regard_steps) / tokens_per_second(steps)
     target = TARGETS.get(entry)
-    goal = "" if target is None else f"≥ {target} {'met' if ratio >= target else 'NOT'}"
-    cells = f"{rate(steps):8,.0f} tokens/s{taken:>10} a step{real:6.0%} real{ratio:7.2f} ×   {goal}"
+    status = "" if target is None else f"≥ {target} {'met' if ratio >= target else 'NOT'}"
+    speed = f"{tokens_per_second(steps):8,.0f} tokens/s{duration:>10} per step"
+    cells = f"{speed}{fill:6.0%} not padding{ratio:7.2f} ×   {status}"
     print(f"  {entry.name:38}{cells}", flush=True)
 
 
-def _about(entry: Entry) -> dict[str, object]:
-    """What a line of benchmarks.json begins with, in the form of the other races."""
-    name = f"a step beside {entry.name}"
+def _header(entry: Entry) -> dict[str, object]:
+    """Return the fields that all results in benchmarks.json share."""
+    name = f"a step compared with {entry.name}"
     return {"group": "training", "name": name, "threads": 2, "target": TARGETS[entry], "limit": None}
 
 
-def _result(entry: Entry, steps: Sequence[Step], ours: Sequence[Step]) -> dict[str, object]:
-    both = {OURS.name: ours, entry.name: steps}
-    ratio = rate(ours) / rate(steps)
-    return _about(entry) | {
+def _result(entry: Entry, steps: Sequence[Step], regard_steps: Sequence[Step]) -> dict[str, object]:
+    both = {REGARD.name: regard_steps, entry.name: steps}
+    ratio = tokens_per_second(regard_steps) / tokens_per_second(steps)
+    return _header(entry) | {
         "implementation": "fused",
-        "rates": {name: rate(taken) for name, taken in both.items()},
-        "seconds": {name: statistics.median(step.seconds for step in taken) for name, taken in both.items()},
-        "losses": {name: [taken[0].loss, taken[-1].loss] for name, taken in both.items()},
-        "rounds": len(ours),
+        "rates": {name: tokens_per_second(values) for name, values in both.items()},
+        "seconds": {
+            name: statistics.median(step.seconds for step in values) for name, values in both.items()
+        },
+        "losses": {name: [values[0].loss, values[-1].loss] for name, values in both.items()},
+        "rounds": len(regard_steps),
         "ratios": {entry.name: ratio},
         "wrong": {},
         "met": ratio >= TARGETS[entry],

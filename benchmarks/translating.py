@@ -1,7 +1,7 @@
-"""Translating Multi30k's test sentences with a beam of 5, in sentences per second, beside others' programs.
+"""Translation speed on Multi30k's test set with a beam of 5, compared with other libraries.
 
-All run the same weights in batches of 64 sentences of like lengths, until their own search ends; each in a
-process of its own. They take turns batch by batch, the others waiting.
+All libraries use the same parameters and batches of 64 sentences of similar length; each runs its own beam
+search in its own process. The processes alternate batch by batch; only one runs at a time.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,15 +22,15 @@ import torch
 
 from benchmarks import converted, joeynmt, multi30k
 from benchmarks.data import DATA
-from benchmarks.workers import ask, dismiss
+from benchmarks.workers import receive, stop_workers
 from regard.models import Packed, Transformer, TransformerConfig, keep_memory
 from regard.translation.decoding.search import Beam, search
 from regard.translation.tokens import END, PADDING, SPECIAL_TOKENS
 
-SIZE, BATCH = 5, 64
+BEAM_SIZE, BATCH_SIZE = 5, 64
 SENTENCES = DATA / "multi30k" / "test_2016_flickr.de"
-TRAINED = 110  # steps of 6,000 tokens if there is no trained model: enough to end sentences where they end
-Batches = list[list[list[int]]]  # source sentences, with their end marks
+TRAINING_STEPS = 110  # of 6,000 tokens, without a trained model: enough to learn where sentences end
+Batches = list[list[list[int]]]  # source sentences with end tokens
 Translate = Callable[[list[list[int]]], list[list[int]]]
 
 TARGETS = {"Hugging Face generate": 2.0, "CTranslate2 float32": 1.0, "JoeyNMT": 10.0}
@@ -39,78 +39,75 @@ MODULES = {
     "CTranslate2 float32": "ctranslate2",
     "JoeyNMT": "joeynmt",
 }
-ONCE = ("JoeyNMT",)  # one round takes minutes
-# prunes unlikely hypotheses
-LEAN = "regard, lean"
+SINGLE_ROUND = ("JoeyNMT",)  # a round takes minutes
+PRUNED = "regard, pruned"  # Beam(5, prune_threshold=3)
 
 
 class Timing(NamedTuple):
-    """One batch: the time it took, and the translations."""
+    """Time and translations of one batch."""
 
     seconds: float
-    found: list[list[int]]
+    translations: list[list[int]]
 
 
 Rounds = list[list[Timing]]
 
 
 def main(quick: bool = False, folder: str | None = None) -> list[dict[str, object]]:
-    """Race all who are here on two threads; one line of results for each target.
+    """Compare all installed libraries on two threads; return one result per target.
 
-    folder: of a trained model, or the environment variable REGARD_BENCH_MODEL; without, one is trained.
+    folder: a trained model. Default: the environment variable REGARD_BENCH_MODEL, or a model trained here.
     """
     folder = folder or os.environ.get("REGARD_BENCH_MODEL")
-    model, sentences, words, origin = _trained(folder) if folder else _train(quick)
+    model, sentences, origin = _load_model(folder) if folder else _train_model(quick)
     ordered = sorted(sentences[: 12 if quick else None], key=len)
-    batches = [ordered[i : i + BATCH] for i in range(0, len(ordered), BATCH)]
-    print(f"\ntranslating, beam {SIZE}, batches of {BATCH}, 2 threads; {len(ordered)} sentences; {origin}")
-    peers = [name for name in TARGETS if _takes_part(name, model)]
-    entries = ["regard", LEAN, *peers]
+    batches = [ordered[i : i + BATCH_SIZE] for i in range(0, len(ordered), BATCH_SIZE)]
+    print(
+        f"\ntranslating, beam {BEAM_SIZE}, batches of {BATCH_SIZE}, 2 threads; "
+        f"{len(ordered)} sentences; {origin}"
+    )
+    peers = [name for name in TARGETS if _is_available(name, model)]
+    entries = ["regard", PRUNED, *peers]
     try:
-        found = compete(model, words, entries, batches, rounds=1 if quick else 5)
-    except Exception as error:  # the other benchmarks are worth running
+        timings = time_batches(model, entries, batches, rounds=1 if quick else 5)
+    except Exception as error:  # continue with the other benchmarks
         print(f"  failed: {type(error).__name__}: {error}", flush=True)
-        return [_about(name) | {"error": repr(error), "met": False} for name in peers]
-    for name in found:
-        _print(name, found, len(ordered))
-    return [_result(name, found, len(ordered)) for name in peers]
+        return [_header(name) | {"error": repr(error), "met": False} for name in peers]
+    for name in timings:
+        _print_row(name, timings, len(ordered))
+    return [_result(name, timings, len(ordered)) for name in peers]
 
 
-def _takes_part(name: str, model: Transformer) -> bool:
+def _is_available(name: str, model: Transformer) -> bool:
     missing = importlib.util.find_spec(MODULES[name]) is None
-    why = f"{MODULES[name]} is not installed" if missing else converted.refusal(model)
-    if why is not None:
-        print(f"  ({name} takes no part: {why})")
-    return why is None and (name != "JoeyNMT" or joeynmt.is_here())
+    reason = f"{MODULES[name]} is not installed" if missing else converted.unsupported(model)
+    if reason is not None:
+        print(f"  ({name} skipped: {reason})")
+    return reason is None and (name != "JoeyNMT" or joeynmt.is_available())
 
 
-Known = tuple[Any, list[list[int]], list[int], str]
+TestSet = tuple[Any, list[list[int]], str]  # model, source sentences, description
 
 
-def _trained(folder: str) -> Known:
-    """A model that was trained earlier, the test sentences in its tokens, and the words of targets."""
+def _load_model(folder: str) -> TestSet:
+    """Load a trained model and encode the test sentences with its tokenizer."""
     from regard.translation.training.checkpoint import load_model
 
     model, tokens, _ = load_model(folder)
     lines = SENTENCES.read_text("utf-8").splitlines()
-    targets = tokens.target.encode_batch((multi30k.FOLDER / "train.en").read_text("utf-8").splitlines())
     sentences = [[*ids, END] for ids in tokens.source.encode_batch(lines)]
-    return model, sentences, _seen(targets), f"{SENTENCES.stem}, {folder}"
+    return model, sentences, f"{SENTENCES.stem}, {folder}"
 
 
-def _seen(targets: Iterable[list[int]]) -> list[int]:
-    return sorted({END}.union(*targets))
-
-
-def _train(quick: bool) -> Known:
-    """A model that has learned in two minutes where sentences end, and sentences that it has not seen."""
+def _train_model(quick: bool) -> TestSet:
+    """Train for two minutes, long enough to learn where sentences end; return it with held-out sentences."""
     keep_memory()
     torch.set_num_threads(2)
     torch.manual_seed(0)
-    data, origin = multi30k.pairs(3_000 if quick else 29_000)
-    unseen, batches = data[:1_000], multi30k.in_random_order(data[1_000:], 600 if quick else 6_000)
+    data, origin = multi30k.load_pairs(3_000 if quick else 29_000)
+    held_out, batches = data[:1_000], multi30k.random_batches(data[1_000:], 600 if quick else 6_000)
     model = Transformer(multi30k.VOCABULARY, TransformerConfig(), share=True)
-    steps = 3 if quick else TRAINED
+    steps = 3 if quick else TRAINING_STEPS
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
     for i in range(steps):
@@ -121,187 +118,193 @@ def _train(quick: bool) -> Known:
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-    about = f"{origin}; trained for {steps} steps, loss {loss.item():.2f}"
-    words = _seen(pair.target for pair in data[1_000:])
-    return model.eval(), [pair.source for pair in unseen], words, about
+    description = f"{origin}; trained for {steps} steps, loss {loss.item():.2f}"
+    return model.eval(), [pair.source for pair in held_out], description
 
 
-def compete(
-    model: Any, words: list[int], entries: list[str], batches: Batches, rounds: int
-) -> dict[str, Rounds]:
-    """The turns of each contender, round by round; all translate each batch, in an order drawn anew."""
+def time_batches(model: Any, entries: list[str], batches: Batches, rounds: int) -> dict[str, Rounds]:
+    """Translate every batch with every library, in random order, and return the timings by round."""
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
     workers = []
     try:
         for name in entries:
-            pipes[name], theirs = context.Pipe()
-            workers.append(context.Process(target=work, args=(theirs, name, model, words), daemon=True))
+            pipes[name], remote = context.Pipe()
+            workers.append(context.Process(target=work, args=(remote, name, model), daemon=True))
             workers[-1].start()
-            theirs.close()
+            remote.close()
         order, shuffle = list(entries), random.Random(0).shuffle
-        found: dict[str, Rounds] = {name: [] for name in entries}
-        for done in range(-1, rounds):  # the first round warms up, on a few batches
-            turns: dict[str, list[Timing]] = {name: [] for name in entries if done <= 0 or name not in ONCE}
-            for batch in batches if done >= 0 else batches[:: max(len(batches) // 3, 1)]:
+        timings: dict[str, Rounds] = {name: [] for name in entries}
+        for number in range(-1, rounds):  # round -1 warms up, on a few batches
+            active = [name for name in entries if number <= 0 or name not in SINGLE_ROUND]
+            current: dict[str, list[Timing]] = {name: [] for name in active}
+            for batch in batches if number >= 0 else batches[:: max(len(batches) // 3, 1)]:
                 shuffle(order)
-                for name in (one for one in order if one in turns):
-                    pipes[name].send(batch)
-                    turns[name].append(ask(pipes[name]))
-            if done >= 0:
-                for name in turns:
-                    found[name].append(turns[name])
-        return found
+                for name in order:
+                    if name in current:
+                        pipes[name].send(batch)
+                        current[name].append(receive(pipes[name]))
+            if number >= 0:
+                for name in current:
+                    timings[name].append(current[name])
+        return timings
     finally:
-        dismiss(pipes.values(), workers)
+        stop_workers(pipes.values(), workers)
 
 
-def work(pipe: Connection, name: str, model: Any, words: list[int]) -> None:
-    """A process that translates, one batch whenever it gets one."""
+def work(pipe: Connection, name: str, model: Any) -> None:
+    """Worker process: translate one batch per message."""
     torch.set_num_threads(2)
     warnings.filterwarnings("ignore")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            translate = CONTENDERS[name](model, words, Path(folder))
+            translate = CREATE[name](model, Path(folder))
             while True:
                 batch = pipe.recv()
-                begun = time.perf_counter()
-                found = translate(batch)
-                pipe.send(Timing(time.perf_counter() - begun, found))
+                start = time.perf_counter()
+                translations = translate(batch)
+                pipe.send(Timing(time.perf_counter() - start, translations))
     except EOFError:
         return
     except Exception as error:
         pipe.send(error)
 
 
-def _most(batch: list[list[int]]) -> int:
+def _max_new_tokens(batch: list[list[int]]) -> int:
     return 2 * max(map(len, batch)) + 10
 
 
-def regards(model: Any, words: list[int], folder: Path) -> Translate:
-    """regard's own search."""
-    return _by_search(model, Beam(SIZE))
+def create_regard(model: Any, folder: Path) -> Translate:
+    """Create regard's beam search."""
+    return _create_search(model, Beam(BEAM_SIZE))
 
 
-def leans(model: Any, words: list[int], folder: Path) -> Translate:
-    """The same with less work."""
-    return _by_search(model, Beam(SIZE, prune_threshold=3))
+def create_pruned(model: Any, folder: Path) -> Translate:
+    """Create regard's beam search with pruning of improbable hypotheses."""
+    return _create_search(model, Beam(BEAM_SIZE, prune_threshold=3))
 
 
-def _by_search(model: Any, how: Beam) -> Translate:
+def _create_search(model: Any, strategy: Beam) -> Translate:
     keep_memory()
 
     def translate(batch: list[list[int]]) -> list[list[int]]:
         limits = [2 * len(sentence) + 10 for sentence in batch]
-        results = search(model, Packed.of(batch), how, max_new_tokens=limits)
+        results = search(model, Packed.of(batch), strategy, max_new_tokens=limits)
         return [best[0].tokens for best in results]
 
     return translate
 
 
-def hugging_faces(model: Any, words: list[int], folder: Path) -> Translate:
-    """`generate` of transformers, with freed memory kept as well."""
+def create_hugging_face(model: Any, folder: Path) -> Translate:
+    """Create `generate` of transformers, also with `keep_memory`."""
     keep_memory()
-    theirs = converted.hugging_face(model)
+    hugging_face_model = converted.to_hugging_face(model)
 
     def translate(batch: list[list[int]]) -> list[list[int]]:
         tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(x) for x in batch], batch_first=True)
-        found = theirs.generate(
+        output = hugging_face_model.generate(
             tokens,
             attention_mask=(tokens != PADDING).long(),
-            num_beams=SIZE,
+            num_beams=BEAM_SIZE,
             do_sample=False,
             length_penalty=1.0,
             max_length=None,
-            max_new_tokens=_most(batch),
+            max_new_tokens=_max_new_tokens(batch),
         )
-        return [[token for token in row if token >= SPECIAL_TOKENS - 1] for row in found.tolist()]
+        return [[token for token in row if token >= SPECIAL_TOKENS - 1] for row in output.tolist()]
 
     return translate
 
 
-def ctranslate2s(model: Any, words: list[int], folder: Path) -> Translate:
-    """CTranslate2 in float32; its tokens are words."""
+def create_ctranslate2(model: Any, folder: Path) -> Translate:
+    """Create CTranslate2's translator in float32; its tokens are ids as text."""
     import ctranslate2
 
-    converted.ctranslate2(model, folder)
-    theirs = ctranslate2.Translator(str(folder), inter_threads=1, intra_threads=2, compute_type="float32")
+    converted.to_ctranslate2(model, folder)
+    translator = ctranslate2.Translator(str(folder), inter_threads=1, intra_threads=2, compute_type="float32")
 
     def translate(batch: list[list[int]]) -> list[list[int]]:
-        words = [[str(token) for token in sentence] for sentence in batch]
-        found = theirs.translate_batch(words, beam_size=SIZE, max_decoding_length=_most(batch))
-        return [[int(word) for word in one.hypotheses[0]] for one in found]
+        texts = [[str(token) for token in sentence] for sentence in batch]
+        results = translator.translate_batch(
+            texts, beam_size=BEAM_SIZE, max_decoding_length=_max_new_tokens(batch)
+        )
+        return [[int(token) for token in result.hypotheses[0]] for result in results]
 
     return translate
 
 
-def joeynmts(model: Any, words: list[int], folder: Path) -> Translate:
-    """JoeyNMT's beam search, with freed memory kept as well; it has no caches."""
+def create_joeynmt(model: Any, folder: Path) -> Translate:
+    """Create JoeyNMT's beam search, also with `keep_memory`; it has no KV cache."""
     keep_memory()
-    return joeynmt.translator(model, SIZE, _most)
+    return joeynmt.create_translator(model, BEAM_SIZE, _max_new_tokens)
 
 
-CONTENDERS: dict[str, Callable[[Any, list[int], Path], Translate]] = {
-    "regard": regards,
-    LEAN: leans,
-    "Hugging Face generate": hugging_faces,
-    "CTranslate2 float32": ctranslate2s,
-    "JoeyNMT": joeynmts,
+CREATE: dict[str, Callable[[Any, Path], Translate]] = {
+    "regard": create_regard,
+    PRUNED: create_pruned,
+    "Hugging Face generate": create_hugging_face,
+    "CTranslate2 float32": create_ctranslate2,
+    "JoeyNMT": create_joeynmt,
 }
 
 
 def seconds(rounds: Rounds) -> float:
-    """Of all batches, in the median round."""
-    return statistics.median(sum(turn.seconds for turn in turns) for turns in rounds)
+    """Compute the time for all batches in the median round."""
+    return statistics.median(sum(timing.seconds for timing in timings) for timings in rounds)
 
 
-def _same(rounds: Rounds, ours: Rounds) -> float:
-    """The share of sentences that are translated alike."""
-    theirs, own = ([found for turn in turns[0] for found in turn.found] for turns in (rounds, ours))
-    return statistics.mean(x == y for x, y in zip(theirs, own, strict=True))
+def _agreement(rounds: Rounds, expected: Rounds) -> float:
+    """Compute the fraction of identical translations."""
+    pairs = zip(_translations(rounds), _translations(expected), strict=True)
+    return statistics.mean(x == y for x, y in pairs)
 
 
-def _length(rounds: Rounds) -> float:
-    return statistics.mean(len(found) for turn in rounds[0] for found in turn.found)
+def _mean_length(rounds: Rounds) -> float:
+    return statistics.mean(map(len, _translations(rounds)))
 
 
-def _ratio(name: str, found: dict[str, Rounds]) -> float:
-    """How many times as long as regard's search a peer takes."""
-    return seconds(found[name]) / seconds(found["regard"])
+def _translations(rounds: Rounds) -> list[list[int]]:
+    return [translation for timing in rounds[0] for translation in timing.translations]
 
 
-def _print(name: str, found: dict[str, Rounds], sentences: int) -> None:
-    rounds, ratio, target = found[name], _ratio(name, found), TARGETS.get(name)
-    same = f"{_same(rounds, found['regard']):5.0%} as regard, {_length(rounds):.1f} tokens"
-    goal = "" if target is None else f"≥ {target} {'met' if ratio >= target else 'NOT'}"
-    cells = f"{sentences / seconds(rounds):7.1f} sentences/s   {same}{ratio:7.2f} ×   {goal}"
+def _speedup(name: str, timings: dict[str, Rounds]) -> float:
+    """Compute a peer's time relative to regard's."""
+    return seconds(timings[name]) / seconds(timings["regard"])
+
+
+def _print_row(name: str, timings: dict[str, Rounds], sentences: int) -> None:
+    rounds, ratio, target = timings[name], _speedup(name, timings), TARGETS.get(name)
+    agreement = f"{_agreement(rounds, timings['regard']):5.0%} same output as regard"
+    status = "" if target is None else f"≥ {target} {'met' if ratio >= target else 'NOT'}"
+    speed = f"{sentences / seconds(rounds):7.1f} sentences/s"
+    cells = f"{speed}   {agreement}, {_mean_length(rounds):.1f} tokens{ratio:7.2f} ×   {status}"
     print(f"  {name:24}{cells}", flush=True)
 
 
-def _about(name: str) -> dict[str, object]:
-    """What a line of benchmarks.json begins with, in the form of the other races."""
-    about = {"group": "translating", "name": f"regard, beside {name}", "threads": 2}
-    return about | {"target": TARGETS[name], "limit": None}
+def _header(name: str) -> dict[str, object]:
+    """Return the fields that all results in benchmarks.json share."""
+    header = {"group": "translating", "name": f"regard compared with {name}", "threads": 2}
+    return header | {"target": TARGETS[name], "limit": None}
 
 
-def _result(name: str, found: dict[str, Rounds], sentences: int) -> dict[str, object]:
-    some = {who: found[who] for who in ("regard", LEAN, name)}
-    return _about(name) | {
+def _result(name: str, timings: dict[str, Rounds], sentences: int) -> dict[str, object]:
+    selected = {entry: timings[entry] for entry in ("regard", PRUNED, name)}
+    return _header(name) | {
         "implementation": "fused",
-        "rates": {who: sentences / seconds(rounds) for who, rounds in some.items()},
-        "seconds": {who: seconds(rounds) for who, rounds in some.items()},
-        "lengths": {who: _length(rounds) for who, rounds in some.items()},
-        "same": {who: _same(rounds, found["regard"]) for who, rounds in some.items()},
-        "rounds": len(found[name]),
-        "ratios": {name: _ratio(name, found)},
+        "rates": {entry: sentences / seconds(rounds) for entry, rounds in selected.items()},
+        "seconds": {entry: seconds(rounds) for entry, rounds in selected.items()},
+        "lengths": {entry: _mean_length(rounds) for entry, rounds in selected.items()},
+        "same": {entry: _agreement(rounds, timings["regard"]) for entry, rounds in selected.items()},
+        "rounds": len(timings[name]),
+        "ratios": {name: _speedup(name, timings)},
         "wrong": {},
-        "met": _ratio(name, found) >= TARGETS[name],
+        "met": _speedup(name, timings) >= TARGETS[name],
     }
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", metavar="FOLDER", help="of a trained model; without, one is trained")
-    parser.add_argument("--quick", action="store_true", help="see that everything runs")
-    asked = parser.parse_args()
-    main(asked.quick, asked.model)
+    parser.add_argument("--model", metavar="FOLDER", help="trained model [default: train one]")
+    parser.add_argument("--quick", action="store_true", help="only check that everything runs")
+    args = parser.parse_args()
+    main(args.quick, args.model)

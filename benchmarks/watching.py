@@ -1,4 +1,4 @@
-"""A decoder of 8 layers, watched over a long text: what watching costs, and what it takes to look.
+"""Cost of `regard.watch` for a decoder of 8 layers on a long text, and of reading the recorded weights.
 
 python -m benchmarks.watching [tokens]
 """
@@ -17,23 +17,23 @@ import regard
 from benchmarks.machine import peak_memory
 
 TOKENS, LAYERS, HEADS, WIDTH = 32_768, 8, 8, 512
-MOST_MEMORY, MOST_TIME = 8192, 1.05  # MB, and times the forward pass alone
-STEADY = 1.1  # how much the forward pass alone may vary for that to be told
+MAX_MEMORY, MAX_RATIO = 8192, 1.05  # MB; time relative to the unwatched forward pass
+MAX_VARIATION = 1.1  # of the unwatched forward pass, slowest to fastest; otherwise the ratio is inconclusive
 
 
 def main(quick: bool = False) -> dict[str, object]:
-    """Run it in a process of its own, whose peak memory nothing else has raised."""
+    """Run `measure` in a separate process, so its peak memory is not affected by other benchmarks."""
     tokens = TOKENS // 16 if quick else TOKENS
     command = [sys.executable, "-m", "benchmarks.watching", str(tokens)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    *lines, last = done.stdout.splitlines()
+    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    *lines, last = process.stdout.splitlines()
     print("\n".join(lines), flush=True)
-    found: dict[str, object] = json.loads(last)
-    return found
+    result: dict[str, object] = json.loads(last)
+    return result
 
 
-def decoder() -> Any:
-    """A Llama-like decoder with random parameters, as it comes: its attention is SDPA."""
+def create_decoder() -> Any:
+    """Create a Llama-like decoder with random parameters, on its default attention, SDPA."""
     from transformers import LlamaConfig, LlamaModel
 
     config = LlamaConfig(
@@ -51,58 +51,60 @@ def decoder() -> Any:
 
 @torch.no_grad()
 def measure(tokens: int, threads: int = 2) -> dict[str, object]:
-    """Forward passes with and without, in turns; then every question to every layer."""
+    """Time forward passes with and without `watch`, alternating; then every statistic of every layer."""
     torch.set_num_threads(threads)
-    model, ids = decoder(), torch.randint(0, 1000, (1, tokens))
+    model, ids = create_decoder(), torch.randint(0, 1000, (1, tokens))
     dense = LAYERS * HEADS * tokens**2 * 4 / 1e9
-    about = f"a decoder of {LAYERS} layers and {HEADS} heads, {tokens:,} tokens"
-    print(f"{about}; dense weights would take {dense:.0f} GB")
+    title = f"decoder with {LAYERS} layers and {HEADS} heads, {tokens:,} tokens"
+    print(f"{title}; dense weights would take {dense:.0f} GB")
     model(ids[:, :256], use_cache=False)  # warm up
-    alone, under = [], []
+    unwatched, watched = [], []
     for _ in range(3):
-        alone.append(_seconds(lambda: model(ids, use_cache=False)))
+        unwatched.append(_seconds(lambda: model(ids, use_cache=False)))
         with regard.watch(model) as seen:
-            under.append(_seconds(lambda: model(ids, use_cache=False)))
-    ratio = statistics.median(under) / statistics.median(alone)
-    forward = statistics.median(alone)
+            watched.append(_seconds(lambda: model(ids, use_cache=False)))
+    ratio = statistics.median(watched) / statistics.median(unwatched)
+    forward = statistics.median(unwatched)
     print(f"  forward          {forward:7.1f} s, watched {ratio:.3f} × as long; peak {peak_memory():.0f} MB")
-    questions = {
+    reductions = {
         "topk(5)": lambda weights: weights.topk(5),
         "entropy()": lambda weights: weights.entropy(),
         "received()": lambda weights: weights.received(),
         "pool(128, 128)": lambda weights: weights.pool(128, 128),
     }
     seconds = {}
-    for name, ask in questions.items():
-        seconds[name] = sum(_seconds(lambda w=w, ask=ask: ask(w)) for w in seen.values())
+    for name, compute in reductions.items():
+        seconds[name] = sum(_seconds(lambda w=w, compute=compute: compute(w)) for w in seen.values())
         print(
             f"  {name:16} {seconds[name]:7.1f} s for all layers and heads; peak {peak_memory():.0f} MB",
             flush=True,
         )
-    small, quick = peak_memory() < MOST_MEMORY, ratio <= MOST_TIME
-    print(f"  at most {MOST_MEMORY} MB: {'met' if small else 'MISSED'}")
-    if max(alone) > STEADY * min(alone):  # the same work, and nothing else
-        spread = max(alone) / min(alone)
-        print(f"  at most {MOST_TIME} ×: not told, as the pass alone varied {spread:.1f} ×")
+    memory_met, time_met = peak_memory() < MAX_MEMORY, ratio <= MAX_RATIO
+    print(f"  at most {MAX_MEMORY} MB: {'met' if memory_met else 'MISSED'}")
+    if max(unwatched) > MAX_VARIATION * min(unwatched):
+        spread = max(unwatched) / min(unwatched)
+        print(f"  at most {MAX_RATIO} ×: inconclusive, because the unwatched pass varied by {spread:.1f} ×")
     else:
-        print(f"  at most {MOST_TIME} ×: {'met' if quick else 'MISSED'}")
+        print(f"  at most {MAX_RATIO} ×: {'met' if time_met else 'MISSED'}")
     return {
         "tokens": tokens,
         "ratio": ratio,
-        "forward": alone,
-        "watched": under,
+        "forward": unwatched,
+        "watched": watched,
         "seconds": seconds,
         "peak_mb": peak_memory(),
     }
 
 
 def _seconds(run: Any) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     run()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="watching", description=__doc__.partition("\n")[0])
-    parser.add_argument("tokens", nargs="?", type=int, default=TOKENS)
+    parser.add_argument(
+        "tokens", nargs="?", type=int, default=TOKENS, help=f"text length [default: {TOKENS}]"
+    )
     print(json.dumps(measure(parser.parse_args().tokens)))

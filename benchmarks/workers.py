@@ -1,4 +1,4 @@
-"""Contenders in processes of their own, which answer when they are asked."""
+"""Communication with worker processes; each runs one library."""
 
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
@@ -6,16 +6,16 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 
-def ask(pipe: Connection) -> Any:
-    """The answer of a worker; what failed in it is raised here."""
-    answer = pipe.recv()
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+def receive(pipe: Connection) -> Any:
+    """Receive a worker's result; re-raise its exception if it failed."""
+    result = pipe.recv()
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
-def dismiss(pipes: Iterable[Connection], workers: Iterable[BaseProcess]) -> None:
-    """End the workers: each does when nobody asks any more."""
+def stop_workers(pipes: Iterable[Connection], workers: Iterable[BaseProcess]) -> None:
+    """Close the pipes, which ends the workers, and wait for them."""
     for pipe in pipes:
         pipe.close()
     for worker in workers:
