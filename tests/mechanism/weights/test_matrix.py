@@ -581,7 +581,7 @@ def test_one_head_of_a_batch_can_be_indexed():
 def test_one_sequence_of_a_batch_equals_the_dense_one(case):
     weights = case.weights()
     if weights.ndim - 2 - weights.has_heads < 1:
-        with pytest.raises(regard.ArgumentError, match="of one sequence already"):
+        with pytest.raises(regard.ArgumentError, match="already belong to one sequence"):
             weights.batch(0)
         return
     dense = weights.dense()
