@@ -86,6 +86,32 @@ def test_nonfinite_results_are_recomputed_by_tiles(ran):
     assert ran[-1] == "tiled"
 
 
+def reads_values(query, key):
+    return (query @ key.mT) * float(query.abs().max())
+
+
+class ReadsValues(regard.Rule):
+    """A mask whose ranges depend on the values of its arguments."""
+
+    def ranges(self, rows, keys):
+        return (rows * 0, rows + 1) if int(rows.max()) > 3 else (rows * 0, rows * 0 + keys)
+
+
+@pytest.mark.parametrize("options", [{"score": reads_values}, {"mask": ReadsValues()}], ids=["score", "mask"])
+def test_custom_classes_that_read_values_are_explained(options, ran):
+    generator = torch.Generator().manual_seed(0)
+    before = generator.get_state()
+    expected = regard.explain(X, X, X, dropout=0.5, generator=generator, **options).implementation
+    assert torch.equal(generator.get_state(), before)
+    regard.attention(X, X, X, **options)
+    assert set(ran) == {expected}
+
+
+def test_subclasses_of_other_axes_are_explained():
+    query, key = X[0, 0].as_subclass(Subclass), X.as_subclass(Subclass)
+    assert regard.explain(query, key, key).implementation == "reference"
+
+
 def test_explain_does_not_advance_the_generator():
     generator = torch.Generator().manual_seed(0)
     before = generator.get_state()

@@ -189,7 +189,7 @@ def explain(
     _check_inputs(query, key, value)
     problem = _prepare_without_computing(query, key, value, call)
     chosen, why = dispatch.choose(problem, options.get("implementation"))
-    pairs = math.prod(problem.lead()) * problem.queries * problem.keys
+    pairs = math.prod(Layout.of(query, key, value).lead) * query.shape[-2] * key.shape[-2]
     size = format_bytes(pairs * max(query.element_size(), 4))
     reasons = [why, f"the dense weights {'' if chosen == 'reference' else 'would '}take {size}"]
     if chosen == "fused":
@@ -232,13 +232,20 @@ def _run(
 
 
 def _prepare_without_computing(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Problem:
-    """Prepare a call on fake tensors, which have shapes, dtypes and devices, but no values."""
+    """Prepare a call on fake tensors, which have shapes, dtypes and devices, but no values.
+
+    Custom scores and masks that read values are prepared on the tensors themselves.
+    """
     layout = Layout.of(query, key, value)
     if subclassed(query, key, value):
         return Problem(ProblemConfig(call.normalize), {"query": query, "key": key, "value": value})
-    with torch.no_grad(), fake_mode() as fake:
-        query, key, value = (fake.from_tensor(tensor) for tensor in (query, key, value))
-        return prepare(query, key, value, layout, call)
+    try:
+        with torch.no_grad(), fake_mode() as fake:
+            inputs = [fake.from_tensor(tensor) for tensor in (query, key, value)]
+            return prepare(inputs[0], inputs[1], inputs[2], layout, call)
+    except RuntimeError:  # torch's, for operations that need values; regard's errors are of other types
+        with torch.no_grad():  # dropout does not matter here, and would advance the generator
+            return prepare(query, key, value, layout, call._replace(dropout=0.0, generator=None))
 
 
 def _prepare_weights(query: Tensor, key: Tensor, call: Call, grad_enabled: bool) -> Problem:

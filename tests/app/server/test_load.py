@@ -247,7 +247,7 @@ from regard.app.server.routes import translation
 run.SHUTDOWN_TIMEOUT, run.THREAD_TIMEOUT = 1, 0.1
 def stuck(state, asked):
     print("under way", flush=True)
-    time.sleep(1000)  # a kernel that nobody can interrupt
+    time.sleep(1000)  # a kernel that cannot be interrupted
 translation.translate_batch = stuck
 from regard.cli import main
 main(["look", *sys.argv[1:], "--port", "0", "--no-browser"])

@@ -253,7 +253,7 @@ def _text(case: Case) -> str:
     return case.random.choice(TEXTS[:4]) if case.chance(0.8) else case.random.choice(TEXTS)
 
 
-# Requests that nobody describes
+# Requests outside the schema
 
 PARTS = (
     *("static", "static", "page", "attention", "api", "views", "training", "main.js", "index.html", "etc"),
